@@ -1,1 +1,1 @@
-"""Accuracy: measured points, what the formulas say of each, and how far apart the two are."""
+"""Accuracy of the formulas: published measurements, a prediction for each, and the error."""

@@ -1,9 +1,9 @@
-"""A profile's free constants fitted to measurements of one's own, with the error on what was held out.
+"""Calibration of a GPU profile's free constants to the user's own measurements, with the error on held-out samples.
 
 In: samples, each a measurement and its prediction in seconds or bytes. Out: a Calibration: a profile with a few
-constants of provenance `measured`, and what each fit is worth. Left out: files and logs (rlplan/calibration.py), plans.
+constants of provenance `measured`, and the error of each fit. Left out: files and logs (rlplan/calibration.py), plans.
 
-One number is fitted for each group, which scales or shifts all constants of the group: five samples tell that much.
+One number is fitted for each group; it scales or shifts all constants of the group. Five samples do not support more.
 """
 
 import math
@@ -28,14 +28,14 @@ GROUPS = {
     SERVING: ("serving.matmul", "serving.memory", "serving.layer", "serving.expert_layer"),
     CONTEXT: ("overheads.context",),
 }
-"""What is fitted together. Seconds of a group scale with its constants but for links between GPUs."""
+"""Constants that are fitted together. Seconds of a group scale with its constants, apart from links between GPUs."""
 OF_KIND = {
     "throughput_train": TRAINING,
     **dict.fromkeys(("serving_tpot", "throughput_infer"), SERVING),
     **dict.fromkeys(("train_peak", "rollout_peak", "sleeping_engine_residual"), CONTEXT),
 }
 LEAST = 5
-"""Samples of a group: a median of fewer is one measurement."""
+"""Fewest samples of a group: the median of fewer is hardly more than one measurement."""
 
 
 @dataclass(frozen=True)
@@ -54,40 +54,40 @@ class Sample:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a group's samples say."""
+    """The fit of one group."""
 
     group: str
     num_samples: int
     models: tuple[str, ...]
-    """Whose samples they are."""
+    """Models of the samples."""
     value: float
-    """Seconds are multiplied by it; in the group `context` bytes that are added."""
+    """Factor on seconds; in the group `context`, bytes to add."""
     error_before: float
-    """Mean relative error of the predictions as they are."""
+    """Mean relative error of the predictions without the fit."""
     error_after: float
-    """Of each model's samples with the value that the others give; of each sample where there is one model."""
+    """Mean relative error with a fit to the other models; to the other samples where there is one model."""
 
     @property
     def is_better(self) -> bool:
-        """Whether samples that were held out are predicted better; only then is the value used."""
+        """Whether the fit reduces the error of held-out samples; only then is its value used."""
         return self.error_after < self.error_before
 
     def as_json(self) -> dict[str, Any]:
-        """With what follows."""
+        """The fit with its constants, and whether it is used."""
         return asdict(self) | {"constants": list(GROUPS[self.group]), "is_used": self.is_better}
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The answer."""
+    """The calibrated profile, and its fits."""
 
     profile: GpuProfile
     fits: tuple[Fit, ...]
     unused: dict[str, int]
-    """Measurements that no constant is fitted to, by the reason."""
+    """Numbers of measurements that no constant is fitted to, by reason."""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the profile, of which the name."""
+        """The fits, with the profile's name."""
         return {
             "schema_version": 1,
             "profile": self.profile.name,
@@ -97,20 +97,20 @@ class Calibration:
 
 
 def samples_of(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str, int]]:
-    """Samples of measured points, and how many are of no use, by the reason."""
+    """Samples of measured points, and the number of unusable points by reason."""
     points = tuple(points)
     samples: list[Sample] = []
     unused: Counter[str] = Counter()
-    for point, one in zip(points, compare(points).points, strict=True):
-        sample = None if one.relative_error is None else _sample(point, one.relative_error)
+    for point, comparison in zip(points, compare(points).points, strict=True):
+        sample = None if comparison.relative_error is None else _make_sample(point, comparison.relative_error)
         if sample is not None:
             samples.append(sample)
         else:
-            unused[one.reason or f"no constant is fitted to {point.kind} in {point.measured.unit}"] += 1
+            unused[comparison.reason or f"no constant is fitted to {point.kind} in {point.measured.unit}"] += 1
     return samples, dict(unused)
 
 
-def _sample(point: MeasuredPoint, error: float) -> Sample | None:
+def _make_sample(point: MeasuredPoint, error: float) -> Sample | None:
     group, gpu, bounds = OF_KIND.get(point.kind), gpu_of(point), point.measured.bounds
     if group is None or gpu is None or bounds is None or error <= -1:
         return None
@@ -124,14 +124,14 @@ def _sample(point: MeasuredPoint, error: float) -> Sample | None:
 
 
 def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unused: dict[str, int]) -> Calibration:
-    """The profile of the samples' GPU with what they say of its free constants. find: a profile by name.
+    """The profile of the samples' GPU with fitted constants. find: gives a profile by name.
 
-    Raises: SpecError for samples of two GPUs, too few of every group, and where no constant predicts better.
+    Raises: SpecError for samples of two GPUs, for too few samples, and where no fit reduces the held-out error.
     """
     gpus = Counter(sample.gpu for sample in samples)
     if len(gpus) > 1:
         listed = ", ".join(f"{gpu} ({num})" for gpu, num in gpus.most_common())
-        raise _refused(
+        raise _refuse(
             f"measurements are of {listed}", "one kind of GPU: constants are a profile's", "name those of one"
         )
     groups = {group: [sample for sample in samples if sample.group == group] for group in GROUPS}
@@ -139,7 +139,7 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
     if not enough:
         counts = ", ".join(f"{len(own)} of {group}" for group, own in groups.items() if own) or "none"
         why = "; ".join(f"{num} unused: {reason}" for reason, num in list(unused.items())[:3])
-        raise _refused(
+        raise _refuse(
             f"measurements: {counts}" + (f" ({why})" if why else ""),
             f"a group needs {LEAST}: of {', '.join(dict.fromkeys(OF_KIND))}, or steps of runs and logs",
             f"measure {LEAST - max(map(len, groups.values()))} more settings",
@@ -148,55 +148,55 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
     few = {
         f"{len(own)} of {group}, {LEAST} are needed": len(own) for group, own in groups.items() if 0 < len(own) < LEAST
     }
-    if not any(one.is_better for one in fits):
-        errors = ", ".join(f"{one.group} {one.error_before:.1%} to {one.error_after:.1%}" for one in fits)
-        raise _refused(
-            f"no constant predicts what was held out better ({errors})",
-            "a fit is kept where its held-out error is smaller",
+    if not any(result.is_better for result in fits):
+        errors = ", ".join(f"{result.group} {result.error_before:.1%} to {result.error_after:.1%}" for result in fits)
+        raise _refuse(
+            f"no fit reduces the error of held-out samples ({errors})",
+            "a fit is kept only where it reduces that error",
             "keep the profile as it is",
         )
     profile = find(next(iter(gpus)))
-    for one in fits:
-        profile = _with(profile, one) if one.is_better else profile
+    for result in fits:
+        profile = _move_constants(profile, result) if result.is_better else profile
     return Calibration(profile, fits, unused | few)
 
 
 def fit(samples: Sequence[Sample]) -> Fit:
-    """The median ratio, or of bytes the median difference, and its held-out error.
+    """The median ratio, or for bytes the median difference, and its held-out error.
 
     >>> steps = [Sample(str(n), TRAINING, "h100-sxm", "m", 1.2 + n / 100, 1.0) for n in range(5)]
-    >>> found = fit(steps)
-    >>> round(found.value, 2), round(found.error_before, 2), round(found.error_after, 2)
+    >>> result = fit(steps)
+    >>> round(result.value, 2), round(result.error_before, 2), round(result.error_after, 2)
     (1.22, 0.18, 0.01)
     """
     models = tuple(dict.fromkeys(sample.model for sample in samples))
     keys = [sample.model for sample in samples] if len(models) > 1 else [str(n) for n, _ in enumerate(samples)]
     errors = []
     for key in dict.fromkeys(keys):
-        value = _value([sample for own, sample in zip(keys, samples, strict=True) if own != key])
-        errors += [_error(sample, value) for own, sample in zip(keys, samples, strict=True) if own == key]
+        value = _fit_value([sample for own, sample in zip(keys, samples, strict=True) if own != key])
+        errors += [_compute_error(sample, value) for own, sample in zip(keys, samples, strict=True) if own == key]
     before = fmean(abs(sample.predicted / sample.measured - 1) for sample in samples)
-    return Fit(samples[0].group, len(samples), models, _value(samples), before, fmean(errors))
+    return Fit(samples[0].group, len(samples), models, _fit_value(samples), before, fmean(errors))
 
 
-def _value(samples: Sequence[Sample]) -> float:
+def _fit_value(samples: Sequence[Sample]) -> float:
     if samples[0].group == CONTEXT:
         return median(sample.measured - sample.predicted for sample in samples)
     return math.exp(median(math.log(sample.measured / sample.predicted) for sample in samples))
 
 
-def _error(sample: Sample, value: float) -> float:
-    told = sample.predicted + value if sample.group == CONTEXT else sample.predicted * value
-    return abs(told / sample.measured - 1)
+def _compute_error(sample: Sample, value: float) -> float:
+    corrected = sample.predicted + value if sample.group == CONTEXT else sample.predicted * value
+    return abs(corrected / sample.measured - 1)
 
 
-def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
-    """The profile with the group's constants moved: shares divided and seconds multiplied; bytes added."""
+def _move_constants(profile: GpuProfile, fit: Fit) -> GpuProfile:
+    """The profile with a fit applied: efficiencies are divided, seconds multiplied, and bytes added."""
     source = (
         f"rlplan calibrate: {fit.num_samples} measurements of {', '.join(fit.models)[:200]}; held-out error "
         f"{fit.error_before:.1%} before, {fit.error_after:.1%} after"
     )
-    said = {"provenance": Provenance.MEASURED, "source": source, "date": datetime.now(UTC).date().isoformat()}
+    origin = {"provenance": Provenance.MEASURED, "source": source, "date": datetime.now(UTC).date().isoformat()}
     for path in GROUPS[fit.group]:
         part_name, _, key = path.partition(".")
         part = getattr(profile, part_name)
@@ -209,17 +209,17 @@ def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
             value = float(f"{old.value * fit.value:.4g}")
         else:
             value = min(1.0, round(old.value / fit.value, 4))
-        changed = part.model_copy(update={key: old.model_copy(update={"value": value, **said})})
+        changed = part.model_copy(update={key: old.model_copy(update={"value": value, **origin})})
         profile = profile.model_copy(update={part_name: changed})
     return profile
 
 
 def value_words(fit: Fit) -> str:
-    """What a fit changes, in words."""
+    """The change of a fit in words."""
     if fit.group == CONTEXT:
         return f"{'+' if fit.value >= 0 else '-'}{format_bytes(abs(round(fit.value)))}"
     return f"{fit.value:.2f} times the seconds"
 
 
-def _refused(what: str, rule: str, way_out: str) -> SpecError:
+def _refuse(what: str, rule: str, way_out: str) -> SpecError:
     return SpecError(what, where="rlplan calibrate", rule=rule, way_out=way_out)

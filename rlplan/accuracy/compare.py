@@ -1,7 +1,7 @@
-"""Predicted against measured: each point with its error or the reason for none, and a summary of each kind.
+"""Comparison of predictions with measurements: the error of each point or the reason for none, and a summary by kind.
 
-In: points. Out: a Comparison, which prints as the JSON of `rlplan accuracy --json`.
-Left out: how a value is predicted (the modules that PREDICTORS names) and drawing (the command line, benchmarks).
+In: points. Out: an AccuracyReport, which `rlplan accuracy --json` prints.
+Left out: predictions (the modules in PREDICTORS) and tables (the command line, benchmarks).
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
-from rlplan.accuracy.settings_read import assumed, unread, watched
+from rlplan.accuracy.settings_read import find_unread, list_assumed, watch_settings
 from rlplan.errors import RlplanError, did_you_mean
 from rlplan.planner.measured_errors import Stratum, find_error
 
@@ -24,14 +24,14 @@ PREDICTORS = (
     *("model_points", "measured_jobs", "serving_points", "training.points", "training.limits", "training.scores"),
     *("training.throughput", "rl_steps.points", "rl_steps.weight_sync", "unpredicted_points"),
 )
-"""Modules of this package that register predictors; a new one adds its name here."""
+"""Modules of this package that register predictors. A new module must be added here, or its kinds have none."""
 
 PREDICTED, REFUSED = "predicted", "refused"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One point."""
+    """One point with its prediction."""
 
     id: str
     kind: str
@@ -44,26 +44,26 @@ class Comparison:
     status: str
     reason: str | None
     pair: str = ""
-    """Of a serving latency, its model, GPU and format; empty elsewhere."""
+    """Model, GPU and format of a serving latency; empty for other kinds."""
     without_effect: dict[str, str] = field(default_factory=dict)
     """Settings that the prediction did not need, each with the reason."""
     assumed: dict[str, str] = field(default_factory=dict)
-    """What the prediction took for settings that are not stated."""
+    """Values that the prediction assumed for settings that are not stated."""
     stratum: Stratum = field(default_factory=lambda: Stratum(is_moe=False))
     """The stratum of the point: dense or MoE, and who runs it."""
     quantity: str = ""
-    """The kind of what was measured (MeasuredPoint.quantity)."""
+    """Kind of the measured quantity (MeasuredPoint.quantity)."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Between which values nine of ten such measurements lie; None of verdicts and refusals."""
+        """The interval that contains nine of ten such measurements; None for verdicts and refusals."""
         if self.predicted is None or isinstance(self.predicted, str):
             return None
         return find_error(self.quantity, self.stratum).interval(self.predicted)
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the measured value, or a part of the measured range, lies in the interval."""
+        """Whether the measured value, or part of the measured range, lies in the interval."""
         interval = self.interval
         if interval is None or isinstance(self.measured, str):
             return None
@@ -94,7 +94,7 @@ class KindSummary:
     n: int
     predicted: int
     median_abs: float | None
-    """Of relative errors, as `max_abs`."""
+    """Median size of the relative errors."""
     max_abs: float | None
     bias: float | None
     """Mean of signed relative errors."""
@@ -111,7 +111,7 @@ class PairSummary:
     """Model, GPU and format."""
     n: int
     mean_abs: float
-    """Of relative errors."""
+    """Mean size of the relative errors."""
     bias: float
     """Mean of signed relative errors."""
 
@@ -136,26 +136,26 @@ class AccuracyReport:
             if point.pair and point.relative_error is not None:
                 errors.setdefault((point.kind, point.pair), []).append(point.relative_error)
         return tuple(
-            PairSummary(kind, pair, len(found), fmean(map(abs, found)), fmean(found))
-            for (kind, pair), found in errors.items()
+            PairSummary(kind, pair, len(values), fmean(map(abs, values)), fmean(values))
+            for (kind, pair), values in errors.items()
         )
 
     @property
     def without_effect(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Settings that no prediction needed, by kind and reason."""
-        found: dict[tuple[str, str], dict[str, None]] = {}
+        """Settings that no prediction needed, by kind of point and reason."""
+        names_by_reason: dict[tuple[str, str], dict[str, None]] = {}
         for point in self.points:
             for name, why in point.without_effect.items():
-                found.setdefault((point.kind, why), {})[name] = None
-        return {key: tuple(names) for key, names in found.items()}
+                names_by_reason.setdefault((point.kind, why), {})[name] = None
+        return {key: tuple(names) for key, names in names_by_reason.items()}
 
     @property
     def assumed(self) -> Counter[tuple[str, str, str]]:
-        """What predictions took for settings that are not stated: kind, setting and value, and of how many points."""
+        """Numbers of points by kind, setting and value that the predictions assumed."""
         return Counter((point.kind, *taken) for point in self.points for taken in point.assumed.items())
 
     def as_json(self) -> dict[str, Any]:
-        """What `rlplan accuracy --json` prints."""
+        """The report as `rlplan accuracy --json` prints it."""
         return {
             "schema_version": SCHEMA_VERSION,
             "points": [point.as_json() for point in self.points],
@@ -169,29 +169,29 @@ class AccuracyReport:
 
 
 def compare(points: Iterable[MeasuredPoint]) -> AccuracyReport:
-    """Predicts every point and compares. Nothing is raised for a point: what cannot be predicted says why."""
+    """The comparison of every point. A point that cannot be predicted has a reason, and raises nothing."""
     load_predictors()
     return AccuracyReport(tuple(compare_point(point) for point in points))
 
 
 def load_predictors() -> None:
-    """Imports the modules that register predictors."""
+    """Import the modules that register predictors."""
     for name in PREDICTORS:
         import_module(f"rlplan.accuracy.{name}")
 
 
 def predict(point: MeasuredPoint) -> Prediction | Refusal:
-    """What the formulas say of a point, or why they say nothing; a setting that nobody reads is such a reason."""
+    """The prediction of a point, or a refusal with the reason, such as a setting that no formula reads."""
     predictor = find_predictor(point.kind)
     if predictor is None:
         near = did_you_mean(point.kind, known_kinds())
         return Refusal(f"no formula predicts points of kind '{point.kind}'.{near}")
-    point = watched(point)
+    point = watch_settings(point)
     try:
         answer = predictor(point)
         if isinstance(answer, Refusal):
             return answer
-        return replace(answer, without_effect=unread(point), assumed=assumed(point))
+        return replace(answer, without_effect=find_unread(point), assumed=list_assumed(point))
     except CannotPredict as error:
         return Refusal(str(error))
     except RlplanError as error:
@@ -199,7 +199,7 @@ def predict(point: MeasuredPoint) -> Prediction | Refusal:
 
 
 def compare_point(point: MeasuredPoint) -> Comparison:
-    """One point against its prediction."""
+    """The comparison of one point with its prediction."""
     answer = predict(point)
     error = relative_error(point, answer) if isinstance(answer, Prediction) else None
     if isinstance(answer, Prediction) and error is None:
@@ -213,15 +213,15 @@ def compare_point(point: MeasuredPoint) -> Comparison:
         relative_error=error,
         status=PREDICTED if isinstance(answer, Prediction) else REFUSED,
         reason=answer.reason if isinstance(answer, Refusal) else None,
-        pair=_pair_of(point),
+        pair=_name_pair(point),
         without_effect=answer.without_effect if isinstance(answer, Prediction) else {},
         assumed=answer.assumed if isinstance(answer, Prediction) else {},
-        stratum=_stratum_of(point, answer),
+        stratum=_find_stratum(point, answer),
         quantity=point.quantity,
     )
 
 
-def _stratum_of(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum:
+def _find_stratum(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum:
     """The stratum of a point, by its prediction; by its model where the point is not predicted."""
     if isinstance(answer, Prediction) and answer.stratum is not None:
         return answer.stratum
@@ -231,8 +231,8 @@ def _stratum_of(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum:
         return Stratum(is_moe=False)
 
 
-def _pair_of(point: MeasuredPoint) -> str:
-    """What a serving latency is grouped by: model, GPU and format in the source's words."""
+def _name_pair(point: MeasuredPoint) -> str:
+    """The group of a serving latency: model, GPU and format in the source's words."""
     if not (point.kind.startswith("serving_") or point.kind == "throughput_infer"):
         return ""
     words = (point.model or "?", point.gpu or "?", str(point.settings.get("precision") or "bf16"))
@@ -240,9 +240,9 @@ def _pair_of(point: MeasuredPoint) -> str:
 
 
 def relative_error(point: MeasuredPoint, prediction: Prediction) -> float | None:
-    """(predicted - measured) / measured; within a range 0, outside it from the nearest bound; a verdict 0 or 1.
+    """(predicted - measured) / measured; None where the two cannot be compared.
 
-    None where the two cannot be compared.
+    The error is 0 within a measured range and counts from the nearest bound outside; a verdict has 0 or 1.
 
     >>> point = MeasuredPoint(id="a", kind="k", measured={"value": [4, 5], "unit": "GiB"})
     >>> relative_error(point, Prediction(4.5)), relative_error(point, Prediction(6.0))
@@ -270,5 +270,7 @@ def _summarize(points: list[Comparison]) -> KindSummary:
         median_abs=median(sizes) if sizes else None,
         max_abs=max(sizes) if sizes else None,
         bias=fmean(errors) if errors else None,
-        inside=fmean(judged) if (judged := [one for point in points if (one := point.is_inside) is not None]) else None,
+        inside=fmean(judged)
+        if (judged := [is_inside for point in points if (is_inside := point.is_inside) is not None])
+        else None,
     )

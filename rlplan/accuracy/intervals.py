@@ -1,12 +1,14 @@
-"""Errors of a source by all others: the factor around a prediction within which measurements of a new source lie.
+"""Prediction intervals: the factor around a prediction that contains measurements of a new source.
+
+Every source is judged by intervals that are made from all other sources.
 
 In: points, their comparison, and predictions with constants refitted without the point's source, where a constant was
-fitted to it. Out: a MeasuredError for each stratum, kept in rlplan/planner/measured_errors.json for who plans.
-Left out: what a plan makes of it.
+fitted to it. Out: a MeasuredError for each stratum, stored in rlplan/planner/measured_errors.json for plans.
+Left out: the use in a plan.
 
-A residual is the logarithm of measured over predicted. No formula but those of serving and two of trainers has a
-constant that was fitted to these points; elsewhere a residual is left out by itself. The bias of other sources is not
-corrected: of a source that was left out it makes the error larger (RL steps: 35 % inside, not 88 %).
+A residual is the logarithm of measured over predicted. Only the formulas of serving and two of trainers have a constant
+that was fitted to these points; all other residuals are held out as they are. The bias of other sources is not
+corrected, because that makes the error of a held-out source larger (RL steps: 35 % inside instead of 88 %).
 """
 
 import json
@@ -31,19 +33,23 @@ from rlplan.planner.measured_errors import (
 )
 
 QUANTILE = 0.95
-"""Share of the weighted residuals that the factor holds: more than NOMINAL, for a source that is not among them. One
-value for all strata; chosen without a kind, it leaves 85 to 96 % inside in every stratum of that kind but one."""
+"""Share of the weighted residuals within the factor: more than NOMINAL, because a new source is not among them.
+
+One value serves all strata. Chosen without a kind, it leaves 85 to 96 % inside in all strata of that kind but one.
+"""
 BORROWED = 0.5
-"""Sources that all points of other strata of the kind stand for together: what keeps a stratum of two sources from
-taking the one for the other."""
+"""Weight, in sources, of all points of other strata of the kind together.
+
+It keeps a stratum of two sources from judging each by the other alone.
+"""
 LEAST_SOURCES = 2
-"""The fewest sources of a stratum with an interval of its own: a single source can only be judged by itself."""
+"""Fewest sources of a stratum with its own interval: a single source could only be judged by itself."""
 LEAST_OTHERS = 10
-"""Points of a kind that remain when its largest source is left out: with fewer, that source is judged by itself."""
+"""Fewest points of a kind without its largest source: with fewer, that source would be judged by itself."""
 TABLES = ("AgileRL/AgileRL", "ai-dynamo/aiconfigurator")
-"""Repositories with tables of many models on many GPUs, each measured by itself in one way."""
+"""Repositories with tables of many models on many GPUs; each model on a GPU is a source."""
 GUESSED = "C"
-"""The reliability of points that no interval is made from."""
+"""The reliability of points that are left out of intervals."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +60,26 @@ class Residual:
     stratum: Stratum
     source: str
     log_ratio: float
-    """The logarithm of measured over predicted; of throughputs that of the seconds that they stand for."""
+    """The logarithm of measured over predicted; for a throughput, of the corresponding seconds."""
 
 
 def list_residuals(
     points: Sequence[MeasuredPoint], comparisons: Sequence[Comparison], left_out: Mapping[str, float]
 ) -> tuple[Residual, ...]:
-    """The residual of every point that has a number. left_out: by id, predictions without the point's source.
+    """The residual of every point with a number. left_out: predictions without the point's source, by id.
 
-    Points of reliability C have none: the settings were guessed, so the error may be that of the guess.
+    Points of reliability C have none: their settings were guessed, and the error may be that of the guess.
     """
     residuals = []
     for point, compared in zip(points, comparisons, strict=True):
-        ratio = _log_ratio(point, compared, left_out.get(point.id))
+        ratio = _compute_log_ratio(point, compared, left_out.get(point.id))
         if ratio is not None and point.reliability != GUESSED:
-            residuals.append(Residual(point.quantity, compared.stratum, source_of(point, compared), ratio))
+            residuals.append(Residual(point.quantity, compared.stratum, find_source(point, compared), ratio))
     return tuple(residuals)
 
 
-def _log_ratio(point: MeasuredPoint, compared: Comparison, left_out: float | None) -> float | None:
-    """None for verdicts, refusals and nothing."""
+def _compute_log_ratio(point: MeasuredPoint, compared: Comparison, left_out: float | None) -> float | None:
+    """The residual of a point; None for verdicts and refusals."""
     error = compared.relative_error
     if error is None or isinstance(compared.measured, str | bool) or isinstance(compared.predicted, str):
         return None
@@ -84,8 +90,8 @@ def _log_ratio(point: MeasuredPoint, compared: Comparison, left_out: float | Non
     return math.log1p(error) if point.is_rate else -math.log1p(error)
 
 
-def source_of(point: MeasuredPoint, compared: Comparison) -> str:
-    """The source that is left out as a whole: a repository; in a table of many machines, a model on a GPU."""
+def find_source(point: MeasuredPoint, compared: Comparison) -> str:
+    """The source that is held out as a whole: a repository, or a model on a GPU in a table of many machines."""
     repository = re.match(r"https://github\.com/([^/]+/[^/]+)", point.source)
     if repository is None:
         return compared.pair or point.source.partition("#")[0]
@@ -97,8 +103,8 @@ def source_of(point: MeasuredPoint, compared: Comparison) -> str:
 def find_factor(residuals: Iterable[Residual], stratum: str) -> float:
     """The factor of a stratum, from residuals of its kind.
 
-    Counts: the QUANTILE of the sizes of residuals; a source weighs as the root of its points, and all that is no part
-    of the stratum as BORROWED sources of it, or less where it is fewer than LEAST_POINTS.
+    Counts: the QUANTILE of the sizes of residuals. A source weighs as the root of its points. All points outside the
+    stratum weigh as BORROWED of its sources, or less where they are fewer than LEAST_POINTS.
     Source: Lee, Barber and Willett 2023 (conformal prediction with hierarchical data), whose sources weigh alike.
 
     >>> alike = [Residual("k", Stratum(False), str(n % 5), math.log(1.1)) for n in range(50)]
@@ -115,7 +121,7 @@ def find_factor(residuals: Iterable[Residual], stratum: str) -> float:
         roots = sum(math.sqrt(count) for count in counts.values())
         sizes += [(abs(residual.log_ratio), total / roots / math.sqrt(counts[residual.source])) for residual in group]
     sizes.sort()
-    needed = QUANTILE * sum(weight for _, weight in sizes) * (1 - 1e-12)
+    needed = QUANTILE * sum(weight for _, weight in sizes) * (1 - 1e-12)  # rounding must not skip the last residual
     for size, weight in sizes:
         needed -= weight
         if needed <= 0:
@@ -124,18 +130,17 @@ def find_factor(residuals: Iterable[Residual], stratum: str) -> float:
 
 
 def belongs(residual: Residual, stratum: str) -> bool:
-    """Whether a point is one of a stratum, by its words: of all models, of dense ones, of dense ones of a framework."""
+    """Whether a point belongs to a stratum by its words: all models, dense models, or dense models of a framework."""
     return stratum in ("", Stratum(residual.stratum.is_moe).words, residual.stratum.words)
 
 
 def share_inside(residuals: Sequence[Residual], stratum: str, chosen: Sequence[Residual]) -> float:
-    """Share of chosen points of a stratum inside the interval that is made without their source. Only the points of one
-    kind are given.
-    """
+    """Share of the chosen points of a stratum inside the interval without their source. residuals: of one kind."""
     inside = 0
     for source in {residual.source for residual in chosen}:
         others = [residual for residual in residuals if residual.source != source]
         factor = find_factor(others, stratum) if others else UNKNOWN_FACTOR
+        # the tolerance covers rounding of a factor that is itself one of the residuals
         inside += sum(
             abs(residual.log_ratio) <= math.log(factor) + 1e-9 for residual in chosen if residual.source == source
         )
@@ -143,10 +148,12 @@ def share_inside(residuals: Sequence[Residual], stratum: str, chosen: Sequence[R
 
 
 def assign_strata(residuals: Sequence[Residual]) -> dict[str, list[Residual]]:
-    """The points of one kind by the stratum whose interval they have: their own, else of their models, else all."""
+    """The points of one kind by the stratum of their interval: their own, else that of their models, else all."""
     strata: dict[str, list[Residual]] = defaultdict(list)
     enough = {
-        of for of in _strata_of(residuals) if is_enough([residual for residual in residuals if belongs(residual, of)])
+        stratum
+        for stratum in _list_strata(residuals)
+        if is_enough([residual for residual in residuals if belongs(residual, stratum)])
     }
     for residual in residuals:
         names = (residual.stratum.words, Stratum(residual.stratum.is_moe).words)
@@ -155,41 +162,43 @@ def assign_strata(residuals: Sequence[Residual]) -> dict[str, list[Residual]]:
 
 
 def is_enough(residuals: Sequence[Residual]) -> bool:
-    """Whether points give an interval of their own."""
+    """Whether points are enough for an interval of their own."""
     return len(residuals) >= LEAST_POINTS and len({residual.source for residual in residuals}) >= LEAST_SOURCES
 
 
-def _strata_of(residuals: Iterable[Residual]) -> list[str]:
+def _list_strata(residuals: Iterable[Residual]) -> list[str]:
     words = {(residual.stratum.words, Stratum(residual.stratum.is_moe).words) for residual in residuals}
     return sorted({"", *(name for names in words for name in names)})
 
 
-def measured_errors(residuals: Iterable[Residual]) -> tuple[MeasuredError, ...]:
+def compute_errors(residuals: Iterable[Residual]) -> tuple[MeasuredError, ...]:
     """A row for each stratum with enough points, and for all points of each kind."""
     by_kind: dict[str, list[Residual]] = defaultdict(list)
     for residual in residuals:
         by_kind[residual.kind].append(residual)
-    return tuple(row for kind in sorted(by_kind) for row in _errors_of_kind(kind, by_kind[kind]))
+    return tuple(row for kind in sorted(by_kind) for row in _compute_kind_errors(kind, by_kind[kind]))
 
 
-def _errors_of_kind(kind: str, residuals: list[Residual]) -> Iterable[MeasuredError]:
+def _compute_kind_errors(kind: str, residuals: list[Residual]) -> Iterable[MeasuredError]:
     sources = Counter(residual.source for residual in residuals)
     if len(residuals) < LEAST_POINTS or len(residuals) - max(sources.values()) < LEAST_OTHERS:
         yield MeasuredError(kind, "", UNKNOWN_FACTOR, len(residuals), len(sources))
         return
     judged = assign_strata(residuals)
-    for of in _strata_of(residuals):
-        points = [residual for residual in residuals if belongs(residual, of)]
+    for stratum in _list_strata(residuals):
+        points = [residual for residual in residuals if belongs(residual, stratum)]
         num_sources = len({residual.source for residual in points})
         if is_enough(points):
-            inside = round(share_inside(residuals, of, judged.get(of) or points), 4)
-            yield MeasuredError(kind, of, round(find_factor(residuals, of), 4), len(points), num_sources, inside)
+            inside = round(share_inside(residuals, stratum, judged.get(stratum) or points), 4)
+            yield MeasuredError(
+                kind, stratum, round(find_factor(residuals, stratum), 4), len(points), num_sources, inside
+            )
 
 
 def write_errors(residuals: Iterable[Residual]) -> Path:
-    """Write what `find_error` reads."""
+    """Write the file that `find_error` reads."""
     path = Path(str(resources.files("rlplan.planner"))) / FILE
-    rows = [asdict(error) for error in measured_errors(residuals)]
+    rows = [asdict(error) for error in compute_errors(residuals)]
     path.write_text(json.dumps({"nominal": NOMINAL, "strata": rows}, indent=1) + "\n")
     forget_errors()
     return path

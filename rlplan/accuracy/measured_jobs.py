@@ -1,12 +1,12 @@
-"""Measured jobs: `phase_time` and `role_peak`, whose points carry the job itself.
+"""Predictors of measured jobs: `phase_time` and `role_peak`, whose points contain the job.
 
-In: a point with a job. Out: what its plan says of the phase or of the worker. Left out: reading files.
+In: a point with a job. Out: the plan's prediction for the phase or the worker. Left out: reading files.
 """
 
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import device_peak, in_its_unit, phase_seconds, plan_of, seconds_of, worker_peak
+from rlplan.accuracy.predict import device_peak, phase_seconds, plan_of, predict_bytes, predict_seconds, worker_peak
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.planner.measured_errors import stratum_of
 from rlplan.vocabulary import Phase
@@ -19,32 +19,32 @@ PHASES = {
     "switch": (Phase.SWITCH,),
     "refit": (Phase.SYNC, Phase.SWITCH),
 }
-"""Phases of a step by the words of a file. A refit is NeMo-RL's timer of all that makes engines ready."""
+"""Phases of a step by the words of a file. `refit` is NeMo-RL's timer of everything that prepares the engines."""
 
 
 @predicts("phase_time")
 def predict_phase(point: MeasuredPoint) -> Prediction:
-    """Seconds of a phase of a usual step, or of the whole step."""
-    plan, phase = plan_of(_job_of(point)), str(point.settings.get("of"))
+    """Seconds of a phase of a steady-state step, or of the whole step."""
+    plan, phase = plan_of(_get_job(point)), str(point.settings.get("of"))
     if phase == "step":
-        return Prediction(seconds_of(plan), stratum=stratum_of(plan, point.quantity))
+        return Prediction(predict_seconds(plan), stratum=stratum_of(plan, point.quantity))
     if phase not in PHASES:
         raise CannotPredict(f"phase {phase!r} is none of {', '.join(PHASES)}, step")
     seconds = phase_seconds(plan)
-    return Prediction(sum(seconds.get(one, 0.0) for one in PHASES[phase]), stratum=stratum_of(plan, point.quantity))
+    return Prediction(sum(seconds.get(part, 0.0) for part in PHASES[phase]), stratum=stratum_of(plan, point.quantity))
 
 
 @predicts("role_peak")
 def predict_role_peak(point: MeasuredPoint) -> Prediction:
-    """The most that one GPU holds of a worker, or of all of them."""
-    plan, worker, statistic = plan_of(_job_of(point)), str(point.settings.get("of")), point.measured.statistic
+    """Peak bytes of a worker on one GPU, or of all workers together."""
+    plan, worker, statistic = plan_of(_get_job(point)), str(point.settings.get("of")), point.measured.statistic
     if worker == "device":
-        return in_its_unit(point, device_peak(plan), plan)
+        return predict_bytes(point, device_peak(plan), plan)
     counted = Statistic.ALLOCATED if statistic is Statistic.UNSTATED else statistic
-    return in_its_unit(point, worker_peak(plan, worker, counted), plan)
+    return predict_bytes(point, worker_peak(plan, worker, counted), plan)
 
 
-def _job_of(point: MeasuredPoint) -> dict[str, Any]:
+def _get_job(point: MeasuredPoint) -> dict[str, Any]:
     job = point.settings.get("job")
     if not isinstance(job, dict):
         raise CannotPredict("a point of this kind carries its job; rlplan/accuracy/points/ has such files")

@@ -1,12 +1,12 @@
-"""Points about models alone: parameter counts.
+"""Predictor of parameter counts.
 
-In: a point. Out: the counts of its job's model, as the job loads it. Left out: bytes, which a trainer's points have.
+In: a point. Out: the parameter counts of its job's model. Left out: bytes, which points of trainers have.
 """
 
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import config_of, policy_of
+from rlplan.accuracy.named_models import find_config, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import job_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
@@ -22,7 +22,7 @@ HEADS = ("head", "value_head", "reward_head", "critic", "role")
 
 @predicts("param_count")
 def predict_parameters(point: MeasuredPoint) -> Prediction:
-    """Numbers stored, active a token, or trained by adapters, as the unit says."""
+    """Stored parameters, parameters per token, or trained parameters of adapters, as the unit says."""
     settings, words = Settings(point), point.measured.unit.lower()
     job = job_of(counted_job(point))
     model, lora = job.load_model(), job.training.lora
@@ -42,25 +42,25 @@ def predict_parameters(point: MeasuredPoint) -> Prediction:
 
 def counted_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a model, with adapters where a rank is stated. Raises: CannotPredict."""
-    settings, policy = Settings(point), policy_of(point)
+    settings, policy = Settings(point), make_policy(point)
     if "config" not in settings and (point.model or "").endswith("-bench") and "seq" in settings:
         # llm-foundry's benchmarks have as many learned positions as the sequence is long (`max_seq_len`)
-        policy["config"] = {**config_of(point.model or ""), "n_positions": settings.count("seq")}
+        policy["config"] = {**find_config(point.model or ""), "n_positions": settings.read_count("seq")}
     job: dict[str, Any] = {
         "policy": policy,
         "hardware": "1xH100",
         "workload": {"max_prompt_len": 1, "max_response_len": 1},
     }
-    rank = next((settings.count(key) for key in RANKS if key in settings), None)
+    rank = next((settings.read_count(key) for key in RANKS if key in settings), None)
     if rank is not None:
         if settings.flag("use_dora") or "dora" in settings.word("method").lower():
             raise CannotPredict("DoRA: a job trains all weights, or LoRA")
-        job["training"] = {"lora": {"rank": rank, "target_modules": _targets(settings, job)}}
+        job["training"] = {"lora": {"rank": rank, "target_modules": _find_targets(settings, job)}}
     return job
 
 
-def _targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
-    """The adapted layers by the model's names."""
+def _find_targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
+    """The adapted layers, by their names in the model."""
     stated = next((settings.raw(key) for key in TARGETS if key in settings), "all-linear")
     if not isinstance(stated, str | list):
         raise CannotPredict(f"the adapted layers are {shorten(stated)}, neither a name nor a list of names")
@@ -72,7 +72,7 @@ def _targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
 
 
 def _has_value_head(settings: Settings, words: str) -> bool:
-    """Whether one row stands where the language head was."""
+    """Whether a head with one output replaces the language head."""
     values = [settings.raw(key) for key in HEADS]
     has_scalar = any(value is True or (isinstance(value, str) and _is_scalar(value)) for value in values)
     return has_scalar or _is_scalar(words)

@@ -1,10 +1,10 @@
-"""Models by the names that logs and papers use: quantised checkpoints, fine-tunes, spellings such as `Llama 2 7B`.
+"""Models by the names that logs and papers use: quantized checkpoints, fine-tunes, spellings such as `Llama 2 7B`.
 
-In: a point. Out: its ModelSpec, and the `policy` of its job. Left out: anything that is not in the catalogue, in
-data/model_shapes.json, a file, or a config given with the point: it is refused, never guessed.
+In: a point. Out: its ModelSpec, and the `policy` of its job. Left out: models that are neither in the catalogue nor in
+data/model_shapes.json, nor given as a config with the point; they are refused, never guessed.
 
-A name is taken literally first. Then as its key: the last part, lower case, without spaces, dashes and the words that
-change no shape. A fine-tune that names its base (`Hermes-3-Llama-3.1-8B`) has the base's shape.
+A name is looked up literally first, then by its key: the last part in lower case, without spaces, dashes and words that
+do not change the shape. A fine-tune that names its base (`Hermes-3-Llama-3.1-8B`) has the base's shape.
 """
 
 import json
@@ -25,25 +25,25 @@ SHAPELESS = frozenset(
         *("beta", "terminus", "preview", "reasoning", "1m", "nvidia", "bf16"),
     }
 )
-"""Words of a name that change no shape."""
+"""Words of a name that do not change the model's shape."""
 OTHER_MODELS = re.compile(
     r"^tiny$|embed|rerank|reward|draft|eagle|medusa|speculat|prun|minitron|vision|gguf|merge|depth|upscal|moe|mtp|adapter|lora"
 )
-"""Words of names whose owner has another shape than the model that they name too."""
+"""Words in a name that rule out the shape of the base model in the same name."""
 _SUFFIX = re.compile(
     r"-(fp8-dynamic|fp8-kv|fp8|nvfp4|mxfp4|fp4|awq-int4|awq|gptq-int8|gptq-int4|gptq|bnb-4bit|nf4|int8"
     r"|(quantized\.)?(w8a8|w8a16|w4a16(-g128)?))$",
     re.IGNORECASE,
 )
-"""Formats of quantised checkpoints by words in their names."""
+"""Suffixes that name the format of a quantized checkpoint."""
 QUANTIZED_AS_PUBLISHED = re.compile(r"gpt-oss-\d|deepseek-(v3|r1)(?!-distill)|kimi-k2")
-"""Names of checkpoints that are quantised and do not say so."""
+"""Names of models that are published quantized, without a suffix."""
 QUANTIZATION_KEYS = ("quantization", "quant", "weights", "precision", "dtype")
 """Settings that name a format of weights."""
 
 
 def model_of(point: MeasuredPoint) -> ModelSpec:
-    """The model of a point: its `config` setting where it has one, else by name. Raises: CannotPredict, SpecError."""
+    """The model of a point, from its setting `config` or by name. Raises: CannotPredict, SpecError."""
     config = point.settings.get("config")
     if isinstance(config, dict):
         return model_from_config(config, where=f"{point.id}: config")
@@ -52,14 +52,14 @@ def model_of(point: MeasuredPoint) -> ModelSpec:
     if not point.model:
         raise CannotPredict("the model is not named")
     if cut := _LAYERS.search(point.model):
-        return model_from_config(_cut(point, _LAYERS.sub("", point.model), int(cut.group(1))), where=point.id)
+        return model_from_config(_cut_layers(point, _LAYERS.sub("", point.model), int(cut.group(1))), where=point.id)
     return model_by_name(point.model)
 
 
-def policy_of(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
-    """The `policy` of the point's job: a bundled model by its id, another one by its config. Raises: CannotPredict.
+def make_policy(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
+    """The `policy` of the point's job: a bundled model by its id, any other by its config. Raises: CannotPredict.
 
-    longest: tokens of the longest sequence, to which a shorter limit of the model is raised.
+    longest: tokens of the longest sequence; a model with a shorter limit gets this one.
     """
     model = model_of(point)
     policy: dict[str, Any] = {"path": point.model or "model"}
@@ -68,21 +68,21 @@ def policy_of(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
     if isinstance(config, dict):
         policy["config"] = config
     elif cut:
-        policy["config"] = _cut(point, _LAYERS.sub("", point.model or ""), int(cut.group(1)))
+        policy["config"] = _cut_layers(point, _LAYERS.sub("", point.model or ""), int(cut.group(1)))
     elif point.model not in load_catalogue():
-        policy["config"] = config_of(point.model or "")
+        policy["config"] = find_config(point.model or "")
     if longest > model.max_position_embeddings:
         policy["max_position_embeddings"] = longest
     return policy
 
 
 _LAYERS = re.compile(r"\s*\((\d{1,3}) layers?\)")
-"""A published model of which a run has the first layers only."""
+"""Marks a run with only the first layers of a published model."""
 
 
-def _cut(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, Any]:
-    """The config of a model's first layers; of a mixture as many dense ones first as `dense_layers` says."""
-    config = dict(config_of(name))
+def _cut_layers(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, Any]:
+    """The config of a model's first layers; the setting `dense_layers` gives the dense layers before the experts."""
+    config = dict(find_config(name))
     stated = point.settings.get("layers")
     if stated is not None and stated != num_layers:
         raise CannotPredict(f"the model has {num_layers} layers by its name, setting 'layers' is {shorten(stated)}")
@@ -97,7 +97,7 @@ def _cut(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, Any]:
 
 
 def unquantized_name(name: str) -> str:
-    """The name of the model behind a quantised checkpoint.
+    """The name of a quantized checkpoint's original model.
 
     >>> unquantized_name("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"), unquantized_name("Qwen/Qwen3-8B")
     ('Qwen/Qwen2.5-7B-Instruct', 'Qwen/Qwen3-8B')
@@ -106,7 +106,7 @@ def unquantized_name(name: str) -> str:
 
 
 def has_quantized_name(point: MeasuredPoint) -> bool:
-    """Whether a point's checkpoint is quantised by its config, or by its name."""
+    """Whether a point's checkpoint is quantized by its config or its name."""
     name = point.model or ""
     is_named = unquantized_name(name) != name or QUANTIZED_AS_PUBLISHED.search(name.lower()) is not None
     return is_named or model_of(point).quantization is not None
@@ -114,58 +114,58 @@ def has_quantized_name(point: MeasuredPoint) -> bool:
 
 @cache
 def model_by_name(name: str) -> ModelSpec:
-    """The model that a name means: exactly, by its key, without its quantisation, or the base that it names.
+    """The model of a name: exact, by its key, without its quantization suffix, or the base that it names.
 
     >>> [model_by_name(name).num_layers for name in ("Qwen/Qwen3-32B-FP8", "Qwen2.5-1.5B-class", "Llama 2 7B")]
     [64, 28, 32]
     """
-    return model_from_config(dict(config_of(name)), where=f"model {shorten(name)}")
+    return model_from_config(dict(find_config(name)), where=f"model {shorten(name)}")
 
 
-def config_of(name: str) -> dict[str, Any]:
-    """The config of the model that a name means. Raises: CannotPredict.
+def find_config(name: str) -> dict[str, Any]:
+    """The config of the model of a name. Raises: CannotPredict.
 
-    >>> config_of("NousResearch/Hermes-3-Llama-3.1-8B") == config_of("meta-llama/Llama-3.1-8B")
+    >>> find_config("NousResearch/Hermes-3-Llama-3.1-8B") == find_config("meta-llama/Llama-3.1-8B")
     True
     """
-    if len(name) <= 200:
-        configs = _configs()
+    if len(name) <= 200:  # the search for a base model is quadratic in the words of a name
+        configs = _load_configs()
         if name in configs:
             return configs[name]
-        by_key, plain = _by_key(), unquantized_name(name)
+        by_key, plain = _index_by_key(), unquantized_name(name)
         bare = re.sub(r"\s*\((?:hybrid|dense|mamba\d?|moe|[\s-])+\)\s*$", "", plain, flags=re.IGNORECASE)  # a remark
-        for wanted in (key_of(name), key_of(plain), key_of(plain, has_dates=False), key_of(bare)):
+        for wanted in (make_key(name), make_key(plain), make_key(plain, has_dates=False), make_key(bare)):
             if wanted in by_key:
                 return configs[by_key[wanted]]
-        if base := _base_of(plain):
+        if base := _find_base(plain):
             return configs[base]
     raise CannotPredict(f"model {shorten(name)} is not in the catalogue; give its config.json as the setting `config`")
 
 
-def key_of(name: str, *, has_dates: bool = True) -> str:
-    """What a name comes down to. has_dates: dates and releases of one shape (`2507`, `v1.0`) stay part of it.
+def make_key(name: str, *, has_dates: bool = True) -> str:
+    """The key of a name. has_dates: dates and releases (`2507`, `v1.0`) stay part of it.
 
-    >>> key_of("meta-llama/Meta-Llama-3.1-8B-Instruct"), key_of("Llama3.1 8B"), key_of("vicuna-7b-v1.5")
+    >>> make_key("meta-llama/Meta-Llama-3.1-8B-Instruct"), make_key("Llama3.1 8B"), make_key("vicuna-7b-v1.5")
     ('llama3.18b', 'llama3.18b', 'vicuna7bv1.5')
-    >>> key_of("Mistral-Small-24B-Instruct-2501", has_dates=False)
+    >>> make_key("Mistral-Small-24B-Instruct-2501", has_dates=False)
     'mistralsmall24b'
     """
-    words = [word for word in _words(name) if word not in SHAPELESS]
+    words = [word for word in _split_words(name) if word not in SHAPELESS]
     if not has_dates:
         words = [word for word in words if not re.fullmatch(r"\d{4}|v\d+(\.\d+)*", word)]
     return "".join(words)
 
 
-def _words(name: str) -> list[str]:
+def _split_words(name: str) -> list[str]:
     return [word for word in re.split(r"[\s\-_()]+", name.lower().rstrip("/").rpartition("/")[2]) if word]
 
 
-def _base_of(name: str) -> str | None:
-    """The longest known model that the words of a name spell out in order, with its size. A size makes it a model."""
-    words = [word for word in _words(name) if word not in SHAPELESS]
+def _find_base(name: str) -> str | None:
+    """The longest known model name, with a size, within the words of a name; None without one."""
+    words = [word for word in _split_words(name) if word not in SHAPELESS]
     if any(OTHER_MODELS.search(word) for word in words):
         return None
-    by_key = _by_key()
+    by_key = _index_by_key()
     spans = ((first, last) for first in range(len(words)) for last in range(first + 2, len(words) + 1))
     for first, last in sorted(spans, key=lambda span: span[0] - span[1]):
         part = words[first:last]
@@ -176,32 +176,32 @@ def _base_of(name: str) -> str | None:
 
 
 @cache
-def _configs() -> dict[str, dict[str, Any]]:
-    """Configs by name: the catalogue's, and those of data/model_shapes.json."""
+def _load_configs() -> dict[str, dict[str, Any]]:
+    """Configs by name, from the catalogue and data/model_shapes.json."""
     configs = {name: entry.config for name, entry in load_catalogue().items()}
     shapes = shape_entries()
 
-    def merged(name: str) -> dict[str, Any]:
+    def merge(name: str) -> dict[str, Any]:
         if name not in shapes:
             return configs[name]
         entry = shapes[name]
-        base = merged(entry["like"]) if "like" in entry else {}
+        base = merge(entry["like"]) if "like" in entry else {}
         return {**base, **entry.get("config", {})}
 
-    return configs | {name: merged(name) for name in shapes if name not in configs}
+    return configs | {name: merge(name) for name in shapes if name not in configs}
 
 
 @cache
 def shape_entries() -> dict[str, dict[str, Any]]:
-    """The entries of data/model_shapes.json: `config`, `like`, and `num_parameters` where it is published."""
+    """The entries of data/model_shapes.json: `config`, `like` (a base entry), and `num_parameters` if published."""
     text = (resources.files("rlplan.accuracy") / "data" / "model_shapes.json").read_text("utf-8")
     models: dict[str, dict[str, Any]] = json.loads(text)["models"]
     return models
 
 
 @cache
-def _by_key() -> dict[str, str]:
-    """Names by key; of several with one key the first, and a key without dates only where nobody has it as it is."""
-    names = list(_configs())
-    undated = {key_of(name, has_dates=False): name for name in reversed(names)}
-    return undated | {key_of(name): name for name in reversed(names)}
+def _index_by_key() -> dict[str, str]:
+    """Names by key. The first name of a key wins, and a key with dates wins over one without."""
+    names = list(_load_configs())
+    undated = {make_key(name, has_dates=False): name for name in reversed(names)}
+    return undated | {make_key(name): name for name in reversed(names)}

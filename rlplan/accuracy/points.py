@@ -1,6 +1,6 @@
-"""Measured points: what was measured, where, under which settings, in which unit and by which statistic.
+"""Measured points: a value with its hardware, settings, unit and statistic.
 
-In: checked values. Out: frozen points. Left out: files (reading.py), what the formulas say of them (compare.py).
+In: checked values. Out: frozen points. Left out: files (reading.py), predictions (compare.py).
 """
 
 import re
@@ -14,10 +14,10 @@ from rlplan.units import GIB, KIB, MIB
 
 
 class Statistic(StrEnum):
-    """What a memory measurement counted. All but the last are of the whole process on one GPU at its peak.
+    """The quantity that a memory measurement counts. All but the last are peaks of a process on one GPU.
 
-    ALLOCATED: bytes of tensors. ACTIVE: tensors and what waits for a stream. RESERVED: what the caching allocator took
-    from the driver. PROCESS: what the driver shows, with context and NCCL. MEAN_ALLOCATED: averaged over steps.
+    ALLOCATED: bytes of tensors. ACTIVE: tensors, and blocks that wait for a stream. RESERVED: memory that the caching
+    allocator took from the driver. PROCESS: the driver's number, with context and NCCL. MEAN_ALLOCATED: mean of steps.
     """
 
     ALLOCATED = "allocated"
@@ -29,27 +29,27 @@ class Statistic(StrEnum):
 
 
 class Lenient(Spec):
-    """Frozen, and deaf to keys it does not know: other people's files have more of them."""
+    """Frozen, and without an error for unknown keys: published files have more keys than are read."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class Measured(Lenient):
-    """A value, or a range [low, high], and its unit in the source's own words; true or false where something ran."""
+    """A value or a range [low, high] with its unit in the source's words; a boolean for a run that worked or failed."""
 
     value: StrictBool | float | str | tuple[float, float]
     unit: str = Field(min_length=1, max_length=200)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Low and high, equal for a single number; None for a word such as `13b`, and for true and false."""
+        """Low and high, equal for a single number; None for a word such as `13b`, and for a boolean."""
         if isinstance(self.value, str | bool):
             return None
         return self.value if isinstance(self.value, tuple) else (self.value, self.value)
 
     @property
     def bytes_per_unit(self) -> int | None:
-        """Bytes of one unit, None where the unit is no size. A `GB` is 1e9 bytes, as written.
+        """Bytes of one unit; None for a unit that is no size. A `GB` is 1e9 bytes.
 
         >>> Measured(value=1.0, unit="GiB/GPU").bytes_per_unit, Measured(value=1.0, unit="GB (1e9)").bytes_per_unit
         (1073741824, 1000000000)
@@ -61,16 +61,16 @@ class Measured(Lenient):
 
     @property
     def statistic(self) -> Statistic:
-        """What was counted, from the words of the unit.
+        """The counted quantity, from the words of the unit.
 
         >>> Measured(value=1.0, unit="GiB/GPU max reserved").statistic.value
         'reserved'
         """
         words = self.unit.lower()
-        found = [statistic for key, statistic in _STATISTICS.items() if key in words]
-        if Statistic.ALLOCATED in found and re.search(r"\b(average|avg|mean)\b", words):
+        statistics = [statistic for key, statistic in _STATISTICS.items() if key in words]
+        if Statistic.ALLOCATED in statistics and re.search(r"\b(average|avg|mean)\b", words):
             return Statistic.MEAN_ALLOCATED
-        return found[0] if found else Statistic.UNSTATED
+        return statistics[0] if statistics else Statistic.UNSTATED
 
 
 _BYTES = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "GB": 10**9, "MB": 10**6, "bytes": 1}
@@ -86,7 +86,7 @@ _STATISTICS = {
 
 
 class MeasuredPoint(Lenient):
-    """One measurement. Keys that stand beside these are kept: what they say counts as a setting (settings_read.py)."""
+    """One measurement. Further keys are kept and count as settings (settings_read.py)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -95,16 +95,16 @@ class MeasuredPoint(Lenient):
     model: str | None = None
     gpu: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
-    """What it was made under, in the source's words."""
+    """Settings of the run in the source's words."""
     measured: Measured
     source: str = ""
     reliability: str = ""
-    """A is the best."""
+    """Grade of the settings: A is complete, C is guessed."""
     notes: str | None = None
 
     @property
     def quantity(self) -> str:
-        """The kind; of measured phases and workers the phase's or the worker's own.
+        """The kind; for a measured phase or worker, the kind of that phase or worker.
 
         >>> measured, of = {"value": 1, "unit": "s"}, {"of": "step"}
         >>> MeasuredPoint(id="a", kind="phase_time", settings=of, measured=measured).quantity
@@ -119,7 +119,7 @@ class MeasuredPoint(Lenient):
 
     @property
     def is_rate(self) -> bool:
-        """Whether more is faster: a throughput that is no time.
+        """Whether a larger value is faster, as for a throughput in units other than time.
 
         >>> units = ("tokens/s/GPU", "samples/s", "MFU", "s/iteration", "ms TPOT")
         >>> [MeasuredPoint(id="a", kind="throughput_train", measured={"value": 1, "unit": x}).is_rate for x in units]

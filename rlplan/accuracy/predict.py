@@ -1,7 +1,7 @@
-"""The one predictor of measured points: the plan of a job with a forced layout, and what of it was measured.
+"""The shared part of all predictors: the plan of a job with a forced layout, and the measured part of it.
 
-In: a job as a mapping. Out: its Plan, found by the search that `rlplan plan` runs; bytes and seconds of its phases,
-read from the plan's own ledger and timing. Left out: how a point becomes a job (the readers), statistics (compare.py).
+In: a job as a mapping. Out: its Plan, from the search that `rlplan plan` runs; bytes and seconds from the plan's own
+ledger and timing. Left out: turning a point into a job (the readers), errors (compare.py).
 """
 
 import json
@@ -22,81 +22,81 @@ from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Role
 
 NOT_TENSORS = (MemoryKind.CONTEXT, MemoryKind.PROCESS)
-"""What a process holds beside the tensors of its framework."""
+"""Memory of a process beside the tensors of its framework."""
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 
 
 def plan_of(job: Mapping[str, Any]) -> Plan:
-    """The plan of a job, whatever its verdict. Raises: RlplanError where the job is wrong or nothing can be built."""
-    return _plan_of(json.dumps(job, sort_keys=True))
+    """The plan of a job, whatever its verdict. Raises: RlplanError for a wrong job, or one without any layout."""
+    return _plan_text(json.dumps(job, sort_keys=True))
 
 
 @lru_cache(maxsize=512)
-def _plan_of(text: str) -> Plan:
+def _plan_text(text: str) -> Plan:
     return search_of(job_of(json.loads(text))).run(with_others=False, may_leave_idle=False)
 
 
 def job_of(job: Mapping[str, Any]) -> JobSpec:
-    """The job of a mapping. Raises: SpecError."""
+    """The validated job of a mapping. Raises: SpecError."""
     return validate(JobSpec, JobSpec.long_form(job), file="the point's job", way_out="correct the point")
 
 
 def forget_plans() -> None:
-    """Find every plan anew: for those who change what plans depend on."""
-    for cache in (_plan_of, _served_of, _load_of):
+    """Clear the cached plans, after a change of constants that plans depend on."""
+    for cache in (_plan_text, _serve_text, _simulate_text):
         cache.cache_clear()
 
 
-def served_of(job: Mapping[str, Any]) -> Served:
-    """The engine of a job that serves, as `rlplan estimate` has it. Raises: RlplanError where the job is wrong."""
-    return _served_of(json.dumps(job, sort_keys=True))
+def serve_job(job: Mapping[str, Any]) -> Served:
+    """The engine of a serving job, as in `rlplan estimate`. Raises: RlplanError for a wrong job."""
+    return _serve_text(json.dumps(job, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _served_of(text: str) -> Served:
+def _serve_text(text: str) -> Served:
     return serve(job_of(json.loads(text)))
 
 
-def load_of(job: Mapping[str, Any]) -> ServedLoad:
-    """The engine's latencies under the job's requests in flight, as in `rlplan simulate`. Raises: RlplanError."""
-    return _load_of(json.dumps(job, sort_keys=True))
+def simulate_load(job: Mapping[str, Any]) -> ServedLoad:
+    """The engine's latencies with the job's concurrent requests, as in `rlplan simulate`. Raises: RlplanError."""
+    return _simulate_text(json.dumps(job, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _load_of(text: str) -> ServedLoad:
+def _simulate_text(text: str) -> ServedLoad:
     return serve_load(job_of(json.loads(text)))
 
 
 def find_actions(plan: Plan, *kinds: ActionKind, role: Role = Role.POLICY) -> tuple[str, ...]:
-    """Ids of a step's actions of some kinds, of one role where they have one."""
+    """Ids of a step's actions of the given kinds and role."""
     return tuple(action.id for action in plan.schedule.step if action.kind in kinds and action.role is role)
 
 
 def peak_in_training(plan: Plan, statistic: Statistic, *, is_first: bool = False) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of the policy's trainer at its peak in training, as a statistic counts them.
+    """Bytes by kind of a rank of the policy trainer at its peak in training, as a statistic counts them.
 
-    is_first: of the first step, in which the optimizer's states appear.
+    is_first: of the first step, which allocates the optimizer states.
     """
     kinds = (ActionKind.OPTIMIZER_STEP,) if statistic is Statistic.MEAN_ALLOCATED else TRAINS
     moments = [
-        _held(plan, action, statistic, "first" if is_first else "steady") for action in find_actions(plan, *kinds)
+        _find_bytes(plan, action, statistic, "first" if is_first else "steady") for action in find_actions(plan, *kinds)
     ]
-    return max(moments, key=lambda held: sum(held.values()))
+    return max(moments, key=lambda sizes: sum(sizes.values()))
 
 
 def held_between_steps(plan: Plan, statistic: Statistic) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of the policy's trainer when a step has ended."""
+    """Bytes by kind of a rank of the policy trainer after a step."""
     action = find_actions(plan, ActionKind.OPTIMIZER_STEP)[-1]
-    return _held(plan, action, statistic, "steady", is_resident=True)
+    return _find_bytes(plan, action, statistic, "steady", is_resident=True)
 
 
 def held_by_scorer(plan: Plan, role: Role, statistic: Statistic, *, is_resident: bool = False) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of a frozen role while it scores, or after that."""
+    """Bytes by kind of a rank of a frozen role while it scores, or after (is_resident)."""
     [action, *_] = find_actions(plan, ActionKind.SCORE, role=role)
-    return _held(plan, action, statistic, "steady", process=f"scorer/{role}/0", is_resident=is_resident)
+    return _find_bytes(plan, action, statistic, "steady", process=f"scorer/{role}/0", is_resident=is_resident)
 
 
-def _held(
+def _find_bytes(
     plan: Plan,
     action: str,
     statistic: Statistic,
@@ -106,24 +106,25 @@ def _held(
     is_resident: bool = False,
 ) -> dict[MemoryKind, int]:
     rows = plan.ledger.rows_of(process)
-    held = _by_kind(
+    sizes = _sum_by_kind(
         (row for row in rows if (row.run_phase, row.action_id) == (run_phase, action)), is_resident=is_resident
     )
     if statistic is Statistic.PROCESS:
-        return held
-    started = _by_kind((row for row in rows if row.run_phase == "start"), is_resident=True)
-    held = {kind: size for kind, size in held.items() if kind not in NOT_TENSORS}
-    if (communicators := started.get(MemoryKind.COMM_BUFFERS, 0)) and MemoryKind.COMM_BUFFERS in held:
-        held[MemoryKind.COMM_BUFFERS] -= communicators
+        return sizes
+    started = _sum_by_kind((row for row in rows if row.run_phase == "start"), is_resident=True)
+    sizes = {kind: size for kind, size in sizes.items() if kind not in NOT_TENSORS}
+    # torch's statistics exclude NCCL's communicators, which exist from the start
+    if (communicators := started.get(MemoryKind.COMM_BUFFERS, 0)) and MemoryKind.COMM_BUFFERS in sizes:
+        sizes[MemoryKind.COMM_BUFFERS] -= communicators
     if statistic is not Statistic.RESERVED:
-        held.pop(MemoryKind.FRAGMENTATION, None)
-    return held
+        sizes.pop(MemoryKind.FRAGMENTATION, None)
+    return sizes
 
 
 def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident: bool = False) -> dict[MemoryKind, int]:
-    """Bytes by kind of all processes of the first device in an action, or when it has ended.
+    """Bytes by kind of all processes on the first device during an action, or after it (is_resident).
 
-    A process that takes no part holds what it held after its last action.
+    A process without a part in the action holds what it held after its last one.
     """
     device = plan.ledger.devices[0]
     last: dict[str, list[LedgerRow]] = {}
@@ -134,77 +135,77 @@ def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident:
                 active.setdefault(row.process, []).append(row)
         if moment == (run_phase, action):
             waiting = (rows for process, rows in last.items() if process not in active)
-            found = [_by_kind(rows, is_resident=is_resident) for rows in active.values()]
-            found += [_by_kind(rows, is_resident=True) for rows in waiting]
-            return {kind: sum(held.get(kind, 0) for held in found) for held in found for kind in held}
+            processes = [_sum_by_kind(rows, is_resident=is_resident) for rows in active.values()]
+            processes += [_sum_by_kind(rows, is_resident=True) for rows in waiting]
+            return {kind: sum(sizes.get(kind, 0) for sizes in processes) for sizes in processes for kind in sizes}
         last |= active
     raise AssertionError(f"{action} is no action of {run_phase}")
 
 
 def held_by_engine(plan: Plan, kind: ActionKind, *, is_resident: bool = False) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of a rollout engine in an action of a usual step, or when it has ended."""
+    """Bytes by kind of a rank of a rollout engine in an action of a steady-state step, or after it (is_resident)."""
     [action, *_] = find_actions(plan, kind)
     rows = [row for row in plan.ledger.rows_of("rollout_engine/0") if row.action_id == action]
     usual = [row for row in rows if row.run_phase == "steady"]
-    return _by_kind(usual or [row for row in rows if row.run_phase == "first"], is_resident=is_resident)
+    return _sum_by_kind(usual or [row for row in rows if row.run_phase == "first"], is_resident=is_resident)
 
 
 def context_of_process(plan: Plan) -> int:
-    """Bytes of the CUDA context of the policy's trainer, which an engine in its process has none beside."""
+    """Bytes of the CUDA context of the policy trainer; an engine in the same process has no other."""
     started = (row for row in plan.ledger.rows_of(f"{Role.POLICY}_trainer/0") if row.run_phase == "start")
-    return _by_kind(started, is_resident=True).get(MemoryKind.CONTEXT, 0)
+    return _sum_by_kind(started, is_resident=True).get(MemoryKind.CONTEXT, 0)
 
 
-def _by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind, int]:
-    found: dict[MemoryKind, int] = {}
+def _sum_by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind, int]:
+    sizes: dict[MemoryKind, int] = {}
     for row in rows:
         if row.space == "device":
             size = row.resident_bytes if is_resident else row.peak_bytes
-            found[row.kind] = max(found.get(row.kind, 0), size)
-    return found
+            sizes[row.kind] = max(sizes.get(row.kind, 0), size)
+    return sizes
 
 
-def in_its_unit(point: MeasuredPoint, held: Mapping[MemoryKind, int], plan: Plan) -> Prediction:
-    """Bytes by kind as the point's source would print them. plan: that holds them."""
+def predict_bytes(point: MeasuredPoint, sizes: Mapping[MemoryKind, int], plan: Plan) -> Prediction:
+    """The prediction for bytes by kind, in the point's unit."""
     unit = unit_bytes(point)
-    parts = {kind.value: size / unit for kind, size in held.items() if size}
-    return Prediction(sum(held.values()) / unit, parts=parts, stratum=stratum_of(plan, point.quantity))
+    parts = {kind.value: size / unit for kind, size in sizes.items() if size}
+    return Prediction(sum(sizes.values()) / unit, parts=parts, stratum=stratum_of(plan, point.quantity))
 
 
-def seconds_of(plan: Plan) -> float:
-    """Seconds of a usual step. Raises: CannotPredict where the profile has no rates."""
+def predict_seconds(plan: Plan) -> float:
+    """Seconds of a steady-state step. Raises: CannotPredict for a profile without rates."""
     if plan.timing is None:
         raise CannotPredict(f"no rates of {plan.devices} are known")
     return plan.seconds
 
 
 def phase_seconds(plan: Plan) -> dict[Phase, float]:
-    """Seconds of each phase of a usual step. Raises: CannotPredict where the profile has no rates."""
+    """Seconds of each phase of a steady-state step. Raises: CannotPredict for a profile without rates."""
     if plan.timing is None:
         raise CannotPredict(f"no rates of {plan.devices} are known")
-    found: dict[Phase, float] = {}
+    seconds_by_phase: dict[Phase, float] = {}
     for action in plan.timing.step.actions:
-        found[action.phase] = found.get(action.phase, 0.0) + action.cost.seconds
-    return {phase: seconds for phase, seconds in found.items() if seconds}
+        seconds_by_phase[action.phase] = seconds_by_phase.get(action.phase, 0.0) + action.cost.seconds
+    return {phase: seconds for phase, seconds in seconds_by_phase.items() if seconds}
 
 
 def device_peak(plan: Plan) -> dict[MemoryKind, int]:
-    """Bytes by kind of the fullest GPU at its worst moment."""
-    held: dict[MemoryKind, int] = {}
+    """Bytes by kind of the fullest GPU at its peak."""
+    sizes: dict[MemoryKind, int] = {}
     for _, _, kind, size in plan.binding.rows:
-        held[kind] = held.get(kind, 0) + size
-    return held
+        sizes[kind] = sizes.get(kind, 0) + size
+    return sizes
 
 
 def worker_peak(plan: Plan, worker: str, statistic: Statistic) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of a worker, such as `policy_trainer`, at its worst moment of a usual step.
+    """Bytes by kind of a rank of a worker, such as `policy_trainer`, at its peak in a steady-state step.
 
-    Raises: CannotPredict where the job has no such worker.
+    Raises: CannotPredict for a worker that the job lacks.
     """
     process = f"{worker}/0"
     actions = {row.action_id for row in plan.ledger.rows_of(process) if row.run_phase == "steady"}
     if not actions:
         known = sorted({name.rpartition("/")[0] for name in plan.ledger.processes})
         raise CannotPredict(f"the job has no worker {worker!r}: {', '.join(known)}")
-    moments = [_held(plan, action, statistic, "steady", process=process) for action in actions]
-    return max(moments, key=lambda held: sum(held.values()))
+    moments = [_find_bytes(plan, action, statistic, "steady", process=process) for action in actions]
+    return max(moments, key=lambda sizes: sum(sizes.values()))

@@ -1,6 +1,6 @@
-"""Predictors by kind of point: who answers for `vllm_kv`, `train_peak` and the rest.
+"""Registry of predictors by kind of point: `vllm_kv`, `train_peak` and others.
 
-In: a function from a point to a Prediction. Out: the same function, registered for its kinds. A predictor that cannot
+In: a function from a point to a Prediction. Out: the same function, registered for its kinds. A predictor without an
 answer returns a Refusal, or raises CannotPredict with the reason; it never guesses.
 Left out: the comparison (compare.py).
 
@@ -17,23 +17,23 @@ from rlplan.planner.measured_errors import Stratum
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the formulas say."""
+    """The predicted value of a point."""
 
     value: float | str
-    """In the point's own unit, or a word where a word was measured."""
+    """Number in the point's unit, or a word where a word was measured."""
     is_right: bool | None = None
-    """For verdicts, whether the word agrees (a verdict is right or wrong, not near)."""
+    """Whether a verdict agrees; None for numbers."""
     parts: dict[str, float] = field(default_factory=dict)
-    """What the value is made of, in the same unit, for those who ask why."""
+    """Parts of the value in the same unit, by kind of memory or phase."""
     without_effect: dict[str, str] = field(default_factory=dict)
-    """Settings that it did not need, each with the reason (settings_read.py); predictors leave it empty."""
+    """Settings that were not needed, each with the reason. compare.py fills it in; predictors leave it empty."""
     assumed: dict[str, str] = field(default_factory=dict)
-    """What it took for settings that are not stated; as `without_effect`."""
+    """Values assumed for settings that are not stated; filled in like `without_effect`."""
     stratum: Stratum | None = None
     """The stratum that decides the interval; None where the model alone decides it."""
 
     def __post_init__(self) -> None:
-        """Refuse bytes, seconds and rates below zero: no measurement is negative, so a formula is wrong."""
+        """Refuse negative bytes, seconds and rates: no measurement is negative, so a formula is wrong."""
         sizes = {"value": self.value} if isinstance(self.value, int | float) else {}
         for name, size in (sizes | self.parts).items():
             assert size >= 0, f"a formula gives {name} = {size}, below 0"
@@ -41,7 +41,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is no prediction."""
+    """A missing prediction, with the reason."""
 
     reason: str
 
@@ -55,7 +55,7 @@ _PREDICTORS: dict[str, Predictor] = {}
 
 
 def predicts(*kinds: str) -> Callable[[Predictor], Predictor]:
-    """Registers a predictor for kinds of points. A kind has one predictor: a second one is a bug."""
+    """Register a predictor for kinds of points. A second predictor of a kind is a bug."""
 
     def register(predictor: Predictor) -> Predictor:
         for kind in kinds:
@@ -67,10 +67,10 @@ def predicts(*kinds: str) -> Callable[[Predictor], Predictor]:
 
 
 def find_predictor(kind: str) -> Predictor | None:
-    """Who predicts a kind; None where nobody does."""
+    """The predictor of a kind; None without one."""
     return _PREDICTORS.get(kind)
 
 
 def known_kinds() -> tuple[str, ...]:
-    """Every kind that has a predictor, in order."""
+    """The kinds with a predictor, sorted."""
     return tuple(sorted(_PREDICTORS))

@@ -1,50 +1,50 @@
-"""Points about vLLM alone: bytes of an engine by kind, and latencies of clients that keep requests in flight.
+"""Predictors of vLLM points: bytes of an engine by kind, and latencies under a constant number of requests.
 
-In: a point. Out: a job of `framework: vllm`, and what `rlplan estimate` or `rlplan simulate` say of it. Left out: other
-engines and what the bytes and seconds come about by.
+In: a point. Out: a job of `framework: vllm`, and the answer of `rlplan estimate` or `rlplan simulate`. Left out: other
+engines, the formulas themselves.
 
-What rows of latencies leave open is read as published sweeps do it: all prompts differ, the cache is fp8 where the
-checkpoint is quantised and the GPU multiplies fp8 (64 requests of 9,216 tokens fit beside Llama-3.1-70B-FP8 on one B200
-in fp8 only), 0.9 of the memory. A row whose expert columns are 0 comes from a sweep that loads a whole host of 8 GPUs
-with 8/tp engines: its concurrency is that of all of them.
+Settings that a latency row leaves open follow published sweeps. All prompts differ. The KV cache is fp8 where the
+checkpoint is quantized and the GPU has fp8 matmuls: 64 requests of 9,216 tokens fit beside Llama-3.1-70B-FP8 on one
+B200 in fp8 only. The engine may use 0.9 of the memory. A row whose expert columns are 0 comes from a sweep over a whole
+host of 8 GPUs with 8/tp engines: its concurrency is that of all engines together.
 """
 
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import QUANTIZATION_KEYS, has_quantized_name, model_of, policy_of
+from rlplan.accuracy.named_models import QUANTIZATION_KEYS, has_quantized_name, make_policy, model_of
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import load_of, served_of
+from rlplan.accuracy.predict import serve_job, simulate_load
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
 from rlplan.accuracy.settings import Settings, gpu_of, total_bytes, unit_bytes
-from rlplan.accuracy.training.job import hardware_of
+from rlplan.accuracy.training.job import make_hardware
 from rlplan.spec.base import shorten
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import GIB
 
 GPUS_OF_A_SWEEP = 8
-"""GPUs of the host that a sweep over whole hosts loads."""
+"""GPUs of the host in a sweep over whole hosts."""
 UTILIZATION = 0.9
-"""The fraction of memory that published sweeps give vLLM."""
+"""`gpu_memory_utilization` of published sweeps."""
 SERVED_WORDS = {"fp4": "nvfp4", "w4afp8": "int4_wo", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}
-"""Words of servers' tables that mean something else elsewhere (bitsandbytes' `fp4`), or name activations too."""
+"""Weight formats by words of serving tables: these words mean another format elsewhere, or name activations too."""
 PLAIN = ("", "none", "bf16", "bfloat16", "fp16", "float16", "half", "auto")
-"""Words for weights that are not quantised."""
+"""Words for weights that are not quantized."""
 UNSTATED, BEFORE_KNOWN = "0.10", "0.6.0 V0"
-"""The release where none is stated, and where an older one is than any whose profile run is known."""
+"""The release for points without one, and for releases before the oldest with a known profile run."""
 ANY_RELEASE = ("vllm_weights", "kv_per_token")
-"""Kinds that do not depend on the release's profile run, or on the size of the GPU."""
+"""Kinds that depend neither on the release's profile run nor on the size of the GPU."""
 OFFLINE = ("llm", "llm_class", "offline")
 
 
 @predicts("vllm_weights", "vllm_profile_peak", "vllm_activation_peak", "vllm_cuda_graph", "vllm_kv", "kv_per_token")
 def predict_engine(point: MeasuredPoint) -> Prediction:
-    """Bytes of an engine, or tokens, blocks and sequences of its cache, as kind and unit say."""
+    """Bytes of an engine, or tokens, blocks or sequences of its KV cache, by kind and unit."""
     kind, unit = point.kind, point.measured.unit.lower()
     is_size = point.measured.bytes_per_unit is not None
     if not is_size and kind not in ("vllm_kv", "kv_per_token"):
         unit_bytes(point)
-    memory = served_of(engine_job(point)).memory
+    memory = serve_job(engine_job(point)).memory
     if is_size:
         sizes = {
             "vllm_weights": memory.model_bytes,
@@ -66,21 +66,21 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
 
 @predicts("serving_tpot", "serving_ttft", "throughput_infer")
 def predict_latency(point: MeasuredPoint) -> Prediction:
-    """Mean milliseconds of a token after the first, or to the first one, as the unit says."""
+    """Mean milliseconds per output token (TPOT), or to the first token (TTFT), as the unit says."""
     unit = point.measured.unit.lower()
     if not unit.startswith("ms") or ("tpot" not in unit and "ttft" not in unit):
         raise CannotPredict(f"unit {shorten(point.measured.unit)} is neither ms TPOT nor ms TTFT")
-    latency = load_of(latency_job(point)).latency
+    latency = simulate_load(latency_job(point)).latency
     return Prediction(1e3 * (latency.first_token_s if "ttft" in unit else latency.token_s))
 
 
 @predicts("kv_saturation")
 def judge_saturation(point: MeasuredPoint) -> Prediction | Refusal:
-    """Whether requests wait for the cache: right where a wait was measured."""
+    """The verdict whether requests wait for the KV cache; it is right if they do, because a wait was measured."""
     unit = point.measured.unit.lower()
     if "queue" not in unit and "exhaust" not in unit:
         return Refusal(f"unit {shorten(unit)} does not say whether requests waited for the cache")
-    waits = load_of(latency_job(point)).waits_for_cache
+    waits = simulate_load(latency_job(point)).waits_for_cache
     return Prediction("exhausted" if waits else "enough", is_right=waits)
 
 
@@ -92,9 +92,9 @@ def engine_job(point: MeasuredPoint) -> dict[str, Any]:
         "pp": settings.degree("pp", "pipeline_parallel_size"),
         "cp": settings.degree("decode_context_parallel", "dcp", "decode_context_parallel_size"),
     }
-    length = settings.count("max_model_len", 0, at_least=0) or model_of(point).max_position_embeddings
-    rollout = ranks | _formats(settings) | _limits(settings, length)
-    rollout["engine_version"] = _release(settings, is_any=point.kind in ANY_RELEASE)
+    length = settings.read_count("max_model_len", 0, at_least=0) or model_of(point).max_position_embeddings
+    rollout = ranks | _read_formats(settings) | _read_limits(settings, length)
+    rollout["engine_version"] = _read_release(settings, is_any=point.kind in ANY_RELEASE)
     if settings.degree("ep") > 1:
         rollout["has_expert_parallel"] = True
     if settings.flag("enforce_eager"):
@@ -103,11 +103,11 @@ def engine_job(point: MeasuredPoint) -> dict[str, Any]:
         rollout["kv_cache_memory"] = int(settings.number("available_kv_gib", low=0.0) * GIB)
     elif utilization := settings.number("gpu_memory_utilization", 0.0, high=1.0):
         rollout["gpu_memory_utilization"] = utilization
-    hardware = hardware_of(point, ranks["tp"] * ranks["pp"])
+    hardware = make_hardware(point, ranks["tp"] * ranks["pp"])
     if _depends_on_gpu(point, settings):
         hardware["memory"] = total_bytes(point)
     return {
-        "policy": policy_of(point, longest=length),
+        "policy": make_policy(point, longest=length),
         "framework": "vllm",
         "hardware": hardware,
         "workload": {"max_prompt_len": 1, "max_response_len": max(1, length - 1)},
@@ -121,7 +121,7 @@ def _depends_on_gpu(point: MeasuredPoint, settings: Settings) -> bool:
     return point.kind == "vllm_kv" or not ("max_num_batched_tokens" in settings and "max_num_seqs" in settings)
 
 
-def _release(settings: Settings, *, is_any: bool) -> str:
+def _read_release(settings: Settings, *, is_any: bool) -> str:
     stated = settings.word("vllm", settings.word("version"))[:40]
     if is_any and re.search(r"(?<!\d)0\.[0-5](\.|\b)", stated):
         return BEFORE_KNOWN
@@ -130,24 +130,27 @@ def _release(settings: Settings, *, is_any: bool) -> str:
     return stated or UNSTATED
 
 
-def _formats(settings: Settings) -> dict[str, Any]:
-    """Types of weights and cache. Raises: CannotPredict."""
-    element_bytes = max(2, settings.element_bytes("dtype", "model_dtype"))  # fp8 as a dtype says what is quantised
+def _read_formats(settings: Settings) -> dict[str, Any]:
+    """Formats of weights and KV cache. Raises: CannotPredict."""
+    # fp8 as a dtype names the format of the weights; activations stay 16 bits
+    element_bytes = max(2, settings.element_bytes("dtype", "model_dtype"))
     cached = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none") or element_bytes
     if cached not in (1, element_bytes):
-        raise CannotPredict(f"a cache of {cached} bytes an element beside weights of {element_bytes}: no job says that")
+        raise CannotPredict(
+            f"a cache of {cached} bytes an element beside weights of {element_bytes}: a job cannot express that"
+        )
     formats = {"dtype": "float32" if element_bytes == 4 else "bfloat16", "kv_dtype": "fp8" if cached == 1 else "auto"}
     words = (settings.raw(key) for key in QUANTIZATION_KEYS)
     word = next((word for word in words if isinstance(word, str) and word), "none")
     return formats | {"quantization": word[:40]}
 
 
-def _limits(settings: Settings, length: int) -> dict[str, Any]:
-    """Limits of a batch and a block, where they are stated. Raises: CannotPredict."""
-    limits = {key: settings.count(key, 0, at_least=0) for key in ("max_num_seqs", "max_num_batched_tokens")}
+def _read_limits(settings: Settings, length: int) -> dict[str, Any]:
+    """Stated limits of a batch and size of a block. Raises: CannotPredict."""
+    limits = {key: settings.read_count(key, 0, at_least=0) for key in ("max_num_seqs", "max_num_batched_tokens")}
     if not limits["max_num_batched_tokens"] and settings.raw("chunked_prefill") is False:
         limits["max_num_batched_tokens"] = max(length, 2048)
-    limits["block_size"] = settings.count("block_size", settings.count("block", 0, at_least=0), at_least=0)
+    limits["block_size"] = settings.read_count("block_size", settings.read_count("block", 0, at_least=0), at_least=0)
     if settings.word("usage").lower() in OFFLINE and not (limits["max_num_seqs"] and limits["max_num_batched_tokens"]):
         raise CannotPredict("vLLM's LLM class has other limits than its server, and the point does not state them")
     return {key: value for key, value in limits.items() if value}
@@ -164,23 +167,23 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
         raise CannotPredict("the number of concurrent requests is not stated (batch_size or concurrency)")
     tp, is_sweep = settings.degree("tp_size", "tp", "tensor_parallel_size"), settings.raw("moe_tp_size") == 0
     whole = settings.degree("moe_ep_size") if settings.raw("moe_ep_size") else settings.degree("ep")
-    replicas = settings.count("attention_dp_size", 1) if settings.raw("attention_dp_size") else 1
+    replicas = settings.read_count("attention_dp_size", 1) if settings.raw("attention_dp_size") else 1
     has_experts = model_of(point).experts is not None
     num_gpus = max(tp, GPUS_OF_A_SWEEP // tp * tp) if is_sweep else tp * replicas
-    prompt, response = settings.count("isl"), settings.count("osl")
-    quantization = _served_format(point, settings, has_experts=has_experts)
+    prompt, response = settings.read_count("isl"), settings.read_count("osl")
+    quantization = _read_served_format(point, settings, has_experts=has_experts)
     kv_bytes = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none")
     is_quantized = quantization != "none" or has_quantized_name(point)
     has_fp8 = kv_bytes == 1 or (not kv_bytes and is_quantized and ComputeDtype.FLOAT8 in gpu.dense_flops_per_s)
     release = settings.word("backend_version", settings.word("version"))
     return {
-        "policy": policy_of(point, longest=prompt + response),
+        "policy": make_policy(point, longest=prompt + response),
         "framework": f"vllm@{release}" if re.fullmatch(r"\d+(\.\d+)+", release) else "vllm",
-        "hardware": hardware_of(point, num_gpus),
+        "hardware": make_hardware(point, num_gpus),
         "workload": {
             "max_prompt_len": prompt,
             "max_response_len": response,
-            "num_concurrent_requests": settings.count(key),
+            "num_concurrent_requests": settings.read_count(key),
         },
         "rollout": {
             "tp": tp,
@@ -189,7 +192,7 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
             "quantization": quantization,
             "kv_dtype": "fp8" if has_fp8 else "auto",
             "gpu_memory_utilization": UTILIZATION,
-            **{key: settings.count(key) for key in ("max_num_seqs", "max_num_batched_tokens") if key in settings},
+            **{key: settings.read_count(key) for key in ("max_num_seqs", "max_num_batched_tokens") if key in settings},
         },
     }
 
@@ -198,19 +201,19 @@ def _refuse_others(settings: Settings) -> None:
     if settings.word("backend", "vllm").lower() != "vllm":
         raise CannotPredict(f"the constants are vLLM's, not {shorten(settings.word('backend'))}'s")
     if settings.word("mode", "agg").lower() not in ("agg", "aggregated", ""):
-        raise CannotPredict("prefill and decode on engines of their own are not timed")
+        raise CannotPredict("disaggregated prefill and decode are not timed")
     if settings.degree("pp_size", "pp") > 1:
-        raise CannotPredict("an engine in pipeline stages is not timed")
+        raise CannotPredict("engines with pipeline parallelism are not timed")
 
 
-def _served_format(point: MeasuredPoint, settings: Settings, *, has_experts: bool) -> str:
-    """The format that a row's columns name; none where the checkpoint's name says it.
+def _read_served_format(point: MeasuredPoint, settings: Settings, *, has_experts: bool) -> str:
+    """The weight format in a row's columns; `none` where the checkpoint's name decides.
 
-    Raises: CannotPredict where experts have another one than dense layers.
+    Raises: CannotPredict where experts and dense layers have different formats.
     """
     dense, experts = (str(settings.raw(key) or "").lower() for key in ("gemm_quant_mode", "moe_quant_mode"))
     stated = str(settings.raw("precision") or settings.raw("quantization") or "").lower()
     if has_experts and experts not in ("", dense) and not has_quantized_name(point):
-        raise CannotPredict(f"dense layers in {dense or 'bf16'} and experts in {experts}: no job says that")
+        raise CannotPredict(f"dense layers in {dense or 'bf16'} and experts in {experts}: a job cannot express that")
     word = dense or ("" if experts else stated)
     return "none" if word in PLAIN else SERVED_WORDS.get(word, word)[:40]

@@ -1,7 +1,7 @@
-"""What a point was measured under, read with types: a wrong or missing setting refuses the point, with the reason.
+"""Typed access to the settings of a point: a wrong or missing setting refuses the point, with the reason.
 
 In: a point's settings and its GPU's name in the source's words. Out: numbers, words, total bytes of a GPU.
-Left out: what they mean for memory.
+Left out: the meaning of settings for memory.
 """
 
 import re
@@ -16,22 +16,20 @@ from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import GIB
 
 MAX_COUNT = 1 << 40
-"""Beyond any token count, batch or length that a machine could hold."""
-
-
+"""Larger than any token count, batch or length that a machine could hold."""
 LEAST_OF_NAME, MOST_OF_NAME = 0.85, 1.05
-"""What a driver reports of the size in a GPU's name: an L4 of 24 GB 92 %, a T4 of 16 GB 91 % (ECC, firmware). A name
-with another size is another GPU."""
+"""Driver-reported memory relative to the size in a GPU's name; another ratio means another GPU.
 
-
+ECC and firmware reduce it: an L4 of 24 GB reports 92 %, a T4 of 16 GB 91 %.
+"""
 MAX_RANKS = 1 << 16
-"""Beyond any degree of parallelism."""
+"""Larger than any degree of parallelism."""
 UNLIMITED = 1 << 20
-"""A default from which on a count is no limit at all."""
+"""Smallest default that means no limit, and is not reported as an assumption."""
 
 
 class Settings:
-    """The settings of one point. Every reader raises CannotPredict where the value is of no use."""
+    """The settings of one point. Every reader raises CannotPredict for an unusable value."""
 
     def __init__(self, point: MeasuredPoint) -> None:
         self._values: dict[str, Any] = point.settings
@@ -40,17 +38,17 @@ class Settings:
         return self._values.get(key) is not None
 
     def assume(self, key: str, value: object) -> None:
-        """Notes what is taken for a setting that is not stated, for those who read the prediction."""
+        """Record the value that is assumed for a setting that is not stated."""
         noted = getattr(self._values, "assumed", None)
         if isinstance(noted, dict):
             noted[key] = str(value)
 
     def raw(self, key: str) -> Any:
-        """The value as it is; None where there is none."""
+        """The untyped value; None without one."""
         return self._values.get(key)
 
-    def count(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
-        """A whole number, also as digits. default: where the key is missing or null; without one it is refused."""
+    def read_count(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
+        """A whole number, also from a text of digits. default: for a missing key; without it, the point is refused."""
         value = self._values.get(key)
         if value is None:
             value = default
@@ -61,11 +59,11 @@ class Settings:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MAX_COUNT:
-            raise CannotPredict(self._complaint(key, value, f"a whole number from {at_least}"))
+            raise CannotPredict(self._describe_fault(key, value, f"a whole number from {at_least}"))
         return value
 
     def first(self, keys: tuple[str, ...]) -> str | None:
-        """The first key that is stated. Others that say the same are read with it."""
+        """The first stated key. Keys with the same value count as read, too."""
         stated = next((key for key in keys if key in self), None)
         if stated is not None:
             for key, value in self._values.items():
@@ -73,20 +71,20 @@ class Settings:
                     self._values.get(key)
         return stated
 
-    def words_of(self, keys: tuple[str, ...]) -> str:
-        """Those of some keys that are stated, with their values, as `key=value` in lower case."""
+    def join_words(self, keys: tuple[str, ...]) -> str:
+        """The stated ones of some keys with their values, as `key=value` in lower case."""
         return " ".join(f"{key}={self._values.get(key)}" for key in keys if key in self).lower()
 
     def degree(self, *keys: str) -> int:
-        """A degree of parallelism; 1 where it is not stated."""
+        """A degree of parallelism, 1 by default."""
         key = self.first(keys)
-        degree = self.count(key) if key else 1
+        degree = self.read_count(key) if key else 1
         if degree > MAX_RANKS:
             raise CannotPredict(f"setting '{key}' is {degree}; no machine has more than {MAX_RANKS} ranks")
         return degree
 
     def number(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e15) -> float:
-        """A number, also at the start of a text such as `0.90 (assumed default)`."""
+        """A number, also from the start of a text such as `0.90 (assumed default)`."""
         value = self._values.get(key)
         if value is None:
             value = default
@@ -95,43 +93,43 @@ class Settings:
         if isinstance(value, str) and (match := re.match(r"\s*(\d+(?:\.\d+)?)", value)):
             value = float(match.group(1))
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise CannotPredict(self._complaint(key, value, f"a number from {low:g} to {high:g}"))
+            raise CannotPredict(self._describe_fault(key, value, f"a number from {low:g} to {high:g}"))
         return float(value)
 
     def word(self, key: str, default: str = "") -> str:
-        """A text; null and missing are the default."""
+        """A text; the default for null or a missing key."""
         value = self._values.get(key)
         if value is None:
             return default
         if not isinstance(value, str):
-            raise CannotPredict(self._complaint(key, value, "a word"))
+            raise CannotPredict(self._describe_fault(key, value, "a word"))
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false, also as a word."""
+        """A boolean, also from a word."""
         value = self._values.get(key)
         if value is None:
             return default
         if isinstance(value, str):
             value = {"true": True, "false": False}.get(value.strip().lower(), value)
         if not isinstance(value, bool):
-            raise CannotPredict(self._complaint(key, value, "true or false"))
+            raise CannotPredict(self._describe_fault(key, value, "true or false"))
         return value
 
     def element_bytes(self, *keys: str, default: str = "bf16") -> int:
-        """Bytes of an element of the type that the first of `keys` names."""
+        """Bytes per element of the data type that the first stated key names."""
         key = next((key for key in keys if key in self), keys[0])
         word = self.word(key, default).lower().replace("torch.", "").split()[0:1]
         text = word[0] if word else default
         text = default if text in ("auto", "none") else text
         if text not in ELEMENT_BYTES:
-            raise CannotPredict(self._complaint(key, text, "one of " + ", ".join(ELEMENT_BYTES)))
+            raise CannotPredict(self._describe_fault(key, text, "one of " + ", ".join(ELEMENT_BYTES)))
         return ELEMENT_BYTES[text]
 
     @staticmethod
-    def _complaint(key: str, value: Any, rule: str) -> str:
-        found = "is not stated" if value is None else f"is {shorten(value)}"
-        return f"setting '{key}' {found}; it must be {rule}"
+    def _describe_fault(key: str, value: Any, rule: str) -> str:
+        state = "is not stated" if value is None else f"is {shorten(value)}"
+        return f"setting '{key}' {state}; it must be {rule}"
 
 
 ELEMENT_BYTES = {
@@ -141,8 +139,10 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("mxfp4", "nvfp4", "fp4", "nf4", "awq", "gptq", "int4"), 2),
     "none": 0,
 }
-"""Bytes of an element by the names that logs and flags use; a format of 4 bits names the weights, beside
-which everything is bf16; `none` is for a default that the caller replaces."""
+"""Bytes per element by the names in logs and flags.
+
+A 4-bit format names the weights, and everything else is bf16. `none` marks a default that the caller replaces.
+"""
 
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*GiB", re.IGNORECASE)
 _NOISE = re.compile(
@@ -153,7 +153,7 @@ _NOISE = re.compile(
 
 
 def unit_bytes(point: MeasuredPoint) -> int:
-    """Bytes of one unit of what was measured. Raises CannotPredict where the unit is no size."""
+    """Bytes of one unit of the measurement. Raises: CannotPredict for a unit that is no size."""
     size = point.measured.bytes_per_unit
     if size is None:
         raise CannotPredict(f"unit {shorten(point.measured.unit)} is no size")
@@ -161,7 +161,7 @@ def unit_bytes(point: MeasuredPoint) -> int:
 
 
 def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
-    """The profile of the GPU that a point names in its own words; None where it names none that is known.
+    """The profile of the GPU that a point names in the source's words; None for an unknown one.
 
     >>> gpu_of(MeasuredPoint(id="a", kind="k", gpu="2x RTX 4090", measured={"value": 1, "unit": "GiB"})).name
     'rtx-4090'
@@ -184,7 +184,7 @@ def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
 
 
 def total_bytes(point: MeasuredPoint) -> int:
-    """Bytes of the GPU as the driver reports them: stated in the settings or the GPU's name, else the profile's.
+    """Driver-reported bytes of the GPU: stated in the settings or the GPU's name, else the profile's.
 
     Raises: CannotPredict where neither is known.
     """

@@ -1,9 +1,9 @@
-"""Which settings of a point its predictor has read, and what is said of the others.
+"""Tracking of the settings that a predictor reads, so that no setting is ignored silently.
 
-In: a point. Out: the same point with settings that remember what was asked for, and what was taken where nothing is
-stated; then, of those that nobody asked for, why they do not matter. One that is neither read nor known to be without
-effect refuses the point by its name: the prediction would be of another run. Left out: what settings mean (settings.py
-and the modules of each kind).
+A setting that is neither read nor known to have no effect refuses the point: the prediction would be of another run.
+
+In: a point. Out: the point with settings that record reads and assumed values; the unread settings, each with the
+reason why it has no effect. Left out: the meaning of settings (settings.py and the modules of each kind).
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ OF_TRAINING = ("train_peak", "train_steady", "throughput_train")
 
 
 class ReadSettings(dict[str, Any]):
-    """Settings that remember which keys were asked for; going through all of them asks for none.
+    """Settings that record which keys were read; iteration over all of them reads none.
 
-    A nested `lora: {rank: 64}` is read as `lora_rank: 64`. Copies share the memory. assumed: what was taken for keys
-    that are not stated.
+    A nested `lora: {rank: 64}` is read as `lora_rank: 64`. Copies share the record. assumed: values for keys that are
+    not stated.
     """
 
     def __init__(
         self, values: Mapping[str, Any], asked: set[str] | None = None, assumed: dict[str, str] | None = None
     ) -> None:
-        super().__init__(_flat(values))
+        super().__init__(_flatten_lora(values))
         self.asked: set[str] = set() if asked is None else asked
         self.assumed: dict[str, str] = {} if assumed is None else assumed
 
@@ -48,14 +48,14 @@ class ReadSettings(dict[str, Any]):
         return type(self)({**self, **other}, self.asked, self.assumed)
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flatten_lora(values: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if key == "lora" and isinstance(value, dict):
-            found |= {f"lora_{name.removeprefix('lora_')}": one for name, one in value.items()}
+            flat |= {f"lora_{name.removeprefix('lora_')}": inner for name, inner in value.items()}
         else:
-            found[key] = value
-    return found
+            flat[key] = value
+    return flat
 
 
 SPELLINGS = {
@@ -77,51 +77,51 @@ SPELLINGS = {
     "cuda_graphs": "cuda_graph_scope|cuda_graph_modules|cuda_graph",
     "ac": "ac_mode|activation_checkpoint|activation_checkpoint_mode",
 }
-"""Of a setting of a training run its name here, and what trainers call it."""
+"""Names of training settings in points, with the names that trainers use."""
 _OURS = {alias: name for name, aliases in SPELLINGS.items() for alias in (name, *aliases.split("|"))}
 
 
-def in_our_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a training run by the names that the readers know; a name that is stated is left as it is.
+def normalize_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a training run under the names that the readers know; a name that is also stated itself stays.
 
     Megatron's `recompute_granularity` and `recompute_modules` are one setting: the modules, where they are named.
 
-    >>> in_our_words({"TP": 2, "expert_model_parallel_size": 8, "recompute_granularity": "selective",
+    >>> normalize_names({"TP": 2, "expert_model_parallel_size": 8, "recompute_granularity": "selective",
     ...     "recompute_modules": ["moe_act"]})
     {'tp': 2, 'ep': 8, 'recompute': ['moe_act']}
     """
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for name, value in values.items():
         ours = _OURS.get(name.lower(), name)
-        found[name if ours in values and ours != name else ours] = value
-    granularity, modules = found.pop("recompute_granularity", None), found.pop("recompute_modules", None)
-    if (modules or granularity) and "recompute" not in found:
-        found["recompute"] = modules if modules and str(granularity).lower() != "full" else granularity
-    return found
+        renamed[name if ours in values and ours != name else ours] = value
+    granularity, modules = renamed.pop("recompute_granularity", None), renamed.pop("recompute_modules", None)
+    if (modules or granularity) and "recompute" not in renamed:
+        renamed["recompute"] = modules if modules and str(granularity).lower() != "full" else granularity
+    return renamed
 
 
-def watched(point: MeasuredPoint) -> MeasuredPoint:
-    """The point with settings that remember what is asked for; keys beside `settings` count as settings too."""
+def watch_settings(point: MeasuredPoint) -> MeasuredPoint:
+    """The point with settings that record reads; keys beside `settings` count as settings too."""
     values = {**(point.model_extra or {}), **point.settings}
-    values = in_our_words(values) if point.kind in OF_TRAINING else values
+    values = normalize_names(values) if point.kind in OF_TRAINING else values
     return point.model_copy(update={"settings": ReadSettings(values)})
 
 
-def assumed(point: MeasuredPoint) -> dict[str, str]:
-    """What a watched point's predictor took for settings that are not stated."""
+def list_assumed(point: MeasuredPoint) -> dict[str, str]:
+    """Values that the predictor of a watched point assumed for settings that are not stated."""
     settings = point.settings
     return dict(settings.assumed) if isinstance(settings, ReadSettings) else {}
 
 
-def unread(point: MeasuredPoint) -> dict[str, str]:
-    """Of a watched point's settings that nobody asked for: why each is without effect. null says nothing.
+def find_unread(point: MeasuredPoint) -> dict[str, str]:
+    """Unread settings of a watched point, each with the reason why it has no effect; null values are ignored.
 
-    Raises: CannotPredict for a setting of which that is not known.
+    Raises: CannotPredict for a setting without such a reason.
     """
     settings = point.settings
     assert isinstance(settings, ReadSettings)
     asked = frozenset(settings.asked)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, value in settings.items():
         if name in asked or value is None:
             continue
@@ -132,5 +132,5 @@ def unread(point: MeasuredPoint) -> dict[str, str]:
                 f"setting '{name}' is {shorten(value)}, which no formula of {point.kind} reads, and a prediction "
                 f"without it would be of another run.{near} Remarks belong under `note`"
             )
-        found[name] = why
-    return found
+        reasons[name] = why
+    return reasons

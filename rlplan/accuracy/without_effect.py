@@ -1,7 +1,7 @@
-"""Settings of points that change no prediction, and why: what a source writes beside a measurement.
+"""Settings of points that change no prediction, with the reasons.
 
-In: the kind of a point, a setting's name, all settings. Out: why it is without effect, None where that is not known.
-A row holds for some values alone where others would matter: `attn: sdpa` stores no scores, `attn: eager` would.
+In: the kind of a point, a setting's name, all settings. Out: the reason why it has no effect; None where it may have
+one. A row may hold only for some values: `attn: sdpa` stores no attention scores, `attn: eager` would.
 """
 
 import re
@@ -18,19 +18,19 @@ ENGINE = r"vllm_\w+|kv_\w+|serving_\w+|throughput_infer"
 
 @dataclass(frozen=True)
 class WithoutEffect:
-    """Settings that do not change what is predicted: patterns that must match whole, in lower case."""
+    """Settings that do not change a prediction. Patterns must match the whole text in lower case."""
 
     names: str
     why: str
     kinds: str = ""
-    """Of points."""
+    """Pattern of kinds of points; empty for every kind."""
     values: str = ""
-    """Empty for every value."""
+    """Pattern of values; empty for every value."""
     beside: tuple[str, ...] = ()
     """Settings of which one must be stated; empty for none."""
 
     def holds(self, kind: str, name: str, settings: Mapping[str, Any]) -> bool:
-        """Whether this row speaks of that setting."""
+        """Whether this row applies to a setting."""
         return (
             re.fullmatch(self.names, name.lower()) is not None
             and (not self.kinds or re.fullmatch(self.kinds, kind) is not None)
@@ -40,7 +40,7 @@ class WithoutEffect:
 
 
 def why_without_effect(kind: str, name: str, settings: Mapping[str, Any]) -> str | None:
-    """Why a setting changes no prediction of that kind; None where that is not known.
+    """The reason why a setting changes no prediction of a kind; None without one.
 
     >>> why_without_effect("train_peak", "attn", {"attn": "sdpa"})
     'no kernel of flash attention stores scores'
@@ -148,4 +148,4 @@ ROWS = (
                   r"|vllm|version|kv_dtype|chunked_prefill",
                   "this part of an engine's memory does not depend on it", "vllm_\\w+|kv_per_token"),
 )  # fmt: skip
-"""The first row that holds gives the reason."""
+"""Rows in order; the first that holds gives the reason."""

@@ -1,5 +1,5 @@
-"""Other people's configurations as ours, and ours as theirs: verl, TRL, OpenRLHF, slime, NeMo-RL, vLLM, DeepSpeed.
+"""Import and export of configurations of verl, TRL, OpenRLHF, slime, NeMo-RL, vLLM and DeepSpeed.
 
-Files and scripts are read as data (shell/script.py, source.py), what they say is translated row by row of a table
-(`tables/*.yaml`, table.py), and answered with a plan. Nothing of theirs is executed, fetched or imported.
+Files and scripts are read as data (shell/script.py, source.py). A table translates each key (table.py), and a plan
+answers. Foreign code is never executed, fetched or imported.
 """

@@ -1,8 +1,8 @@
-"""Whether a foreign configuration fits as given, where it breaks, and its smallest changes that make it fit.
+"""Check of a foreign configuration: whether it fits as given, and the smallest changes that make it fit.
 
-In: Settings, hardware, overrides of ours. Out: Checked: the plan of the job as it stands, and changes in the source's
-own keys. Each was tried before it is named: with it the configuration fits on the GPU and on the host (`Plan.fits`).
-Left out: what else could be chosen (`rlplan plan` of the imported job).
+In: Settings, hardware, overrides of the imported job. Out: Checked: the plan of the job as it stands, and changes in
+the source's own keys. Every change was planned before it is named: with it the configuration fits on the GPU and on the
+host (`Plan.fits`). Left out: better layouts (`rlplan plan` of the imported job).
 """
 
 import re
@@ -16,9 +16,9 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
 from rlplan.foreign.convert import Imported, Taken, convert
-from rlplan.foreign.engine_share import with_kv_cache
+from rlplan.foreign.engine_share import add_kv_cache
 from rlplan.foreign.pipeline import read_stages
-from rlplan.foreign.settings import Settings, typed
+from rlplan.foreign.settings import Settings, parse_word
 from rlplan.foreign.table import ReleasedDefault, Remedy
 from rlplan.foreign.vllm.served import LENGTH, serve
 from rlplan.frameworks.profile import known_versions
@@ -41,111 +41,118 @@ from rlplan.units import ceil_div
 SCHEMA_VERSION = 1
 MOST_REMEDIES = 3
 OTHERS = "larger GPUs, more of them, or a smaller model"
-"""The way out where no change of the configuration helps."""
+"""Way out of a refusal where no change of the configuration helps."""
 _OVERRIDE = re.compile(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)+=(?:\{[^}]*\}|[^\s,;()]+)")
-"""An override of ours in a sentence."""
+"""An override of a job, such as `training.tp=2`, within a sentence."""
 _KEY = re.compile(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)+")
 MOST_STEPS = 6
-"""Steps of one remedy that are tried."""
+"""Steps of one remedy that are planned: each costs a search."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change that makes it fit. values: in the source's own keys. plan: with it."""
+    """A change with which the configuration fits."""
 
     values: dict[str, Any]
+    """New values by the source's own keys."""
     plan: Plan | Served
+    """The plan with these values."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a GPU with it."""
+        """Peak bytes of a GPU with this change."""
         return self.plan.num_bytes if isinstance(self.plan, Served) else self.plan.binding.num_bytes
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line says beside the file. model: in place of theirs. overrides: of the imported job."""
+    """Options of the command line beside the file."""
 
     hardware: str
     model: str | None = None
+    """Model that replaces the one of the file."""
     overrides: Sequence[str] = ()
+    """Overrides of the imported job, such as `workload.max_response_len=4096`."""
     fetch: Fetch | None = None
 
 
 @dataclass(frozen=True)
 class InOtherReleases:
-    """A plan of the same configuration in other releases of its stack, in which it does not fit."""
+    """The plan of the same configuration with releases of its stack in which it does not fit."""
 
     words: str
-    """The releases, and what they do otherwise."""
+    """The releases, and the default in which they differ."""
     plan: Plan
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The answer. plan: None where nothing can be built, and `refusal` says why."""
+    """The answer of `rlplan check`."""
 
     imported: Imported
     plan: Plan | None
+    """The plan as given; None where no layout can be built."""
     refusal: RlplanError | None
+    """The reason for a missing plan."""
     changes: tuple[Change, ...]
     shorter: tuple[int, int] | None = None
-    """Prompt and response lengths at which it fits as given, where it does not at the limits."""
+    """Prompt and response lengths that fit, where the configuration does not fit at its limits."""
     served: Served | None = None
-    """The answer in the place of a plan where an engine alone is said."""
+    """The engine, in place of a plan, where the file configures only an engine."""
     elsewhere: InOtherReleases | None = None
-    """Releases of the stack with which it does not fit, where it fits with the table's."""
+    """Releases in which the configuration does not fit, where it fits with the table's release."""
 
     @property
     def fits(self) -> bool:
-        """Whether it fits as given (`Plan.fits`), or its engine starts."""
+        """Whether the configuration fits as given (`Plan.fits`), or its engine starts."""
         answer = self.served or self.plan
         return answer is not None and answer.fits
 
     def as_json(self) -> dict[str, Any]:
-        """The answer for other tools."""
+        """The answer as `rlplan check --json` prints it."""
         plan = self.plan
-        found: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "verdict": Verdict.DOES_NOT_FIT.value}
+        answer: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "verdict": Verdict.DOES_NOT_FIT.value}
         if plan is not None:
-            found = {"schema_version": SCHEMA_VERSION, "verdict": plan.verdict.value, "results": results_as_json(plan)}
+            answer = {"schema_version": SCHEMA_VERSION, "verdict": plan.verdict.value, "results": results_as_json(plan)}
         if self.served is not None:
-            found |= {"verdict": self.served.verdict.value, "serving": self.served.as_json()}
-        changes = [{"set": one.values, "verdict": one.plan.verdict.value} for one in self.changes]
-        found |= {"fits": self.fits, "changes": changes}
-        return found | {"fits_at_lengths": self.shorter} | self.imported.as_json()
+            answer |= {"verdict": self.served.verdict.value, "serving": self.served.as_json()}
+        changes = [{"set": change.values, "verdict": change.plan.verdict.value} for change in self.changes]
+        answer |= {"fits": self.fits, "changes": changes}
+        return answer | {"fits_at_lengths": self.shorter} | self.imported.as_json()
 
 
 def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
-    """The configuration as ours, and the job. Raises: SpecError, NoFeasiblePlanError."""
+    """The imported configuration and its job. Raises: SpecError, NoFeasiblePlanError."""
     imported = convert(settings, asked.hardware, asked.model)
     try:
         job = job_from(imported.data, asked.overrides, fetch=asked.fetch)
     except SpecError as error:
-        raise _in_their_words(imported, asked, error) from None
+        raise _translate_refusal(imported, asked, error) from None
     model = job.load_model()
-    imported = _with_note(imported, read_stages(settings, job, model))
-    for default in _released_defaults(settings, asked, model):
-        imported = _with_note(imported, _released_note(settings, default))
-    given = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
-    if imported.share is not None and not given and job.has_rollouts:
-        job = with_kv_cache(job, imported.share, settings.table.vllm)
-    return imported, _with_passes(job)
+    imported = _add_note(imported, read_stages(settings, job, model))
+    for default in _find_released_defaults(settings, asked, model):
+        imported = _add_note(imported, _describe_released_default(settings, default))
+    states_cache = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
+    if imported.share is not None and not states_cache and job.has_rollouts:
+        job = add_kv_cache(job, imported.share, settings.table.vllm)
+    return imported, _limit_passes(job)
 
 
-def _with_note(imported: Imported, note: str) -> Imported:
+def _add_note(imported: Imported, note: str) -> Imported:
     return replace(imported, notes=(*imported.notes, note)) if note else imported
 
 
-def _with_passes(job: JobSpec) -> JobSpec:
-    """The job with packed passes no larger than a rank's share of a mini-batch, where all lengths are alike.
+def _limit_passes(job: JobSpec) -> JobSpec:
+    """The job with packed passes no larger than a rank's share of a mini-batch, where all lengths are equal.
 
-    Counts: rollouts of a mini-batch over the ranks that train, each with its prompt and response.
+    Counts: rollouts of a mini-batch over the data-parallel ranks, each with its prompt and response.
     """
     training, work = job.training, job.workload
     tokens = training.max_tokens_per_micro_batch
     if tokens == "auto" or work.response_lengths.kind != "constant":
         return job
     ranks = prod(given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp"))
+    # a larger pass would never be filled: a rank trains only its share of a mini-batch
     share = ceil_div(work.rollouts_per_mini_batch * ranks, job.hardware.num_devices)
     most = int(share * (work.usual_prompt_len + work.lengths.mean))
     changed = training.model_copy(update={"max_tokens_per_micro_batch": min(tokens, max(most, work.max_seq_len))})
@@ -153,7 +160,7 @@ def _with_passes(job: JobSpec) -> JobSpec:
 
 
 def check(settings: Settings, asked: Asked) -> Checked:
-    """The verdict on a configuration. Raises: SpecError where it is wrong."""
+    """The verdict on a configuration. Raises: SpecError for a wrong configuration."""
     imported = convert(settings, asked.hardware, asked.model)
     if settings.table.serves:
         return _check_served(settings, asked, imported)
@@ -163,7 +170,7 @@ def check(settings: Settings, asked: Asked) -> Checked:
     except NoFeasiblePlanError as error:
         plan, refusal = None, replace_way_out(error, translate_way_out(imported, asked, error.way_out))
     except SpecError as error:
-        raise _in_their_words(imported, asked, error) from None
+        raise _translate_refusal(imported, asked, error) from None
     if plan is not None:
         plan = plan.model_copy(
             update={
@@ -172,64 +179,69 @@ def check(settings: Settings, asked: Asked) -> Checked:
             }
         )
         model = plan.job.load_model()
-        imported = _with_note(imported, read_stages(settings, plan.job, model))
-        for default in _released_defaults(settings, asked, model):
-            imported = _with_note(imported, _released_note(settings, default))
+        imported = _add_note(imported, read_stages(settings, plan.job, model))
+        for default in _find_released_defaults(settings, asked, model):
+            imported = _add_note(imported, _describe_released_default(settings, default))
     if plan is not None and plan.fits:
         return _check_other_releases(settings, asked, imported, plan)
-    return Checked(imported, plan, refusal, tuple(_changes(settings, asked)), _shorter(settings, asked, plan))
+    return Checked(
+        imported, plan, refusal, tuple(_find_changes(settings, asked)), _find_shorter_lengths(settings, asked, plan)
+    )
 
 
-def _released_defaults(settings: Settings, asked: Asked, model: ModelSpec) -> Iterator[ReleasedDefault]:
-    """Defaults of other releases for keys that neither the file nor an override gives."""
+def _find_released_defaults(settings: Settings, asked: Asked, model: ModelSpec) -> Iterator[ReleasedDefault]:
+    """Defaults of other releases for keys that neither the file nor an override sets."""
     for default in settings.table.released_defaults:
-        is_given = default.key in settings.given or any(word.startswith(f"{default.ours}=") for word in asked.overrides)
+        is_given = default.key in settings.entries or any(
+            word.startswith(f"{default.ours}=") for word in asked.overrides
+        )
         changes_it = model.experts is not None or not default.needs_experts
         if changes_it and not is_given and settings.holds(default.when):
             yield default
 
 
-def _released_note(settings: Settings, default: ReleasedDefault) -> str:
-    """The note on a key that is left out: the value that is counted, and the value of other releases."""
+def _describe_released_default(settings: Settings, default: ReleasedDefault) -> str:
+    """The note on an unset key: the value that is counted, and the default of other releases."""
     table = settings.table
     return (
-        f"{default.key} is not given: {table.title} {table.version} takes {settings.value(default.follows)}, as "
-        f"{default.follows.rpartition('.')[2]}, which is counted; {table.title} {default.versions} takes "
+        f"{default.key} is not set: {table.title} {table.version} uses {settings.value(default.follows)}, from "
+        f"{default.follows.rpartition('.')[2]}, which is counted; {table.title} {default.versions} uses "
         f"{default.value}"
     )
 
 
 def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, plan: Plan) -> Checked:
-    """The verdict on what fits with the table's own version: it has to fit in other releases too, for a file does not
-    say which one runs it.
+    """The verdict on a configuration that fits with the table's release.
 
-    The first change gives the key that is left out, where there is one, so that every release takes what was counted.
+    It must fit in other releases too, because a file does not name the release that runs it. The first change sets the
+    missing key, if there is one, so that every release uses the value that was counted.
     """
-    for words, other, with_release, pinned in _other_releases(settings, asked, plan):
-        answer = _tried(other, with_release, {})
+    for words, other, with_release, pinned in _list_other_releases(settings, asked, plan):
+        answer = _try_values(other, with_release, {})
         if not isinstance(answer, Plan) or answer.fits:
             continue
         elsewhere = InOtherReleases(words, answer)
         needs = f"{words}: " + " and ".join(short.needs for short in answer.shortages)
         unsure = plan.model_copy(update={"fit": Verdict.IN_EXPECTATION, "notes": (*plan.notes, needs)})
-        if unsure.fits:  # the job accepts that risk
+        if unsure.fits:  # the job accepts a verdict in expectation
             return Checked(imported, unsure, None, ())
         first = (Change(pinned, plan),) if pinned else ()
-        others = islice(_changes(other, with_release), MOST_REMEDIES - len(first))
+        others = islice(_find_changes(other, with_release), MOST_REMEDIES - len(first))
         return Checked(imported, unsure, None, (*first, *others), elsewhere=elsewhere)
     return Checked(imported, plan, None, ())
 
 
-def _other_releases(
+def _list_other_releases(
     settings: Settings, asked: Asked, plan: Plan
 ) -> Iterator[tuple[str, Settings, Asked, dict[str, Any]]]:
-    """Other releases that may take more memory: (words, the file in them, the question of them, keys that make them
-    take what was counted).
+    """Other releases that may need more memory.
+
+    Yields a description, the file and the options for that release, and the keys that pin the counted value.
     """
     title = settings.table.title
-    for default in _released_defaults(settings, asked, plan.job.load_model()):
+    for default in _find_released_defaults(settings, asked, plan.job.load_model()):
         words = f"with {title} {default.versions}, whose default of {default.key} is {default.value}"
-        in_release = settings.with_values({default.key: default.value})
+        in_release = settings.replace_values({default.key: default.value})
         yield words, in_release, asked, {default.key: settings.value(default.follows)}
     if any(word.startswith("framework=") for word in asked.overrides):
         return
@@ -239,28 +251,28 @@ def _other_releases(
         settled = settle(plan.asked.model_copy(update={"framework": label}))
         if settled.training.logits != counted.training.logits:
             words = (
-                f"{title} {settings.table.version} takes its loss as {counted.training.logits}; before {title} "
+                f"{title} {settings.table.version} computes its loss as {counted.training.logits}; before {title} "
                 f"{before} ({settled.training.logits})"
             )
             yield words, settings, replace(asked, overrides=(*asked.overrides, f"framework={label}")), {}
 
 
 def _check_served(settings: Settings, asked: Asked, imported: Imported) -> Checked:
-    """Whether an engine starts, whatever would train beside it."""
-    served = _served(settings, asked)
+    """The verdict on a file that configures only an engine."""
+    served = _serve(settings, asked)
     if served.fits:
         return Checked(imported, None, None, (), served=served)
-    told = settings.with_values({LENGTH: served.length}) if served.length else settings
-    return Checked(imported, None, None, tuple(_changes(told, asked)), served=served)
+    shortened = settings.replace_values({LENGTH: served.length}) if served.length else settings
+    return Checked(imported, None, None, tuple(_find_changes(shortened, asked)), served=served)
 
 
-def _served(settings: Settings, asked: Asked) -> Served:
+def _serve(settings: Settings, asked: Asked) -> Served:
     imported = convert(settings, asked.hardware, asked.model)
     return serve(settings, imported, job_from(imported.data, asked.overrides, fetch=asked.fetch))
 
 
-def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, int] | None:
-    """The longest of a half, a quarter and an eighth of the limits at which all that is given fits."""
+def _find_shorter_lengths(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, int] | None:
+    """The longest of a half, a quarter and an eighth of the length limits at which the configuration fits."""
     if plan is None or any("_lengths" in word or "mean_" in word for word in asked.overrides):
         return None
     work = plan.job.workload
@@ -268,92 +280,90 @@ def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, 
         prompt, response = max(1, work.max_prompt_len // parts), max(1, work.max_response_len // parts)
         lengths = f"workload.response_lengths={{kind: constant, value: {response}}}"
         words = (*asked.overrides, f"workload.mean_prompt_len={prompt}", lengths)
-        shorter = _tried(settings, replace(asked, overrides=words), {})
+        shorter = _try_values(settings, replace(asked, overrides=words), {})
         if isinstance(shorter, Plan) and shorter.fit.may_fit:  # the longest responses stay at the limits
             return prompt, response
     return None
 
 
 def plan_as_given(settings: Settings, asked: Asked) -> Plan:
-    """The plan of what a file says, as it stands.
-
-    Raises: SpecError, NoFeasiblePlanError.
-    """
+    """The plan of a configuration as it stands. Raises: SpecError, NoFeasiblePlanError."""
     _, job = imported_job(settings, asked)
     plan = search_of(job).run(with_others=False, may_leave_idle=False)
-    return plan.model_copy(update={"refusals": ()})  # what a file says needs no export
+    return plan.model_copy(update={"refusals": ()})  # refusals concern exports, and an imported file needs none
 
 
-def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
-    """Up to three: single changes, the mildest first; then pairs of changes of which neither is enough."""
-    found = 0
+def _find_changes(settings: Settings, asked: Asked) -> Iterator[Change]:
+    """Up to MOST_REMEDIES changes that fit: single ones, the mildest first, then pairs that only fit together."""
+    num_found = 0
     too_small: list[list[dict[str, Any]]] = []
     for remedy in settings.table.remedies:
         planned = []
-        for values in _steps(settings, remedy):
-            plan = _tried(settings, asked, values)
+        for values in _list_steps(settings, remedy):
+            plan = _try_values(settings, asked, values)
             if plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan):
                 yield Change(values, plan)
-                found += 1
+                num_found += 1
                 break
             planned += [values] * (plan is not None)
         else:
             too_small += [planned] * bool(planned)
-        if found == MOST_REMEDIES:
+        if num_found == MOST_REMEDIES:
             return
     for first, second in combinations(too_small, 2):
-        change = _pair(settings, asked, first, second)
+        change = _find_pair(settings, asked, first, second)
         if change is not None:
             yield change
-            found += 1
-        if found == MOST_REMEDIES:
+            num_found += 1
+        if num_found == MOST_REMEDIES:
             return
 
 
 def _fits_in_releases(settings: Settings, asked: Asked, values: dict[str, Any], plan: Plan | Served) -> bool:
-    """Whether a change that fits with the table's version fits in other releases too."""
+    """Whether a change that fits with the table's release fits in other releases too."""
     if not isinstance(plan, Plan):
         return True
-    others = _other_releases(settings.with_values(values), asked, plan)
-    answers = (_tried(other, with_release, {}) for _, other, with_release, _ in others)
+    others = _list_other_releases(settings.replace_values(values), asked, plan)
+    answers = (_try_values(other, with_release, {}) for _, other, with_release, _ in others)
     return all(answer.fits for answer in answers if isinstance(answer, Plan))
 
 
-def _pair(
+def _find_pair(
     settings: Settings, asked: Asked, first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]
 ) -> Change | None:
-    """The smallest steps of two remedies that fit together; None where their furthest do not."""
+    """The smallest steps of two remedies that fit together; None where even their largest steps do not."""
 
     def change(values: dict[str, Any]) -> Change | None:
-        plan = _tried(settings, asked, values)
+        plan = _try_values(settings, asked, values)
         fits = plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan)
         return Change(values, plan) if plan is not None and fits else None
 
+    # the largest steps together decide with a single search whether any pair fits
     if change(first[-1] | second[-1]) is None:
         return None
     least = next(values for values in first if change(values | second[-1]) is not None)
-    return next(found for values in second if (found := change(least | values)) is not None)
+    return next(candidate for values in second if (candidate := change(least | values)) is not None)
 
 
-def _tried(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | Served | None:
-    """The plan, or the engine alone, with other values; None where they are refused."""
+def _try_values(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | Served | None:
+    """The plan, or the engine, with other values; None where the values are refused."""
     try:
-        answer = _served if settings.table.serves else plan_as_given
-        return answer(settings.with_values(values), asked)
+        answer = _serve if settings.table.serves else plan_as_given
+        return answer(settings.replace_values(values), asked)
     except RlplanError:
         return None
 
 
-def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
-    """Values of one remedy, the smallest change first."""
+def _list_steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
+    """Values of one remedy, smallest change first."""
     now = settings.value(remedy.key)
     if not settings.holds(remedy.when):
         return
     if remedy.to:
         for value in remedy.to:
             values = {remedy.key: value, **remedy.with_}
-            if any(not matches(settings.known(key), wanted) for key, wanted in values.items()):
-                yield _whole(settings, values)
+            if any(not matches(settings.resolve(key), wanted) for key, wanted in values.items()):
+                yield _add_required(settings, values)
         return
     for _ in range(MOST_STEPS):
         if isinstance(now, bool) or not isinstance(now, int | float):
@@ -366,29 +376,32 @@ def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
         yield {remedy.key: now, **remedy.with_}
 
 
-def _whole(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
-    """Values, and what the stack asks for beside them and not before."""
-    before, after = settings.required(), settings.with_values(values).required()
+def _add_required(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
+    """The values with the keys that the stack requires only beside them."""
+    before, after = settings.list_required(), settings.replace_values(values).list_required()
     return values | {key: value for key, value in after.items() if key not in before}
 
 
-def _in_their_words(imported: Imported, asked: Asked, error: SpecError) -> SpecError:
-    """A refusal of our job, with the foreign keys that its keys came from."""
+def _translate_refusal(imported: Imported, asked: Asked, error: SpecError) -> SpecError:
+    """The refusal of the imported job in the source's keys."""
     way_out = translate_way_out(imported, asked, error.way_out)
     text = f"{error.what} {error.where} {error.rule}"
-    came = [one for one in imported.taken if one.key and one.ours in text]
-    words = ", ".join(f"{one.ours} from {one.key} = {one.theirs}" for one in came[:4])
+    entries = [entry for entry in imported.taken if entry.key and entry.ours in text]
+    words = ", ".join(f"{entry.ours} from {entry.key} = {entry.theirs}" for entry in entries[:4])
     file = Path(imported.settings.file).name
     return SpecError(
         error.what,
         where=f"{file}: {words}" if words else f"{file}: {error.where}",
         rule=error.rule,
-        way_out=way_out or " or ".join(_accepted_defaults(imported, asked, came)) or _correct(came) or OTHERS,
+        way_out=way_out
+        or " or ".join(_find_accepted_defaults(imported, asked, entries))
+        or _suggest_correction(entries)
+        or OTHERS,
     )
 
 
-def _accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Taken]) -> Iterator[str]:
-    """Upstream's own values of keys, each where the job is accepted with it."""
+def _find_accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Taken]) -> Iterator[str]:
+    """Overrides that restore upstream's default of a key, where the job is accepted with it."""
     settings = imported.settings
     for taken in came:
         default = settings.table.defaults.get(taken.key)
@@ -396,22 +409,23 @@ def _accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Taken]) 
             continue
         try:
             job_from(
-                convert(settings.with_values({taken.key: default}), asked.hardware, asked.model).data, asked.overrides
+                convert(settings.replace_values({taken.key: default}), asked.hardware, asked.model).data,
+                asked.overrides,
             )
         except RlplanError:
             continue
-        yield typed_options({taken.key: default})
+        yield format_options({taken.key: default})
 
 
-def _correct(came: Sequence[Taken]) -> str:
-    """A way out without a command, for keys of which no value is known that is accepted."""
+def _suggest_correction(came: Sequence[Taken]) -> str:
+    """The way out for keys without a known acceptable value."""
     return f"correct {' or '.join(taken.key for taken in came[:2])} in the file" if came else ""
 
 
 def translate_way_out(imported: Imported, asked: Asked, way_out: str) -> str:
-    """A way out with every override of ours in the stack's own keys; empty where the stack cannot say one of them.
+    """A way out with every job override translated to the stack's keys; empty where one has no translation.
 
-    Keys of the hardware and keys that were typed as overrides stay ours: they are typed behind the same command.
+    Keys of the hardware and keys that the user typed as overrides stay: they belong to the same command.
     """
     typed_keys = {word.partition("=")[0] for word in asked.overrides}
     theirs = {key for key in job_keys() if "." in key and not key.startswith("hardware.")} - typed_keys
@@ -421,45 +435,48 @@ def translate_way_out(imported: Imported, asked: Asked, way_out: str) -> str:
         key, _, value = override.partition("=")
         if key not in theirs:
             continue
-        values = _their_values(imported, asked, key, typed(value))
+        values = _find_their_values(imported, asked, key, parse_word(value))
         if values is None:
             return ""
-        way_out = way_out.replace(override, typed_options(values))
+        way_out = way_out.replace(override, format_options(values))
     return way_out
 
 
-def _their_values(imported: Imported, asked: Asked, ours: str, wanted: Any) -> dict[str, Any] | None:
-    """Values of the stack's keys that say one of ours, read back to be sure; None where no row of its table does."""
+def _find_their_values(imported: Imported, asked: Asked, ours: str, wanted: Any) -> dict[str, Any] | None:
+    """Values of the stack's keys that import as a job key's wanted value; None where no table row does.
+
+    Every candidate is imported again, because rows that stand above may win.
+    """
     settings = imported.settings
     for row in settings.table.rows.get(ours, ()):
         backwards = row.map or {wanted: wanted}
         for word in [word for word, mapped in backwards.items() if mapped == wanted] if row.key else ():
             conditions = {key: value for key, value in row.when.items() if not settings.holds({key: value})}
-            values = {row.key: typed(str(word))} | conditions
+            values = {row.key: parse_word(str(word))} | conditions
             try:
-                taken = convert(settings.with_values(values), asked.hardware, asked.model).taken
+                taken = convert(settings.replace_values(values), asked.hardware, asked.model).taken
             except SpecError:
                 continue
-            if any(one.ours == ours and one.value == wanted for one in taken):
+            if any(entry.ours == ours and entry.value == wanted for entry in taken):
                 return values
     return None
 
 
 def typed_values(values: Mapping[str, Any]) -> str:
-    """Values as they are typed on a command line of theirs."""
+    """Values in the syntax of a Hydra command line: `key=value`."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def typed_options(values: Mapping[str, Any]) -> str:
-    """Values as they are typed behind the same `rlplan check`."""
+def format_options(values: Mapping[str, Any]) -> str:
+    """Values as `--set` options of `rlplan check`."""
     return " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
 
 
 def check_fits(checked: Checked) -> None:
-    """Raises: NoFeasiblePlanError where it does not fit."""
+    """Raises: NoFeasiblePlanError where the configuration does not fit."""
     if checked.fits:
         return
-    changes = ", or ".join(typed_options(change.values) for change in checked.changes)
+    changes = ", or ".join(format_options(change.values) for change in checked.changes)
     way_out = f"each of these alone helps: {changes}" if changes else OTHERS
     if checked.served is not None:
         raise checked.served.refusal(way_out)
@@ -472,7 +489,7 @@ def check_fits(checked: Checked) -> None:
         raise NoFeasiblePlanError(
             f"{Verdict.IN_EXPECTATION.value}: {checked.elsewhere.words}, {error.what}",
             where=error.where,
-            rule=f"it fits with every release of {title}, of which the file does not say one",
+            rule=f"the file names no release, so it must fit with every release of {title}",
             way_out=way_out,
         )
     raise replace_way_out(does_not_fit(checked.plan), way_out)

@@ -1,6 +1,6 @@
-"""A stack's command lines: `key=value` of Hydra, flags, and what the files that they name say below them.
+"""Command lines of a stack: Hydra's `key=value`, flags, and the files that they name.
 
-In: the words of a command, a table. Out: keys with their places. Left out: which commands there are (shell/script.py,
+In: the words of a command, a table. Out: keys with their places. Left out: finding commands (shell/script.py,
 source.py), TRL's launchers (trl/launched.py).
 """
 
@@ -10,37 +10,37 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlplan.foreign.documents import SUFFIXES, flat, read_beside
-from rlplan.foreign.settings import Given, flags_of, typed
+from rlplan.foreign.documents import SUFFIXES, flatten_keys, read_named_file
+from rlplan.foreign.settings import Given, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import Table
-from rlplan.foreign.trl.launched import Launch, launched
+from rlplan.foreign.trl.launched import Launch, read_launch
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
 
 
-def commanded(
+def read_command(
     words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str], outside: Mapping[str, str]
 ) -> Launch:
-    """What a command says behind the words that start it, and whether it is one of the table's."""
+    """The keys that a command sets after its entry, and whether it is a command of the table's stack."""
     if table.syntax == "python":
-        return launched(words, folder, notes, outside)
+        return read_launch(words, folder, notes, outside)
     if table.syntax == "overrides":
-        given = _configured(words, table, folder, notes)
-        given |= {key: Given(value, place) for key, value, place in _overrides(words)}
-        return Launch(given, is_known=True)
-    given = _flagged(words, table, folder, notes)
-    return Launch(given, not given.keys().isdisjoint({*table.roots, table.positional}))
+        entries = _read_configuration(words, table, folder, notes)
+        entries |= {key: Given(value, place) for key, value, place in _read_overrides(words)}
+        return Launch(entries, is_known=True)
+    entries = _read_flags(words, table, folder, notes)
+    return Launch(entries, not entries.keys().isdisjoint({*table.roots, table.positional}))
 
 
-def entry_at(command: Command, table: Table) -> int | None:
-    """Where the last word of one of a table's entries stands."""
-    found = (word_at(command, entry) for entry in table.entries)
-    return next((at for at in found if at is not None), None)
+def find_entry(command: Command, table: Table) -> int | None:
+    """Index of the last word of the first entry of a table that a command has."""
+    positions = (find_word(command, entry) for entry in table.entries)
+    return next((at for at in positions if at is not None), None)
 
 
-def word_at(command: Command, entry: str) -> int | None:
-    """Where the last of the words of one entry stands."""
+def find_word(command: Command, entry: str) -> int | None:
+    """Index of the last word of an entry in a command; None without it."""
     first, *others = entry.split()
     for at, word in enumerate(command.words):
         end = at + len(others)
@@ -52,62 +52,62 @@ def word_at(command: Command, entry: str) -> int | None:
 
 
 LEAST_WRAPPED = 5
-"""Keys that the table has by name, from which on another project's program is known to start the table's stack."""
+"""Fewest known keys by which another project's program counts as a wrapper of the table's stack."""
 
 
 def is_wrapped(command: Command, table: Table) -> bool:
-    """Whether another project's program is given a table's overrides, as rllm and SkyRL-Agent give verl's."""
+    """Whether another project's program takes a table's overrides, as rllm and SkyRL-Agent take verl's."""
     if table.syntax != "overrides":
         return False
-    given = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
-    known = [key for key in given if key in table.keys]
+    keys = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
+    known = [key for key in keys if key in table.keys]
     has_root = any(key.startswith(f"{root}.") for key in known for root in table.roots)
-    return has_root and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(given)
+    return has_root and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
 
 
 LARGE = 1_000
-"""From here on `5e8` is a count."""
+"""Smallest whole float that is read as a count: `5e8` is one, `1.0` stays a float."""
 _SUFFIX = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)
 
 
-def plain(given: Mapping[str, Given], table: Table) -> dict[str, Given]:
-    """Without values that say nothing; `16k` as a number, lists by element where rows ask for those."""
-    found: dict[str, Given] = {}
-    for key, one in given.items():
-        if one.value in table.unsaid and not table.asks_for(key, one.value):
+def normalize_values(entries: Mapping[str, Given], table: Table) -> dict[str, Given]:
+    """Values as plain data: null-like values dropped, `16k` as a number, lists by element where rows ask for those."""
+    plain_entries: dict[str, Given] = {}
+    for key, entry in entries.items():
+        if entry.value in table.unsaid and not table.reads_value(key, entry.value):
             continue
-        parts = [typed(word) for word in one.value.split()] if isinstance(one.value, str) else one.value
+        parts = [parse_word(word) for word in entry.value.split()] if isinstance(entry.value, str) else entry.value
         if isinstance(parts, list) and f"{key}.0" in table.keys:
-            found |= {f"{key}.{at}": Given(part, one.place) for at, part in enumerate(parts)}
+            plain_entries |= {f"{key}.{at}": Given(part, entry.place) for at, part in enumerate(parts)}
         else:
-            found[key] = Given(_whole(one.value, table), one.place)
-    return found
+            plain_entries[key] = Given(_expand_number(entry.value, table), entry.place)
+    return plain_entries
 
 
-def _whole(value: Any, table: Table) -> Any:
-    """A number as people write large ones: `16k`, `5e8`."""
+def _expand_number(value: Any, table: Table) -> Any:
+    """A count in a short form: `16k`, `5e8`."""
     if isinstance(value, float) and value.is_integer() and abs(value) >= LARGE:
         return int(value)
     size = _SUFFIX.fullmatch(str(value)) if table.has_suffixes else None
-    return value if size is None else _size(*size.groups())
+    return value if size is None else _parse_size(*size.groups())
 
 
-def _size(number: str, suffix: str) -> int:
-    """The number of `16k`.
+def _parse_size(number: str, suffix: str) -> int:
+    """The number of a word such as `16k`.
 
-    >>> _size("1.5", "k"), _size("16", "K")
+    >>> _parse_size("1.5", "k"), _parse_size("16", "K")
     (1500, 16384)
     """
     base = 1000 if suffix.islower() else 1024
     return int(float(number) * base ** ("kmgt".index(suffix.lower()) + 1))
 
 
-def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
-    """`key=value`, `+key=value`, `++key=value`; `~key` takes a key away. words: each with its place."""
+def _read_overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+    """Hydra's `key=value`, `+key=value` and `++key=value`; `~key` removes a key. words: each with its place."""
     for word, place in words:
         key, separator, value = word.lstrip("+").partition("=")
         if separator and not key.startswith("-"):
-            yield key, typed(value), place
+            yield key, parse_word(value), place
         elif word.startswith("~"):
             yield word[1:].partition("=")[0], None, place
 
@@ -115,74 +115,77 @@ def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str
 _NAMES = ("--config-name", "-cn", "--config")
 """Flags that name a configuration: Hydra's, and NeMo-RL's own."""
 _FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
-"""Hydra's flags of the folder in which it lies."""
+"""Hydra's flags for the configuration's folder."""
 
 
-def _configuration(words: Sequence[str]) -> tuple[Path, int]:
-    """The configuration that a command line names, and at which word; without one an empty path."""
+def _find_configuration(words: Sequence[str]) -> tuple[Path, int]:
+    """The configuration that a command line names, and the index of its word; an empty path without one."""
     folder, name, at = "", "", 0
     for index, (word, after) in enumerate(pairwise([*words, ""])):
         flag, separator, value = word.partition("=")
-        given = (value if separator else after).strip("'\"")
+        argument = (value if separator else after).strip("'\"")
         if flag in _NAMES:
-            name, at = given, index
+            name, at = argument, index
         elif flag in _FOLDERS:
-            folder = given
+            folder = argument
     return Path(folder) / name if name else Path(), at
 
 
-def _configured(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
-    """The keys of a configuration of one's own that a command line names; upstream's own are the table's defaults."""
-    named, at = _configuration([word for word, _ in words])
+def _read_configuration(
+    words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]
+) -> dict[str, Given]:
+    """The keys of the user's own configuration that a command line names; upstream's are the table's defaults."""
+    named, at = _find_configuration([word for word, _ in words])
     stem = named.name.removesuffix(".yaml")
     if not stem or stem in table.presets or any(stem in file for file in table.files):
         return {}
     if named.suffix not in SUFFIXES:
         named = named.with_name(f"{stem}.yaml")
     is_beside = not is_file(folder / named) and is_file(folder / named.name)
-    return read_beside(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
+    return read_named_file(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
 
 
-def _flagged(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
-    """Flags of one program: short ones too, `--no-key`, JSON as keys, and what stands before all flags."""
-    found: dict[str, Given] = {}
+def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
+    """Flags of one program: short flags, `--no-key`, JSON values as keys, and a positional word before all flags."""
+    entries: dict[str, Given] = {}
     if table.positional and words and not words[0][0].startswith("-"):
-        found[table.positional] = Given(*words[0])
+        entries[table.positional] = Given(*words[0])
     long = [
         (f"--{table.short[word[1:]]}" if word[:1] == "-" and word[1:] in table.short else word, at)
         for word, at in words
     ]
-    for key, value, place in flags_of(long):
+    for key, value, place in read_flags(long):
         if key.startswith("no_") and key[3:] in table.keys:
-            found[key[3:]] = Given(False, place)
+            entries[key[3:]] = Given(False, place)
         elif isinstance(value, str) and value.startswith("{"):
-            found |= {
-                name: Given(one, place) for name, one in flat({key: parse_yaml(value, where=place, what=key)}).items()
+            entries |= {
+                name: Given(inner, place)
+                for name, inner in flatten_keys({key: parse_yaml(value, where=place, what=key)}).items()
             }
         else:
-            found[key] = Given(value, place)
-    if old := [key for key in found if key in table.older]:
+            entries[key] = Given(value, place)
+    if old := [key for key in entries if key in table.older]:
         notes.append(f"flags of an earlier {table.title}, with defaults of {table.version}: {', '.join(old[:4])} ...")
-        found = {table.older.get(key, key): one for key, one in found.items()}
-    named = found.pop("config", None) if table.positional else None
-    return {key.replace("-", "_"): one for key, one in read_beside(folder, named, notes).items()} | found
+        entries = {table.older.get(key, key): entry for key, entry in entries.items()}
+    named = entries.pop("config", None) if table.positional else None
+    return {key.replace("-", "_"): entry for key, entry in read_named_file(folder, named, notes).items()} | entries
 
 
-def defaults_of(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:
-    """Upstream's defaults, under the configuration or the program that a command line names. parts: of a document."""
-    configuration = _configuration(words)[0].name.removesuffix(".yaml")
+def find_defaults(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:
+    """Upstream's defaults for the configuration or program that a command line names. parts: of a document."""
+    configuration = _find_configuration(words)[0].name.removesuffix(".yaml")
     programs = {word.rpartition("/")[2] for word in words}
     names = {configuration, first_word(configuration), *programs, *parts}
     names |= {name.removeprefix("run_").removesuffix(".py") for name in programs if name.endswith(".py")}
-    found = dict(table.defaults)
+    defaults = dict(table.defaults)
     for name, values in table.presets.items():
         if name in names:
-            found |= values
-    return found
+            defaults |= values
+    return defaults
 
 
 def first_word(name: str) -> str:
-    """What a configuration's name begins with.
+    """The first word of a configuration's name.
 
     >>> first_word("ppo_math_1B"), first_word("sft-llama3.1-8b"), first_word("grpo")
     ('ppo', 'sft', 'grpo')

@@ -1,7 +1,7 @@
-"""A foreign configuration as a job of ours, row by row of its table, with an account of every key.
+"""Conversion of a foreign configuration to a job, row by row of its table, with an account of every key.
 
-In: Settings, hardware. Out: Imported: the job's keys, what each came from, and what has no counterpart.
-Left out: how files are read (source.py), and what the job comes to (check.py).
+In: Settings, hardware. Out: Imported: the job's keys, the origin of each, and the foreign keys without a counterpart.
+Left out: reading files (source.py), planning the job (check.py).
 """
 
 import re
@@ -15,8 +15,8 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import Row
-from rlplan.foreign.unknown import is_known, shown
-from rlplan.foreign.unread.roles import differing_roles
+from rlplan.foreign.unknown import is_known, strip_marks
+from rlplan.foreign.unread.roles import find_differing_roles
 from rlplan.frameworks.rules import word_of
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of
@@ -25,31 +25,35 @@ from rlplan.spec.models.catalogue import bundled_id, model_path, nearest_id
 from rlplan.units import MIB
 
 _PACKED = re.compile(r"-(FP8|INT4|NVFP4)$", re.IGNORECASE)
-"""Ends of the names of checkpoints whose weights are packed."""
+"""Suffixes in the names of quantized checkpoints."""
 _FP8 = re.compile(
     r"(?!.*bf16)(.*-FP8|DeepSeek-(V3|R1)(\.\d)?(-Base|-Zero|-Exp|-Terminus|-\d{4})?|Kimi-K2-(Instruct|Base)(-\d{4})?"
     r"|MiniMax-M2(\.\d)?)$",
     re.IGNORECASE,
 )
-"""Names of checkpoints in fp8: by their ends, and those that are published in fp8 alone."""
+"""Names of fp8 checkpoints: by suffix, and models that are published in fp8 only."""
 SHARES = ("gpu_share", "static_share")
 MEMORY = "rollout.kv_cache_memory"
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A key of ours and what it came from. place: where it was given; empty for upstream's default."""
+    """A job key and its origin."""
 
     ours: str
+    """The job key."""
     value: Any
     key: str
+    """The foreign key."""
     theirs: Any
+    """The foreign value."""
     place: str
+    """Place of the foreign key in the file; empty for upstream's default."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """A foreign key without a counterpart, and why."""
+    """A foreign key without a counterpart, and the reason."""
 
     key: str
     value: str
@@ -59,80 +63,85 @@ class Left:
 
 @dataclass(frozen=True)
 class Share:
-    """A share of a GPU's memory that an engine may take. is_static: of weights and cache alone."""
+    """The fraction of a GPU's memory that an engine may use."""
 
     value: float
     is_static: bool
+    """Whether the fraction covers weights and KV cache only (SGLang), not the whole engine (vLLM)."""
     taken: Taken
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A foreign configuration as ours. data: the job's keys, nested. share: what its KV cache is made of."""
+    """A foreign configuration as the keys of a job."""
 
     settings: Settings
     data: dict[str, Any]
+    """The job's keys, nested."""
     taken: tuple[Taken, ...]
     left: tuple[Left, ...]
     notes: tuple[str, ...]
     share: Share | None
+    """The engine's memory fraction, which decides the KV cache."""
     not_counted: tuple[str, ...] = ()
-    """Settings that may take more memory than what is counted for them, with their values."""
+    """Settings that may need more memory than the plan counts for them, with their values."""
 
     def as_json(self) -> dict[str, Any]:
-        """The account of every key, for other tools."""
+        """The account of every key, as `rlplan import --json` prints it."""
         table = self.settings.table
-        taken = [vars(one) | {"is_default": bool(one.key) and not one.place} for one in self.taken]
+        taken = [vars(entry) | {"is_default": bool(entry.key) and not entry.place} for entry in self.taken]
         return {
             "source": {"name": table.title, "version": table.version, "repository": table.repository}
             | {"commit": table.commit, "file": self.settings.file},
             "taken": taken,
-            "without_counterpart": [vars(one) for one in self.left],
+            "without_counterpart": [vars(entry) for entry in self.left],
             "notes": list(self.notes),
             "not_counted": list(self.not_counted),
         }
 
 
 def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
-    """The configuration as a job's keys. hardware: `H100` or `8xH100`; model: in place of theirs. Raises: SpecError."""
+    """The configuration as a job's keys. model: replaces the file's. hardware: `H100`, `8xH100`. Raises: SpecError."""
     taken: dict[str, Taken] = {}
     notes, share = list(settings.notes), None
-    settings.ours.clear()
+    settings.ours.clear()  # rows read job keys that rows above them have converted
     if model is not None:
         taken["policy.path"] = Taken("policy.path", model, "", model, "--model")
-    for ours, alternatives in _hardware_in_order(settings):
+    for ours, alternatives in _order_rows(settings):
         if alternatives is None:
-            counted = {one.ours: one for one in _hardware(settings, hardware, notes)}
+            counted = {entry.ours: entry for entry in _read_hardware(settings, hardware, notes)}
             taken |= counted
-            settings.ours.update({key: one.value for key, one in counted.items()})
+            settings.ours.update({key: entry.value for key, entry in counted.items()})
             continue
-        found = None if ours in taken else first_of(settings, ours, alternatives, notes)
-        if found is None:
+        match = None if ours in taken else find_first(settings, ours, alternatives, notes)
+        if match is None:
             continue
-        one, row = found
-        settings.ours[ours] = one.value
+        entry, row = match
+        settings.ours[ours] = entry.value
         if row.convert in SHARES:
-            share = Share(_fraction(one), row.convert == "static_share", one)
+            share = Share(_read_fraction(entry), row.convert == "static_share", entry)
         else:
-            taken[ours] = one
+            taken[ours] = entry
     if "policy.path" not in taken:
         raise SpecError(
             f"{settings.file} does not say which model is trained",
             where=settings.file,
-            rule=f"a job has a policy; {settings.table.title} is told of one elsewhere",
+            rule=f"a job has a policy; {settings.table.title} takes its model from elsewhere",
             way_out="--model Qwen/Qwen2.5-7B-Instruct, or another hub id, folder or config.json",
         )
-    roles = differing_roles(settings)
+    roles = find_differing_roles(settings)
     notes += [role.note for role in roles]
-    data: dict[str, Any] = {"name": _name(settings.file), "framework": settings.table.framework}
-    for ours, one in taken.items():
-        _put(data, ours.split("."), one.value)
+    data: dict[str, Any] = {"name": _make_name(settings.file), "framework": settings.table.framework}
+    for ours, entry in taken.items():
+        _put(data, ours.split("."), entry.value)
     larger = tuple(words for role in roles for words in role.not_counted)
-    return Imported(settings, data, tuple(taken.values()), _left(settings), tuple(dict.fromkeys(notes)), share, larger)
+    return Imported(
+        settings, data, tuple(taken.values()), _list_left(settings), tuple(dict.fromkeys(notes)), share, larger
+    )
 
 
-def _hardware_in_order(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...] | None]]:
-    """The table's rows, with the hardware as one of them, without alternatives: where the table has it, else first."""
+def _order_rows(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...] | None]]:
+    """The table's rows in order; the hardware stands where the table has it, else first, without alternatives."""
     rows = settings.table.rows
     of_hardware = next((ours for ours in rows if ours.startswith("hardware.")), None)
     if of_hardware is None:
@@ -144,19 +153,19 @@ def _hardware_in_order(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...
             yield ours, alternatives
 
 
-def first_of(
+def find_first(
     settings: Settings, ours: str, alternatives: tuple[Row, ...], notes: list[str]
 ) -> tuple[Taken, Row] | None:
-    """The first alternative that holds and has a value; None where none does. Raises: SpecError."""
+    """The first alternative whose condition holds and that has a value; None without one. Raises: SpecError."""
     for row in alternatives:
         if not settings.holds(row.when):
             continue
         if row.refused:
-            raise _refused(settings, row.key, settings.value(row.key), row.refused, row.way_out)
+            raise _refuse(settings, row.key, settings.value(row.key), row.refused, row.way_out)
         theirs = row.value
-        if row.key:  # a model is known by the end of its path
-            theirs = settings.known(row.key) if row.convert in ("model", "packed") else settings.value(row.key)
-        value = _converted(settings, row, theirs, notes) if row.key or row.times else theirs
+        if row.key:  # an unknown part of a model's path does not matter: its last part names the model
+            theirs = settings.resolve(row.key) if row.convert in ("model", "packed") else settings.value(row.key)
+        value = _convert_value(settings, row, theirs, notes) if row.key or row.times else theirs
         if value is not None and _is_within(settings, row, value):
             if row.note:
                 notes.append(row.note)
@@ -165,13 +174,13 @@ def first_of(
 
 
 def _is_within(settings: Settings, row: Row, value: Any) -> bool:
-    """Whether a value keeps the bounds of its row."""
+    """Whether a value lies within the bounds of its row."""
     is_below = row.below is None or value < row.below
-    is_under = not row.under or value < _number(settings, row.under, settings.value(row.under))
+    is_under = not row.under or value < _require_number(settings, row.under, settings.value(row.under))
     return is_below and is_under and (row.above is None or value > row.above)
 
 
-def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> Any:
+def _convert_value(settings: Settings, row: Row, value: Any, notes: list[str]) -> Any:
     if value is None:
         return None
     if row.map is not None:
@@ -179,63 +188,63 @@ def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> An
         if word in row.map:
             return row.map[word]
         if row.otherwise is None:
-            raise _refused(settings, row.key, value, f"one of {', '.join(row.map)}")
+            raise _refuse(settings, row.key, value, f"one of {', '.join(row.map)}")
         notes.append(f"{row.key} = {word} is counted as {row.otherwise}")
         return row.otherwise
     if row.convert == "model":
-        return _model(settings, row, str(value), notes)
+        return _find_model(settings, row, str(value), notes)
     if row.convert == "packed":
         return "fp8" if _FP8.match(PurePosixPath(str(value).rstrip("/")).name) else None
     if row.convert == "mebibytes":
-        return int(_number(settings, row.key, value) * MIB)
+        return int(_require_number(settings, row.key, value) * MIB)
     if row.part:
-        return max(1, int(_number(settings, row.key, value) * row.part))
+        return max(1, int(_require_number(settings, row.key, value) * row.part))
     if row.times or row.over or row.minus or row.plus or row.least:
-        return _scaled(settings, row, value, notes)
+        return _scale(settings, row, value, notes)
     return value
 
 
-def _scaled(settings: Settings, row: Row, value: Any, notes: list[str]) -> int:
-    whole = Fraction(_number(settings, row.key, value))
+def _scale(settings: Settings, row: Row, value: Any, notes: list[str]) -> int:
+    product = Fraction(_require_number(settings, row.key, value))
     for key in row.times:
-        whole *= Fraction(_number(settings, key, settings.value(key)))
+        product *= Fraction(_require_number(settings, key, settings.value(key)))
     for key in row.over:
-        whole /= Fraction(_number(settings, key, settings.value(key)) or 1)
-    if whole.denominator != 1:
-        raise _undivided(settings, row, value)
-    found = int(whole) + _sum(settings, row.plus) - _sum(settings, row.minus)
-    found = min(found, _sum(settings, row.most)) if row.most else found
+        product /= Fraction(_require_number(settings, key, settings.value(key)) or 1)
+    if product.denominator != 1:
+        raise _refuse_indivisible(settings, row, value)
+    scaled = int(product) + _sum(settings, row.plus) - _sum(settings, row.minus)
+    scaled = min(scaled, _sum(settings, row.most)) if row.most else scaled
     least = _sum(settings, row.least)
-    if found < least and row.raised:
-        notes.append(f"{row.key} = {found} is counted as {least}: {row.raised}")
-    return max(found, least)
+    if scaled < least and row.raised:
+        notes.append(f"{row.key} = {scaled} is counted as {least}: {row.raised}")
+    return max(scaled, least)
 
 
 def _sum(settings: Settings, terms: Iterable[str]) -> int:
-    """Of keys, products `a * b` of them, and quotients `a / b` of them, each rounded up."""
-    return sum(_term(settings, words) for words in terms)
+    """The sum of keys, products `a * b` and quotients `a / b`, each rounded up."""
+    return sum(_evaluate_term(settings, words) for words in terms)
 
 
-def _term(settings: Settings, words: str) -> int:
-    key, *rest = words.split(" ")
-    found = Fraction(_number(settings, key, settings.value(key)))
-    for sign, other in zip(rest[::2], rest[1::2], strict=True):
-        factor = Fraction(_number(settings, other, settings.value(other)))
-        found = found * factor if sign == "*" else found / (factor or 1)
-    return ceil(found)
+def _evaluate_term(settings: Settings, words: str) -> int:
+    key, *operations = words.split(" ")
+    total = Fraction(_require_number(settings, key, settings.value(key)))
+    for sign, other in zip(operations[::2], operations[1::2], strict=True):
+        factor = Fraction(_require_number(settings, other, settings.value(other)))
+        total = total * factor if sign == "*" else total / (factor or 1)
+    return ceil(total)
 
 
-def _number(settings: Settings, key: str, value: Any) -> float:
+def _require_number(settings: Settings, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refused(settings, key, value, "a number")
+        raise _refuse(settings, key, value, "a number")
     return value
 
 
-def _undivided(settings: Settings, row: Row, value: Any) -> SpecError:
-    """The refusal of sizes that do not divide, each with its value."""
+def _refuse_indivisible(settings: Settings, row: Row, value: Any) -> SpecError:
+    """The refusal of sizes that do not divide, with their values."""
     words = f"{row.key} = {value}" + "".join(f" x {key} = {settings.value(key)}" for key in row.times)
-    over = {key: found for key in row.over if (found := settings.value(key)) != 1}
-    words += "".join(f" / {key} = {found}" for key, found in over.items())
+    over = {key: size for key in row.over if (size := settings.value(key)) != 1}
+    words += "".join(f" / {key} = {size}" for key, size in over.items())
     table = settings.table
     theirs = [key for key in (*over, row.key, *row.times) if key not in table.rows]
     return SpecError(
@@ -246,18 +255,18 @@ def _undivided(settings: Settings, row: Row, value: Any) -> SpecError:
     )
 
 
-def _refused(settings: Settings, key: str, value: Any, rule: str, way_out: str = "") -> SpecError:
+def _refuse(settings: Settings, key: str, value: Any, rule: str, way_out: str = "") -> SpecError:
     table = settings.table
     return SpecError(
-        f"{key} is {shorten(shown(word_of(value)))}",
+        f"{key} is {shorten(strip_marks(word_of(value)))}",
         where=settings.place(key) or f"{settings.file} ({table.title}'s default)",
         rule=f"{rule} (table of {table.title} {table.version})",
-        way_out=way_out or f"correct it there, or --set {key}=VALUE",
+        way_out=way_out or f"correct it in the file, or --set {key}=VALUE",
     )
 
 
-def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
-    """A model by its id, its folder, or the end of a path that is not here."""
+def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
+    """A model by its id, its folder, or the last part of a path that is not on this machine."""
     end = PurePosixPath(name.rstrip("/")).name
     if model_path(name) is not None or bundled_id(name):
         return bundled_id(name) or name
@@ -265,39 +274,43 @@ def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
     if known and is_known(end):
         if known != name:
             origin = "" if settings.place(row.key) else f" ({settings.table.title}'s default, for it is not given)"
-            notes.append(f"{row.key} = {shown(name)}{origin} is taken for {known}, by its name")
+            notes.append(f"{row.key} = {strip_marks(name)}{origin} is taken for {known}, by its name")
         return known
     unpacked = nearest_id(_PACKED.sub("", end)) if _PACKED.search(end) else ""
     if unpacked and is_known(end):
-        notes.append(_packed_note(settings, row, name, unpacked))
+        notes.append(_describe_packed(settings, row, name, unpacked))
         return unpacked
     if name.count("/") == 1 and is_known(name) and not name.startswith(("~", "/", ".")):
         return name
     raise SpecError(
-        f"{row.key} is {shorten(shown(name))}, which is neither here nor the name of a bundled model",
+        f"{row.key} is {shorten(strip_marks(name))}, which is neither on this machine nor the name of a bundled model",
         where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
         rule="a hub id, a folder with a config.json, or a path that ends with the name of a bundled model",
         way_out=f"--set {row.key}=ORG/NAME, or --model ORG/NAME for the policy",
     )
 
 
-def _packed_note(settings: Settings, row: Row, name: str, unpacked: str) -> str:
-    """How packed weights are counted: as they are trained, unless a row says that the engine holds them packed."""
+def _describe_packed(settings: Settings, row: Row, name: str, unpacked: str) -> str:
+    """The note on quantized weights: they count in the training dtype, unless a row says that the engine reads them."""
     rows = settings.table.rows.get("rollout.quantization", ())
-    is_read = any(one.convert == "packed" for one in rows) and _FP8.match(PurePosixPath(name.rstrip("/")).name)
-    note = f"{row.key} = {shown(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
+    is_read = any(alternative.convert == "packed" for alternative in rows) and _FP8.match(
+        PurePosixPath(name.rstrip("/")).name
+    )
+    note = (
+        f"{row.key} = {strip_marks(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
+    )
     note += "trained"
     return note if is_read else note + ", which takes more in the engine"
 
 
-def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[Taken]:
-    """The GPUs: of the kind on the command line, as many as it says, else as many as they say."""
+def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[Taken]:
+    """The GPUs of the command line; their number is the command line's, else the file's."""
     table, where = settings.table, "command line: --hardware"
     rows, count, hosts = table.rows, None, None
     is_counted = "+" in hardware or count_and_name(hardware) is not None
     try:
-        count = first_of(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
-        hosts = first_of(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
+        count = find_first(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
+        hosts = find_first(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
     except SpecError:
         if not is_counted:
             raise
@@ -305,40 +318,40 @@ def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[T
         raise SpecError(
             f"{settings.file} does not say how many GPUs there are",
             where=where,
-            rule=f"{table.title} is told by its launcher",
+            rule=f"{table.title} takes the number from its launcher",
             way_out=f"--hardware 8x{hardware or 'H100'}",
         )
-    found = hardware_of(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
-    second = found.get("generation", {}).get("num_devices", 0)
-    if count is not None and not second and found["num_devices"] == count[0].value + _sum(settings, count[1].aside):
-        found["num_devices"] = count[0].value
-    if count is not None and not table.serves and count[0].value != found["num_devices"] + second:
-        notes.append(f"{settings.file} says {count[0].value} GPUs; --hardware {hardware} is what is counted with")
+    keys = hardware_of(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
+    second = keys.get("generation", {}).get("num_devices", 0)
+    if count is not None and not second and keys["num_devices"] == count[0].value + _sum(settings, count[1].aside):
+        keys["num_devices"] = count[0].value
+    if count is not None and not table.serves and count[0].value != keys["num_devices"] + second:
+        notes.append(f"{settings.file} says {count[0].value} GPUs; the plan uses --hardware {hardware}")
     elif hosts is not None and not second:
-        found["num_hosts"] = hosts[0].value
-    for key, value in found.items():
+        keys["num_hosts"] = hosts[0].value
+    for key, value in keys.items():
         yield Taken(f"hardware.{key}", value, "", value, "--hardware")
 
 
-def _left(settings: Settings) -> tuple[Left, ...]:
+def _list_left(settings: Settings) -> tuple[Left, ...]:
     table = settings.table
     rows = (row for alternatives in table.rows.values() for row in alternatives)
     known = frozenset(key for row in rows for key in row.keys)
     return tuple(
-        Left(key, shown(word_of(given.value)), given.place, table.why_without_counterpart(key))
-        for key, given in settings.given.items()
+        Left(key, strip_marks(word_of(entry.value)), entry.place, table.why_without_counterpart(key))
+        for key, entry in settings.entries.items()
         if key not in known
     )
 
 
-def _fraction(one: Taken) -> float:
-    value = one.value
+def _read_fraction(entry: Taken) -> float:
+    value = entry.value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise SpecError(
-            f"{one.key} is {shorten(value)}",
-            where=one.place or "upstream's default",
-            rule="a share of a GPU's memory, above 0 and at most 1",
-            way_out=f"--set {one.key}=0.5",
+            f"{entry.key} is {shorten(value)}",
+            where=entry.place or "upstream's default",
+            rule="a fraction of a GPU's memory, above 0 and at most 1",
+            way_out=f"--set {entry.key}=0.5",
         )
     return float(value)
 
@@ -349,7 +362,10 @@ def _put(data: dict[str, Any], keys: list[str], value: Any) -> None:
     data[keys[-1]] = value
 
 
-def _name(file: str) -> str:
-    """A job's name of a file's: letters, digits, `_`, `.` and `-`."""
-    stem = "".join(one if one.isascii() and (one.isalnum() or one in "_.-") else "-" for one in Path(file).stem)
+def _make_name(file: str) -> str:
+    """A job's name from a file's: letters, digits, `_`, `.` and `-`."""
+    stem = "".join(
+        character if character.isascii() and (character.isalnum() or character in "_.-") else "-"
+        for character in Path(file).stem
+    )
     return (stem.lstrip("_.-") or "imported")[:64]

@@ -1,7 +1,7 @@
-"""YAML, JSON and TOML of other stacks as dotted keys, with the files that their `defaults:` name laid below them.
+"""YAML, JSON and TOML of other stacks as dotted keys, on top of the files that their `defaults:` name.
 
-In: a path. Out: what each key was given, with its place, and what was not there. Left out: references to other keys,
-which settings.py follows, and what keys mean.
+In: a path. Out: the value and the place of each key, and notes on missing files. Left out: references to other keys
+(settings.py), the meaning of keys.
 """
 
 import tomllib
@@ -15,17 +15,17 @@ from rlplan.reading import is_file, read_text
 from rlplan.spec.files.yaml import read_yaml
 
 BELOW = "defaults"
-"""The key of the files that one stands on."""
+"""The key that names a file's base configurations."""
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
-"""Of files that are read as documents."""
+"""Suffixes of files that are read as documents."""
 MAX_CHAIN = 8
-"""Files that one may stand on."""
+"""Length of a chain of base configurations."""
 
 
 def read_document(path: Path) -> tuple[dict[str, Given], list[str]]:
-    """The keys of a file and of those below it, and notes; a file below that is not there is the key BELOW's.
+    """The keys of a file and of its base configurations, and notes.
 
-    Raises: SpecError.
+    The name of a base that is missing stays as the key BELOW. Raises: SpecError.
     """
     return _read(path, 0)
 
@@ -42,18 +42,18 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             way_out="give the configuration, or the script that starts the training",
         )
     below, notes = data.pop(BELOW, None), []
-    found: dict[str, Given] = {}
+    inherited: dict[str, Given] = {}
     for name in [below] if isinstance(below, str) else below if isinstance(below, list) else []:
         file = path.parent / str(name)
         if isinstance(name, str) and is_file(file):
             inner, more = _read(file, depth + 1)
-            found |= inner
+            inherited |= inner
             notes += more
         elif name != "_self_":
-            found[BELOW] = Given(name, f"{path.name}: {BELOW}")
-            notes.append(f"{path.name}: {BELOW}: '{name}' is not beside it; the table's defaults hold in its place")
-    given = {key: Given(value, f"{path.name}: {key}") for key, value in flat(data).items()}
-    return found | given, notes
+            inherited[BELOW] = Given(name, f"{path.name}: {BELOW}")
+            notes.append(f"{path.name}: {BELOW}: '{name}' was not found; the table's defaults are used instead")
+    own = {key: Given(value, f"{path.name}: {key}") for key, value in flatten_keys(data).items()}
+    return inherited | own, notes
 
 
 def _read_toml(path: Path) -> Any:
@@ -64,43 +64,43 @@ def _read_toml(path: Path) -> Any:
             f"the file is not TOML: {str(error) or type(error).__name__}",
             where=str(path),
             rule="TOML 1.0",
-            way_out="mend the file",
+            way_out="correct the file",
         ) from None
 
 
-def flat(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys.
 
-    >>> flat({"a": {"b": 1}, "c": [1]})
+    >>> flatten_keys({"a": {"b": 1}, "c": [1]})
     {'a.b': 1, 'c': [1]}
     """
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{name}.")
+            flattened |= flatten_keys(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flattened[name] = value
+    return flattened
 
 
-def read_beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
-    """The keys of a file that a command line names, with a note where it is not there."""
+def read_named_file(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
+    """The keys of a file that a command line names; a missing file adds a note."""
     if named is None:
         return {}
-    file = _found(folder, str(named.value))
+    file = _find_file(folder, str(named.value))
     if file is None:
-        notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
+        notes.append(f"{named.place}: '{named.value}' was not found beside the script and not read")
         return {}
-    given, more = read_document(file)
-    given.pop(BELOW, None)
+    entries, more = read_document(file)
+    entries.pop(BELOW, None)
     notes += more
-    return given
+    return entries
 
 
-def _found(folder: Path, named: str) -> Path | None:
-    """A file beside the script, or where the folder is one of those above it, in which the script was to be started."""
+def _find_file(folder: Path, named: str) -> Path | None:
+    """A file relative to the script's folder or one above it: scripts are often started from the checkout's root."""
     here, below = folder.resolve(), PurePosixPath(named)
     below = below.relative_to(here) if below.is_relative_to(here) else below
     above = () if below.is_absolute() else here.parents[:MAX_CHAIN]
-    return next((file for one in (folder, *above) if is_file(file := one / below)), None)
+    return next((file for base in (folder, *above) if is_file(file := base / below)), None)

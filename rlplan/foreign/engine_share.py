@@ -1,7 +1,7 @@
-"""An engine's share of a GPU's memory as bytes of KV cache, and back, by the engine's own arithmetic.
+"""Conversion between an engine's fraction of a GPU's memory and bytes of KV cache, by the engine's own arithmetic.
 
-In: a job whose engine is given, a share, a version of vLLM. Out: bytes of a rank. Left out: other roles on the GPU.
-Source: memory/serving/engine.py, for vLLM. SGLang's `mem_fraction_static` is of weights and cache alone.
+In: a job, a fraction, a version of vLLM. Out: bytes of a rank. Left out: other roles on the GPU.
+Source: memory/serving/engine.py, for vLLM. SGLang's `mem_fraction_static` covers weights and KV cache only.
 """
 
 import math
@@ -18,35 +18,36 @@ from rlplan.spec.resolved import settle
 from rlplan.units import format_bytes
 
 
-def with_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
-    """The job with the bytes of KV cache that a share leaves. Raises: NoFeasiblePlanError where it leaves none."""
-    memory = _engine(job, share.value, version)
+def add_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
+    """The job with the bytes of KV cache that a fraction leaves. Raises: NoFeasiblePlanError where it leaves none."""
+    memory = _size_engine(job, share.value, version)
     size = memory.kv_cache
     if share.is_static:
+        # SGLang's fraction excludes activations, so all of it beside the weights is KV cache, in whole blocks
         size = (
             max(0, memory.requested - memory.model_bytes) // memory.pool.bytes_per_block * memory.pool.bytes_per_block
         )
     if size <= 0:
         raise NoFeasiblePlanError(
-            f"the engine's weights take {format_bytes(memory.model_bytes)} of a GPU and its passes "
-            f"{format_bytes(memory.activation_peak)}, {format_bytes(memory.requested)} are its share",
+            f"the engine's weights need {format_bytes(memory.model_bytes)} and its passes "
+            f"{format_bytes(memory.activation_peak)} of the {format_bytes(memory.requested)} that it may use on a GPU",
             where=share.taken.place or f"upstream's default of {share.taken.key}",
             rule=f"{share.taken.key} = {share.value:g} leaves room for a KV cache",
-            way_out="raise it, or spread the engine over more GPUs (tensor parallel)",
+            way_out="raise it, or use more GPUs per engine (tensor parallel)",
         )
     return job.model_copy(update={"rollout": job.rollout.model_copy(update={MEMORY.split(".")[1]: size})})
 
 
-def _engine(job: JobSpec, share: float, version: str) -> EngineMemory:
-    return engine_memory(job.load_model(), engine_settings(job, share, version))
+def _size_engine(job: JobSpec, share: float, version: str) -> EngineMemory:
+    """The memory of the job's engine with a fraction of a GPU's memory.
 
-
-def engine_settings(job: JobSpec, share: float, version: str) -> EngineSettings:
-    """What the job's engine is started with, with a share of a GPU's memory."""
+    Differs: `ServingJob.settings` follows the job's own release, and a checkpoint's quantization. A foreign file
+    follows the release of its table.
+    """
     settled = settle(job)
     pool, rollout = read_pools(settled)[-1], settled.rollout
     tp, dp = (1 if ranks == "auto" else ranks for ranks in (rollout.tp, rollout.attention_dp))
-    return EngineSettings(
+    settings = EngineSettings(
         pool.gpu.memory.value,
         gpu_memory_utilization=share,
         tp=tp,
@@ -60,14 +61,15 @@ def engine_settings(job: JobSpec, share: float, version: str) -> EngineSettings:
         version=parse_version(version),
         quantization=quantization_by_word(rollout.quantization, where="rollout.quantization"),
     )
+    return engine_memory(job.load_model(), settings)
 
 
-def share_of(plan: Plan, version: str, *, is_static: bool) -> float:
-    """The share of a GPU with which an engine has the KV cache of a plan, to six digits, rounded up.
+def find_share(plan: Plan, version: str, *, is_static: bool) -> float:
+    """The fraction of a GPU with which an engine gets the KV cache of a plan, rounded up to six digits.
 
-    A plan may use a GPU to its last block: with fewer digits, or a whole block more, its files would no longer fit.
+    A plan may use a GPU up to its last block. With fewer digits, or a block more, the exported files would not fit.
     """
-    memory = _engine(plan.job, 1.0, version)
-    cache = max(plan.job.rollout.kv_cache_memory, memory.pool.bytes_per_block)  # none where nothing fits
+    memory = _size_engine(plan.job, 1.0, version)
+    cache = max(plan.job.rollout.kv_cache_memory, memory.pool.bytes_per_block)  # 0 in a plan that does not fit
     beside = memory.model_bytes if is_static else memory.requested - memory.kv_budget
     return math.ceil((cache + beside) / memory.requested * 1e6) / 1e6

@@ -1,8 +1,8 @@
-"""Words in a job of ours that do not belong there: our keys of another part, and foreign words, from the same rows that
-import reads.
+"""Hints for foreign words in a job file: `critic.optim.lr` is answered with rlplan's key.
 
-In: a refused key, or a refused value of a key. Out: the refusal with the way out in our words.
-Left out: keys of rlplan's own older versions (spec/files/renamed.py), and what is merely misspelt (spec/base.py).
+The hints come from the same rows that import reads. In: a refused key, or a refused value of a key. Out: the refusal
+with a way out in rlplan's keys. Left out: keys of older rlplan versions (spec/files/renamed.py), misspelt keys
+(spec/base.py).
 """
 
 import re
@@ -62,79 +62,86 @@ COMMON = {
     "async_training": "placement.max_staleness=1",
     "logger": "metrics",
 }
-"""Words that are no key of any stack's table, and ours for them."""
+"""Words that no stack's table has, and rlplan's keys for them."""
 MAX_MEANT = 3
-"""Keys of ours that one word may stand for."""
+"""Keys that one hint may list."""
 
 
-class _Meant(NamedTuple):
-    """How near a row is, what else it asks for, and the way out that it gives."""
+class _Hint(NamedTuple):
+    """A hint from one table row; the smallest one is shown."""
 
     distance: int
+    """How loosely the row matches the refused word; 0 for the full key."""
     others: int
+    """Other keys that the row asks for."""
     text: str
+    """The way out."""
 
 
 def in_our_words(error: MisspeltError) -> SpecError:
-    """The refusal with our word in its way out, where a stack has the word that was refused."""
-    found = min(_found(error.key.replace("-", "_"), error.word), default=None)
-    way_out = _elsewhere_here(error.key, error.given) if error.word is None else ""
-    if error.word is None and not way_out and (found is None or found.distance):
-        common = COMMON.get(error.key.rpartition(".")[2]) or (not found and COMMON.get(error.key.partition(".")[0]))
+    """The refusal with rlplan's key in its way out, where a stack has the refused word."""
+    nearest = min(_find_hints(error.key.replace("-", "_"), error.word), default=None)
+    way_out = _find_misplaced(error.key, error.given) if error.word is None else ""
+    if error.word is None and not way_out and (nearest is None or nearest.distance):
+        common = COMMON.get(error.key.rpartition(".")[2]) or (not nearest and COMMON.get(error.key.partition(".")[0]))
         way_out = f"write {common}" if common else ""
-    if not way_out and found is None:
+    if not way_out and nearest is None:
         return error
-    return SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out or (found.text if found else ""))
+    return SpecError(
+        error.what, where=error.where, rule=error.rule, way_out=way_out or (nearest.text if nearest else "")
+    )
 
 
-def _elsewhere_here(key: str, given: str) -> str:
-    """Keys of ours that end with the word, or of the same part begin with it: where it stands in a part of a job.
+def _find_misplaced(key: str, assignment: str) -> str:
+    """The way out for a word of another part of a job: keys that end with it, or begin with it in its part.
 
-    Where the part is misspelt, its key in the part that is meant.
+    A key in a misspelt part is looked up in the part that is meant.
     """
     part, _, word = key.rpartition(".")
     if part and part.partition(".")[0] not in JobSpec.model_fields:
         root, _, rest = key.partition(".")
         near = re.search(r"'(\w+)'", did_you_mean(root, JobSpec.model_fields))
-        return f"write {near[1]}.{rest}{given} for {key}" if near and f"{near[1]}.{rest}" in job_keys() else ""
-    keys = [one for one in job_keys() if one.rpartition(".")[2] == word]
-    keys = [one for one in keys if not one.startswith(("scoring.", "roles."))] or keys  # sizes of one role are rare
-    keys = keys or [one for one in job_keys() if part and one.startswith(f"{key}_")]
-    return f"write {' or '.join(one + given for one in keys)}" if 0 < len(keys) <= MAX_MEANT else ""
+        return f"write {near[1]}.{rest}{assignment} for {key}" if near and f"{near[1]}.{rest}" in job_keys() else ""
+    keys = [candidate for candidate in job_keys() if candidate.rpartition(".")[2] == word]
+    keys = [
+        candidate for candidate in keys if not candidate.startswith(("scoring.", "roles."))
+    ] or keys  # sizes of one role are rare
+    keys = keys or [candidate for candidate in job_keys() if part and candidate.startswith(f"{key}_")]
+    return f"write {' or '.join(candidate + assignment for candidate in keys)}" if 0 < len(keys) <= MAX_MEANT else ""
 
 
-def _found(key: str, word: str | None) -> Iterator[_Meant]:
+def _find_hints(key: str, word: str | None) -> Iterator[_Hint]:
     for table in map(load_table, SOURCES):
         for ours, alternatives in table.rows.items():
             for row in alternatives:
                 if row.is_only_read:
-                    continue  # the same key stands in the row of its own meaning
+                    continue  # another row has the same key with its full meaning
                 if word is None:
-                    yield from _of_key(table, ours, row, key)
+                    yield from _find_key_hints(table, ours, row, key)
                 elif ours == key and row.map is not None and word in row.map:
-                    yield _Meant(0, 0, f"write {ours}={word_of(row.map[word])} for {row.key}={word} of {table.title}")
+                    yield _Hint(0, 0, f"write {ours}={word_of(row.map[word])} for {row.key}={word} of {table.title}")
 
 
-def _of_key(table: Table, ours: str, row: Row, key: str) -> Iterator[_Meant]:
-    """What a row says of a key, in full or by its last words behind a part of our job; the nearer the smaller."""
+def _find_key_hints(table: Table, ours: str, row: Row, key: str) -> Iterator[_Hint]:
+    """Hints of a row for a key, matched in full or by its last words; a closer match has a smaller distance."""
     part, _, rest = key.rpartition(".")
     elsewhere = 2 * bool(part and not ours.startswith(f"{part}."))
     bounds = {key for term in (*row.least, *row.most) for key in term.split(" ")[::2]}
     others = len([key for key in row.keys if key not in bounds]) + len(row.when)
     text = f"write {ours} for {row.key} of {table.title}"
-    text += "".join(f", times {one}" for one in row.times) + "".join(f", over {one}" for one in row.over)
-    text += "".join(f", less {one}" for one in row.minus)
+    text += "".join(f", times {factor}" for factor in row.times) + "".join(f", over {factor}" for factor in row.over)
+    text += "".join(f", less {term}" for term in row.minus)
     if row.convert in SHARES:
         text += ", in bytes of KV cache (such as 20GiB), or auto"
     elif row.map:
-        text += " (" + ", ".join(f"{theirs} is {word_of(one)}" for theirs, one in row.map.items()) + ")"
+        text += " (" + ", ".join(f"{theirs} is {word_of(value)}" for theirs, value in row.map.items()) + ")"
     if row.key in (key, rest):
-        yield _Meant(elsewhere, others, text)
+        yield _Hint(elsewhere, others, text)
     elif row.key.rpartition(".")[2] == rest:
-        yield _Meant(1 + elsewhere, others, text)
+        yield _Hint(1 + elsewhere, others, text)
     elif row.map is not None and key in row.map:
-        yield _Meant(4, others, f"write {ours}={word_of(row.map[key])} for {row.key}={key} of {table.title}")
+        yield _Hint(4, others, f"write {ours}={word_of(row.map[key])} for {row.key}={key} of {table.title}")
     elif key in row.when:
-        yield _Meant(5, others, f"write {ours}: {key} of {table.title} goes with it")
+        yield _Hint(5, others, f"write {ours}: {key} of {table.title} goes with it")
     elif key.partition(".")[0] in table.roots and "." in key:
-        yield _Meant(6, others, f"a configuration of {table.title} is read by `rlplan import FILE --hardware 8xH100`")
+        yield _Hint(6, others, f"a configuration of {table.title} is read by `rlplan import FILE --hardware 8xH100`")

@@ -1,11 +1,11 @@
-"""Layers of Megatron's pipeline stages, as a plan counts them and as a stack's keys say them.
+"""Layers of Megatron's pipeline stages: as a plan counts them, and in a stack's keys.
 
-Megatron splits layers evenly and refuses what does not divide, unless the first or the last stage is given a number of
-its own. A plan gives the last stage fewer layers (`trained_stages`), so an export writes that number, and a file that
-lacks one is an error upstream.
+Megatron splits layers evenly and refuses a remainder, unless the first or the last stage has a number of its own. A
+plan gives the last stage fewer layers (`trained_stages`). An export therefore writes that number, and a file without
+one is an error upstream.
 
 In: Settings, a model, stages. Out: keys to write; the stages of a file, SpecError where Megatron refuses them.
-Left out: stages of virtual pipelines, layouts in words (`pipeline_model_parallel_layout`): they are taken as given.
+Left out: stages of virtual pipelines and `pipeline_model_parallel_layout`, which are taken as given.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from rlplan.spec.parts.training import given_ranks
 
 
 def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
-    """Keys that give Megatron the plan's stages, of which all but the last have equally many layers."""
+    """Keys that give Megatron the plan's stages: all but the last have the same number of layers."""
     pp = plan.choice.trainer.pp
     if plan.job.backend != "megatron" or not table.stages or pp == 1 or model.num_layers % pp == 0:
         return {}
@@ -29,7 +29,7 @@ def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
 
 
 def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
-    """A note where a file's stages are not those that are counted. Raises: SpecError where Megatron refuses them."""
+    """A note where a file's stages differ from the counted ones. Raises: SpecError where Megatron refuses them."""
     table, pp = settings.table, given_ranks(job.training.pp)
     if job.backend != "megatron" or not table.stages or pp == 1:
         return ""
@@ -47,8 +47,8 @@ def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
     if stages == counted:
         return ""
     return (
-        f"stages of {_words(stages)} layers are counted as {_words(counted)}: the largest has {max(stages)} there and "
-        f"{max(counted)} here"
+        f"stages of {_format_stages(stages)} layers are counted as {_format_stages(counted)}: the largest has "
+        f"{max(stages)} layers in the file and {max(counted)} in the plan"
     )
 
 
@@ -63,15 +63,15 @@ def _refuse_split(settings: Settings, model: ModelSpec, pp: int, ends: dict[str,
         f"{model.num_layers} layers do not divide over {pp} pipeline stages"
         + (f" with {given_ends}" if given_ends else ""),
         where=settings.place(pipeline) or settings.file,
-        rule="Megatron-Core gives all stages equally many layers, but for a first and a last one with their own number",
+        rule="Megatron-Core gives all stages the same number of layers; only the first and the last may have their own",
         way_out=" or ".join([*fitting, f"--set {pipeline}={even}"]),
     )
 
 
-def _words(stages: list[int]) -> str:
-    """Sizes of stages, equal neighbours as a product.
+def _format_stages(stages: list[int]) -> str:
+    """Sizes of stages in words, equal neighbours as a product.
 
-    >>> _words([6, 6, 6, 4])
+    >>> _format_stages([6, 6, 6, 4])
     '3 x 6, 4'
     """
     groups: list[list[int]] = []

@@ -1,6 +1,6 @@
-"""What a foreign file or script says: its keys and values, with their places, and what upstream takes for the rest.
+"""The settings of a foreign file or script: keys and values with their places, and upstream's defaults for the rest.
 
-In: pairs of key and text. Out: Settings. Left out: where they come from (source.py), what they mean (convert.py).
+In: pairs of key and text. Out: Settings. Left out: reading files (source.py), the meaning of keys (convert.py).
 """
 
 import re
@@ -10,14 +10,14 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.table import Condition, Table
-from rlplan.foreign.unknown import is_known, shown
+from rlplan.foreign.unknown import is_known, strip_marks
 from rlplan.frameworks.rules import matches
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")
 _PRODUCT = re.compile(r"\$\{mul:\s*([^,]+),\s*([^,]+)\}")
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 AS_IT_IS = "as it is"
-"""Of a key that is required: the value that holds."""
+"""Stands in a table for the current value of a required key."""
 MAX_REFERENCES = 16
 _OF_SHELL = "variables, ${X:-default}, $((...)) and references to keys are followed; nothing is executed"
 _OF_PYTHON = "constants, functions of the script's own and defaults of its parser are followed; nothing is executed"
@@ -25,89 +25,97 @@ _OF_PYTHON = "constants, functions of the script's own and defaults of its parse
 
 @dataclass(frozen=True)
 class Given:
-    """A value as it was given. place: file and line, or key."""
+    """A value as it was given."""
 
     value: Any
     place: str
+    """File and line, or the key, for messages."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of one configuration. given: by key. defaults: upstream's defaults for keys that are not given."""
+    """The keys of one configuration."""
 
     table: Table
     file: str
-    given: Mapping[str, Given]
+    entries: Mapping[str, Given]
+    """Values that the file sets, by key."""
     defaults: Mapping[str, Any]
+    """Upstream's values of keys that the file leaves out."""
     notes: tuple[str, ...] = ()
     ours: dict[str, Any] = field(default_factory=dict)
-    """What has been converted so far, which rows may ask for."""
+    """Job keys that are converted so far; later table rows may ask for them."""
 
     def value(self, key: str) -> Any:
-        """The value that holds, references followed. Raises: SpecError where only running would tell it."""
-        found = self.known(key)
-        if isinstance(found, str) and (not is_known(found) or "${" in found):
-            given = self.given.get(key, Given(found, self.file))
+        """The effective value, with references followed. Raises: SpecError where it is known only at run time."""
+        value = self.resolve(key)
+        if isinstance(value, str) and (not is_known(value) or "${" in value):
+            entry = self.entries.get(key, Given(value, self.file))
             raise SpecError(
-                f"{key} is {shown(found)}, which only running would tell",
-                where=given.place,
-                rule=_OF_PYTHON if ".py:" in given.place else _OF_SHELL,
-                way_out=f"say it: {_variable(found)}--set {key}=VALUE",
+                f"{key} is {strip_marks(value)}, which is known only at run time",
+                where=entry.place,
+                rule=_OF_PYTHON if ".py:" in entry.place else _OF_SHELL,
+                way_out=f"set it: {_suggest_variable(value)}--set {key}=VALUE",
             )
-        return found
+        return value
 
-    def known(self, key: str) -> Any:
-        """The value, references followed, with what only running would tell left in it."""
-        return self._followed(self.raw(key))
+    def resolve(self, key: str) -> Any:
+        """The effective value, with references followed; unknown parts stay marked."""
+        return self._follow(self.raw(key))
 
-    def _followed(self, found: Any) -> Any:
-        """A value with its references to other keys followed, and products of two."""
+    def _follow(self, value: Any) -> Any:
+        """A value with `${key}` references and `${mul: a, b}` products resolved."""
         for _ in range(MAX_REFERENCES):
-            if not isinstance(found, str):
+            if not isinstance(value, str):
                 break
-            if product := _PRODUCT.fullmatch(found.strip()):
-                factors = [self._followed(typed(word)) for word in product.groups()]
-                return factors[0] * factors[1] if all(isinstance(one, int) for one in factors) else found
-            reference = _REFERENCE.fullmatch(found)
+            if product := _PRODUCT.fullmatch(value.strip()):
+                factors = [self._follow(parse_word(word)) for word in product.groups()]
+                return factors[0] * factors[1] if all(isinstance(factor, int) for factor in factors) else value
+            reference = _REFERENCE.fullmatch(value)
             if reference is None:
                 break
             name, otherwise = reference.groups()
-            if name not in self.given and name not in self.defaults and otherwise is None:
+            if name not in self.entries and name not in self.defaults and otherwise is None:
                 break
-            found = self.raw(name) if name in self.given or name in self.defaults else typed(otherwise)
-        return found
+            value = self.raw(name) if name in self.entries or name in self.defaults else parse_word(otherwise)
+        return value
 
     def raw(self, key: str) -> Any:
-        """The value as it stands: given, of ours, or upstream's default; None where there is none."""
+        """The literal value: given, converted so far, or upstream's default; None where there is none."""
         if key in self.ours and key not in self.defaults:
             return self.ours[key]
-        given = self.given.get(key)
-        return self.defaults.get(key) if given is None else given.value
+        entry = self.entries.get(key)
+        return self.defaults.get(key) if entry is None else entry.value
 
     def place(self, key: str) -> str:
-        """Where a key was given; empty where upstream's default holds."""
-        return self.given[key].place if key in self.given else ""
+        """Place of a key in the file; empty where upstream's default holds."""
+        return self.entries[key].place if key in self.entries else ""
 
     def holds(self, condition: Condition) -> bool:
-        """Whether every key of a condition has the value, one of the values, or one beyond the bound."""
+        """Whether every key of a condition has its value, one of its values, or a value within its bound."""
         return all(matches(self.value(key), wanted) for key, wanted in condition.items())
 
-    def required(self) -> dict[str, Any]:
-        """What the stack asks for beside what is given, with values of its own where they are not given."""
-        asked = [pair for one in self.table.required if self.holds(one.when) for pair in one.keys.items()]
-        values = {key: value for key, value in asked if value == AS_IT_IS or key not in self.given}
+    def list_required(self) -> dict[str, Any]:
+        """Keys that the stack requires beside the given ones, with the table's values where the file has none."""
+        asked = [
+            pair
+            for requirement in self.table.required
+            if self.holds(requirement.when)
+            for pair in requirement.keys.items()
+        ]
+        values = {key: value for key, value in asked if value == AS_IT_IS or key not in self.entries}
         return {key: self.value(key) if value == AS_IT_IS else value for key, value in values.items()}
 
-    def with_values(self, values: Mapping[str, Any]) -> "Settings":
-        """The same with other values."""
-        changed = {**self.given, **{key: Given(value, "a change") for key, value in values.items()}}
-        return replace(self, given=changed, ours={})
+    def replace_values(self, values: Mapping[str, Any]) -> "Settings":
+        """The settings with other values."""
+        changed = {**self.entries, **{key: Given(value, "a change") for key, value in values.items()}}
+        return replace(self, entries=changed, ours={})
 
 
-def typed(text: str) -> Any:
+def parse_word(text: str) -> Any:
     """A word of a command line as Hydra and YAML read it.
 
-    >>> typed("True"), typed("1e-6"), typed("8"), typed("'a b'"), typed("null")
+    >>> parse_word("True"), parse_word("1e-6"), parse_word("8"), parse_word("'a b'"), parse_word("null")
     (True, 1e-06, 8, 'a b', None)
     """
     word = text.strip()
@@ -123,7 +131,7 @@ def typed(text: str) -> Any:
     return word
 
 
-def flags_of(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+def read_flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
     """`--key value`, `--key=value`, `--key` alone, which is true; several values are one text."""
     key, values, at = "", list[str](), ""
     for word, place in [*words, ("--", "")]:
@@ -131,12 +139,12 @@ def flags_of(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]
             values.append(word)
             continue
         if key:
-            yield key, typed(" ".join(values)) if values else True, at
+            yield key, parse_word(" ".join(values)) if values else True, at
         key, separator, value = word[2:].partition("=")
         key, values, at = key.replace("-", "_"), [value] if separator else [], place
 
 
-def _variable(text: str) -> str:
-    """A way out by the name that a text lacks: a shell's variable, or a name of Python's where it is nothing else."""
-    found = re.fullmatch(r"([A-Za-z_][\w.]*)", shown(text)) or re.search(r"\$\{?([A-Za-z_]\w*)", text)
-    return f"--set {found.group(1)}=VALUE, or " if found else ""
+def _suggest_variable(text: str) -> str:
+    """The `--set NAME=VALUE` of a missing shell variable or Python name in a text; empty without one."""
+    match = re.fullmatch(r"([A-Za-z_][\w.]*)", strip_marks(text)) or re.search(r"\$\{?([A-Za-z_]\w*)", text)
+    return f"--set {match.group(1)}=VALUE, or " if match else ""

@@ -1,11 +1,11 @@
-"""The mapping table: for each of our keys the foreign key that says it, the conversion, and the version it is of.
+"""The mapping table of a stack: the foreign key and the conversion of every job key, for one release.
 
-In: `rlplan/frameworks/keys/*.yaml`, data alone, one file a stack. Out: a frozen Table.
+In: `rlplan/frameworks/keys/*.yaml`, one data file per stack. Out: a frozen Table.
 Left out: conversions (convert.py), syntax (shell/script.py, source.py).
 
-A row of ours has alternatives in order: the first whose `when` holds and that has a value is taken. `when` may ask for
-foreign keys and for ours that stand above; its values are one value, a list of them, a bound such as `>0`, or `*`,
-which is any value but null.
+A job key has alternative rows in order; the first whose `when` holds and that has a value wins. `when` may ask for
+foreign keys and for job keys that stand above. Its values are one value, a list of values, a bound such as `>0`, or `*`
+for any value but null.
 """
 
 from fnmatch import fnmatchcase
@@ -22,70 +22,69 @@ from rlplan.vocabulary import Role
 
 FOLDER = KEYS_FOLDER
 SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl_given", "trl", "vllm", "deepspeed")
-"""Stacks with a table, in the order in which a file is looked at."""
+"""Stacks with a table, in the order in which a file is tried."""
 Condition = dict[str, Any]
 
 
 class Row(Spec):
-    """One way to say a key of ours."""
+    """One way in which a stack expresses a job key."""
 
     key: str = ""
-    """Theirs; empty where `value` is what holds."""
+    """The foreign key; empty for a constant `value`."""
     value: Any = None
-    """A constant."""
+    """A constant value of the job key."""
     when: Condition = Field(default={})
-    """What else must hold."""
+    """Other keys' values under which the row holds."""
     times: tuple[str, ...] = ()
-    """Keys, theirs or ours, that it is multiplied by, also a constant."""
+    """Foreign or job keys that multiply the value, also a constant one."""
     over: tuple[str, ...] = ()
-    """Keys that it is divided by."""
+    """Keys that divide the value."""
     minus: tuple[str, ...] = ()
-    """Keys that are taken off it; here and below also products of keys, `a * b`, and quotients `a / b`, rounded up."""
+    """Keys that are subtracted; here and below also products `a * b`, and quotients `a / b`, rounded up."""
     plus: tuple[str, ...] = ()
-    """Keys that are added to it, after all else."""
+    """Keys that are added, after all other operations."""
     least: tuple[str, ...] = ()
-    """Keys whose sum it is never below."""
+    """Keys whose sum is the smallest value."""
     raised: str = ""
-    """The reason that a note gives where `least` replaces a smaller value."""
+    """The reason in the note where `least` replaces a smaller value."""
     most: tuple[str, ...] = ()
-    """Keys whose sum it is never above."""
+    """Keys whose sum is the largest value."""
     under: str = ""
-    """A key whose value it must be below to be ours."""
+    """A key that the value must be smaller than, or the row does not hold."""
     aside: tuple[str, ...] = ()
-    """Of `hardware.num_devices`: GPUs that the stack uses besides and that are not counted, as keys to be summed."""
+    """Keys of GPUs that the stack uses besides `hardware.num_devices` and that are not counted."""
     part: float = 0
-    """The part of it that is ours, rounded down."""
+    """Fraction of the foreign value that is the job's, rounded down; 0 for all of it."""
     map: dict[str, Any] | None = None
-    """Our value for each of theirs."""
+    """The job's value for each foreign value."""
     otherwise: Any = None
-    """Our value for all others, with a note; without one they are refused."""
+    """The job's value for all other foreign values, with a note; without it they are refused."""
     below: float | None = None
-    """Only values below it are ours."""
+    """Exclusive upper bound of values for which the row holds."""
     above: float | None = None
-    """Only values above it are ours."""
+    """Exclusive lower bound of values for which the row holds."""
     is_only_read: bool = False
-    """Whether it is read and never written: another name of another row's key, less than that row asks for, or what
-    only comes close to ours, with a note.
-    """
+    """Whether exports skip the row: another name of a key, a weaker form of it, or an approximation with a note."""
     is_assumed: bool = False
-    """Whether it fills in what the stack does not say, so that an exported plan may have another value."""
+    """Whether the row fills in a value that the stack has no key for, so that an exported plan may differ."""
     written: dict[str, tuple[str, ...]] = Field(default={})
-    """Their keys that say it, each as a product of ours, where `when` has a bound alone."""
+    """Foreign keys that an export writes, each as a product of job keys, where `when` has only a bound."""
     note: str = ""
-    """What is said where it is taken and given."""
+    """Note for the user where the row is used."""
     refused: str = ""
-    """Why there is no answer where it is taken."""
+    """Reason of the refusal where the row holds."""
     way_out: str = ""
-    """What answers instead."""
+    """Way out of that refusal."""
     convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share"] = ""
-    """What else is done: a model's name found, the format of its weights by its name, MiB as bytes; a share of a GPU's
-    memory as bytes of KV cache, where the share is of all that the engine takes (vLLM) or of weights and cache alone
-    (SGLang).
+    """A further conversion.
+
+    `model` finds a model by its name, `packed` reads a weight format from it, `mebibytes` gives bytes. The shares turn
+    a fraction of a GPU's memory into bytes of KV cache: of the whole engine (vLLM), or of weights and cache (SGLang).
     """
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Every key that it asks for."""
+        """Every key that the row reads."""
         terms = (*self.plus, *self.minus, *self.least, *self.most, *self.aside)
         return (
             self.key,
@@ -93,12 +92,12 @@ class Row(Spec):
             *self.when,
             *self.times,
             *self.over,
-            *(key for one in terms for key in one.split(" ")[::2]),
+            *(key for term in terms for key in term.split(" ")[::2]),
         )
 
 
 class Remedy(Spec):
-    """A change to try where it does not fit: values to set, or steps from what there is."""
+    """A change to try where a configuration does not fit: values to set, or steps from the current value."""
 
     key: str
     to: tuple[Any, ...] = ()
@@ -108,22 +107,22 @@ class Remedy(Spec):
     least: float = 1
     most: float = 1 << 30
     with_: dict[str, Any] = Field(default={}, alias="with")
-    """Keys that go with it."""
+    """Keys that change together with it."""
     when: Condition = Field(default={})
 
 
 class Required(Spec):
-    """Keys that a stack asks for beside others, and that say nothing of ours."""
+    """Keys that a stack requires beside others, and that no job key corresponds to."""
 
     keys: dict[str, Any]
-    """Their values; `as it is` for the one that holds."""
+    """Values of the keys; `as it is` keeps the current value."""
     when: Condition = Field(default={})
 
 
 class ReleasedDefault(Spec):
-    """A default that other releases have and that takes more memory, of a key that a file leaves out.
+    """A default of other releases that needs more memory, for a key that a file leaves out.
 
-    A script does not say the release that runs it, so that its verdict has to hold with both.
+    A script does not name the release that runs it, so its verdict must hold for both.
     """
 
     key: str
@@ -131,28 +130,29 @@ class ReleasedDefault(Spec):
     """The default of those releases."""
     versions: str
     follows: str
-    """The key whose value holds in the table's own version."""
+    """The key whose value the table's own release uses."""
     ours: str
-    """The key of ours, which an override may give."""
+    """The job key, which an override may set."""
     needs_experts: bool = False
-    """Whether it changes a model with experts alone."""
+    """Whether the default matters only for a model with experts."""
     when: Condition = Field(default={})
 
 
 class Fixed(Spec):
-    """Upstream's settings that rlplan's losses and optimizers stand for: an export writes them where upstream's default
-    is another.
+    """Upstream's settings that match rlplan's losses and optimizers.
+
+    An export writes those whose upstream default differs.
     """
 
     keys: dict[str, Any]
-    """Their values; a key of ours in them stands for the plan's value."""
+    """Values of the keys; a job key as a value stands for the plan's value of it."""
     says: tuple[str, ...] = ()
-    """Keys of ours that these settings say."""
+    """Job keys that these settings express."""
     when: Condition = Field(default={})
 
 
 class Table(Spec):
-    """All that is known of one stack's configuration."""
+    """The mapping table of one stack."""
 
     title: str
     version: str
@@ -160,61 +160,57 @@ class Table(Spec):
     """The framework's profile (rlplan/frameworks), where its name is not the table's title."""
     repository: str
     commit: str
-    """Of which these facts are."""
+    """Upstream commit that the table describes."""
     files: tuple[str, ...]
     vllm: str = ""
-    """The version of vLLM that it asks for."""
+    """The version of vLLM that the stack requires."""
     syntax: Literal["overrides", "flags", "python", "document"]
-    """Of its command lines: `key=value`, or `--key value`; `python` has a launcher's flags before the program's, and a
-    `document` has no command line.
-    """
+    """Syntax of its command lines: Hydra's `key=value`, `--key value`, a launcher before the program, or none."""
     entries: tuple[str, ...]
-    """Words of a command line by which it is known; several in a row where one has a space."""
+    """Words of a command line that identify the stack; consecutive words where an entry has a space."""
     unread: dict[str, str] = Field(default={})
-    """Programs of the stack that are not read, and parts of their documents, with the algorithm of ours that they run,
-    and what else a job of ours says for them.
-    """
+    """Unsupported programs, and parts of their documents, with rlplan's algorithm and further overrides for them."""
     positional: str = ""
     """The key of a word that stands before all flags."""
     in_python: dict[str, str] = Field(default={})
-    """Keys of a command line that a Python script says in other words, and these."""
+    """Keys of a command line with another name in a Python script, and that name."""
     required: tuple[Required, ...] = ()
-    """What has to be given where a condition holds."""
+    """Keys that must be set where a condition holds."""
     fixed: tuple[Fixed, ...] = ()
-    """Settings that change what is learned and that no key of ours names: dropout, a second clip, top-p."""
+    """Settings that change what is learned and have no job key: dropout, a second clip, top-p."""
     stages: dict[str, str] = Field(default={})
-    """Keys of the layers of Megatron's `first` and `last` pipeline stage, and of whole layouts (`layout`), in words."""
+    """Keys of the layers of Megatron's `first` and `last` pipeline stage, and of a whole `layout`."""
     trains: bool = False
-    """Whether it says a whole experiment, so that an export is held to everything that changes what is learned."""
+    """Whether the stack describes a whole experiment: an export must keep everything that changes what is learned."""
     model_files: tuple[str, ...] = ()
-    """Files of upstream's with a model's shape each, which a command has to be given."""
+    """Upstream's files with a model's shape each; a command must name one."""
     short: dict[str, str] = Field(default={})
-    """Flags with one dash, and the keys that they stand for."""
+    """Keys of flags with one dash."""
     older: dict[str, str] = Field(default={})
-    """Keys as earlier versions have them, and today's."""
+    """Current names of keys by their names in earlier versions."""
     serves: bool = False
-    """Whether it says an engine alone, which is then judged alone."""
+    """Whether the stack is an engine alone, which is then checked alone."""
     unsaid: tuple[Any, ...] = ()
-    """Values that mean: not given."""
+    """Values that count as not given."""
     has_suffixes: bool = False
     """Whether `16k` is 16,000 and `16K` 16,384."""
     appended: tuple[str, ...] = ()
-    """Patterns of keys that upstream's configuration does not list, so that Hydra takes them with `++` alone."""
+    """Patterns of keys that upstream's configuration does not list: Hydra accepts them only with `++`."""
     of_roles: dict[Role, dict[str, str]] = Field(default={})
-    """Beginnings of the policy's keys, and of another role's that say the same of it: it is laid out as the policy."""
+    """Prefixes of another role's keys by the policy's prefixes, for roles that share the policy's layout."""
     compared: dict[Role, dict[str, str]] = Field(default={})
-    """The same of keys that are only read: another role's follow the policy's unless they are given."""
+    """The same for keys that are only read: by default they follow the policy's."""
     roots: tuple[str, ...]
-    """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
+    """Keys that identify the stack in a file, or beside its entry on a command line of flags."""
     shared_roots: tuple[str, ...] = ()
-    """Keys by which its stack is known, and not which of the stack's tables."""
+    """Keys that identify the stack, but not one of its tables."""
     programs: tuple[str, ...] = ()
-    """Programs of a stack with several: the first is this table's, the others are not read."""
+    """Programs of the stack; the first belongs to this table, the others are not read."""
     own_keys: dict[str, tuple[str, ...]] = Field(default={})
-    """Keys by which one of the programs that share this table is known."""
+    """Keys that identify one of the programs that share this table."""
     defaults: dict[str, Any]
     presets: dict[str, dict[str, Any]] = Field(default={})
-    """Other defaults, by the name of a configuration or of a program, or by a part of a document."""
+    """Other defaults by the name of a configuration or program, or by a part of a document."""
     rows: dict[str, tuple[Row, ...]]
     without_counterpart: dict[str, tuple[str, ...]]
     released_defaults: tuple[ReleasedDefault, ...] = ()
@@ -223,32 +219,32 @@ class Table(Spec):
     @property
     def framework(self) -> str:
         """The framework at the table's release, as a job names it."""
-        return f"{table_name(self.framework_name or self.title)}@{self.version}"
+        return f"{get_table_name(self.framework_name or self.title)}@{self.version}"
 
     @property
     def keys(self) -> frozenset[str]:
         """Every foreign key that is known by name."""
         rows = (row for alternatives in self.rows.values() for row in alternatives)
         asked = (key for row in rows for key in row.keys)
-        fixed = (key for each in self.fixed for key in each.keys)
+        fixed = (key for fixed in self.fixed for key in fixed.keys)
         stages = (key for words in self.stages.values() for key in words.split())
         changed = (key for remedy in self.remedies for key in (remedy.key, *remedy.with_))
         known = frozenset((*(key for key in asked if key and key not in self.rows), *fixed, *stages))
         return known.union(self.defaults, changed)
 
-    def asks_for(self, key: str, value: Any) -> bool:
-        """Whether a row has this value of a key as its condition, so that it says something."""
+    def reads_value(self, key: str, value: Any) -> bool:
+        """Whether a row has this value of a key as its condition, so that the value is not dropped as null."""
         rows = (row for alternatives in self.rows.values() for row in alternatives)
         asked = [row.when[key] for row in rows if key in row.when]
-        return any(value == one or (isinstance(one, list) and value in one) for one in asked)
+        return any(value == wanted or (isinstance(wanted, list) and value in wanted) for wanted in asked)
 
     def knows(self, key: str) -> bool:
-        """Whether a key is one of the stack's: by name, or by a pattern of those without a counterpart."""
+        """Whether a key belongs to the stack: by name, or by a pattern of keys without a counterpart."""
         patterns = (pattern for patterns in self.without_counterpart.values() for pattern in patterns)
         return key in self.keys or key in self.in_python or any(fnmatchcase(key, pattern) for pattern in patterns)
 
     def why_without_counterpart(self, key: str) -> str:
-        """Why a key without a row has none."""
+        """The reason why a key has no row."""
         for why, patterns in self.without_counterpart.items():
             if any(fnmatchcase(key, pattern) for pattern in patterns):
                 return why
@@ -256,10 +252,10 @@ class Table(Spec):
         return f"not known of {self.title} {self.version}{'.' * bool(hint)}{hint}"
 
 
-def table_name(word: str) -> str:
-    """A stack's name as its table is called.
+def get_table_name(word: str) -> str:
+    """The name of a stack's table.
 
-    >>> table_name("NeMo-RL")
+    >>> get_table_name("NeMo-RL")
     'nemo_rl'
     """
     return word.lower().replace("-", "_")
@@ -274,19 +270,19 @@ def load_table(source: str) -> Table:
     """
     read = read_facts(source)
     if base := read.pop("stands_on", ""):
-        read = _on(read_facts(base), read)
+        read = _extend(read_facts(base), read)
     return validate(Table, read, file=str(FOLDER / f"{source}.yaml"))
 
 
 def read_facts(name: str) -> dict[str, Any]:
-    """A file of keys as it stands."""
+    """The raw data of a file of keys."""
     path = FOLDER / f"{name}.yaml"
     read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
     return read
 
 
-def _on(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A table on what it shares with another: rows of hardware first, which the shared ones ask for; then its own."""
+def _extend(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A table merged with the one that it extends: its hardware rows come first, because shared rows ask for them."""
     rows = own["rows"]
     first = {ours: row for ours, row in rows.items() if ours.startswith("hardware.")}
     return own | {
@@ -297,10 +293,10 @@ def _on(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def given_trainers() -> frozenset[str]:
-    """TRL's trainers whose answers are given, by the names of its programs.
+def list_given_trainers() -> frozenset[str]:
+    """TRL's trainers that learn from given responses, by the names of its programs.
 
-    >>> sorted(given_trainers())
+    >>> sorted(list_given_trainers())
     ['dpo', 'kto', 'reward', 'sft']
     """
     rows = load_table("trl_given").rows["algorithm.name"]

@@ -1,27 +1,27 @@
-"""Marks in words for what only running a script would tell, such as `$(date)` or the value of an unset variable.
+"""Marks around parts of a word that are known only when a script runs, such as `$(date)` or an unset variable.
 
-In: a word. Out: whether all of it is known, and the word as people read it. A marked word is kept, so that whoever
-needs its value can say which one is missing. Left out: what is unknown (shell/words.py, python/values.py).
+In: a word. Out: whether all of it is known, and the word as people read it. A marked word is kept, so that a reader
+that needs its value can name the missing part. Left out: which parts are unknown (shell/words.py, python/values.py).
 """
 
 OPEN, CLOSE = "\ue000", "\ue001"
-"""Marks around what is not known, of Unicode's private use."""
+"""Marks around unknown parts, from Unicode's private use area."""
 
 
-def unknown(text: str) -> str:
-    """A part of a word that is not known, as the script has it.
+def mark_unknown(text: str) -> str:
+    """The source text of an unknown part, marked.
 
-    >>> is_known(unknown("$(date)")), shown("run-" + unknown("$(date)"))
+    >>> is_known(mark_unknown("$(date)")), strip_marks("run-" + mark_unknown("$(date)"))
     (False, 'run-$(date)')
     """
     return f"{OPEN}{text}{CLOSE}"
 
 
 def is_known(word: str) -> bool:
-    """Whether a word has no part that only running would tell."""
+    """Whether a word has no unknown part."""
     return OPEN not in word
 
 
-def shown(word: str) -> str:
-    """A word as people read it."""
+def strip_marks(word: str) -> str:
+    """A word without marks, for messages."""
     return word.replace(OPEN, "").replace(CLOSE, "")

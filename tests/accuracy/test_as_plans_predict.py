@@ -13,12 +13,12 @@ from rlplan.accuracy.compare import load_predictors, predict
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.measured_jobs import PHASES
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import in_its_unit, job_of, load_of, peak_in_training, plan_of, served_of
+from rlplan.accuracy.predict import job_of, peak_in_training, plan_of, predict_bytes, serve_job, simulate_load
 from rlplan.accuracy.registry import Prediction, find_predictor, known_kinds
 from rlplan.accuracy.rl_steps.job import rl_job
 from rlplan.accuracy.rl_steps.weight_sync import sync_job
 from rlplan.accuracy.serving_points import engine_job, latency_job
-from rlplan.accuracy.settings_read import watched
+from rlplan.accuracy.settings_read import watch_settings
 from rlplan.accuracy.training.colocated import colocated_job
 from rlplan.accuracy.training.job import training_job
 from rlplan.accuracy.training.scores import score_job
@@ -43,17 +43,17 @@ ASKED = {
 POINTS = {point.id: point for point in bundled_points()}
 
 
-def imported(path: Path) -> set[str]:
-    found: set[str] = set()
+def list_imports(path: Path) -> set[str]:
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            names |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            names.add(node.module)
+    return names
 
 
-def imports_of(path: Path, module: str) -> set[str]:
+def list_imported_names(path: Path, module: str) -> set[str]:
     nodes = ast.walk(ast.parse(path.read_text("utf-8")))
     having = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == module]
     return {alias.name for node in having for alias in node.names}
@@ -61,13 +61,13 @@ def imports_of(path: Path, module: str) -> set[str]:
 
 def test_accuracy_imports_no_formula_of_bytes_or_seconds() -> None:
     having = {
-        path.relative_to(ACCURACY).as_posix(): {name for name in imported(path) if name.startswith(FORMULAS)}
+        path.relative_to(ACCURACY).as_posix(): {name for name in list_imports(path) if name.startswith(FORMULAS)}
         for path in ACCURACY.rglob("*.py")
     }
-    assert {name: found for name, found in having.items() if found} == {
+    assert {name: value for name, value in having.items() if value} == {
         name: set(modules) for name, modules in VALUE_TYPES.items()
     }
-    assert imports_of(ACCURACY / "predict.py", "rlplan.memory.ledger") == {"LedgerRow", "RunPhase"}
+    assert list_imported_names(ACCURACY / "predict.py", "rlplan.memory.ledger") == {"LedgerRow", "RunPhase"}
 
 
 def test_one_module_asks_the_planner_and_every_kind_asks_that_module() -> None:
@@ -75,14 +75,16 @@ def test_one_module_asks_the_planner_and_every_kind_asks_that_module() -> None:
     for called in ASKED:
         module, _, name = called.rpartition(".")
         users = {
-            path.relative_to(ACCURACY).as_posix() for path in ACCURACY.rglob("*.py") if name in imports_of(path, module)
+            path.relative_to(ACCURACY).as_posix()
+            for path in ACCURACY.rglob("*.py")
+            if name in list_imported_names(path, module)
         }
         assert users == {"predict.py"}, called
     readers = {*ASKED.values(), "job_of"}
     for kind in known_kinds():
         predictor = find_predictor(kind)
         path = ROOT / Path(predictor.__module__.replace(".", "/")).with_suffix(".py")
-        assert imports_of(path, "rlplan.accuracy.predict") & readers or kind in REASONS, kind
+        assert list_imported_names(path, "rlplan.accuracy.predict") & readers or kind in REASONS, kind
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +92,7 @@ def predictors() -> None:
     load_predictors()
 
 
-def said_of(id_of_point: str) -> Prediction:
+def predict_bundled(id_of_point: str) -> Prediction:
     answer = predict(POINTS[id_of_point])
     assert isinstance(answer, Prediction), answer
     return answer
@@ -100,21 +102,24 @@ def said_of(id_of_point: str) -> Prediction:
     "name", ["simumax-llama3-70b-l12-tp1-pp2-dp4-mbc4-mem", "simumax-llama3-70b-tp2-pp1-dp4-l12-mbc4-mem"]
 )
 def test_a_peak_is_that_of_the_job_given_to_plan(name: str) -> None:
-    found = rlplan.plan(training_job(POINTS[name])).plan
-    assert in_its_unit(POINTS[name], peak_in_training(found, Statistic.ALLOCATED), found).parts == said_of(name).parts
+    plan = rlplan.plan(training_job(POINTS[name])).plan
+    assert (
+        predict_bytes(POINTS[name], peak_in_training(plan, Statistic.ALLOCATED), plan).parts
+        == predict_bundled(name).parts
+    )
 
 
 @pytest.mark.parametrize("name", ["nemorl-dsv3-512", "nemorl-dsv3-256"])
 def test_seconds_are_those_of_the_job_given_to_plan(name: str) -> None:
-    assert rlplan.plan(rl_job(POINTS[name])).step_s == pytest.approx(said_of(name).value)
+    assert rlplan.plan(rl_job(POINTS[name])).step_s == pytest.approx(predict_bundled(name).value)
 
 
 @pytest.mark.parametrize("phase", ["generate", "score", "train"])
 def test_seconds_of_a_phase_are_those_of_the_job_in_the_point(phase: str) -> None:
     point = POINTS[f"verl-dapo-7b-h20-32-phases:{phase}"]
-    found = rlplan.plan(point.settings["job"]).plan
-    seconds = sum(action.cost.seconds for action in found.timing.step.actions if action.phase in PHASES[phase])
-    assert seconds == pytest.approx(said_of(point.id).value)
+    plan = rlplan.plan(point.settings["job"]).plan
+    seconds = sum(action.cost.seconds for action in plan.timing.step.actions if action.phase in PHASES[phase])
+    assert seconds == pytest.approx(predict_bundled(point.id).value)
 
 
 def job_in_the_point(point: MeasuredPoint) -> dict[str, Any]:
@@ -153,7 +158,7 @@ LOADED = ("serving_tpot", "serving_ttft", "throughput_infer", "kv_saturation")
 
 def first_point(kind: str, name: str = "") -> MeasuredPoint:
     points = (POINTS[name],) if name else (point for point in (*POINTS.values(), SCORED) if point.kind == kind)
-    return watched(next(point for point in points if isinstance(predict(point), Prediction)))
+    return watch_settings(next(point for point in points if isinstance(predict(point), Prediction)))
 
 
 def job_file(folder: Path, job: Mapping[str, Any]) -> Path:
@@ -180,13 +185,13 @@ def test_an_engine_s_point_and_its_job_file_have_the_same_bytes_and_seconds(tmp_
     path = job_file(tmp_path, job)
     estimated = rlplan.estimate(path)
     assert isinstance(estimated, ServingResult)
-    assert estimated.served.memory == served_of(job).memory
+    assert estimated.served.memory == serve_job(job).memory
     if kind in LOADED:
         simulated = rlplan.simulate(path)
         assert isinstance(simulated, ServingResult)
-        assert simulated.load == load_of(job)
+        assert simulated.load == simulate_load(job)
 
 
 def test_a_count_of_parameters_is_of_the_model_that_the_job_loads() -> None:
-    assert said_of("params-llama32-3b-lora-r32-qv").value == 9_175_040
+    assert predict_bundled("params-llama32-3b-lora-r32-qv").value == 9_175_040
     assert job_of({"policy": "Qwen/Qwen3-32B", "hardware": "1xH100"}).load_model().num_parameters == 32_762_123_264

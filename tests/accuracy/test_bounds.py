@@ -71,8 +71,8 @@ def test_peaks_of_a_source_are_within_their_mean_and_worst(
     report: AccuracyReport, source: str, count: int, mean: float, worst: float
 ) -> None:
     """But for one of AgileRL's, begun on memory of the process before: the source's fixtures/pending/README.md."""
-    found = {point.id: point.relative_error for point in report.points if point.kind == "train_peak"}
-    ours = {name: abs(error) for name, error in found.items() if name.startswith(source) and error is not None}
+    errors = {point.id: point.relative_error for point in report.points if point.kind == "train_peak"}
+    ours = {name: abs(error) for name, error in errors.items() if name.startswith(source) and error is not None}
     assert len(ours) == count
     assert sum(ours.values()) / count <= mean
     ours.pop("agilerl-qwen2.5-0.5b-a100-s32768-mb1-g16-r64-u382", None)

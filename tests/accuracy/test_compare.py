@@ -141,8 +141,8 @@ def test_the_unit_says_what_was_counted(unit: str, statistic: Statistic) -> None
     ],
 )
 def test_gpus_are_found_by_the_words_of_logs_and_issues(words: str, profile: str | None) -> None:
-    found = gpu_of(make_point(gpu=words))
-    assert (found.name if found else None) == profile
+    gpu = gpu_of(make_point(gpu=words))
+    assert (gpu.name if gpu else None) == profile
 
 
 def test_a_dtype_of_fp8_says_what_is_quantised() -> None:

@@ -15,11 +15,11 @@ from rlplan.accuracy.intervals import (
     LEAST_OTHERS,
     Residual,
     assign_strata,
+    compute_errors,
     find_factor,
+    find_source,
     list_residuals,
-    measured_errors,
     share_inside,
-    source_of,
 )
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.planner.measured_errors import LEAST_POINTS, UNKNOWN_FACTOR, Stratum, all_errors
@@ -55,7 +55,7 @@ def test_sources_that_differ_widen_the_interval_until_each_would_have_been_insid
 
 def test_no_source_judges_itself() -> None:
     points = residuals(*((f"s{number}", 1.0, 10) for number in range(4)), ("off", 2.0, 10))
-    assert share_inside(points, "", [one for one in points if one.source == "off"]) == 0
+    assert share_inside(points, "", [point for point in points if point.source == "off"]) == 0
 
 
 def test_a_stratum_of_one_source_borrows_from_the_others_and_too_few_points_pool() -> None:
@@ -70,14 +70,14 @@ def test_fewer_than_fifteen_points_or_hardly_more_than_one_source_give_no_interv
     lonely = residuals(("a", 1.0, 40), ("b", 1.0, LEAST_OTHERS - 1))
     enough = residuals(("a", 1.0, 40), ("b", 1.0, LEAST_OTHERS))
     for points in (few, lonely):
-        [error] = measured_errors(points)
+        [error] = compute_errors(points)
         assert not error.is_known
         assert error.factor == UNKNOWN_FACTOR
         assert error.words.startswith("unknown, take a factor of 2")
-    assert all(error.is_known for error in measured_errors(enough))
+    assert all(error.is_known for error in compute_errors(enough))
 
 
-def compared(point: MeasuredPoint, predicted: float, error: float) -> Comparison:
+def make_comparison(point: MeasuredPoint, predicted: float, error: float) -> Comparison:
     value = point.measured.value
     assert isinstance(value, float)
     return Comparison(point.id, point.kind, value, predicted, "", error, "predicted", None, quantity=point.quantity)
@@ -86,23 +86,23 @@ def compared(point: MeasuredPoint, predicted: float, error: float) -> Comparison
 @pytest.mark.parametrize(("unit", "faster"), [("tokens/s/GPU", 0.5), ("s/iteration", 2.0)])
 def test_a_step_that_takes_twice_as_long_has_the_ratio_two_in_whichever_unit(unit: str, faster: float) -> None:
     point = MeasuredPoint(id="a", kind="throughput_train", measured=Measured(value=faster, unit=unit))
-    [one] = list_residuals([point], [compared(point, 1.0, 1 / faster - 1)], {})
-    assert one.log_ratio == pytest.approx(math.log(2))
+    [residual] = list_residuals([point], [make_comparison(point, 1.0, 1 / faster - 1)], {})
+    assert residual.log_ratio == pytest.approx(math.log(2))
 
 
 def test_a_prediction_with_constants_refitted_without_the_source_takes_the_place_of_the_usual_one() -> None:
     point = MeasuredPoint(id="a", kind="serving_tpot", measured=Measured(value=10.0, unit="ms TPOT"))
-    [one] = list_residuals([point], [compared(point, 10.0, 0.0)], {"a": 8.0})
-    assert one.log_ratio == pytest.approx(math.log(10 / 8))
+    [residual] = list_residuals([point], [make_comparison(point, 10.0, 0.0)], {"a": 8.0})
+    assert residual.log_ratio == pytest.approx(math.log(10 / 8))
     guessed = point.model_copy(update={"reliability": GUESSED})
-    assert list_residuals([guessed], [compared(point, 10.0, 0.0)], {}) == ()
+    assert list_residuals([guessed], [make_comparison(point, 10.0, 0.0)], {}) == ()
 
 
 def test_a_source_is_a_repository_or_of_a_table_of_many_machines_a_model_on_a_gpu() -> None:
     def source(address: str) -> str:
         fields = {"id": "a", "kind": "train_peak", "model": "m", "gpu": "g", "source": address}
         point = MeasuredPoint.model_validate(fields | {"measured": {"value": 1.0, "unit": "GiB"}})
-        return source_of(point, compared(point, 1.0, 0.0))
+        return find_source(point, make_comparison(point, 1.0, 0.0))
 
     assert source("https://github.com/o/n/issues/1") == source("https://github.com/o/n/blob/main/x.md") == "o/n"
     assert source("https://github.com/AgileRL/AgileRL/blob/main/a.json") == "m on g"
@@ -115,14 +115,14 @@ def published_residuals() -> tuple[Residual, ...]:
 
 
 def test_the_kept_intervals_are_those_of_the_published_points() -> None:
-    assert all_errors() == measured_errors(published_residuals()), "run `make accuracy`"
+    assert all_errors() == compute_errors(published_residuals()), "run `make accuracy`"
 
 
 def test_85_to_95_percent_of_the_points_of_each_stratum_lie_inside_the_interval_without_their_source() -> None:
-    """To the nearest whole point: of 48 are 45 or 46 inside."""
+    """The share holds to the nearest whole point: 45 or 46 of 48 points are inside."""
     by_kind: dict[str, list[Residual]] = defaultdict(list)
-    for one in published_residuals():
-        by_kind[one.kind].append(one)
+    for residual in published_residuals():
+        by_kind[residual.kind].append(residual)
     known = {error.kind for error in all_errors() if error.is_known}
     shares = {
         (kind, of): (share_inside(by_kind[kind], of, points), 0.5 / len(points))

@@ -21,7 +21,7 @@ def predictors() -> None:
     load_predictors()
 
 
-def value_of(point: MeasuredPoint) -> float:
+def predict_value(point: MeasuredPoint) -> float:
     answer = predict(point)
     assert isinstance(answer, Prediction), answer
     assert isinstance(answer.value, int | float)
@@ -71,8 +71,8 @@ def test_a_name_that_may_be_another_shape_is_refused(name: str) -> None:
     ],
 )
 def test_a_gpu_is_known_by_its_spellings_and_never_by_another_size(gpu: str, profile: str | None) -> None:
-    found = gpu_of(PEFT.model_copy(update={"gpu": gpu}))
-    assert (found.name if found else None) == profile
+    known = gpu_of(PEFT.model_copy(update={"gpu": gpu}))
+    assert (known.name if known else None) == profile
 
 
 def test_an_average_of_reserved_memory_is_refused() -> None:
@@ -84,7 +84,7 @@ def test_a_stated_loss_decides_the_logits() -> None:
     settings = {"micro_batch": 1, "seq": 4096, "act_ckpt": True, "method": "full", "framework": "torch"}
     point = MeasuredPoint(id="a", kind="train_peak", model="Qwen/Qwen2.5-0.5B", measured=GIB)
     plain, in_place, fused = (
-        value_of(point.model_copy(update={"settings": settings | {"loss": loss}}))
+        predict_value(point.model_copy(update={"settings": settings | {"loss": loss}}))
         for loss in ("plain", "in_place", "fused")
     )
     assert plain > in_place > fused
@@ -96,10 +96,10 @@ def test_a_scoring_pass_holds_weights_and_logits_and_a_value_model_no_logits() -
         id="a", kind="logprob_peak", model="Qwen/Qwen2.5-0.5B", measured=GIB, settings={"micro_batch": 1, "seq": 4096}
     )
     reference, value = (
-        value_of(point.model_copy(update={"settings": {**point.settings, "role": role}}))
+        predict_value(point.model_copy(update={"settings": {**point.settings, "role": role}}))
         for role in ("reference", "value")
     )
-    weights = value_of(point.model_copy(update={"kind": "logprob_steady"}))
+    weights = predict_value(point.model_copy(update={"kind": "logprob_steady"}))
     assert weights == pytest.approx(2 * 494_032_768 / 2**30)
     assert reference - weights == pytest.approx(10 * 151_936 * 1024 / 2**30, rel=0.01)  # 1,024 rows at a time
     assert value < reference
@@ -115,7 +115,7 @@ def test_old_engines_load_the_same_weights_and_their_profile_is_refused() -> Non
         settings={"vllm": "0.4.2"},
         measured=Measured(value=1, unit="GiB"),
     )
-    assert value_of(point) == pytest.approx(12.55, abs=0.01)
+    assert predict_value(point) == pytest.approx(12.55, abs=0.01)
     assert isinstance(predict(point.model_copy(update={"kind": "vllm_activation_peak"})), Refusal)
 
 

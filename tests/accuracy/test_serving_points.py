@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare_point, load_predictors
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import job_of, load_of
+from rlplan.accuracy.predict import job_of, simulate_load
 from rlplan.accuracy.serving_points import latency_job
 from rlplan.planner.serving import ServedLoad, ServingJob
 from tests.accuracy.bundled import bundled_report
@@ -22,53 +22,53 @@ MIXTURES = ("MiniMax", "gpt-oss")
 @pytest.fixture(scope="module")
 def report() -> AccuracyReport:
     kinds = ("serving_tpot", "serving_ttft", "throughput_infer")
-    return AccuracyReport(tuple(point for point in bundled_report().points if point.kind in kinds))
+    return AccuracyReport(tuple(make_point for make_point in bundled_report().points if make_point.kind in kinds))
 
 
 def pairs(report: AccuracyReport, kind: str) -> dict[str, PairSummary]:
     return {pair.pair: pair for pair in report.pairs if pair.kind == kind}
 
 
-def said(found: dict[str, PairSummary]) -> str:
-    return "; ".join(f"{name}: {pair.mean_abs:.1%} of {pair.n}" for name, pair in found.items())
+def describe(summaries: dict[str, PairSummary]) -> str:
+    return "; ".join(f"{name}: {pair.mean_abs:.1%} of {pair.n}" for name, pair in summaries.items())
 
 
 def test_every_bundled_latency_is_predicted(report: AccuracyReport) -> None:
-    assert [point.id for point in report.points if point.relative_error is None] == []
+    assert [make_point.id for make_point in report.points if make_point.relative_error is None] == []
     assert len(report.points) == 2 * 381 + 15
 
 
 def test_the_time_per_token_of_each_pair_is_within_its_bound(report: AccuracyReport) -> None:
-    found = pairs(report, "serving_tpot")
-    assert len(found) == 6
-    for name, pair in found.items():
-        assert pair.mean_abs <= (WITH_EXPERTS if any(word in name for word in MIXTURES) else DENSE), said(found)
+    summaries = pairs(report, "serving_tpot")
+    assert len(summaries) == 6
+    for name, pair in summaries.items():
+        assert pair.mean_abs <= (WITH_EXPERTS if any(word in name for word in MIXTURES) else DENSE), describe(summaries)
 
 
 def test_pairs_beside_the_table_are_within_the_bound_but_for_one_single_point(report: AccuracyReport) -> None:
     """The single point of Llama-3.1-8B-FP8 is 17 % off: its prompts are 80 times as long as its responses."""
-    found = pairs(report, "throughput_infer")
-    single = found.pop("nvidia/Llama-3.1-8B-Instruct-FP8 on h200_sxm, fp8")
-    assert all(pair.mean_abs <= DENSE for pair in found.values()), said(found)
+    summaries = pairs(report, "throughput_infer")
+    single = summaries.pop("nvidia/Llama-3.1-8B-Instruct-FP8 on h200_sxm, fp8")
+    assert all(pair.mean_abs <= DENSE for pair in summaries.values()), describe(summaries)
     assert single.n == 1
     assert single.mean_abs <= 0.18
 
 
 def test_the_time_to_the_first_token_is_within_a_third_on_average(report: AccuracyReport) -> None:
-    found = pairs(report, "serving_ttft")
-    assert all(pair.mean_abs <= 1 / 3 for pair in found.values()), said(found)
+    summaries = pairs(report, "serving_ttft")
+    assert all(pair.mean_abs <= 1 / 3 for pair in summaries.values()), describe(summaries)
 
 
 def test_dense_pairs_are_within_their_bound_by_constants_that_were_fitted_without_them() -> None:
     """But for the single point named above, whose leaving out removes the only 8-bit prefill of Hopper."""
-    found = json.loads((ROOT / "reports" / "accuracy" / "serving.json").read_text())["pairs"]
-    dense = {(pair["model"], pair["gpu"]): pair["mean_error_left_out"] for pair in found if not pair["has_experts"]}
+    summaries = json.loads((ROOT / "reports" / "accuracy" / "serving.json").read_text())["pairs"]
+    dense = {(pair["model"], pair["gpu"]): pair["mean_error_left_out"] for pair in summaries if not pair["has_experts"]}
     assert dense.pop(("Llama-3.1-8B-Instruct-FP8", "h200-sxm")) < 0.4
     assert max(dense.values()) <= 0.13, dense
 
 
-def point(**changes: Any) -> MeasuredPoint:
-    given = {
+def make_point(**changes: Any) -> MeasuredPoint:
+    fields = {
         "id": "x",
         "kind": "serving_tpot",
         "model": "Qwen/Qwen3-32B",
@@ -76,16 +76,16 @@ def point(**changes: Any) -> MeasuredPoint:
         "settings": {"backend": "vllm", "isl": 1024, "osl": 512, "batch_size": 16, "tp_size": 4},
         "measured": {"value": 12.0, "unit": "ms TPOT"},
     }
-    settings = {**given["settings"], **changes.pop("settings", {})}  # type: ignore[dict-item]
-    return MeasuredPoint(**{**given, **changes, "settings": settings})
+    settings = {**fields["settings"], **changes.pop("settings", {})}  # type: ignore[dict-item]
+    return MeasuredPoint(**{**fields, **changes, "settings": settings})
 
 
-def server_of(asked: MeasuredPoint) -> ServingJob:
+def make_server(asked: MeasuredPoint) -> ServingJob:
     return ServingJob(job_of(latency_job(asked)))
 
 
 def load_of_point(asked: MeasuredPoint) -> ServedLoad:
-    return load_of(latency_job(asked))
+    return simulate_load(latency_job(asked))
 
 
 @pytest.mark.parametrize(
@@ -103,25 +103,25 @@ def load_of_point(asked: MeasuredPoint) -> ServedLoad:
     ],
 )
 def test_other_models_gpus_formats_and_ranks_are_predicted(gpu: str, model: str, settings: dict[str, Any]) -> None:
-    found = compare_point(point(gpu=gpu, model=model, settings=settings))
-    if found.reason is not None:
-        assert "cache holds" in found.reason  # DeepSeek-V3 on 16 L40S
+    comparison = compare_point(make_point(gpu=gpu, model=model, settings=settings))
+    if comparison.reason is not None:
+        assert "cache holds" in comparison.reason  # DeepSeek-V3 on 16 L40S
     else:
-        assert isinstance(found.predicted, float)
-        assert 0.5 < found.predicted < 1000
-        assert math.isfinite(found.predicted)
+        assert isinstance(comparison.predicted, float)
+        assert 0.5 < comparison.predicted < 1000
+        assert math.isfinite(comparison.predicted)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"settings": {"backend": "trtllm"}}, "vLLM's"),
-        ({"settings": {"mode": "disagg"}}, "engines of their own"),
-        ({"settings": {"pp_size": 2}}, "pipeline stages"),
+        ({"settings": {"mode": "disagg"}}, "disaggregated prefill and decode"),
+        ({"settings": {"pp_size": 2}}, "pipeline parallelism"),
         ({"settings": {"batch_size": None}}, "concurrent requests"),
         ({"settings": {"isl": None}}, "'isl' is not stated"),
         ({"settings": {"gemm_quant_mode": "nf3"}}, "unknown"),
-        ({"model": "Qwen/Qwen3-30B-A3B", "settings": {"moe_quant_mode": "fp8"}}, "no job says that"),
+        ({"model": "Qwen/Qwen3-30B-A3B", "settings": {"moe_quant_mode": "fp8"}}, "a job cannot express that"),
         ({"model": "some/new-model"}, "not in the catalogue"),
         ({"gpu": "tpu_v5"}, "no profile"),
         ({"measured": {"value": 1.0, "unit": "tokens/s"}}, "neither ms TPOT"),
@@ -129,9 +129,9 @@ def test_other_models_gpus_formats_and_ranks_are_predicted(gpu: str, model: str,
     ],
 )
 def test_what_is_not_known_is_refused_with_the_reason(changes: dict[str, Any], words: str) -> None:
-    found = compare_point(point(**changes))
-    assert found.predicted is None
-    assert words in (found.reason or "")
+    comparison = compare_point(make_point(**changes))
+    assert comparison.predicted is None
+    assert words in (comparison.reason or "")
 
 
 @pytest.mark.parametrize(
@@ -141,15 +141,15 @@ def test_replicas_of_the_attention_share_the_experts_however_they_are_cut(
     tp: int, replicas: int, moe_tp: int, moe_ep: int
 ) -> None:
     cut = {"tp_size": tp, "attention_dp_size": replicas, "moe_tp_size": moe_tp, "moe_ep_size": moe_ep}
-    asked = point(gpu="h200_sxm", model="moonshotai/Kimi-K2-Thinking", settings=cut)
-    engine = server_of(asked)
+    asked = make_point(gpu="h200_sxm", model="moonshotai/Kimi-K2-Thinking", settings=cut)
+    engine = make_server(asked)
     assert (engine.cut.tp, engine.cut.replicas, engine.cut.ep) == (tp, replicas, 8 if moe_ep > 1 else 1)
     assert 1e-3 < load_of_point(asked).latency.token_s < 0.2
 
 
 def test_a_cache_that_is_too_small_makes_requests_wait_not_tokens_slower() -> None:
     settings = {"isl": 4096, "osl": 1024, "tp_size": 2}
-    loads = [load_of_point(point(settings={**settings, "batch_size": batch})) for batch in (128, 60)]
+    loads = [load_of_point(make_point(settings={**settings, "batch_size": batch})) for batch in (128, 60)]
     assert [load.waits_for_cache for load in loads] == [True, False]
     waiting, served = (load.latency for load in loads)
     assert waiting.token_s < 1.2 * served.token_s
@@ -157,23 +157,23 @@ def test_a_cache_that_is_too_small_makes_requests_wait_not_tokens_slower() -> No
 
 
 def test_an_fp8_checkpoint_is_served_with_an_fp8_cache_unless_a_row_says_otherwise() -> None:
-    found = [
-        server_of(point(settings=settings)).kv_element_bytes
+    summaries = [
+        make_server(make_point(settings=settings)).kv_element_bytes
         for settings in ({}, {"precision": "fp8"}, {"precision": "fp8", "kv_cache_dtype": "bf16"})
     ]
-    assert found == [2, 1, 2]
+    assert summaries == [2, 1, 2]
 
 
 def test_rows_of_a_sweep_over_whole_hosts_share_their_clients_among_engines() -> None:
     row = {"moe_tp_size": 0, "moe_ep_size": 0, "precision": "fp8", "batch_size": 48, "tp_size": 2}
-    engine = server_of(point(settings=row))
+    engine = make_server(make_point(settings=row))
     assert (engine.num_engines, engine.loop.num_clients) == (4, 12)
 
 
 def test_a_published_cache_of_vllm_0_11_is_met_with_the_full_sort_and_not_without_it() -> None:
     """Published: vLLM issue 27508, `Available KV cache memory: 1.71 GiB` of gpt-oss-120b; without the sort 6.54."""
     load_predictors()
-    point = MeasuredPoint(
+    make_point = MeasuredPoint(
         id="v27508",
         kind="vllm_kv",
         model="openai/gpt-oss-120b",
@@ -187,6 +187,6 @@ def test_a_published_cache_of_vllm_0_11_is_met_with_the_full_sort_and_not_withou
         },
         measured={"value": 1.71, "unit": "GiB/GPU"},  # type: ignore[arg-type]
     )
-    later = point.model_copy(update={"settings": point.settings | {"vllm": "0.17.0 V1"}})
-    assert abs(compare_point(point).relative_error or 9.0) <= 0.25
+    later = make_point.model_copy(update={"settings": make_point.settings | {"vllm": "0.17.0 V1"}})
+    assert abs(compare_point(make_point).relative_error or 9.0) <= 0.25
     assert compare_point(later).predicted == pytest.approx(6.54, abs=0.1)

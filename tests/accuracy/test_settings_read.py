@@ -14,8 +14,8 @@ from rlplan.accuracy.registry import Prediction
 SETTINGS: dict[str, Any] = {"framework": "torch", "seq": 1024, "micro_batch": 1, "act_ckpt": True, "dtype": "bf16"}
 
 
-def given(folder: Path, **settings: Any) -> Comparison:
-    """What `rlplan accuracy FILE` says of one training peak in a file of the user's own."""
+def compare_training(folder: Path, **settings: Any) -> Comparison:
+    """The comparison by `rlplan accuracy FILE` of one training peak in the user's own file."""
     beside = settings.pop("beside", {})
     point = {
         "id": "mine",
@@ -31,15 +31,15 @@ def given(folder: Path, **settings: Any) -> Comparison:
 
 
 def gib(folder: Path, **settings: Any) -> float:
-    found = given(folder, **settings)
-    assert isinstance(found.predicted, float), found.reason
-    return found.predicted
+    comparison = compare_training(folder, **settings)
+    assert isinstance(comparison.predicted, float), comparison.reason
+    return comparison.predicted
 
 
 def reason(folder: Path, **settings: Any) -> str:
-    found = given(folder, **settings)
-    assert found.reason is not None, found.predicted
-    return found.reason
+    comparison = compare_training(folder, **settings)
+    assert comparison.reason is not None, comparison.predicted
+    return comparison.reason
 
 
 def test_a_point_with_a_lora_rank_is_read_as_lora(tmp_path: Path) -> None:
@@ -100,8 +100,10 @@ def test_a_key_beside_the_settings_counts_as_one(tmp_path: Path) -> None:
 
 
 def test_settings_without_effect_are_listed_with_the_reason(tmp_path: Path) -> None:
-    found = given(tmp_path, tokens_per_s=1650, dataset="alpaca", attn="sdpa", lora_rank=8, lora_alpha=16)
-    assert found.without_effect == {
+    comparison = compare_training(
+        tmp_path, tokens_per_s=1650, dataset="alpaca", attn="sdpa", lora_rank=8, lora_alpha=16
+    )
+    assert comparison.without_effect == {
         "tokens_per_s": "was measured or estimated beside this point",
         "dataset": "says where the number comes from",
         "attn": "no kernel of flash attention stores scores",
@@ -111,8 +113,8 @@ def test_settings_without_effect_are_listed_with_the_reason(tmp_path: Path) -> N
 
 
 def test_what_is_taken_where_nothing_is_stated_is_listed(tmp_path: Path) -> None:
-    assert given(tmp_path, optimizer=None, dtype=None).assumed == {"optimizer": "adamw", "precision": "bf16"}
-    assert given(tmp_path, optimizer="adamw", dtype="bf16").assumed == {}
+    assert compare_training(tmp_path, optimizer=None, dtype=None).assumed == {"optimizer": "adamw", "precision": "bf16"}
+    assert compare_training(tmp_path, optimizer="adamw", dtype="bf16").assumed == {}
 
 
 @pytest.mark.parametrize("kind", ["train_peak", "train_steady", "vllm_weights"])

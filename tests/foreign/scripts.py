@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rlplan.foreign.export.folders import nested
+from rlplan.foreign.export.folders import nest
 
 VERL = {
     "algorithm.adv_estimator": "grpo",
@@ -45,5 +45,5 @@ def write_script(folder: Path, start: str, settings: dict[str, Any], before: str
 def write_yaml(folder: Path, settings: dict[str, Any]) -> Path:
     """A YAML file with these dotted keys."""
     path = folder / "train.yaml"
-    path.write_text(json.dumps(nested(settings), indent=1))
+    path.write_text(json.dumps(nest(settings), indent=1))
     return path

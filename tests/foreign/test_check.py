@@ -18,44 +18,46 @@ MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 UTILIZATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
-def checked(folder: Path, settings: dict[str, Any] | None = None, *overrides: str, hardware: str = "H100") -> Checked:
+def check_settings(
+    folder: Path, settings: dict[str, Any] | None = None, *overrides: str, hardware: str = "H100"
+) -> Checked:
     return check(read_source(verl_script(folder, settings), None), Asked(hardware, None, overrides))
 
 
 def test_what_fits_as_given_needs_no_change(tmp_path: Path) -> None:
-    found = checked(tmp_path)
-    assert found.fits
-    assert found.changes == ()
-    check_fits(found)
+    checked = check_settings(tmp_path)
+    assert checked.fits
+    assert checked.changes == ()
+    check_fits(checked)
 
 
 def test_what_does_not_fit_names_the_moment_and_changes_that_were_tried(tmp_path: Path) -> None:
-    found = checked(tmp_path, {MICRO: 64})
-    assert found.plan is not None
-    assert found.plan.binding.action_id.startswith("train_forward_backward")
-    assert 1 <= len(found.changes) <= 3
-    for change in found.changes:
-        again = checked(tmp_path, {MICRO: 64, **change.values})
+    checked = check_settings(tmp_path, {MICRO: 64})
+    assert checked.plan is not None
+    assert checked.plan.binding.action_id.startswith("train_forward_backward")
+    assert 1 <= len(checked.changes) <= 3
+    for change in checked.changes:
+        again = check_settings(tmp_path, {MICRO: 64, **change.values})
         assert again.fits, change.values
     with pytest.raises(NoFeasiblePlanError, match="way out: each of these alone helps: --set actor_rollout_ref"):
-        check_fits(found)
+        check_fits(checked)
 
 
 def test_changes_are_the_smallest_of_their_kind(tmp_path: Path) -> None:
-    found = checked(tmp_path, {MICRO: 64})
-    sizes = [change.values[MICRO] for change in found.changes if MICRO in change.values]
+    checked = check_settings(tmp_path, {MICRO: 64})
+    sizes = [change.values[MICRO] for change in checked.changes if MICRO in change.values]
     assert len(sizes) == 1
-    assert not checked(tmp_path, {MICRO: 2 * sizes[0]}).fits
+    assert not check_settings(tmp_path, {MICRO: 2 * sizes[0]}).fits
 
 
 def test_the_plan_of_an_imported_job_is_mended_by_small_changes_and_resets_nothing(tmp_path: Path) -> None:
-    """What costs nothing in learning comes before what does, and on these GPUs before more of them."""
+    """Remedies that do not change learning come first, and those for the given GPUs before more GPUs."""
     _, job = imported_job(read_source(verl_script(tmp_path, {MICRO: 64}), None), Asked("H100"))
     remedies = best_plan(job, with_others=False).remedies
     assert remedies[0].change.startswith("workload.micro_batch_size_per_gpu=")
-    resets = [one.change.count("=auto") > 1 for one in remedies]
+    resets = [remedy.change.count("=auto") > 1 for remedy in remedies]
     assert resets == sorted(resets)
-    free = [one.num_devices > 8 for one in remedies if one.verdict is Verdict.FITS and not one.learns_less]
+    free = [remedy.num_devices > 8 for remedy in remedies if remedy.verdict is Verdict.FITS and not remedy.learns_less]
     assert free == sorted(free)
 
 
@@ -64,10 +66,10 @@ def test_an_engine_that_takes_too_much_beside_a_trainer_that_stays_is_told_to_ta
         ("actor_rollout_ref.actor.fsdp_config.param_offload", "actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
         False,
     )
-    found = checked(tmp_path, {**stays, UTILIZATION: 0.95})
-    assert found.plan is not None
-    assert found.plan.binding.action_id == "generate"
-    assert UTILIZATION in found.changes[0].values
+    checked = check_settings(tmp_path, {**stays, UTILIZATION: 0.95})
+    assert checked.plan is not None
+    assert checked.plan.binding.action_id == "generate"
+    assert UTILIZATION in checked.changes[0].values
 
 
 def test_the_share_of_the_gpu_is_vllm_s_own(tmp_path: Path) -> None:
@@ -81,19 +83,19 @@ def test_the_share_of_the_gpu_is_vllm_s_own(tmp_path: Path) -> None:
 
 
 def test_a_share_that_the_weights_alone_exceed_is_no_plan_and_says_so(tmp_path: Path) -> None:
-    found = checked(tmp_path, {UTILIZATION: 0.05})
-    assert found.plan is None
+    checked = check_settings(tmp_path, {UTILIZATION: 0.05})
+    assert checked.plan is None
     with pytest.raises(NoFeasiblePlanError, match="leaves room for a KV cache"):
-        check_fits(found)
+        check_fits(checked)
 
 
 def test_lengths_below_the_limits_at_which_it_fits_are_named(tmp_path: Path) -> None:
-    found = checked(tmp_path, {MICRO: 64})
-    assert found.shorter is not None
-    prompt, response = found.shorter
+    checked = check_settings(tmp_path, {MICRO: 64})
+    assert checked.shorter is not None
+    prompt, response = checked.shorter
     assert prompt < 512
     lengths = f"workload.response_lengths={{kind: constant, value: {response}}}"
-    shorter = checked(tmp_path, {MICRO: 64}, f"workload.mean_prompt_len={prompt}", lengths).plan
+    shorter = check_settings(tmp_path, {MICRO: 64}, f"workload.mean_prompt_len={prompt}", lengths).plan
     assert shorter is not None
     assert shorter.fit.may_fit
 
@@ -102,17 +104,17 @@ def test_a_job_of_ours_that_is_refused_is_refused_in_their_words(tmp_path: Path)
     with pytest.raises(
         SpecError, match=r"workload\.num_samples_per_prompt from actor_rollout_ref\.rollout\.n = 0"
     ) as caught:
-        checked(tmp_path, {"actor_rollout_ref.rollout.n": 0})
+        check_settings(tmp_path, {"actor_rollout_ref.rollout.n": 0})
     assert "VALUE" not in caught.value.way_out
     assert "--set actor_rollout_ref.rollout.n=1" in caught.value.way_out
-    assert checked(tmp_path, {"actor_rollout_ref.rollout.n": 1}).plan is not None
+    assert check_settings(tmp_path, {"actor_rollout_ref.rollout.n": 1}).plan is not None
 
 
 def test_the_answer_as_json_holds_every_key(tmp_path: Path) -> None:
-    found = checked(tmp_path, {MICRO: 64, "trainer.logger": "console"}).as_json()
-    assert found["verdict"] == Verdict.DOES_NOT_FIT.value
-    assert found["source"]["name"] == "verl"
-    taken = {one["key"] for one in found["taken"]} | {one["key"] for one in found["without_counterpart"]}
+    checked = check_settings(tmp_path, {MICRO: 64, "trainer.logger": "console"}).as_json()
+    assert checked["verdict"] == Verdict.DOES_NOT_FIT.value
+    assert checked["source"]["name"] == "verl"
+    taken = {entry["key"] for entry in checked["taken"]} | {entry["key"] for entry in checked["without_counterpart"]}
     assert {MICRO, "trainer.logger", "data.train_batch_size"} <= taken
 
 
@@ -124,10 +126,10 @@ LONG = {"model_engine": "megatron", "data.max_response_length": 3584}
 
 
 def test_recomputation_is_tried_for_megatron_in_verl(tmp_path: Path) -> None:
-    found = checked(tmp_path, {**LONG, **OFFLOADED, MICRO: 16})
-    assert not found.fits
+    checked = check_settings(tmp_path, {**LONG, **OFFLOADED, MICRO: 16})
+    assert not checked.fits
     part = f"{MEGATRON}.override_transformer_config.recompute_"
-    changes = [change.values for change in found.changes if f"{part}granularity" in change.values]
+    changes = [change.values for change in checked.changes if f"{part}granularity" in change.values]
     assert changes
     for change in changes:
         assert (change[f"{part}method"], change[f"{part}num_layers"]) == ("uniform", 1)
@@ -141,13 +143,13 @@ def test_of_two_changes_that_help_together_neither_is_larger_than_it_must_be(tmp
         UTILIZATION: 0.6,
         MICRO: 8,
     }
-    found = checked(tmp_path, settings)
-    pairs = [change.values for change in found.changes if {UTILIZATION, MICRO} <= set(change.values)]
+    checked = check_settings(tmp_path, settings)
+    pairs = [change.values for change in checked.changes if {UTILIZATION, MICRO} <= set(change.values)]
     assert pairs
     utilization, micro = pairs[0][UTILIZATION], pairs[0][MICRO]
-    assert checked(tmp_path, {**settings, UTILIZATION: utilization, MICRO: micro}).fits
-    assert not checked(tmp_path, {**settings, UTILIZATION: round(utilization + 0.1, 2), MICRO: micro}).fits
-    assert not checked(tmp_path, {**settings, UTILIZATION: utilization, MICRO: 2 * micro}).fits
+    assert check_settings(tmp_path, {**settings, UTILIZATION: utilization, MICRO: micro}).fits
+    assert not check_settings(tmp_path, {**settings, UTILIZATION: round(utilization + 0.1, 2), MICRO: micro}).fits
+    assert not check_settings(tmp_path, {**settings, UTILIZATION: utilization, MICRO: 2 * micro}).fits
 
 
 def test_a_host_whose_memory_is_only_assumed_is_named(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_a_host_whose_memory_is_only_assumed_is_named(tmp_path: Path) -> None:
     )
     plan = check(read_source(tmp_path / "train.sh", None), Asked("1x4090")).plan
     assert plan is not None
-    assert any("hardware.host_memory says another size" in one for one in plan.notes)
+    assert any("hardware.host_memory says another size" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(("gpus", "bytes_fewer"), [("1xH100", 8), ("4xH100", 10)])
@@ -212,37 +214,37 @@ REPORTED = {
 EXPERT_TP = f"{MEGATRON}.expert_tensor_parallel_size"
 
 
-def reported(folder: Path, settings: dict[str, Any] | None = None, *overrides: str) -> Checked:
+def check_reported(folder: Path, settings: dict[str, Any] | None = None, *overrides: str) -> Checked:
     script = verl_script(folder, {**REPORTED, **(settings or {})}, preset="ppo_megatron_trainer.yaml")
     return check(read_source(script, None), Asked("32xH200", None, overrides))
 
 
 def test_a_mixture_that_fits_with_one_release_s_experts_alone_is_no_fit(tmp_path: Path) -> None:
     """verl 0.6.0 keeps experts whole (pull request 3371), those before and after cut them over tp (4119)."""
-    found = reported(tmp_path)
-    assert found.plan is not None
-    assert not found.fits
-    assert found.plan.verdict is Verdict.IN_EXPECTATION
-    assert any("verl 0.6.0" in note and EXPERT_TP in note for note in found.plan.notes)
-    assert found.changes[0].values == {EXPERT_TP: 4}
-    assert any(f"{EXPERT_TP} is not given" in note for note in found.imported.notes)
+    checked = check_reported(tmp_path)
+    assert checked.plan is not None
+    assert not checked.fits
+    assert checked.plan.verdict is Verdict.IN_EXPECTATION
+    assert any("verl 0.6.0" in note and EXPERT_TP in note for note in checked.plan.notes)
+    assert checked.changes[0].values == {EXPERT_TP: 4}
+    assert any(f"{EXPERT_TP} is not set" in note for note in checked.imported.notes)
     with pytest.raises(NoFeasiblePlanError, match=r"with verl 0\.6\.0, whose default of .* is 1"):
-        check_fits(found)
-    for change in found.changes:
-        assert reported(tmp_path, change.values).fits, change.values
+        check_fits(checked)
+    for change in checked.changes:
+        assert check_reported(tmp_path, change.values).fits, change.values
 
 
 def test_experts_that_are_given_have_one_verdict(tmp_path: Path) -> None:
-    assert reported(tmp_path, {EXPERT_TP: 4}).fits
-    assert reported(tmp_path, None, "training.etp=4").fits
-    whole = reported(tmp_path, {EXPERT_TP: 1}).plan
+    assert check_reported(tmp_path, {EXPERT_TP: 4}).fits
+    assert check_reported(tmp_path, None, "training.etp=4").fits
+    whole = check_reported(tmp_path, {EXPERT_TP: 1}).plan
     assert whole is not None
     assert whole.verdict is Verdict.DOES_NOT_FIT
 
 
 def test_the_reported_mixture_does_not_fit_with_the_micro_batch_of_the_script_that_it_stands_on(tmp_path: Path) -> None:
     """Four, in the example of verl 0.5.0 for these hosts (run_qwen3moe-30b_megatron.sh)."""
-    plan = reported(tmp_path, {MICRO: 4}).plan
+    plan = check_reported(tmp_path, {MICRO: 4}).plan
     assert plan is not None
     assert plan.verdict is Verdict.DOES_NOT_FIT
 
@@ -260,8 +262,8 @@ def test_the_reported_mixture_does_not_fit_with_the_micro_batch_of_the_script_th
 def test_settings_that_can_take_more_than_is_counted_are_counted_beside_the_verdict(
     settings: dict[str, Any], count: int, tmp_path: Path
 ) -> None:
-    found = checked(tmp_path, {**CRITIC, **settings})
-    assert len(found.imported.not_counted) == count, found.imported.not_counted
-    assert found.plan is not None
-    assert set(found.imported.not_counted) <= set(found.plan.not_counted)
-    assert len(found.as_json()["not_counted"]) == count
+    checked = check_settings(tmp_path, {**CRITIC, **settings})
+    assert len(checked.imported.not_counted) == count, checked.imported.not_counted
+    assert checked.plan is not None
+    assert set(checked.imported.not_counted) <= set(checked.plan.not_counted)
+    assert len(checked.as_json()["not_counted"]) == count

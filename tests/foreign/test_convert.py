@@ -7,27 +7,29 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 from rlplan.spec.models.catalogue import find_model
 from rlplan.units import MIB
 from tests.foreign.scripts import verl_script
 
 
-def imported(folder: Path, settings: dict[str, Any] | None = None, *, hardware: str = "H100", **more: Any) -> Imported:
+def import_settings(
+    folder: Path, settings: dict[str, Any] | None = None, *, hardware: str = "H100", **more: Any
+) -> Imported:
     return convert(read_source(verl_script(folder, settings, **more), None), hardware, None)
 
 
 def job(folder: Path, settings: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return flat(imported(folder, settings, **more).data)
+    return flatten_keys(import_settings(folder, settings, **more).data)
 
 
 def test_keys_that_are_given_become_ours(tmp_path: Path) -> None:
-    found = job(tmp_path)
-    assert found["workload.num_prompts_per_step"] == 64
-    assert found["workload.num_samples_per_prompt"] == 8
-    assert found["policy.path"] == "Qwen/Qwen2.5-7B-Instruct"
-    assert (found["hardware.profile"], found["hardware.num_devices"]) == ("h100-sxm", 8)
+    result = job(tmp_path)
+    assert result["workload.num_prompts_per_step"] == 64
+    assert result["workload.num_samples_per_prompt"] == 8
+    assert result["policy.path"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert (result["hardware.profile"], result["hardware.num_devices"]) == ("h100-sxm", 8)
 
 
 def test_sizes_that_upstream_counts_in_prompts_are_rollouts_of_ours(tmp_path: Path) -> None:
@@ -35,22 +37,22 @@ def test_sizes_that_upstream_counts_in_prompts_are_rollouts_of_ours(tmp_path: Pa
 
 
 def test_keys_that_are_left_out_have_upstream_s_defaults_and_not_auto(tmp_path: Path) -> None:
-    found = job(tmp_path)
-    assert found["rollout.tp"] == 2
-    assert found["rollout.max_num_seqs"] == 256
-    assert found["training.gradient_checkpointing"] is True
-    assert found["training.zero_stage"] == 3
-    assert found["placement.sync_bucket"] == 2048 * MIB
-    assert [key for key, value in found.items() if value == "auto" and key != "training.logits"] == []
+    result = job(tmp_path)
+    assert result["rollout.tp"] == 2
+    assert result["rollout.max_num_seqs"] == 256
+    assert result["training.gradient_checkpointing"] is True
+    assert result["training.zero_stage"] == 3
+    assert result["placement.sync_bucket"] == 2048 * MIB
+    assert [key for key, value in result.items() if value == "auto" and key != "training.logits"] == []
 
 
 def test_schedules_and_epochs_become_ours(tmp_path: Path) -> None:
     optim = "actor_rollout_ref.actor.optim"
-    given = {f"{optim}.lr_scheduler_type": "cosine", f"{optim}.lr_warmup_steps": 10, f"{optim}.min_lr_ratio": 0.1}
-    found = job(tmp_path, {**given, "actor_rollout_ref.actor.ppo_epochs": 4})
-    assert found["workload.num_epochs_per_step"] == 4
+    sizes = {f"{optim}.lr_scheduler_type": "cosine", f"{optim}.lr_warmup_steps": 10, f"{optim}.min_lr_ratio": 0.1}
+    result = job(tmp_path, {**sizes, "actor_rollout_ref.actor.ppo_epochs": 4})
+    assert result["workload.num_epochs_per_step"] == 4
     kinds = ("lr_scheduler_type", "lr_warmup_steps", "lr_warmup_ratio", "min_lr_ratio")
-    assert [found[f"algorithm.{key}"] for key in kinds] == ["cosine", 10, 0, 0.1]
+    assert [result[f"algorithm.{key}"] for key in kinds] == ["cosine", 10, 0, 0.1]
     usual = job(tmp_path)
     assert usual["algorithm.lr_scheduler_type"] == "constant"
     assert usual["algorithm.lr_warmup_steps"] == 0
@@ -68,7 +70,7 @@ def test_a_batch_over_all_gpus_is_divided_among_them(tmp_path: Path) -> None:
 
 
 def test_dynamic_batches_are_tokens_over_the_ranks_that_share_a_sequence(tmp_path: Path) -> None:
-    found = job(
+    result = job(
         tmp_path,
         {
             "actor_rollout_ref.actor.use_dynamic_bsz": True,
@@ -76,8 +78,8 @@ def test_dynamic_batches_are_tokens_over_the_ranks_that_share_a_sequence(tmp_pat
             "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2,
         },
     )
-    assert found["training.max_tokens_per_micro_batch"] == 8192
-    assert "workload.micro_batch_size_per_gpu" not in found
+    assert result["training.max_tokens_per_micro_batch"] == 8192
+    assert "workload.micro_batch_size_per_gpu" not in result
 
 
 @pytest.mark.parametrize(
@@ -91,33 +93,33 @@ def test_dynamic_batches_are_tokens_over_the_ranks_that_share_a_sequence(tmp_pat
 def test_the_kl_coefficient_is_the_one_that_is_switched_on(
     settings: dict[str, Any], coefficient: float, place: str | None, tmp_path: Path
 ) -> None:
-    found = job(tmp_path, settings)
-    assert (found["algorithm.kl_coef"], found.get("algorithm.kl_in")) == (coefficient, place)
+    result = job(tmp_path, settings)
+    assert (result["algorithm.kl_coef"], result.get("algorithm.kl_in")) == (coefficient, place)
 
 
 def test_another_configuration_brings_its_own_defaults(tmp_path: Path) -> None:
     tp = {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4}
-    found = job(tmp_path, tp, preset="ppo_megatron_trainer.yaml")
-    assert (found["training.backend"], found["training.tp"], found["training.zero_stage"]) == ("megatron", 4, 1)
-    assert found["training.gradient_checkpointing"] is False
+    result = job(tmp_path, tp, preset="ppo_megatron_trainer.yaml")
+    assert (result["training.backend"], result["training.tp"], result["training.zero_stage"]) == ("megatron", 4, 1)
+    assert result["training.gradient_checkpointing"] is False
 
 
 def test_a_model_s_path_that_is_not_here_is_known_by_its_name(tmp_path: Path) -> None:
-    found = imported(tmp_path, {"actor_rollout_ref.model.path": "~/models/Qwen2.5-7B"})
-    assert found.data["policy"]["path"] == "Qwen/Qwen2.5-7B"
-    assert any("taken for Qwen/Qwen2.5-7B, by its name" in note for note in found.notes)
+    result = import_settings(tmp_path, {"actor_rollout_ref.model.path": "~/models/Qwen2.5-7B"})
+    assert result.data["policy"]["path"] == "Qwen/Qwen2.5-7B"
+    assert any("taken for Qwen/Qwen2.5-7B, by its name" in note for note in result.notes)
 
 
 def test_every_key_without_a_counterpart_is_listed_with_why(tmp_path: Path) -> None:
     settings = {"trainer.project_name": "x", "actor_rollout_ref.rollout.gpu_memory_utilisation": 0.6, "foo.bar": 1}
-    left = {one.key: one for one in imported(tmp_path, settings).left}
+    left = {entry.key: entry for entry in import_settings(tmp_path, settings).left}
     assert "which do not affect a step's memory or time" in left["trainer.project_name"].why
     assert left["foo.bar"].why.startswith("not known of verl 0.9.1")
     assert set(left) == set(settings)
 
 
 def test_a_misspelt_key_is_listed_with_what_was_meant(tmp_path: Path) -> None:
-    left = imported(tmp_path, {"actor_rollout.rollout.gpu_memory_utilisation": 0.6}).left
+    left = import_settings(tmp_path, {"actor_rollout.rollout.gpu_memory_utilisation": 0.6}).left
     assert left[0].why.endswith("Did you mean 'actor_rollout_ref.rollout.gpu_memory_utilization'?")
 
 
@@ -128,12 +130,12 @@ def test_a_misspelt_key_is_listed_with_what_was_meant(tmp_path: Path) -> None:
         ({"data.train_batch_size": "${NPROC}"}, "data.train_batch_size is"),
         ({"actor_rollout_ref.rollout.n": "many"}, "actor_rollout_ref.rollout.n is 'many'"),
         ({"actor_rollout_ref.rollout.gpu_memory_utilization": 60}, "gpu_memory_utilization is 60"),
-        ({"actor_rollout_ref.model.path": "~/models/my-own"}, "neither here nor the name of a bundled model"),
+        ({"actor_rollout_ref.model.path": "~/models/my-own"}, "neither on this machine nor the name"),
     ],
 )
 def test_a_value_of_no_use_is_one_message_with_four_parts(settings: dict[str, Any], what: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"^\S") as caught:
-        imported(tmp_path, settings)
+        import_settings(tmp_path, settings)
     error = caught.value
     assert what in error.what
     assert error.where
@@ -142,15 +144,15 @@ def test_a_value_of_no_use_is_one_message_with_four_parts(settings: dict[str, An
 
 
 def test_an_algorithm_of_their_own_is_counted_as_the_nearest_with_a_note(tmp_path: Path) -> None:
-    found = imported(tmp_path, {"algorithm.adv_estimator": "gpg"})
-    assert found.data["algorithm"]["name"] == "grpo"
-    assert "algorithm.adv_estimator = gpg is counted as grpo" in found.notes
+    result = import_settings(tmp_path, {"algorithm.adv_estimator": "gpg"})
+    assert result.data["algorithm"]["name"] == "grpo"
+    assert "algorithm.adv_estimator = gpg is counted as grpo" in result.notes
 
 
 def test_a_number_of_gpus_on_the_command_line_wins_with_a_note(tmp_path: Path) -> None:
-    found = imported(tmp_path, hardware="16xH100")
-    assert found.data["hardware"]["num_devices"] == 16
-    assert any("says 8 GPUs" in note for note in found.notes)
+    result = import_settings(tmp_path, hardware="16xH100")
+    assert result.data["hardware"]["num_devices"] == 16
+    assert any("says 8 GPUs" in note for note in result.notes)
 
 
 def test_a_number_that_only_the_cluster_knows_is_taken_from_the_command_line(tmp_path: Path) -> None:
@@ -166,25 +168,25 @@ def test_megatron_is_verl_s_trainer_by_the_engine_s_name_and_by_a_configuration_
     tmp_path: Path,
 ) -> None:
     tp = {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4}
-    found = job(tmp_path, {"model_engine": "megatron", **tp})
-    assert (found["training.backend"], found["training.tp"]) == ("megatron", 4)
+    result = job(tmp_path, {"model_engine": "megatron", **tp})
+    assert (result["training.backend"], result["training.tp"]) == ("megatron", 4)
     script = verl_script(tmp_path, tp, preset="ppo_megatron_trainer.yaml")
     script.write_text(script.read_text().replace("--config-name=", "--config-name "))
-    assert flat(convert(read_source(script, None), "H100", None).data)["training.backend"] == "megatron"
+    assert flatten_keys(convert(read_source(script, None), "H100", None).data)["training.backend"] == "megatron"
 
 
 def test_a_reference_that_is_loaded_for_a_kl_loss_of_coefficient_0_is_counted_and_said(tmp_path: Path) -> None:
-    found = imported(
+    result = import_settings(
         tmp_path, {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": 0.0}
     )
-    assert flat(found.data)["algorithm.kl_coef"] > 0
-    assert any("loads a reference" in note for note in found.notes)
+    assert flatten_keys(result.data)["algorithm.kl_coef"] > 0
+    assert any("loads a reference" in note for note in result.notes)
 
 
 def test_weights_that_are_offloaded_without_the_optimizer_are_said_to_be_counted_as_there(tmp_path: Path) -> None:
-    found = imported(tmp_path, {"actor_rollout_ref.actor.fsdp_config.optimizer_offload": False})
-    assert flat(found.data)["placement.offload"] == "none"
-    assert any("only the weights are offloaded" in note for note in found.notes)
+    result = import_settings(tmp_path, {"actor_rollout_ref.actor.fsdp_config.optimizer_offload": False})
+    assert flatten_keys(result.data)["placement.offload"] == "none"
+    assert any("only the weights are offloaded" in note for note in result.notes)
 
 
 def test_an_optimizer_of_8_bits_in_verl_is_counted_as_one(tmp_path: Path) -> None:
@@ -200,25 +202,25 @@ def test_a_context_that_verl_overrides_is_the_model_s_limit(tmp_path: Path) -> N
 
 
 def test_what_megatron_does_otherwise_for_verl_is_said(tmp_path: Path) -> None:
-    given = {"actor_rollout_ref.actor.megatron.use_megatron_fsdp": True}
-    found = imported(tmp_path, given, preset="ppo_megatron_trainer.yaml")
-    assert (found.data["training"]["backend"], found.data["training"]["zero_stage"]) == ("megatron", 1)
-    assert any("Megatron's FSDP is predicted as its distributed optimizer" in one for one in found.notes)
+    sizes = {"actor_rollout_ref.actor.megatron.use_megatron_fsdp": True}
+    result = import_settings(tmp_path, sizes, preset="ppo_megatron_trainer.yaml")
+    assert (result.data["training"]["backend"], result.data["training"]["zero_stage"]) == ("megatron", 1)
+    assert any("Megatron's FSDP is predicted as its distributed optimizer" in note for note in result.notes)
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, True), ({"sequence_parallel": False}, False)])
+@pytest.mark.parametrize(("sizes", "expected"), [({}, True), ({"sequence_parallel": False}, False)])
 def test_verl_s_megatron_shares_rows_unless_it_is_told_not_to(
-    given: dict[str, Any], expected: bool, tmp_path: Path
+    sizes: dict[str, Any], expected: bool, tmp_path: Path
 ) -> None:
-    cut = {"tensor_model_parallel_size": 2, **given}
+    cut = {"tensor_model_parallel_size": 2, **sizes}
     settings = {f"actor_rollout_ref.actor.megatron.{key}": value for key, value in cut.items()}
-    found = imported(tmp_path, settings, preset="ppo_megatron_trainer.yaml")
-    assert found.data["training"]["sequence_parallel"] is expected
+    result = import_settings(tmp_path, settings, preset="ppo_megatron_trainer.yaml")
+    assert result.data["training"]["sequence_parallel"] is expected
 
 
 def test_an_engine_of_verl_that_nothing_here_counts_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"model_engine is 'torchtitan'(?s:.*)one of dp, megatron"):
-        imported(tmp_path, {"model_engine": "torchtitan"})
+        import_settings(tmp_path, {"model_engine": "torchtitan"})
 
 
 def test_a_kv_cache_in_fp8_is_verl_s_engine_s_own_key(tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ def test_a_kv_cache_in_fp8_is_verl_s_engine_s_own_key(tmp_path: Path) -> None:
 
 def test_a_critic_that_is_not_given_is_verl_s_default_and_said_to_be(tmp_path: Path) -> None:
     """`~/models/deepseek-llm-7b-chat`, which verl loads whatever the policy is; 6.91e9 parameters by its config."""
-    found = imported(tmp_path, {"algorithm.adv_estimator": "gae"})
-    assert found.data["roles"]["value"]["path"] == "deepseek-ai/deepseek-llm-7b-chat"
-    assert any("critic.model.path" in note and "default, for it is not given" in note for note in found.notes)
+    result = import_settings(tmp_path, {"algorithm.adv_estimator": "gae"})
+    assert result.data["roles"]["value"]["path"] == "deepseek-ai/deepseek-llm-7b-chat"
+    assert any("critic.model.path" in note and "default, for it is not given" in note for note in result.notes)
     assert find_model("deepseek-ai/deepseek-llm-7b-chat").num_parameters == 6_910_365_696

@@ -26,10 +26,10 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 def test_what_an_anchor_marks_stands_wherever_another_stack_s_file_repeats_it(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(REPEATED)
-    given, _ = read_document(tmp_path / "job.yaml")
-    assert given["value.dtensor_cfg.tensor_parallel_size"].value == 2
-    assert given["value.model_name"].value == "Qwen/Qwen2.5-0.5B"
-    assert given["grpo.tensor_parallel_size"].value == 2
+    entries, _ = read_document(tmp_path / "job.yaml")
+    assert entries["value.dtensor_cfg.tensor_parallel_size"].value == 2
+    assert entries["value.model_name"].value == "Qwen/Qwen2.5-0.5B"
+    assert entries["grpo.tensor_parallel_size"].value == 2
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_file_of_ours_has_no_anchors(tmp_path: Path) -> None:
 def test_a_configuration_of_nemo_rl_s_other_programs_is_refused_by_name(
     text: str, program: str, algorithm: str, tmp_path: Path
 ) -> None:
-    """By its part, or by the name of the file that it stands on where that is not there."""
+    """A document's program is known by its parts, or by the name of a missing base configuration."""
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(SpecError, match=f"^{program} of NeMo-RL is not read") as caught:
         read_source(tmp_path / "job.yaml", None)
@@ -81,4 +81,4 @@ def test_a_file_below_that_is_there_is_no_reason_to_refuse(tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text("defaults: dpo_like.yaml\npolicy: {train_micro_batch_size: 2}\n")
     settings = read_source(tmp_path / "job.yaml", None)
     assert settings.value("grpo.num_prompts_per_step") == 96
-    assert "defaults" not in settings.given
+    assert "defaults" not in settings.entries

@@ -1,4 +1,4 @@
-"""What `--set` says: a variable of the script or a key that is read, in the stack's spelling; else it is refused."""
+"""Names of `--set`: a variable of the script, or a key in the stack's spelling; others are refused."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def test_a_script_and_the_program_that_it_starts_have_names_to_set_each(tmp_path
     (tmp_path / "train.py").write_text(TRAINER)
     (tmp_path / "train.sh").write_text(LAUNCHER)
     settings = read_source(tmp_path / "train.sh", None, ["MODEL=Qwen/Qwen2.5-3B", "SIZE=4", "beta=0.1"])
-    said = [settings.value(key) for key in ("model_name_or_path", "num_generations", "beta")]
-    assert said == ["Qwen/Qwen2.5-3B", 4, 0.1]
+    values = [settings.value(key) for key in ("model_name_or_path", "num_generations", "beta")]
+    assert values == ["Qwen/Qwen2.5-3B", 4, 0.1]
     with pytest.raises(SpecError, match="--set 'SIZZE' has no effect"):
         read_source(tmp_path / "train.sh", None, ["SIZZE=4", "SIZE=4"])

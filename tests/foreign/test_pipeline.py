@@ -1,4 +1,4 @@
-"""Experts and pipeline stages of Megatron, as plans count them and as stacks are told: both ways."""
+"""Experts and pipeline stages of Megatron: import and export agree with the plan."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, check, imported_job
-from rlplan.foreign.export.backwards import exported
+from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.source import read_source
 from rlplan.planner.executable import check_fits
@@ -15,7 +15,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from
-from tests.foreign.export.plans import ASKED, STARTED, plan_of
+from tests.foreign.export.plans import ASKED, STARTED, make_plan
 
 MIXTURE = "Qwen/Qwen3-30B-A3B"
 MEGATRON = "actor_rollout_ref.actor.megatron."
@@ -37,10 +37,10 @@ OFFLOADED = ("training.backend=megatron", "training.offloads_optimizer=true")
 @pytest.mark.parametrize("stack", EXPERTS)
 @pytest.mark.parametrize(("tp", "ep", "etp"), [(4, 1, 4), (2, 4, 1), (2, 2, 2), (1, 8, 1)])
 def test_a_stack_cuts_experts_as_the_plan_counts_them(stack: str, tp: int, ep: int, etp: int, tmp_path: Path) -> None:
-    given = (f"training.etp={etp}",) if etp != (1 if ep > 1 else tp) else ()
-    plan = plan_of(*ASKED[stack], *OFFLOADED, f"training.tp={tp}", f"training.ep={ep}", *given, model=MIXTURE)
-    said = exported(plan, stack).settings
-    assert (said.get(EXPERTS[stack], DEFAULT[stack]) or tp) == plan.choice.trainer.expert_tp == etp
+    overrides = (f"training.etp={etp}",) if etp != (1 if ep > 1 else tp) else ()
+    plan = make_plan(*ASKED[stack], *OFFLOADED, f"training.tp={tp}", f"training.ep={ep}", *overrides, model=MIXTURE)
+    written = export_plan(plan, stack).settings
+    assert (written.get(EXPERTS[stack], DEFAULT[stack]) or tp) == plan.choice.trainer.expert_tp == etp
     write_export(plan, stack, tmp_path)
     _, job = imported_job(read_source(tmp_path / STARTED[stack], None), Asked("8xH100"))
     assert (job.training.tp, job.training.ep, job.training.etp) == (tp, ep, etp)
@@ -78,22 +78,22 @@ def test_whole_experts_on_every_rank_take_their_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "last"), [("Qwen/Qwen3-235B-A22B", 4), ("deepseek-ai/DeepSeek-V3", 1)])
 def test_layers_that_do_not_divide_are_said_with_the_last_stage(stack: str, model: str, last: int) -> None:
     """94 = 15 x 6 + 4 and 61 = 15 x 4 + 1 layers on 16 stages."""
-    assert exported(of_stages(stack, model), stack).settings[LAST[stack]] == last
+    assert export_plan(plan_stages(stack, model), stack).settings[LAST[stack]] == last
 
 
-def of_stages(stack: str, model: str, *more: str) -> Plan:
+def plan_stages(stack: str, model: str, *more: str) -> Plan:
     words = (*ASKED[stack], "training.backend=megatron", "training.pp=16", "workload.num_prompts_per_step=512")
     job = job_from({"policy": model, "hardware": "256xH200", "algorithm": "grpo"}, (*words, *more))
     return best_plan(job, with_others=False)
 
 
 def test_a_plan_with_stages_that_no_key_says_is_refused_with_a_number_that_is_taken() -> None:
-    plan = of_stages("slime", "Qwen/Qwen2.5-7B")
+    plan = plan_stages("slime", "Qwen/Qwen2.5-7B")
     assert plan.verdict is Verdict.REFUSED
     with pytest.raises(EmitError, match="28 layers over 16 stages") as caught:
         check_fits(plan)
     assert caught.value.way_out == "training.pp=4"
-    assert of_stages("slime", "Qwen/Qwen2.5-7B", "training.pp=4").verdict is not Verdict.REFUSED
+    assert plan_stages("slime", "Qwen/Qwen2.5-7B", "training.pp=4").verdict is not Verdict.REFUSED
 
 
 def test_an_uneven_split_without_keys_is_refused_as_megatron_refuses_it(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_an_uneven_split_without_keys_is_refused_as_megatron_refuses_it(tmp_path
     with pytest.raises(SpecError, match="94 layers do not divide over 8") as caught:
         check(read_source(script, None), Asked("H200"))
     assert f"{LAST['verl']}=10" in caught.value.way_out
-    settings = read_source(script, None).with_values({LAST["verl"]: 10})
+    settings = read_source(script, None).replace_values({LAST["verl"]: 10})
     assert not any("layers are counted" in note for note in imported_job(settings, Asked("H200"))[0].notes)
     other = {LAST["verl"]: 4, LAST["verl"].replace("last", "first"): 6}
-    notes = imported_job(read_source(script, None).with_values(other), Asked("H200"))[0].notes
+    notes = imported_job(read_source(script, None).replace_values(other), Asked("H200"))[0].notes
     assert any("6, 6 x 14, 4 layers are counted as 7 x 12, 10" in note for note in notes)

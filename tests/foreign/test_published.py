@@ -17,7 +17,7 @@ from tests.foreign.scripts import write_script, write_yaml
 
 FOLDER = Path(__file__).parent / "published"
 LEAST_SHARE = 0.9
-"""Of what upstream says runs, so much fits."""
+"""Least share of configurations that fit, among those that upstream says run."""
 LEAST_NUMBER = 10
 
 
@@ -26,35 +26,35 @@ YAML = ("nemo_rl", "trl")
 
 
 def entries() -> list[tuple[str, dict[str, Any]]]:
-    found = []
+    entries = []
     for source in SOURCES:
         path = FOLDER / f"{source}.yaml"
-        found += [(source, one) for one in read_yaml(path, "published facts")] if path.exists() else []
-    return found
+        entries += [(source, entry) for entry in read_yaml(path, "published facts")] if path.exists() else []
+    return entries
 
 
 ENTRIES = entries()
-IDS = [f"{source}-{Path(one['file']).stem}" for source, one in ENTRIES]
+IDS = [f"{source}-{Path(entry['file']).stem}" for source, entry in ENTRIES]
 
 
 @cache
-def verdict_of(index: int, folder: Path) -> tuple[Verdict, str]:
+def find_verdict(index: int, folder: Path) -> tuple[Verdict, str]:
     """The verdict on one configuration with its task's usual lengths, and what is too small."""
-    source, one = ENTRIES[index]
+    source, entry = ENTRIES[index]
     table = load_table(source)
-    settings = one["settings"]
+    settings = entry["settings"]
     if table.syntax == "flags":
         settings = {f"--{key}": value for key, value in settings.items()}
     if source not in YAML:
-        script = write_script(folder, f"python3 -m {table.entries[0]}", settings, preset=one.get("preset", ""))
+        script = write_script(folder, f"python3 -m {table.entries[0]}", settings, preset=entry.get("preset", ""))
     else:
         script = write_yaml(folder, settings)
     lengths: tuple[str, ...] = ()
-    if "lengths" in one:
-        prompt, response = one["lengths"]
+    if "lengths" in entry:
+        prompt, response = entry["lengths"]
         constant = f"workload.response_lengths={{kind: constant, value: {response}}}"
         lengths = (f"workload.mean_prompt_len={prompt}", constant)
-    _, job = imported_job(read_source(script, source), Asked(one["hardware"], one.get("model"), lengths))
+    _, job = imported_job(read_source(script, source), Asked(entry["hardware"], entry.get("model"), lengths))
     plan = search_of(job).run(with_others=False)
     short = plan.shortage
     return plan.fit, "" if short is None else f"{short.of}, in {short.peak.action_id}"
@@ -62,14 +62,14 @@ def verdict_of(index: int, folder: Path) -> tuple[Verdict, str]:
 
 @pytest.mark.parametrize("index", range(len(ENTRIES)), ids=IDS)
 def test_a_published_configuration_is_read_and_answered(index: int, tmp_path: Path) -> None:
-    verdict, reason = verdict_of(index, tmp_path)
+    verdict, reason = find_verdict(index, tmp_path)
     expected = ENTRIES[index][1].get("verdict", "fits")
     assert verdict.value.partition(" in ")[0] == expected, reason
 
 
 def test_what_upstream_says_runs_fits() -> None:
-    runs = [one for _, one in ENTRIES if one.get("runs", True)]
-    fits = [one for one in runs if "verdict" not in one]
+    runs = [entry for _, entry in ENTRIES if entry.get("runs", True)]
+    fits = [run for run in runs if "verdict" not in run]
     assert len(runs) >= LEAST_NUMBER
     assert len(fits) / len(runs) >= LEAST_SHARE
     page = (ROOT / "docs" / "import.md").read_text("utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.foreign.check import Asked, Checked, check, check_fits, typed_options
+from rlplan.foreign.check import Asked, Checked, check, check_fits, format_options
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.job_keys import job_keys
@@ -54,7 +54,7 @@ def vllm(folder: Path, settings: dict[str, Any]) -> Path:
     return write_script(folder, "vllm serve Qwen/Qwen2.5-72B-Instruct", {f"--{k}": v for k, v in settings.items()})
 
 
-def deepspeed(folder: Path, settings: dict[str, Any]) -> Path:
+def write_deepspeed(folder: Path, settings: dict[str, Any]) -> Path:
     return write_yaml(folder, settings).rename(folder / "ds.json")
 
 
@@ -80,7 +80,7 @@ CASES = {
     "openrlhf": (openrlhf, {"actor.model_name_or_path": "Qwen/Qwen2.5-7B", "ds.zero_stage": 2}, "8xA100-80GB", ()),
     "vllm": (vllm, {"tensor-parallel-size": 2}, "8xH100", ()),
     "deepspeed": (
-        deepspeed,
+        write_deepspeed,
         {"train_micro_batch_size_per_gpu": 8, "zero_optimization.stage": 1, "bf16.enabled": True},
         "8xA100-40GB",
         (),
@@ -89,31 +89,31 @@ CASES = {
 MODELS = {"deepspeed": "Qwen/Qwen2.5-14B"}
 
 
-def checked(name: str, folder: Path, outside: tuple[str, ...] = ()) -> Checked:
+def check_case(name: str, folder: Path, outside: tuple[str, ...] = ()) -> Checked:
     write, settings, hardware, overrides = CASES[name]
     return check(read_source(write(folder, settings), None, outside), Asked(hardware, MODELS.get(name), overrides))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_remedy_gives_its_verdict_when_it_is_typed(name: str, tmp_path: Path) -> None:
-    answer = checked(name, tmp_path)
+    answer = check_case(name, tmp_path)
     assert not answer.fits
     assert answer.changes
     for change in answer.changes:
-        words = shlex.split(typed_options(change.values))
+        words = shlex.split(format_options(change.values))
         assert words[::2] == ["--set"] * len(change.values)
-        after = checked(name, tmp_path, tuple(words[1::2]))
+        after = check_case(name, tmp_path, tuple(words[1::2]))
         assert after.fits, words
         result = after.served or after.plan
         assert result is not None
         assert result.verdict is change.plan.verdict is Verdict.FITS
     with pytest.raises(NoFeasiblePlanError) as caught:
         check_fits(answer)
-    assert typed_options(answer.changes[0].values) in caught.value.way_out
-    assert not our_keys_in(caught.value.way_out)
+    assert format_options(answer.changes[0].values) in caught.value.way_out
+    assert not find_our_keys(caught.value.way_out)
 
 
-def our_keys_in(way_out: str) -> set[str]:
+def find_our_keys(way_out: str) -> set[str]:
     """Keys of a job in a way out, but for those of the hardware, which are typed behind `rlplan check` itself."""
     words = set(re.findall(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+)+", way_out))
     return {key for key in job_keys() if key in words and not key.startswith("hardware.")}
@@ -128,7 +128,7 @@ def test_offload_policy_is_offered_whatever_the_strategy_is(strategy: str, tmp_p
 
 
 def test_a_small_host_is_named_beside_a_small_gpu_and_remedies_mend_both(tmp_path: Path) -> None:
-    answer = checked("verl, a small host", tmp_path)
+    answer = check_case("verl, a small host", tmp_path)
     assert answer.plan is not None
     assert [short.of for short in answer.plan.shortages] == ["a GPU", "a host's memory"]
     for change in answer.changes:
@@ -138,7 +138,7 @@ def test_a_small_host_is_named_beside_a_small_gpu_and_remedies_mend_both(tmp_pat
 
 
 def test_an_import_that_fits_in_expectation_only_does_not_fit_unless_that_is_accepted(tmp_path: Path) -> None:
-    answer = checked("trl, in expectation only", tmp_path)
+    answer = check_case("trl, in expectation only", tmp_path)
     assert answer.plan is not None
     assert answer.plan.verdict is Verdict.IN_EXPECTATION
     assert (answer.as_json()["verdict"], answer.as_json()["fits"]) == (Verdict.IN_EXPECTATION.value, False)
@@ -171,4 +171,4 @@ def test_a_refusal_has_no_way_out_in_keys_that_the_stack_does_not_have(
     with pytest.raises((SpecError, NoFeasiblePlanError)) as caught:
         check_fits(check(read_source(verl_script(tmp_path, settings), None), Asked("8xH100")))
     assert caught.value.way_out
-    assert not our_keys_in(caught.value.way_out)
+    assert not find_our_keys(caught.value.way_out)

@@ -31,7 +31,7 @@ def answer(file: str, hardware: str, *settings: str, overrides: tuple[str, ...] 
     return check(read_source(REPORTS / file, None, settings), Asked(hardware, None, overrides))
 
 
-def imported(file: str, hardware: str, *overrides: str) -> JobSpec:
+def import_report(file: str, hardware: str, *overrides: str) -> JobSpec:
     _, job = imported_job(read_source(REPORTS / file, None), Asked(hardware, None, overrides))
     return job
 
@@ -40,10 +40,10 @@ def imported(file: str, hardware: str, *overrides: str) -> JobSpec:
 def test_the_log_prob_micro_batch_of_verl_decides_whether_half_a_billion_parameters_fit(size: int, fits: bool) -> None:
     """PeterGriffinJin/Search-R1 issue 62: out of memory with 32 on two A100 of 40 GB, in no training pass."""
     keys = [f"actor_rollout_ref.{part}.log_prob_micro_batch_size={size}" for part in ("rollout", "ref")]
-    found = answer("sr62.sh", "2xA100-40GB", *keys)
-    assert found.plan is not None
-    assert found.fits is fits
-    assert found.plan.binding.action_id.startswith("train" if fits else "score/")
+    verdict = answer("sr62.sh", "2xA100-40GB", *keys)
+    assert verdict.plan is not None
+    assert verdict.fits is fits
+    assert verdict.plan.binding.action_id.startswith("train" if fits else "score/")
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1, True), (2, False)])
@@ -72,10 +72,10 @@ def test_eight_answers_of_a_small_model_do_not_fit_twenty_gigabytes(tmp_path: Pa
 )
 def test_a_release_in_which_it_does_not_fit_is_said_unasked(file: str, hardware: str, length: int, ran: bool) -> None:
     """huggingface/open-r1 issue 579: SFT of 32B with TRL of spring 2025, which made whole logits."""
-    found = answer(file, hardware, f"LEN={length}")
-    assert (found.elsewhere is None) is ran
-    if found.elsewhere is not None:
-        assert "before TRL 1.7 (plain)" in found.elsewhere.words
+    verdict = answer(file, hardware, f"LEN={length}")
+    assert (verdict.elsewhere is None) is ran
+    if verdict.elsewhere is not None:
+        assert "before TRL 1.7 (plain)" in verdict.elsewhere.words
     assert answer(file, hardware, f"LEN={length}", overrides=("framework=trl@0.17",)).fits is ran
 
 
@@ -85,7 +85,7 @@ def test_a_step_of_dapo_counts_redrawn_groups_and_the_log_prob_pass() -> None:
         "workload.response_lengths={kind: lognormal, median: 2489, sigma: 0.906}",
         "workload.mean_prompt_len=180",
     )
-    plan = search_of(imported("dapo795.sh", "128xA800", *lengths)).run(with_others=False)
+    plan = search_of(import_report("dapo795.sh", "128xA800", *lengths)).run(with_others=False)
     assert plan.job.num_generated_per_step == 3 * plan.job.workload.num_rollouts_per_step
     assert 31 * 60 / 1.77 < plan.seconds < 31 * 60 / 0.6
 
@@ -98,7 +98,7 @@ def is_normal_by_phase(report: StepReport) -> bool:
 
 def test_a_healthy_log_of_verl_is_normal_in_every_phase() -> None:
     """rllm-org/rllm issue 29: the log-prob pass of the policy takes as long as the reference's."""
-    report = explain_step(imported("rllm29.sh", "8xA100"), read_log(REPORTS / "rllm_norm.log"))
+    report = explain_step(import_report("rllm29.sh", "8xA100"), read_log(REPORTS / "rllm_norm.log"))
     assert is_normal_by_phase(report)
     assert report.causes == ()
 

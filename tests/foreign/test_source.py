@@ -1,4 +1,4 @@
-"""Which stack a file is of, and what it says, whatever its syntax."""
+"""Detection of a file's stack, and its settings in any syntax."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.convert import convert
-from rlplan.foreign.documents import flat
-from rlplan.foreign.settings import typed
+from rlplan.foreign.documents import flatten_keys
+from rlplan.foreign.settings import parse_word
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
 from tests.foreign.scripts import verl_script
@@ -35,7 +35,7 @@ def test_a_yaml_file_is_known_by_its_keys_and_its_references_are_followed(tmp_pa
 def test_references_in_a_circle_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("actor_rollout_ref:\n  a: ${actor_rollout_ref.b}\n  b: ${actor_rollout_ref.a}\n")
-    with pytest.raises(SpecError, match="which only running would tell"):
+    with pytest.raises(SpecError, match="which is known only at run time"):
         read_source(path, None).value("actor_rollout_ref.a")
 
 
@@ -124,7 +124,7 @@ def test_literal_arguments_of_a_python_script_are_read_and_nothing_is_run(tmp_pa
     )
     assert [settings.value(key) for key in keys] == [4, 2048, True, True, 8, "Qwen/Qwen2.5-7B-Instruct"]
     assert settings.place("lora_r") == "train.py:6"
-    with pytest.raises(SpecError, match=r"beta is beta\(\), which only running would tell"):
+    with pytest.raises(SpecError, match=r"beta is beta\(\), which is known only at run time"):
         settings.value("beta")
 
 
@@ -152,7 +152,7 @@ def test_python_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_an_expression_of_very_many_parts_is_one_that_is_not_known(tmp_path: Path, part: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"from trl import GRPOConfig\nargs = GRPOConfig(learning_rate={part * 450}a)\n")
-    with pytest.raises(SpecError, match="learning_rate is an expression of very many parts, which only running"):
+    with pytest.raises(SpecError, match="learning_rate is an expression of very many parts, which is known only"):
         read_source(script, None).value("learning_rate")
 
 
@@ -185,7 +185,7 @@ def test_files_that_defaults_name_lie_below_and_a_missing_one_is_noted(tmp_path:
     assert settings.value("policy.model_name") == "a/b"
     assert settings.value("policy.sequence_packing.train_mb_tokens") == 1024
     (tmp_path / "base.yaml").unlink()
-    assert "'base.yaml' is not beside it" in read_source(tmp_path / "job.yaml", None).notes[0]
+    assert "'base.yaml' was not found" in read_source(tmp_path / "job.yaml", None).notes[0]
 
 
 def test_of_two_commands_the_first_is_read_with_a_note(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_an_unknown_source_is_refused_with_what_was_meant(tmp_path: Path) -> Non
     ],
 )
 def test_words_are_typed_as_upstream_types_them(word: str, value: object) -> None:
-    assert typed(word) == value
-    assert type(typed(word)) is type(value)
+    assert parse_word(word) == value
+    assert type(parse_word(word)) is type(value)
 
 
 def test_vllm_s_arguments_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
@@ -267,11 +267,11 @@ def test_deepspeed_s_json_is_read_without_what_it_leaves_to_others(tmp_path: Pat
     )
     settings = read_source(path, None)
     assert settings.table.title == "DeepSpeed"
-    assert "train_batch_size" not in settings.given
-    found = flat(convert(settings, "8xH100", "Qwen/Qwen2.5-7B-Instruct").data)
-    assert (found["training.zero_stage"], found["training.offloads_optimizer"]) == (3, True)
-    assert (found["algorithm.adam_beta2"], found["training.dtype"]) == (0.95, "bfloat16")
-    assert "workload.mini_batch_size" not in found
+    assert "train_batch_size" not in settings.entries
+    values = flatten_keys(convert(settings, "8xH100", "Qwen/Qwen2.5-7B-Instruct").data)
+    assert (values["training.zero_stage"], values["training.offloads_optimizer"]) == (3, True)
+    assert (values["algorithm.adam_beta2"], values["training.dtype"]) == (0.95, "bfloat16")
+    assert "workload.mini_batch_size" not in values
     with pytest.raises(SpecError, match="does not say which model is trained"):
         convert(settings, "8xH100", None)
 
@@ -299,7 +299,7 @@ def test_a_configuration_that_a_command_of_nemo_rl_names_is_read(flag: str, tmp_
 @pytest.mark.parametrize(
     ("name", "notes"),
     [
-        ("mine", ["'mine.yaml' is not beside the script and was not read"]),
+        ("mine", ["'mine.yaml' was not found beside the script and not read"]),
         ("ppo_trainer", []),
         ("ppo_megatron_trainer", []),
     ],
@@ -308,8 +308,8 @@ def test_a_configuration_that_is_not_there_is_said_and_upstream_s_own_is_known(
     name: str, notes: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo --config-name={name} trainer.nnodes=2\n")
-    found = read_source(tmp_path / "train.sh", None).notes
-    assert [note.partition(": ")[2] for note in found] == notes
+    read_notes = read_source(tmp_path / "train.sh", None).notes
+    assert [note.partition(": ")[2] for note in read_notes] == notes
 
 
 def test_flags_of_an_earlier_openrlhf_are_read_as_today_s(tmp_path: Path) -> None:
@@ -319,14 +319,14 @@ def test_flags_of_an_earlier_openrlhf_are_read_as_today_s(tmp_path: Path) -> Non
         "--generate_max_len 1024 --micro_train_batch_size 4 --colocate_all_models --vllm_num_engines 8 --bf16\n"
     )
     settings = read_source(tmp_path / "train.sh", None)
-    said = {"actor.model_name_or_path": "Qwen/Qwen2.5-7B", "ds.zero_stage": 3, "rollout.max_new_tokens": 1024}
-    assert {key: settings.value(key) for key in said} == said
+    keys = {"actor.model_name_or_path": "Qwen/Qwen2.5-7B", "ds.zero_stage": 3, "rollout.max_new_tokens": 1024}
+    assert {key: settings.value(key) for key in keys} == keys
     data = convert(settings, "8xH100", None).data
     assert (data["workload"]["max_prompt_len"], data["workload"]["micro_batch_size_per_gpu"]) == (512, 4)
     assert settings.notes[0].startswith("flags of an earlier OpenRLHF, with defaults of 0.11.2: pretrain, zero_stage")
 
 
-@pytest.mark.parametrize("older", load_table("openrlhf").older.items(), ids=lambda one: one[0])
+@pytest.mark.parametrize("older", load_table("openrlhf").older.items(), ids=lambda pair: pair[0])
 def test_an_earlier_flag_stands_for_one_that_the_table_has(older: tuple[str, str]) -> None:
     table = load_table("openrlhf")
     assert older[1] in table.keys or not table.why_without_counterpart(older[1]).startswith("not known")
@@ -358,9 +358,9 @@ def test_a_configuration_is_found_below_the_folder_in_which_the_script_was_to_be
         'HERE="$(pwd)"\npython3 -m verl.trainer.main_ppo --config-path="$HERE/examples/config" --config-name=mine '
         "data.train_batch_size=8\n"
     )
-    found = read_source(scripts / "run.sh", None)
-    assert found.value("actor_rollout_ref.actor.strategy") == "megatron"
-    assert not any("was not read" in note for note in found.notes)
+    settings = read_source(scripts / "run.sh", None)
+    assert settings.value("actor_rollout_ref.actor.strategy") == "megatron"
+    assert not any("was not read" in note for note in settings.notes)
 
 
 def test_a_command_of_bash_with_the_name_of_an_unread_configuration_is_none_of_its_programs(tmp_path: Path) -> None:

@@ -9,19 +9,19 @@ from rlplan.foreign.table import SOURCES, load_table
 from rlplan.spec.job import JobSpec
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> set[str]:
+def list_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     """Dotted keys of a spec, through optional parts."""
-    found = set()
+    keys = set()
     for name, field in model.model_fields.items():
-        found.add(prefix + name)
+        keys.add(prefix + name)
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found |= keys_of(kind, f"{prefix}{name}.")
-    return found
+                keys |= list_keys(kind, f"{prefix}{name}.")
+    return keys
 
 
-OURS = keys_of(JobSpec)
+OURS = list_keys(JobSpec)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -48,7 +48,7 @@ def test_every_default_is_of_a_key_that_some_row_or_remedy_asks_for(source: str)
         asked |= set(row.keys)
     for remedy in table.remedies:
         asked |= {remedy.key, *remedy.when, *remedy.with_}
-    asked |= {key for one in table.required for key in (*one.keys, *one.when)}
+    asked |= {key for required in table.required for key in (*required.keys, *required.when)}
     asked |= {key for mirrored in table.of_roles.values() for key in mirrored.values()}
     asked |= {key for fixed in table.fixed for key in (*fixed.keys, *fixed.when)}
     asked |= {key for words in table.stages.values() for key in words.split()}

@@ -1,1 +1,1 @@
-"""Files of measured points: JSON, CSV, start-up logs of vLLM."""
+"""Readers of measured points: JSON, CSV, YAML, start-up logs of vLLM."""

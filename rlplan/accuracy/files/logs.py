@@ -1,8 +1,7 @@
-"""A vLLM start-up log as points: what the engine itself measured, with the settings that it printed.
+"""Points from a vLLM start-up log: the engine's own measurements, with the settings that it printed.
 
-In: the text of a log, of the old engine or the new one. Out: points of the kinds that the formulas predict.
-Left out: everything but start-up: throughput lines, requests, errors. A rank's lines are taken together: the largest
-weights and the smallest cache, as the engine does.
+In: the text of a log of engine V0 or V1. Out: points of the kinds that the formulas predict. Left out: throughput
+lines, requests, errors. Lines of all ranks are combined as the engine does: the largest weights, the smallest cache.
 """
 
 import ast
@@ -15,7 +14,7 @@ from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.errors import SpecError
 
 MAX_LINE = 20_000
-"""Characters of a line that are looked at: a configuration line has some thousands."""
+"""Characters of a line that are read: a configuration line has a few thousand."""
 
 _SIZE = r"(\d+(?:\.\d+)?) ?(?:GiB|GB)"
 _WEIGHTS = re.compile(rf"(?:Model loading took|Loading model weights took|model weights take) {_SIZE}")
@@ -52,10 +51,10 @@ _ARGUMENT_NAMES = _CONFIG_NAMES | {
 }
 
 
-def points_of_log(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
-    """Every start-up measurement of a log. Raises: SpecError where there is none, or no model is named."""
+def read_log_points(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
+    """The start-up measurements of a log. Raises: SpecError for a log without any."""
     lines = [line[:MAX_LINE] for line in text.splitlines()]
-    settings = _settings(lines)
+    settings = _read_settings(lines)
     model = settings.pop("model", None)
     points = [
         MeasuredPoint(
@@ -67,7 +66,7 @@ def points_of_log(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
             source="vLLM start-up log",
             reliability="A",
         )
-        for name, kind, value, unit, more in _measurements(lines)
+        for name, kind, value, unit, more in _read_measurements(lines)
     ]
     if not points:
         raise SpecError(
@@ -82,34 +81,34 @@ def points_of_log(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
 _Found = tuple[str, str, float, str, dict[str, Any]]
 
 
-def _measurements(lines: list[str]) -> Iterator[_Found]:
-    weights, cache = _numbers(_WEIGHTS, lines), _numbers(_CACHE, lines)
+def _read_measurements(lines: list[str]) -> Iterator[_Found]:
+    weights, cache = _find_numbers(_WEIGHTS, lines), _find_numbers(_CACHE, lines)
     if weights:
         yield "weights", "vllm_weights", max(weights), "GiB/GPU", {}
-    if peaks := _numbers(_PEAK, lines):
+    if peaks := _find_numbers(_PEAK, lines):
         yield "activation_peak", "vllm_activation_peak", max(peaks), "GiB/GPU", {}
     if cache:
         yield "kv_cache", "vllm_kv", min(cache), "GiB/GPU", {}
         budget = {"available_kv_gib": min(cache)}
-        if tokens := _numbers(_TOKENS, lines):
+        if tokens := _find_numbers(_TOKENS, lines):
             yield "kv_tokens", "kv_per_token", min(tokens), "tokens", budget
-        for length, times in _pairs(_CONCURRENCY, lines)[-1:]:
+        for length, times in _find_pairs(_CONCURRENCY, lines)[-1:]:
             more = budget | {"max_model_len": int(length)}
             yield "max_concurrency", "kv_per_token", times, "max concurrency (sequences)", more
-    if blocks := _numbers(_BLOCKS, lines):
+    if blocks := _find_numbers(_BLOCKS, lines):
         yield "kv_blocks", "vllm_kv", min(blocks), "GPU blocks", {}
-    if graphs := _numbers(_GRAPHS, lines):
+    if graphs := _find_numbers(_GRAPHS, lines):
         yield "cuda_graphs", "vllm_cuda_graph", max(graphs), "GiB/GPU", {}
 
 
-def _settings(lines: list[str]) -> dict[str, Any]:
-    """What the log says of the engine's settings, in the words of points; arguments win over the printed config."""
-    found: dict[str, Any] = {}
+def _read_settings(lines: list[str]) -> dict[str, Any]:
+    """The engine's settings under the names of points; arguments win over the printed config."""
+    settings: dict[str, Any] = {}
     for line in lines:
         if "LLM engine" in line or "with config:" in line:
-            found |= _renamed(dict(_CONFIG.findall(line)), _CONFIG_NAMES)
+            settings |= _rename(dict(_CONFIG.findall(line)), _CONFIG_NAMES)
         if match := _ARGUMENTS.search(line):
-            found |= _renamed(_literal(match.group(1)), _ARGUMENT_NAMES)
+            settings |= _rename(_parse_literal(match.group(1)), _ARGUMENT_NAMES)
     for key, pattern, kind in (
         ("total_gib", _TOTAL, float),
         ("total_gib", _FREE, float),
@@ -118,14 +117,14 @@ def _settings(lines: list[str]) -> dict[str, Any]:
     ):
         read: Callable[[str], float] = kind
         if matches := [match for line in lines if (match := pattern.search(line))]:
-            found.setdefault(key, read(matches[0].group(1)))
-    if shares := _pairs(_TOTAL, lines):
-        found.setdefault("gpu_memory_utilization", shares[0][1])
-    found["vllm"] = _version(lines)
-    return found
+            settings.setdefault(key, read(matches[0].group(1)))
+    if shares := _find_pairs(_TOTAL, lines):
+        settings.setdefault("gpu_memory_utilization", shares[0][1])
+    settings["vllm"] = _read_version(lines)
+    return settings
 
 
-def _version(lines: list[str]) -> str:
+def _read_version(lines: list[str]) -> str:
     number = next((match.group(1) for line in lines if (match := _VERSION.search(line))), "")
     engine = next((match.group(1) or match.group(2) for line in lines if (match := _ENGINE.search(line))), "")
     if not engine and any("# GPU blocks" in line or "# cuda blocks" in line for line in lines):
@@ -133,8 +132,8 @@ def _version(lines: list[str]) -> str:
     return f"{number} {engine or ('V1' if not number else '')}".strip()
 
 
-def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """The keys that points know, their values as numbers, flags and words; `None` and `auto` mean the default."""
+def _rename(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Settings under the names of points, as numbers, booleans and words; `None` and `auto` mean the default."""
     result = {}
     for key, name in names.items():
         value = values.get(key)
@@ -148,8 +147,8 @@ def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return result
 
 
-def _literal(text: str) -> dict[str, Any]:
-    """A printed dict as data: literals only, nothing is evaluated; a broken one says nothing."""
+def _parse_literal(text: str) -> dict[str, Any]:
+    """A printed dict as data, literals only; empty for a broken one."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -157,11 +156,11 @@ def _literal(text: str) -> dict[str, Any]:
     return {key: item for key, item in value.items() if isinstance(key, str)} if isinstance(value, dict) else {}
 
 
-def _numbers(pattern: re.Pattern[str], lines: list[str]) -> list[float]:
-    found = (match.group(1) for line in lines if (match := pattern.search(line)))
-    return [float(text.replace(",", "")) for text in found if len(text) < 20 and text.strip(",")]
+def _find_numbers(pattern: re.Pattern[str], lines: list[str]) -> list[float]:
+    texts = (match.group(1) for line in lines if (match := pattern.search(line)))
+    return [float(text.replace(",", "")) for text in texts if len(text) < 20 and text.strip(",")]
 
 
-def _pairs(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[float, float]]:
-    found = (match.groups() for line in lines if (match := pattern.search(line)))
-    return [(float(a.replace(",", "")), float(b)) for a, b in found if len(a) < 20 and len(b) < 20 and a.strip(",")]
+def _find_pairs(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[float, float]]:
+    groups = (match.groups() for line in lines if (match := pattern.search(line)))
+    return [(float(a.replace(",", "")), float(b)) for a, b in groups if len(a) < 20 and len(b) < 20 and a.strip(",")]

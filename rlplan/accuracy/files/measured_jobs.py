@@ -1,7 +1,7 @@
-"""Measured jobs: a partial job with a forced layout, and what was measured of its phases and roles.
+"""Reader of measured jobs: a partial job with a forced layout, and measurements of its phases and roles.
 
 In: a YAML file such as rlplan/accuracy/points/*.yaml. Out: points, one for each measured value.
-Left out: what a plan of the job says (measured_jobs.py of rlplan/accuracy).
+Left out: predictions (measured_jobs.py of rlplan/accuracy).
 
     jobs:
     - id: verl-dapo-7b-h20-128
@@ -31,12 +31,12 @@ TIME_KIND, PEAK_KIND = "phase_time", "role_peak"
 
 
 class MeasuredValues(Spec):
-    """What was measured of a job."""
+    """The measurements of a job."""
 
     seconds: dict[PhaseName, Seconds] = Field(default_factory=dict)
-    """Of a usual step's phases, and of the step."""
+    """Seconds of the phases of a steady-state step, and of the whole step."""
     peak: dict[str, ByteCount] = Field(default_factory=dict)
-    """Most bytes of one GPU, by worker (`policy_trainer`, `rollout_engine`), or of all of them (`device`)."""
+    """Peak bytes on one GPU by worker (`policy_trainer`, `rollout_engine`), or of all workers (`device`)."""
 
 
 class MeasuredJob(Spec):
@@ -44,10 +44,10 @@ class MeasuredJob(Spec):
 
     id: str = Field(min_length=1, max_length=280)
     job: dict[str, Any]
-    """The keys of a job file, the layout forced."""
+    """The keys of a job file, with a forced layout."""
     measured: MeasuredValues
     statistic: Literal["allocated", "reserved", "process"] = "allocated"
-    """What a peak counts: tensors, what torch has reserved, or the whole process as the driver shows it."""
+    """The quantity of a peak: bytes of tensors, bytes that torch reserved, or the driver's number for the process."""
     source: str
     reliability: str = "A"
     note: str = ""
@@ -59,14 +59,14 @@ class MeasuredJobs(Spec):
     jobs: tuple[MeasuredJob, ...]
 
 
-def points_of_jobs(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
+def read_job_points(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
     """The points of a YAML file. Raises: SpecError."""
     data = parse_yaml(text, where=str(path), what="the file of measured jobs")
     jobs = validate(MeasuredJobs, data, file=str(path), way_out="each has id, job, measured and source").jobs
-    return tuple(point for job in jobs for point in _points_of(job))
+    return tuple(point for job in jobs for point in _make_points(job))
 
 
-def _points_of(measured: MeasuredJob) -> Iterator[MeasuredPoint]:
+def _make_points(measured: MeasuredJob) -> Iterator[MeasuredPoint]:
     values: list[tuple[str, str, float, str]] = [
         (TIME_KIND, phase, seconds, "s") for phase, seconds in measured.measured.seconds.items()
     ]
@@ -90,4 +90,4 @@ def _points_of(measured: MeasuredJob) -> Iterator[MeasuredPoint]:
 
 
 _WORDS = {"allocated": "allocated", "reserved": "reserved", "process": "device used"}
-"""Of a statistic the word that units have for it."""
+"""The words of units for each statistic."""

@@ -1,9 +1,9 @@
-"""A published RL step as a job with a forced layout, from the words of verl, NeMo-RL and OpenRLHF.
+"""A published RL step as a job with a forced layout, from settings of verl, NeMo-RL and OpenRLHF.
 
-In: a point. Out: the job as a mapping. Raises CannotPredict where what decides the time is missing, and for what no job
-says. Left out: seconds and verdicts, which the job's plan has (points.py).
+In: a point. Out: the job as a mapping. Raises CannotPredict where a setting that decides the time is missing, and for
+runs that no job can express. Left out: seconds and verdicts (points.py).
 
-What sources do not state is assumed, the same for every point, and listed at each constant below.
+Settings that a source does not state are assumed, the same for every point; each constant below names its assumption.
 """
 
 import re
@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import exp
 from typing import Any
 
-from rlplan.accuracy.named_models import policy_of
+from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import gpu_of
@@ -24,36 +24,42 @@ from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths
 USUAL_PROMPT = 200
 """Tokens of a prompt where none is stated. Assumed: mathematics with a template (DAPO-17k: 100 to 250)."""
 USUAL_MAX_PROMPT = 2048
-"""Tokens of the longest prompt that is allowed, to which verl pads (its recipes for mathematics: 1,024 to 2,048)."""
+"""Longest allowed prompt in tokens, to which verl pads (its recipes for mathematics: 1,024 to 2,048)."""
 USUAL_MEAN, REASONING_MEAN = 2450.0, 10_000.0
-"""Mean tokens of responses that no limit cuts, where no mean is stated: of models that were not trained to reason at
-length, and of those that were. Assumed: a 7B model writes 1,500 to 4,000 tokens on competition mathematics under limits
-of 20 to 32 thousand (their geometric middle); DeepScaleR's page states 10,484 for R1-Distill-Qwen-1.5B."""
+"""Mean tokens of untruncated responses where no mean is stated: of ordinary models, and of models trained for long
+reasoning. Assumed: a 7B model writes 1,500 to 4,000 tokens on competition mathematics with limits of 20 to 32 thousand
+(geometric middle); DeepScaleR's page states 10,484 for R1-Distill-Qwen-1.5B.
+"""
 REASONING = re.compile(r"r1-distill|deepscaler|qwq|thinking|openthinker|skywork-or1|deepseek-r1|magistral", re.I)
-"""Names of models that were trained to reason at length."""
+"""Names of models that were trained for long reasoning."""
 SIGMA = 1.0
-"""Of the logarithm of response lengths. Assumed: a few of a thousand then reach ten times the mean, as DAPO clips."""
+"""Standard deviation of the logarithm of response lengths. Assumed: a few in a thousand then reach ten times the mean,
+as many as DAPO clips.
+"""
 NUM_SAMPLES = 16
-"""Responses of a prompt where they are not stated (GRPO in NeMo-RL's recipes and verl's)."""
+"""Responses per prompt where the number is not stated (GRPO in NeMo-RL's and verl's recipes)."""
 MAX_NUM_SEQS = 1024
-"""Sequences of an engine at once. Source: vLLM's default on GPUs of 70 GiB and more but the A100 (arg_utils.py), which
-NeMo-RL leaves; verl sets the same."""
+"""Concurrent sequences of an engine. Source: vLLM's default on GPUs with at least 70 GiB except the A100
+(arg_utils.py), which NeMo-RL keeps; verl sets the same.
+"""
 UTILIZATIONS = {"nemo_rl": (0.6, 0.8)}
-"""`gpu_memory_utilization` of engines beside trainers, and of those with GPUs of their own: NeMo-RL's recipes."""
+"""`gpu_memory_utilization` of colocated and of disaggregated engines in NeMo-RL's recipes."""
 USUAL_UTILIZATIONS = (0.8, 0.8)
-"""In verl's recipes."""
+"""The same in verl's recipes."""
 RECOMPUTED = re.compile(r"llama-?3\.1-8b|qwen3-235b|deepseek-(v3|r1)|nemotron-?3-super", re.IGNORECASE)
-"""Models whose recipes in NeMo-RL set `activation_checkpointing`; those of Qwen3-30B-A3B and Qwen3-32B leave it off.
-Its recipes for FSDP2 with tensor parallelism set it (`fsdp2tp8-actckpt`)."""
+"""Models whose NeMo-RL recipes set `activation_checkpointing`; those of Qwen3-30B-A3B and Qwen3-32B leave it off.
+
+Recipes for FSDP2 with tensor parallelism set it for every model (`fsdp2tp8-actckpt`).
+"""
 SCORED_SEQUENCES = 2
-"""NeMo-RL's `logprob_batch_size`, sequences of the greatest length in a pass without gradients: 1 to 4 by model."""
+"""NeMo-RL's `logprob_batch_size`: sequences of maximum length in a pass without gradients, 1 to 4 by model."""
 LONG_RESPONSE, LONG_ULYSSES = 16_384, 4
-"""Limits from which on verl's recipes share a sequence by Ulysses, and over how many ranks."""
+"""Smallest response limit for which verl's recipes use Ulysses, and their Ulysses degree."""
 WORDS = (
     *("algo", "algorithm", "policy", "train", "trainer", "rollout", "mode", "engine", "framework", "backend"),
     *("kl", "kl_coef", "reference", "ref", "async", "schedule"),
 )
-"""Settings in whose words the software, the algorithm and the schedule are looked for."""
+"""Settings that may name the software, the algorithm or the schedule."""
 FRAMEWORKS = (
     ("nemo_rl", r"nemo.?rl|nvidia-nemo/rl"),
     ("openrlhf", "openrlhf"),
@@ -64,7 +70,7 @@ FRAMEWORKS = (
 
 @dataclass(frozen=True)
 class Axes:
-    """Ranks of a trainer by what they share."""
+    """Degrees of parallelism of a trainer."""
 
     tp: int = 1
     cp: int = 1
@@ -74,32 +80,29 @@ class Axes:
 
 
 def rl_job(point: MeasuredPoint) -> dict[str, Any]:
-    """The job of a published step: who trains and generates, how each is cut, and what is offloaded.
-
-    Raises: CannotPredict.
-    """
+    """The job of a published step. Raises: CannotPredict."""
     settings = RunSettings(point)
-    text = f"{settings.words_of(WORDS)} {point.source.lower()}"
+    text = f"{settings.join_words(WORDS)} {point.source.lower()}"
     if "deepspeed-chat" in text or "dschat" in point.id:
-        raise CannotPredict("DeepSpeed-Chat gathers every layer for every token that it generates: no job says that")
+        raise CannotPredict("DeepSpeed-Chat gathers every layer for every generated token: a job cannot express that")
     framework = next((name for name, pattern in FRAMEWORKS if re.search(pattern, text)), "verl")
     backend = "megatron" if re.search(r"megatron|mcore", text) else "deepspeed" if framework == "openrlhf" else "fsdp2"
     is_async = bool(re.search(r"\b[1-9]\d*-off|one.step.off|fully.async|\basync\b", text.replace("async_tp", "")))
     is_async = is_async and "sync mode" not in text and "colocate sync" not in text
     total = num_ranks(settings)
-    num_training, num_generation = _devices(settings, total, is_async=is_async)
+    num_training, num_generation = _read_devices(settings, total, is_async=is_async)
     is_shared = num_training + num_generation > total
-    prompt, lengths = _lengths(settings, reasons=REASONING.search(f"{point.model} {point.id}") is not None)
-    axes = _axes(settings, backend, num_training)
+    prompt, lengths = _read_lengths(settings, reasons=REASONING.search(f"{point.model} {point.id}") is not None)
+    axes = _read_axes(settings, backend, num_training)
     job: dict[str, Any] = {
-        "policy": policy_of(point, longest=_max_prompt(settings, prompt) + lengths.longest),
-        "algorithm": _algorithm(settings, text),
+        "policy": make_policy(point, longest=_read_max_prompt(settings, prompt) + lengths.longest),
+        "algorithm": _make_algorithm(settings, text),
         "framework": framework,
-        "hardware": _hardware(point, total),
-        "workload": _workload(settings, prompt, lengths),
-        "training": _training(point, settings, framework, backend, axes)
-        | _passes(settings, framework, axes, prompt, lengths),
-        "rollout": _rollout(settings, text, framework, is_shared=is_shared),
+        "hardware": _make_hardware(point, total),
+        "workload": _make_workload(settings, prompt, lengths),
+        "training": _make_training(point, settings, framework, backend, axes)
+        | _make_passes(settings, framework, axes, prompt, lengths),
+        "rollout": _make_rollout(settings, text, framework, is_shared=is_shared),
         "placement": {"placement": "colocated"},
     }
     if framework == "nemo_rl":
@@ -108,23 +111,23 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     if not is_shared:
         job["placement"] = {"placement": "disaggregated", "num_generation_devices": num_generation}
         if is_async:
-            job["placement"]["max_staleness"] = _staleness(text)
+            job["placement"]["max_staleness"] = _read_staleness(text)
     return job
 
 
-def num_steps_of(point: MeasuredPoint, num_rollouts: int) -> float:
-    """Steps of what was timed: one, or those of a whole stage. Raises: CannotPredict."""
+def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:
+    """Steps within the measured time: one, or those of a whole stage. Raises: CannotPredict."""
     settings = RunSettings(point)
     if not re.search(r"stage|epoch|run\b", point.measured.unit.lower()):
         return 1.0
     key = settings.first(("queries", "num_queries", "num_rollouts_total"))
     if key is None:
         raise CannotPredict("the number of queries of the stage is not stated")
-    return settings.count(key) * _first(settings, ("epochs",), 1) / num_rollouts
+    return settings.read_count(key) * _read_first(settings, ("epochs",), 1) / num_rollouts
 
 
-def _hardware(point: MeasuredPoint, count: int) -> str:
-    """All GPUs in the short form: `12xhgx-h20`, or `6xh20` where they fill no hosts. Raises: CannotPredict."""
+def _make_hardware(point: MeasuredPoint, count: int) -> str:
+    """The GPUs in short form: `12xhgx-h20`, or `6xh20` where they do not fill hosts. Raises: CannotPredict."""
     gpu = gpu_of(point)
     if gpu is None:
         raise CannotPredict(f"no profile of the GPU '{shorten(point.gpu)}'")
@@ -134,19 +137,19 @@ def _hardware(point: MeasuredPoint, count: int) -> str:
     return f"{count // node.num_gpus}x{node.name}"
 
 
-def _algorithm(settings: RunSettings, text: str) -> dict[str, Any]:
+def _make_algorithm(settings: RunSettings, text: str) -> dict[str, Any]:
     without = "dapo" in text or re.search(r"\bkl(_coef)?[= ]0(\.0*)?\b(?!\.)|no ref", text) is not None
     name = str(settings.raw("algo") or "").lower()
-    found: dict[str, Any] = {"name": "ppo" if "ppo" in name else "grpo"}
+    algorithm: dict[str, Any] = {"name": "ppo" if "ppo" in name else "grpo"}
     if without:
-        found["kl_coef"] = 0.0
-    return found
+        algorithm["kl_coef"] = 0.0
+    return algorithm
 
 
-def _workload(settings: RunSettings, prompt: float, lengths: Lengths) -> dict[str, Any]:
-    num_samples = _first(settings, ("rollout_n", "n", "num_samples", "group_size", "generations_per_prompt"), 0)
-    num_rollouts = _rollouts(settings, num_samples)
-    mini = _first(settings, ("train_gbs", "mini_batch", "ppo_mini_batch_size"), 0)
+def _make_workload(settings: RunSettings, prompt: float, lengths: Lengths) -> dict[str, Any]:
+    num_samples = _read_first(settings, ("rollout_n", "n", "num_samples", "group_size", "generations_per_prompt"), 0)
+    num_rollouts = _read_rollouts(settings, num_samples)
+    mini = _read_first(settings, ("train_gbs", "mini_batch", "ppo_mini_batch_size"), 0)
     if "mini_batch" in settings and "train_gbs" not in settings:
         mini *= num_samples or 1
     samples = num_samples or NUM_SAMPLES
@@ -155,24 +158,28 @@ def _workload(settings: RunSettings, prompt: float, lengths: Lengths) -> dict[st
         "num_prompts_per_step": max(1, num_rollouts // samples),
         "num_samples_per_prompt": samples,
         "mini_batch_size": min(mini or num_rollouts, num_rollouts),
-        "max_prompt_len": _max_prompt(settings, prompt),
+        "max_prompt_len": _read_max_prompt(settings, prompt),
         "mean_prompt_len": int(prompt),
         "max_response_len": lengths.longest,
         "response_lengths": {"kind": "constant"} if isinstance(spec, ConstantLengths) else spec.model_dump(),
     }
 
 
-def _max_prompt(settings: RunSettings, prompt: float) -> int:
-    """Tokens of the longest prompt; where one limit is of prompt and response together, as much as a usual one."""
+def _read_max_prompt(settings: RunSettings, prompt: float) -> int:
+    """Tokens of the longest prompt; the usual length where one limit covers prompt and response together."""
     if settings.first(("max_seq", "max_seq_len", "max_total_sequence_length")):
         return int(prompt)
-    return max(int(prompt), _first(settings, ("max_prompt", "max_prompt_len", "max_prompt_length"), USUAL_MAX_PROMPT))
+    return max(
+        int(prompt), _read_first(settings, ("max_prompt", "max_prompt_len", "max_prompt_length"), USUAL_MAX_PROMPT)
+    )
 
 
-def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backend: str, axes: Axes) -> dict[str, Any]:
-    """How the policy is trained. Assumed: activations are recomputed, but where NeMo-RL's recipes do not."""
+def _make_training(
+    point: MeasuredPoint, settings: RunSettings, framework: str, backend: str, axes: Axes
+) -> dict[str, Any]:
+    """The keys of `training`. Assumed: activations are recomputed, except where NeMo-RL's recipes do not."""
     offload = str(settings.raw("offload") or "").lower()
-    found: dict[str, Any] = {
+    training: dict[str, Any] = {
         "backend": backend,
         **{axis: getattr(axes, axis) for axis in ("tp", "pp", "cp", "ep", "ulysses")},
         "gradient_checkpointing": framework != "nemo_rl"
@@ -181,22 +188,22 @@ def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backe
         "offloads_optimizer": "optimizer" in offload or "auto",
     }
     if stage := settings.first(("zero_stage", "zero")):
-        found["zero_stage"] = settings.count(stage, at_least=0)
-    return found
+        training["zero_stage"] = settings.read_count(stage, at_least=0)
+    return training
 
 
-def _passes(settings: RunSettings, framework: str, axes: Axes, prompt: float, lengths: Lengths) -> dict[str, Any]:
-    """Size of a training pass: `train_micro_batch_size` 1 of NeMo-RL, packed; two longest sequences elsewhere."""
-    longest = _max_prompt(settings, prompt) + lengths.longest
+def _make_passes(settings: RunSettings, framework: str, axes: Axes, prompt: float, lengths: Lengths) -> dict[str, Any]:
+    """The size of a training pass: one longest sequence for NeMo-RL (`train_micro_batch_size` 1), else two."""
+    longest = _read_max_prompt(settings, prompt) + lengths.longest
     sequences = 1 if framework == "nemo_rl" else 2
     return {"max_tokens_per_micro_batch": sequences * longest * axes.ulysses * axes.cp}
 
 
-def _rollout(settings: RunSettings, text: str, framework: str, *, is_shared: bool) -> dict[str, Any]:
+def _make_rollout(settings: RunSettings, text: str, framework: str, *, is_shared: bool) -> dict[str, Any]:
     key = settings.first(("gen_parallel", "gen_tp", "rollout_tp", "infer_tp", "vllm_tp"))
     stated = re.search(r"(\d+)", str(settings.raw(key))) if key else None
     shared, alone = UTILIZATIONS.get(framework, USUAL_UTILIZATIONS)
-    found: dict[str, Any] = {
+    rollout: dict[str, Any] = {
         "tp": int(stated.group(1)) if stated else "auto",
         "attention_dp": 1,
         "has_cuda_graphs": "eager" not in str(settings.raw("rollout")).lower(),
@@ -205,25 +212,25 @@ def _rollout(settings: RunSettings, text: str, framework: str, *, is_shared: boo
         "max_num_seqs": MAX_NUM_SEQS,
     }
     if "sglang" in text:
-        found["engine"] = "sglang"
-    return found
+        rollout["engine"] = "sglang"
+    return rollout
 
 
-def _staleness(text: str) -> int:
-    """`8-off` of NeMo-RL; one step off where an asynchronous run does not say."""
+def _read_staleness(text: str) -> int:
+    """The staleness: NeMo-RL's `8-off` is 8; one step where an asynchronous run does not say."""
     stated = re.search(r"\b([1-9]\d*)-off", text)
     return int(stated.group(1)) if stated else 1
 
 
-def _first(settings: RunSettings, keys: tuple[str, ...], default: int) -> int:
+def _read_first(settings: RunSettings, keys: tuple[str, ...], default: int) -> int:
     key = settings.first(keys)
     if key is None and default:
         settings.assume(keys[0], default)
-    return settings.count(key) if key else default
+    return settings.read_count(key) if key else default
 
 
-def _devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int, int]:
-    """GPUs that train and that generate. An asynchronous run that does not say has as many of each."""
+def _read_devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int, int]:
+    """GPUs that train and that generate; an asynchronous run that does not say has half of each."""
     key = settings.first(("split", "train_rollout_gpus", "resource_split", "gpus_split"))
     if key and (match := re.match(r"\s*(\d+)\D*[:+/]\s*(\d+)", str(settings.raw(key)))):
         return int(match.group(1)), int(match.group(2))
@@ -233,53 +240,55 @@ def _devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int,
     train = settings.first(("train_gpus", "trainer_gpus", "actor_gpus"))
     rollout = settings.first(("rollout_gpus", "gen_gpus", "generation_gpus"))
     if train and rollout:
-        return settings.count(train), settings.count(rollout)
+        return settings.read_count(train), settings.read_count(rollout)
     if is_async:
         half = max(1, total // 2)
         return half, half
     return total, total
 
 
-def _rollouts(settings: RunSettings, num_samples: int) -> int:
-    """Rollouts of a step: NeMo-RL's gen_gbs is rollouts, verl's train_batch is prompts."""
+def _read_rollouts(settings: RunSettings, num_samples: int) -> int:
+    """Rollouts per step: NeMo-RL's gen_gbs counts rollouts, verl's train_batch counts prompts."""
     key = settings.first(("num_rollouts", "gen_gbs", "rollout_batch_size", "global_batch", "rollouts_per_step"))
     if key:
-        return settings.count(key)
+        return settings.read_count(key)
     prompts = settings.first(("train_batch", "train_batch_size", "num_prompts", "prompts_per_step"))
     if prompts is None:
         raise CannotPredict("the number of rollouts of a step is not stated")
-    return settings.count(prompts) * max(1, num_samples)
+    return settings.read_count(prompts) * max(1, num_samples)
 
 
-def _lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
-    """Tokens of a prompt, and how responses are distributed."""
-    prompt = float(_first(settings, ("prompt", "prompt_len", "mean_prompt", "isl"), USUAL_PROMPT))
+def _read_lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
+    """Tokens of a prompt, and the distribution of response lengths."""
+    prompt = float(_read_first(settings, ("prompt", "prompt_len", "mean_prompt", "isl"), USUAL_PROMPT))
     fixed = settings.first(("gen", "response_len", "osl"))
     if fixed:
-        tokens = settings.count(fixed)
+        tokens = settings.read_count(fixed)
         return prompt, Lengths(ConstantLengths(value=tokens), tokens)
     whole = settings.first(("max_seq", "max_seq_len", "max_total_sequence_length"))
     limit_key = settings.first(("max_response", "max_response_len", "max_response_length", "max_new_tokens"))
     if not (whole or limit_key):
         raise CannotPredict("the longest response is not stated")
-    limit = settings.count(limit_key) if limit_key else max(1, int(settings.count(whole or "") - prompt))
+    limit = settings.read_count(limit_key) if limit_key else max(1, int(settings.read_count(whole or "") - prompt))
     if (key := settings.first(("avg_seq", "mean_seq", "avg_seq_len"))) is not None:
         mean = max(1.0, settings.number(key, low=1) - prompt)
     elif (key := settings.first(("avg_response", "mean_response", "response_mean", "mean_response_len"))) is not None:
         mean = settings.number(key, low=1)
     else:
-        mean = _uncut(REASONING_MEAN, limit).mean if reasons else min(limit / 2, _uncut(USUAL_MEAN, limit).mean)
+        mean = (
+            _make_uncut(REASONING_MEAN, limit).mean if reasons else min(limit / 2, _make_uncut(USUAL_MEAN, limit).mean)
+        )
     return prompt, lognormal(round(min(mean, limit), 1), limit)
 
 
-def _uncut(mean: float, limit: int) -> Lengths:
-    """Lengths that have a mean without their limit, cut at the limit."""
+def _make_uncut(mean: float, limit: int) -> Lengths:
+    """Log-normal lengths with a mean before truncation, truncated at a limit."""
     return Lengths(LogNormalLengths(kind="lognormal", median=mean * exp(-(SIGMA**2) / 2), sigma=SIGMA), limit)
 
 
 @lru_cache(maxsize=64)
 def lognormal(mean: float, limit: int) -> Lengths:
-    """Log-normal lengths cut at a limit, whose mean is as given; constant where the mean is the limit.
+    """Log-normal lengths truncated at a limit, with a given mean after truncation; constant where the two are equal.
 
     >>> round(lognormal(1000.0, 4096).mean)
     1000
@@ -289,15 +298,15 @@ def lognormal(mean: float, limit: int) -> Lengths:
     low, high = 1.0, 1e3 * limit
     for _ in range(60):
         median = (low * high) ** 0.5
-        found = Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=SIGMA), limit)
-        low, high = (median, high) if found.mean < mean else (low, median)
-    return found
+        lengths = Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=SIGMA), limit)
+        low, high = (median, high) if lengths.mean < mean else (low, median)
+    return lengths
 
 
-def _axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
-    """How the policy is cut: NeMo-RL's `[tp, cp, ep, pp]`, or keys of their own.
+def _read_axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
+    """The policy's degrees of parallelism, from NeMo-RL's `[tp, cp, ep, pp]` or from single keys.
 
-    Assumed: Ulysses is 4 from 16,384 tokens on, as in verl's recipes for long responses. Raises: CannotPredict.
+    Assumed: a Ulysses degree of 4 from 16,384 tokens, as in verl's recipes for long responses. Raises: CannotPredict.
     """
     tp, cp, ep, pp = (settings.degree(name, f"train_{name}") for name in ("tp", "cp", "ep", "pp"))
     if listed := re.findall(r"\d+", str(settings.raw("train_tp_cp_ep_pp") or "")):
@@ -309,6 +318,6 @@ def _axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
     keys = ("ulysses", "sp", "sp_size", "ulysses_sp")
     ulysses = settings.degree(*keys)
     limit = settings.first(("max_response", "max_response_len", "max_response_length"))
-    if backend == "fsdp2" and settings.first(keys) is None and limit and settings.count(limit) >= LONG_RESPONSE:
+    if backend == "fsdp2" and settings.first(keys) is None and limit and settings.read_count(limit) >= LONG_RESPONSE:
         ulysses = min(LONG_ULYSSES, num_gpus)
     return Axes(tp, cp, min(ep, max(1, num_gpus // pp)), pp, ulysses)

@@ -1,32 +1,32 @@
-"""Published RL steps: `rl_step_time`, with phases where a source gives them, and `rl_fits`, recipes that ran.
+"""Predictors of published RL steps: `rl_step_time`, and `rl_fits` for recipes that ran.
 
-In: a point. Out: seconds (or hours) of a step or a stage of its job's plan and of each phase; the plan's verdict.
-Left out: checkpoints, evaluation, rewards, what a driver does between phases.
+In: a point. Out: time of a step or a stage of its job's plan, and of each phase; the plan's verdict.
+Left out: checkpoints, evaluation, rewards, the driver's time between phases.
 """
 
 import re
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import phase_seconds, plan_of, seconds_of
+from rlplan.accuracy.predict import phase_seconds, plan_of, predict_seconds
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.rl_steps.job import num_steps_of, rl_job
+from rlplan.accuracy.rl_steps.job import count_steps, rl_job
 from rlplan.planner.measured_errors import stratum_of
 
 
 @predicts("rl_step_time")
 def predict_rl_step(point: MeasuredPoint) -> Prediction:
-    """A step's (or a stage's) time."""
+    """The time of a step or of a stage."""
     plan = plan_of(rl_job(point))
-    scale = num_steps_of(point, plan.job.workload.num_rollouts_per_step) / seconds_in(point.measured.unit)
+    scale = count_steps(point, plan.job.workload.num_rollouts_per_step) / parse_seconds(point.measured.unit)
     parts = {phase.value: seconds * scale for phase, seconds in phase_seconds(plan).items()}
-    return Prediction(seconds_of(plan) * scale, parts=parts, stratum=stratum_of(plan, point.quantity))
+    return Prediction(predict_seconds(plan) * scale, parts=parts, stratum=stratum_of(plan, point.quantity))
 
 
 @predicts("rl_fits")
 def predict_fit(point: MeasuredPoint) -> Prediction:
-    """The memory of the job with its published layout forced, also with the longest responses that are allowed.
+    """Whether the job fits with its published layout, also with responses of maximum length.
 
-    A run that took place says nothing of what an export writes, which a plan's verdict counts too.
+    `memory_fits` is used, because a plan's verdict also covers exports, of which a run says nothing.
     """
     if not isinstance(point.measured.value, bool):
         raise CannotPredict(f"measured is {point.measured.value!r}; a point of kind rl_fits says true or false")
@@ -34,10 +34,10 @@ def predict_fit(point: MeasuredPoint) -> Prediction:
     return Prediction(plan.fit.value, is_right=plan.memory_fits == point.measured.value)
 
 
-def seconds_in(unit: str) -> float:
+def parse_seconds(unit: str) -> float:
     """Seconds of one unit. Raises: CannotPredict.
 
-    >>> seconds_in("hours for full stage"), seconds_in("s/step"), seconds_in("min")
+    >>> parse_seconds("hours for full stage"), parse_seconds("s/step"), parse_seconds("min")
     (3600.0, 1.0, 60.0)
     """
     word = unit.strip().lower()

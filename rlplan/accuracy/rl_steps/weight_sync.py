@@ -1,14 +1,14 @@
-"""Points of weight sync: seconds from a trainer's weights to engines that hold them.
+"""Predictor of weight syncs: seconds until the engines hold a trainer's weights.
 
-In: a point, whose settings say who trains, how weights travel and on how many GPUs or nodes. Out: the job, and what its
-plan says of the sync. Left out: fp8 and other formats into which weights are turned on the way.
+In: a point with the trainer, the transport and the number of GPUs or nodes. Out: the job, and the seconds of its plan's
+sync. Left out: conversion of weights to fp8 and other formats.
 """
 
 import math
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import model_of, policy_of
+from rlplan.accuracy.named_models import make_policy, model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import find_actions, plan_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
@@ -23,40 +23,40 @@ from rlplan.vocabulary import ActionKind
 USUAL_GPUS_PER_NODE = 8
 SLIME_BUCKET = "1GiB"
 USUAL_TP = 8
-"""Ranks of an engine where the point does not say: a node."""
+"""Ranks of an engine where the point does not say: those of a node."""
 WORDS = (
     *("placement", "backend", "transport", "mode", "method", "engine", "checkpoint_engine", "trainer", "rollout"),
     *("framework", "gpus", "nodes", "tp", "gen_tp", "rollout_tp", "generation_tp"),
     *("lora", "lora_rank", "lora_r", "adapter", "adapters"),
 )
-"""Settings in whose words the software, the transport and the GPUs are looked for."""
+"""Settings that may name the software, the transport or the GPUs."""
 UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 
 
 @predicts("weight_sync_time")
 def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
-    """Seconds of one weight sync, or the bytes of the weights over them where a rate was measured."""
-    found = UNIT.match(point.measured.unit.strip())
-    if found is None:
+    """Seconds of one weight sync, or GB/s where a rate was measured."""
+    unit = UNIT.match(point.measured.unit.strip())
+    if unit is None:
         return Refusal(f"unit {shorten(point.measured.unit)} is no duration")
     plan = plan_of(sync_job(point))
     [action, *_] = find_actions(plan, ActionKind.SYNC_WEIGHTS)
     seconds = plan.costs[action].seconds
-    if found.group(1) == "GB/s":
+    if unit.group(1) == "GB/s":
         return Prediction(model_of(point).num_parameters * Settings(point).element_bytes("dtype") / seconds / 1e9)
-    return Prediction(seconds * (1000 if found.group(1) == "ms" else 1))
+    return Prediction(seconds * (1000 if unit.group(1) == "ms" else 1))
 
 
 def sync_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a point. Raises: CannotPredict."""
     settings, words = Settings(point), _Words(point)
     if settings.flag("no_ipc_load"):
-        raise CannotPredict("a transport without the engines' own part: every job's sync ends in its engines")
+        raise CannotPredict("the measurement excludes loading in the engines, which every job's sync includes")
     if settings.element_bytes("dtype") != 2:
-        raise CannotPredict("weights of another type than 16 bits on the way: no job says that")
-    training, generation = _ranks(point)
+        raise CannotPredict("weights that are not sent in 16 bits: a job cannot express that")
+    training, generation = _read_ranks(point)
     is_megatron = words.has(r"trainer=megatron|slime|backend=megatron|megatron")
-    transport, is_slime = _transport(words), words.has("slime")
+    transport, is_slime = _find_transport(words), words.has("slime")
     ranks = words.number(r"(?:gen(?:eration)?|rollout)[ _-]*tp[ _=]*(\d+)") or words.number(r"\btp[ _=]*(\d+)")
     placement: dict[str, Any] = {"placement": "colocated"}
     if generation is not None:
@@ -68,11 +68,11 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         placement["sync_bucket"] = 0
     total = training + (generation or 0)
     return {
-        "policy": policy_of(point),
+        "policy": make_policy(point),
         "algorithm": {"name": "grpo", "kl_coef": 0.0},
         "framework": "slime" if is_slime else "verl",
         "hardware": {
-            "profile": _gpu(point).name,
+            "profile": _find_gpu(point).name,
             "num_devices": total,
             "num_hosts": ceil_div(total, USUAL_GPUS_PER_NODE),
         },
@@ -94,20 +94,20 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
 
 
 class _Words:
-    """All that a point says in words, in one text, to look things up in."""
+    """The words of a point as one text, for searches."""
 
     def __init__(self, point: MeasuredPoint) -> None:
-        self.text = f"{Settings(point).words_of(WORDS)} {point.gpu or ''} {point.source}".lower()
+        self.text = f"{Settings(point).join_words(WORDS)} {point.gpu or ''} {point.source}".lower()
 
     def has(self, pattern: str) -> bool:
         return re.search(pattern, self.text) is not None
 
     def number(self, pattern: str) -> int | None:
-        found = re.search(pattern, self.text)
-        return int(found.group(1)) if found else None
+        match = re.search(pattern, self.text)
+        return int(match.group(1)) if match else None
 
 
-def _transport(words: _Words) -> str:
+def _find_transport(words: _Words) -> str:
     if words.has(r"(backend|transport|mode|method|engine)=[^=]*(delta|sparse)"):
         return "delta"
     if words.has(r"(backend|transport|mode|method|engine)=[^=]*disk"):
@@ -121,25 +121,25 @@ def _transport(words: _Words) -> str:
     return "nccl"
 
 
-def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
-    """GPUs that train and that generate; None where both are the same, or nobody says that they are not."""
+def _read_ranks(point: MeasuredPoint) -> tuple[int, int | None]:
+    """GPUs that train and that generate; None for the second where both share GPUs or the point does not say."""
     words, settings = _Words(point), Settings(point)
     if {"trainer_fsdp", "num_rollout"} <= point.settings.keys():
-        return settings.count("trainer_fsdp"), settings.count("num_rollout")
-    if found := re.search(r"(\d+)\s*\+\s*(\d+)\s*(nodes?)?", words.text):
-        scale = USUAL_GPUS_PER_NODE if found.group(3) else 1
-        return int(found.group(1)) * scale, int(found.group(2)) * scale
-    if found := re.search(r"(\d+)\s*x\s*(\d+)\s*[a-z]", (point.gpu or "").lower()):
-        total = int(found.group(1)) * int(found.group(2))
+        return settings.read_count("trainer_fsdp"), settings.read_count("num_rollout")
+    if match := re.search(r"(\d+)\s*\+\s*(\d+)\s*(nodes?)?", words.text):
+        scale = USUAL_GPUS_PER_NODE if match.group(3) else 1
+        return int(match.group(1)) * scale, int(match.group(2)) * scale
+    if match := re.search(r"(\d+)\s*x\s*(\d+)\s*[a-z]", (point.gpu or "").lower()):
+        total = int(match.group(1)) * int(match.group(2))
     else:
-        total = words.number(r"(\d+)\s*x\s*[a-z]") or settings.count("num_gpus")
-    if total > 1 and _transport(words) in ("nccl", "delta", "disk"):
+        total = words.number(r"(\d+)\s*x\s*[a-z]") or settings.read_count("num_gpus")
+    if total > 1 and _find_transport(words) in ("nccl", "delta", "disk"):
         return total - total // 2, total // 2
     return total, None
 
 
-def _gpu(point: MeasuredPoint) -> GpuProfile:
-    """The GPU, also from within words such as `H100 nodes (8x), IB`. Raises: CannotPredict."""
+def _find_gpu(point: MeasuredPoint) -> GpuProfile:
+    """The GPU, also from a text such as `H100 nodes (8x), IB`. Raises: CannotPredict."""
     if gpu := gpu_of(point):
         return gpu
     for word in re.findall(r"[a-z]+\d+[a-z]*", (point.gpu or "").lower()):

@@ -1,1 +1,1 @@
-"""Points about training: peaks, steady states, throughput, the largest model that trains."""
+"""Predictors of training runs: peaks, steady states, throughput, the largest model that fits."""

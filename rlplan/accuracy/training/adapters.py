@@ -1,8 +1,7 @@
-"""Adapters of a training point: which layers are adapted, by what rank, and how a job says it.
+"""LoRA of a training point as the keys of a job.
 
-In: a model, the words of the method. Out: `training.lora` of a job; None where everything is trained.
-Left out: bytes. Raises CannotPredict for what is not stated, and for methods that no job says: a job trains all
-weights, or LoRA.
+In: a model, the words of the method. Out: `training.lora` of a job; None for full training. Left out: bytes.
+Raises CannotPredict for missing settings, and for methods that no job has: a job trains all weights, or LoRA.
 """
 
 import re
@@ -24,11 +23,11 @@ TARGETS = (
     ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
     ALL_LINEAR,
 )
-"""Sets of layers that people adapt, by the names of Llama's modules."""
+"""Common sets of adapted layers, by the names of Llama's modules."""
 DROPOUTS = ("lora_dropout", "adapter_dropout")
 TARGET_KEYS = ("targets", "target_modules", "lora_targets", "lora_target_modules", "lora_target", "target")
 LORA = frozenset({"qlora", "lora", "rslora", "pissa", "loftq", "olora", "eva", "corda", "loraga", "arrow"})
-"""Two matrices beside each layer, of one rank: they differ in how they start."""
+"""Methods with LoRA's two matrices per layer, which differ only in their initialization."""
 OTHER_METHODS = frozenset(
     {
         *("dora", "qdora", "adalora", "vblora", "delora", "oft", "boft", "hra", "c3a", "gralora", "lorafa", "bone"),
@@ -36,7 +35,7 @@ OTHER_METHODS = frozenset(
         *("lntuning", "prompt", "prompttuning", "ptuning", "prefix", "prefixtuning", "trainabletokens"),
     }
 )
-"""Methods of PEFT 0.18 that no job says: jobs train all weights, or LoRA."""
+"""Methods of PEFT 0.18 that no job has: jobs train all weights, or LoRA."""
 FULL = frozenset({"full", "sft", "pretrain", "pretraining", "fft", "finetune", "finetuning", "finetuned"})
 LORA_RANKS = ("rank", "lora_rank", "lora_r", "lora_dim", "r")
 LORA_FLAGS = ("lora", "use_lora", "is_lora", "has_lora")
@@ -54,20 +53,20 @@ _PLACES = {
 
 
 def read_lora(point: MeasuredPoint, model: ModelSpec, trainer: Trainer) -> dict[str, Any] | None:
-    """`training.lora` without its base; None for full training. Raises: CannotPredict."""
+    """`training.lora` without `base_dtype`; None for full training. Raises: CannotPredict."""
     settings = RunSettings(point)
     if not _trains_lora(settings, f"{point.id} {point.source}"):
         return None
     words = set(re.findall(r"[a-z0-9]+", settings.word("adapters").lower()))
     if unknown := words - {"policy", "reference", "adapter", "adapters", "and", "lora", "fp32", "bf16"}:
-        raise CannotPredict(f"setting 'adapters' says {shorten(min(unknown))}, which no job says")
+        raise CannotPredict(f"setting 'adapters' says {shorten(min(unknown))}, which a job cannot express")
     if "reference" in words and trainer is not AGILERL:
-        raise CannotPredict("a second set of adapters: of a training step alone no job says it")
+        raise CannotPredict("a second set of adapters: a job cannot express that for a training step alone")
     if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
         raise CannotPredict(f"setting 'lora_scope' is {shorten(scope)}; known are all and language_model")
-    targets, rank = _targets(settings, point, model, trainer)
+    targets, rank = _read_targets(settings, point, model, trainer)
     key = settings.first(DROPOUTS)
-    lora: dict[str, Any] = {"rank": rank, "target_modules": _names(model, targets)}
+    lora: dict[str, Any] = {"rank": rank, "target_modules": _map_names(model, targets)}
     if model.experts and _adapts_experts(settings, trainer, targets):
         lora["target_modules"].append(EXPERTS)
     if settings.number(key, high=1.0) if key else trainer.dropout:
@@ -78,16 +77,18 @@ def read_lora(point: MeasuredPoint, model: ModelSpec, trainer: Trainer) -> dict[
 
 
 def _trains_lora(settings: RunSettings, hint: str) -> bool:
-    """Whether LoRA is trained beside frozen weights. hint: the point's id, which may say the variant.
+    """Whether LoRA is trained. hint: the point's id, which may name the variant.
 
-    Raises: CannotPredict for other methods, and for algorithms with other passes than a training step's.
+    Raises: CannotPredict for other methods, and for algorithms with further passes or models.
     """
-    words = [*_words(settings.text), *sorted(settings.techniques & {"dora", "qdora"})]
-    if found := PREFERENCE & set(words):
-        raise CannotPredict(f"{sorted(found)[0].upper()} has more passes than one, which the point does not state")
-    variants = {*words, *_words(hint), *(["dora"] if settings.raw("use_dora") is True else [])}
+    words = [*_split_words(settings.text), *sorted(settings.techniques & {"dora", "qdora"})]
+    if preferences := PREFERENCE & set(words):
+        raise CannotPredict(
+            f"{sorted(preferences)[0].upper()} has more passes than one, which the point does not state"
+        )
+    variants = {*words, *_split_words(hint), *(["dora"] if settings.raw("use_dora") is True else [])}
     named = LORA & set(words)
-    key = _lora_key(settings)
+    key = _find_lora_key(settings)
     if other := OTHER_METHODS & (variants if named or key else set(words)):
         raise CannotPredict(f"method {sorted(other)[0]}: a job trains all weights, or LoRA")
     if key and not named and FULL & set(words):
@@ -101,21 +102,21 @@ def _trains_lora(settings: RunSettings, hint: str) -> bool:
     return has_lora
 
 
-def _lora_key(settings: RunSettings) -> str | None:
-    """The setting that says that LoRA is trained, without the method being named: a rank above 0, or a flag."""
+def _find_lora_key(settings: RunSettings) -> str | None:
+    """The setting that implies LoRA without naming the method: a rank above 0, or a flag."""
     if settings.says(*LORA_FLAGS):
         return next(key for key in LORA_FLAGS if settings.says(key))
     key = settings.first(LORA_RANKS)
-    return key if key and settings.count(key, at_least=0) else None
+    return key if key and settings.read_count(key, at_least=0) else None
 
 
 def _check_algorithm(settings: RunSettings, *, has_lora: bool) -> None:
-    """Raises: CannotPredict where an algorithm has passes or models that a training step of the policy alone has not.
+    """Raises: CannotPredict for an algorithm with more passes or models than a training step of the policy.
 
-    A step of a policy gradient is one pass like any other; beside full training stands a reference, which the point
-    does not speak of, while with LoRA it is the frozen model itself.
+    A policy-gradient step is one pass like any other. Full training needs a reference model, which the point does not
+    state; with LoRA the reference is the frozen model itself.
     """
-    words = set(_words(str(settings.raw(settings.first(ALGORITHMS) or "") or "")))
+    words = set(_split_words(str(settings.raw(settings.first(ALGORITHMS) or "") or "")))
     if not words or words <= FULL | {"sft"}:
         return
     if not words <= POLICY_GRADIENTS or not has_lora:
@@ -124,30 +125,30 @@ def _check_algorithm(settings: RunSettings, *, has_lora: bool) -> None:
 
 
 def _adapts_experts(settings: RunSettings, trainer: Trainer, targets: tuple[str, ...]) -> bool:
-    """Whether routed experts have adapters: by the trainer's default, or as linear modules among all of them."""
+    """Whether routed experts have adapters: by the trainer's default, or because they are linear modules."""
     if settings.first(TARGET_KEYS) is None:
         return trainer.adapts_experts
     return trainer.has_expert_modules and targets == ALL_LINEAR
 
 
-def _targets(
+def _read_targets(
     settings: RunSettings, point: MeasuredPoint, model: ModelSpec, trainer: Trainer
 ) -> tuple[tuple[str, ...], int]:
-    """Adapted layers and rank: stated, else those that give the stated number of parameters, else the default."""
+    """Adapted layers and rank: stated, else derived from the number of parameters, else the trainer's default."""
     text = f"{settings.text} {settings.raw('target') or ''} {point.id}".lower()
     stated = settings.first(LORA_RANKS)
     match = re.search(r"(?:^|[\s\-_,(])r(?:ank)?[ =_\-]?(\d+)", text)
-    rank = settings.count(stated) if stated else int(match.group(1)) if match else None
-    listed = _stated_targets(settings, model) or _listed(text)
+    rank = settings.read_count(stated) if stated else int(match.group(1)) if match else None
+    listed = _read_stated_targets(settings, model) or _find_listed(text)
     if listed is None and "trainable_params" in settings:
-        return _counted(model, settings.count("trainable_params"), rank)
+        return _infer_targets(model, settings.read_count("trainable_params"), rank)
     return listed or trainer.targets, rank or trainer.rank
 
 
-def _stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] | None:
-    """Layers that a setting names: `all-linear`, a list, or names with commas. None where the words are no names.
+def _read_stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] | None:
+    """Layers that a setting names: `all-linear`, a list, or names with commas; None for other words.
 
-    Raises: CannotPredict for a layer that the model has not.
+    Raises: CannotPredict for a layer that the model does not have.
     """
     key = settings.first(TARGET_KEYS)
     value = settings.raw(key) if key else None
@@ -159,17 +160,17 @@ def _stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] 
         return ALL_LINEAR
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
     spelled = {short.lower(): name for name in known for short in (name, name.removesuffix("_proj"))}
-    found = tuple(dict.fromkeys(spelled[name] for name in names if name in spelled))
-    if not found and isinstance(value, str) and "," not in value:
-        return None  # words of a remark, such as `see config`
+    targets = tuple(dict.fromkeys(spelled[name] for name in names if name in spelled))
+    if not targets and isinstance(value, str) and "," not in value:
+        return None  # a remark, such as `see config`
     for name in names:
         if name not in spelled or not any(re.search(place, spelled[name]) for place in _PLACES.values()):
             raise CannotPredict(f"setting '{key}' names layer {shorten(name)}, which is not modelled in this model")
-    return found
+    return targets
 
 
-def _listed(text: str) -> tuple[str, ...] | None:
-    """Layers that a text names."""
+def _find_listed(text: str) -> tuple[str, ...] | None:
+    """Layers that a text names; None without any."""
     if re.search(r"\b(q, ?v|qv|q/v|q_proj, ?v_proj)\b", text):
         return TARGETS[0]
     if re.search(r"all[ -]linear|all layers|all targets", text):
@@ -179,33 +180,33 @@ def _listed(text: str) -> tuple[str, ...] | None:
     return None
 
 
-def _counted(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
-    """The first usual set of layers that gives the number, at the stated rank or at a power of two."""
+def _infer_targets(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
+    """The first common set of layers with this number of parameters, at the stated rank or a power of two."""
     for targets in TARGETS:
-        each = sum(p.numel for p in lora_parameters(model, 1, _names(model, targets)))
-        found = trainable // each
-        if trainable == each * found and (found == rank if rank else found.bit_count() == 1):
-            return targets, found
+        per_rank = sum(p.numel for p in lora_parameters(model, 1, _map_names(model, targets)))
+        implied = trainable // per_rank
+        if trainable == per_rank * implied and (implied == rank if rank else implied.bit_count() == 1):
+            return targets, implied
     raise CannotPredict(f"no usual set of layers gives {trainable:,} trainable parameters")
 
 
-def _names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
-    """The model's own names of the layers that stand where Llama's targets stand."""
+def _map_names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
+    """The model's names of the layers that correspond to Llama's."""
     wanted = {place for place, pattern in _PLACES.items() for target in targets if re.search(pattern, target)}
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
     if set(targets) <= known:
         return sorted(targets)
-    found = {name for name in known for place in wanted if re.search(f"^({_PLACES[place]})", name)}
-    if not found:
+    names = {name for name in known for place in wanted if re.search(f"^({_PLACES[place]})", name)}
+    if not names:
         raise CannotPredict(f"which layers of {model.architecture} are adapted is not stated")
-    return sorted(found)
+    return sorted(names)
 
 
-def _words(text: str) -> list[str]:
-    """Words without dashes; `full-finetuning` and hqq_lora are two, `p-tuning` and `LN Tuning` are one."""
-    known, found = LORA | OTHER_METHODS, list[str]()
+def _split_words(text: str) -> list[str]:
+    """Words without dashes: `full-finetuning` and `hqq_lora` are two, `p-tuning` and `LN Tuning` are one."""
+    known, words = LORA | OTHER_METHODS, list[str]()
     for word in re.findall(r"[a-z0-9_\-]+", text.lower().replace(" tuning", "tuning")):
         joined, parts = re.sub(r"[_\-]", "", word), re.split(r"[_\-]", word)
         is_split = joined not in known and (parts[0] in _BACKENDS or set(parts) & (FULL | {"dora", "lorafa"}))
-        found += parts if is_split else [joined]
-    return found
+        words += parts if is_split else [joined]
+    return words

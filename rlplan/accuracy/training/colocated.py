@@ -1,8 +1,7 @@
-"""A trainer and a rollout engine that share one process: what NVML shows while one of them works and the other sleeps.
+"""Predictors for a trainer and a rollout engine that share one process: NVML's memory while one of them sleeps.
 
-In: a point of AgileRL's rig. Out: its job (GRPO on one GPU, the engine asleep while the trainer works), and what the
-plan of that job says of the phase that was measured. Left out: trainers in processes of their own (points.py), engines
-of several ranks.
+In: a point of AgileRL's profiling rig. Out: its job (GRPO on one GPU, the engine asleep during training), and its
+plan's memory in the measured phase. Left out: trainers in separate processes (points.py), engines with several ranks.
 
 Source: AgileRL 2.8.2 algorithms/core/base.py (`_prepare_vllm_for_training`, `_backward_pass`, which steps after each
 micro-batch), utils/llm_utils.py (`build_vllm_llm_init_kwargs`, `resolve_vllm_max_num_batched_tokens`); its rig measures
@@ -18,8 +17,8 @@ from rlplan.accuracy.predict import (
     find_actions,
     held_by_engine,
     held_on_device,
-    in_its_unit,
     plan_of,
+    predict_bytes,
 )
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
@@ -31,19 +30,19 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 TOKENS_OF_A_SEQUENCE = 8192
-"""Tokens of one pass for each sequence, at most; AgileRL's `resolve_vllm_max_num_batched_tokens`."""
+"""Most tokens per sequence in one engine pass (AgileRL's `resolve_vllm_max_num_batched_tokens`)."""
 
 
 def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, Any]:
-    """The job of a point. has_passes: the update was measured, not the engine. Raises: CannotPredict."""
+    """The job of a point. has_passes: the update was measured, and not the engine. Raises: CannotPredict."""
     settings = RunSettings(point)
     if not has_passes:
-        point = _with_usual_passes(point)
+        point = _add_usual_passes(point)
     job = training_job(point)
-    length, group = settings.required(SEQUENCE, "sequence length"), settings.count("group_size")
-    prompt = min(settings.count("prompt", settings.count("prompt_len", length // 4)), length - 1)
-    num_prompts = settings.count("n_prompts", settings.count("num_prompts", 1))
-    num_seqs = settings.count("max_num_seqs", group)
+    length, group = settings.require(SEQUENCE, "sequence length"), settings.read_count("group_size")
+    prompt = min(settings.read_count("prompt", settings.read_count("prompt_len", length // 4)), length - 1)
+    num_prompts = settings.read_count("n_prompts", settings.read_count("num_prompts", 1))
+    num_seqs = settings.read_count("max_num_seqs", group)
     tokens = min(num_seqs * length, max(length, num_seqs * TOKENS_OF_A_SEQUENCE))
     micro_batch = min(job["workload"]["micro_batch_size_per_gpu"], group * num_prompts)
     num_updates = ceil_div(group * num_prompts, micro_batch)
@@ -66,11 +65,11 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
             "attention_dp": 1,
             "has_expert_parallel": False,
             "shares_process": True,
-            "engine_version": version_of(settings),
+            "engine_version": find_version(settings),
             "sleep_level": 1,
             "gpu_memory_utilization": settings.number("gpu_memory_utilization", 0.3, high=1.0),
             "max_num_seqs": num_seqs,
-            "max_num_batched_tokens": settings.count("max_num_batched_tokens", tokens),
+            "max_num_batched_tokens": settings.read_count("max_num_batched_tokens", tokens),
         },
         "placement": {"placement": "colocated", "offload": "none"},
     }
@@ -79,20 +78,20 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
     return job
 
 
-def _with_usual_passes(point: MeasuredPoint) -> MeasuredPoint:
-    """A point of an engine alone, with what its trainer's job needs beside."""
+def _add_usual_passes(point: MeasuredPoint) -> MeasuredPoint:
+    """A point of an engine alone, with the training settings that a job needs; they do not change the engine."""
     usual = {"micro_batch": 1, "lora_rank": point.settings.get("lora_rank") or 8, "quant": "none", "loss": "fused"}
     return point.model_copy(update={"settings": point.settings | usual})
 
 
-def version_of(settings: RunSettings) -> str | None:
-    """The engine's release, which may stand among the words about the framework: `under colocated vLLM 0.23.0`."""
+def find_version(settings: RunSettings) -> str | None:
+    """The engine's release, also from the setting `framework`: `under colocated vLLM 0.23.0`."""
     stated = settings.word("vllm", settings.word("vllm_version"))
     return stated or settings.word("framework").lower().rpartition("vllm")[2].strip().split(" ")[0].strip("(),") or None
 
 
 def known_gpu(point: MeasuredPoint) -> GpuProfile:
-    """The GPU, with what NVML counts for its driver. Raises: CannotPredict."""
+    """The GPU. Raises: CannotPredict for an unknown GPU, or one without NVML's number for its driver."""
     gpu = gpu_of(point)
     if gpu is None:
         raise CannotPredict("the GPU is not known, and with it the context that NVML counts")
@@ -101,31 +100,29 @@ def known_gpu(point: MeasuredPoint) -> GpuProfile:
     return gpu
 
 
-def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: bool = False) -> Prediction:
-    """What NVML shows of the one GPU in an action, or when it has ended: all processes, and what the driver keeps."""
+def predict_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: bool = False) -> Prediction:
+    """NVML's memory of the GPU during actions, or after them (is_resident): all processes, and the driver's part."""
     run_phase: Literal["first", "steady"] = "first" if plan.job.workload.num_steps == 1 else "steady"
     moments = [
         held_on_device(plan, action, run_phase, is_resident=is_resident) for action in find_actions(plan, *kinds)
     ]
     if not moments:
         raise CannotPredict(f"a step of this job has no {kinds[0].value}")
-    held = max(moments, key=lambda sizes: sum(sizes.values()))
+    peak = max(moments, key=lambda sizes: sum(sizes.values()))
     driver = {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}
-    return in_its_unit(point, held | driver, plan)
+    return predict_bytes(point, peak | driver, plan)
 
 
 def predict_update(point: MeasuredPoint) -> Prediction:
-    """The most that NVML shows in an update, the engine asleep; or what torch counts of the trainer."""
-    return by_nvml(point, plan_of(colocated_job(point)), *TRAINS)
+    """NVML's peak during an update, with the engine asleep."""
+    return predict_nvml(point, plan_of(colocated_job(point)), *TRAINS)
 
 
 @predicts("sleeping_engine_residual", "rollout_peak")
 def predict_engine(point: MeasuredPoint) -> Prediction:
-    """What NVML shows of a GPU whose engine sleeps, before the trainer's weights come; or the most in a generation, the
-    trainer offloaded.
-    """
+    """NVML's memory of a sleeping engine, or its peak during generation; the trainer is offloaded in both cases."""
     plan, is_asleep = plan_of(colocated_job(point, has_passes=False)), point.kind == "sleeping_engine_residual"
     kind = ActionKind.SLEEP_ENGINE if is_asleep else ActionKind.GENERATE
-    held = held_by_engine(plan, kind, is_resident=is_asleep)
-    held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + context_of_process(plan)
-    return in_its_unit(point, held | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}, plan)
+    sizes = held_by_engine(plan, kind, is_resident=is_asleep)
+    sizes[MemoryKind.CONTEXT] = sizes.get(MemoryKind.CONTEXT, 0) + context_of_process(plan)
+    return predict_bytes(point, sizes | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}, plan)

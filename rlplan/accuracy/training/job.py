@@ -1,13 +1,13 @@
-"""A published training run as a job with a forced layout: who trains what on which GPUs, in the keys of a job file.
+"""A published training run as a job with a forced layout.
 
-In: a point of any trainer. Out: the job as a mapping. Raises CannotPredict for what is missing, and for what no job
-says. Left out: bytes and seconds, which a plan of the job has (predict.py).
+In: a point of any trainer. Out: the job as a mapping. Raises CannotPredict for missing settings, and for runs that no
+job can express. Left out: bytes and seconds (predict.py).
 """
 
 import re
 from typing import Any, cast
 
-from rlplan.accuracy.named_models import model_of, policy_of
+from rlplan.accuracy.named_models import make_policy, model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import gpu_of
@@ -35,7 +35,7 @@ from rlplan.accuracy.training.trainers import (
     TORCHTITAN,
     TORCHTUNE,
     Trainer,
-    trainer_of,
+    find_trainer,
 )
 from rlplan.accuracy.training.zero import read_stage, zero_keys
 from rlplan.spec.model import ModelSpec
@@ -44,12 +44,14 @@ from rlplan.vocabulary import Dtype
 
 GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
 USUAL_GPU = "h100-sxm"
-"""GPU of a job whose point names none: bytes of tensors do not depend on it."""
+"""GPU of a job whose point names none: bytes of tensors do not depend on the GPU."""
 LIMITED_WATTS = 700
-"""Of a B200 that is said to be limited without a figure: a B100's, as which the only source of such points first names
-its GPUs (torchao, prototype/mx_formats/README.md)."""
+"""Power limit of a B200 that is described as limited, without a number.
+
+It is that of a B100, which the only source of such points first names (torchao, prototype/mx_formats/README.md).
+"""
 FULL_PIPELINE = 4
-"""Micro-batches of a step for each stage of a pipeline, where a point does not say how many: enough to fill it."""
+"""Micro-batches per step and pipeline stage where a point does not state their number: enough to fill the pipeline."""
 RECIPE_MODULES = (
     (r"deepseekv3.* h100", "mla_up_proj mlp"),
     (r"deepseekv3.* (b200|b300|gb200)", "mla_up_proj"),
@@ -58,16 +60,21 @@ RECIPE_MODULES = (
     (r"nemotronh.* h100", "layernorm"),
     (r"nemotronh.* b200 .*mxfp8", "moe_act layernorm"),
 )
-"""What Megatron-Bridge's recipes recompute, by architecture, GPU and precision; others nothing. Source: Megatron-Bridge
-2026-08, src/megatron/bridge/perf_recipes (`recompute_modules`). Assumes: earlier containers as these."""
+"""Modules that Megatron-Bridge's recipes recompute, by architecture, GPU and precision; other recipes recompute none.
+
+Source: Megatron-Bridge 2026-08, src/megatron/bridge/perf_recipes (`recompute_modules`). Assumes: the same for earlier
+containers.
+"""
 BF16_MOMENTS = ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
-"""Architectures whose recipes in Megatron-Bridge keep moments in bf16 (`use_precision_aware_optimizer`). Gradients are
-reduced in bf16 by all of its recipes that are measured (`grad_reduce_in_fp32` False). Source: Megatron-Bridge 2026-08,
-src/megatron/bridge/perf_recipes/_common.py, deepseek/common.py, recipes/moonlight/moonlight_16b.py."""
+"""Architectures whose recipes in Megatron-Bridge keep moments in bf16 (`use_precision_aware_optimizer`).
+
+All measured recipes reduce gradients in bf16 (`grad_reduce_in_fp32` False). Source: Megatron-Bridge 2026-08,
+src/megatron/bridge/perf_recipes/_common.py, deepseek/common.py, recipes/moonlight/moonlight_16b.py.
+"""
 
 
 class Layout:
-    """Who shares what, as far as a point says it."""
+    """Degrees of parallelism that a point states."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.num_ranks = num_ranks(settings)
@@ -78,42 +85,42 @@ class Layout:
         self.ep = settings.degree("ep", "expert_parallel")
         self.ulysses = settings.degree(*ULYSSES)
         stated = settings.first(("etp", "expert_tensor_parallel"))
-        self.etp = settings.count(stated) if stated else None
+        self.etp = settings.read_count(stated) if stated else None
 
     @property
     def groups(self) -> int:
-        """Groups of ranks that compute micro-batches of their own. Raises: CannotPredict."""
-        each = self.tp * self.pp * self.cp * self.ulysses
-        if self.num_ranks % each:
-            raise CannotPredict(f"{each} ranks that share a micro-batch do not divide {self.num_ranks} GPUs")
-        return self.num_ranks // each
+        """Groups of ranks that each compute their own micro-batches. Raises: CannotPredict."""
+        ranks = self.tp * self.pp * self.cp * self.ulysses
+        if self.num_ranks % ranks:
+            raise CannotPredict(f"{ranks} ranks that share a micro-batch do not divide {self.num_ranks} GPUs")
+        return self.num_ranks // ranks
 
     def keys(self, backend: str) -> dict[str, Any]:
-        """The keys of `training`."""
-        found: dict[str, Any] = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep, "ulysses": self.ulysses}
+        """The layout as keys of `training`."""
+        axes: dict[str, Any] = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep, "ulysses": self.ulysses}
         if self.etp is not None and backend == "megatron":
-            found["etp"] = self.etp
-        return found
+            axes["etp"] = self.etp
+        return axes
 
 
 def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, Any]:
-    """The job of a training run. has_passes: tokens and recomputation are needed, else states alone were measured.
+    """The job of a training run. Raises: CannotPredict.
 
-    Raises: CannotPredict.
+    has_passes: whether passes were measured, so that tokens and recomputation matter, and not only states.
     """
-    settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
+    settings, trainer, model = RunSettings(point), find_trainer(point), model_of(point)
     _check_attention(settings, trainer, model)
     layout = Layout(settings)
     tokens, recomputed = Tokens(1, 2), cast("str | tuple[str, ...]", NONE)
     if has_passes:
-        tokens = _micro_batch(read_tokens(settings), settings, trainer, layout.pp)
+        tokens = _cut_micro_batch(read_tokens(settings), settings, trainer, layout.pp)
         recomputed = _read_recomputed(settings, trainer, model)
-    backend = _backend(settings, trainer, layout)
-    training: dict[str, Any] = layout.keys(backend) | _kept(point, settings, trainer, model, backend)
+    backend = _choose_backend(settings, trainer, layout)
+    training: dict[str, Any] = layout.keys(backend) | _read_types(point, settings, trainer, model, backend)
     training |= {
         "backend": backend,
         "optimizer": read_optimizer(settings),
-        "logits": _logits(settings, trainer, layout, backend),
+        "logits": _choose_logits(settings, trainer, layout, backend),
         "gradient_checkpointing": recomputed != NONE,
         "offloads_activations": _offloads_activations(settings),
         "sequence_parallel": _shares_rows(settings, trainer, layout),
@@ -124,38 +131,38 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
     training |= {"offloads_optimizer": offloads, "offloads_parameters": offloads and backend == "fsdp2"}
     if backend == "deepspeed" and read_stage(settings) is not None:
         training |= zero_keys(settings)
-    kernels = _kernels(settings, trainer, model, tokens)
+    kernels = _choose_kernels(settings, trainer, model, tokens)
     if kernels:
         training["kernels"] = kernels
     if (virtual := settings.degree(*VIRTUAL_STAGES)) > 1 and layout.pp > 1:
         training["virtual_stages"] = virtual
     return {
-        "policy": policy_of(point, longest=tokens.length),
+        "policy": make_policy(point, longest=tokens.length),
         "algorithm": "sft",
         "framework": "rlplan" if backend == "deepspeed" else trainer.framework,
-        "hardware": hardware_of(point, layout.num_ranks),
-        "workload": _workload(settings, trainer, layout, tokens),
+        "hardware": make_hardware(point, layout.num_ranks),
+        "workload": _make_workload(settings, trainer, layout, tokens),
         "training": training,
     }
 
 
-def hardware_of(point: MeasuredPoint, count: int) -> dict[str, Any]:
-    """The `hardware` of the point's job, with the power limit and the hosts that the point states."""
+def make_hardware(point: MeasuredPoint, count: int) -> dict[str, Any]:
+    """The `hardware` of the point's job, with its stated power limit and hosts."""
     gpu, settings, text = gpu_of(point), RunSettings(point), (point.gpu or "").lower()
     if gpu is None:
         settings.assume("gpu", USUAL_GPU)
-    found: dict[str, Any] = {"profile": gpu.name if gpu else USUAL_GPU, "num_devices": count}
+    hardware: dict[str, Any] = {"profile": gpu.name if gpu else USUAL_GPU, "num_devices": count}
     watts = re.search(r"(?<![\d.])(\d{2,4})\s*w(atts?)?\b", text)
     if watts or "power limited" in text:
-        found["power_limit"] = int(watts.group(1)) if watts else LIMITED_WATTS
+        hardware["power_limit"] = int(watts.group(1)) if watts else LIMITED_WATTS
     if key := settings.first(("gpus_per_host", "gpus_per_node")):
-        found["num_hosts"] = ceil_div(count, settings.count(key))
-    return found
+        hardware["num_hosts"] = ceil_div(count, settings.read_count(key))
+    return hardware
 
 
-def _workload(settings: RunSettings, trainer: Trainer, layout: Layout, tokens: Tokens) -> dict[str, Any]:
+def _make_workload(settings: RunSettings, trainer: Trainer, layout: Layout, tokens: Tokens) -> dict[str, Any]:
     return {
-        "num_prompts_per_step": _num_sequences(settings, trainer, layout, tokens.sequences),
+        "num_prompts_per_step": _count_sequences(settings, trainer, layout, tokens.sequences),
         "num_samples_per_prompt": 1,
         "micro_batch_size_per_gpu": tokens.sequences,
         "max_prompt_len": 1,
@@ -163,23 +170,25 @@ def _workload(settings: RunSettings, trainer: Trainer, layout: Layout, tokens: T
     }
 
 
-def _num_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micro_batch: int) -> int:
-    """Sequences of an optimizer step: the global batch, else micro-batches times ranks times accumulation."""
+def _count_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micro_batch: int) -> int:
+    """Sequences per optimizer step: the global batch, else micro-batch times ranks times accumulation."""
     groups, key = layout.groups, settings.first(GLOBAL_BATCH)
-    if key and settings.count(key) % (groups * micro_batch) == 0:
-        return settings.count(key)
+    if key and settings.read_count(key) % (groups * micro_batch) == 0:
+        return settings.read_count(key)
     stated = settings.first((*ACCUMULATION, *MICRO_BATCHES))
     usual = FULL_PIPELINE * layout.pp if layout.pp > 1 else trainer.micro_batches
-    return micro_batch * groups * (settings.count(stated) if stated else usual)
+    return micro_batch * groups * (settings.read_count(stated) if stated else usual)
 
 
-def _backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> str:
-    """DeepSpeed where a ZeRO stage is stated, else as the trainer shares its states. Raises: CannotPredict."""
+def _choose_backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> str:
+    """The backend: DeepSpeed where a ZeRO stage is stated, else the trainer's. Raises: CannotPredict."""
     if read_stage(settings) is not None:
         return "deepspeed"
     if trainer.backend == "fsdp2":
         if layout.pp > 1 or layout.ep > 1:
-            raise CannotPredict(f"{trainer.name} with pipeline or expert parallel ranks: no job says that of FSDP2")
+            raise CannotPredict(
+                f"{trainer.name} with pipeline or expert parallel ranks: a job cannot express that with FSDP2"
+            )
         is_replicated = _is_replicated(settings)
         if layout.num_ranks > 1 and not (is_replicated or trainer.is_sharded or "fsdp" in settings):
             raise CannotPredict(f"how {layout.num_ranks} ranks share the model is not stated")
@@ -187,57 +196,57 @@ def _backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> str:
 
 
 def _is_replicated(settings: RunSettings) -> bool:
-    """DDP: nothing is sharded."""
+    """Whether the run uses DDP, which shards nothing."""
     return "ddp" in settings.text or ("ddp" in settings and "fsdp" not in settings)
 
 
-def _kept(
+def _read_types(
     point: MeasuredPoint, settings: RunSettings, trainer: Trainer, model: ModelSpec, backend: str
 ) -> dict[str, Any]:
-    """What weights, gradients and states are kept in, and adapters. Raises: CannotPredict."""
+    """Data types of weights, gradients and states, and adapters, as keys of `training`. Raises: CannotPredict."""
     precision = read_precision(settings, has_master=trainer.has_master)
-    kept: dict[str, Any] = {"dtype": precision.compute.value}
+    types: dict[str, Any] = {"dtype": precision.compute.value}
     if backend == "fsdp2":
-        kept |= {
+        types |= {
             "master_dtype": precision.stored.value,
             "reduce_dtype": "float32" if trainer.has_master else "bfloat16",
         }
         if precision.stored is Dtype.FLOAT16:
-            raise CannotPredict("weights and states in fp16: no job says that of FSDP2")
+            raise CannotPredict("weights and states in fp16: a job cannot express that with FSDP2")
         if _is_replicated(settings):
-            kept["fsdp_size"] = 1
+            types["fsdp_size"] = 1
         stated = settings.raw("fsdp")
         if type(stated) is int and 0 < stated < num_ranks(settings):
-            kept["fsdp_size"] = stated * settings.degree("cp", "context_parallel")
+            types["fsdp_size"] = stated * settings.degree("cp", "context_parallel")
     if backend == "megatron" and is_bridge(settings):
-        kept["reduce_dtype"] = "bfloat16"
+        types["reduce_dtype"] = "bfloat16"
         if model.architecture in BF16_MOMENTS:
-            kept["moment_dtype"] = "bfloat16"
-    base = _base_format(settings, trainer)
+            types["moment_dtype"] = "bfloat16"
+    base = _read_base_format(settings, trainer)
     lora = read_lora(point, model, trainer)
     if lora is not None:
         if base:
             lora |= {"base_dtype": base} | ({"unquantized_dtype": "float32"} if trainer.upcasts_rest else {})
         elif backend == "fsdp2" and trainer is not PRIME_RL:
             lora["base_dtype"] = precision.compute.value
-        kept["lora"] = lora
+        types["lora"] = lora
     elif base:
         raise CannotPredict("weights in 4 bits without adapters are not trained")
-    return kept
+    return types
 
 
-def _base_format(settings: RunSettings, trainer: Trainer) -> str | None:
-    """The format of frozen weights; None where they have the type of the passes. Raises: CannotPredict."""
+def _read_base_format(settings: RunSettings, trainer: Trainer) -> str | None:
+    """The quantization of frozen weights; None where they have the compute dtype. Raises: CannotPredict."""
     text = settings.text
     if trainer in (TORCHTITAN, AUTOMODEL, MEGATRON):
-        return None  # a format is of matmuls there, and weights stay as they are
+        return None  # formats concern matmuls in these trainers, and weights keep their dtype
     if any(name in text for name in ("hqq", "int8", "8bit", "gptq", "awq", "fp8")):
-        raise CannotPredict("of 4-bit formats of a frozen base a job says NF4 alone")
+        raise CannotPredict("NF4 is the only 4-bit format of a frozen base that a job can express")
     return "nf4" if any(name in text for name in ("nf4", "fp4", "qlora", "4bit", "4-bit", "qdora")) else None
 
 
-def _logits(settings: RunSettings, trainer: Trainer, layout: Layout, backend: str) -> str:
-    """How the loss is taken: as stated, a fused kernel where it is named (Liger, cut cross-entropy), the trainer's."""
+def _choose_logits(settings: RunSettings, trainer: Trainer, layout: Layout, backend: str) -> str:
+    """The loss implementation: stated, else a named fused kernel (Liger, cut cross-entropy), else the trainer's."""
     if "loss" in settings and (stated := stated_loss(settings.word("loss"))):
         return stated
     if settings.says("liger", "liger_kernel", "fused_ce", "cut_cross_entropy"):
@@ -282,25 +291,25 @@ LOSSES = (
 )
 
 
-def _kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec, tokens: Tokens) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _choose_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec, tokens: Tokens) -> dict[str, Any]:
+    kernels: dict[str, Any] = {}
     if is_compiled(settings, trainer):
-        found["is_compiled"] = True
+        kernels["is_compiled"] = True
     if trainer.vocab_chunk:
-        found["logit_rows"] = ceil_div(tokens.num * trainer.vocab_chunk, model.vocab_size)
+        kernels["logit_rows"] = ceil_div(tokens.num * trainer.vocab_chunk, model.vocab_size)
     elif trainer.logit_tile:
-        found["logit_rows"] = min(max(trainer.logit_tile // (4 * model.vocab_size), 128), 4096)
-    return found
+        kernels["logit_rows"] = min(max(trainer.logit_tile // (4 * model.vocab_size), 128), 4096)
+    return kernels
 
 
 def is_compiled(settings: RunSettings, trainer: Trainer) -> bool:
-    """Whether torch.compile is on."""
-    said = settings.says("compile")
-    return trainer.is_compiled if said is None else said
+    """Whether torch.compile is used."""
+    stated = settings.says("compile")
+    return trainer.is_compiled if stated is None else stated
 
 
 def is_bridge(settings: RunSettings) -> bool:
-    """Whether Megatron-Bridge's recipes run, whose defaults differ from Megatron-LM's."""
+    """Whether the run uses Megatron-Bridge's recipes, whose defaults differ from Megatron-LM's."""
     return "bridge" in settings.word("framework").lower()
 
 
@@ -319,13 +328,13 @@ def _check_attention(settings: RunSettings, trainer: Trainer, model: ModelSpec) 
     key = settings.first(("attn", "attention", "attn_implementation"))
     if key is None or re.search(r"eager|sdpa", str(settings.raw(key)).lower()):
         raise CannotPredict(
-            "gpt-oss has no fused attention in transformers but in kernels that know its sinks (flash attention 3); "
-            "setting 'attn' names none, and scores of every pair of tokens are not modelled"
+            "gpt-oss in transformers needs an attention kernel with sinks (flash attention 3); setting 'attn' names "
+            "none, and stored attention scores are not modelled"
         )
 
 
 def _offloads_activations(settings: RunSettings) -> bool:
-    """Whether what is kept goes to the host: a technique, or in the words about recomputation."""
+    """Whether activations are offloaded to the host: a technique, or a word of the recomputation setting."""
     key = settings.first(RECOMPUTE)
     says = key is not None and re.search(r"(?<!no )(?<!without )offload", str(settings.raw(key)).lower()) is not None
     return says or bool(settings.says("act_offload", "activation_offloading"))
@@ -333,25 +342,26 @@ def _offloads_activations(settings: RunSettings) -> bool:
 
 def _offloads_states(settings: RunSettings) -> bool:
     if settings.says("optimizer_in_bwd", "optim_in_bwd", "fused_optimizer_backward"):
-        raise CannotPredict("an optimizer step for each gradient as it is made: no job says that")
+        raise CannotPredict("an optimizer step within the backward pass: a job cannot express that")
     text = re.search(r"(?<!no )(?<!no_)(?<!no-)(cpu.?)?offload", settings.text) is not None
     return text or bool(settings.says("cpu_offload", "fsdp_cpu_offload"))
 
 
 def _shares_rows(settings: RunSettings, trainer: Trainer, layout: Layout) -> bool:
-    """Whether tensor parallel ranks share the elementwise operators between matmuls: torchtitan, Megatron but for GPT,
-    whose papers came before it, unless the mode of the run names it (SP, arXiv 2205.05198, table 5).
+    """Whether the run uses sequence parallelism: stated, else by default in torchtitan and Megatron.
+
+    Megatron's GPT papers predate it, unless the mode of the run names it (SP, arXiv 2205.05198, table 5).
     """
     is_gpt = "gpt" in str(settings.raw("mode") or "").lower()
     does = trainer in (TORCHTITAN, MEGATRON) and not is_gpt
     does = does or re.search(r"\bSP\b", str(settings.raw("mode"))) is not None
-    said = settings.says("sequence_parallel")
-    return layout.tp > 1 and (does if said is None else said)
+    stated = settings.says("sequence_parallel")
+    return layout.tp > 1 and (does if stated is None else stated)
 
 
-def _micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: int) -> Tokens:
-    """torchtitan cuts the local batch into one micro-batch a stage, or as many as it says."""
+def _cut_micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: int) -> Tokens:
+    """The micro-batch; torchtitan splits the local batch into one per pipeline stage, or as many as stated."""
     if trainer is not TORCHTITAN or pp == 1:
         return tokens
     key = settings.first(MICRO_BATCHES)
-    return Tokens(max(1, tokens.sequences // (settings.count(key) if key else pp)), tokens.length)
+    return Tokens(max(1, tokens.sequences // (settings.read_count(key) if key else pp)), tokens.length)

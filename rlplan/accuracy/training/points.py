@@ -1,48 +1,48 @@
-"""Peaks and steady states of published training runs: `train_peak` and `train_steady`.
+"""Predictors of `train_peak` and `train_steady`: peaks and steady states of published training runs.
 
-In: a point. Out: what the plan of its job says of the policy's trainer, by the statistic that was measured, in its own
-unit. Left out: how settings are read (job.py), an engine that sleeps beside the trainer (colocated.py).
+In: a point. Out: memory of the policy trainer in the plan of its job, by the measured statistic, in the point's unit.
+Left out: reading settings (job.py), an engine that sleeps in the same process (colocated.py).
 """
 
 import re
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import held_between_steps, in_its_unit, peak_in_training, plan_of
+from rlplan.accuracy.predict import held_between_steps, peak_in_training, plan_of, predict_bytes
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training.colocated import predict_update
 from rlplan.accuracy.training.job import training_job
-from rlplan.accuracy.training.trainers import AGILERL, trainer_of
+from rlplan.accuracy.training.trainers import AGILERL, find_trainer
 from rlplan.vocabulary import MemoryKind
 
 TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p\d\d)\b")
-"""Units of a statistic over steps that is no peak."""
+"""Units of statistics over steps other than a peak."""
 
 
 @predicts("train_peak")
 def predict_peak(point: MeasuredPoint) -> Prediction:
-    """The peak of a training step on one GPU; a mean over log points is what is there when a step ends."""
+    """The peak of a training step on one GPU; a mean of logged values is the memory at the end of a step."""
     if TYPICAL_RESERVED.search(point.measured.unit.lower()):
         raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
-    statistic = statistic_of(point)
-    if trainer_of(point) is AGILERL and statistic is Statistic.PROCESS:
+    statistic = find_statistic(point)
+    if find_trainer(point) is AGILERL and statistic is Statistic.PROCESS:
         return predict_update(point)
     if statistic is Statistic.PROCESS and gpu_of(point) is None:
         raise CannotPredict("the GPU is not known, and with it the context that nvidia-smi counts")
     plan = plan_of(training_job(point))
-    return in_its_unit(point, peak_in_training(plan, statistic), plan)
+    return predict_bytes(point, peak_in_training(plan, statistic), plan)
 
 
 @predicts("train_steady")
 def predict_steady(point: MeasuredPoint) -> Prediction:
-    """What a rank holds between two steps."""
+    """Bytes of a rank between two steps."""
     plan = plan_of(training_job(point, has_passes=False))
-    held = held_between_steps(plan, Statistic.ALLOCATED)
-    held = {kind: size for kind, size in held.items() if kind is not MemoryKind.COMM_BUFFERS}
-    return in_its_unit(point, held, plan)
+    sizes = held_between_steps(plan, Statistic.ALLOCATED)
+    sizes = {kind: size for kind, size in sizes.items() if kind is not MemoryKind.COMM_BUFFERS}
+    return predict_bytes(point, sizes, plan)
 
 
-def statistic_of(point: MeasuredPoint) -> Statistic:
-    """What was counted: as the unit says, else as the trainer's own log has it."""
+def find_statistic(point: MeasuredPoint) -> Statistic:
+    """The measured statistic: from the unit, else the trainer's own."""
     stated = point.measured.statistic
-    return trainer_of(point).reports if stated is Statistic.UNSTATED else stated
+    return find_trainer(point).reports if stated is Statistic.UNSTATED else stated

@@ -1,60 +1,59 @@
-"""Passes without gradient that give log-probs, values or rewards: `logprob_peak` and `logprob_steady`.
+"""Predictors of `logprob_peak` and `logprob_steady`: passes without gradients for log-probs, values or rewards.
 
-In: a point of one pass on one GPU. Out: what the plan of a GRPO job says of its scorer with that model. Left out:
-several GPUs.
+In: a point of one pass on one GPU. Out: memory of the scorer in the plan of a GRPO job. Left out: several GPUs.
 """
 
 from typing import Any
 
-from rlplan.accuracy.named_models import policy_of
+from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import held_by_scorer, in_its_unit, plan_of
+from rlplan.accuracy.predict import held_by_scorer, plan_of, predict_bytes
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.training.job import hardware_of, stated_loss
+from rlplan.accuracy.training.job import make_hardware, stated_loss
 from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_precision, read_tokens
 from rlplan.spec.base import shorten
 from rlplan.vocabulary import Role
 
 SCALAR_ROLES = ("value", "critic", "reward")
-"""Roles that give one number a token."""
+"""Roles with one output per token."""
 ROLES = ("policy", "reference", "teacher", *SCALAR_ROLES)
 
 
 @predicts("logprob_peak")
 def predict_score_peak(point: MeasuredPoint) -> Prediction:
-    """The most that a scorer holds in a pass."""
+    """Peak bytes of a scorer during a pass."""
     return _predict(point, is_resident=False)
 
 
 @predicts("logprob_steady")
 def predict_score_steady(point: MeasuredPoint) -> Prediction:
-    """What a scorer holds between passes: its weights."""
+    """Bytes of a scorer between passes: its weights."""
     return _predict(point, is_resident=True)
 
 
 def _predict(point: MeasuredPoint, *, is_resident: bool) -> Prediction:
     settings = RunSettings(point)
-    role = Role.REWARD if _role(settings) in SCALAR_ROLES else Role.REFERENCE
+    role = Role.REWARD if _read_role(settings) in SCALAR_ROLES else Role.REFERENCE
     stated = point.measured.statistic
     statistic = Statistic.ALLOCATED if stated is Statistic.UNSTATED else stated
     plan = plan_of(score_job(point, role, has_passes=not is_resident))
-    return in_its_unit(point, held_by_scorer(plan, role, statistic, is_resident=is_resident), plan)
+    return predict_bytes(point, held_by_scorer(plan, role, statistic, is_resident=is_resident), plan)
 
 
 def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> dict[str, Any]:
-    """A GRPO job whose scorer makes the pass. Raises: CannotPredict."""
+    """A GRPO job whose scorer runs the pass. Raises: CannotPredict."""
     settings = RunSettings(point)
     sequences, length = 1, 2
     if has_passes:
         tokens = read_tokens(settings)
         sequences, length = tokens.sequences, tokens.length
     dtype = read_precision(settings, has_master=False).stored.value
-    policy = policy_of(point, longest=length)
+    policy = make_policy(point, longest=length)
     return {
         "policy": policy,
         "algorithm": {"name": "grpo", "kl_coef": 0.001 if role is Role.REFERENCE else 0.0},
         "framework": "rlplan",
-        "hardware": hardware_of(point, 1),
+        "hardware": make_hardware(point, 1),
         "workload": {
             "num_prompts_per_step": sequences,
             "num_samples_per_prompt": 2,
@@ -77,8 +76,8 @@ def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> d
     }
 
 
-def _role(settings: RunSettings) -> str:
-    """Whose pass it is. Raises: CannotPredict for other roles, several GPUs, and the cut-down models of a dry run."""
+def _read_role(settings: RunSettings) -> str:
+    """The role of the pass. Raises: CannotPredict for other roles and for several GPUs."""
     role = settings.word("role", "policy").lower()
     if role not in ROLES:
         raise CannotPredict(f"role {shorten(role)} is none of {', '.join(ROLES)}")

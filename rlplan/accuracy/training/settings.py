@@ -1,8 +1,8 @@
-"""The settings of a training run, read from the many spellings that published tables use.
+"""The settings of a training run in the many spellings of published tables.
 
-In: a point. Out: tokens, ranks, what is recomputed, how weights are stored and trained, as far as they are stated.
-Raises CannotPredict where a setting that decides the peak is missing: nothing is guessed.
-Left out: what a trainer does by default (trainers.py), models (named_models.py).
+In: a point. Out: tokens, ranks, recomputation and data types, as far as they are stated. Raises CannotPredict where a
+setting that decides the peak is missing: nothing is guessed.
+Left out: a trainer's defaults (trainers.py), models (named_models.py).
 """
 
 import re
@@ -36,7 +36,7 @@ BATCH = (
 )
 RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
 BASE_DTYPES = ("base_dtype", "lora_base_dtype")
-"""The type of frozen weights beside adapters: that of the passes, or a format of 4 bits."""
+"""Settings for the dtype of the frozen base model: the compute dtype, or a 4-bit format."""
 RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
 ACCUMULATION = ("grad_accum", "gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps")
 ULYSSES = ("sp", "ulysses", "ulysses_sp")
@@ -54,20 +54,20 @@ TECHNIQUES = (
     (r"optim\w*_(step_)?in\w*_(bwd|backward)|fused?_optim", "optimizer_in_bwd"),
     (r"8_?bit", "adamw8bit"),
 )
-"""Techniques in the words of tables, and the word for each here."""
+"""Patterns of techniques in tables, and their names in points."""
 
 
-def _technique(word: str) -> str:
-    """The word for a technique; its own where it is none of those above.
+def _name_technique(word: str) -> str:
+    """The name of a technique; the word itself for an unknown one.
 
-    >>> [_technique(word) for word in ("activation_checkpointing", "fuse_optimizer_step_into_backward", "liger")]
+    >>> [_name_technique(word) for word in ("activation_checkpointing", "fuse_optimizer_step_into_backward", "liger")]
     ['act_ckpt', 'optimizer_in_bwd', 'liger']
     """
     return next((name for pattern, name in TECHNIQUES if re.search(pattern, word)), word)
 
 
 class RunSettings(Settings):
-    """Settings by meaning: the first of several keys that is there."""
+    """Settings by meaning, each under one of several keys."""
 
     def __init__(self, point: MeasuredPoint) -> None:
         super().__init__(point)
@@ -75,17 +75,17 @@ class RunSettings(Settings):
         key = self.first(("cumulative_techniques", "techniques"))
         self.lists_techniques, techniques = key is not None, self.raw(key) if key else ()
         known = [str(word) for word in techniques] if isinstance(techniques, list | tuple) else [str(techniques)]
-        self.techniques = frozenset(_technique(re.sub(r"[\s\-]+", "_", word.lower())) for word in known)
+        self.techniques = frozenset(_name_technique(re.sub(r"[\s\-]+", "_", word.lower())) for word in known)
 
-    def required(self, keys: tuple[str, ...], meaning: str) -> int:
-        """A count under one of several keys; refused where none is stated."""
+    def require(self, keys: tuple[str, ...], meaning: str) -> int:
+        """A count under one of several keys. Raises: CannotPredict where none is stated."""
         key = self.first(keys)
         if key is None:
             raise CannotPredict(f"the {meaning} is not stated")
-        return self.count(key)
+        return self.read_count(key)
 
     def says(self, *words: str) -> bool | None:
-        """Whether a technique is on: a flag of that name, or a word in the list of techniques; None if neither is."""
+        """Whether a technique is used: a flag, or a word in the list of techniques; None where neither is stated."""
         for word in words:
             if word in self.techniques:
                 return True
@@ -97,18 +97,18 @@ class RunSettings(Settings):
 
     @property
     def text(self) -> str:
-        """Method and quantisation in one line, lower case."""
+        """Method and quantization as one lower-case text."""
         words = [self.raw(key) for key in METHODS]
         listed = [str(word).lower() for word in words if isinstance(word, str)]
         return " ".join(listed + sorted(self.techniques & {"lora", "qlora"}))
 
 
 HOSTS = re.compile(r"\s*(\d+)\s*(?:nodes?\s*)?(?:x|\*|of)\s*([1-8]|16)\s*[x* ]\s*(?=[a-z])(?!gi?b)", re.IGNORECASE)
-"""Hosts and the GPUs of each, in front of a GPU's name."""
+"""Hosts and GPUs per host before a GPU's name."""
 
 
 def num_ranks(settings: RunSettings) -> int:
-    """GPUs of the run: stated, else in the name of the hardware.
+    """GPUs of the run: stated, else from the name of the hardware.
 
     >>> num_ranks(RunSettings(MeasuredPoint(id="a", kind="k", gpu="2x RTX3090", measured={"value": 1, "unit": "GiB"})))
     2
@@ -117,15 +117,15 @@ def num_ranks(settings: RunSettings) -> int:
     """
     key = settings.first(RANKS)
     if key:
-        return settings.count(key)
+        return settings.read_count(key)
     if match := HOSTS.match(settings.gpu):
         return int(match.group(1)) * int(match.group(2))
     match = re.match(r"\s*(\d+)\s*(x\b|x(?=[a-z])|gpus?\b|\*)", settings.gpu, re.IGNORECASE)
-    return int(match.group(1)) if match else _ranks_of_degrees(settings)
+    return int(match.group(1)) if match else _multiply_degrees(settings)
 
 
-def _ranks_of_degrees(settings: RunSettings) -> int:
-    """GPUs where only degrees of parallelism say how many: their product."""
+def _multiply_degrees(settings: RunSettings) -> int:
+    """The product of the stated degrees of parallelism."""
     ranks = settings.degree("dp", "data_parallel")
     for keys in (("tp", "tensor_parallel"), ("pp", "pipeline_parallel"), ("cp", "context_parallel"), ULYSSES):
         ranks *= settings.degree(*keys)
@@ -133,7 +133,7 @@ def _ranks_of_degrees(settings: RunSettings) -> int:
 
 
 def check_data_parallel(settings: RunSettings, num_ranks: int) -> None:
-    """Raises: CannotPredict where the stated data parallel degree cannot be one of that many GPUs."""
+    """Raises: CannotPredict for a stated data-parallel degree that does not divide the GPUs."""
     stated = settings.degree("dp", "data_parallel")
     if num_ranks % stated:
         raise CannotPredict(f"setting 'dp' is {stated}, which does not divide {num_ranks} GPUs")
@@ -141,7 +141,7 @@ def check_data_parallel(settings: RunSettings, num_ranks: int) -> None:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of one micro-batch on one rank."""
+    """One micro-batch on one rank."""
 
     sequences: int
     length: int
@@ -154,22 +154,23 @@ class Tokens:
 
 
 def read_tokens(settings: RunSettings) -> Tokens:
-    """Tokens of the largest micro-batch: every sequence at the longest. Raises: CannotPredict where not stated."""
+    """Tokens of the largest micro-batch, with every sequence at full length. Raises: CannotPredict where not stated."""
     if settings.lists_techniques and "packed" not in settings.techniques and settings.first(SEQUENCE) == "max_seq":
         raise CannotPredict("the samples are not packed and the length of the longest is not stated")
-    length = settings.required(SEQUENCE, "sequence length")
-    return Tokens(settings.required(BATCH, "micro-batch size"), length)
+    length = settings.require(SEQUENCE, "sequence length")
+    return Tokens(settings.require(BATCH, "micro-batch size"), length)
 
 
 FULL, NONE = "layers", "none"
-"""Policies beside those that `training.recomputed` has: whole layers, and nothing at all."""
+"""Recomputation policies beside the values of `training.recomputed`: whole layers, and none."""
 Recomputed = str | tuple[str, ...]
-"""What the backward pass computes anew, as `training.recomputed` says it, or `none`."""
+"""Recomputation policy: a value of `training.recomputed`, FULL or NONE."""
 
 
 def read_recompute(settings: RunSettings, default: str | None, selective: str | None = None) -> Recomputed:
-    """What the backward pass recomputes. default: of the trainer; without one it must be stated. selective: what the
-    trainer means by the bare word.
+    """The recomputation policy of a run.
+
+    default: the trainer's; without one the policy must be stated. selective: the trainer's meaning of that word alone.
     """
     if settings.lists_techniques:
         return FULL if settings.says("act_ckpt", "activation_checkpointing") else NONE
@@ -179,12 +180,12 @@ def read_recompute(settings: RunSettings, default: str | None, selective: str | 
             raise CannotPredict("whether activations are recomputed is not stated")
         settings.assume("recompute", default)
         return default
-    found = recompute_of(settings.raw(key), key)
-    return selective if selective is not None and found == ("core_attn",) else found
+    recomputed = parse_recompute(settings.raw(key), key)
+    return selective if selective is not None and recomputed == ("core_attn",) else recomputed
 
 
 def recomputed_modules(value: Any) -> tuple[str, ...]:
-    """Megatron's modules that are recomputed, named one by one; empty where the words say something else.
+    """Megatron's recomputed modules in a list of names; empty for other words.
 
     >>> recomputed_modules("core_attn+layernorm"), recomputed_modules(["moe_act"])
     (('core_attn', 'layernorm'), ('moe_act',))
@@ -196,12 +197,12 @@ def recomputed_modules(value: Any) -> tuple[str, ...]:
     return tuple(sorted(words)) if words <= frozenset(get_args(RecomputedModule)) else ()
 
 
-def recompute_of(value: Any, key: str = "recompute") -> Recomputed:
-    """A policy in the words of trainers.
+def parse_recompute(value: Any, key: str = "recompute") -> Recomputed:
+    """The recomputation policy of a trainer's words.
 
-    >>> [recompute_of(word) for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
+    >>> [parse_recompute(word) for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
     ['layers', 'selective', 'layers', 'none', 'every_other_layer']
-    >>> recompute_of("per-op SAC"), recompute_of("core_attn")  # torchtitan's, Megatron's
+    >>> parse_recompute("per-op SAC"), parse_recompute("core_attn")  # torchtitan's, Megatron's
     ('selective', ('core_attn',))
     """
     word = str(value).lower()
@@ -222,27 +223,27 @@ def recompute_of(value: Any, key: str = "recompute") -> Recomputed:
 
 @dataclass(frozen=True)
 class Precision:
-    """Types of weights."""
+    """Data types of weights."""
 
     stored: Dtype
-    """Between steps."""
+    """Data type between steps."""
     compute: Dtype
-    """In the passes."""
+    """Data type in the passes."""
 
 
 def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
-    """How weights are stored and used. has_master: the trainer keeps fp32 weights unless told otherwise.
+    """Data types of weights. has_master: the trainer keeps fp32 weights by default.
 
     >>> point = MeasuredPoint(id="a", kind="k", settings={"dtype": "bf16-mixed"}, measured={"value": 1, "unit": "GiB"})
     >>> read_precision(RunSettings(point), has_master=False)
     Precision(stored=<Dtype.FLOAT32: 'float32'>, compute=<Dtype.BFLOAT16: 'bfloat16'>)
     """
-    flagged = _flagged(settings)
+    flagged = _find_flag(settings)
     key = settings.first(("dtype", "precision")) or flagged
     word = str(settings.raw(key)).lower() if key else "bf16"
     if key is None and settings.first(BASE_DTYPES) is None:
         settings.assume("precision", word)
-    word = word.split(",")[0] or word  # what follows says how gradients are summed
+    word = word.split(",")[0] or word  # words after a comma describe the gradient reduction
     if key is not None and key == flagged:
         word = key
     elif key is None and (base := settings.first(BASE_DTYPES)):
@@ -261,11 +262,11 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
 
 
 FLAGS = ("bf16", "fp16", "fp32")
-"""Types that a trainer's flags of the same name switch on."""
+"""Trainer flags that are named after a dtype."""
 
 
-def _flagged(settings: RunSettings) -> str | None:
-    """The type whose flag is on. Raises: CannotPredict where flags only say what it is not."""
+def _find_flag(settings: RunSettings) -> str | None:
+    """The dtype whose flag is true; None without flags. Raises: CannotPredict where none or several are true."""
     stated = [key for key in FLAGS if key in settings]
     chosen = [key for key in stated if settings.flag(key)]
     if stated and len(chosen) != 1:
@@ -274,7 +275,7 @@ def _flagged(settings: RunSettings) -> str | None:
 
 
 def read_optimizer(settings: RunSettings) -> str:
-    """The optimizer as `training.optimizer` names it, AdamW where it is not stated. Raises: CannotPredict."""
+    """The value of `training.optimizer`, AdamW by default. Raises: CannotPredict."""
     word = str(settings.raw("optimizer") or "adamw").lower()
     if settings.raw("optimizer") is None:
         settings.assume("optimizer", word)
@@ -287,4 +288,4 @@ def read_optimizer(settings: RunSettings) -> str:
             return "muon"
         if "adam" in word or "lora" in word or "distributed optimizer" in word:  # LoRA+ and LoRA-FA are AdamW
             return "adamw"
-    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which no job says")
+    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which a job cannot express")

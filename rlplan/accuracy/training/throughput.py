@@ -1,7 +1,6 @@
-"""Published training throughput: `throughput_train`, in tokens per second, seconds per step or a share of the peak.
+"""Predictor of `throughput_train`: tokens per second, seconds per step or MFU of published training runs.
 
-In: a point. Out: what the plan of its job says of a step, in the point's own unit. Left out: loading of data,
-checkpoints, failures.
+In: a point. Out: the step of its job's plan in the point's unit. Left out: data loading, checkpoints, failures.
 """
 
 import re
@@ -9,7 +8,7 @@ from typing import Any
 
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import plan_of, seconds_of
+from rlplan.accuracy.predict import plan_of, predict_seconds
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.training.job import GLOBAL_BATCH, is_bridge, training_job
 from rlplan.accuracy.training.settings import (
@@ -21,7 +20,7 @@ from rlplan.accuracy.training.settings import (
     RunSettings,
     num_ranks,
 )
-from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, trainer_of
+from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, find_trainer
 from rlplan.planner.answers.model_flops import model_flops, peak_flops_per_s
 from rlplan.planner.measured_errors import stratum_of
 from rlplan.planner.plan import Plan
@@ -29,58 +28,58 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import NONE
 
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
-"""Settings that may name the type of the layers' matmuls."""
+"""Settings that may name the dtype of the layers' matmuls."""
 ULTRA = 300e9
-"""Parameters beyond which a Nemotron 3 is Ultra."""
+"""Parameters that separate Nemotron 3 Super (fewer) from Ultra (more)."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
-"""FSDP's words for ZeRO's stages."""
+"""ZeRO stages by FSDP's names."""
 GPUS_OF_A_HOST = 8
-"""Of x86 hosts of the published runs."""
+"""GPUs per x86 host of the published runs."""
 
 
 @predicts("throughput_train")
 def predict_throughput(point: MeasuredPoint) -> Prediction:
     """Throughput of a published training run."""
     plan = plan_of(step_job(point))
-    value = in_unit(point.measured.unit, plan, seconds_of(plan))
+    value = in_unit(point.measured.unit, plan, predict_seconds(plan))
     return Prediction(value, stratum=stratum_of(plan, point.quantity))
 
 
 def step_job(point: MeasuredPoint) -> dict[str, Any]:
-    """The job of a timed step. Raises: CannotPredict where a setting that decides its time is missing."""
-    point = with_usual(point)
-    if trainer_of(point) is PRIME_RL:
+    """The job of a timed step. Raises: CannotPredict where a setting that decides the time is missing."""
+    point = add_usual(point)
+    if find_trainer(point) is PRIME_RL:
         raise CannotPredict(
-            "prime-rl's host waits for every layer and token, which no job and no framework profile says"
+            "prime-rl synchronizes its host for every layer and token, which no job or framework profile describes"
         )
-    settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
+    settings, trainer, model = RunSettings(point), find_trainer(point), model_of(point)
     job = training_job(point)
     training: dict[str, Any] = job["training"]
-    stage = _zero_stage(settings, trainer)
+    stage = _read_zero_stage(settings, trainer)
     if stage is not None and training["backend"] == "megatron":
         training["zero_stage"] = stage
     elif stage is not None and training["backend"] == "fsdp2" and stage < 3:
-        raise CannotPredict(f"FSDP that shards like ZeRO-{stage}: a job's fsdp2 shards everything")
-    if trainer is MEGATRON and (ahead := _predicted_ahead(settings, model)):
+        raise CannotPredict(f"FSDP that shards like ZeRO-{stage}: with fsdp2 a job shards everything")
+    if trainer is MEGATRON and (ahead := _count_predicted_ahead(settings, model)):
         training["predicts_ahead"] = ahead
     if trainer is MEGATRON and not is_bridge(settings) and model.architecture != "GPT2LMHeadModel":
         training["reduce_dtype"] = "float32"
-    training["kernels"] = training.get("kernels", {}) | _timed_kernels(settings, trainer, model)
+    training["kernels"] = training.get("kernels", {}) | _choose_kernels(settings, trainer, model)
     return job
 
 
 def in_unit(unit: str, plan: Plan, seconds: float) -> float:
-    """A step's throughput in the words of a source. Raises: CannotPredict."""
+    """A step's throughput in a source's unit. Raises: CannotPredict."""
     word = unit.lower().replace(" per ", "/").replace(" ", "")
     word = re.sub(r"sec(ond)?s?(?![a-z])", "s", word)
     workload = plan.job.workload
     num_sequences = workload.num_rollouts_per_step
-    each = plan.num_devices if re.search(r"/(gpu|device|chip|card|accelerator)", word) else 1
+    divisor = plan.num_devices if re.search(r"/(gpu|device|chip|card|accelerator)", word) else 1
     if re.match(r"(k?tokens?|k?tok|tps|wps|words)", word):
-        each = plan.num_devices if word.startswith("tps") and "total" not in word else each
-        return num_sequences * workload.max_seq_len / seconds / each / (1000 if word.startswith("k") else 1)
+        divisor = plan.num_devices if word.startswith("tps") and "total" not in word else divisor
+        return num_sequences * workload.max_seq_len / seconds / divisor / (1000 if word.startswith("k") else 1)
     if re.match(r"(samples?|sequences?|seqs?)", word):
-        return num_sequences / seconds / each
+        return num_sequences / seconds / divisor
     if re.match(r"(ms|millis)", word):
         return 1000 * seconds
     if re.match(r"s(/|$)", word):
@@ -93,74 +92,76 @@ def in_unit(unit: str, plan: Plan, seconds: float) -> float:
     raise CannotPredict(f"unit {unit!r} is no throughput that is known")
 
 
-def with_usual(point: MeasuredPoint) -> MeasuredPoint:
-    """A point with what its kind leaves out: a pipeline's micro-batch is one sequence; recomputation may stand in
-    `mode`, and is none where tables of throughput are silent and the trainer has no other default."""
+def add_usual(point: MeasuredPoint) -> MeasuredPoint:
+    """A point with assumed values for settings that throughput tables leave out.
+
+    A pipeline's micro-batch is one sequence, and recomputation may stand in `mode`.
+    """
     usual: dict[str, Any] = {}
     read = RunSettings(point)
     if read.first(BATCH) is None and read.degree("pp", "pipeline_parallel") > 1:
         usual["micro_batch"] = 1
     if read.first(BATCH) is None and "micro_batch" not in usual and (key := read.first(GLOBAL_BATCH)):
         steps = read.first(ACCUMULATION)
-        ranks = _ranks_of(read)
-        usual["micro_batch"] = max(1, read.count(key) // ranks // (read.count(steps) if steps else 1))
-    if read.first(SEQUENCE) is None and (length := trainer_of(point).length):
+        ranks = _count_ranks(read)
+        usual["micro_batch"] = max(1, read.read_count(key) // ranks // (read.read_count(steps) if steps else 1))
+    if read.first(SEQUENCE) is None and (length := find_trainer(point).length):
         usual["seq"] = length
     mode = str(read.raw("mode") or "").lower()
     if read.first(RECOMPUTE) is None and "recompute" in mode:
         usual["recompute"] = mode
     if read.raw("ep") is None and "deepep" in read.word("kernels").lower():
-        usual["ep"] = num_ranks(read)  # a dispatcher among ranks with different experts
+        usual["ep"] = num_ranks(read)  # DeepEP dispatches tokens among expert-parallel ranks
     for key, value in usual.items():
         read.assume(key, value)
     return point.model_copy(update={"settings": point.settings | usual})
 
 
-def _ranks_of(settings: RunSettings) -> int:
+def _count_ranks(settings: RunSettings) -> int:
     degree = settings.degree("tp", "tensor_parallel") * settings.degree("cp", "context_parallel")
     return max(1, num_ranks(settings) // degree)
 
 
-def _zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
-    """What shards states, where the words of FSDP or Megatron say so. Raises: CannotPredict."""
+def _read_zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
+    """The ZeRO stage that settings of FSDP or Megatron imply; None without any. Raises: CannotPredict."""
     sharding = str(settings.raw("sharding") or settings.raw("sharding_strategy") or "").lower()
     if sharding in STAGES:
         return STAGES[sharding]
     if trainer is not MEGATRON:
         return None
-    if settings.first(("fsdp",)) and settings.count("fsdp", at_least=0) > 1:
-        raise CannotPredict("Megatron-FSDP: a job's megatron shards the optimizer's states or nothing")
+    if settings.first(("fsdp",)) and settings.read_count("fsdp", at_least=0) > 1:
+        raise CannotPredict("Megatron-FSDP: with megatron a job shards the optimizer states or nothing")
     is_distributed = settings.says("distributed_optimizer", "use_distributed_optimizer")
     return int(bool(is_distributed or is_bridge(settings) or "distributed" in settings.word("optimizer").lower()))
 
 
-def _timed_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> dict[str, Any]:
-    """Kernels that decide a step's seconds, as far as the point, or a recipe of Megatron-Bridge, says them."""
-    found: dict[str, Any] = {}
+def _choose_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> dict[str, Any]:
+    """Keys of `training.kernels` for time, from the point or from a recipe of Megatron-Bridge."""
+    kernels: dict[str, Any] = {}
     words = " ".join(str(settings.raw(key)).lower() for key in PRECISIONS)
     has_fp8 = bool(settings.says("float8", "fp8")) or re.search(r"fp8(?! false)|float8", words) is not None
     if "fp4" in words:
-        found["matmuls"] = "fp4"
+        kernels["matmuls"] = "fp4"
     elif has_fp8:
         rows, blocks = re.search(r"row-?_?wise", words), "mx" in words
-        found["matmuls"] = "fp8_rowwise" if rows else "mxfp8" if blocks and trainer is not MEGATRON else "fp8"
-    if (attention := _attention(settings)) is not None:
-        found["attention"] = attention
+        kernels["matmuls"] = "fp8_rowwise" if rows else "mxfp8" if blocks and trainer is not MEGATRON else "fp8"
+    if (attention := _read_attention(settings)) is not None:
+        kernels["attention"] = attention
     if settings.word("overlap").lower().startswith("none"):
-        found["overlaps_step"] = False
-    if trainer is MEGATRON and model.architecture == "GPT2LMHeadModel":  # its papers came before FlashAttention
-        return found | {"attention": "unfused"}
+        kernels["overlaps_step"] = False
+    if trainer is MEGATRON and model.architecture == "GPT2LMHeadModel":  # its papers predate FlashAttention
+        return kernels | {"attention": "unfused"}
     if trainer is MEGATRON:
-        return found | _recipe(settings, model)
+        return kernels | _choose_recipe_kernels(settings, model)
     if trainer is FOUNDRY:  # low-precision norms, and Triton's first flash attention
-        found |= {"is_compiled": True, "attention": "flash_1"}
+        kernels |= {"is_compiled": True, "attention": "flash_1"}
     if trainer is TORCHTITAN and (settings.says("async_tp") or "async" in settings.word("tp_comm").lower()):
-        found["overlaps_tp"] = True
-    return found
+        kernels["overlaps_tp"] = True
+    return kernels
 
 
-def _attention(settings: RunSettings) -> str | None:
-    """The attention kernel, where it is named."""
+def _read_attention(settings: RunSettings) -> str | None:
+    """The named attention kernel; None without one."""
     key = settings.first(("attn", "attention", "attn_implementation", "kernels"))
     word = str(settings.raw(key)).lower() if key else ""
     if re.search(r"flex\W?att", word):
@@ -168,15 +169,15 @@ def _attention(settings: RunSettings) -> str | None:
     return "flash_3" if re.search(r"fa\W?[34]|flash\w*[ _]?[34]|cudnn", word) else None
 
 
-def _recipe(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
-    """What Megatron-Bridge's recipes set beside what a point says.
+def _choose_recipe_kernels(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
+    """Kernel settings of Megatron-Bridge's recipes where a point does not state them.
 
-    They send a token to a host once (HybridEP, DeepEP), let experts' rows travel beside another micro-batch from
-    container 26.06 on, or where stages are interleaved and experts lie on several x86 hosts, and have CUDA graphs on
-    GB200 and GB300, on x86 hosts from 26.04 on where there is no pipeline. Of hybrids Megatron-Core overlaps nothing,
-    and their graphs leave experts out. Source: Megatron-Bridge src/megatron/bridge/perf_recipes (2026-08).
+    The recipes send a token to each host once (HybridEP, DeepEP). They overlap expert communication with another
+    micro-batch from container 26.06, or with interleaved stages and experts on several x86 hosts. They use CUDA graphs
+    on GB200 and GB300, and from 26.04 on x86 hosts without a pipeline. Megatron-Core overlaps nothing for hybrid
+    models, and their graphs exclude experts. Source: Megatron-Bridge src/megatron/bridge/perf_recipes (2026-08).
     """
-    has_recipe, found = is_bridge(settings), dict[str, Any]()
+    has_recipe, kernels = is_bridge(settings), dict[str, Any]()
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
     is_grace, is_hybrid = re.search(r"gb\d00", settings.gpu.lower()) is not None, NONE in model.attention_kinds
     ep, pp = settings.degree("ep", "expert_parallel"), settings.degree("pp", "pipeline_parallel")
@@ -186,17 +187,19 @@ def _recipe(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
     has_graphs = has_recipe and (is_grace or (container >= (26, 4) and pp == 1))
     has_graphs = re.search("moe|full", graphs) is not None if graphs else has_graphs
     if re.search("hybrid|deep", dispatcher) if dispatcher else has_recipe:
-        found["expert_dispatcher"] = "deepep" if "deep" in dispatcher else "hybridep"
-    return found | {
+        kernels["expert_dispatcher"] = "deepep" if "deep" in dispatcher else "hybridep"
+    return kernels | {
         "overlaps_experts": has_recipe and hides and not is_hybrid,
         "has_cuda_graphs": has_graphs and not is_hybrid,
     }
 
 
-def _predicted_ahead(settings: RunSettings, model: ModelSpec) -> int:
-    """Tokens that a recipe of Megatron-Bridge predicts ahead: one of DeepSeek-V3 unless its note says `w/o MTP`; of
-    Nemotron 3 Super one, of Ultra two. Source: Megatron-Bridge models/deepseek/deepseek_v3_bridge.py (as
-    `num_nextn_predict_layers`), perf_recipes/nemotronh (2026-08).
+def _count_predicted_ahead(settings: RunSettings, model: ModelSpec) -> int:
+    """Multi-token-prediction depth of a Megatron-Bridge recipe.
+
+    It is 1 for DeepSeek-V3 unless the note says `w/o MTP`, 1 for Nemotron 3 Super, and 2 for Ultra.
+    Source: Megatron-Bridge models/deepseek/deepseek_v3_bridge.py (`num_nextn_predict_layers`) and
+    perf_recipes/nemotronh (2026-08).
     """
     experts, word = model.experts, settings.word("note").lower()
     if not is_bridge(settings) or re.search(r"w/o mtp|without mtp|no mtp", word) or experts is None:

@@ -1,9 +1,8 @@
-"""Trainers of published runs: what each of them does where a table does not say it, in the words of a job.
+"""Trainers of published runs, with their defaults as values of job keys.
 
-In: a point. Out: the Trainer that made it. Left out: what is stated (settings.py), kernels that no job names: such a
-trainer is predicted as a plan for its target would be.
-Every field follows the trainer's source or the default recipe of the table; none is fitted. Sources are from knowledge
-of them: but for DeepSpeed and transformers none of these trainers was installed here.
+In: a point. Out: the Trainer of its run. Left out: stated settings (settings.py), kernels that no job key names.
+Every field follows the trainer's source or the default recipe of the table; none is fitted. Only DeepSpeed and
+transformers were installed here; the sources of the other trainers are cited from knowledge of them.
 """
 
 import re
@@ -22,46 +21,46 @@ class Trainer:
 
     name: str
     words: tuple[str, ...]
-    """What its addresses and names contain."""
+    """Words in its addresses and names."""
     framework: str = "verl"
-    """The framework of its jobs: whose backends are nearest to it, where it has no profile of its own."""
+    """Framework of its jobs; the one with the nearest backends, where the trainer has no profile."""
     backend: str = "fsdp2"
-    """The backend of its jobs where no ZeRO stage is stated."""
+    """Backend of its jobs where no ZeRO stage is stated."""
     logits: str = "plain"
     recompute: str | None = None
-    """None where a point must state it."""
+    """Default recomputation; None where a point must state it."""
     selective: str | None = None
-    """What `selective` alone means."""
+    """Meaning of `selective` alone."""
     has_master: bool = False
-    """Weights are kept in fp32 and cast to bf16 for the passes."""
+    """Whether weights are stored in fp32 and cast to bf16 for the passes."""
     targets: tuple[str, ...] = QV
-    """Layers with LoRA."""
+    """Default layers of LoRA."""
     rank: int = 8
-    """Of LoRA."""
+    """Default rank of LoRA."""
     adapts_experts: bool = False
-    """LoRA stands beside every routed expert too, where a point names no layers."""
+    """Whether LoRA adapts every routed expert where a point names no layers."""
     has_expert_modules: bool = False
-    """Routed experts are linear modules, which `all-linear` adapts too."""
+    """Whether routed experts are linear modules, which `all-linear` adapts."""
     dropout: float = 0.0
-    """Of LoRA's input."""
+    """Dropout on LoRA's input."""
     has_fp32_adapters: bool = False
-    """PEFT's adapters are fp32 beside 16-bit weights."""
+    """Whether adapters are fp32 with 16-bit weights, as in PEFT."""
     upcasts_rest: bool = False
-    """Beside a 4-bit base all else is fp32 (`prepare_model_for_kbit_training`)."""
+    """Whether all other weights are fp32 with a 4-bit base (`prepare_model_for_kbit_training`)."""
     is_sharded: bool = False
-    """Several GPUs mean FSDP."""
+    """Whether several GPUs imply FSDP."""
     logit_tile: int = 0
-    """Bytes of fp32 logits in a chunk, of 128 to 4,096 rows."""
+    """Bytes of fp32 logits per chunk, of 128 to 4,096 rows; 0 without a limit in bytes."""
     vocab_chunk: int = 0
-    """Words of a chunk, where the vocabulary is cut and not the tokens."""
+    """Words per chunk, where the vocabulary is chunked instead of the tokens; 0 otherwise."""
     is_compiled: bool = False
-    """By its own recipes, where a point does not say otherwise."""
+    """Whether its recipes use torch.compile by default."""
     micro_batches: int = 1
-    """Of a step in its own tables, where a point does not say."""
+    """Micro-batches per step in its own tables."""
     length: int = 0
-    """Tokens of a sequence in its own recipes, where a point does not say; 0 where it must."""
+    """Tokens of a sequence in its own recipes; 0 where a point must state it."""
     reports: Statistic = Statistic.UNSTATED
-    """What its own log calls the peak, where a point does not say."""
+    """Statistic that its own log calls the peak."""
 
 
 TORCHTUNE = Trainer(
@@ -150,7 +149,7 @@ trainer/sft/train.py (`peak_memory` is torch's `max_memory_reserved`); benchmark
 AUTOMODEL = Trainer("automodel", ("automodel",), has_master=True, is_sharded=True, recompute=NONE)
 """Source: NeMo AutoModel docs/performance-summary.mdx (FSDP2, expert parallelism, Transformer Engine's modules)."""
 TORCH = Trainer("torch", ())
-"""A loop of one's own around torch 2.13, and whatever else is not named."""
+"""A plain loop around torch 2.13, and any trainer that is not named."""
 TRAINERS = (
     AUTOMODEL,
     TORCHTUNE,
@@ -167,11 +166,11 @@ TRAINERS = (
 )
 
 
-def trainer_of(point: MeasuredPoint) -> Trainer:
-    """The trainer that a point names: in its settings first, then in its model, its source or its id.
+def find_trainer(point: MeasuredPoint) -> Trainer:
+    """The trainer that a point names, in its settings, else in its model, source or id.
 
     >>> measured = {"value": 1, "unit": "GiB"}
-    >>> trainer_of(MeasuredPoint(id="a", kind="train_peak", source="https://github.com/pytorch/torchtune",
+    >>> find_trainer(MeasuredPoint(id="a", kind="train_peak", source="https://github.com/pytorch/torchtune",
     ...     measured=measured)).name
     'torchtune'
     """

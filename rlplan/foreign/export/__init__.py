@@ -1,1 +1,1 @@
-"""A plan in another stack's own keys: rows read backwards (backwards.py), and the folder they are started from."""
+"""Export of a plan to another stack's keys (backwards.py), and the folder that starts it (folders.py)."""

@@ -1,7 +1,7 @@
-"""A plan in another stack's own keys: the rows of its table read backwards, and held to what they say forwards.
+"""Export of a plan to another stack's keys: its table rows read backwards, then imported again as a check.
 
-In: a Plan, the name of a stack. Out: its settings and what they cannot say; EmitError where that changes the job, for
-what is read back from the settings is the plan's job. Left out: files (folders.py), data and rewards.
+In: a Plan, the name of a stack. Out: the stack's settings, and job keys that it has no setting for; EmitError where the
+settings import as another job. Left out: files (folders.py), data and rewards.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from math import prod
 from typing import Any
 
 from rlplan.errors import EmitError, RlplanError
-from rlplan.foreign.convert import MEMORY, SHARES, convert, first_of
-from rlplan.foreign.documents import flat
-from rlplan.foreign.engine_share import share_of, with_kv_cache
+from rlplan.foreign.convert import MEMORY, SHARES, convert, find_first
+from rlplan.foreign.documents import flatten_keys
+from rlplan.foreign.engine_share import add_kv_cache, find_share
 from rlplan.foreign.export.experiment import apply_fixed, check_fixed, list_fixed_keys, list_learning_keys
 from rlplan.foreign.pipeline import write_stages
 from rlplan.foreign.settings import Settings
@@ -31,15 +31,13 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
 SAME_CACHE = 0.02
-"""The relative difference that a KV cache may have: engines cut whole blocks from the share of a GPU."""
-
-
+"""Relative difference that a KV cache may have after import: engines allocate whole blocks."""
 ADAPTERS = "training.lora.rank"
 _OTHERS = "another target, of which `rlplan emit --help` has the list"
 
 
-def _unsaid_error(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> EmitError:
-    """The refusal of keys that are lost, with the values that are read back."""
+def _refuse_lost(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> EmitError:
+    """The refusal of keys that the stack cannot express, with the values that import reads back."""
     words = [f"{key} = {wanted.get(key, 'null')} ({word_of(value)} is read back)" for key, value in lost.items()]
     changes = [
         "training.lora=null" if key == ADAPTERS and value is None else f"{key}={word_of(value)}"
@@ -47,269 +45,282 @@ def _unsaid_error(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[s
     ]
     makes_less = any(key.startswith("workload.") and key != _ROLLOUTS for key in lost)
     return EmitError(
-        f"{table.title} cannot say {', '.join(words[:4])}",
+        f"{table.title} has no settings for {', '.join(words[:4])}",
         where=f"plan of {plan.job.name}, target {table.title} {table.version}",
-        rule="what is read back from the settings is the plan's job",
-        way_out=_OTHERS if makes_less else f"plan the job with what it can say: {word_changes(changes)}",
+        rule="the exported settings import as the plan's job",
+        way_out=_OTHERS if makes_less else f"plan the job with values that it has: {word_changes(changes)}",
     )
 
 
 @dataclass(frozen=True)
 class Export:
-    """A plan in a stack's keys. settings: theirs, those that differ from upstream's defaults. unsaid: our keys that
-    they do not say, with the plan's values, where these are not the job's defaults. longest: tokens of a sequence.
-    """
+    """A plan in a stack's keys."""
 
     table: Table
     settings: dict[str, Any]
+    """Foreign settings that differ from upstream's defaults."""
     unsaid: dict[str, Any]
+    """Job keys without a foreign setting, with the plan's values, where these are not the job's defaults."""
     longest: int
+    """Tokens of the longest sequence."""
 
 
 def name_hardware(plan: Plan) -> str:
-    """A plan's GPUs as they are typed: `8xh100-sxm`, `8xdgx-h100` for eight nodes of eight."""
+    """A plan's GPUs in the syntax of `--hardware`: `8xh100-sxm`, `8xdgx-h100` for eight nodes of eight."""
     hardware = plan.job.hardware
     pools = [(hardware.num_devices, hardware.profile)]
     if hardware.generation is not None:
         pools.append((hardware.generation.num_devices, hardware.generation.profile))
-    return " + ".join(f"{_named_count(count, profile)}x{profile}" for count, profile in pools)
+    return " + ".join(f"{_count_nodes(count, profile)}x{profile}" for count, profile in pools)
 
 
-def _named_count(num_devices: int, profile: str) -> int:
+def _count_nodes(num_devices: int, profile: str) -> int:
     node = find_profile(profile, where="hardware.profile")
     return num_devices // node.num_gpus if isinstance(node, NodeProfile) else num_devices
 
 
-def exported(plan: Plan, target: str) -> Export:
-    """The settings of a stack that say what a plan chose. Raises: EmitError."""
+def export_plan(plan: Plan, target: str) -> Export:
+    """The settings of a stack that express a plan. Raises: EmitError."""
     is_given = not plan.job.has_rollouts and f"{target}_given" in SOURCES
     table = load_table(f"{target}_given" if is_given else target)
     _check_framework(table, plan)
     _check_devices(table, plan)
-    wanted = _wanted(plan, table)
-    settings = _on_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
+    wanted = _list_wanted(plan, table)
+    settings = _add_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
     ours_to_say = [ours for ours in table.rows if ours in wanted and not ours.startswith("hardware.")]
-    for _ in range(2):  # a row may ask for what another one below it writes
+    for _ in range(2):  # a row may depend on a key that a later row writes
         unsaid = []
         for ours in ours_to_say:
             before = settings
-            settings = _said(settings, plan, ours, wanted)
+            settings = _add_key(settings, plan, ours, wanted)
             unsaid += [ours] * (settings is before)
         ours_to_say = unsaid
-    settings = settings.with_values(_whole_lists(settings, wanted))
-    settings = settings.with_values(settings.required())
-    settings = settings.with_values(write_stages(table, plan, plan.job.load_model()))
+    # the rest depends on the keys that rows have set: what they require, and mirrored settings of other roles
+    settings = settings.replace_values(_complete_pairs(settings, wanted))
+    settings = settings.replace_values(settings.list_required())
+    settings = settings.replace_values(write_stages(table, plan, plan.job.load_model()))
     settings = apply_fixed(settings, wanted)
-    settings = settings.with_values(_of_other_roles(settings, plan))
+    settings = settings.replace_values(_mirror_roles(settings, plan))
     back = _check(settings, plan, wanted)
     check_fixed(settings, plan, wanted)
-    said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
-    said |= settings.required()
-    return Export(table, said, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
+    written = {
+        key: entry.value for key, entry in settings.entries.items() if table.defaults.get(key, "~") != entry.value
+    }
+    written |= settings.list_required()
+    return Export(table, written, dict(_list_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
 
 
 def _check_framework(table: Table, plan: Plan) -> None:
-    """Raises: EmitError where the plan is for another framework, whose step has other passes."""
+    """Raises: EmitError for a plan of another framework, whose step has other passes."""
     name = find_release(table.framework).name
     if table.trains and name != plan.job.release.name:
         raise EmitError(
             f"the plan is for {plan.job.release.title}, the target is {table.title}",
             where=f"plan of {plan.job.name}: framework = {plan.job.framework}, target {table.title} {table.version}",
-            rule="a plan is made for one framework, with the passes of its step",
+            rule="a plan belongs to one framework, whose step has its own passes",
             way_out=f"plan the job with framework={name} (rlplan plan JOB --for {name} -o plan.json)",
         )
 
 
-def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
-    """All values of a flag that takes two, where only one of them had to be said."""
+def _complete_pairs(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Both values of a flag with two values, where only one of them differs from its default."""
     values = {row.key: wanted[ours] for ours, rows in settings.table.rows.items() for row in rows if ours in wanted}
-    begun = {key[:-2] for key in settings.given if key.endswith((".0", ".1"))}
-    return {key: one for key, one in values.items() if key.endswith((".0", ".1")) and key[:-2] in begun}
+    begun = {key[:-2] for key in settings.entries if key.endswith((".0", ".1"))}
+    return {key: value for key, value in values.items() if key.endswith((".0", ".1")) and key[:-2] in begun}
 
 
-def _of_other_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
-    """What is said of the policy, of roles that are laid out as it is and have keys of their own."""
-    table, said = settings.table, dict[str, Any]()
+def _mirror_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
+    """The policy's settings under the keys of other roles that share its layout."""
+    table, added = settings.table, dict[str, Any]()
     roles = dict.fromkeys((Role.POLICY, *plan.job.scored_roles))
     for begins, mirrored in (pair for role in roles for pair in table.of_roles.get(role, {}).items()):
-        for key, one in settings.given.items():
+        for key, entry in settings.entries.items():
             own = mirrored + key.removeprefix(begins)
             usual = table.defaults.get(own, table.defaults.get(key, "~"))
-            if key.startswith(begins) and own not in settings.given and usual != one.value:
-                said[own] = one.value
-    return said
+            if key.startswith(begins) and own not in settings.entries and usual != entry.value:
+                added[own] = entry.value
+    return added
 
 
-def _unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys of a step that are not read back, and are none that every job has."""
-    usual = _usual(plan)
+def _list_unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Job keys of a step that import does not read back and that differ from the defaults."""
+    usual = _list_defaults(plan)
     for key, value in wanted.items():
         if key.startswith(_OF_A_STEP) and key not in back and value not in (usual.get(key), False, 1, "none"):
             yield key, value
 
 
-def _usual(plan: Plan) -> dict[str, Any]:
-    """Our keys as a job has them that says nothing of them."""
+def _list_defaults(plan: Plan) -> dict[str, Any]:
+    """The job keys of a job with defaults only."""
     answers = {"policy": plan.model_name, "hardware": "8xH100", "algorithm": plan.job.algorithm.name}
-    return flat(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
+    return flatten_keys(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
 
 
 _OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", "roles.")
 
 
-def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
-    """Our keys as the plan has them; passes in rollouts or in tokens, as they were chosen and the stack counts them."""
-    found = {key: value for key, value in flat(plan.job.model_dump(mode="json")).items() if value is not None}
-    found["policy.path"] = plan.asked.policy.path if model_path(plan.asked.policy.path) else plan.model_name
-    found |= {f"roles.{role}.path": named_model(path) for role, path in plan.job.roles.paths.items()}
-    found.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
+def _list_wanted(plan: Plan, table: Table) -> dict[str, Any]:
+    """The plan's job keys that an export must express.
+
+    Passes are sized in rollouts or in tokens, whichever the plan chose and the stack supports.
+    """
+    wanted = {key: value for key, value in flatten_keys(plan.job.model_dump(mode="json")).items() if value is not None}
+    wanted["policy.path"] = plan.asked.policy.path if model_path(plan.asked.policy.path) else plan.model_name
+    wanted |= {f"roles.{role}.path": named_model(path) for role, path in plan.job.roles.paths.items()}
+    wanted.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
-        found[_ROLLOUTS] = _even_passes(plan, table)
-    found = {key: value for key, value in found.items() if not (key.startswith(_OF_ROLES) and value == "auto")}
+        wanted[_ROLLOUTS] = _find_even_passes(plan, table)
+    wanted = {key: value for key, value in wanted.items() if not (key.startswith(_OF_ROLES) and value == "auto")}
     if plan.job.release.scores_in_units_of_training and plan.choice.trainer.max_tokens:
-        found = _scored_in_tokens(found, plan.job)
-    if found["rollout.quantization"] == "none":
-        found.pop("rollout.quantization")
+        wanted = _score_in_tokens(wanted, plan.job)
+    if wanted["rollout.quantization"] == "none":
+        wanted.pop("rollout.quantization")
     if plan.choice.engine.sleep_level == 0:
-        found.pop("rollout.sleep_level", None)
-    if not found["placement.max_staleness"]:
-        found.pop("placement.max_staleness")
-    if "placement.max_staleness" not in found:
-        found.pop("placement.partial_rollouts", None)  # nothing runs while weights change
-    if found["rollout.engine"] == "auto":
-        found.pop("rollout.engine")  # the stack's own
+        wanted.pop("rollout.sleep_level", None)
+    if not wanted["placement.max_staleness"]:
+        wanted.pop("placement.max_staleness")
+    if "placement.max_staleness" not in wanted:
+        wanted.pop("placement.partial_rollouts", None)  # without staleness no rollout runs during a weight sync
+    if wanted["rollout.engine"] == "auto":
+        wanted.pop("rollout.engine")  # the stack chooses its engine
     if plan.job.algorithm.declaration.has_value and plan.job.algorithm.value_learning_rate is None:
-        found["algorithm.value_learning_rate"] = plan.job.algorithm.learning_rate
+        wanted["algorithm.value_learning_rate"] = plan.job.algorithm.learning_rate
     if plan.job.load_model().experts is None:
-        found.pop("training.etp", None)
-    if found["placement.offload"] == "none":
-        found.pop("placement.offload_roles", None)
-    learned = {"algorithm.name", *list_learning_keys(plan.job)}  # others have no effect, or would switch something on
-    return {key: value for key, value in found.items() if not key.startswith("algorithm.") or key in learned}
+        wanted.pop("training.etp", None)
+    if wanted["placement.offload"] == "none":
+        wanted.pop("placement.offload_roles", None)
+    learned = {"algorithm.name", *list_learning_keys(plan.job)}  # another key has no effect, or would enable something
+    return {key: value for key, value in wanted.items() if not key.startswith("algorithm.") or key in learned}
 
 
-def _scored_in_tokens(found: dict[str, Any], job: ResolvedJob) -> dict[str, Any]:
-    """Our keys with scoring passes sized in tokens: rollouts are counted at their longest, as training packs them."""
+def _score_in_tokens(wanted: dict[str, Any], job: ResolvedJob) -> dict[str, Any]:
+    """The job keys with scoring passes in tokens: each rollout counts at its maximum length, as in training passes."""
     sizes = {
         f"scoring.{role}.micro_batch_size_per_gpu": f"scoring.{role}.max_tokens_per_micro_batch"
         for role in job.scored_roles
     }
-    packed = {tokens: found[size] * job.workload.max_seq_len for size, tokens in sizes.items() if size in found}
-    return {key: value for key, value in found.items() if key not in sizes} | packed
+    packed = {tokens: wanted[size] * job.workload.max_seq_len for size, tokens in sizes.items() if size in wanted}
+    return {key: value for key, value in wanted.items() if key not in sizes} | packed
 
 
 _TOKENS, _ROLLOUTS = "training.max_tokens_per_micro_batch", "workload.micro_batch_size_per_gpu"
 
 
-def _even_passes(plan: Plan, table: Table) -> int:
-    """Rollouts of a pass; of those that were packed by tokens, as many as divide a rank's mini-batch.
+def _find_even_passes(plan: Plan, table: Table) -> int:
+    """Rollouts per pass for a stack without token-based passes; the number divides a rank's mini-batch.
 
-    Raises: EmitError where the job says a number that does not divide it.
+    Raises: EmitError where the job sets a number that does not divide it.
     """
     work, micro = plan.job.workload, plan.job.workload.micro_batch_size_per_gpu
     share = max(1, work.mini_batch_size // plan.schedule.layout("policy_trainer").dp)
     even = next(size for size in range(min(micro, share), 0, -1) if share % size == 0)
     if plan.choice.trainer.max_tokens is None and even != micro:
         raise EmitError(
-            f"{table.title} cannot take {share} rollouts of a rank and optimizer step in passes of {micro}",
+            f"{table.title} cannot split {share} rollouts per rank and optimizer step into passes of {micro}",
             where=f"plan of {plan.job.name}: {_ROLLOUTS}, target {table.title} {table.version}",
-            rule="its passes are all of one size, which divides a rank's part of a mini-batch",
+            rule="all passes have one size, which divides a rank's part of a mini-batch",
             way_out=f"plan the job with {_ROLLOUTS}={even}",
         )
     return even
 
 
-def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> Settings:
-    """With the least that says a key of ours, contradicts nothing before it, and is read back as that."""
+def _add_key(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> Settings:
+    """The settings with the fewest values that express a job key.
+
+    The values contradict no earlier setting, and import reads the key back from them.
+    """
     alternatives, defaults = settings.table.rows[ours], settings.table.defaults
-    found: list[tuple[int, int, dict[str, Any]]] = []
+    candidates: list[tuple[int, int, dict[str, Any]]] = []
     for index, row in enumerate(alternatives):
-        said = _alternative(settings, plan, row, wanted[ours], wanted)
-        if said is not None and all(
-            key not in settings.given or settings.value(key) == one for key, one in said.items()
+        written = _write_row(settings, plan, row, wanted[ours], wanted)
+        if written is not None and all(
+            key not in settings.entries or settings.value(key) == value for key, value in written.items()
         ):
-            found.append((sum(defaults.get(key, "~") != one for key, one in said.items()), index, said))
-    for _, index, said in sorted(found, key=lambda one: one[:2]):
-        after = settings.with_values(said)
+            candidates.append((sum(defaults.get(key, "~") != value for key, value in written.items()), index, written))
+    for _, index, written in sorted(candidates, key=lambda candidate: candidate[:2]):
+        after = settings.replace_values(written)
         after.ours.update({key: value for key, value in wanted.items() if key != ours})
-        back = first_of(after, ours, alternatives, [])
+        back = find_first(after, ours, alternatives, [])
         is_share = back is not None and back[1].convert in SHARES
         if is_share and back is not None and back[1].convert != alternatives[index].convert:
-            continue  # it would be read as a share of something else
-        if back is not None and (is_share or _same(back[0].value, wanted[ours])):
-            return settings.with_values(said)
+            continue  # vLLM's fraction and SGLang's cover different memory
+        if back is not None and (is_share or _are_equal(back[0].value, wanted[ours])):
+            return settings.replace_values(written)
     return settings
 
 
-def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """Foreign keys with which a row says a value; None where it cannot."""
+def _write_row(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    """Foreign keys with which a row expresses a value; None where it cannot."""
     if (
         row.is_only_read
         or row.refused
-        or not all(matches(wanted[key], one) for key, one in row.when.items() if key in wanted)
+        or not all(matches(wanted[key], condition) for key, condition in row.when.items() if key in wanted)
     ):
         return None
-    said = dict(_spelled(settings, {key: one for key, one in row.when.items() if key not in wanted}))
-    said |= {key: prod(wanted[one] for one in factors) for key, factors in row.written.items()}
-    if not all(matches(said[key], row.when[key]) for key in row.written):
+    written = dict(_satisfy(settings, {key: condition for key, condition in row.when.items() if key not in wanted}))
+    written |= {key: prod(wanted[factor] for factor in factors) for key, factors in row.written.items()}
+    if not all(matches(written[key], row.when[key]) for key in row.written):
         return None
     if row.key:
         if (row.above is not None and value <= row.above) or (row.below is not None and value >= row.below):
             return None
-        theirs = _backwards(settings, plan, row, value, wanted)
-        return None if theirs is None else {**said, row.key: theirs}
-    constant = row.value * prod(wanted[one] for one in row.times) if row.times else row.value
+        theirs = _invert(settings, plan, row, value, wanted)
+        return None if theirs is None else {**written, row.key: theirs}
+    constant = row.value * prod(wanted[factor] for factor in row.times) if row.times else row.value
     is_number = isinstance(constant, int | float) and not isinstance(constant, bool) and not isinstance(value, bool)
-    return said if word_of(constant) == word_of(value) or (is_number and constant == value) else None  # 0 and 0.0
+    return written if word_of(constant) == word_of(value) or (is_number and constant == value) else None  # 0 and 0.0
 
 
-def _spelled(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values that make conditions hold, of several the one that is given; bounds and `*` are left to the rows of their
-    keys.
+def _satisfy(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values that satisfy conditions; among several, the current one.
+
+    Bounds and `*` are left to the rows of their keys.
     """
-    for key, one in conditions.items():
-        is_given = key in settings.given and isinstance(one, list | tuple) and matches(settings.value(key), one)
-        first = settings.value(key) if is_given else one[0] if isinstance(one, list | tuple) else one
+    for key, condition in conditions.items():
+        is_given = (
+            key in settings.entries and isinstance(condition, list | tuple) and matches(settings.value(key), condition)
+        )
+        first = settings.value(key) if is_given else condition[0] if isinstance(condition, list | tuple) else condition
         if first is not None and not (isinstance(first, str) and first.startswith((">", "<", "*"))):
             yield key, first
 
 
-def _backwards(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> Any:
-    """Their value for ours; None where there is none."""
+def _invert(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> Any:
+    """The foreign value for a job value; None without one."""
     if row.map is not None:
         words = [theirs for theirs, ours in row.map.items() if word_of(ours) == word_of(value)]
-        given = word_of(settings.given[row.key].value) if row.key in settings.given else ""
-        found = given if given in words else next(iter(words), None)
-        return {"true": True, "false": False}.get(found, found) if found is not None else None
+        current = word_of(settings.entries[row.key].value) if row.key in settings.entries else ""
+        word = current if current in words else next(iter(words), None)
+        return {"true": True, "false": False}.get(word, word) if word is not None else None
     if row.convert in SHARES:
-        return share_of(plan, settings.table.vllm, is_static=row.convert == "static_share")
+        return find_share(plan, settings.table.vllm, is_static=row.convert == "static_share")
     if row.convert == "mebibytes":
         return int(value) >> 20
     if row.part:
         return int(value / row.part) if int(int(value / row.part) * row.part) == value else None
 
-    def of(key: str) -> Any:
+    def look_up(key: str) -> Any:
         return wanted[key] if key in wanted else settings.value(key)
 
-    if row.plus or not all(isinstance(of(key), int) for key in row.minus):
+    if row.plus or not all(isinstance(look_up(key), int) for key in row.minus):
         return None
     if row.minus:
-        value += sum(of(key) for key in row.minus)
+        value += sum(look_up(key) for key in row.minus)
     for keys, is_factor in ((row.over, True), (row.times, False)):
         for key in keys:
-            factor = of(key)
+            factor = look_up(key)
             if not isinstance(factor, int) or (not is_factor and value % factor):
                 return None
             value = value * factor if is_factor else value // factor
     return value
 
 
-def _same(one: Any, other: Any) -> bool:
-    return bool(one == other) or word_of(one) == word_of(other)
+def _are_equal(first: Any, second: Any) -> bool:
+    return bool(first == second) or word_of(first) == word_of(second)
 
 
-def _on_hosts(settings: Settings, plan: Plan) -> Settings:
-    """With the number of hosts, and of GPUs on each or of all; of those that train, where others generate."""
+def _add_hosts(settings: Settings, plan: Plan) -> Settings:
+    """The settings with the numbers of hosts and GPUs; of the training GPUs alone, where the stack adds the others."""
     hardware, rows = plan.job.hardware, settings.table.rows
     counts = [row for row in rows.get("hardware.num_devices", ()) if not row.is_only_read]
     hosts, arrangement = hardware.num_hosts if isinstance(hardware.num_hosts, int) else 1, plan.choice.arrangement
@@ -319,71 +330,73 @@ def _on_hosts(settings: Settings, plan: Plan) -> Settings:
         num_gpus = hardware.num_devices
         if arrangement.placement is Placement.DISAGGREGATED and any(other.plus for other in counts):
             num_gpus = arrangement.num_training
-            hosts = _fewest_hosts(num_gpus, hardware.num_devices // hosts)
+            hosts = _count_hosts(num_gpus, hardware.num_devices // hosts)
         if not row.times:
-            return settings.with_values({row.key: num_gpus, rows["hardware.num_hosts"][0].key: hosts})
-        return settings.with_values({row.key: num_gpus // hosts, row.times[0]: hosts})
+            return settings.replace_values({row.key: num_gpus, rows["hardware.num_hosts"][0].key: hosts})
+        return settings.replace_values({row.key: num_gpus // hosts, row.times[0]: hosts})
     return settings
 
 
-def _fewest_hosts(num_gpus: int, most_on_each: int) -> int:
-    """Hosts with equally many of these GPUs on each.
+def _count_hosts(num_gpus: int, most_on_each: int) -> int:
+    """The fewest hosts with the same number of these GPUs on each.
 
-    >>> [_fewest_hosts(num_gpus, 8) for num_gpus in (4, 12, 16)]
+    >>> [_count_hosts(num_gpus, 8) for num_gpus in (4, 12, 16)]
     [1, 2, 2]
     """
     return next(n for n in range(ceil_div(num_gpus, most_on_each), num_gpus + 1) if num_gpus % n == 0)
 
 
 def _check_devices(table: Table, plan: Plan) -> None:
-    """Raises: EmitError for a plan of a CPU host."""
+    """Raises: EmitError for a plan on a CPU host."""
     if plan.is_on_host:
         raise EmitError(
             f"{table.title} is written for GPUs, the plan is for {plan.devices}",
             where=f"plan of {plan.job.name}: hardware, target {table.title} {table.version}",
-            rule="a stack's keys count GPUs",
+            rule="the stack's settings describe GPUs",
             way_out="plan the job with hardware=8xH100",
         )
 
 
 def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, Any]:
-    """What is read back, which is the plan's job. Raises: EmitError."""
+    """The job keys that import reads back. Raises: EmitError where they differ from the plan's job."""
     table, hardware = settings.table, name_hardware(plan)
     try:
-        found = convert(settings, hardware, None if "policy.path" in table.rows else plan.model_name)
-        back = {one.ours: one.value for one in found.taken}
-        if found.share is not None and MEMORY in wanted:
-            there = with_kv_cache(plan.job, found.share, table.vllm).rollout.kv_cache_memory
+        imported = convert(settings, hardware, None if "policy.path" in table.rows else plan.model_name)
+        back = {entry.ours: entry.value for entry in imported.taken}
+        if imported.share is not None and MEMORY in wanted:
+            there = add_kv_cache(plan.job, imported.share, table.vllm).rollout.kv_cache_memory
             if abs(int(there) - wanted[MEMORY]) <= SAME_CACHE * wanted[MEMORY]:
                 back[MEMORY] = wanted[MEMORY]
     except RlplanError as error:
         raise EmitError(
-            f"{table.title} cannot say a plan of {wanted.get('algorithm.name', plan.job.algorithm.name)}: {error.what}",
+            f"{table.title} cannot run a plan of {wanted.get('algorithm.name', plan.job.algorithm.name)}: {error.what}",
             where=f"plan of {plan.job.name}, target {table.title} {table.version}",
             rule=error.rule,
             way_out=_OTHERS,
         ) from None
-    rows = {key: one for key, one in table.rows.items() if not all(row.is_assumed for row in one)}
+    rows = {
+        key: alternatives for key, alternatives in table.rows.items() if not all(row.is_assumed for row in alternatives)
+    }
     keys = [key for key in rows if key in wanted and not key.startswith("hardware.")]
-    must_say = _must_say(settings, plan, wanted)
+    must_say = _list_required_keys(settings, plan, wanted)
     sized = tuple(f"scoring.{role}." for role in plan.job.scored_roles if plan.asked.scoring.pass_of(role).is_stated)
-    said = [key for key in keys if key in back or key.startswith((*_MUST_SAY, *sized))]
-    said += [key for key in must_say if key not in said]
-    lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
+    stated = [key for key in keys if key in back or key.startswith((*_MUST_SAY, *sized))]
+    stated += [key for key in must_say if key not in stated]
+    lost = {key: back.get(key) for key in stated if not _are_equal(back.get(key), wanted[key]) and key not in _UNSAID}
     lost |= {key: "auto" for key in lost if key.startswith(sized) and key not in back}
     if unsaid := [key for key in must_say if key in lost and key not in back]:
-        usual = _usual(plan)
+        usual = _list_defaults(plan)
         lost |= {key: usual.get(key) for key in unsaid}
     if not plan.job.has_rollouts and sum(back.get(key, 0) for key in _LENGTHS) == sum(wanted[key] for key in _LENGTHS):
         lost = {key: value for key, value in lost.items() if key not in _LENGTHS}  # one limit bounds both together
     lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS, _STALENESS) if key in back and key not in wanted}
     if lost:
-        raise _unsaid_error(table, plan, lost, wanted)
+        raise _refuse_lost(table, plan, lost, wanted)
     return back
 
 
-def _must_say(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> list[str]:
-    """Keys that change what is learned, which a stack has to say, or to have by itself."""
+def _list_required_keys(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> list[str]:
+    """Job keys that change what is learned: the stack must set them, or have them as defaults."""
     if not settings.table.trains:
         return []
     fixed = list_fixed_keys(settings, wanted)
@@ -394,6 +407,6 @@ _OF_ROLES = ("scoring.", "roles.value.training.")
 _STALENESS = "placement.max_staleness"
 _LENGTHS = ("workload.max_prompt_len", "workload.max_response_len")
 _UNSAID = frozenset({"training.logits", "placement.sync_bucket"})
-"""Keys that a stack may have by itself alone: how it takes its loss and sends its weights."""
+"""Keys that may differ in an export: the stack decides how it computes its loss and sends its weights."""
 _MUST_SAY = ("training.zero", "training.lora", "workload.num_prompts", "workload.num_samples", "workload.mini_batch")
-"""Keys that are lost where nothing says them; others are without effect there."""
+"""Prefixes of keys that an export must express; without a setting, other keys have no effect in the stack."""

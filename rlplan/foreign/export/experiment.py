@@ -1,11 +1,11 @@
-"""Everything in a plan that changes what is learned, and how an export is held to it.
+"""The job keys that change what is learned, and the check that an export keeps them.
 
-A stack's file says a part of an experiment; its defaults say the rest. An export that compares the keys that it wrote
-misses the rest: a dropout of 0.1, a lambda of 1. So the plan's keys are listed here, and each is compared with the
-value that holds after the file is read, upstream's defaults included.
+A stack's file sets part of an experiment, and its defaults set the rest: a dropout of 0.1, a lambda of 1. Comparing
+only the written keys would miss the defaults. So this module lists the plan's keys, and each is compared with the value
+after import, upstream's defaults included.
 
-In: a Plan, Settings. Out: keys of ours that count, and settings that rlplan's losses and optimizers stand for.
-Left out: what a stack's loss does inside of one algorithm's name, for which it has no key.
+In: a Plan, Settings. Out: job keys that count, and upstream's settings that match rlplan's losses and optimizers.
+Left out: details of a stack's loss that have no key.
 """
 
 from collections.abc import Iterator
@@ -33,19 +33,19 @@ _OF_ADVANTAGE = {"generalized": ("gamma", "gae_lambda"), "batch_normalized": ("g
 
 
 def list_learning_keys(job: JobSpec) -> tuple[str, ...]:
-    """Keys of a job on which it depends what is learned. A key without effect, such as lambda beside GRPO, is none.
+    """Job keys that change what is learned; without those that have no effect, such as lambda with GRPO.
 
     >>> from rlplan.spec.files.job_file import job_from
     >>> job = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "algorithm": "grpo"}, [])
     >>> "algorithm.gae_lambda" in list_learning_keys(job), "algorithm.kl_estimator" in list_learning_keys(job)
     (False, True)
     """
-    return tuple(f"algorithm.{name}" for name in _learning_names(job)) + (
+    return tuple(f"algorithm.{name}" for name in _list_learning_names(job)) + (
         ("workload.temperature", "workload.num_epochs_per_step") if job.has_rollouts else ()
     )
 
 
-def _learning_names(job: JobSpec) -> Iterator[str]:
+def _list_learning_names(job: JobSpec) -> Iterator[str]:
     spec = job.algorithm
     declared = spec.declaration
     yield from _ALWAYS
@@ -71,41 +71,41 @@ def _learning_names(job: JobSpec) -> Iterator[str]:
 
 
 def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:
-    """The settings with the values that rlplan's losses and optimizers stand for, where the stack's own differ."""
+    """The settings with the values that match rlplan's losses and optimizers, where the stack's defaults differ."""
     changes: dict[str, Any] = {}
-    for fixed in _that_hold(settings, wanted):
-        for key, value in _filled(fixed, wanted).items():
+    for fixed in _find_fixed(settings, wanted):
+        for key, value in _fill(fixed, wanted).items():
             if settings.value(key) != value:
                 changes[key] = value
-    return settings.with_values(changes) if changes else settings
+    return settings.replace_values(changes) if changes else settings
 
 
 def list_fixed_keys(settings: Settings, wanted: dict[str, Any]) -> frozenset[str]:
-    """Keys of ours that are said by fixed settings rather than by rows."""
-    return frozenset(key for fixed in _that_hold(settings, wanted) for key in fixed.says)
+    """Job keys that fixed settings express, rather than rows."""
+    return frozenset(key for fixed in _find_fixed(settings, wanted) for key in fixed.says)
 
 
 def check_fixed(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> None:
-    """Raises: EmitError where a fixed setting does not hold in the end."""
+    """Raises: EmitError where the final settings contradict a fixed setting."""
     table = settings.table
-    for fixed in _that_hold(settings, wanted):
-        for key, value in _filled(fixed, wanted).items():
+    for fixed in _find_fixed(settings, wanted):
+        for key, value in _fill(fixed, wanted).items():
             if settings.value(key) != value:
                 raise EmitError(
-                    f"{key} is {settings.value(key)} in the settings for {table.title}, the plan stands for {value}",
+                    f"{key} is {settings.value(key)} in the settings for {table.title}, but the plan needs {value}",
                     where=f"plan of {plan.job.name}, target {table.title} {table.version}",
-                    rule="what is learned is the plan's",
+                    rule="an export does not change what is learned",
                     way_out=f"emit the plan for another target, or run it there with {key}={value}",
                 )
 
 
-def _that_hold(settings: Settings, wanted: dict[str, Any]) -> Iterator[Fixed]:
+def _find_fixed(settings: Settings, wanted: dict[str, Any]) -> Iterator[Fixed]:
     settings.ours.update(wanted)
     return (fixed for fixed in settings.table.fixed if settings.holds(fixed.when))
 
 
-def _filled(fixed: Fixed, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Values with our keys in them replaced by the plan's values."""
+def _fill(fixed: Fixed, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Values with job keys replaced by the plan's values."""
 
     def fill(value: Any) -> Any:
         if isinstance(value, list | tuple):

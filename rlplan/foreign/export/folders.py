@@ -1,7 +1,7 @@
-"""The folder with which another stack is started: files in its own syntax, and a README with the command and the notes.
+"""The folder that starts a plan in another stack: files in its own syntax, and a README with the command and the notes.
 
 In: a Plan, the name of a stack. Out: files that the stack's own parser accepts (tests/foreign/export/test_upstream.py).
-Left out: what the settings are (backwards.py).
+Left out: the settings (backwards.py).
 """
 
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.export.backwards import Export, exported
-from rlplan.foreign.table import load_table, table_name
+from rlplan.foreign.export.backwards import Export, export_plan
+from rlplan.foreign.table import get_table_name, load_table
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import writing
 from rlplan.spec.files.job_file import changed
@@ -21,16 +21,21 @@ from rlplan.spec.job import JobSpec
 
 
 class _Form(NamedTuple):
-    """How a stack is started. files: their texts by name, of the settings; command: in that folder."""
+    """The files and the command that start a stack."""
 
     files: Callable[[Export], dict[str, str]]
+    """Function that gives the texts by file name."""
     command: str
-    lacks: str = "with the data and rewards of your own in it"
+    """Command within the folder."""
+    lacks: str = "with your data and rewards in it"
+    """Things that the user must add, for the README."""
 
 
-def _script(export: Export, before: str = "", shape: str = "", program: str = "") -> dict[str, str]:
-    """The command. before: lines above it. shape: words behind the program that say a model's shape. program: another
-    than the table's first.
+def _write_script(export: Export, before: str = "", shape: str = "", program: str = "") -> dict[str, str]:
+    """The script with the command.
+
+    before: lines above the command. shape: words after the program for a model's shape. program: in place of the
+    table's first entry.
     """
     table, settings = export.table, export.settings
     entry = program or table.entries[0]
@@ -38,7 +43,7 @@ def _script(export: Export, before: str = "", shape: str = "", program: str = ""
     preset = next((name for name, values in table.presets.items() if values.items() <= settings.items()), None)
     if preset is not None and table.syntax == "overrides":
         words.append(f"--config-name={'one_step_off_' * bool(program)}{preset}")
-    elif preset is not None:  # a program of its own, which has no flags for these
+    elif preset is not None:  # the preset is a program, which has no flags for its own settings
         words = [f"python3 {preset}"]
         settings = {key: value for key, value in settings.items() if key not in table.presets[preset]}
     words[0] += shape
@@ -60,34 +65,34 @@ def _script(export: Export, before: str = "", shape: str = "", program: str = ""
     return {"train.sh": f"#!/bin/bash\nset -x\n{before}" + " \\\n    ".join(words) + ' "$@"\n'}
 
 
-def _verl_ahead(export: Export) -> dict[str, str]:
-    """The trainer that generates one step ahead, whose configuration looks for verl's own below verl's folder."""
+def _write_verl_ahead(export: Export) -> dict[str, str]:
+    """The script of verl's one-step-off trainer, whose configuration searches below verl's folder."""
     before = 'cd "${VERL:?the folder of verl}" || exit\n'
-    return _script(export, before, program="verl.experimental.one_step_off_policy.main_ppo")
+    return _write_script(export, before, program="verl.experimental.one_step_off_policy.main_ppo")
 
 
 _REST_OF_A_NAME = ("", "base", "chat", "instruct", "it")
-"""How models of one shape differ in their names."""
+"""Suffixes in the names of models that have the same shape."""
 
 
-def _slime(export: Export) -> dict[str, str]:
-    """In slime's folder, with the file of the model's shape, which Megatron's flags ask for."""
-    name = _shape_file(str(export.settings["hf_checkpoint"]), export.table.model_files)
+def _write_slime(export: Export) -> dict[str, str]:
+    """The script for slime, which sources the file of the model's shape: Megatron needs it as flags."""
+    name = _find_shape_file(str(export.settings["hf_checkpoint"]), export.table.model_files)
     file = (
         f"scripts/models/{name}.sh" if name else '"${MODEL_FILE:?one as in scripts/models, of the shape of the model}"'
     )
     before = f'cd "${{SLIME:?the folder of slime}}" || exit\nsource {file}\n'
-    return _script(export, before, ' "${MODEL_ARGS[@]}"')
+    return _write_script(export, before, ' "${MODEL_ARGS[@]}"')
 
 
-def _shape_file(model: str, files: Sequence[str]) -> str:
-    """The file of a model's shape, by its name; empty where none is certain.
+def _find_shape_file(model: str, files: Sequence[str]) -> str:
+    """The file of a model's shape, by the model's name; empty where no file is certain.
 
     >>> files = ("qwen3-4B", "qwen3-4B-Instruct-2507", "llama3.1-8B-Instruct")
-    >>> [_shape_file(name, files) for name in ("Qwen/Qwen3-4B-Base", "Qwen/Qwen3-4B-Instruct-2507")]
+    >>> [_find_shape_file(name, files) for name in ("Qwen/Qwen3-4B-Base", "Qwen/Qwen3-4B-Instruct-2507")]
     ['qwen3-4B', 'qwen3-4B-Instruct-2507']
-    >>> _shape_file("meta-llama/Llama-3.1-8B-Instruct", files), _shape_file("Qwen/Qwen3-4B-Thinking-2507", files)
-    ('llama3.1-8B-Instruct', '')
+    >>> [_find_shape_file(name, files) for name in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-4B-Thinking-2507")]
+    ['llama3.1-8B-Instruct', '']
     """
 
     def plain(name: str) -> str:
@@ -98,154 +103,157 @@ def _shape_file(model: str, files: Sequence[str]) -> str:
     return max(fitting, key=len, default="")
 
 
-def _yaml(settings: dict[str, Any]) -> str:
-    return "".join(f"{key}: {json.dumps(one)}\n" for key, one in nested(settings).items())
+def _dump_yaml(settings: dict[str, Any]) -> str:
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in nest(settings).items())
 
 
-def _nemo_rl(export: Export) -> dict[str, str]:
-    return {"train.yaml": "defaults: grpo_math_1B.yaml\n" + _yaml(export.settings)}
+def _write_nemo_rl(export: Export) -> dict[str, str]:
+    return {"train.yaml": "defaults: grpo_math_1B.yaml\n" + _dump_yaml(export.settings)}
 
 
 _LAUNCHER, _SERVER = "accelerate.", "vllm_serve."
-"""Before TRL's keys stand those of the program that starts its processes, and of the engine's server."""
+"""Prefixes of keys that belong to the launcher and to the engine's server, not to TRL itself."""
 
 
-def _trl(export: Export) -> dict[str, str]:
+def _write_trl(export: Export) -> dict[str, str]:
     table, settings = export.table, export.settings
-    told = {key: settings.get(key, table.defaults[key]) for key in (f"{_LAUNCHER}distributed_type",)}
-    launcher = {key: one for key, one in (told | settings).items() if key.startswith(_LAUNCHER)}
-    server = {key.removeprefix(_SERVER): one for key, one in settings.items() if key.startswith(_SERVER)}
-    program = {key: one for key, one in settings.items() if key not in launcher and not key.startswith(_SERVER)}
+    usual = {key: settings.get(key, table.defaults[key]) for key in (f"{_LAUNCHER}distributed_type",)}
+    launcher = {key: value for key, value in (usual | settings).items() if key.startswith(_LAUNCHER)}
+    server = {key.removeprefix(_SERVER): value for key, value in settings.items() if key.startswith(_SERVER)}
+    program = {key: value for key, value in settings.items() if key not in launcher and not key.startswith(_SERVER)}
     trainer = program.pop("trainer", None) or table.programs[0]
     command = f"trl {trainer} --config train.yaml --accelerate_config accelerate.yaml"
     return {
-        "train.yaml": _yaml(program),
-        "accelerate.yaml": _yaml({key.removeprefix(_LAUNCHER): one for key, one in launcher.items()}),
-        "train.sh": f'#!/bin/bash\nset -x\n{_beside_server(export, server) if server else ""}{command} "$@"\n',
+        "train.yaml": _dump_yaml(program),
+        "accelerate.yaml": _dump_yaml({key.removeprefix(_LAUNCHER): value for key, value in launcher.items()}),
+        "train.sh": f'#!/bin/bash\nset -x\n{_start_server(export, server) if server else ""}{command} "$@"\n',
     }
 
 
-def _beside_server(export: Export, server: dict[str, Any]) -> str:
-    """Lines that start `trl vllm-serve` on the GPUs of the same host that are numbered after those that train."""
+def _start_server(export: Export, server: dict[str, Any]) -> str:
+    """Lines that start `trl vllm-serve` on the GPUs after the training GPUs of the same host."""
     settings = export.settings
     num_training = settings["accelerate.num_processes"]
-    said = {"model": settings["model_name_or_path"], **server, "max_model_len": export.longest}
+    arguments = {"model": settings["model_name_or_path"], **server, "max_model_len": export.longest}
     num_engines, tp = server.get("data_parallel_size", 1), server.get("tensor_parallel_size", 1)
-    of_all = [str(gpu) for gpu in range(num_training + num_engines * tp)]
-    words = " ".join(f"--{_dashed(key)} {shlex.quote(str(one))}" for key, one in said.items())
+    gpus = [str(gpu) for gpu in range(num_training + num_engines * tp)]
+    words = " ".join(f"--{_dash(key)} {shlex.quote(str(value))}" for key, value in arguments.items())
     return (
-        f"CUDA_VISIBLE_DEVICES={','.join(of_all[num_training:])} trl vllm-serve {words} &\n"
-        f"trap 'kill %1' EXIT\nexport CUDA_VISIBLE_DEVICES={','.join(of_all[:num_training])}\n"
+        f"CUDA_VISIBLE_DEVICES={','.join(gpus[num_training:])} trl vllm-serve {words} &\n"
+        f"trap 'kill %1' EXIT\nexport CUDA_VISIBLE_DEVICES={','.join(gpus[:num_training])}\n"
     )
 
 
-def _vllm(export: Export) -> dict[str, str]:
-    return {"vllm.yaml": _yaml({_dashed(key): one for key, one in export.settings.items()})}
+def _write_vllm(export: Export) -> dict[str, str]:
+    return {"vllm.yaml": _dump_yaml({_dash(key): value for key, value in export.settings.items()})}
 
 
-def _dashed(key: str) -> str:
+def _dash(key: str) -> str:
     first, dot, rest = key.partition(".")
     return first.replace("_", "-") + dot + rest
 
 
-def _deepspeed(export: Export) -> dict[str, str]:
-    return {"deepspeed.json": json.dumps(nested(export.settings), indent=1) + "\n"}
+def _write_deepspeed(export: Export) -> dict[str, str]:
+    return {"deepspeed.json": json.dumps(nest(export.settings), indent=1) + "\n"}
 
 
 _FORMS = {
-    "verl": _Form(_script, "bash train.sh"),
-    "openrlhf": _Form(_script, "bash train.sh"),
+    "verl": _Form(_write_script, "bash train.sh"),
+    "openrlhf": _Form(_write_script, "bash train.sh"),
     "slime": _Form(
-        _slime,
+        _write_slime,
         "SLIME=FOLDER bash train.sh",
-        "FOLDER being slime's, with the data and rewards of your own in it and Megatron's checkpoints (--load, and "
-        "--ref-load where there is a KL)",
+        "where FOLDER is slime's, with your data and rewards in the script, and Megatron's checkpoints (--load, and "
+        "--ref-load with a KL term)",
     ),
     "nemo_rl": _Form(
-        _nemo_rl,
+        _write_nemo_rl,
         'cp train.yaml "$NEMO_RL/examples/configs/planned.yaml" && cd "$NEMO_RL" && '
         "python examples/run_grpo.py --config examples/configs/planned.yaml",
-        "NEMO_RL being the folder of NeMo-RL, with the data and rewards of your own in the file",
+        "where NEMO_RL is the folder of NeMo-RL, with your data and rewards in the file",
     ),
-    "trl": _Form(_trl, "bash train.sh --dataset_name DATASET --reward_funcs REWARD"),
-    "vllm": _Form(_vllm, "vllm serve --config vllm.yaml", "for the engine alone"),
-    "deepspeed": _Form(_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "train.py being your own"),
+    "trl": _Form(_write_trl, "bash train.sh --dataset_name DATASET --reward_funcs REWARD"),
+    "vllm": _Form(_write_vllm, "vllm serve --config vllm.yaml", "for the engine alone"),
+    "deepspeed": _Form(
+        _write_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "with your own train.py"
+    ),
 }
-_TRL_GIVEN = _Form(_trl, "bash train.sh --dataset_name DATASET", "with the data of your own in its place")
-"""The entry points of TRL's trainers that learn from given answers."""
+_TRL_GIVEN = _Form(_write_trl, "bash train.sh --dataset_name DATASET", "with your data in its place")
+"""The entry points of TRL's trainers that learn from given responses."""
 _VERL_AHEAD = _Form(
-    _verl_ahead, "VERL=FOLDER bash train.sh", "FOLDER being verl's, with the data and rewards of your own in it"
+    _write_verl_ahead, "VERL=FOLDER bash train.sh", "where FOLDER is verl's, with your data and rewards in the script"
 )
-"""The entry point of verl's trainer that generates one step ahead."""
+"""The entry point of verl's one-step-off trainer."""
 TARGETS = tuple(_FORMS)
-"""Stacks that a plan can be written for in their own keys."""
+"""Stacks that a plan can be exported to."""
 
 
-def nested(settings: dict[str, Any]) -> dict[str, Any]:
+def nest(settings: dict[str, Any]) -> dict[str, Any]:
     """Dotted keys as mappings, numbered ones as lists.
 
-    >>> nested({"a.b": 1, "a.c.0": 2, "a.c.1": 3})
+    >>> nest({"a.b": 1, "a.c.0": 2, "a.c.1": 3})
     {'a': {'b': 1, 'c': [2, 3]}}
     """
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, value in settings.items():
         *above, last = key.split(".")
-        inner = found
+        inner = tree
         for part in above:
             inner = inner.setdefault(part, {})
         inner[last] = value
-    return {key: _listed(value) for key, value in found.items()}
+    return {key: _convert_lists(value) for key, value in tree.items()}
 
 
-def _listed(value: Any) -> Any:
+def _convert_lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    parts = {key: _listed(one) for key, one in value.items()}
+    parts = {key: _convert_lists(part) for key, part in value.items()}
     return list(parts.values()) if parts and all(key.isdigit() for key in parts) else parts
 
 
 def for_stack(job: JobSpec, stack: str) -> JobSpec:
-    """The job for a stack's framework, where it leaves open which framework runs it."""
+    """The job with the stack's framework, where its own is `auto`."""
     table = load_table(stack)
     return changed(job, [f"framework={table.framework}"]) if table.trains and job.framework == "auto" else job
 
 
 def check_stack(target: str, others: Sequence[str] = ()) -> str:
-    """The name of a stack's table. others: targets that are not written here. Raises: SpecError."""
+    """The name of a stack's table. others: further targets for the message. Raises: SpecError."""
     known = (*TARGETS, *others)
-    if table_name(target) not in TARGETS:
+    if get_table_name(target) not in TARGETS:
         raise SpecError(
-            f"'{target}' is no stack that a plan can be written for",
+            f"'{target}' is no stack that a plan can be exported to",
             where="command line: --target",
-            rule=f"one of {', '.join(known)}.{did_you_mean(table_name(target), known)}",
+            rule=f"one of {', '.join(known)}.{did_you_mean(get_table_name(target), known)}",
             way_out="leave it out for rlplan's own bundle",
         )
-    return table_name(target)
+    return get_table_name(target)
 
 
 class Rendered(NamedTuple):
-    """An export and the files that are written for it. texts: by the name of a file."""
+    """An export with its files."""
 
     export: Export
     texts: dict[str, str]
+    """Texts by file name."""
 
 
 def render_export(plan: Plan, target: str) -> Rendered:
-    """The texts of the files that start a stack, and of a README. Raises: EmitError, SpecError."""
+    """The texts of the files that start a stack, and of their README. Raises: EmitError, SpecError."""
     stack = check_stack(target)
-    export = exported(plan, stack)
+    export = export_plan(plan, stack)
     form = _TRL_GIVEN if "trainer" in export.settings else _FORMS[stack]
     form = _VERL_AHEAD if export.settings.get("actor_rollout_ref.hybrid_engine") is False else form
-    return Rendered(export, {**form.files(export), "README.md": _readme(plan, export, form)})
+    return Rendered(export, {**form.files(export), "README.md": _write_readme(plan, export, form)})
 
 
 def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
-    """The folder with the files that start a stack, and a README. Raises: EmitError, SpecError."""
+    """Write the files that start a stack, and their README, into a folder. Raises: EmitError, SpecError."""
     return write_texts(render_export(plan, target).texts, folder)
 
 
 def write_texts(texts: Mapping[str, str], folder: Path) -> list[Path]:
-    """The files of a rendered export in a folder. Raises: SpecError where it cannot be written."""
+    """Write the files of a rendered export. Raises: SpecError where the folder cannot be written."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -253,16 +261,16 @@ def write_texts(texts: Mapping[str, str], folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _readme(plan: Plan, export: Export, form: _Form) -> str:
+def _write_readme(plan: Plan, export: Export, form: _Form) -> str:
     table = export.table
     text = (
         f"# {plan.job.name} for {table.title} {table.version}\n\nMade by rlplan from a plan for {plan.devices}. "
         f"Start it with `{form.command}`, {form.lacks}.\n\n"
-        "Everything that is not named there has the stack's default.\n"
+        "Every other setting has the stack's default.\n"
     )
     if watts := plan.job.hardware.power_limit:
         text += f"\nThe plan is for GPUs limited to {watts} W, each with `nvidia-smi -pl {watts}`.\n"
     if export.unsaid:
-        text += f"\nWhat the plan says beside, and {table.title} has no key for:\n\n"
+        text += f"\nSettings of the plan that {table.title} has no key for:\n\n"
         text += "".join(f"- `{key}={json.dumps(value)}`\n" for key, value in export.unsaid.items())
     return text

@@ -1,1 +1,1 @@
-"""What training stacks wrote about their steps: their metrics' names, and the files that hold them."""
+"""Logs of training steps: the metric names of each stack, and the file formats."""

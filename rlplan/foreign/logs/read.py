@@ -1,9 +1,10 @@
-"""A log of training steps, of whichever stack, as the seconds of its phases and the lengths of its answers.
+"""Seconds of the phases and lengths of the responses in a log of training steps of any stack.
 
-In: JSONL (a row a step, nested or not), CSV with a header, verl's console lines (`step:3 - timing_s/gen:41.2 - ...`), a
-trainer_state.json of transformers; what fields of one's own mean. Out: a MeasuredStep. Left out: what the job was.
+In: JSONL (one row per step, nested or not), CSV with a header, verl's console lines
+(`step:3 - timing_s/gen:41.2 - ...`), transformers' trainer_state.json; the meanings of the user's own fields. Out: a
+MeasuredStep with medians over the steps. Left out: the job.
 
-Medians over the steps, the first apart where there are others: it compiles and warms up.
+The first step compiles and warms up, so it is dropped where there are others.
 """
 
 import csv
@@ -26,39 +27,39 @@ from rlplan.vocabulary import Phase
 STEP = "step"
 LENGTHS = ("mean_response_len", "longest_response_len", "cut_share", "mean_prompt_len")
 MEANINGS = (STEP, *(phase.value for phase in Phase), *LENGTHS)
-"""What a field can mean: seconds of the step, of a phase, or a length."""
+"""Meanings of a field: seconds of the step, seconds of a phase, or a length."""
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 """Seconds of a unit of time."""
 SUFFIXES = (".jsonl", ".csv", ".log", ".txt")
-"""Files that are logs; trainer_state.json is one too."""
+"""Suffixes of logs, beside the name trainer_state.json."""
 MAX_LOG_BYTES = 64 << 20
 MAX_FIELDS = 2_000
 MAX_STEP_S = 1e6
 OVERLAP = 1.2
-"""Phases of async steps overlap the step's seconds; one that is longer by more is in another unit."""
+"""Longest phase relative to its step: phases of async steps overlap. A longer one is in another unit."""
 _VERL_LINE = re.compile(r"\bstep:\s*(\d+) - (.+)")
 _PAIR = re.compile(r"([^\s:]+):\s*(?:np\.\w+\()?(-?\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)\)?(?=\s|$)")
-"""A name and a number, which numpy 2 writes as `np.float64(0.5)`; a version such as 0.9.1 is none."""
+"""A name and a number. numpy 2 prints `np.float64(0.5)`; a version such as 0.9.1 is no number."""
 _TIME_LIKE = re.compile(r"(time|timing|seconds|_s$|_ms$|duration|elapsed)", re.IGNORECASE)
 
 Row = dict[str, float]
 
 
 class Stack(NamedTuple):
-    """The names of one stack: what each of its metrics means (several of one meaning are added up), and those that are
-    read only where another is not there.
-    """
+    """The metric names of one stack."""
 
     name: str
     meanings: dict[str, str]
+    """The meaning of each metric; several metrics of one meaning are added up."""
     instead: dict[str, str]
+    """Metrics that are read only where another metric is missing, by name."""
     covers: dict[str, Phase]
-    """Our actions whose seconds the timer of another phase includes, and that phase."""
+    """Actions whose seconds are part of another phase's timer, and that phase."""
 
 
 @cache
-def stacks() -> tuple[Stack, ...]:
-    """Every stack whose names are known (names.yaml)."""
+def load_stacks() -> tuple[Stack, ...]:
+    """The stacks with known metric names (names.yaml)."""
     path = Path(__file__).with_name("names.yaml")
     table = parse_yaml(path.read_text("utf-8"), where=str(path), what="names of metrics")
     return tuple(
@@ -78,67 +79,65 @@ def is_log(path: Path) -> bool:
 
 
 def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
-    """What a log says of a usual step. fields: `rollout=my/gen_ms:ms` for names that no table has.
+    """The median step of a log. fields: `rollout=my/gen_ms:ms` for names that no table has.
 
     Raises: SpecError for an empty log, one without a known field, fields without a unit, and impossible numbers.
     """
-    own = dict(_own_field(one) for one in fields)
-    rows = [row for row in _rows(path) if row]
+    own = dict(_parse_own_field(field) for field in fields)
+    rows = [row for row in _read_rows(path) if row]
     if not rows:
         rule = "a row of numbers for each step; of a console (.log, .txt) verl's `step:3 - timing_s/gen:41.2 - ...`"
-        raise _refused(path, "the log has no rows", rule, "name the log of a run that has made steps")
+        raise _refuse(path, "the log has no rows", rule, "give the log of a run with steps")
     names = {name for row in rows for name in row}
-    stack = max(stacks(), key=lambda one: sum(name in names for name in one.meanings))
+    stack = max(load_stacks(), key=lambda candidate: sum(name in names for name in candidate.meanings))
     meanings = {
         name: (meaning, 1.0)
         for name, meaning in stack.meanings.items()
         if name in names and stack.instead.get(name) not in names
     }
-    meanings |= _own_meanings(own, names, path)
+    meanings |= _check_own_meanings(own, names, path)
     if not any(meaning not in LENGTHS for meaning, _ in meanings.values()):
-        raise _unknown(path, names)
+        raise _refuse_unknown_fields(path, names)
     timed = [row for row in rows if any(name in row for name, (what, _) in meanings.items() if what not in LENGTHS)]
-    found = _medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
-    if set(found) <= set(LENGTHS):
-        raise _refused(
-            path, "no step has a number of seconds", "numbers, not NaN", "name the log of a run that went on"
-        )
-    _check_units(found, path)
+    medians = _compute_medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
+    if set(medians) <= set(LENGTHS):
+        raise _refuse(path, "no step has a number of seconds", "numbers, not NaN", "give the log of a run with steps")
+    _check_units(medians, path)
     unread = sorted(name for name in names - set(meanings) if _TIME_LIKE.search(name))
     return MeasuredStep(
         stack=stack.name if any(name in stack.meanings for name in meanings) else "own names",
         num_steps=len(timed),
-        step_s=found.get(STEP),
-        phases={phase: found[phase.value] for phase in Phase if phase.value in found},
-        lengths={name: found[name] for name in LENGTHS if name in found},
+        step_s=medians.get(STEP),
+        phases={phase: medians[phase.value] for phase in Phase if phase.value in medians},
+        lengths={name: medians[name] for name in LENGTHS if name in medians},
         covers=stack.covers,
         unread=tuple(unread),
     )
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _read_rows(path: Path) -> Iterator[Row]:
     text = read_text(path, "the log", limit=MAX_LOG_BYTES)
     if path.name == "trainer_state.json":
-        yield from (_flat(row) for row in _history(path, text))
+        yield from (_flatten_row(row) for row in _read_history(path, text))
     elif path.suffix == ".csv":
-        yield from (_flat(row) for row in csv.DictReader(text.splitlines()))
+        yield from (_flatten_row(row) for row in csv.DictReader(text.splitlines()))
     elif path.suffix == ".jsonl":
-        yield from (_flat(row) for row in _json_rows(path, text))
+        yield from (_flatten_row(row) for row in _read_json_rows(path, text))
     else:
-        yield from _console_rows(text)
+        yield from _read_console_rows(text)
 
 
-def _history(path: Path, text: str) -> list[Any]:
+def _read_history(path: Path, text: str) -> list[Any]:
     try:
         history = json.loads(text)["log_history"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _refused(
-            path, "the trainer state has no log_history", "what transformers writes", "name metrics as JSONL or CSV"
+        raise _refuse(
+            path, "the trainer state has no log_history", "what transformers writes", "give the metrics as JSONL or CSV"
         ) from None
     return history if isinstance(history, list) else []
 
 
-def _json_rows(path: Path, text: str) -> Iterator[Any]:
+def _read_json_rows(path: Path, text: str) -> Iterator[Any]:
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     for number, line in lines:
         try:
@@ -147,62 +146,64 @@ def _json_rows(path: Path, text: str) -> Iterator[Any]:
             if number == lines[-1][0]:  # a run that was killed leaves half a line
                 return
             rule = "an object of metrics a line"
-            raise _refused(path, f"line {number} is no JSON", rule, "mend or remove that line") from None
+            raise _refuse(path, f"line {number} is no JSON", rule, "correct or remove that line") from None
 
 
-def _console_rows(text: str) -> Iterator[Row]:
+def _read_console_rows(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         if match := _VERL_LINE.search(line):
             yield {"step": float(match[1])} | {name: float(value) for name, value in _PAIR.findall(match[2])}
 
 
-def _flat(row: Any, prefix: str = "") -> Row:
+def _flatten_row(row: Any, prefix: str = "") -> Row:
     """Numbers by name; `data` and `metrics`, in which loggers wrap a row, leave no prefix."""
-    found: Row = {}
+    numbers: Row = {}
     for key, value in list(row.items())[:MAX_FIELDS] if isinstance(row, Mapping) else ():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= _flat(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
+            numbers |= _flatten_row(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
         elif isinstance(value, str):
-            number = _number(value)
-            found |= {} if number is None else {name: number}
+            number = _parse_number(value)
+            numbers |= {} if number is None else {name: number}
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = float(value)
-    return found
+            numbers[name] = float(value)
+    return numbers
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def _own_field(text: str) -> tuple[str, tuple[str, float]]:
+def _parse_own_field(text: str) -> tuple[str, tuple[str, float]]:
     """(name, (meaning, seconds of its unit)) of `rollout=my/gen_ms:ms`. Raises: SpecError."""
     meaning, _, rest = text.partition("=")
     name, _, unit = rest.rpartition(":") if meaning not in LENGTHS else (rest, "", "s")
     if meaning not in MEANINGS or not rest:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' says no meaning of a field",
+            f"'{shorten(text)[1:-1]}' has no known meaning",
             where="command line: --field",
             rule=f"MEANING=NAME:UNIT; meanings: {', '.join(MEANINGS)}.{did_you_mean(meaning, MEANINGS)}",
             way_out="for example --field rollout=gen_ms:ms",
         )
     if unit not in UNITS or not name:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' says no unit",
+            f"'{shorten(text)[1:-1]}' has no known unit",
             where="command line: --field",
-            rule=f"seconds of a phase have one of {', '.join(UNITS)} behind their name; lengths are tokens",
+            rule=f"seconds of a phase need a unit after the name: {', '.join(UNITS)}; lengths are tokens",
             way_out=f"--field {meaning}={name or rest}:s",
         )
     return name, (meaning, UNITS[unit])
 
 
-def _own_meanings(own: Mapping[str, tuple[str, float]], names: set[str], path: Path) -> Mapping[str, tuple[str, float]]:
+def _check_own_meanings(
+    own: Mapping[str, tuple[str, float]], names: set[str], path: Path
+) -> Mapping[str, tuple[str, float]]:
     for name in own:
         if name not in names:
-            raise _refused(
+            raise _refuse(
                 path,
                 f"no row has the field '{shorten(name)[1:-1]}'",
                 f"a field of the log.{did_you_mean(name, names)}",
@@ -211,9 +212,9 @@ def _own_meanings(own: Mapping[str, tuple[str, float]], names: set[str], path: P
     return own
 
 
-def _medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], path: Path) -> dict[str, float]:
-    """Of each meaning the median over steps of the sum of its fields. Raises: SpecError for impossible numbers."""
-    found: dict[str, list[float]] = {}
+def _compute_medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], path: Path) -> dict[str, float]:
+    """The median over steps, by meaning, of the sum of its fields. Raises: SpecError for impossible numbers."""
+    by_meaning: dict[str, list[float]] = {}
     for row in rows:
         sums: dict[str, float] = {}
         for name, (meaning, unit) in meanings.items():
@@ -223,39 +224,39 @@ def _medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], pat
             most = 1.0 if meaning == "cut_share" else MAX_STEP_S / unit if meaning not in LENGTHS else float(1 << 30)
             if not 0 <= value <= most:
                 rule = f"from 0 to {most:g}"
-                raise _refused(path, f"{name} is {value:g}", rule, "correct the log, or leave the row out")
+                raise _refuse(path, f"{name} is {value:g}", rule, "correct the log, or leave the row out")
             sums[meaning] = sums.get(meaning, 0.0) + value * unit
         for meaning, value in sums.items():
-            found.setdefault(meaning, []).append(value)
-    return {meaning: median(values) for meaning, values in found.items()}
+            by_meaning.setdefault(meaning, []).append(value)
+    return {meaning: median(values) for meaning, values in by_meaning.items()}
 
 
-def _check_units(found: Mapping[str, float], path: Path) -> None:
-    """A phase that is longer than its step is in another unit. Raises: SpecError."""
-    step = found.get(STEP)
+def _check_units(medians: Mapping[str, float], path: Path) -> None:
+    """Raises: SpecError for a phase that is longer than its step, which is in another unit."""
+    step = medians.get(STEP)
     for phase in (Phase.ROLLOUT, Phase.TRAIN, Phase.SCORE, Phase.SYNC):
-        seconds = found.get(phase.value, 0.0)
+        seconds = medians.get(phase.value, 0.0)
         if step is not None and seconds > OVERLAP * step:
-            raise _refused(
+            raise _refuse(
                 path,
                 f"{phase} takes {seconds:g} s of a step of {step:g} s",
                 "a phase is no longer than its step, so one of them has another unit",
-                f"say its unit, as in --field {phase}=NAME:ms",
+                f"state its unit, as in --field {phase}=NAME:ms",
             )
 
 
-def _unknown(path: Path, names: set[str]) -> SpecError:
-    known = [name for stack in stacks() for name in stack.meanings]
+def _refuse_unknown_fields(path: Path, names: set[str]) -> SpecError:
+    known = [name for stack in load_stacks() for name in stack.meanings]
     timers = sorted(name for name in names if _TIME_LIKE.search(name))
     near = "".join(sorted({did_you_mean(name, known) for name in timers[:20]}))
     first = timers[0] if timers else "gen_time"
-    return _refused(
+    return _refuse(
         path,
         f"none of {len(names)} fields is a known timer: {', '.join((timers or sorted(names))[:8])}",
-        f"metrics of {', '.join(stack.name for stack in stacks())}.{near}",
-        f"say what a field means and its unit: --field rollout={first}:s",
+        f"metrics of {', '.join(stack.name for stack in load_stacks())}.{near}",
+        f"state the meaning and the unit of a field: --field rollout={first}:s",
     )
 
 
-def _refused(path: Path, what: str, rule: str, way_out: str) -> SpecError:
+def _refuse(path: Path, what: str, rule: str, way_out: str) -> SpecError:
     return SpecError(what, where=str(path), rule=rule, way_out=way_out)

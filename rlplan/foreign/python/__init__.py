@@ -1,1 +1,1 @@
-"""Python scripts that make a trainer, read from their syntax trees: nothing of them is imported or run."""
+"""Python scripts that create a trainer, read from their syntax trees and never imported or run."""

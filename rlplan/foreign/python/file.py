@@ -1,120 +1,152 @@
-"""What a Python script tells a trainer of TRL: the configuration, the model and the adapters that it is made with.
+"""The settings with which a Python script creates a TRL trainer: its configuration, model and adapters.
 
-In: a script with calls such as `GRPOTrainer(model=..., args=GRPOConfig(...))`. Out: what each key is given, with its
-line. Left out: what a script does before that (statements.py).
+In: a script with calls such as `GRPOTrainer(model=..., args=GRPOConfig(...))`. Out: the value and the line of each key.
+Left out: following the script (statements.py).
 """
 
 import ast
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.text import parsed
-from rlplan.foreign.python.unsloth import LOADED, SHARED, keys_of
-from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made, name_of
+from rlplan.foreign.python.unsloth import LOADED, SHARED, list_keys
+from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, get_name, is_made
 from rlplan.foreign.settings import Given
-from rlplan.foreign.table import given_trainers, load_table
-from rlplan.foreign.unknown import is_known, shown
+from rlplan.foreign.table import list_given_trainers, load_table
+from rlplan.foreign.unknown import is_known, strip_marks
+from rlplan.reading import read_text
 
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
-"""Arguments of LoraConfig that ModelConfig's flags name otherwise."""
+"""Arguments of LoraConfig, with the names of ModelConfig's flags."""
 _ONLINE = "GRPO"
-"""Of TRL's trainers the one whose policy generates."""
+"""The one TRL trainer whose policy generates rollouts."""
 _BITS = ("load_in_4bit", "load_in_8bit")
-"""Of ModelConfig and of BitsAndBytesConfig."""
+"""Flags of ModelConfig, and arguments of BitsAndBytesConfig."""
 _BY_FLAGS = ("get_peft_config", "get_quantization_config")
-"""Functions of TRL that take from ModelConfig what its flags say."""
+"""Functions of TRL that build configurations from ModelConfig's flags, which are read as flags."""
+_IPYTHON = re.compile(r"^([ \t]*)[!%].*$", re.MULTILINE)
+"""Lines that only IPython understands, such as `!pip install` and `%%time`; they train nothing."""
 
 
 @dataclass(frozen=True)
 class PythonScript:
-    """What a script says. makes_grpo: whether a trainer of GRPO is among it. has_trainer: whether any is, or the
-    configuration of one. has_own_flags: whether its flags are its own, and none of the trainer's. used: names given
-    from outside that it has.
-    """
+    """The settings of a script."""
 
-    given: dict[str, Given]
+    entries: dict[str, Given]
     notes: tuple[str, ...]
     makes_grpo: bool
+    """Whether it creates a GRPO trainer."""
     has_trainer: bool
+    """Whether it creates a trainer, or the configuration of one."""
     has_own_flags: bool
+    """Whether its command-line flags are its own, and not the trainer's."""
     used: frozenset[str]
+    """Names of `--set` that the script has."""
 
 
 def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str] | None = None) -> PythonScript:
-    """The keys that a script gives. outside: names of it, or options of its own, that `--set` says. flags: those of the
-    command line that starts it; None where the Python file itself was given. Raises: SpecError where it is not Python;
-    without flags, also where `--set` names nothing of it (names of a shell script are checked by its reader).
+    """The keys that a script sets.
+
+    outside: values of `--set` for its names or options. flags: of the command line that starts it; None where the user
+    gave the Python file itself. Raises: SpecError for a file that is not Python; without flags also for a `--set` name
+    that the script lacks (the reader of a shell script checks its own names).
     """
-    tree = parsed(path)
+    tree = parse_file(path)
     script = Script(tree, path.name, {**(flags or {}), **outside})
     if script.spent > MAX_WORK and not script.followed_to and _names_a_trainer(tree):
         raise SpecError(
             "the script is too long to be followed",
             where=str(path),
             rule=f"at most {MAX_WORK:,} expressions and parts of values, loops counted as often as they run",
-            way_out="give the YAML file or the command that starts the training, or the part that makes the trainer",
+            way_out="give the YAML file or the command that starts the training, or the part that creates the trainer",
         )
     unused = [name for name in outside if name not in script.used]
-    trainer, config, notes = _chosen(script)
+    trainer, config, notes = _choose_trainer(script)
     if trainer is None and config is None:
         _check_trainer(script, path)
-    notes += _not_counted(trainer) if trainer else ()
+    notes += _list_not_counted(trainer) if trainer else ()
     if script.spent > MAX_WORK:
-        notes.append(
-            f"{path.name} is very long; what it does behind the trainer at line {script.followed_to} is not read"
-        )
-    found = dict(_told(script, trainer, config))
+        notes.append(f"{path.name} is very long; nothing after the trainer at line {script.followed_to} is read")
+    entries = dict(_list_entries(script, trainer, config))
     if flags is None:
-        _check_used(path, unused, {*script.names, *found})
+        _check_used(path, unused, {*script.names, *entries})
     makes_grpo = trainer is not None and trainer.name == f"{_ONLINE}Trainer"
     has_trainer = trainer is not None or config is not None
     used = frozenset(script.used)
-    return PythonScript(found, (*script.notes, *notes), makes_grpo, has_trainer, script.has_own_flags, used)
+    return PythonScript(entries, (*script.notes, *notes), makes_grpo, has_trainer, script.has_own_flags, used)
+
+
+def parse_file(path: Path) -> ast.Module:
+    """The syntax tree of a file. Raises: SpecError for a file that is not Python."""
+    try:
+        text = read_text(path, "the script")
+        if path.suffix == ".ipynb":
+            text = _join_cells(text)
+        try:
+            return ast.parse(text)
+        except SyntaxError:
+            if not _IPYTHON.search(text):
+                raise
+        return ast.parse(_IPYTHON.sub(r"\1pass", text))
+    except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise SpecError(
+            f"the script is not Python: {error}",
+            where=str(path),
+            rule="Python 3 or a notebook of it, read and not run",
+            way_out="correct that line, or give the shell script or YAML file that starts the training",
+        ) from None
+
+
+def _join_cells(notebook: str) -> str:
+    """The code cells of a notebook. Raises: ValueError, TypeError, KeyError for another file."""
+    cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells) + "\n"
 
 
 def _names_a_trainer(tree: ast.Module) -> bool:
-    """Whether a script's text has a call of a trainer, or of a configuration of one."""
-    names = {name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    """Whether a script's text calls a trainer or its configuration."""
+    names = {get_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     ends = ("Trainer", "Config")
     return any(
-        name.endswith(ends) and _is_of_trl(name.removesuffix("Trainer").removesuffix("Config")) for name in names
+        name.endswith(ends) and _is_known_trainer(name.removesuffix("Trainer").removesuffix("Config")) for name in names
     )
 
 
-def _is_of_trl(kind: str) -> bool:
-    return kind == _ONLINE or kind.lower() in given_trainers()
+def _is_known_trainer(kind: str) -> bool:
+    return kind == _ONLINE or kind.lower() in list_given_trainers()
 
 
 _SETTINGS = ("Config", "TrainingArguments")
 
 
 def _check_trainer(script: Script, path: Path) -> None:
-    """Raises: SpecError where the script makes a trainer that there is no table for."""
-    others = [one for one in script.made if one.name.endswith("Trainer")]
+    """Raises: SpecError for a trainer without a table."""
+    others = [instance for instance in script.made if instance.name.endswith("Trainer")]
     if others:
         raise SpecError(
             f"{others[-1].name} is not read",
             where=f"{path.name}:{others[-1].line}",
-            rule=f"a trainer of TRL that is: {_ONLINE}Trainer, SFTTrainer, DPOTrainer, KTOTrainer, RewardTrainer",
-            way_out="describe the job in rlplan's own words: rlplan init",
+            rule=f"a TRL trainer that is read: {_ONLINE}Trainer, SFTTrainer, DPOTrainer, KTOTrainer, RewardTrainer",
+            way_out="write the job as an rlplan job file: rlplan init",
         )
 
 
-def _not_counted(trainer: Made) -> Iterator[str]:
-    """Notes on models beside the policy that TRL loads whole."""
-    rewards = trainer.of("reward_funcs")
-    named = [one for one in (rewards if isinstance(rewards, list) else [rewards]) if _is_model(one)]
+def _list_not_counted(trainer: Made) -> Iterator[str]:
+    """Notes on further models that TRL loads whole on each GPU."""
+    rewards = trainer.get("reward_funcs")
+    named = [reward for reward in (rewards if isinstance(rewards, list) else [rewards]) if _is_model(reward)]
     if named:
         yield f"{len(named)} reward model{'s' * (len(named) > 1)} of reward_funcs, whole on each GPU, not counted"
-    model = trainer.of("model")
-    if is_made(model, LOADED) and model.of("fast_inference") is True and trainer.name == f"{_ONLINE}Trainer":
+    model = trainer.get("model")
+    if is_made(model, LOADED) and model.get("fast_inference") is True and trainer.name == f"{_ONLINE}Trainer":
         yield SHARED
-    if _is_model(trainer.of("ref_model")):
+    if _is_model(trainer.get("ref_model")):
         yield "the reference model is counted in the policy's shape"
 
 
@@ -124,12 +156,12 @@ def _is_model(value: Any) -> bool:
 
 
 def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
-    """Raises: SpecError where `--set` names nothing of the script."""
+    """Raises: SpecError for a `--set` name that neither the script nor TRL has."""
     keys = {key for stack in ("trl", "trl_given") for key in load_table(stack).keys}
     for name in unused:
         if name not in keys:
             raise SpecError(
-                f"--set {name} names nothing of {path.name}",
+                f"--set {name} matches nothing in {path.name}",
                 where="command line: --set",
                 rule="a variable of the script, an option of its argument parser, or a key of TRL."
                 + did_you_mean(name, names | keys),
@@ -137,135 +169,138 @@ def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
             )
 
 
-def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
-    """The trainer and the configuration that are read: the last trainer's, GRPO's before others; a note on others."""
-    trainers, configs = (list(_of_trl(script, end)) for end in ("Trainer", "Config"))
-    chosen = [one for one in trainers if one.name == f"{_ONLINE}Trainer"] or trainers
+def _choose_trainer(script: Script) -> tuple[Made | None, Made | None, list[str]]:
+    """The trainer and the configuration that are read, and notes: GRPO's trainer before others, then the last one."""
+    trainers, configs = (list(_find_known(script, end)) for end in ("Trainer", "Config"))
+    chosen = [candidate for candidate in trainers if candidate.name == f"{_ONLINE}Trainer"] or trainers
     trainer, notes = (chosen[-1] if chosen else None), []
     kind = trainer.name.removesuffix("Trainer") if trainer else ""
-    config = trainer.of("args") if trainer else None
+    config = trainer.get("args") if trainer else None
     if trainer and config is not None and not is_made(config, _SETTINGS):
-        said = shown(config) if isinstance(config, str) else config.name if isinstance(config, Made) else str(config)
-        notes.append(f"what the trainer's configuration is, {said}, is not known before it runs")
-    if not is_made(config, _SETTINGS):
-        of_kind = [one for one in configs if not kind or one.name == f"{kind}Config"]
-        config = next(
-            (one for one in reversed(of_kind) if one.name == f"{_ONLINE}Config"), of_kind[-1] if of_kind else None
+        words = (
+            strip_marks(config) if isinstance(config, str) else config.name if isinstance(config, Made) else str(config)
         )
-    names = sorted({f"{one.name}:{one.line}" for one in trainers})
+        notes.append(f"the trainer's configuration, {words}, is known only at run time")
+    if not is_made(config, _SETTINGS):
+        of_kind = [candidate for candidate in configs if not kind or candidate.name == f"{kind}Config"]
+        config = next(
+            (candidate for candidate in reversed(of_kind) if candidate.name == f"{_ONLINE}Config"),
+            of_kind[-1] if of_kind else None,
+        )
+    names = sorted({f"{candidate.name}:{candidate.line}" for candidate in trainers})
     if trainer and len(names) > 1:
         notes.append(f"{script.file} makes {len(names)} trainers; {trainer.name} at line {trainer.line} is read")
     return trainer, config, notes
 
 
-def _of_trl(script: Script, end: str) -> Iterator[Made]:
-    """Trainers, or configurations, that there is a table for."""
-    for one in script.made:
-        if is_made(one, end) and _is_of_trl(one.name.removesuffix(end)):
-            yield one
+def _find_known(script: Script, end: str) -> Iterator[Made]:
+    """Recorded trainers, or configurations, that have a table."""
+    for instance in script.made:
+        if is_made(instance, end) and _is_known_trainer(instance.name.removesuffix(end)):
+            yield instance
 
 
-def _told(script: Script, trainer: Made | None, config: Made | None) -> Iterator[tuple[str, Given]]:
-    """Keys and what they are given, the weaker first."""
+def _list_entries(script: Script, trainer: Made | None, config: Made | None) -> Iterator[tuple[str, Given]]:
+    """Keys and values, in increasing precedence."""
     first = trainer or config
     if first is not None:
         kind = first.name.removesuffix("Trainer").removesuffix("Config").lower()
-        if kind in given_trainers():
+        if kind in list_given_trainers():
             yield "trainer", Given(kind, f"{script.file}:{first.line}")
-    for made in script.made:
-        if made.name == "ModelConfig":
-            yield from _flat(made)
+    for instance in script.made:
+        if instance.name == "ModelConfig":
+            yield from _flatten_object(instance)
     if config is not None:
-        yield from _flat(config)
+        yield from _flatten_object(config)
     if trainer is None:
-        for lora in [one for one in script.made if one.name == "LoraConfig"][-1:]:
-            yield from _adapters(lora, f"{script.file}:{lora.line}")
+        for lora in [instance for instance in script.made if instance.name == "LoraConfig"][-1:]:
+            yield from _convert_adapters(lora, f"{script.file}:{lora.line}")
         return
-    yield from _loaded(trainer)
-    if "max_seq_length" in trainer.given:  # of earlier versions
-        yield "max_seq_length", trainer.given["max_seq_length"]
-    if "peft_config" in trainer.given:
-        adapters = trainer.given["peft_config"]
-        yield from _adapters(adapters.value, adapters.place)
+    yield from _list_model_entries(trainer)
+    if "max_seq_length" in trainer.entries:  # earlier versions of SFTTrainer take it
+        yield "max_seq_length", trainer.entries["max_seq_length"]
+    if "peft_config" in trainer.entries:
+        adapters = trainer.entries["peft_config"]
+        yield from _convert_adapters(adapters.value, adapters.place)
 
 
-def _loaded(trainer: Made) -> Iterator[tuple[str, Given]]:
-    """What the trainer's model is loaded with, by the trainer or before it."""
-    model = trainer.given.get("model")
+def _list_model_entries(trainer: Made) -> Iterator[tuple[str, Given]]:
+    """Keys of the trainer's model, which the trainer or the script loads."""
+    model = trainer.entries.get("model")
     if model is None:
         return
-    yield from _model(model)
+    yield from _convert_model(model)
     if is_made(model.value, LOADED):
-        yield from keys_of(model.value, is_online=trainer.name == f"{_ONLINE}Trainer")
-    if "quantization_config" in trainer.given and not is_made(model.value, "from_pretrained"):
-        yield from _quantisation(trainer.given["quantization_config"])
+        yield from list_keys(model.value, is_online=trainer.name == f"{_ONLINE}Trainer")
+    if "quantization_config" in trainer.entries and not is_made(model.value, "from_pretrained"):
+        yield from _convert_quantization(trainer.entries["quantization_config"])
 
 
-def _flat(made: Made) -> Iterator[tuple[str, Given]]:
-    for key, one in made.given.items():
-        if isinstance(one.value, dict):
-            for inner, value in flat(one.value).items():
-                yield from _single(f"{key}.{inner}", Given(value, one.place))
+def _flatten_object(instance: Made) -> Iterator[tuple[str, Given]]:
+    for key, entry in instance.entries.items():
+        if isinstance(entry.value, dict):
+            for inner, value in flatten_keys(entry.value).items():
+                yield from _convert_entry(f"{key}.{inner}", Given(value, entry.place))
         else:
-            yield from _single(key, one)
+            yield from _convert_entry(key, entry)
 
 
-def _single(key: str, one: Given) -> Iterator[tuple[str, Given]]:
-    """A key with a value as files have it; a quantised base by the flag that stands for it."""
-    if is_made(one.value, ("BitsAndBytesConfig", "QuantizationConfig")) or key.endswith("quantization_config"):
-        yield from _quantisation(one)
-    elif is_made(one.value, "Config"):
-        yield from ((f"{key}.{inner}", given) for inner, given in one.value.given.items())
-    elif isinstance(one.value, dict | list):
-        yield key, Given(str(one.value), one.place)
+def _convert_entry(key: str, entry: Given) -> Iterator[tuple[str, Given]]:
+    """A key with its value as a file would have it; a quantized base model becomes a flag."""
+    if is_made(entry.value, ("BitsAndBytesConfig", "QuantizationConfig")) or key.endswith("quantization_config"):
+        yield from _convert_quantization(entry)
+    elif is_made(entry.value, "Config"):
+        yield from ((f"{key}.{inner}", inner_entry) for inner, inner_entry in entry.value.entries.items())
+    elif isinstance(entry.value, dict | list):
+        yield key, Given(str(entry.value), entry.place)
     else:
-        yield key, one
+        yield key, entry
 
 
-def _quantisation(given: Given) -> Iterator[tuple[str, Given]]:
-    """What a base is packed in: bitsandbytes by its flags, another by its class, and what is not known as such."""
-    config = given.value
+def _convert_quantization(entry: Given) -> Iterator[tuple[str, Given]]:
+    """Keys of a base model's quantization: bitsandbytes by its flags, any other by its class."""
+    config = entry.value
     if is_made(config, "BitsAndBytesConfig"):
-        yield from ((key, config.given[key]) for key in _BITS if key in config.given)
+        yield from ((key, config.entries[key]) for key in _BITS if key in config.entries)
     elif isinstance(config, Made):
-        yield "quantization_config", Given(config.name, given.place)
-    elif isinstance(config, str) and shown(config).partition("(")[0] not in _BY_FLAGS:
-        yield _BITS[0], given
+        yield "quantization_config", Given(config.name, entry.place)
+    elif isinstance(config, str) and strip_marks(config).partition("(")[0] not in _BY_FLAGS:
+        yield _BITS[0], entry
 
 
-def _model(given: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
-    """A name, or what `from_pretrained` was called with."""
-    model = given.value
-    if isinstance(model, str) and (is_known(model) or shown(model).rpartition(".")[2] not in _MODEL_KEYS):
-        yield "model_name_or_path", given
+def _convert_model(entry: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
+    """Keys of a model that is a name or a call of `from_pretrained`."""
+    model = entry.value
+    if isinstance(model, str) and (is_known(model) or strip_marks(model).rpartition(".")[2] not in _MODEL_KEYS):
+        yield "model_name_or_path", entry
     if not is_made(model, "from_pretrained") or depth > MAX_NESTED:
         return
-    if not {"dtype", "torch_dtype"} & model.given.keys():  # transformers 5: `if dtype is None: dtype = "auto"`
-        yield "model_init_kwargs.dtype", Given("auto", given.place)
-    for key, one in model.given.items():
+    if not {"dtype", "torch_dtype"} & model.entries.keys():  # transformers 5: `if dtype is None: dtype = "auto"`
+        yield "model_init_kwargs.dtype", Given("auto", entry.place)
+    for key, argument in model.entries.items():
         if key in ("path", "model_name", "pretrained_model_name_or_path"):
-            yield from _model(one, depth + 1)
+            yield from _convert_model(argument, depth + 1)
         elif key in ("dtype", "torch_dtype"):
-            yield "model_init_kwargs.dtype", one
+            yield "model_init_kwargs.dtype", argument
         elif key == "quantization_config":
-            yield from _quantisation(one)
+            yield from _convert_quantization(argument)
         elif key == "peft_config":
-            yield from _adapters(one.value, one.place)
+            yield from _convert_adapters(argument.value, argument.place)
         elif key in _BITS:
-            yield key, one
+            yield key, argument
 
 
 _MODEL_KEYS = ("model_name_or_path",)
-"""Attributes that flags of ModelConfig give."""
+"""Attributes that ModelConfig's flags set."""
 
 
-def _adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
+def _convert_adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
     if value is None:
         yield "use_peft", Given(False, place)
     elif is_made(value, "LoraConfig"):
         yield "use_peft", Given(True, place)
-        usual = {"lora_dropout": Given(0.0, place)}  # PEFT's; ModelConfig has another
-        for key, one in (usual | value.given).items():
-            yield from _single(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), one)
-    elif not (isinstance(value, str) and shown(value).partition("(")[0] in _BY_FLAGS):
+        usual = {"lora_dropout": Given(0.0, place)}  # PEFT's default; ModelConfig's is 0.05
+        for key, entry in (usual | value.entries).items():
+            yield from _convert_entry(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), entry)
+    elif not (isinstance(value, str) and strip_marks(value).partition("(")[0] in _BY_FLAGS):
         yield "use_peft", Given(value, place)

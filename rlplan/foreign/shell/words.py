@@ -1,6 +1,6 @@
-"""Words of a shell: variables, arrays, `${X:-default}`, `$((2 * 1024))` and quotes, expanded as bash does.
+"""Expansion of shell words as in bash: variables, arrays, `${X:-default}`, `$((2 * 1024))` and quotes.
 
-In: nodes of the grammar, variables. Out: words. What only running would tell (`$(date)`, an unset variable)
+In: nodes of the grammar, variables. Out: words. A part that is known only at run time (`$(date)`, an unset variable)
 stays in the word between two marks (foreign/unknown.py). Nothing is executed.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from rlplan.foreign.unknown import is_known, unknown
+from rlplan.foreign.unknown import is_known, mark_unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_WORD = 1 << 16
-"""Characters of a word: doubling a variable in a loop would take all memory."""
+"""Characters of a word: a loop that doubles a variable would otherwise fill the memory."""
 MAX_NUMBER = 1 << 63
 Value = str | list[str]
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
@@ -32,44 +32,44 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "<<": lambda a, b: a << min(b, 63) if b >= 0 else 0,
     ">>": lambda a, b: a >> min(b, 63) if b >= 0 else 0,
     "**": lambda a, b: a**b if 0 <= b < 64 else 0,
-    "/": lambda a, b: _quotient(a, b),
-    "%": lambda a, b: a - b * _quotient(a, b),
+    "/": lambda a, b: _divide_integers(a, b),
+    "%": lambda a, b: a - b * _divide_integers(a, b),
     "&&": lambda a, b: bool(a and b),
     "||": lambda a, b: bool(a or b),
 }
 
 
-def _quotient(a: int, b: int) -> int:
-    """Rounded towards zero, as C does.
+def _divide_integers(a: int, b: int) -> int:
+    """The quotient rounded towards zero, as in C.
 
-    >>> _quotient(-7, 2), _quotient((1 << 62) + 1, 3)
+    >>> _divide_integers(-7, 2), _divide_integers((1 << 62) + 1, 3)
     (-3, 1537228672809129301)
     """
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 class UnknownError(Exception):
-    """A number that only running would tell."""
+    """Raised for a number that is known only at run time."""
 
 
-def text_of(node: "Node") -> str:
+def get_text(node: "Node") -> str:
     """The source of a node."""
     return (node.text or b"").decode("utf-8", "replace")
 
 
 class Words:
-    """Expands words with the variables of a script. substitute: the text of a `$(...)` where it can be told."""
+    """Expansion with the variables of a script. substitute: gives the text of a `$(...)`, or None."""
 
     def __init__(self, variables: dict[str, Value], substitute: "Callable[[Node], str | None]") -> None:
         self.variables, self._substitute = variables, substitute
 
     def one(self, node: "Node") -> str:
-        """A word that is not split, as on the right of `=`."""
+        """The expansion of a node as one word without splitting, as on the right of `=`."""
         return " ".join(self.fields(node, quoted=True))[:MAX_WORD]
 
     def fields(self, node: "Node", *, quoted: bool = False) -> list[str]:
-        """The words that a node expands to: none, one, or as many as an array has."""
-        kind, source = node.type, text_of(node)
+        """The words that a node expands to: none, one, or one per element of an array."""
+        kind, source = node.type, get_text(node)
         if kind == "comment":
             return []
         if kind == "raw_string":
@@ -77,146 +77,146 @@ class Words:
         if kind == "ansi_c_string":
             return [source.lstrip()[2:-1]]
         if kind == "string":
-            return self._quoted(node)
+            return self._expand_quoted(node)
         if kind == "concatenation":
-            return _joined([self.fields(child, quoted=quoted) for child in node.children])
+            return _join([self.fields(child, quoted=quoted) for child in node.children])
         if kind == "command_substitution":
-            found = self._substitute(node)
-            return [unknown(source) if found is None else found]
+            text = self._substitute(node)
+            return [mark_unknown(source) if text is None else text]
         if kind in ("simple_expansion", "expansion", "arithmetic_expansion"):
             start = source.find("$")
-            values = self._expanded(node, source[start:])
+            values = self._expand(node, source[start:])
             if not quoted:
                 values = [part for value in values for part in (value.split() if is_known(value) else [value])]
-            return _joined([[source[:start]], values]) if source[:start].strip() or quoted else values
+            return _join([[source[:start]], values]) if source[:start].strip() or quoted else values
         if kind == "process_substitution":
-            return [unknown(source)]
-        return [_unescaped(source)]
+            return [mark_unknown(source)]
+        return [_unescape(source)]
 
-    def _quoted(self, node: "Node") -> list[str]:
-        """A text in double quotes; what lies between the grammar's parts is text too."""
+    def _expand_quoted(self, node: "Node") -> list[str]:
+        """The words of a text in double quotes; bytes between the grammar's nodes are text too."""
         source, start = node.text or b"", node.start_byte
         parts: list[list[str]] = []
         at = start + source.find(b'"') + 1
         for child in node.children:
             if child.type == '"':
                 continue
-            parts.append([_unescaped(source[at - start : child.start_byte - start].decode("utf-8", "replace"), True)])
+            parts.append([_unescape(source[at - start : child.start_byte - start].decode("utf-8", "replace"), True)])
             if child.type == "string_content":
-                parts.append([_unescaped(text_of(child), True)])
+                parts.append([_unescape(get_text(child), True)])
             else:
                 parts.append(self.fields(child, quoted=True))
             at = child.end_byte
         tail = source[at - start : max(at - start, len(source) - 1)]
-        parts.append([_unescaped(tail.decode("utf-8", "replace"), True)])
-        arrays = [child for child in node.children if "[@]" in text_of(child) or text_of(child).strip() == "$@"]
-        joined = _joined(parts)
+        parts.append([_unescape(tail.decode("utf-8", "replace"), True)])
+        arrays = [child for child in node.children if "[@]" in get_text(child) or get_text(child).strip() == "$@"]
+        joined = _join(parts)
         return [] if arrays and joined == [""] else joined or [""]
 
-    def _expanded(self, node: "Node", source: str) -> list[str]:
+    def _expand(self, node: "Node", source: str) -> list[str]:
         if node.type == "arithmetic_expansion":
             try:
                 return [str(self.number(child)) for child in node.named_children[-1:]]
             except (UnknownError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
-                return [unknown(source)]
+                return [mark_unknown(source)]
         if node.type == "simple_expansion":
-            return self._variable(source[1:].strip("{}"), source)
-        return self._braces(node, source)
+            return self._expand_variable(source[1:].strip("{}"), source)
+        return self._expand_braces(node, source)
 
-    def _variable(self, name: str, source: str) -> list[str]:
+    def _expand_variable(self, name: str, source: str) -> list[str]:
         if name in ("@", "*"):
             words = self.variables.get("@", [])
             return list(words) if isinstance(words, list) else [words]
         value = self.variables.get(name)
         if value is None:
-            return [unknown(source)]
+            return [mark_unknown(source)]
         return [value] if isinstance(value, str) else value[:1]
 
-    def _braces(self, node: "Node", source: str) -> list[str]:
-        """`${...}`: a variable or an element, and what is done with it."""
+    def _expand_braces(self, node: "Node", source: str) -> list[str]:
+        """The words of `${...}`: a variable or an element, with its operation."""
         inside = [child for child in node.children if child.type not in ("${", "}")]
         prefix = inside.pop(0).type if inside and inside[0].type in ("#", "!") else ""
         if not inside:
-            return [unknown(source)]
+            return [mark_unknown(source)]
         subject, rest = inside[0], inside[1:]
-        name, index = text_of(subject), None
+        name, index = get_text(subject), None
         if subject.type == "subscript":
             parts = subject.named_children
-            name, index = text_of(parts[0]), text_of(parts[1]) if len(parts) > 1 else "0"
+            name, index = get_text(parts[0]), get_text(parts[1]) if len(parts) > 1 else "0"
         value = self.variables.get(name)
         if prefix == "!":
-            return [unknown(source)]
+            return [mark_unknown(source)]
         if prefix == "#":
-            return [str(len(value))] if value is not None else ["0" if index == "@" else unknown(source)]
+            return [str(len(value))] if value is not None else ["0" if index == "@" else mark_unknown(source)]
         if index in ("@", "*"):
             return [] if value is None else [value] if isinstance(value, str) else list(value)
         if isinstance(value, list):
             value = value[int(index or 0)] if (index or "0").isdigit() and int(index or 0) < len(value) else None
         if name in ("@", "*"):
-            return self._variable(name, source)
-        found = self._changed(value, rest, source)
-        if rest and text_of(rest[0]) in (":=", "="):
-            self.variables[name] = "".join(found)
-        return found
+            return self._expand_variable(name, source)
+        words = self._apply_operation(value, rest, source)
+        if rest and get_text(rest[0]) in (":=", "="):
+            self.variables[name] = "".join(words)
+        return words
 
-    def _changed(self, value: str | None, rest: "list[Node]", source: str) -> list[str]:
+    def _apply_operation(self, value: str | None, rest: "list[Node]", source: str) -> list[str]:
         if not rest:
-            return [unknown(source) if value is None else value]
-        act = text_of(rest[0])
+            return [mark_unknown(source) if value is None else value]
+        act = get_text(rest[0])
         if act in (":-", "-", ":=", "=", ":?", "?"):
             is_missing = value is None or (act.startswith(":") and not value)
             if not is_missing:
                 return [value or ""]
-            return [unknown(source)] if "?" in act else ["".join(self.one(part) for part in rest[1:])]
+            return [mark_unknown(source)] if "?" in act else ["".join(self.one(part) for part in rest[1:])]
         if act in (":+", "+"):
             return ["".join(self.one(part) for part in rest[1:]) if value else ""]
         if value is None or not is_known(value):
-            return [unknown(source)]
+            return [mark_unknown(source)]
         pattern = "".join(self.one(part) for part in rest[1:2])
         if act in ("#", "##", "%", "%%"):
-            return [_without(value, pattern, act)]
+            return [_strip_pattern(value, pattern, act)]
         if act in ("/", "//"):
             new = "".join(self.one(part) for part in rest[3:4]) if len(rest) > 2 else ""
             return [value.replace(pattern, new, -1 if act == "//" else 1)]
         if act in (",,", "^^"):
             return [value.lower() if act == ",," else value.upper()]
-        return [unknown(source)]
+        return [mark_unknown(source)]
 
     def number(self, node: "Node") -> int:
         """The value of an arithmetic expression. Raises: UnknownError, ValueError, ZeroDivisionError."""
         kind, children = node.type, node.named_children
         if kind == "binary_expression" and len(node.children) == 3:
             left, sign, right = node.children
-            act = _OPERATORS.get(text_of(sign))
+            act = _OPERATORS.get(get_text(sign))
             if act is None:
                 raise UnknownError
-            return _bounded(act(self.number(left), self.number(right)))
+            return _check_bounds(act(self.number(left), self.number(right)))
         if kind == "parenthesized_expression" and len(children) == 1:
             return self.number(children[0])
         if kind == "unary_expression" and len(children) == 1:
             value = self.number(children[0])
-            return {"-": -value, "+": value, "!": int(not value)}.get(text_of(node.children[0]), value)
+            return {"-": -value, "+": value, "!": int(not value)}.get(get_text(node.children[0]), value)
         if kind == "ternary_expression" and len(children) == 3:
             return self.number(children[1 if self.number(children[0]) else 2])
-        word = text_of(node).strip()
+        word = get_text(node).strip()
         if kind in ("variable_name", "word") and not word.lstrip("-").isdigit():
-            found = self.variables.get(word)
-            word = found if isinstance(found, str) else unknown(word)
+            variable = self.variables.get(word)
+            word = variable if isinstance(variable, str) else mark_unknown(word)
         elif kind not in ("number", "word"):
             word = self.one(node)
         if not is_known(word):
             raise UnknownError
-        return _bounded(int(word.strip() or "0", 0))
+        return _check_bounds(int(word.strip() or "0", 0))
 
 
-def _bounded(value: int) -> int:
+def _check_bounds(value: int) -> int:
     if abs(value) >= MAX_NUMBER:
         raise ValueError
     return int(value)
 
 
-def _joined(parts: list[list[str]]) -> list[str]:
-    """Words side by side without a space between: the last of one and the first of the next are one word."""
+def _join(parts: list[list[str]]) -> list[str]:
+    """Adjacent word lists as one: the last word of each and the first of the next join."""
     words: list[str] = []
     for part in parts:
         if part and words:
@@ -227,25 +227,25 @@ def _joined(parts: list[list[str]]) -> list[str]:
     return words
 
 
-def _unescaped(text: str, quoted: bool = False) -> str:
-    found, at = [], 0
+def _unescape(text: str, quoted: bool = False) -> str:
+    characters, at = [], 0
     while at < len(text):
         if text[at] == "\\" and at + 1 < len(text):
             following = text[at + 1]
             if following == "\n":
                 pass
             elif quoted and following not in '"$`\\':
-                found.append("\\" + following)
+                characters.append("\\" + following)
             else:
-                found.append(following)
+                characters.append(following)
             at += 2
         else:
-            found.append(text[at])
+            characters.append(text[at])
             at += 1
-    return "".join(found)
+    return "".join(characters)
 
 
-def _without(value: str, pattern: str, act: str) -> str:
+def _strip_pattern(value: str, pattern: str, act: str) -> str:
     """`value` without the shortest or longest beginning (`#`, `##`) or end (`%`, `%%`) that a pattern matches."""
     cuts = range(len(value) + 1)
     ends = cuts if act in ("#", "%%") else reversed(cuts)
@@ -256,10 +256,10 @@ def _without(value: str, pattern: str, act: str) -> str:
     return value
 
 
-def folder_word(argv: list[str], variables: Mapping[str, Value]) -> str | None:
-    """What a command that only takes a path apart would print; None for any other.
+def evaluate_path_command(argv: list[str], variables: Mapping[str, Value]) -> str | None:
+    """The output of a command that only splits a path, or of `echo`; None for any other.
 
-    >>> folder_word(["dirname", "/a/b.sh"], {}), folder_word(["date"], {})
+    >>> evaluate_path_command(["dirname", "/a/b.sh"], {}), evaluate_path_command(["date"], {})
     ('/a', None)
     """
     words = [word for word in argv[1:] if not word.startswith("-")]

@@ -1,1 +1,1 @@
-"""TRL: its commands, its trainers, and what transformers and accelerate are told beside it."""
+"""Import of TRL: its commands, its trainers, and the settings of transformers and accelerate beside it."""

@@ -1,28 +1,32 @@
-"""Commands that start TRL: `trl sft`, and programs behind `accelerate launch`, `torchrun`, `deepspeed` or `python`.
+"""Commands that start TRL: `trl sft`, and programs after `accelerate launch`, `torchrun`, `deepspeed` or `python`.
 
-In: the words behind the launcher's name. Out: what they give, with the files that they name, and the trainer.
+In: the words after the launcher's name. Out: their keys, the keys of the files that they name, and the trainer.
 Left out: Python (python/file.py), the grammar of bash (shell/script.py).
+Source: trl/cli/accelerate_config.py for the accelerate configurations that TRL ships, with facts in
+frameworks/keys/accelerate.yaml.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from rlplan.foreign.documents import read_beside
+from rlplan.foreign.documents import flatten_keys, read_named_file
 from rlplan.foreign.python.file import PythonScript, read_python
-from rlplan.foreign.settings import Given, flags_of
+from rlplan.foreign.settings import Given, read_flags
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.trl.shipped import shipped
-from rlplan.foreign.trl.trainers import is_of_trl, online, programs
+from rlplan.foreign.table import read_facts
+from rlplan.foreign.trl.trainers import get_online_trainer, is_trl, list_programs
 from rlplan.reading import is_file
 
 _SHORT = re.compile(r"-[A-Za-z]\w*")
 _SERVERS = ("vllm-serve", "vllm_serve.py", "trl.scripts.vllm_serve")
-"""Words that start the engine's own server beside a training."""
+"""Words that start TRL's vLLM server beside a training."""
 _SIZES = ("vllm_serve.tensor_parallel_size", "vllm_serve.data_parallel_size")
-"""What it has one of unless it is told."""
+"""Sizes of that server, 1 by default."""
 _OF_LAUNCHER = (
     *(
         "num_processes",
@@ -36,120 +40,148 @@ _OF_LAUNCHER = (
     ),
     *("use_deepspeed", "use_fsdp", "zero_stage", "offload_", "fsdp_", "parallelism_config_"),
 )
-"""Beginnings of flags that `trl sft` hands on to `accelerate launch`."""
+"""Prefixes of flags that `trl sft` passes on to `accelerate launch`."""
 _MODULES = "trl.scripts."
-"""Before the names of TRL's programs where they are started as modules."""
+"""Prefix of TRL's programs that are started as modules (`python -m`)."""
 _NAMED = "accelerate_config"
 """The key of accelerate's file in TRL's own commands and files."""
 _PER_HOST, _HOSTS = ("nproc_per_node", "num_gpus"), ("nnodes", "num_nodes")
-"""Flags of torchrun and of DeepSpeed's launcher, for what accelerate has as `num_processes` and `num_machines`."""
+"""Flags of torchrun and of DeepSpeed's launcher for accelerate's `num_processes` (per host) and `num_machines`."""
+_FOLDER = "accelerate_configs"
+"""Folder of accelerate configurations in TRL's package and in its examples."""
 Words = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command. given: its keys. is_known: whether it is one of TRL's. used: names given from outside that its
-    program has.
-    """
+    """The keys of a command."""
 
-    given: dict[str, Given]
+    entries: dict[str, Given]
     is_known: bool
+    """Whether the command starts the table's stack."""
     used: frozenset[str] = frozenset()
+    """Names of `--set` that the command's program has."""
 
 
-def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str, str]) -> Launch:
-    """The launcher's flags, the program and its flags, with what the files that they name say below them."""
+def read_launch(words: Words, folder: Path, notes: list[str], outside: Mapping[str, str]) -> Launch:
+    """The keys of a launcher, of its program and of the files that they name; flags win over files."""
     words = [(f"{word[len(_MODULES) :]}.py" if word.startswith(_MODULES) else word, place) for word, place in words]
-    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in programs()), len(words))
+    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in list_programs()), len(words))
     before = [pair for pair in words[:at] if pair[0] != "-m"]
-    flags = dict(_switched(words[at + 1 :]))
-    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags_of(before)}
-    found = _configuration(folder, launcher.get("accelerate.config_file"), notes)
-    if at < len(words) and words[at][0] in programs():  # TRL's own command, which hands on what it does not know
-        flags = with_launcher(read_beside(folder, flags.get("config"), notes) | flags, folder, notes)
+    flags = dict(_read_switches(words[at + 1 :]))
+    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in read_flags(before)}
+    configured = _read_configuration(folder, launcher.get("accelerate.config_file"), notes)
+    if at < len(words) and words[at][0] in list_programs():  # TRL's own command passes flags on to accelerate
+        flags = add_launcher(read_named_file(folder, flags.get("config"), notes) | flags, folder, notes)
     else:
-        flags = read_beside(folder, flags.get("config"), notes) | flags
-    script = _program(words[at:], folder, flags, outside)
+        flags = read_named_file(folder, flags.get("config"), notes) | flags
+    script = _read_program(words[at:], folder, flags, outside)
     if script is not None:
         notes += script.notes
-        found |= script.given
+        configured |= script.entries
         flags = {} if script.has_own_flags else flags
-    said, used = found | _counted(launcher) | flags, script.used if script else frozenset[str]()
+    entries, used = configured | _count_processes(launcher) | flags, script.used if script else frozenset[str]()
     if script is not None and script.makes_grpo:
-        return Launch(said | {"trainer": Given(online(), words[at][1])}, is_known=True, used=used)
+        return Launch(entries | {"trainer": Given(get_online_trainer(), words[at][1])}, is_known=True, used=used)
     program = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
-    if "trainer" not in said and program in programs():
-        said["trainer"] = Given(program, words[at][1])
+    if "trainer" not in entries and program in list_programs():
+        entries["trainer"] = Given(program, words[at][1])
     is_elsewhere = script is None or script.has_trainer
-    return Launch(said, "trainer" in said or (is_elsewhere and is_of_trl(said)), used)
+    return Launch(entries, "trainer" in entries or (is_elsewhere and is_trl(entries)), used)
 
 
-def with_launcher(given: Mapping[str, Given], folder: Path, notes: list[str]) -> dict[str, Given]:
-    """Keys of `trl sft`, on its command line or in its file, with those that it hands on to `accelerate launch`."""
-    handed = {key: one for key, one in given.items() if key.startswith(_OF_LAUNCHER)}
-    own = {key: one for key, one in given.items() if key not in handed and key != _NAMED}
-    named = handed.pop("config_file", given.get(_NAMED))
-    launcher = {f"accelerate.{key}": one for key, one in handed.items()}
-    return _configuration(folder, named, notes) | own | launcher
+def add_launcher(entries: Mapping[str, Given], folder: Path, notes: list[str]) -> dict[str, Given]:
+    """Keys of `trl sft`, with those that it passes on to `accelerate launch` under `accelerate.`."""
+    handed = {key: entry for key, entry in entries.items() if key.startswith(_OF_LAUNCHER)}
+    own = {key: entry for key, entry in entries.items() if key not in handed and key != _NAMED}
+    named = handed.pop("config_file", entries.get(_NAMED))
+    launcher = {f"accelerate.{key}": entry for key, entry in handed.items()}
+    return _read_configuration(folder, named, notes) | own | launcher
 
 
-def _switched(words: Words) -> Iterator[tuple[str, Given]]:
-    """Flags of a program; `--no_key` sets a key that is true by itself to false."""
-    for key, value, place in flags_of(words):
+def _read_switches(words: Words) -> Iterator[tuple[str, Given]]:
+    """Flags of a program; `--no_key` sets a key to false whose default is true."""
+    for key, value, place in read_flags(words):
         is_off = key.startswith("no_") and value is True
         yield (key.removeprefix("no_"), Given(False, place)) if is_off else (key, Given(value, place))
 
 
-def _program(words: Words, folder: Path, flags: Mapping[str, Given], outside: Mapping[str, str]) -> PythonScript | None:
-    """What the program itself says, where it lies beside the script."""
+def _read_program(
+    words: Words, folder: Path, flags: Mapping[str, Given], outside: Mapping[str, str]
+) -> PythonScript | None:
+    """The keys of the Python program itself, where it lies beside the script."""
     program = folder / words[0][0] if words else folder
     if program.suffix != ".py" or not is_file(program):
         return None
-    return read_python(program, outside, _short(words[1:]) | {key: str(one.value) for key, one in flags.items()})
+    return read_python(
+        program, outside, _read_short_flags(words[1:]) | {key: str(entry.value) for key, entry in flags.items()}
+    )
 
 
-def _configuration(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
-    """The keys of accelerate's file, or of the one that TRL ships by that name."""
-    known = None if named is None or is_file(folder / str(named.value)) else shipped(str(named.value))
+def _read_configuration(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
+    """The keys of an accelerate configuration: a file, or one that TRL ships by that name."""
+    known = None if named is None or is_file(folder / str(named.value)) else find_shipped(str(named.value))
     if known is None or named is None:
-        found = read_beside(folder, named, notes)
+        entries = read_named_file(folder, named, notes)
     else:
-        found = {key: Given(value, f"{named.place}, {named.value} of TRL") for key, value in known.items()}
-    return {f"accelerate.{key}": one for key, one in found.items()}
+        entries = {key: Given(value, f"{named.place}, {named.value} of TRL") for key, value in known.items()}
+    return {f"accelerate.{key}": entry for key, entry in entries.items()}
 
 
-def _counted(launcher: Mapping[str, Given]) -> dict[str, Given]:
-    """The launcher's flags, with processes and hosts as accelerate counts them: all of them, not those of a host."""
-    found = dict(launcher)
+def _count_processes(launcher: Mapping[str, Given]) -> dict[str, Given]:
+    """The launcher's flags, with processes counted over all hosts, as accelerate does."""
+    counted = dict(launcher)
     per_host = next((launcher[key] for name in _PER_HOST if (key := f"accelerate.{name}") in launcher), None)
     hosts = next((launcher[key] for name in _HOSTS if (key := f"accelerate.{name}") in launcher), None)
     if hosts is not None and isinstance(hosts.value, int):
-        found["accelerate.num_machines"] = hosts
+        counted["accelerate.num_machines"] = hosts
     if per_host is not None and isinstance(per_host.value, int):
         num_hosts = hosts.value if hosts is not None else 1
         if isinstance(num_hosts, int):
-            found["accelerate.num_processes"] = Given(per_host.value * num_hosts, per_host.place)
-    return found
+            counted["accelerate.num_processes"] = Given(per_host.value * num_hosts, per_host.place)
+    return counted
 
 
 def is_server(command: Command) -> bool:
-    """Whether a command starts TRL's server of an engine."""
+    """Whether a command starts TRL's vLLM server."""
     return any(word.endswith(_SERVERS) for word in command.words)
 
 
-def served(commands: Iterable[Command]) -> dict[str, Given]:
-    """What a server of TRL's that the same script starts is told: `trl vllm-serve --tensor-parallel-size 2`."""
+def read_server(commands: Iterable[Command]) -> dict[str, Given]:
+    """Flags of the vLLM server that the same script starts: `trl vllm-serve --tensor-parallel-size 2`."""
     for command in commands:
         at = next((at for at, word in enumerate(command.words) if word.endswith(_SERVERS)), None)
         if at is not None:
             words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
-            said = {f"vllm_serve.{key}": Given(value, place) for key, value, place in flags_of(words)}
-            return {key: Given(1, command.places[at]) for key in _SIZES} | said
+            entries = {f"vllm_serve.{key}": Given(value, place) for key, value, place in read_flags(words)}
+            return {key: Given(1, command.places[at]) for key in _SIZES} | entries
     return {}
 
 
-def _short(words: Words) -> dict[str, str]:
-    """`-k value` and `-k` alone, which is true."""
-    said = [word for word, _ in words]
-    pairs = pairwise([*said, "-"])
+def _read_short_flags(words: Words) -> dict[str, str]:
+    """Short flags: `-k value`, and `-k` alone, which is true."""
+    texts = [word for word, _ in words]
+    pairs = pairwise([*texts, "-"])
     return {word[1:]: "True" if after.startswith("-") else after for word, after in pairs if _SHORT.fullmatch(word)}
+
+
+@cache
+def _files() -> dict[str, dict[str, Any]]:
+    read = read_facts("accelerate")
+    return {name: flatten_keys({**read["all"], **keys}) for name, keys in read["files"].items()}
+
+
+def find_shipped(named: str) -> dict[str, Any] | None:
+    """The keys of an accelerate configuration that TRL ships; None for another name.
+
+    >>> find_shipped("zero2")["deepspeed_config.zero_stage"]
+    2
+    >>> find_shipped("trl/accelerate_configs/fsdp2.yaml")["num_processes"]
+    8
+    >>> find_shipped("fsdp2.yaml") is None
+    True
+    """
+    path = PurePosixPath(named)
+    is_file_of_trl = path.suffix in (".yaml", ".yml") and path.parent.name == _FOLDER
+    name = path.stem.removeprefix("deepspeed_") if is_file_of_trl else named
+    return _files().get(name)

@@ -1,7 +1,7 @@
-"""DeepSpeed and FSDP as transformers and `accelerate launch` are told of them, as keys of accelerate's file.
+"""Settings of DeepSpeed and FSDP for transformers and `accelerate launch`, as keys of accelerate's file.
 
-In: what a script or a file gives TRL. Out: the same with `accelerate.` keys, which rows of the table ask for.
-Left out: what these keys mean (frameworks/keys/trl_training.yaml).
+In: the keys of a script or file. Out: the same with `accelerate.` keys, which the table's rows ask for.
+Left out: the meaning of these keys (frameworks/keys/trl_training.yaml).
 Source: transformers 5.19 training_args.py (`deepspeed`, `fsdp`); accelerate 1.15 commands/launch.py.
 """
 
@@ -19,51 +19,51 @@ PARALLEL = "accelerate.parallelism_config."
 _SIZE = "parallelism_config_"
 STRATEGY = f"{FSDP}fsdp_reshard_after_forward"
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""Of FSDP, in the order in which accelerate and torch number them, from 1 on."""
+"""FSDP's sharding strategies in the order in which accelerate and torch number them, from 1."""
 _ZERO = {
     "zero_optimization.stage": "zero_stage",
     "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
     "zero_optimization.offload_param.device": "offload_param_device",
 }
-"""Keys of DeepSpeed's file, and of accelerate's."""
+"""Keys of DeepSpeed's file, with accelerate's names."""
 _FLAGS = ("zero_stage", "offload_optimizer_device", "offload_param_device")
 _FILES = ("deepspeed", "accelerate.deepspeed_config_file", f"{DEEPSPEED}deepspeed_config_file")
 _WRAPPED = {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 
 
-def with_accelerate(given: Mapping[str, Given], folder: Path) -> tuple[dict[str, Given], list[str]]:
-    """The keys, and notes on files that are not there. folder: what paths are relative to."""
+def add_accelerate(entries: Mapping[str, Given], folder: Path) -> tuple[dict[str, Given], list[str]]:
+    """The keys with accelerate's, and notes on missing files. folder: base of relative paths."""
     notes: list[str] = []
-    found = dict(_launched(given))
+    converted = dict(_convert_flags(entries))
     for key in _FILES:
-        named = given.get(key)
+        named = entries.get(key)
         if named is not None and isinstance(named.value, str):
-            found |= _of_file(folder, named, notes)
-    inner = {key.removeprefix("deepspeed."): one for key, one in given.items() if key.startswith("deepspeed.")}
-    found |= _zero(inner)
-    if isinstance(words := given.get("fsdp"), Given) and words.value not in (None, "", False):
-        found |= dict(_sharded(words))
-    for key, one in given.items():
+            converted |= _read_deepspeed_file(folder, named, notes)
+    inner = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
+    converted |= _convert_deepspeed(inner)
+    if isinstance(words := entries.get("fsdp"), Given) and words.value not in (None, "", False):
+        converted |= dict(_convert_fsdp(words))
+    for key, entry in entries.items():
         if key.startswith("fsdp_config."):
-            found[f"{FSDP}fsdp_{key.removeprefix('fsdp_config.').removeprefix('fsdp_')}"] = one
-    own = {key: one for key, one in given.items() if not _is_read(key)}
-    return dict(_with_strategy(found | own)), notes
+            converted[f"{FSDP}fsdp_{key.removeprefix('fsdp_config.').removeprefix('fsdp_')}"] = entry
+    own = {key: entry for key, entry in entries.items() if not _is_read(key)}
+    return dict(_normalize_strategy(converted | own)), notes
 
 
-def _with_strategy(given: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
-    """What FSDP shards by one key and one name: numbers, FSDP2's `true` and the older key say the same."""
+def _normalize_strategy(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
+    """The keys with FSDP's strategy under one key and by name, for its numbers, FSDP2's `true` and the older key."""
     older = f"{FSDP}fsdp_sharding_strategy"
-    for key, one in given.items():
-        if key == older or (key == STRATEGY and older not in given):
-            yield STRATEGY, Given(_strategy(one.value), one.place)
+    for key, entry in entries.items():
+        if key == older or (key == STRATEGY and older not in entries):
+            yield STRATEGY, Given(_name_strategy(entry.value), entry.place)
         elif key != STRATEGY:
-            yield key, one
+            yield key, entry
 
 
-def _strategy(value: Any) -> Any:
-    """FSDP's strategy by its name.
+def _name_strategy(value: Any) -> Any:
+    """The name of an FSDP strategy.
 
-    >>> _strategy(2), _strategy(True), _strategy("false"), _strategy("hybrid_shard")
+    >>> _name_strategy(2), _name_strategy(True), _name_strategy("false"), _name_strategy("hybrid_shard")
     ('SHARD_GRAD_OP', 'FULL_SHARD', 'SHARD_GRAD_OP', 'HYBRID_SHARD')
     """
     word = str(value).upper()
@@ -73,55 +73,57 @@ def _strategy(value: Any) -> Any:
 
 
 def _is_read(key: str) -> bool:
-    """Whether a key's whole meaning is in accelerate's keys."""
+    """Whether accelerate's keys carry the whole meaning of a key."""
     is_flag = key.startswith("accelerate.fsdp_") and not key.startswith(FSDP)
     is_flag = is_flag or key.startswith((f"accelerate.{_SIZE}", "parallelism_config."))
     is_flag = is_flag or key.removeprefix("accelerate.") in ("use_deepspeed", "use_fsdp", *_FLAGS)
     return is_flag or key in (*_FILES, "fsdp") or key.startswith(("deepspeed.", "fsdp_config."))
 
 
-def _launched(given: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
-    """Flags of `accelerate launch`, which its file has in parts of their own."""
+def _convert_flags(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
+    """Flags of `accelerate launch` under the section that they have in its file."""
     for flag, kind in (("accelerate.use_deepspeed", "DEEPSPEED"), ("accelerate.use_fsdp", "FSDP")):
-        if flag in given:
-            yield KIND, Given(kind, given[flag].place)
+        if flag in entries:
+            yield KIND, Given(kind, entries[flag].place)
     for name in _FLAGS:
-        if (one := given.get(f"accelerate.{name}")) is not None:
-            yield DEEPSPEED + name, one
-    for key, one in given.items():
+        if (entry := entries.get(f"accelerate.{name}")) is not None:
+            yield DEEPSPEED + name, entry
+    for key, entry in entries.items():
         if key.startswith("accelerate.fsdp_") and not key.startswith(FSDP):
-            yield FSDP + key.removeprefix("accelerate."), one
+            yield FSDP + key.removeprefix("accelerate."), entry
         elif key.startswith(f"accelerate.{_SIZE}") and not key.startswith(PARALLEL):
-            yield PARALLEL + key.removeprefix("accelerate."), one
+            yield PARALLEL + key.removeprefix("accelerate."), entry
         elif key.startswith("parallelism_config."):
-            yield PARALLEL + _SIZE + key.removeprefix("parallelism_config."), one
+            yield PARALLEL + _SIZE + key.removeprefix("parallelism_config."), entry
 
 
-def _of_file(folder: Path, named: Given, notes: list[str]) -> dict[str, Given]:
-    """What DeepSpeed's own file says."""
+def _read_deepspeed_file(folder: Path, named: Given, notes: list[str]) -> dict[str, Given]:
+    """Accelerate's keys for a DeepSpeed configuration file."""
     file = folder / str(named.value)
     if not is_file(file):
-        notes.append(f"{named.place}: '{named.value}' is not beside it and was not read; ZeRO stage 2 is counted")
-        return _zero({"zero_optimization.stage": Given(2, named.place)})
+        notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage 2 is counted")
+        return _convert_deepspeed({"zero_optimization.stage": Given(2, named.place)})
     inner, more = read_document(file)
     notes += more
-    return _zero(inner)
+    return _convert_deepspeed(inner)
 
 
-def _zero(inner: Mapping[str, Given]) -> dict[str, Given]:
-    found = {DEEPSPEED + ours: inner[key] for key, ours in _ZERO.items() if key in inner}
-    place = next((one.place for one in inner.values()), "")
-    return {KIND: Given("DEEPSPEED", place), **found} if inner else {}
+def _convert_deepspeed(inner: Mapping[str, Given]) -> dict[str, Given]:
+    converted = {DEEPSPEED + ours: inner[key] for key, ours in _ZERO.items() if key in inner}
+    place = next((entry.place for entry in inner.values()), "")
+    return {KIND: Given("DEEPSPEED", place), **converted} if inner else {}
 
 
-def _sharded(words: Given) -> Iterator[tuple[str, Given]]:
-    """`fsdp="full_shard auto_wrap offload"`, or a list of these."""
-    said: Any = word_of(words.value)
+def _convert_fsdp(words: Given) -> Iterator[tuple[str, Given]]:
+    """Accelerate's keys for `fsdp="full_shard auto_wrap offload"`, or for a list of these words."""
+    text: Any = word_of(words.value)
     yield KIND, Given("FSDP", words.place)
-    if "auto_wrap" in said:
+    if "auto_wrap" in text:
         yield from ((key, Given(value, words.place)) for key, value in _WRAPPED.items())
-    strategies = [one for one in _STRATEGIES if one.lower() in said.replace(",", " ").replace("'", " ").split()]
+    strategies = [
+        strategy for strategy in _STRATEGIES if strategy.lower() in text.replace(",", " ").replace("'", " ").split()
+    ]
     if strategies:
         yield STRATEGY, Given(strategies[-1], words.place)
-    if "offload" in said:
+    if "offload" in text:
         yield f"{FSDP}fsdp_offload_params", Given(True, words.place)

@@ -1,1 +1,1 @@
-"""What other stacks say and rlplan does not read: whole stacks without a table, and settings of a role of their own."""
+"""Foreign settings that rlplan does not read: stacks without a table, and settings of a single role."""

@@ -1,7 +1,8 @@
-"""Recognise files and commands of stacks that have no mapping table, and refuse them by name.
+"""Recognition of files and commands of stacks without a mapping table, which are refused by name.
 
 In: the keys of a document, or the commands of a script. Out: a SpecError that names the stack, the keys by which it was
-recognised, and the nearest `rlplan estimate` with what could be read. Left out: stacks with a table (table.py).
+recognised, and the nearest `rlplan estimate` with the values that could be read. Left out: stacks with a table
+(table.py).
 """
 
 import shlex
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from rlplan.errors import SpecError
-from rlplan.foreign.settings import Given, typed
+from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import SOURCES, load_table
 from rlplan.foreign.unknown import is_known
@@ -28,15 +29,15 @@ from rlplan.spec.models.catalogue import bundled_id, nearest_id
 FILE = Path(__file__).parent / "stacks.yaml"
 ALGORITHM_WORDS = Path(__file__).parent / "algorithms.yaml"
 MOST_SHOWN = 3
-"""Keys that a refusal shows."""
+"""Most keys that a refusal lists."""
 MODEL = "MODEL"
-"""Stands for a model that a file does not name."""
+"""Placeholder for a model that a file does not name."""
 USUAL_GPUS = "8xH100"
-"""GPUs where the command line names none."""
+"""GPUs of the suggested command where the command line names none."""
 
 
 class Readable(Spec):
-    """Keys that say what `rlplan estimate` asks for; the first that has a plain value counts."""
+    """Keys for the options of `rlplan estimate`; the first with a plain value counts."""
 
     model: tuple[str, ...] = ()
     method: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class Readable(Spec):
     lora: tuple[str, ...] = ()
     """Keys with the rank of adapters."""
     packed: tuple[str, ...] = ()
-    """Keys that load the base of the adapters in 4 bits: true, or 4."""
+    """Keys that load the base model of the adapters in 4 bits: true, or 4."""
     rewards: tuple[str, ...] = ()
     """Keys that are true where a reward model is trained."""
     prompt: tuple[str, ...] = ()
@@ -58,50 +59,50 @@ class Readable(Spec):
 
 
 class Stack(Spec):
-    """A stack without a table: how it is recognised, and what can be read of its files."""
+    """A stack without a table: how it is recognised, and which of its keys are read."""
 
     title: str
     repository: str
     commands: tuple[str, ...] = ()
     """Patterns of words that start it; several in a row where one has a space."""
     needs: tuple[str, ...] = ()
-    """Patterns of keys that must all be there."""
+    """Patterns of required keys."""
     keys: tuple[str, ...] = ()
     """Patterns of its own keys."""
     least: int = 1
-    """Own keys that must be there."""
+    """Fewest own keys."""
     unless: tuple[str, ...] = ()
-    """Patterns of keys of a stack that is read and that wraps or resembles it."""
+    """Patterns of keys that exclude this stack: a supported stack wraps or resembles it."""
     words: tuple[str, ...] = ()
-    """Patterns of values that name it, in place of own keys."""
+    """Patterns of values that name the stack; one counts as an own key."""
     suffix: str = ""
-    """Suffix of all of its documents, whose keys alone are too common to tell."""
+    """Suffix of its documents, where the keys alone are too common to decide."""
     reads: Readable = Readable()
     adapters: dict[str, tuple[Any, ...]] = Field(default={})
-    """Keys whose values say that adapters are trained; without any, a rank says it."""
+    """Keys whose values mean that adapters are trained; without any, a rank means it."""
     adapter_rank: int = 16
     """Rank where adapters are trained and none is given."""
     marks: dict[str, tuple[str, ...]] = Field(default={})
-    """Patterns of keys and of programs that tell the algorithm."""
+    """Patterns of keys and programs by algorithm."""
     usually: str = ""
-    """The algorithm where nothing tells it; empty: the first of algorithms.yaml."""
+    """The default algorithm; empty for the first of algorithms.yaml."""
 
-    def recognise(self, given: Mapping[str, Given], suffix: str = "") -> tuple[str, ...]:
-        """The keys by which this stack is recognised; none where it is another's. suffix: of a document."""
+    def recognise(self, entries: Mapping[str, Given], suffix: str = "") -> tuple[str, ...]:
+        """The keys by which this stack is recognised; empty for another stack. suffix: of a document."""
         if self.suffix and suffix != self.suffix:
             return ()
-        if any(fnmatchcase(key, pattern) for key in given for pattern in self.unless):
+        if any(fnmatchcase(key, pattern) for key in entries for pattern in self.unless):
             return ()
-        needed = [next((key for key in given if fnmatchcase(key, pattern)), "") for pattern in self.needs]
-        own = [key for key in given if any(fnmatchcase(key, pattern) for pattern in self.keys)]
-        own += [key for key, one in given.items() if self._is_named_by(one.value)]
+        needed = [next((key for key in entries if fnmatchcase(key, pattern)), "") for pattern in self.needs]
+        own = [key for key in entries if any(fnmatchcase(key, pattern) for pattern in self.keys)]
+        own += [key for key, entry in entries.items() if self._has_name(entry.value)]
         return (*needed, *own) if all(needed) and len(own) >= self.least else ()
 
-    def _is_named_by(self, value: Any) -> bool:
+    def _has_name(self, value: Any) -> bool:
         return isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.words)
 
-    def started_by(self, command: Command) -> tuple[str, ...]:
-        """The words of a command that start this stack; none where it starts something else."""
+    def find_start(self, command: Command) -> tuple[str, ...]:
+        """The words of a command that start this stack; empty where it starts something else."""
         for entry in self.commands:
             patterns = entry.split()
             for at in range(len(command.words) - len(patterns) + 1):
@@ -115,13 +116,13 @@ class Stack(Spec):
 
 
 class Nearest(NamedTuple):
-    """The GPUs and the model that a command line names beside a refused file; the suggested command repeats them."""
+    """The GPUs and the model of the command line, which the suggested command repeats."""
 
     hardware: str = ""
     model: str | None = None
 
     def command(self, model: str = MODEL, algorithm: str = "ALGORITHM", words: Iterable[str] = ()) -> str:
-        """`rlplan estimate` of a model and an algorithm on the GPUs that were asked about.
+        """The `rlplan estimate` command for a model and an algorithm on the given GPUs.
 
         >>> Nearest("4xA100").command("Qwen/Qwen3-4B", "sft"), Nearest("A100").command("Qwen/Qwen3-4B", "sft")[-6:]
         ('rlplan estimate --model Qwen/Qwen3-4B --algorithm sft --gpus 4xA100', '8xA100')
@@ -133,10 +134,10 @@ class Nearest(NamedTuple):
         return " ".join((shlex.join(base), *words))
 
 
-def is_ours(key: str) -> bool:
-    """Whether a key is of verl, which others wrap by commands of their own.
+def is_verl_key(key: str) -> bool:
+    """Whether a key is verl's: other projects wrap verl in commands of their own.
 
-    >>> is_ours("actor_rollout_ref.model.path"), is_ours("model.path")
+    >>> is_verl_key("actor_rollout_ref.model.path"), is_verl_key("model.path")
     (True, False)
     """
     return key.startswith(tuple(f"{root}." for root in load_table("verl").roots))
@@ -144,59 +145,61 @@ def is_ours(key: str) -> bool:
 
 @cache
 def algorithm_words() -> dict[str, tuple[str, ...]]:
-    """Words of other stacks by rlplan's algorithm."""
+    """Other stacks' words for an algorithm, by rlplan's name of it."""
     words = read_yaml(ALGORITHM_WORDS, "the words for algorithms")
     return {name: tuple(theirs) for name, theirs in words.items()}
 
 
 @cache
-def stacks() -> tuple[Stack, ...]:
-    """Every stack that is refused by name.
+def load_stacks() -> tuple[Stack, ...]:
+    """The stacks that are refused by name.
 
-    >>> [stack.title for stack in stacks()][:2]
+    >>> [stack.title for stack in load_stacks()][:2]
     ['axolotl', 'ROLL']
     """
     entries = read_yaml(FILE, "the stacks without a table")
     return tuple(validate(Stack, entry, file=str(FILE)) for entry in entries)
 
 
-def refuse_document(given: Mapping[str, Given], path: Path, nearest: Nearest) -> None:
-    """Raises: SpecError where the keys of a document are those of a stack without a table."""
-    for stack in stacks():
-        if keys := stack.recognise(given, path.suffix):
-            raise _refusal(stack, keys, str(path), _estimate(stack, given, (), nearest))
+def refuse_document(entries: Mapping[str, Given], path: Path, nearest: Nearest) -> None:
+    """Raises: SpecError for a document of a stack without a table."""
+    for stack in load_stacks():
+        if keys := stack.recognise(entries, path.suffix):
+            raise _refuse(stack, keys, str(path), _suggest_estimate(stack, entries, (), nearest))
 
 
 def refuse_commands(commands: Sequence[Command], path: Path, nearest: Nearest) -> None:
     """Raises: SpecError where a script starts a stack without a table."""
     for command in commands:
-        given = flags_and_overrides(command)
-        if any(is_ours(key) for key in given):
-            continue
+        entries = flags_and_overrides(command)
+        if any(is_verl_key(key) for key in entries):
+            continue  # a wrapper of verl is read by verl's table
         where = f"{path}, at {command.places[0]}"
-        for stack in stacks():
-            if words := stack.started_by(command):
-                raise _refusal(stack, [" ".join(words)], where, _estimate(stack, given, command.words, nearest))
-        for stack in stacks():
-            if keys := stack.recognise(given):
-                raise _refusal(stack, keys, where, _estimate(stack, given, command.words, nearest))
+        for stack in load_stacks():  # a program decides before keys, which stacks may share
+            if words := stack.find_start(command):
+                raise _refuse(
+                    stack, [" ".join(words)], where, _suggest_estimate(stack, entries, command.words, nearest)
+                )
+        for stack in load_stacks():
+            if keys := stack.recognise(entries):
+                raise _refuse(stack, keys, where, _suggest_estimate(stack, entries, command.words, nearest))
 
 
 def flags_and_overrides(command: Command) -> dict[str, Given]:
-    """All that a command says as `--key value` or `key=value`, whatever its program."""
-    given: dict[str, Given] = {}
+    """All `--key value` and `key=value` of a command, whatever its program."""
+    entries: dict[str, Given] = {}
     for word, after, place in zip(command.words, (*command.words[1:], "--"), command.places, strict=True):
         name, separator, value = word.partition("=")
         if word.startswith("--") and len(word) > 2:
             key = name[2:] if "." in name else name[2:].replace("-", "_")
             value = value if separator else "true" if after.startswith("--") else after
-            given[key] = Given(typed(value), place)
+            entries[key] = Given(parse_word(value), place)
         elif separator and not word.startswith("-"):
-            given[name.lstrip("+")] = Given(typed(value), place)
-    return given
+            entries[name.lstrip("+")] = Given(parse_word(value), place)
+    return entries
 
 
-def _refusal(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
+def _refuse(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
     titles = ", ".join(dict.fromkeys(load_table(name).title for name in SOURCES))
     return SpecError(
         f"this is a file of {stack.title} ({', '.join(dict.fromkeys(keys[:MOST_SHOWN]))}), which rlplan does not read",
@@ -206,22 +209,22 @@ def _refusal(stack: Stack, keys: Sequence[str], where: str, command: str) -> Spe
     )
 
 
-def _estimate(stack: Stack, given: Mapping[str, Given], words: Iterable[str], nearest: Nearest) -> str:
-    """`rlplan estimate` with the model, the algorithm, adapters and lengths that could be read."""
+def _suggest_estimate(stack: Stack, entries: Mapping[str, Given], words: Iterable[str], nearest: Nearest) -> str:
+    """The `rlplan estimate` command with the model, algorithm, adapters and lengths that could be read."""
     reads = stack.reads
-    algorithm = _algorithm(stack, given, words)
-    overrides = [f"{key}={value}" for key, value in _lengths(reads, given, algorithm).items()]
-    rank = _rank(stack, given)
+    algorithm = _find_algorithm(stack, entries, words)
+    overrides = [f"{key}={value}" for key, value in _find_lengths(reads, entries, algorithm).items()]
+    rank = _find_rank(stack, entries)
     if rank and not ALGORITHMS[algorithm].trains_scalar:
         overrides.append(f"training.lora.rank={rank}")
-        if any(matches(_value(given, (key,)), [True, 4]) for key in reads.packed):
+        if any(matches(_find_value(entries, (key,)), [True, 4]) for key in reads.packed):
             overrides.append("training.lora.base_dtype=nf4")
-    return nearest.command(_model(reads, given), algorithm, overrides)
+    return nearest.command(_find_model(reads, entries), algorithm, overrides)
 
 
-def _model(reads: Readable, given: Mapping[str, Given]) -> str:
-    """The model by its id, or by the end of its path; MODEL where neither is known."""
-    name = _value(given, reads.model)
+def _find_model(reads: Readable, entries: Mapping[str, Given]) -> str:
+    """The model's id, from the id or the last part of its path; MODEL for an unknown one."""
+    name = _find_value(entries, reads.model)
     if not isinstance(name, str) or not is_known(name) or "$" in name:
         return MODEL
     known = bundled_id(name) or nearest_id(PurePosixPath(name.rstrip("/")).name)
@@ -229,69 +232,69 @@ def _model(reads: Readable, given: Mapping[str, Given]) -> str:
     return known or (name if is_hub_id else MODEL)
 
 
-def _algorithm(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) -> str:
-    if matches(_value(given, stack.reads.rewards), True):
+def _find_algorithm(stack: Stack, entries: Mapping[str, Given], words: Iterable[str]) -> str:
+    if matches(_find_value(entries, stack.reads.rewards), True):
         return next(name for name, declared in ALGORITHMS.items() if declared.trains_scalar)
-    method = str(_value(given, stack.reads.method) or "").lower()
+    method = str(_find_value(entries, stack.reads.method) or "").lower()
     for ours, theirs in algorithm_words().items():
         if method in theirs:
             return ours
-    names = [*given, *words]
+    names = [*entries, *words]
     marked = (
         ours
         for ours, patterns in stack.marks.items()
-        if any(fnmatchcase(name, one) for name in names for one in patterns)
+        if any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
     )
     return next(marked, stack.usually or next(iter(algorithm_words())))
 
 
-def _lengths(reads: Readable, given: Mapping[str, Given], algorithm: str) -> dict[str, int]:
-    """Lengths of prompt and response, and the samples of a prompt where they are generated."""
-    both, prompt, response = (_number(given, keys) for keys in (reads.length, reads.prompt, reads.response))
-    found: dict[str, int] = {}
+def _find_lengths(reads: Readable, entries: Mapping[str, Given], algorithm: str) -> dict[str, int]:
+    """Lengths of prompt and response, and the samples per prompt of an online algorithm."""
+    both, prompt, response = (_find_number(entries, keys) for keys in (reads.length, reads.prompt, reads.response))
+    lengths: dict[str, int] = {}
     if both and not response:
         prompt = prompt or (both + 1) // 2
         response = max(1, both - prompt)
     if prompt:
-        found["workload.max_prompt_len"] = prompt
+        lengths["workload.max_prompt_len"] = prompt
     if response:
-        found["workload.max_response_len"] = response
-    samples = _number(given, reads.samples)
+        lengths["workload.max_response_len"] = response
+    samples = _find_number(entries, reads.samples)
     if samples > 1 and not ALGORITHMS[algorithm].given:
-        found["workload.num_samples_per_prompt"] = samples
-    return found
+        lengths["workload.num_samples_per_prompt"] = samples
+    return lengths
 
 
-def _rank(stack: Stack, given: Mapping[str, Given]) -> int:
-    """The rank of the adapters that are trained; 0 where all weights are."""
-    rank = _number(given, stack.reads.lora)
+def _find_rank(stack: Stack, entries: Mapping[str, Given]) -> int:
+    """The LoRA rank; 0 for full training."""
+    rank = _find_number(entries, stack.reads.lora)
     if not stack.adapters:
         return rank
-    is_trained = any(matches(_value(given, (key,)), list(values)) for key, values in stack.adapters.items())
+    is_trained = any(matches(_find_value(entries, (key,)), list(values)) for key, values in stack.adapters.items())
     return (rank or stack.adapter_rank) * is_trained
 
 
-def _number(given: Mapping[str, Given], keys: Sequence[str]) -> int:
-    value = _value(given, keys)
+def _find_number(entries: Mapping[str, Given], keys: Sequence[str]) -> int:
+    value = _find_value(entries, keys)
     value = int(value.replace("_", "")) if isinstance(value, str) and value.replace("_", "").isdecimal() else value
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _value(given: Mapping[str, Given], patterns: Sequence[str]) -> Any:
-    """The first value that is given by one of some keys, references to other keys followed."""
+def _find_value(entries: Mapping[str, Given], patterns: Sequence[str]) -> Any:
+    """The first value of a key that matches one of the patterns, with references followed."""
     for pattern in patterns:
-        for key, one in given.items():
-            if fnmatchcase(key, pattern) and one.value is not None:
-                return _followed(given, one.value)
+        for key, entry in entries.items():
+            if fnmatchcase(key, pattern) and entry.value is not None:
+                return _follow(entries, entry.value)
     return None
 
 
-def _followed(given: Mapping[str, Given], value: Any) -> Any:
-    """A value, or that of the key to which it refers."""
+def _follow(entries: Mapping[str, Given], value: Any) -> Any:
+    """A value, or the value of the key that it refers to."""
     for _ in range(4):
         if not (isinstance(value, str) and value.startswith("${") and value.endswith("}")):
             break
-        reference = given.get(value[2:-1])
+        reference = entries.get(value[2:-1])
         if reference is None:
             break
         value = reference.value

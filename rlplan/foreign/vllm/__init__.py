@@ -1,1 +1,1 @@
-"""vLLM: what `vllm serve` starts."""
+"""Check of `vllm serve`: whether the engine starts."""

@@ -1,7 +1,7 @@
-"""Whether `vllm serve` starts as it is given: the engine alone, by vLLM's own arithmetic.
+"""Memory of the engine that `vllm serve` starts, by vLLM's own arithmetic.
 
-In: Settings of vLLM, the job that they are imported as. Out: Served. Left out: seconds; slots of adapters, and rows of
-drafted tokens, which take more.
+In: Settings of vLLM, the imported job. Out: Served. Left out: seconds; LoRA slots and rows of drafted tokens, which
+need more memory.
 Source: vLLM 0.32.0 v1/core/kv_cache_utils.py `_check_enough_kv_cache_memory`, config/offload.py `cpu_offload_gb`.
 """
 
@@ -16,8 +16,8 @@ from rlplan.units import GIB
 
 LENGTH = "max_model_len"
 _UNCOUNTED = {
-    "enable_lora": "slots of adapters are not counted, which take more",
-    "speculative_config.method": "rows of drafted tokens are not counted, which take more",
+    "enable_lora": "LoRA slots are not counted; they need more memory",
+    "speculative_config.method": "rows of drafted tokens are not counted; they need more memory",
 }
 
 
@@ -25,10 +25,12 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     """The engine that the settings start. Raises: SpecError."""
     usual = ServingJob(job)
     model, share = usual.model, None if imported.share is None else imported.share.value
-    tp, dp, pp = (_count(settings, f"{name}_parallel_size") for name in ("tensor", "data", "pipeline"))
+    tp, dp, pp = (_read_count(settings, f"{name}_parallel_size") for name in ("tensor", "data", "pipeline"))
     cuts_experts = model.experts is not None and dp > usual.attention_dp
-    told = settings.value(LENGTH)
-    length = model.max_position_embeddings if told is None else told if isinstance(told, int) and told > 0 else 0
+    stated = settings.value(LENGTH)
+    length = (
+        model.max_position_embeddings if stated is None else stated if isinstance(stated, int) and stated > 0 else 0
+    )
     asked = replace(
         usual.settings,
         gpu_memory_utilization=share or 1.0,
@@ -37,14 +39,14 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
         has_lora=settings.value("enable_lora") is True,
     )
     if cuts_experts:
-        asked = _with_shared_experts(asked, tp, dp)
-    on_host = _on_host(settings, engine_memory(model, asked))
+        asked = _share_experts(asked, tp, dp)
+    on_host = _read_offloaded_bytes(settings, engine_memory(model, asked))
     freed = replace(asked, total_bytes=asked.total_bytes + int(on_host / (share or 1.0)))
     notes = [note for key, note in _UNCOUNTED.items() if settings.value(key) not in (None, False)]
     if cuts_experts:
-        notes.append("each expert is cut over all ranks; whole ones on its ranks are counted, which are as large")
-    if told is None:
-        notes.append(f"{LENGTH} is not said: the model's {length:,} tokens are counted, as vLLM has it")
+        notes.append("every expert is sharded over all ranks; whole experts per rank are counted, which are as large")
+    if stated is None:
+        notes.append(f"{LENGTH} is not set: the model's {length:,} tokens are counted, as in vLLM")
     return Served(
         str(imported.data["policy"]["path"]),
         job.hardware.profile,
@@ -58,18 +60,18 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     )
 
 
-def _with_shared_experts(engine: EngineSettings, tp: int, dp: int) -> EngineSettings:
-    """Data-parallel ranks of a mixture share its experts, also without `--enable-expert-parallel`."""
+def _share_experts(engine: EngineSettings, tp: int, dp: int) -> EngineSettings:
+    """The engine with experts sharded over data-parallel ranks: vLLM does that even without expert parallelism."""
     seqs, tokens = (limit and limit * dp for limit in (engine.max_num_seqs, engine.max_num_batched_tokens))
     return replace(engine, ep=tp * dp, attention_dp=dp, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
-def _count(settings: Settings, key: str) -> int:
-    found = settings.value(key)
-    return found if isinstance(found, int) and found > 0 else 1
+def _read_count(settings: Settings, key: str) -> int:
+    value = settings.value(key)
+    return value if isinstance(value, int) and value > 0 else 1
 
 
-def _on_host(settings: Settings, memory: EngineMemory) -> int:
+def _read_offloaded_bytes(settings: Settings, memory: EngineMemory) -> int:
     """Bytes of weights that `cpu_offload_gb` leaves on the host."""
-    found = settings.value("cpu_offload_gb")
-    return min(memory.weights, int(found * GIB)) if isinstance(found, int | float) else 0
+    gib = settings.value("cpu_offload_gb")
+    return min(memory.weights, int(gib * GIB)) if isinstance(gib, int | float) else 0

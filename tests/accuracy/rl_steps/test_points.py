@@ -23,7 +23,7 @@ def predictors() -> None:
     load_predictors()
 
 
-def changed(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:
+def change_settings(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:
     merged = {key: value for key, value in (point.settings | settings).items() if value is not None}
     return point.model_copy(update={"settings": merged})
 
@@ -45,7 +45,7 @@ def test_published_steps_are_within_a_quarter_on_median_and_a_half_at_most() -> 
 def test_generation_by_gathered_layers_is_what_no_job_says() -> None:
     answer = predict(STEPS["dschat-step3-opt-13b-64g-80gb"])
     assert isinstance(answer, Refusal)
-    assert "no job says that" in answer.reason
+    assert "a job cannot express that" in answer.reason
 
 
 @pytest.mark.parametrize(
@@ -87,20 +87,20 @@ def test_a_log_probs_pass_and_a_reference_are_part_of_the_step() -> None:
     point = STEPS["nemorl-q32-32"]
     plan = plan_of(rl_job(point))
     assert {action.role for action in plan.schedule.step if action.kind == "score"} == {"policy", "reference"}
-    assert seconds(changed(point, kl_coef=0.0)) < seconds(point)
+    assert seconds(change_settings(point, kl_coef=0.0)) < seconds(point)
 
 
 def test_what_is_not_stated_is_refused() -> None:
     for key, words in (("gen_gbs", "number of rollouts"), ("max_seq", "longest response")):
-        answer = predict(changed(STEPS["nemorl-q32-32"], **{key: None}))
+        answer = predict(change_settings(STEPS["nemorl-q32-32"], **{key: None}))
         assert isinstance(answer, Refusal)
         assert words in answer.reason
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_published_recipe_fits_with_its_layout(name: str) -> None:
-    found = compare_point(RECIPES[name])
-    assert (found.predicted, found.relative_error, found.reason) == ("fits", 0.0, None)
+    comparison = compare_point(RECIPES[name])
+    assert (comparison.predicted, comparison.relative_error, comparison.reason) == ("fits", 0.0, None)
 
 
 def test_the_layout_is_the_published_one() -> None:
@@ -114,10 +114,12 @@ def test_the_layout_is_the_published_one() -> None:
 
 
 def test_half_of_the_gpus_do_not_hold_it_and_the_point_is_wrong() -> None:
-    point = changed(RECIPES["verl-235b-32"], train_tp_cp_ep_pp="[4,1,4,4]").model_copy(update={"gpu": "16x H20"})
-    found = compare_point(point)
-    assert found.predicted == "does not fit"
-    assert found.relative_error == 1.0
+    point = change_settings(RECIPES["verl-235b-32"], train_tp_cp_ep_pp="[4,1,4,4]").model_copy(
+        update={"gpu": "16x H20"}
+    )
+    comparison = compare_point(point)
+    assert comparison.predicted == "does not fit"
+    assert comparison.relative_error == 1.0
 
 
 def test_a_point_that_says_neither_true_nor_false_is_refused() -> None:

@@ -24,7 +24,7 @@ def seconds(point: MeasuredPoint) -> float:
     return float(answer.value)
 
 
-def made(**changes: object) -> MeasuredPoint:
+def make_point(**changes: object) -> MeasuredPoint:
     base = {"id": "a", "kind": "weight_sync_time", "model": "Qwen/Qwen2.5-7B", "gpu": "8+8 H100"}
     return MeasuredPoint.model_validate(base | {"measured": {"value": 1.0, "unit": "s"}} | changes)
 
@@ -46,16 +46,18 @@ def test_gpus_are_read_from_nodes_sums_and_products() -> None:
 
 
 def test_the_software_decides_how_weights_are_taken_in() -> None:
-    pickled, placed = (seconds(made(settings={"rollout": rollout})) for rollout in ("SGLang bf16", "vLLM"))
+    pickled, placed = (seconds(make_point(settings={"rollout": rollout})) for rollout in ("SGLang bf16", "vLLM"))
     assert pickled > placed
-    assert sync_job(made(settings={"backend": "disk"}))["placement"]["transport"] == "disk"
-    assert sync_job(made(gpu="8x H100", settings={"placement": "colocated"}))["placement"] == {"placement": "colocated"}
+    assert sync_job(make_point(settings={"backend": "disk"}))["placement"]["transport"] == "disk"
+    assert sync_job(make_point(gpu="8x H100", settings={"placement": "colocated"}))["placement"] == {
+        "placement": "colocated"
+    }
 
 
 def test_a_rate_and_milliseconds_are_units_too() -> None:
-    second = seconds(made())
-    assert seconds(made(measured={"value": 1.0, "unit": "ms"})) == pytest.approx(1000 * second)
-    rate = seconds(made(measured={"value": 1.0, "unit": "GB/s"}))
+    second = seconds(make_point())
+    assert seconds(make_point(measured={"value": 1.0, "unit": "ms"})) == pytest.approx(1000 * second)
+    rate = seconds(make_point(measured={"value": 1.0, "unit": "GB/s"}))
     assert rate == pytest.approx(2 * 7_615_616_512 / second / 1e9)
 
 
@@ -65,10 +67,10 @@ def test_a_rate_and_milliseconds_are_units_too() -> None:
         ({"measured": {"value": 1.0, "unit": "tokens"}}, "no duration"),
         ({"gpu": "8x Foo9000"}, "no profile"),
         ({"settings": {"lora_rank": 8}}, "adapters"),
-        ({"settings": {"no_ipc_load": True}}, "every job's sync ends in its engines"),
+        ({"settings": {"no_ipc_load": True}}, "every job's sync includes"),
     ],
 )
 def test_what_is_not_known_is_refused_with_the_reason(changes: dict[str, object], words: str) -> None:
-    answer = predict(made(**changes))
+    answer = predict(make_point(**changes))
     assert isinstance(answer, Refusal)
     assert words in answer.reason

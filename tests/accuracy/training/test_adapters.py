@@ -42,21 +42,21 @@ def predictors() -> None:
     load_predictors()
 
 
-def parts_of(point: MeasuredPoint) -> dict[str, float]:
+def predict_parts(point: MeasuredPoint) -> dict[str, float]:
     answer = predict(point)
     assert isinstance(answer, Prediction), answer
     return answer.parts
 
 
 def test_a_megatron_rank_with_adapters_holds_its_share_of_the_frozen_mixture() -> None:
-    """By hand: of 30.5 billion weights ep 2 leaves a rank half of the experts; adapters of rank 8 train the rest."""
+    """Worked by hand: with ep 2 a rank holds half of the experts of 30.5 billion weights, and adapters of rank 8."""
     model = find_model("Qwen/Qwen3-30B-A3B")
     experts = 48 * 128 * 3 * 2048 * 768
     frozen = 2 * (model.num_parameters - experts + experts // 2)
     beside_experts = 48 * 64 * 3 * 8 * (2048 + 768)
     in_attention = 48 * 8 * ((2048 + 4096) * 2 + (2048 + 512) * 2)
     trained = beside_experts + in_attention
-    parts = parts_of(MIXTURE)
+    parts = predict_parts(MIXTURE)
     assert parts["weights"] == pytest.approx((frozen + 2 * trained) / 2**30, rel=1e-3)
     assert parts["gradients"] == pytest.approx(4 * trained / 2**30, rel=1e-3)
 

@@ -23,17 +23,17 @@ def predictors() -> None:
     load_predictors()
 
 
-def compared(kind: str) -> list[Comparison]:
-    found = [compare_point(point) for point in RIG.values() if point.kind == kind]
-    return [one for one in found if one.relative_error is not None]
+def compare_kind(kind: str) -> list[Comparison]:
+    comparisons = [compare_point(point) for point in RIG.values() if point.kind == kind]
+    return [comparison for comparison in comparisons if comparison.relative_error is not None]
 
 
-def changed(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:
+def change_settings(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:
     merged = {key: value for key, value in (point.settings | settings).items() if value is not None}
     return point.model_copy(update={"settings": merged})
 
 
-def parts_of(point: MeasuredPoint) -> dict[str, float]:
+def predict_parts(point: MeasuredPoint) -> dict[str, float]:
     answer = predict(point)
     assert isinstance(answer, Prediction), answer
     return answer.parts
@@ -41,7 +41,7 @@ def parts_of(point: MeasuredPoint) -> dict[str, float]:
 
 def test_half_of_the_updates_are_within_three_percent_and_nine_in_ten_within_eleven() -> None:
     """The worst are Gemma's wide heads, whose scores of every pair of tokens no plan counts."""
-    errors = sorted(abs(one.relative_error or 0.0) for one in compared("train_peak"))
+    errors = sorted(abs(comparison.relative_error or 0.0) for comparison in compare_kind("train_peak"))
     assert len(errors) == 158
     assert median(errors) <= 0.03
     assert errors[int(0.9 * len(errors))] <= 0.11
@@ -50,14 +50,17 @@ def test_half_of_the_updates_are_within_three_percent_and_nine_in_ten_within_ele
 
 def test_what_a_sleeping_engine_leaves_is_within_three_tenths_of_a_gibibyte() -> None:
     """All but one of 1.5B, whose repeats left 1.31 GiB, not 1.85."""
-    misses = [abs(float(str(one.predicted)) - float(str(one.measured))) for one in compared("sleeping_engine_residual")]
+    misses = [
+        abs(float(str(comparison.predicted)) - float(str(comparison.measured)))
+        for comparison in compare_kind("sleeping_engine_residual")
+    ]
     assert len(misses) == 113
     assert sum(miss <= 0.3 for miss in misses) == len(misses) - 1
     assert fmean(misses) <= 0.05
 
 
 def test_a_sleeping_engine_leaves_what_the_driver_keeps_and_both_sets_of_graphs_and_its_buffer() -> None:
-    parts = parts_of(RIG["agilerl-qwen2.5-0.5b-l4-s512-mb1-g4-r8-u200-asleep"])
+    parts = predict_parts(RIG["agilerl-qwen2.5-0.5b-l4-s512-mb1-g4-r8-u200-asleep"])
     assert parts["process"] * GIB == (23034 - 22563) * MIB
     # piecewise 1, 2, 4, 8 and whole 1, 2, 4; with adapters and without, of 24 layers
     assert parts["cuda_graphs"] * GIB == 2 * 7 * 24 * 300 * KIB
@@ -67,20 +70,20 @@ def test_a_sleeping_engine_leaves_what_the_driver_keeps_and_both_sets_of_graphs_
 def test_under_model_runner_v2_a_sleeping_engine_leaves_no_buffer_and_one_set_of_graphs() -> None:
     """SmolLM2 is a Llama; measured: 0.86 GiB."""
     point = RIG["agilerl-smollm2-1.7b-l4-s4096-mb1-g16-r64-u450-asleep"]
-    parts = parts_of(point)
+    parts = predict_parts(point)
     assert "activations" not in parts
     assert parts["cuda_graphs"] * GIB == (7 + 5) * 24 * 300 * KIB
     assert sum(parts.values()) == pytest.approx(0.86, rel=0.05)
-    newer = parts_of(changed(point, framework="AgileRL 2.8.2, colocated vLLM 0.26.0"))
+    newer = predict_parts(change_settings(point, framework="AgileRL 2.8.2, colocated vLLM 0.26.0"))
     assert newer["cuda_graphs"] == 2 * parts["cuda_graphs"]
 
 
 def test_workspaces_of_experts_stay_asleep_until_they_have_a_pool_of_their_own() -> None:
     tokens = 16 * 4096
     kept = 2 * tokens * 8 * (2048 + 2048) + 2 * tokens * 2048
-    assert parts_of(MIXTURE)["activations"] * GIB == pytest.approx(kept)
-    newer = changed(MIXTURE, framework="AgileRL, colocated vLLM 0.32.0")
-    assert "activations" not in parts_of(newer)
+    assert predict_parts(MIXTURE)["activations"] * GIB == pytest.approx(kept)
+    newer = change_settings(MIXTURE, framework="AgileRL, colocated vLLM 0.32.0")
+    assert "activations" not in predict_parts(newer)
 
 
 def test_the_job_says_what_the_point_states() -> None:
@@ -94,13 +97,13 @@ def test_the_job_says_what_the_point_states() -> None:
 
 
 def test_moments_are_in_the_passes_from_the_second_micro_batch_on() -> None:
-    assert parts_of(SMALL).get("optimizer", 0) == 0  # one micro-batch: the peak is before the only step
-    assert parts_of(changed(SMALL, group_size=8))["optimizer"] > 0.01
+    assert predict_parts(SMALL).get("optimizer", 0) == 0  # one micro-batch: the peak is before the only step
+    assert predict_parts(change_settings(SMALL, group_size=8))["optimizer"] > 0.01
 
 
 def test_beside_a_base_in_four_bits_everything_else_is_in_fp32() -> None:
     quantised = RIG["agilerl-qwen2.5-0.5b-a100-s4096-mb8-g16-r8-nf4-u200"]
-    plain, four_bits = parts_of(changed(quantised, quant="none")), parts_of(quantised)
+    plain, four_bits = predict_parts(change_settings(quantised, quant="none")), predict_parts(quantised)
     assert four_bits["weights"] > 151_936 * 896 * 4 / GIB  # the table alone
     assert four_bits["weights"] < plain["weights"]
     assert four_bits["activations"] - plain["activations"] >= 23 * 896 * 2 * 32768 / GIB  # inputs of waiting layers
@@ -109,7 +112,7 @@ def test_beside_a_base_in_four_bits_everything_else_is_in_fp32() -> None:
 def test_a_generation_takes_the_engines_fraction_and_what_lies_outside_of_it() -> None:
     measured = {"value": 6.0, "unit": "GiB device used (NVML peak in generation)"}
     point = MeasuredPoint.model_validate(SMALL.model_dump() | {"kind": "rollout_peak", "measured": measured})
-    parts = parts_of(point)
+    parts = predict_parts(point)
     fraction = 0.2 * 22563 / 1024
     assert 0.8 * fraction < sum(parts.values()) - parts["process"] - parts["context"] <= 1.05 * fraction
 

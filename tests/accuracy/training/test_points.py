@@ -18,29 +18,31 @@ PEFT = POINTS["peft-lora-rank10-target-mlp"]
 LITGPT = POINTS["litgpt-l7-mb1"]
 
 
-def compared(kind: str) -> list[Comparison]:
+def compare_kind(kind: str) -> list[Comparison]:
     load_predictors()
     return [compare_point(point) for point in POINTS.values() if point.kind == kind]
 
 
-def errors_of(kind: str) -> list[float]:
-    return sorted(abs(one.relative_error) for one in compared(kind) if one.relative_error is not None)
+def list_errors(kind: str) -> list[float]:
+    return sorted(
+        abs(comparison.relative_error) for comparison in compare_kind(kind) if comparison.relative_error is not None
+    )
 
 
-def changed(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:
+def change_settings(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:
     """The point under other settings; None takes one away."""
     merged = {key: value for key, value in (point.settings | settings).items() if value is not None}
     return point.model_copy(update={"settings": merged})
 
 
-def value_of(point: MeasuredPoint) -> float:
+def predict_value(point: MeasuredPoint) -> float:
     answer = predict(point)
     assert isinstance(answer, Prediction), answer
     assert not isinstance(answer.value, str)
     return answer.value
 
 
-def reason_of(point: MeasuredPoint) -> str:
+def find_reason(point: MeasuredPoint) -> str:
     answer = predict(point)
     assert isinstance(answer, Refusal), answer
     return answer.reason
@@ -52,41 +54,41 @@ def predictors() -> None:
 
 
 def test_training_peaks_are_within_six_percent_at_the_median_and_fifteen_at_the_ninetieth_percentile() -> None:
-    errors = errors_of("train_peak")
-    assert len(errors) >= 0.75 * len(compared("train_peak"))
+    errors = list_errors("train_peak")
+    assert len(errors) >= 0.75 * len(compare_kind("train_peak"))
     assert errors[len(errors) // 2] <= 0.06
     assert errors[int(0.9 * len(errors))] <= 0.15
 
 
 def test_steady_states_are_within_two_percent() -> None:
-    assert max(errors_of("train_steady")) <= 0.02
+    assert max(list_errors("train_steady")) <= 0.02
 
 
 def test_a_steady_state_needs_no_tokens_and_no_shape() -> None:
     point = POINTS["ds-z3-6.86b-alloc"]
-    assert value_of(changed(point, seq=None, micro_batch=None, act_ckpt=None)) == value_of(point)
+    assert predict_value(change_settings(point, seq=None, micro_batch=None, act_ckpt=None)) == predict_value(point)
     unknown = point.model_copy(update={"model": "somebody/a-model-of-their-own"})
-    assert "not in the catalogue" in reason_of(unknown)
+    assert "not in the catalogue" in find_reason(unknown)
 
 
 def test_deepspeeds_settings_are_read_as_its_config_and_as_tables_write_them() -> None:
     point = POINTS["ds-z3-6.86b-peak"]
-    assert value_of(changed(point, zero_stage=None, zero="ZeRO-3")) == value_of(point)
-    quoted = changed(point, param_persistence_threshold=None, stage3_param_persistence_threshold=0)
-    assert value_of(quoted) == value_of(point)
-    assert value_of(changed(point, offload_optimizer={"device": "cpu"})) < value_of(point) / 2
-    assert "stages are 0 to 3" in reason_of(changed(point, zero_stage=4))
+    assert predict_value(change_settings(point, zero_stage=None, zero="ZeRO-3")) == predict_value(point)
+    quoted = change_settings(point, param_persistence_threshold=None, stage3_param_persistence_threshold=0)
+    assert predict_value(quoted) == predict_value(point)
+    assert predict_value(change_settings(point, offload_optimizer={"device": "cpu"})) < predict_value(point) / 2
+    assert "stages are 0 to 3" in find_reason(change_settings(point, zero_stage=4))
 
 
 def test_the_largest_model_that_trains_is_the_one_that_was_trained() -> None:
-    assert errors_of("max_model_size") == [0.0, 0.0]
+    assert list_errors("max_model_size") == [0.0, 0.0]
 
 
 def test_every_refusal_says_what_is_missing() -> None:
-    refused = [one for kind in KINDS for one in compared(kind) if one.relative_error is None]
+    refused = [comparison for kind in KINDS for comparison in compare_kind(kind) if comparison.relative_error is None]
     assert refused
-    words = ("not stated", "catalogue", "a job", "no job says", "is not known", "AutoTP does not cut")
-    assert all(one.reason and any(word in one.reason for word in words) for one in refused)
+    words = ("not stated", "catalogue", "a job", "cannot express", "is not known", "AutoTP does not cut")
+    assert all(comparison.reason and any(word in comparison.reason for word in words) for comparison in refused)
 
 
 @pytest.mark.parametrize(
@@ -99,23 +101,23 @@ def test_every_refusal_says_what_is_missing() -> None:
     ],
 )
 def test_a_setting_means_the_same_under_every_name(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert value_of(changed(TITAN, **old, **new)) == value_of(TITAN)
+    assert predict_value(change_settings(TITAN, **old, **new)) == predict_value(TITAN)
 
 
 @pytest.mark.parametrize("key", ["seq", "lbs", "ac"])
 def test_a_setting_that_decides_the_peak_is_never_guessed(key: str) -> None:
-    assert "not stated" in reason_of(changed(TITAN, **{key: None}))
+    assert "not stated" in find_reason(change_settings(TITAN, **{key: None}))
 
 
 def test_samples_of_unknown_length_are_refused() -> None:
     base = POINTS["tt-3b-compile"]
-    assert "not packed" in reason_of(changed(base, cumulative_techniques=["compile"]))
+    assert "not packed" in find_reason(change_settings(base, cumulative_techniques=["compile"]))
 
 
 @pytest.mark.parametrize("method", ["boft", "hra", "qlora int8", "something new", "lora dpo", "vera", "dora"])
 def test_a_method_that_no_job_says_is_refused(method: str) -> None:
-    words = ("a job trains all weights, or LoRA", "a job says NF4 alone", "more passes than one")
-    assert any(word in reason_of(changed(PEFT, method=method)) for word in words)
+    words = ("a job trains all weights, or LoRA", "NF4 is the only 4-bit format", "more passes than one")
+    assert any(word in find_reason(change_settings(PEFT, method=method)) for word in words)
 
 
 def test_the_number_of_trained_parameters_tells_which_layers_are_adapted() -> None:
@@ -127,7 +129,7 @@ def test_reserved_memory_is_more_than_allocated_and_the_process_has_more_still()
     values = []
     for unit in ("GiB max allocated", "GiB max reserved", "GiB nvidia-smi"):
         measured = TITAN.measured.model_copy(update={"unit": unit})
-        values.append(value_of(TITAN.model_copy(update={"measured": measured, "gpu": "8x H100 80GB"})))
+        values.append(predict_value(TITAN.model_copy(update={"measured": measured, "gpu": "8x H100 80GB"})))
     assert values[0] < values[1] < values[2]
 
 
@@ -138,35 +140,45 @@ def test_parts_add_up_to_the_peak() -> None:
 
 
 def test_more_tokens_need_more_and_recomputation_needs_less() -> None:
-    assert value_of(changed(LITGPT, micro_batch=2)) > value_of(LITGPT) > value_of(changed(LITGPT, act_ckpt=True))
+    assert (
+        predict_value(change_settings(LITGPT, micro_batch=2))
+        > predict_value(LITGPT)
+        > predict_value(change_settings(LITGPT, act_ckpt=True))
+    )
 
 
 def test_every_technique_of_torchtunes_ladder_takes_less() -> None:
     techniques = ["packed", "compile", "chunked_ce", "act_ckpt", "adamw8bit"]
     base = POINTS["tt-3b-compile"]
     steps = [techniques[:count] for count in range(1, len(techniques) + 1)]
-    values = [value_of(changed(base, cumulative_techniques=step)) for step in steps]
+    values = [predict_value(change_settings(base, cumulative_techniques=step)) for step in steps]
     assert values == sorted(set(values), reverse=True)
     assert len(values) == len(steps)
-    assert "no job says that" in reason_of(changed(base, cumulative_techniques=["packed", "optimizer_in_bwd"]))
+    assert "a job cannot express that" in find_reason(
+        change_settings(base, cumulative_techniques=["packed", "optimizer_in_bwd"])
+    )
 
 
 def test_fsdp2_inside_a_pipeline_is_refused_by_name() -> None:
-    reason = reason_of(changed(TITAN, pp=4, gpus=32))
-    assert reason == "torchtitan with pipeline or expert parallel ranks: no job says that of FSDP2"
+    reason = find_reason(change_settings(TITAN, pp=4, gpus=32))
+    assert reason == "torchtitan with pipeline or expert parallel ranks: a job cannot express that with FSDP2"
 
 
 @pytest.mark.parametrize(("word", "policy"), [("selective 2", "every_other_layer"), (["mlp"], ("mlp",))])
 def test_recomputation_is_read_in_the_words_of_trainers(word: Any, policy: str | tuple[str, ...]) -> None:
-    training = training_job(changed(TITAN, ac=word))["training"]
+    training = training_job(change_settings(TITAN, ac=word))["training"]
     assert (training["gradient_checkpointing"], training["recomputed"]) == (True, policy)
 
 
 def test_megatrons_peaks_are_within_their_bounds() -> None:
     """SimuMax's rows to 2 % on average, Megatron-Bridge's recipes, with modules that are recomputed, within 8 %."""
-    found = {one.id: abs(one.relative_error or 0.0) for one in compared("train_peak") if one.relative_error is not None}
-    simumax = [error for name, error in found.items() if name.startswith("simumax-")]
-    bridge = [error for name, error in found.items() if name.startswith("mb-")]
+    values = {
+        comparison.id: abs(comparison.relative_error or 0.0)
+        for comparison in compare_kind("train_peak")
+        if comparison.relative_error is not None
+    }
+    simumax = [error for name, error in values.items() if name.startswith("simumax-")]
+    bridge = [error for name, error in values.items() if name.startswith("mb-")]
     assert len(simumax) == 11
     assert sum(simumax) / len(simumax) <= 0.02
     assert len(bridge) == 8
@@ -176,12 +188,12 @@ def test_megatrons_peaks_are_within_their_bounds() -> None:
 def test_a_module_that_is_recomputed_keeps_less_and_all_of_a_layer_least() -> None:
     base = POINTS["mb-moonlight-rc-none-mem"]
     words = ("none", "moe_act", "moe_act+layernorm", ["layernorm", "moe", "mla_up_proj"], "full")
-    peaks = [value_of(changed(base, recompute=one)) for one in words]
+    peaks = [predict_value(change_settings(base, recompute=word)) for word in words]
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == len(peaks)
-    spelled = changed(base, recompute=None, recompute_granularity="selective", recompute_modules=["moe_act"])
-    assert value_of(spelled) == peaks[1]
-    assert "known are" in reason_of(changed(base, recompute="moe_act+attention"))
+    spelled = change_settings(base, recompute=None, recompute_granularity="selective", recompute_modules=["moe_act"])
+    assert predict_value(spelled) == peaks[1]
+    assert "known are" in find_reason(change_settings(base, recompute="moe_act+attention"))
 
 
 @pytest.mark.parametrize(
@@ -203,8 +215,8 @@ def test_broken_settings_are_refused_and_never_raise() -> None:
     for _ in range(600):
         point = rng.choice(list(POINTS.values()))
         settings = {rng.choice([*point.settings, *KEYS]): rng.choice(VALUES) for _ in range(2)}
-        one = compare_point(point.model_copy(update={"settings": point.settings | settings}))
-        assert one.relative_error is not None or one.reason
+        comparison = compare_point(point.model_copy(update={"settings": point.settings | settings}))
+        assert comparison.relative_error is not None or comparison.reason
 
 
 def test_prime_rl_shards_and_accumulates_on_one_gpu_too() -> None:
@@ -213,9 +225,15 @@ def test_prime_rl_shards_and_accumulates_on_one_gpu_too() -> None:
     assert isinstance(answer, Prediction)
     states = sum(answer.parts[kind] for kind in ("weights", "optimizer", "gradients"))
     assert states == pytest.approx(16 * 596_049_920 / 2**30, rel=0.01)
-    assert value_of(changed(point, task="SFT Full")) > 3 * value_of(point)  # fp32 logits whole, not by chunks of words
-    assert value_of(changed(point, task="RL LoRA(r=16)", lora_rank=16)) < 0.6 * value_of(point)
-    errors = [abs(one.relative_error or 0) for one in compared("train_peak") if one.id.startswith("primerl-")]
+    assert predict_value(change_settings(point, task="SFT Full")) > 3 * predict_value(
+        point
+    )  # fp32 logits whole, not by chunks of words
+    assert predict_value(change_settings(point, task="RL LoRA(r=16)", lora_rank=16)) < 0.6 * predict_value(point)
+    errors = [
+        abs(comparison.relative_error or 0)
+        for comparison in compare_kind("train_peak")
+        if comparison.id.startswith("primerl-")
+    ]
     assert sorted(errors)[len(errors) // 2] <= 0.025
     assert max(errors) <= 0.17
 
@@ -224,33 +242,41 @@ def test_prime_rls_peak_is_what_torch_reserves_where_a_point_does_not_say() -> N
     point = POINTS["primerl-qwen3-4b-rl-lora16-s16384-recompute-fa3-8xh200-mem"]
     stated = {unit: point.model_copy(update={"measured": point.measured.model_copy(update={"unit": unit})})
               for unit in ("GiB/GPU max reserved", "GiB/GPU max allocated")}  # fmt: skip
-    assert value_of(point) == value_of(stated["GiB/GPU max reserved"]) > value_of(stated["GiB/GPU max allocated"])
+    assert (
+        predict_value(point)
+        == predict_value(stated["GiB/GPU max reserved"])
+        > predict_value(stated["GiB/GPU max allocated"])
+    )
 
 
 def test_adapters_beside_experts_read_rows_of_their_own_unless_a_point_names_its_layers() -> None:
     point = POINTS["primerl-qwen3-30b-a3b-rl-lora16-s65536-recompute-fa3-8xh200-mem"]
-    named = changed(point, lora_targets="q_proj,k_proj,v_proj,o_proj")
+    named = change_settings(point, lora_targets="q_proj,k_proj,v_proj,o_proj")
     rows = 4 * 8 * (2 * 2048 + 768) * 65536 / 2**30
-    assert value_of(point) - value_of(named) == pytest.approx(rows, rel=0.2)
+    assert predict_value(point) - predict_value(named) == pytest.approx(rows, rel=0.2)
 
 
 def test_a_model_of_which_a_run_has_the_first_layers_is_cut_to_them() -> None:
     name = "simumax-llama3-405b-l4-tp8-pp1-dp1-mbc4-mem"
-    errors = [abs(one.relative_error or 0) for one in compared("train_peak") if one.id.startswith("simumax-")]
+    errors = [
+        abs(comparison.relative_error or 0)
+        for comparison in compare_kind("train_peak")
+        if comparison.id.startswith("simumax-")
+    ]
     assert len(errors) == 11
     assert sum(errors) / len(errors) <= 0.03
     assert max(errors) <= 0.08
     long = POINTS["simumax-llama3-70b-l12-tp1-cp8-pp1-dp1-seq131072-mbc4-mem"]
-    assert value_of(changed(long, ce_fusion=None)) > value_of(long)
-    assert value_of(changed(POINTS[name], sequence_parallel=False)) > value_of(POINTS[name])
-    assert "'layers' is 5" in reason_of(changed(POINTS[name], layers=5))
+    assert predict_value(change_settings(long, ce_fusion=None)) > predict_value(long)
+    assert predict_value(change_settings(POINTS[name], sequence_parallel=False)) > predict_value(POINTS[name])
+    assert "'layers' is 5" in find_reason(change_settings(POINTS[name], layers=5))
     mixture = POINTS["simumax-deepseekv2-tp1-ep8-pp1-dp8-l4-mbc4-mem"]
-    assert value_of(changed(mixture, dense_layers=3)) < value_of(mixture)
+    assert predict_value(change_settings(mixture, dense_layers=3)) < predict_value(mixture)
 
 
 def test_attention_without_a_fused_kernel_is_refused_by_name() -> None:
     point = POINTS["ds-z3-6.86b-peak"]
     gpt_oss = point.model_copy(update={"model": "openai/gpt-oss-20b"})
-    assert "gpt-oss has no fused attention in transformers" in reason_of(changed(gpt_oss, attn="eager"))
-    assert "gpt-oss has no fused attention in transformers" in reason_of(changed(gpt_oss, attn=None))
-    assert "no fused kernel shares one key head" in reason_of(point.model_copy(update={"model": "tiiuae/falcon-7b"}))
+    assert "gpt-oss in transformers needs an attention kernel" in find_reason(change_settings(gpt_oss, attn="eager"))
+    assert "gpt-oss in transformers needs an attention kernel" in find_reason(change_settings(gpt_oss, attn=None))
+    assert "no fused kernel shares one key head" in find_reason(point.model_copy(update={"model": "tiiuae/falcon-7b"}))

@@ -86,7 +86,7 @@ def test_a_run_folder_knows_its_job(rlplan: Call, tmp_path: Path) -> None:
     [
         ("", (JOB,), "the log has no rows"),
         ('{"gen_time": 3}', (JOB,), "--field rollout=gen_time:s"),
-        ('{"gen_time": 3}', (JOB, "--field", "rollout=gen_time"), "says no unit"),
+        ('{"gen_time": 3}', (JOB, "--field", "rollout=gen_time"), "has no known unit"),
         (json.dumps(ROW), (), "comes with 0 jobs"),
         (json.dumps(ROW), (JOB, "examples/quickstart.yaml"), "comes with 2 jobs"),
         (json.dumps(ROW), (JOB, "workload.max_response_len=1024"), "the job allows 1,024"),

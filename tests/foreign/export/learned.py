@@ -1,6 +1,6 @@
-"""What trainers of other stacks learn with, of the configuration that their own code resolves, by names of ours.
+"""Learning settings of other stacks, from the configuration that their own code resolves, under rlplan's job keys.
 
-Left out: who resolves it (own_parsers.py).
+Left out: resolving it (own_parsers.py).
 """
 
 from collections.abc import Sequence
@@ -11,58 +11,63 @@ from rlplan.errors import SpecError
 from rlplan.foreign.export.experiment import list_learning_keys
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from tests.foreign.export.plans import ASKED, plan_of
+from tests.foreign.export.plans import ASKED, make_plan
 
 
-def learned_by_verl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
-    """What verl learns with, of its own names."""
+def learned_by_verl(configuration: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
+    """verl's learning settings, from its own keys."""
     actor, optim = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.optim."
-    has_loss, has_reward = found[f"{actor}use_kl_loss"], found["algorithm.use_kl_in_reward"]
-    kind = found[f"{actor}kl_loss_type"] if has_loss else found["algorithm.kl_penalty"]
-    coefficient = found[f"{actor}kl_loss_coef"] if has_loss else found["algorithm.kl_ctrl.kl_coef"]
+    has_loss, has_reward = configuration[f"{actor}use_kl_loss"], configuration["algorithm.use_kl_in_reward"]
+    kind = configuration[f"{actor}kl_loss_type"] if has_loss else configuration["algorithm.kl_penalty"]
+    coefficient = configuration[f"{actor}kl_loss_coef"] if has_loss else configuration["algorithm.kl_ctrl.kl_coef"]
     return {
-        "learning_rate": found[f"{optim}lr"],
-        "lr_scheduler_type": found[f"{optim}lr_decay_style" if is_megatron else f"{optim}lr_scheduler_type"],
-        "lr_warmup_steps": max(0, found[f"{optim}lr_warmup_steps"] or 0),
-        "lr_warmup_ratio": 0 if (found[f"{optim}lr_warmup_steps"] or 0) > 0 else found[f"{optim}lr_warmup_steps_ratio"],
-        "lr_decay_steps": found.get(f"{optim}lr_decay_steps"),
-        "min_lr_ratio": found.get(f"{optim}min_lr_ratio", 0) or 0,
-        "weight_decay": found[f"{optim}weight_decay"],
-        "adam_beta1": found[f"{optim}betas"][0],
-        "adam_beta2": found[f"{optim}betas"][1],
-        "gradient_clipping": found[f"{optim}clip_grad"],
-        "clip_low": found[f"{actor}clip_ratio_low"],
-        "clip_high": found[f"{actor}clip_ratio_high"],
-        "entropy_coef": found[f"{actor}entropy_coeff"],
+        "learning_rate": configuration[f"{optim}lr"],
+        "lr_scheduler_type": configuration[f"{optim}lr_decay_style" if is_megatron else f"{optim}lr_scheduler_type"],
+        "lr_warmup_steps": max(0, configuration[f"{optim}lr_warmup_steps"] or 0),
+        "lr_warmup_ratio": 0
+        if (configuration[f"{optim}lr_warmup_steps"] or 0) > 0
+        else configuration[f"{optim}lr_warmup_steps_ratio"],
+        "lr_decay_steps": configuration.get(f"{optim}lr_decay_steps"),
+        "min_lr_ratio": configuration.get(f"{optim}min_lr_ratio", 0) or 0,
+        "weight_decay": configuration[f"{optim}weight_decay"],
+        "adam_beta1": configuration[f"{optim}betas"][0],
+        "adam_beta2": configuration[f"{optim}betas"][1],
+        "gradient_clipping": configuration[f"{optim}clip_grad"],
+        "clip_low": configuration[f"{actor}clip_ratio_low"],
+        "clip_high": configuration[f"{actor}clip_ratio_high"],
+        "entropy_coef": configuration[f"{actor}entropy_coeff"],
         "kl_coef": coefficient if has_loss or has_reward else 0,
         "kl_in": "loss" if has_loss else "reward" if has_reward else "",
-        "importance": {"token": "truncate", None: "none"}[found["algorithm.rollout_correction.rollout_is"]],
+        "importance": {"token": "truncate", None: "none"}[configuration["algorithm.rollout_correction.rollout_is"]],
         "importance_low": 0,
-        "importance_high": found["algorithm.rollout_correction.rollout_is_threshold"],
-        "overlong_buffer": found.get(f"{OVERLONG}len", 0) if found.get(f"{OVERLONG}enable") else 0,
-        "overlong_penalty": found.get(f"{OVERLONG}penalty_factor", 1.0),
+        "importance_high": configuration["algorithm.rollout_correction.rollout_is_threshold"],
+        "overlong_buffer": configuration.get(f"{OVERLONG}len", 0) if configuration.get(f"{OVERLONG}enable") else 0,
+        "overlong_penalty": configuration.get(f"{OVERLONG}penalty_factor", 1.0),
         "masks_truncated": False,
-        "max_refills": 100 if found["algorithm.filter_groups.enable"] else 0,
+        "max_refills": 100 if configuration["algorithm.filter_groups.enable"] else 0,
         "kl_estimator": {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}[kind],
         "token_weights": "sequence"  # core_algos.py, compute_policy_loss_gspo
-        if found[f"{actor}policy_loss.loss_mode"] == "gspo"
+        if configuration[f"{actor}policy_loss.loss_mode"] == "gspo"
         else {
             "token-mean": "token",
             "seq-mean-token-mean": "sequence",
             "seq-mean-token-sum-norm": "constant",
-        }[found[f"{actor}loss_agg_mode"]],
-        "gae_lambda": found["algorithm.lam"],
-        "gamma": found["algorithm.gamma"],
-        "value_clip": found["critic.cliprange_value"],
-        "value_learning_rate": found["critic.optim.lr"],
-        "value_warmup_steps": found["trainer.critic_warmup"],
-        "temperature": found["actor_rollout_ref.rollout.temperature"],
-        "num_epochs_per_step": found[f"{actor}ppo_epochs"],
+        }[configuration[f"{actor}loss_agg_mode"]],
+        "gae_lambda": configuration["algorithm.lam"],
+        "gamma": configuration["algorithm.gamma"],
+        "value_clip": configuration["critic.cliprange_value"],
+        "value_learning_rate": configuration["critic.optim.lr"],
+        "value_warmup_steps": configuration["trainer.critic_warmup"],
+        "temperature": configuration["actor_rollout_ref.rollout.temperature"],
+        "num_epochs_per_step": configuration[f"{actor}ppo_epochs"],
         "fixed": [
-            [found["actor_rollout_ref.rollout.top_p"], found["actor_rollout_ref.rollout.top_k"]],
-            [found["algorithm.rollout_correction.rollout_rs"], found["algorithm.rollout_correction.bypass_mode"]],
-            found["algorithm.kl_ctrl.type"],
-            found[f"{actor}clip_ratio_c"] > 1e6 or found[f"{actor}policy_loss.loss_mode"] != "vanilla",
+            [configuration["actor_rollout_ref.rollout.top_p"], configuration["actor_rollout_ref.rollout.top_k"]],
+            [
+                configuration["algorithm.rollout_correction.rollout_rs"],
+                configuration["algorithm.rollout_correction.bypass_mode"],
+            ],
+            configuration["algorithm.kl_ctrl.type"],
+            configuration[f"{actor}clip_ratio_c"] > 1e6 or configuration[f"{actor}policy_loss.loss_mode"] != "vanilla",
         ],
     }
 
@@ -79,49 +84,51 @@ FIXED = {
 CORRECTION = "algo.advantage.is_correction_"
 
 
-def learned_by_openrlhf(found: dict[str, Any]) -> dict[str, Any]:
-    """What OpenRLHF learns with, of the names of its arguments."""
-    low, high = found["actor.eps_clip_low_high"] or [found["actor.eps_clip"]] * 2
-    scheduler = found["actor.lr_scheduler"]
-    importance = {"clip": "truncate", "mask": "mask"}[found[f"{CORRECTION}mode"]]
-    importance = "none" if found[f"{CORRECTION}level"] == "off" else importance
+def learned_by_openrlhf(configuration: dict[str, Any]) -> dict[str, Any]:
+    """OpenRLHF's learning settings, from its arguments."""
+    low, high = configuration["actor.eps_clip_low_high"] or [configuration["actor.eps_clip"]] * 2
+    scheduler = configuration["actor.lr_scheduler"]
+    importance = {"clip": "truncate", "mask": "mask"}[configuration[f"{CORRECTION}mode"]]
+    importance = "none" if configuration[f"{CORRECTION}level"] == "off" else importance
     return {
-        "learning_rate": found["actor.adam.lr"],
+        "learning_rate": configuration["actor.adam.lr"],
         "lr_scheduler_type": "cosine" if "cosine" in scheduler else scheduler.removesuffix("_with_warmup"),
-        "lr_warmup_ratio": 0 if scheduler == "constant" else found["actor.lr_warmup_ratio"],
+        "lr_warmup_ratio": 0 if scheduler == "constant" else configuration["actor.lr_warmup_ratio"],
         "lr_warmup_steps": 0,
-        "min_lr_ratio": 0 if scheduler == "cosine" else found["actor.min_lr_ratio"],
+        "min_lr_ratio": 0 if scheduler == "cosine" else configuration["actor.min_lr_ratio"],
         "importance": importance,
-        "importance_low": found[f"{CORRECTION}threshold"][0],
-        "importance_high": found[f"{CORRECTION}threshold"][1],
-        "overlong_buffer": found["reward.overlong_buffer_len"] or 0,
-        "overlong_penalty": found["reward.overlong_penalty_factor"],
+        "importance_low": configuration[f"{CORRECTION}threshold"][0],
+        "importance_high": configuration[f"{CORRECTION}threshold"][1],
+        "overlong_buffer": configuration["reward.overlong_buffer_len"] or 0,
+        "overlong_penalty": configuration["reward.overlong_penalty_factor"],
         "masks_truncated": False,
         "max_refills": 0,
-        "weight_decay": found["actor.adam.weight_decay"],
-        "adam_beta1": found["actor.adam.betas"][0],
-        "adam_beta2": found["actor.adam.betas"][1],
-        "gradient_clipping": found["actor.max_norm"],
+        "weight_decay": configuration["actor.adam.weight_decay"],
+        "adam_beta1": configuration["actor.adam.betas"][0],
+        "adam_beta2": configuration["actor.adam.betas"][1],
+        "gradient_clipping": configuration["actor.max_norm"],
         "clip_low": low,
         "clip_high": high,
-        "entropy_coef": found["actor.entropy_coef"] or 0,
-        "kl_coef": found["algo.kl.init_coef"],
-        "kl_in": "loss" if found["algo.kl.use_loss"] else "reward",
-        "kl_estimator": found["algo.kl.estimator"],
-        "token_weights": {"token-mean": "token", "seq-mean-token-mean": "sequence"}[found["actor.loss_agg_mode"]],
-        "gae_lambda": found["algo.advantage.lambd"],
-        "gamma": found["algo.advantage.gamma"],
-        "value_clip": found["critic.value_clip"],
-        "value_learning_rate": found["critic.adam.lr"],
-        "value_warmup_steps": max(0, found["critic.freezing_steps"]),
-        "temperature": found["rollout.temperature"],
-        "num_epochs_per_step": found["train.max_epochs"],
+        "entropy_coef": configuration["actor.entropy_coef"] or 0,
+        "kl_coef": configuration["algo.kl.init_coef"],
+        "kl_in": "loss" if configuration["algo.kl.use_loss"] else "reward",
+        "kl_estimator": configuration["algo.kl.estimator"],
+        "token_weights": {"token-mean": "token", "seq-mean-token-mean": "sequence"}[
+            configuration["actor.loss_agg_mode"]
+        ],
+        "gae_lambda": configuration["algo.advantage.lambd"],
+        "gamma": configuration["algo.advantage.gamma"],
+        "value_clip": configuration["critic.value_clip"],
+        "value_learning_rate": configuration["critic.adam.lr"],
+        "value_warmup_steps": max(0, configuration["critic.freezing_steps"]),
+        "temperature": configuration["rollout.temperature"],
+        "num_epochs_per_step": configuration["train.max_epochs"],
         "fixed": [
-            found["rollout.top_p"],
-            found["actor.dual_clip"],
-            found["algo.kl.target"],
-            found["reward.normalize_enable"],
-            found["reward.clip_range"][1] > 1e6,
+            configuration["rollout.top_p"],
+            configuration["actor.dual_clip"],
+            configuration["algo.kl.target"],
+            configuration["reward.normalize_enable"],
+            configuration["reward.clip_range"][1] > 1e6,
         ],
     }
 
@@ -131,54 +138,58 @@ TRL_TOKENS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "
 TRL_MODES = {"token_truncate": "truncate", "token_mask": "mask"}
 
 
-def learned_by_trl(found: Any) -> dict[str, Any]:
-    """What TRL learns with, of the attributes of its GRPOConfig."""
-    is_corrected = found.use_vllm and found.vllm_importance_sampling_correction
-    return trained_by_trl(found) | {
-        "kl_coef": found.beta,
-        "clip_low": found.epsilon,
-        "clip_high": found.epsilon if found.epsilon_high is None else found.epsilon_high,
-        "entropy_coef": found.entropy_coef,
+def learned_by_trl(configuration: Any) -> dict[str, Any]:
+    """TRL's learning settings, from the attributes of its GRPOConfig."""
+    is_corrected = configuration.use_vllm and configuration.vllm_importance_sampling_correction
+    return trained_by_trl(configuration) | {
+        "kl_coef": configuration.beta,
+        "clip_low": configuration.epsilon,
+        "clip_high": configuration.epsilon if configuration.epsilon_high is None else configuration.epsilon_high,
+        "entropy_coef": configuration.entropy_coef,
         "kl_in": "loss",
         "kl_estimator": "k3",
-        "token_weights": TRL_TOKENS[found.loss_type],
-        "importance": TRL_MODES[found.vllm_importance_sampling_mode] if is_corrected else "none",
-        "importance_low": found.vllm_importance_sampling_clip_min or 0,
-        "importance_high": found.vllm_importance_sampling_clip_max,
+        "token_weights": TRL_TOKENS[configuration.loss_type],
+        "importance": TRL_MODES[configuration.vllm_importance_sampling_mode] if is_corrected else "none",
+        "importance_low": configuration.vllm_importance_sampling_clip_min or 0,
+        "importance_high": configuration.vllm_importance_sampling_clip_max,
         "overlong_buffer": 0,
-        "masks_truncated": found.mask_truncated_completions,
+        "masks_truncated": configuration.mask_truncated_completions,
         "max_refills": 0,
-        "temperature": found.temperature,
-        "num_epochs_per_step": found.num_iterations,
+        "temperature": configuration.temperature,
+        "num_epochs_per_step": configuration.num_iterations,
         "fixed": [
-            [found.top_p, found.top_k, found.min_p, found.repetition_penalty],
-            [found.delta, found.off_policy_mask_threshold, found.top_entropy_quantile],
-            [found.disable_dropout, found.sync_ref_model, found.use_adaptive_entropy],
-            found.beta == 0 or found.use_bias_correction_kl is False,
+            [configuration.top_p, configuration.top_k, configuration.min_p, configuration.repetition_penalty],
+            [configuration.delta, configuration.off_policy_mask_threshold, configuration.top_entropy_quantile],
+            [configuration.disable_dropout, configuration.sync_ref_model, configuration.use_adaptive_entropy],
+            configuration.beta == 0 or configuration.use_bias_correction_kl is False,
         ],
     }
 
 
-def trained_by_trl(found: Any) -> dict[str, Any]:
-    """What every trainer of TRL takes from its configuration."""
-    scheduler = found.lr_scheduler_type.value
+def trained_by_trl(configuration: Any) -> dict[str, Any]:
+    """Settings that every trainer of TRL takes from its configuration."""
+    scheduler = configuration.lr_scheduler_type.value
     has_warmup = scheduler != "constant"
-    assert (found.adam_epsilon, found.label_smoothing_factor, found.neftune_noise_alpha) == (1e-8, 0, None)
+    assert (configuration.adam_epsilon, configuration.label_smoothing_factor, configuration.neftune_noise_alpha) == (
+        1e-8,
+        0,
+        None,
+    )
     return {
-        "learning_rate": found.learning_rate,
+        "learning_rate": configuration.learning_rate,
         "lr_scheduler_type": "constant" if scheduler in TRL_CONSTANT else scheduler,
-        "lr_warmup_steps": found.warmup_steps if has_warmup and found.warmup_steps >= 1 else 0,
-        "lr_warmup_ratio": found.warmup_steps if has_warmup and found.warmup_steps < 1 else 0,
+        "lr_warmup_steps": configuration.warmup_steps if has_warmup and configuration.warmup_steps >= 1 else 0,
+        "lr_warmup_ratio": configuration.warmup_steps if has_warmup and configuration.warmup_steps < 1 else 0,
         "min_lr_ratio": 0,
-        "weight_decay": found.weight_decay,
-        "adam_beta1": found.adam_beta1,
-        "adam_beta2": found.adam_beta2,
-        "gradient_clipping": found.max_grad_norm,
-        "kl_coef": getattr(found, "beta", 0),
+        "weight_decay": configuration.weight_decay,
+        "adam_beta1": configuration.adam_beta1,
+        "adam_beta2": configuration.adam_beta2,
+        "gradient_clipping": configuration.max_grad_norm,
+        "kl_coef": getattr(configuration, "beta", 0),
     }
 
 
-def wanted_of(plan: Plan) -> dict[str, Any]:
+def list_wanted(plan: Plan) -> dict[str, Any]:
     """The plan's values, by names of ours, of keys that have an effect."""
     spec, work = plan.job.algorithm, plan.job.workload
     names = [key.rpartition(".")[2] for key in list_learning_keys(plan.job)]
@@ -241,7 +252,7 @@ OWN_LEARNING = {
         ("algorithm.lr_scheduler_type=linear",),
     ),
 }
-"""What one of the stacks has alone."""
+"""Settings that only one of the stacks has."""
 
 
 def learning_plans(stack: str, backends: Sequence[tuple[str, ...]] = ((),)) -> list[Plan]:
@@ -249,7 +260,7 @@ def learning_plans(stack: str, backends: Sequence[tuple[str, ...]] = ((),)) -> l
     plans: list[Plan] = []
     for words, backend in product((*LEARNING, *OWN_LEARNING.get(stack, ())), backends):
         try:
-            plan = plan_of(*ASKED[stack], *words, *backend)
+            plan = make_plan(*ASKED[stack], *words, *backend)
         except SpecError:  # which the stack lacks
             continue
         plans += [plan] * (plan.verdict is not Verdict.REFUSED)

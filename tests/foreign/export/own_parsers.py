@@ -1,4 +1,4 @@
-"""What a stack's own parser says of folders that were written for it. Run in the stack's environment, without rlplan.
+"""Check of exported folders by a stack's own parser. Runs in the stack's environment, without rlplan.
 
     python own_parsers.py [--resolve] STACK FOLDER...
 
@@ -28,23 +28,23 @@ from unittest.mock import MagicMock
 def arguments(folder: str) -> list[str]:
     """The words of train.sh behind the program."""
     text = Path(folder, "train.sh").read_text("utf-8").replace("\\\n", " ")
-    line = next(one for one in text.splitlines() if "python3" in one).replace('"$@"', "")
+    line = next(line for line in text.splitlines() if "python3" in line).replace('"$@"', "")
     words = shlex.split(line)
     return words[words.index("-m") + 2 :] if "-m" in words else words[2:]
 
 
-def root_of(package: str) -> Path:
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.submodule_search_locations
-    return Path(found.submodule_search_locations[0])
+def find_root(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
 
 
 def composed_verl(folder: str) -> Any:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    words, root = arguments(folder), root_of("verl")
+    words, root = arguments(folder), find_root("verl")
     names = [word.partition("=")[2] for word in words if word.startswith("--config-name=")]
     configs, usual = root / "trainer" / "config", "ppo_trainer"
     if "one_step_off_policy" in Path(folder, "train.sh").read_text("utf-8"):
@@ -57,21 +57,21 @@ def composed_verl(folder: str) -> Any:
 
 
 def resolve_verl(folder: str) -> dict[str, Any]:
-    """What Hydra makes of verl's defaults and these overrides."""
+    """Hydra's composition of verl's defaults and these overrides."""
     from omegaconf import OmegaConf
 
     return flat(OmegaConf.to_container(composed_verl(folder), resolve=True))
 
 
 def flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in data.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return found
+        flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flattened
 
 
 def resolve_openrlhf(folder: str) -> dict[str, Any]:
-    """What OpenRLHF's own parser makes of its defaults and these flags: its arguments as they reach the strategy."""
+    """OpenRLHF's arguments from its own parser, with its defaults and these flags, as they reach the strategy."""
     parsed = openrlhf(folder)
     return flat(nested_vars(parsed))
 
@@ -80,7 +80,7 @@ def nested_vars(value: Any) -> Any:
     """Namespaces of arguments as mappings."""
     if not isinstance(value, Namespace | SimpleNamespace):
         return value
-    return {key: nested_vars(one) for key, one in vars(value).items()}
+    return {key: nested_vars(inner) for key, inner in vars(value).items()}
 
 
 def verl(folder: str) -> None:
@@ -88,7 +88,7 @@ def verl(folder: str) -> None:
     checks before a run, but for those of its classes, which import what trains.
     """
     config = composed_verl(folder)
-    checks = importlib.util.spec_from_file_location("checks", root_of("verl") / "utils" / "config.py")
+    checks = importlib.util.spec_from_file_location("checks", find_root("verl") / "utils" / "config.py")
     assert checks is not None
     assert checks.loader is not None
     module = importlib.util.module_from_spec(checks)
@@ -102,17 +102,17 @@ def verl(folder: str) -> None:
 
 
 def resolve_nemo_rl(folder: str) -> dict[str, Any]:
-    """What NeMo-RL's own loader makes of the configuration that train.yaml stands on, and of train.yaml."""
+    """NeMo-RL's configuration from its own loader: the base of train.yaml, and train.yaml."""
     from omegaconf import OmegaConf
 
     root = Path(os.environ["CHECKOUTS"], "nemo_rl")
-    loader = loaded(root / "nemo_rl" / "utils" / "config.py")
+    loader = load_nemo_rl(root / "nemo_rl" / "utils" / "config.py")
     OmegaConf.register_new_resolver("mul", lambda first, second: first * second, replace=True)
     config = loader.load_config_with_inheritance(Path(folder, "train.yaml"), root / "examples" / "configs")
     return flat(OmegaConf.to_container(config, resolve=True))
 
 
-def loaded(file: Path) -> Any:
+def load_nemo_rl(file: Path) -> Any:
     """A module of upstream's by its file alone."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -123,7 +123,7 @@ def loaded(file: Path) -> Any:
 
 
 STUBBED = ("triton", "sglang", "sglang_router", "slime.backends.sglang_utils", "slime.observability")
-"""What slime's and Megatron's arguments import beside, with all that is below."""
+"""Packages that slime's and Megatron's argument modules import, with their submodules."""
 
 
 class _Stub(ModuleType):
@@ -153,7 +153,7 @@ class _Stubs(MetaPathFinder, Loader):
 
 
 def resolve_slime(folder: str) -> dict[str, Any]:
-    """What Megatron's parser makes of train.sh, with slime's own arguments added to its own."""
+    """Megatron's arguments from its parser for train.sh, with slime's arguments added."""
     root = Path(os.environ["CHECKOUTS"])
     for name in ("torch._inductor.runtime.hints", "torch._inductor.runtime.triton_compat"):
         importlib.import_module(name)  # which look for the real Triton
@@ -179,7 +179,7 @@ def openrlhf(folder: str) -> Any:
     """OpenRLHF's own program as far as it looks at its arguments, its assertions about them among it."""
     stubbed = ("ray", "ray.util", "ray.util.placement_group", "openrlhf.trainer", "openrlhf.trainer.ray")
     stubbed += tuple(f"openrlhf.trainer.ray.{name}" for name in ("launcher", "ppo_actor", "ppo_critic"))
-    root = root_of("openrlhf")
+    root = find_root("openrlhf")
     sys.modules.update({name: MagicMock(__spec__=None) for name in stubbed})
     parsed = MagicMock(side_effect=_ParsedError)
     sys.modules["openrlhf.utils"] = MagicMock(__spec__=None, __path__=[str(root / "utils")], get_strategy=parsed)

@@ -50,10 +50,10 @@ LACKS = {
     "slime": ("workload.num_epochs_per_step=2",),
     "nemo_rl": ("workload.num_epochs_per_step=2", "algorithm.lr_scheduler_type=", "algorithm.lr_warmup_ratio="),
 }
-"""What a stack has no key for, and is refused (test_learning.py)."""
+"""Job keys without a setting in a stack, which are refused (test_learning.py)."""
 
 
-def asked_of(target: str, every: int = 1) -> list[tuple[str, ...]]:
+def list_asked(target: str, every: int = 1) -> list[tuple[str, ...]]:
     """Overrides of the thirty plans, or of each so many of them, without what a stack lacks."""
     return [
         (*ASKED[target], *(word for word in overrides if not word.startswith(LACKS.get(target, ()))))
@@ -61,11 +61,11 @@ def asked_of(target: str, every: int = 1) -> list[tuple[str, ...]]:
     ]
 
 
-def plan_for(job: JobSpec, stack: str) -> Plan:
+def plan_stack(job: JobSpec, stack: str) -> Plan:
     """The best plan of a job for a stack's framework."""
     return best_plan(for_stack(job, stack), with_others=False)
 
 
 @cache
-def plan_of(*overrides: str, model: str = "Qwen/Qwen2.5-1.5B-Instruct") -> Plan:
+def make_plan(*overrides: str, model: str = "Qwen/Qwen2.5-1.5B-Instruct") -> Plan:
     return best_plan(job_from({"policy": model, "hardware": "8xH100", "algorithm": "grpo"}, overrides))

@@ -45,7 +45,7 @@ JOBS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 """Model, GPUs, algorithm and overrides, by name."""
 
 
-def job_of(name: str, framework: str, folder: Path) -> JobSpec:
+def make_job(name: str, framework: str, folder: Path) -> JobSpec:
     """A job of the spread for a framework, with data and rewards, without which rlplan's own bundle is not written."""
     policy, hardware, algorithm, overrides = JOBS[name]
     prompts = folder / "train.jsonl"

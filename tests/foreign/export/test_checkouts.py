@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from rlplan.foreign.export.folders import write_export
 from tests.foreign.export import own_parsers
-from tests.foreign.export.learned import learning_plans, wanted_of
+from tests.foreign.export.learned import learning_plans, list_wanted
 from tests.foreign.export.test_own_parsers import within
 
 CHECKOUTS = os.environ.get("CHECKOUTS", "")
@@ -24,86 +24,93 @@ RECORDED = YAML(typ="safe").load(Path(__file__).parent / "recorded.yaml")
 BATCH_NORMALIZED = ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
-def learned_by_slime(found: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
-    """What slime learns with, of the names of its arguments and Megatron's."""
-    fraction, takes_reward = found["lr_warmup_fraction"], found["advantage_estimator"] in BATCH_NORMALIZED
-    has_loss = found["use_kl_loss"]
-    assert found["normalize_advantages"] == takes_reward
+def learned_by_slime(configuration: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
+    """slime's learning settings, from its arguments and Megatron's."""
+    fraction, takes_reward = (
+        configuration["lr_warmup_fraction"],
+        configuration["advantage_estimator"] in BATCH_NORMALIZED,
+    )
+    has_loss = configuration["use_kl_loss"]
+    assert configuration["normalize_advantages"] == takes_reward
     assert is_megatron
     return {
-        "learning_rate": found["lr"],
-        "lr_scheduler_type": found["lr_decay_style"],
-        "lr_warmup_steps": found["lr_warmup_iters"] if fraction is None else 0,
+        "learning_rate": configuration["lr"],
+        "lr_scheduler_type": configuration["lr_decay_style"],
+        "lr_warmup_steps": configuration["lr_warmup_iters"] if fraction is None else 0,
         "lr_warmup_ratio": fraction or 0,
-        "lr_decay_steps": found["lr_decay_iters"],
-        "min_lr_ratio": found["min_lr"] / found["lr"],
-        "weight_decay": found["weight_decay"],
-        "adam_beta1": found["adam_beta1"],
-        "adam_beta2": found["adam_beta2"],
-        "gradient_clipping": found["clip_grad"],
-        "clip_low": found["eps_clip"],
-        "clip_high": found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"],
-        "entropy_coef": found["entropy_coef"],
-        "kl_coef": found["kl_loss_coef"] if has_loss else found["kl_coef"] if takes_reward else 0,
+        "lr_decay_steps": configuration["lr_decay_iters"],
+        "min_lr_ratio": configuration["min_lr"] / configuration["lr"],
+        "weight_decay": configuration["weight_decay"],
+        "adam_beta1": configuration["adam_beta1"],
+        "adam_beta2": configuration["adam_beta2"],
+        "gradient_clipping": configuration["clip_grad"],
+        "clip_low": configuration["eps_clip"],
+        "clip_high": configuration["eps_clip"]
+        if configuration["eps_clip_high"] is None
+        else configuration["eps_clip_high"],
+        "entropy_coef": configuration["entropy_coef"],
+        "kl_coef": configuration["kl_loss_coef"] if has_loss else configuration["kl_coef"] if takes_reward else 0,
         "kl_in": "loss" if has_loss else "reward",
-        "kl_estimator": {"low_var_kl": "k3"}.get(found["kl_loss_type"], found["kl_loss_type"]),
-        "token_weights": "token" if found["calculate_per_token_loss"] else "sequence",
-        "importance": "truncate" if found["use_tis"] else "none",
-        "importance_low": found["tis_clip_low"],
-        "importance_high": found["tis_clip"],
+        "kl_estimator": {"low_var_kl": "k3"}.get(configuration["kl_loss_type"], configuration["kl_loss_type"]),
+        "token_weights": "token" if configuration["calculate_per_token_loss"] else "sequence",
+        "importance": "truncate" if configuration["use_tis"] else "none",
+        "importance_low": configuration["tis_clip_low"],
+        "importance_high": configuration["tis_clip"],
         "masks_truncated": False,
         "overlong_buffer": 0,
         "max_refills": 0,
-        "gamma": found["gamma"],
-        "gae_lambda": found["lambd"],
-        "value_clip": found["value_clip"],
-        "value_learning_rate": found["lr"],
-        "value_warmup_steps": found["num_critic_only_steps"],
-        "temperature": found["rollout_temperature"],
+        "gamma": configuration["gamma"],
+        "gae_lambda": configuration["lambd"],
+        "value_clip": configuration["value_clip"],
+        "value_learning_rate": configuration["lr"],
+        "value_warmup_steps": configuration["num_critic_only_steps"],
+        "temperature": configuration["rollout_temperature"],
         "num_epochs_per_step": 1,
         "fixed": [
-            [found["rollout_top_p"], found["rollout_top_k"]],
-            [found["attention_dropout"], found["hidden_dropout"]],
-            found["eps_clip_c"],
+            [configuration["rollout_top_p"], configuration["rollout_top_k"]],
+            [configuration["attention_dropout"], configuration["hidden_dropout"]],
+            configuration["eps_clip_c"],
         ],
     }
 
 
-def learned_by_nemo_rl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
-    """What NeMo-RL learns with, of the keys of its configuration."""
+def learned_by_nemo_rl(configuration: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
+    """NeMo-RL's learning settings, from the keys of its configuration."""
     loss, adam = "loss_fn.", "policy.megatron_cfg.optimizer." if is_megatron else "policy.optimizer.kwargs."
     kinds = {"tis": "truncate", "icepop": "mask", None: "truncate"}
-    kind = found[f"{loss}truncated_importance_sampling_type"]
+    kind = configuration[f"{loss}truncated_importance_sampling_type"]
     return {
-        "learning_rate": found[f"{adam}lr"],
-        "lr_scheduler_type": found["policy.megatron_cfg.scheduler.lr_decay_style"] if is_megatron else "constant",
-        "lr_warmup_steps": found["policy.megatron_cfg.scheduler.lr_warmup_iters"] if is_megatron else 0,
+        "learning_rate": configuration[f"{adam}lr"],
+        "lr_scheduler_type": configuration["policy.megatron_cfg.scheduler.lr_decay_style"]
+        if is_megatron
+        else "constant",
+        "lr_warmup_steps": configuration["policy.megatron_cfg.scheduler.lr_warmup_iters"] if is_megatron else 0,
         "lr_warmup_ratio": 0,
-        "weight_decay": found[f"{adam}weight_decay"],
-        "adam_beta1": found[f"{adam}adam_beta1"] if is_megatron else found[f"{adam}betas"][0],
-        "adam_beta2": found[f"{adam}adam_beta2"] if is_megatron else found[f"{adam}betas"][1],
-        "gradient_clipping": found["policy.max_grad_norm"],
-        "clip_low": found[f"{loss}ratio_clip_min"],
-        "clip_high": found[f"{loss}ratio_clip_max"],
+        "weight_decay": configuration[f"{adam}weight_decay"],
+        "adam_beta1": configuration[f"{adam}adam_beta1"] if is_megatron else configuration[f"{adam}betas"][0],
+        "adam_beta2": configuration[f"{adam}adam_beta2"] if is_megatron else configuration[f"{adam}betas"][1],
+        "gradient_clipping": configuration["policy.max_grad_norm"],
+        "clip_low": configuration[f"{loss}ratio_clip_min"],
+        "clip_high": configuration[f"{loss}ratio_clip_max"],
         "entropy_coef": 0,
-        "kl_coef": found[f"{loss}reference_policy_kl_penalty"],
-        "kl_in": "reward" if found.get(f"{loss}use_kl_in_reward") else "loss",
-        "kl_estimator": found[f"{loss}reference_policy_kl_type"],
-        "token_weights": "token" if found[f"{loss}token_level_loss"] else "sequence",
-        "importance": kinds[kind] if found[f"{loss}use_importance_sampling_correction"] else "none",
-        "importance_low": found.get(f"{loss}truncated_importance_sampling_ratio_min") or 0,
-        "importance_high": found[f"{loss}truncated_importance_sampling_ratio"],
-        "masks_truncated": found["grpo.overlong_filtering"],
+        "kl_coef": configuration[f"{loss}reference_policy_kl_penalty"],
+        "kl_in": "reward" if configuration.get(f"{loss}use_kl_in_reward") else "loss",
+        "kl_estimator": configuration[f"{loss}reference_policy_kl_type"],
+        "token_weights": "token" if configuration[f"{loss}token_level_loss"] else "sequence",
+        "importance": kinds[kind] if configuration[f"{loss}use_importance_sampling_correction"] else "none",
+        "importance_low": configuration.get(f"{loss}truncated_importance_sampling_ratio_min") or 0,
+        "importance_high": configuration[f"{loss}truncated_importance_sampling_ratio"],
+        "masks_truncated": configuration["grpo.overlong_filtering"],
         "overlong_buffer": 0,
         "max_refills": 0,
         "gamma": 1,
-        "temperature": found["policy.generation.temperature"],
+        "temperature": configuration["policy.generation.temperature"],
         "num_epochs_per_step": 1,
         "fixed": [
-            [found["policy.generation.top_p"], found["policy.generation.top_k"]],
-            found[f"{loss}ratio_clip_c"],
-            found["grpo.use_dynamic_sampling"],
-            found["grpo.reward_shaping.enabled"],
+            [configuration["policy.generation.top_p"], configuration["policy.generation.top_k"]],
+            configuration[f"{loss}ratio_clip_c"],
+            configuration["grpo.use_dynamic_sampling"],
+            configuration["grpo.reward_shaping.enabled"],
         ],
     }
 
@@ -123,9 +130,9 @@ def test_what_a_checkout_resolves_is_what_the_plan_learns_with(stack: str, tmp_p
         write_export(plan, stack, folder)
     command = [sys.executable, own_parsers.__file__, "--resolve", stack, *map(str, folders)]
     text = within(300, f"{stack}'s own parser on {len(folders)} folders", command)
-    for plan, found in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
-        learned = LEARNED[stack](found, is_megatron=plan.job.backend == "megatron")
+    for plan, configuration in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
+        learned = LEARNED[stack](configuration, is_megatron=plan.job.backend == "megatron")
         assert learned.pop("fixed") == FIXED[stack]
-        wanted = wanted_of(plan)
+        wanted = list_wanted(plan)
         assert {name: learned[name] for name in wanted} == wanted
     assert len(plans) == RECORDED[stack]["resolved"]["folders"]

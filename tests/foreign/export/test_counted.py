@@ -13,7 +13,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.files.yaml import read_yaml
 from tests.factories import EXAMPLES
-from tests.foreign.export.plans import STARTED, plan_for, plan_of
+from tests.foreign.export.plans import STARTED, make_plan, plan_stack
 from tests.repository.at_night import at_night
 
 SLIME_CRITIC = ("algorithm.value_learning_rate=null", "roles.reward.path=null", "roles.value.path=null")
@@ -44,7 +44,7 @@ AT_NIGHT = [
 ]
 
 
-def checked(folder: Path, stack: str, plan: Plan) -> Checked:
+def check_export(folder: Path, stack: str, plan: Plan) -> Checked:
     return check(read_source(folder / STARTED[stack], None), Asked(name_hardware(plan)))
 
 
@@ -53,9 +53,9 @@ def test_a_written_file_needs_what_the_plan_counts(
     stack: str, name: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     job = load_job(EXAMPLES / f"{name}.yaml", overrides)
-    plan = plan_for(job, stack)
+    plan = plan_stack(job, stack)
     emit(EXAMPLES / f"{name}.yaml", tmp_path, overrides, target=stack)
-    answer = checked(tmp_path, stack, plan)
+    answer = check_export(tmp_path, stack, plan)
     assert answer.fits
     assert answer.plan is not None
     assert answer.plan.binding.num_bytes == pytest.approx(plan.binding.num_bytes, rel=0.001)
@@ -78,7 +78,7 @@ def test_the_one_limit_of_trl_holds_a_prompt_and_an_answer_of_different_lengths(
     ],
 )
 def test_a_loss_that_a_framework_does_not_take_is_refused_with_its_own(words: tuple[str, ...], instead: str) -> None:
-    plan = plan_of(*words)
+    plan = make_plan(*words)
     assert plan.verdict is Verdict.REFUSED
     assert f"training.logits={instead}" in plan.refusals[0]
-    assert plan_of(*words, f"training.logits={instead}").verdict is Verdict.FITS
+    assert make_plan(*words, f"training.logits={instead}").verdict is Verdict.FITS

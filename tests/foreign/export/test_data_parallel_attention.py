@@ -7,12 +7,12 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.convert import convert
-from rlplan.foreign.export.backwards import exported
+from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
-from tests.foreign.export.plans import ASKED, plan_of
+from tests.foreign.export.plans import ASKED, make_plan
 
 MIXTURE = "Qwen/Qwen3-30B-A3B"
 SHARED = ("rollout.tp=2", "rollout.attention_dp=4", "rollout.max_num_seqs=256", "rollout.max_num_batched_tokens=32768")
@@ -62,20 +62,20 @@ SAID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("stack", SAID)
 def test_a_stack_that_has_it_is_told_in_its_words(stack: str, tmp_path: Path) -> None:
     asked, wanted = SAID[stack]
-    plan = plan_of(*asked, *(one for one in SHARED if stack != "slime" or "batched" not in one), model=MIXTURE)
+    plan = make_plan(*asked, *(word for word in SHARED if stack != "slime" or "batched" not in word), model=MIXTURE)
     assert (plan.choice.engine.ranks, plan.choice.engines) == (8, 1)
-    said = exported(plan, stack).settings
-    assert {key: said.get(key) for key in wanted} == wanted
+    written = export_plan(plan, stack).settings
+    assert {key: written.get(key) for key in wanted} == wanted
     write_export(plan, stack, tmp_path)
 
 
 @pytest.mark.parametrize("stack", SAID)
 def test_what_was_told_is_read_as_the_same_engine(stack: str) -> None:
     table = load_table(stack)
-    settings = Settings(table, "test", {}, dict(table.defaults)).with_values(
+    settings = Settings(table, "test", {}, dict(table.defaults)).replace_values(
         {**SAID[stack][1], **({"algorithm.adv_estimator": "grpo"} if stack == "verl" else {})}
     )
-    taken = {one.ours: one.value for one in convert(settings, "8xH100", MIXTURE).taken}
+    taken = {entry.ours: entry.value for entry in convert(settings, "8xH100", MIXTURE).taken}
     assert (taken["rollout.tp"], taken["rollout.attention_dp"], taken["rollout.has_expert_parallel"]) == (2, 4, True)
     assert taken["rollout.max_num_seqs"] == 256
     assert taken["rollout.max_num_batched_tokens"] == (8192 if stack == "slime" else 32768)
@@ -84,15 +84,15 @@ def test_what_was_told_is_read_as_the_same_engine(stack: str) -> None:
 @pytest.mark.parametrize("stack", ["openrlhf", "trl"])
 def test_a_plan_for_a_stack_that_lacks_it_says_so(stack: str) -> None:
     with pytest.raises(SpecError) as caught:
-        plan_of(*ASKED[stack], "rollout.tp=1", "rollout.attention_dp=8", model=MIXTURE)
+        make_plan(*ASKED[stack], "rollout.tp=1", "rollout.attention_dp=8", model=MIXTURE)
     assert caught.value.where.startswith("rollout.attention_dp")
     assert "rollout.attention_dp=1" in caught.value.way_out
 
 
 def read_vllm(folder: Path, command: str) -> dict[str, Any]:
     (folder / "serve.sh").write_text(f"vllm serve {command} --max-model-len 4096\n")
-    found = convert(read_source(folder / "serve.sh", None), "8xH100", None)
-    return {one.ours: one.value for one in found.taken}
+    imported = convert(read_source(folder / "serve.sh", None), "8xH100", None)
+    return {entry.ours: entry.value for entry in imported.taken}
 
 
 def test_ranks_of_a_server_without_expert_parallelism_are_engines_of_their_own(tmp_path: Path) -> None:
@@ -101,25 +101,25 @@ def test_ranks_of_a_server_without_expert_parallelism_are_engines_of_their_own(t
 
 
 def test_defaults_of_a_server_are_of_each_of_its_ranks(tmp_path: Path) -> None:
-    found = read_vllm(tmp_path, f"{MIXTURE} -dp 8 --enable-expert-parallel")
-    assert "rollout.num_engines" not in found
-    limits = found["rollout.max_num_seqs"], found["rollout.max_num_batched_tokens"]
-    assert (found["rollout.tp"], found["rollout.attention_dp"], *limits) == (1, 8, 8 * 1024, 8 * 8192)
+    loaded = read_vllm(tmp_path, f"{MIXTURE} -dp 8 --enable-expert-parallel")
+    assert "rollout.num_engines" not in loaded
+    limits = loaded["rollout.max_num_seqs"], loaded["rollout.max_num_batched_tokens"]
+    assert (loaded["rollout.tp"], loaded["rollout.attention_dp"], *limits) == (1, 8, 8 * 1024, 8 * 8192)
 
 
 def slime(**settings: Any) -> dict[str, Any]:
     table = load_table("slime")
-    found = Settings(table, "test", {}, dict(table.defaults)).with_values(
+    loaded = Settings(table, "test", {}, dict(table.defaults)).replace_values(
         {"colocate": True, "rollout_num_gpus_per_engine": 64, **settings}
     )
-    return {one.ours: one.value for one in convert(found, "128xH100", MIXTURE).taken}
+    return {entry.ours: entry.value for entry in convert(loaded, "128xH100", MIXTURE).taken}
 
 
 def test_an_engine_of_slime_has_its_gpus_whatever_its_attention_is() -> None:
     plain = slime(sglang_ep_size=64)
     shared = slime(sglang_ep_size=64, sglang_enable_dp_attention=True, sglang_dp_size=8)
     keys = ("rollout.tp", "rollout.attention_dp", "rollout.has_expert_parallel")
-    assert [[one[key] for key in keys] for one in (plain, shared)] == [[64, 1, True], [8, 8, True]]
+    assert [[word[key] for key in keys] for word in (plain, shared)] == [[64, 1, True], [8, 8, True]]
     assert slime(sglang_enable_dp_attention=True, sglang_dp_size=8)["rollout.has_expert_parallel"] is True
     with pytest.raises(SpecError, match="sizes that divide"):
         slime(sglang_enable_dp_attention=True, sglang_dp_size=6)
@@ -129,4 +129,4 @@ def test_nemo_rl_asks_for_experts_over_a_multiple_of_tp() -> None:
     table = load_table("nemo_rl")
     wrong = {f"{VLLM}cfg.tensor_parallel_size": 8, f"{VLLM}cfg.expert_parallel_size": 12}
     with pytest.raises(SpecError, match="sizes that divide"):
-        convert(Settings(table, "test", {}, dict(table.defaults)).with_values(wrong), "8xH100", MIXTURE)
+        convert(Settings(table, "test", {}, dict(table.defaults)).replace_values(wrong), "8xH100", MIXTURE)

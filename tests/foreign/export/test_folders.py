@@ -9,8 +9,8 @@ import pytest
 from rlplan.api import emit
 from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, imported_job
-from rlplan.foreign.documents import flat
-from rlplan.foreign.export.backwards import exported
+from rlplan.foreign.documents import flatten_keys
+from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import TARGETS, for_stack, write_export
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
@@ -21,7 +21,7 @@ from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.resolved import settle
 from tests.factories import EXAMPLES
-from tests.foreign.export.plans import ASKED, STARTED, asked_of, plan_for, plan_of
+from tests.foreign.export.plans import ASKED, STARTED, list_asked, make_plan, plan_stack
 from tests.repository.at_night import at_night
 
 SAME_CACHE = 1.02
@@ -34,9 +34,11 @@ def read_back(target: str, folder: Path, plan: Plan, gpus: str = "8xH100") -> tu
     settings = read_source(folder / STARTED[target], None)
     model = None if "policy.path" in settings.table.rows else plan.model_name
     imported, job = imported_job(settings, Asked(gpus, model))
-    unknown = [one.key for one in imported.left if one.why.startswith("not known")]
+    unknown = [entry.key for entry in imported.left if entry.why.startswith("not known")]
     return {
-        key: flat(job.model_dump(mode="json"))[key] for key in settings.table.rows if key in flat(imported.data)
+        key: flatten_keys(job.model_dump(mode="json"))[key]
+        for key in settings.table.rows
+        if key in flatten_keys(imported.data)
     } | {
         "rollout.kv_cache_memory": job.rollout.kv_cache_memory,
         "hardware.num_devices": job.hardware.num_devices,
@@ -47,26 +49,26 @@ def read_back(target: str, folder: Path, plan: Plan, gpus: str = "8xH100") -> tu
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_read_back_of_plans_is_their_job(target: str, every: int, tmp_path: Path) -> None:
     """Each stack with three plans of the grid in which every value stands; at night all thirty."""
-    for overrides in asked_of(target, every):
-        plan = plan_of(*overrides)
+    for overrides in list_asked(target, every):
+        plan = make_plan(*overrides)
         write_export(plan, target, tmp_path)
-        found, unknown = read_back(target, tmp_path, plan)
+        back, unknown = read_back(target, tmp_path, plan)
         assert unknown == []
-        wanted = flat(plan.job.model_dump(mode="json"))
+        wanted = flatten_keys(plan.job.model_dump(mode="json"))
         cache = int(wanted.pop("rollout.kv_cache_memory"))
-        there = found.pop("rollout.kv_cache_memory")
+        there = back.pop("rollout.kv_cache_memory")
         assert there == "auto" or cache <= int(there) <= SAME_CACHE * cache, overrides
-        passes = found.pop("workload.micro_batch_size_per_gpu", 1)
+        passes = back.pop("workload.micro_batch_size_per_gpu", 1)
         assert (wanted["workload.mini_batch_size"] // 8) % (1 if passes == "auto" else int(passes)) == 0
         own = {key for key, value in wanted.items() if value == "auto"}  # the stack's own
-        differing = {key: (value, wanted[key]) for key, value in found.items() if value not in (wanted[key], "auto")}
+        differing = {key: (value, wanted[key]) for key, value in back.items() if value not in (wanted[key], "auto")}
         assumed = {key for key, rows in load_table(target).rows.items() if all(row.is_assumed for row in rows)}
         assert not set(differing) - NOT_COMPARED - own - assumed, overrides
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_folder_says_how_it_is_started_and_what_it_leaves_out(target: str, tmp_path: Path) -> None:
-    plan = plan_of(*ASKED[target])
+    plan = make_plan(*ASKED[target])
     readme = write_export(plan, target, tmp_path)[-1].read_text()
     assert readme.startswith("# job for ")
     assert "Start it with `" in readme
@@ -86,7 +88,7 @@ def test_a_plan_for_another_framework_is_refused(
     target: str, overrides: tuple[str, ...], what: str, tmp_path: Path
 ) -> None:
     with pytest.raises(EmitError) as caught:
-        write_export(plan_of(*overrides), target, tmp_path)
+        write_export(make_plan(*overrides), target, tmp_path)
     assert what in caught.value.what
     assert caught.value.way_out
     assert list(tmp_path.iterdir()) == []
@@ -102,7 +104,7 @@ def test_a_plan_for_another_framework_is_refused(
 )
 def test_what_a_framework_lacks_is_refused_before_the_search(overrides: tuple[str, ...], what: str) -> None:
     with pytest.raises(SpecError) as caught:
-        plan_of(*overrides)
+        make_plan(*overrides)
     assert what in caught.value.what
     assert caught.value.way_out
 
@@ -116,21 +118,21 @@ def test_what_a_framework_lacks_is_refused_before_the_search(overrides: tuple[st
     ],
 )
 def test_what_a_file_may_say_and_no_export_writes_is_planned_and_refused(stack: str, key: str, value: str) -> None:
-    plan = plan_of(*ASKED[stack], f"{key}={value}")
+    plan = make_plan(*ASKED[stack], f"{key}={value}")
     assert plan.verdict is Verdict.REFUSED
     assert plan.binding.num_bytes
     with pytest.raises(EmitError) as caught:
         check_fits(plan)
     assert caught.value.where == key
-    assert plan_of(*ASKED[stack], caught.value.way_out).verdict is Verdict.FITS
+    assert make_plan(*ASKED[stack], caught.value.way_out).verdict is Verdict.FITS
 
 
 @pytest.mark.parametrize("policy", at_night(["Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"], but=1))
 @pytest.mark.parametrize("target", ["verl", "trl", "openrlhf", "slime", "nemo_rl"])
 def test_what_a_job_leaves_open_is_as_the_stack_has_it(target: str, policy: str) -> None:
     asked = job_from({"policy": policy, "hardware": "8xH100", "algorithm": "grpo"})
-    plan = plan_for(asked, target)
-    assert exported(plan, target).settings
+    plan = plan_stack(asked, target)
+    assert export_plan(plan, target).settings
     assert plan.asked == for_stack(asked, target)
 
 
@@ -149,20 +151,20 @@ def test_what_a_job_leaves_open_is_as_the_stack_has_it(target: str, policy: str)
 def test_adapters_and_low_bits_are_said_where_a_stack_has_them(
     target: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    plan = plan_of(*ASKED[target], *overrides)
+    plan = make_plan(*ASKED[target], *overrides)
     write_export(plan, target, tmp_path)
-    found, unknown = read_back(target, tmp_path, plan)
+    back, unknown = read_back(target, tmp_path, plan)
     assert unknown == []
-    wanted = flat(plan.job.model_dump(mode="json"))
-    keys = {"training.lora.rank", "training.lora.alpha", "training.optimizer", "rollout.quantization"} & set(found)
-    assert {key: found[key] for key in keys} == {key: wanted[key] for key in keys}
+    wanted = flatten_keys(plan.job.model_dump(mode="json"))
+    keys = {"training.lora.rank", "training.lora.alpha", "training.optimizer", "rollout.quantization"} & set(back)
+    assert {key: back[key] for key in keys} == {key: wanted[key] for key in keys}
     assert any(key.startswith(override.partition("=")[0]) for override in overrides for key in keys)
 
 
 def test_the_framework_that_a_job_names_is_never_changed_for_a_target() -> None:
     asked = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "framework": "rlplan"})
     with pytest.raises(EmitError, match="the plan is for rlplan, the target is verl") as caught:
-        exported(plan_for(asked, "verl"), "verl")
+        export_plan(plan_stack(asked, "verl"), "verl")
     assert "framework=verl" in caught.value.way_out
 
 
@@ -177,7 +179,7 @@ def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -
     (tmp_path / "job.yaml").write_text(json.dumps(imported.data))
     emit(tmp_path / "job.yaml", tmp_path / "out", target="trl")
     again, _ = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("2xH100", None))
-    asked, back = flat(imported.data), flat(again.data)
+    asked, back = flatten_keys(imported.data), flatten_keys(again.data)
     assert {key: back.get(key) for key in asked if key != "name"} == {key: asked[key] for key in asked if key != "name"}
 
 
@@ -185,7 +187,7 @@ def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -
 def test_two_clip_bounds_are_one_flag_of_openrlhf_also_where_one_is_usual(
     low: float, high: float, tmp_path: Path
 ) -> None:
-    plan = plan_of(*ASKED["openrlhf"], f"algorithm.clip_low={low}", f"algorithm.clip_high={high}")
+    plan = make_plan(*ASKED["openrlhf"], f"algorithm.clip_low={low}", f"algorithm.clip_high={high}")
     write_export(plan, "openrlhf", tmp_path)
     assert f"--actor.eps_clip_low_high {low} {high} " in (tmp_path / "train.sh").read_text()
     back, unknown = read_back("openrlhf", tmp_path, plan)
@@ -194,22 +196,22 @@ def test_two_clip_bounds_are_one_flag_of_openrlhf_also_where_one_is_usual(
 
 def test_an_unknown_target_is_refused_with_what_was_meant(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="Did you mean 'verl'"):
-        write_export(plan_of("training.backend=fsdp2"), "verll", tmp_path)
+        write_export(make_plan("training.backend=fsdp2"), "verll", tmp_path)
 
 
 def test_a_stack_is_known_by_every_spelling_of_its_name(tmp_path: Path) -> None:
-    assert write_export(plan_of(*ASKED["nemo_rl"]), "nemo-rl", tmp_path)[0].name == "train.yaml"
+    assert write_export(make_plan(*ASKED["nemo_rl"]), "nemo-rl", tmp_path)[0].name == "train.yaml"
 
 
 @pytest.mark.parametrize("target", ["verl", pytest.param("slime", marks=pytest.mark.nightly)])
 def test_the_example_that_is_planned_for_megatron_is_written_for_stacks_with_it(target: str, tmp_path: Path) -> None:
     """The other examples on GPUs are bundles of ours: tests/emit/test_gpu_bundles.py."""
     asked = load_job(EXAMPLES / "grpo-671b-1024xh200.yaml")
-    plan = plan_for(asked, target)  # slime has no hybrid placement
+    plan = plan_stack(asked, target)  # slime has no hybrid placement
     write_export(plan, target, tmp_path)
-    found, unknown = read_back(target, tmp_path, plan, "128xdgx-h200")
+    back, unknown = read_back(target, tmp_path, plan, "128xdgx-h200")
     assert unknown == []
-    assert found["hardware.num_devices"] == 1024
+    assert back["hardware.num_devices"] == 1024
 
 
 def test_sglang_s_share_in_verl_is_of_weights_and_cache_alone(tmp_path: Path) -> None:
@@ -217,10 +219,10 @@ def test_sglang_s_share_in_verl_is_of_weights_and_cache_alone(tmp_path: Path) ->
     shares = {}
     for engine in ("sglang", "vllm"):
         asked = (f"rollout.engine={engine}", "rollout.tp=2", "rollout.kv_cache_memory=20GiB")
-        plan = plan_of(*ASKED["verl"], *asked)
+        plan = make_plan(*ASKED["verl"], *asked)
         write_export(plan, "verl", tmp_path / engine)
-        found, unknown = read_back("verl", tmp_path / engine, plan)
-        assert (found["rollout.engine"], unknown) == (engine, [])
+        back, unknown = read_back("verl", tmp_path / engine, plan)
+        assert (back["rollout.engine"], unknown) == (engine, [])
         text = (tmp_path / engine / "train.sh").read_text()
         shares[engine] = float(text.partition("gpu_memory_utilization=")[2].split()[0])
     whole = plan.job.load_gpu().memory.value
@@ -230,24 +232,24 @@ def test_sglang_s_share_in_verl_is_of_weights_and_cache_alone(tmp_path: Path) ->
 
 def test_verl_loads_no_reference_for_a_coefficient_of_zero_however_it_is_written(tmp_path: Path) -> None:
     for coefficient in ("0", "0.0"):
-        write_export(plan_of(*ASKED["verl"], f"algorithm.kl_coef={coefficient}"), "verl", tmp_path / coefficient)
+        write_export(make_plan(*ASKED["verl"], f"algorithm.kl_coef={coefficient}"), "verl", tmp_path / coefficient)
         assert "use_kl" not in (tmp_path / coefficient / "train.sh").read_text()
 
 
 def test_what_verl_requires_is_written_also_where_it_is_as_usual(tmp_path: Path) -> None:
-    write_export(plan_of(*ASKED["verl"]), "verl", tmp_path)
+    write_export(make_plan(*ASKED["verl"]), "verl", tmp_path)
     assert " actor_rollout_ref.rollout.name=vllm " in (tmp_path / "train.sh").read_text()
 
 
 def test_verl_loads_no_reference_for_a_job_without_one(tmp_path: Path) -> None:
-    write_export(plan_of(*ASKED["verl"], "algorithm.kl_coef=0.0"), "verl", tmp_path)
+    write_export(make_plan(*ASKED["verl"], "algorithm.kl_coef=0.0"), "verl", tmp_path)
     assert "kl_loss" not in (tmp_path / "train.sh").read_text()
 
 
 def test_verl_is_told_of_weights_and_optimizer_that_are_offloaded_and_of_keys_that_it_does_not_have(
     tmp_path: Path,
 ) -> None:
-    write_export(plan_of(*ASKED["verl"], "training.offloads_optimizer=true"), "verl", tmp_path)
+    write_export(make_plan(*ASKED["verl"], "training.offloads_optimizer=true"), "verl", tmp_path)
     script = (tmp_path / "train.sh").read_text()
     for key in ("optimizer_offload", "param_offload"):
         assert f" actor_rollout_ref.actor.megatron.{key}=True" in script
@@ -268,7 +270,7 @@ def test_verl_s_critic_is_laid_out_as_the_policy_with_a_model_and_a_rate_of_its_
     more: tuple[str, ...], expected: dict[str, str], tmp_path: Path
 ) -> None:
     asked = ("algorithm.name=ppo", "training.gradient_checkpointing=true", "training.pp=2", *more)
-    plan = plan_of(*ASKED["verl"], *asked)
+    plan = make_plan(*ASKED["verl"], *asked)
     write_export(plan, "verl", tmp_path)
     script = (tmp_path / "train.sh").read_text()
     assert f" critic.model.path={expected['path']} " in script
@@ -283,7 +285,7 @@ def test_verl_s_critic_is_laid_out_as_the_policy_with_a_model_and_a_rate_of_its_
 
 def test_openrlhf_is_told_of_the_gpus_of_each_role_that_is_laid_out_as_the_policy(tmp_path: Path) -> None:
     asked = ("algorithm.name=ppo", "hardware=4xH100", "rollout.tp=1", "roles.reward.path=Qwen/Qwen2.5-0.5B")
-    write_export(plan_of(*ASKED["openrlhf"], *asked), "openrlhf", tmp_path)
+    write_export(make_plan(*ASKED["openrlhf"], *asked), "openrlhf", tmp_path)
     script = (tmp_path / "train.sh").read_text()
     for role in ("actor", "critic", "ref", "reward"):  # upstream asks for equal numbers where all are colocated
         assert f" --{role}.num_gpus_per_node 4" in script
@@ -293,12 +295,12 @@ def test_openrlhf_is_told_of_the_gpus_of_each_role_that_is_laid_out_as_the_polic
 def test_roles_of_openrlhf_take_no_gpus_that_the_plan_does_not_have(tmp_path: Path) -> None:
     apart = ("placement.placement=disaggregated", "rollout.sleep_level=auto", "placement.offload=none")
     asked = (*ASKED["openrlhf"], *apart, "algorithm.kl_coef=0.01")
-    write_export(plan_of(*asked), "openrlhf", tmp_path / "grpo")
+    write_export(make_plan(*asked), "openrlhf", tmp_path / "grpo")
     assert " --train.colocate_actor_ref " in (tmp_path / "grpo" / "train.sh").read_text()
     critic = (*asked, "algorithm.name=ppo")
     with pytest.raises(EmitError, match=r"placement.placement = disaggregated \(hybrid is read back\)"):
-        write_export(plan_of(*critic), "openrlhf", tmp_path / "ppo")
-    write_export(plan_of(*critic, "placement.max_staleness=1"), "openrlhf", tmp_path / "async")
+        write_export(make_plan(*critic), "openrlhf", tmp_path / "ppo")
+    write_export(make_plan(*critic, "placement.max_staleness=1"), "openrlhf", tmp_path / "async")
     script = (tmp_path / "async" / "train.sh").read_text()  # which colocates all but the engines
     assert " --train.colocate_all " in script
     assert " --train.async_enable " in script

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import EmitError, SpecError
-from rlplan.foreign.export.backwards import exported
+from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.experiment import list_learning_keys
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.table import load_table
@@ -17,7 +17,7 @@ from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from tests.factories import EXAMPLES
-from tests.foreign.export.plans import ASKED, plan_for, plan_of
+from tests.foreign.export.plans import ASKED, make_plan, plan_stack
 from tests.repository.at_night import at_night
 
 STACKS = ("verl", "trl", "openrlhf", "slime", "nemo_rl")
@@ -59,18 +59,18 @@ def base(stack: str, algorithm: str) -> Plan | None:
             for target in ((), ("training.backend=megatron",)):
                 words = (f"algorithm.name={algorithm}", "algorithm.kl_coef=0.001", *more, *kl)
                 try:
-                    plan = with_values(plan_of(*ASKED[stack], *words, *target), {"importance": "none"})
-                    exported(plan, stack)
+                    plan = change_algorithm(make_plan(*ASKED[stack], *words, *target), {"importance": "none"})
+                    export_plan(plan, stack)
                 except (EmitError, SpecError):
                     continue
                 return plan
     return None
 
 
-def with_values(plan: Plan, values: dict[str, Any]) -> Plan:
+def change_algorithm(plan: Plan, values: dict[str, Any]) -> Plan:
     """The plan with another algorithm; bytes stay, of which exports take none from it."""
-    given = {**plan.job.algorithm.model_dump(mode="json"), **values}
-    job = plan.job.model_copy(update={"algorithm": AlgorithmSpec.model_validate(given)})
+    algorithm = {**plan.job.algorithm.model_dump(mode="json"), **values}
+    job = plan.job.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
     return plan.model_copy(update={"job": job})
 
 
@@ -92,7 +92,7 @@ def test_another_value_changes_what_is_written_or_is_refused(stack: str, algorit
     plan = base(stack, algorithm)
     if plan is None:
         pytest.skip(f"{stack} has no {algorithm}")
-    before = exported(plan, stack).settings
+    before = export_plan(plan, stack).settings
     spec = plan.job.algorithm
     for key in list_learning_keys(plan.job):
         part, _, name = key.partition(".")
@@ -100,14 +100,14 @@ def test_another_value_changes_what_is_written_or_is_refused(stack: str, algorit
             continue
         value = CHANGES[name]
         value = value[getattr(spec, name)] if isinstance(value, dict) else value
-        after = settings_or_refusal(with_values(plan, {name: value}), stack)
+        after = settings_or_refusal(change_algorithm(plan, {name: value}), stack)
         assert after not in (before, ""), (key, value)
 
 
 def settings_or_refusal(plan: Plan, stack: str) -> Any:
-    """What is written, or the way out of the refusal."""
+    """The exported settings, or the way out of the refusal."""
     try:
-        return exported(plan, stack).settings
+        return export_plan(plan, stack).settings
     except EmitError as error:
         return error.way_out
 
@@ -116,20 +116,20 @@ def test_a_kl_in_the_reward_is_one_in_verl_s_reward() -> None:
     """verl's apply_kl_penalty takes `kl_ctrl.kl_coef` times `kl_penalty` off rewards; `use_kl_loss` adds to a loss."""
     for name, estimator in product(("grpo", "ppo", "rloo", "reinforce++", "remax"), ("k1", "k2", "k3")):
         words = (f"algorithm.name={name}", "algorithm.kl_in=reward", f"algorithm.kl_estimator={estimator}")
-        said = exported(plan_of(*ASKED["verl"], *words, "algorithm.kl_coef=0.003"), "verl").settings
-        assert said["algorithm.use_kl_in_reward"] is True
-        assert said["algorithm.kl_ctrl.kl_coef"] == 0.003
-        assert "actor_rollout_ref.actor.use_kl_loss" not in said  # false by default
+        written = export_plan(make_plan(*ASKED["verl"], *words, "algorithm.kl_coef=0.003"), "verl").settings
+        assert written["algorithm.use_kl_in_reward"] is True
+        assert written["algorithm.kl_ctrl.kl_coef"] == 0.003
+        assert "actor_rollout_ref.actor.use_kl_loss" not in written  # false by default
         kinds = {"k1": ("kl", "k1"), "k2": ("mse", "k2"), "k3": ("low_var_kl", "k3")}
-        assert said.get("algorithm.kl_penalty", "kl") in kinds[estimator]
+        assert written.get("algorithm.kl_penalty", "kl") in kinds[estimator]
     job = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["algorithm.kl_in=reward"])
-    plan = plan_for(job, "verl")
-    assert exported(plan, "verl").settings["algorithm.use_kl_in_reward"] is True
+    plan = plan_stack(job, "verl")
+    assert export_plan(plan, "verl").settings["algorithm.use_kl_in_reward"] is True
 
 
 def test_slime_trains_without_dropout_and_with_the_plan_s_lambda(tmp_path: Path) -> None:
     """Megatron's arguments.py has attention_dropout 0.1, hidden_dropout 0.1; slime's --lambd is 1.0."""
-    plan = plan_of(*ASKED["slime"], "algorithm.name=ppo")
+    plan = make_plan(*ASKED["slime"], "algorithm.name=ppo")
     write_export(plan, "slime", tmp_path)
     text = (tmp_path / "train.sh").read_text()
     flags = ("--attention-dropout 0.0 ", "--hidden-dropout 0.0 ", "--lambd 0.95 ", "--normalize-advantages ")
@@ -138,7 +138,7 @@ def test_slime_trains_without_dropout_and_with_the_plan_s_lambda(tmp_path: Path)
 
 
 def slime_text(folder: Path, *overrides: str) -> str:
-    write_export(plan_of(*ASKED["slime"], *overrides), "slime", folder)
+    write_export(make_plan(*ASKED["slime"], *overrides), "slime", folder)
     return (folder / "train.sh").read_text()
 
 
@@ -146,25 +146,25 @@ def test_what_a_stack_has_by_itself_is_not_what_a_plan_says() -> None:
     """Defaults of the tables' versions: clip_ratio_low and _high hide verl's clip_ratio; OpenRLHF has betas of 0.9
     and 0.95 and clips rewards to 10; TRL masks sequences by importance; NeMo-RL leaves an answer out of its baseline.
     """
-    verl = exported(plan_of(*ASKED["verl"], "algorithm.clip_low=0.1", "algorithm.clip_high=0.1"), "verl").settings
+    verl = export_plan(make_plan(*ASKED["verl"], "algorithm.clip_low=0.1", "algorithm.clip_high=0.1"), "verl").settings
     assert [verl[f"actor_rollout_ref.actor.clip_ratio_{end}"] for end in ("low", "high")] == [0.1, 0.1]
-    openrlhf = exported(plan_of(*ASKED["openrlhf"]), "openrlhf").settings
+    openrlhf = export_plan(make_plan(*ASKED["openrlhf"]), "openrlhf").settings
     assert openrlhf["actor.adam.betas"] == [0.9, 0.999]
     assert openrlhf["reward.clip_range"] == [-1000000000, 1000000000]
-    trl = exported(with_values(plan_of(*ASKED["trl"]), {"importance": "none"}), "trl").settings
+    trl = export_plan(change_algorithm(make_plan(*ASKED["trl"]), {"importance": "none"}), "trl").settings
     assert trl["vllm_importance_sampling_correction"] is False
-    nemo = exported(plan_of(*ASKED["nemo_rl"]), "nemo_rl").settings
+    nemo = export_plan(make_plan(*ASKED["nemo_rl"]), "nemo_rl").settings
     assert nemo["grpo.use_leave_one_out_baseline"] is False
     assert nemo["policy.scheduler"][0]["name"] == "torch.optim.lr_scheduler.ConstantLR"
 
 
 def test_a_stack_that_lacks_a_key_refuses_the_plan_with_what_it_has() -> None:
     with pytest.raises(SpecError, match=r"no algorithm\.token_weights = constant") as caught:
-        plan_of(*ASKED["openrlhf"], "algorithm.token_weights=constant")
+        make_plan(*ASKED["openrlhf"], "algorithm.token_weights=constant")
     assert "algorithm.token_weights=token" in caught.value.way_out
     job = job_from(
         {"policy": "Qwen/Qwen2.5-1.5B-Instruct", "hardware": "8xH100", "algorithm": "grpo"}, ["training.backend=fsdp2"]
     )
-    masked = with_values(best_plan(job, with_others=False), {"masks_truncated": True})
+    masked = change_algorithm(best_plan(job, with_others=False), {"masks_truncated": True})
     with pytest.raises(EmitError, match="masks_truncated = True"):
-        exported(masked, "verl")
+        export_plan(masked, "verl")

@@ -18,15 +18,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from rlplan.emit.launchers import write_launcher
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.folders import write_export
 from rlplan.planner.search import best_plan
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export import own_parsers
-from tests.foreign.export.learned import AHEAD, FIXED, learned_by_openrlhf, learned_by_verl, learning_plans, wanted_of
-from tests.foreign.export.plans import BATCHES, asked_of, plan_for, plan_of
+from tests.foreign.export.learned import AHEAD, FIXED, learned_by_openrlhf, learned_by_verl, learning_plans, list_wanted
+from tests.foreign.export.plans import BATCHES, list_asked, make_plan, plan_stack
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDED = YAML(typ="safe").load(Path(__file__).parent / "recorded.yaml")
@@ -37,28 +37,28 @@ PPO = {
     "verl": ("training.backend=fsdp2", "training.backend=megatron", "training.ulysses=2", "training.lora.rank=16"),
     "openrlhf": ("training.zero_stage=3",),
 }
-"""What plans with a value model are asked to have."""
+"""Overrides of plans with a value model."""
 CLUSTERS = ("2xH100", "4xH100", "8xH100", "16xH100", "8xA100")
 LENGTHS = [(f"workload.max_response_len={size}",) for size in (1024, 2048, 4096)]
 
 
 def exports(target: str, folder: Path, every: int = 1) -> list[Path]:
     """Folders of the thirty plans, or of each so many of them."""
-    plans = [plan_of(*overrides) for overrides in asked_of(target, every)]
+    plans = [make_plan(*overrides) for overrides in list_asked(target, every)]
     folders = [folder / str(index) for index in range(len(plans))]
-    for plan, one in zip(plans, folders, strict=True):
-        write_export(plan, target, one)
+    for plan, folder in zip(plans, folders, strict=True):
+        write_export(plan, target, folder)
     return folders
 
 
 def launchers(target: str, folder: Path) -> list[Path]:
     """Folders of thirty plans on one host and on several."""
-    found = []
+    results = []
     for index, (gpus, lengths, batches) in enumerate(product(CLUSTERS, LENGTHS, BATCHES)):
         keys = [f"hardware={gpus}", "policy=Qwen/Qwen2.5-1.5B-Instruct", *lengths, *batches]
         write_launcher(best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", keys)), target, folder / str(index))
-        found.append(folder / str(index))
-    return found
+        results.append(folder / str(index))
+    return results
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.nightly)])
@@ -79,7 +79,7 @@ KINDS: dict[str, Any] = {"int": int, "float": float, "str": str}
 def test_nemo_rl_has_every_key_with_a_value_of_its_type(every: int, tmp_path: Path) -> None:
     known = RECORDED["nemo_rl"]["keys"] | {"defaults": "str"}
     for folder in exports("nemo_rl", tmp_path, every):
-        for key, value in flat(YAML(typ="safe").load(folder / "train.yaml")).items():
+        for key, value in flatten_keys(YAML(typ="safe").load(folder / "train.yaml")).items():
             if not key.startswith("policy.generation.vllm_kwargs."):
                 assert known[key] in (type(value).__name__, "any"), key
 
@@ -115,8 +115,8 @@ def within(seconds: float, what: str, command: Sequence[str], **variables: str) 
             command, capture_output=True, text=True, check=False, timeout=limit, env=os.environ | variables
         )
     except subprocess.TimeoutExpired as error:
-        said = b"".join(one for one in (error.stdout, error.stderr) if isinstance(one, bytes))
-        pytest.fail(f"{what} did not end within {limit:.0f} s: {said.decode(errors='replace')[-800:] or 'no output'}")
+        output = b"".join(stream for stream in (error.stdout, error.stderr) if isinstance(stream, bytes))
+        pytest.fail(f"{what} did not end within {limit:.0f} s: {output.decode(errors='replace')[-800:] or 'no output'}")
     assert done.returncode == 0, f"{what} failed: {done.stderr[-800:]}"
     return done.stdout
 
@@ -124,8 +124,8 @@ def within(seconds: float, what: str, command: Sequence[str], **variables: str) 
 def verdicts(python: Path, stack: str, folders: list[Path], **variables: str) -> list[str | None]:
     command = [str(python), own_parsers.__file__, stack, *map(str, folders)]
     text = within(150, f"{stack}'s own parser on {len(folders)} folders", command, **variables)
-    found: list[str | None] = json.loads(text.splitlines()[-1])
-    return found
+    results: list[str | None] = json.loads(text.splitlines()[-1])
+    return results
 
 
 @pytest.mark.nightly
@@ -136,12 +136,12 @@ def test_a_trainer_s_own_parser_accepts_every_plan_and_no_unknown_key(
     folders = exports(stack, tmp_path)
     for more in PPO[stack]:
         job = job_from({"policy": "Qwen/Qwen2.5-7B", "algorithm": "ppo", "hardware": "8xH100"}, [more])
-        plan = plan_for(job, stack)
+        plan = plan_stack(job, stack)
         folders.append(tmp_path / more)
         write_export(plan, stack, folders[-1])
     for backend in ("fsdp2", "megatron") if stack == "verl" else ():
         folders.append(tmp_path / f"ahead-{backend}")
-        write_export(plan_of("framework=verl", *AHEAD, f"training.backend={backend}"), stack, folders[-1])
+        write_export(make_plan("framework=verl", *AHEAD, f"training.backend={backend}"), stack, folders[-1])
     assert verdicts(trainers, stack, folders) == [None] * len(folders)
     script = folders[0] / "train.sh"
     wrong = "trainer.no_such_key=1" if stack == "verl" else "--no.such_key 1"
@@ -202,12 +202,12 @@ def test_what_a_stack_resolves_is_what_the_plan_learns_with(stack: str, trainers
         write_export(plan, stack, folder)
     command = [str(trainers), own_parsers.__file__, "--resolve", stack, *map(str, folders)]
     text = within(150, f"{stack}'s own parser on {len(folders)} folders", command)
-    for plan, found in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
+    for plan, results in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
         learned = (
-            learned_by_verl(found, is_megatron=plan.job.backend == "megatron")
+            learned_by_verl(results, is_megatron=plan.job.backend == "megatron")
             if stack == "verl"
-            else learned_by_openrlhf(found)
+            else learned_by_openrlhf(results)
         )
         assert learned.pop("fixed") == FIXED[stack]
-        wanted = wanted_of(plan)
+        wanted = list_wanted(plan)
         assert {name: learned[name] for name in wanted} == wanted

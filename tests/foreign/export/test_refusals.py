@@ -1,4 +1,4 @@
-"""A way out that a refused export prints works as it is typed, and makes no job smaller."""
+"""The way out of a refused export works when typed, and makes no job smaller."""
 
 import re
 from itertools import product
@@ -64,7 +64,7 @@ def test_what_changes_what_is_learned_is_named_apart(tmp_path: Path) -> None:
 def test_uneven_pipeline_stages_are_refused_with_a_number_that_is_taken(
     model: str, layers: int, tmp_path: Path
 ) -> None:
-    """Of 28 layers on 16 stages, or 64 on 20, no last stage makes the others alike."""
+    """No size of the last stage makes the others equal, with 28 layers on 16 stages or 64 on 20."""
     stages = 16 if layers == 28 else 20
     words = [f"policy={model}", "hardware=320xH200", f"training.pp={stages}", "training.tp=4"]
     words += ["workload.num_prompts_per_step=640", "workload.num_samples_per_prompt=16", "training.ep=1"]

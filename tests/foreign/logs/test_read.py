@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.foreign.logs.read import MEANINGS, is_log, read_log, stacks
+from rlplan.foreign.logs.read import MEANINGS, is_log, load_stacks, read_log
 from rlplan.vocabulary import Phase
 
 VERL_LINE = (  # verl issue 1208: the console of a run on GH200, as it was posted
@@ -40,29 +40,29 @@ def jsonl(folder: Path, *rows: object) -> Path:
 
 
 def test_a_console_line_of_verl_is_read_as_it_was_posted(tmp_path: Path) -> None:
-    found = read_log(write(tmp_path, "run.log", f"some words\n{VERL_LINE}\nmore words: 3\n"))
-    assert (found.stack, found.num_steps, found.step_s) == ("verl", 1, 96.551)
-    assert found.phases[Phase.ROLLOUT] == 74.020
-    assert found.phases[Phase.SCORE] == pytest.approx(3.566 + 3.420 + 1.167)
-    assert found.phases[Phase.TRAIN] == 14.302
-    assert found.lengths == {
+    step = read_log(write(tmp_path, "run.log", f"some words\n{VERL_LINE}\nmore words: 3\n"))
+    assert (step.stack, step.num_steps, step.step_s) == ("verl", 1, 96.551)
+    assert step.phases[Phase.ROLLOUT] == 74.020
+    assert step.phases[Phase.SCORE] == pytest.approx(3.566 + 3.420 + 1.167)
+    assert step.phases[Phase.TRAIN] == 14.302
+    assert step.lengths == {
         "mean_response_len": 324.958, "longest_response_len": 1024.0, "cut_share": 0.004, "mean_prompt_len": 102.534
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("stack", ROWS)
 def test_every_stack_is_known_by_its_own_names(tmp_path: Path, stack: str) -> None:
-    found = read_log(jsonl(tmp_path, {"step": 1, **ROWS[stack]}))
-    assert (found.stack, found.step_s) == (stack, 70.0)
+    step = read_log(jsonl(tmp_path, {"step": 1, **ROWS[stack]}))
+    assert (step.stack, step.step_s) == (stack, 70.0)
     if stack != "TRL":
-        assert (found.phases[Phase.ROLLOUT], found.phases[Phase.TRAIN]) == (41.0, 20.0)
+        assert (step.phases[Phase.ROLLOUT], step.phases[Phase.TRAIN]) == (41.0, 20.0)
 
 
 def test_numbers_of_numpy_are_read_and_a_version_is_no_number(tmp_path: Path) -> None:
     """numpy 2 prints its floats as `np.float64(74.02)`, and verl prints what it is given."""
     line = "step:1 - timing_s/gen:np.float64(74.02) - code/version:0.9.1 - timing_s/step:96.5"
-    found = read_log(write(tmp_path, "verl.log", line + "\n"))
-    assert (found.phases[Phase.ROLLOUT], found.step_s) == (74.02, 96.5)
+    step = read_log(write(tmp_path, "verl.log", line + "\n"))
+    assert (step.phases[Phase.ROLLOUT], step.step_s) == (74.02, 96.5)
 
 
 def test_every_form_of_file_says_the_same(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_every_form_of_file_says_the_same(tmp_path: Path) -> None:
 
 def test_the_first_step_warms_up_and_the_rest_are_a_median(tmp_path: Path) -> None:
     rows = [{"timing_s/gen": seconds, "timing_s/step": 2 * seconds} for seconds in (500, 40, 42, 90)]
-    found = read_log(jsonl(tmp_path, {"val/score": 0.1}, *rows))
-    assert (found.num_steps, found.step_s, found.phases[Phase.ROLLOUT]) == (4, 84.0, 42.0)
+    step = read_log(jsonl(tmp_path, {"val/score": 0.1}, *rows))
+    assert (step.num_steps, step.step_s, step.phases[Phase.ROLLOUT]) == (4, 84.0, 42.0)
 
 
 def test_half_a_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
@@ -97,15 +97,15 @@ def test_half_a_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
 def test_names_of_ones_own_are_read_in_their_unit(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"gen_ms": 41_000, "train_min": 0.5, "tokens": 812})
     fields = ["rollout=gen_ms:ms", "train=train_min:min", "mean_response_len=tokens"]
-    found = read_log(path, fields)
-    assert found.phases == {Phase.ROLLOUT: pytest.approx(41.0), Phase.TRAIN: pytest.approx(30.0)}
-    assert found.lengths == {"mean_response_len": 812.0}
-    assert found.seconds == pytest.approx(71.0)
+    step = read_log(path, fields)
+    assert step.phases == {Phase.ROLLOUT: pytest.approx(41.0), Phase.TRAIN: pytest.approx(30.0)}
+    assert step.lengths == {"mean_response_len": 812.0}
+    assert step.seconds == pytest.approx(71.0)
 
 
 def test_timers_that_no_table_names_are_listed(tmp_path: Path) -> None:
-    found = read_log(jsonl(tmp_path, {**ROWS["verl"], "timing_s/tool_calls": 9.0, "actor/loss": 0.1}))
-    assert found.unread == ("timing_s/tool_calls",)
+    step = read_log(jsonl(tmp_path, {**ROWS["verl"], "timing_s/tool_calls": 9.0, "actor/loss": 0.1}))
+    assert step.unread == ("timing_s/tool_calls",)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_timers_that_no_table_names_are_listed(tmp_path: Path) -> None:
         ('{"loss": 1}\n', (), "none of 1 fields is a known timer: loss"),
         ('{"timing_s/gne": 3, "time_x": 1}\n', (), "Did you mean 'timing_s/gen'?"),
         ('{"gen_time": 3}\n', (), "--field rollout=gen_time:s"),
-        ('{"gen_time": 3}\n', ("rollout=gen_time",), "says no unit"),
-        ('{"gen_time": 3}\n', ("rollout=gen_time:parsecs",), "says no unit"),
+        ('{"gen_time": 3}\n', ("rollout=gen_time",), "has no known unit"),
+        ('{"gen_time": 3}\n', ("rollout=gen_time:parsecs",), "has no known unit"),
         ('{"gen_time": 3}\n', ("rolout=gen_time:s",), "Did you mean 'rollout'?"),
         ('{"gen_time": 3}\n', ("rollout=gen_tim:s",), "Did you mean 'gen_time'?"),
         ('{"timing_s/gen": -3}\n', (), "timing_s/gen is -3"),
@@ -145,8 +145,8 @@ def test_a_trainer_state_without_a_history_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_table_knows_each_name_once_and_only_meanings_that_there_are() -> None:
-    for stack in stacks():
+    for stack in load_stacks():
         assert set(stack.meanings.values()) <= set(MEANINGS)
         assert set(stack.instead) | set(stack.instead.values()) <= set(stack.meanings)
-    names = [name for stack in stacks() for name in stack.meanings]
+    names = [name for stack in load_stacks() for name in stack.meanings]
     assert len(names) == len(set(names))

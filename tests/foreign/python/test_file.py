@@ -1,4 +1,4 @@
-"""What a Python script tells TRL's trainers: followed as far as its text tells, and never run."""
+"""Settings of TRL's trainers in Python scripts, which are followed as far as their text decides, and never run."""
 
 import json
 from pathlib import Path
@@ -130,8 +130,8 @@ def test_adapters_and_a_quantised_base_are_read_of_a_model_that_is_loaded_first(
         "model = AutoModelForCausalLM.from_pretrained('a/b', torch_dtype=torch.bfloat16, quantization_config=four)\n"
         "model = get_peft_model(model, LoraConfig(r=8))\nGRPOTrainer(model=model, args=GRPOConfig())\n",
     )
-    said = {key: settings.value(key) for key in ("model_name_or_path", "use_peft", "lora_r", "load_in_4bit")}
-    assert said == {"model_name_or_path": "a/b", "use_peft": True, "lora_r": 8, "load_in_4bit": True}
+    values = {key: settings.value(key) for key in ("model_name_or_path", "use_peft", "lora_r", "load_in_4bit")}
+    assert values == {"model_name_or_path": "a/b", "use_peft": True, "lora_r": 8, "load_in_4bit": True}
     assert settings.value("model_init_kwargs.dtype") == "bfloat16"
 
 
@@ -142,7 +142,7 @@ def test_of_several_trainers_the_last_of_grpo_is_read_with_its_own_configuration
         "GRPOTrainer('c/d', len, GRPOConfig(beta=0.5)).train()\n",
     )
     assert "loss_type" in [row.key for row in settings.table.rows["algorithm.name"]]
-    assert "per_device_train_batch_size" not in settings.given
+    assert "per_device_train_batch_size" not in settings.entries
     assert settings.notes == ("train.py makes 2 trainers; GRPOTrainer at line 9 is read",)
 
 
@@ -151,7 +151,7 @@ def test_a_branch_that_only_running_would_choose_is_noted(tmp_path: Path) -> Non
     settings = read(tmp_path, text + END)
     assert settings.value("beta") == 0.5
     assert settings.notes == (
-        "train.py:8: whether is_main() holds is not known before it runs; its first branch is read",
+        "train.py:8: whether is_main() holds is known only at run time; its first branch is read",
     )
 
 
@@ -171,13 +171,13 @@ def test_a_branch_that_only_running_would_choose_is_noted(tmp_path: Path) -> Non
 )
 def test_a_value_that_only_running_would_choose_is_refused(text: str, tmp_path: Path) -> None:
     settings = read(tmp_path, text + "config = GRPOConfig(beta=beta)\n" + END)
-    with pytest.raises(SpecError, match="which only running would tell"):
+    with pytest.raises(SpecError, match="which is known only at run time"):
         settings.value("beta")
 
 
 def test_a_loop_that_only_running_would_count_is_noted(tmp_path: Path) -> None:
     settings = read(tmp_path, "for one in load():\n    config = GRPOConfig(beta=0.5)\n" + END)
-    assert settings.notes == ("train.py:8: what load() holds is not known before it runs; its body is read once",)
+    assert settings.notes == ("train.py:8: what load() holds is known only at run time; its body is read once",)
 
 
 def test_a_trainer_without_a_table_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_models_beside_the_policy_that_are_not_counted_are_named(tmp_path: Path)
 
 def test_keywords_that_are_not_known_are_noted(tmp_path: Path) -> None:
     settings = read(tmp_path, "config = GRPOConfig(beta=0.5, **load())\n" + END)
-    assert settings.notes == ("train.py:8: what **load() gives GRPOConfig is not known before it runs",)
+    assert settings.notes == ("train.py:8: what **load() gives GRPOConfig is known only at run time",)
 
 
 def test_names_and_options_of_a_script_are_said_outside(tmp_path: Path) -> None:
@@ -202,10 +202,10 @@ def test_names_and_options_of_a_script_are_said_outside(tmp_path: Path) -> None:
     )
     settings = read(tmp_path, text, "MODEL=a/b", "a.beta=0.5")
     assert (settings.value("model_name_or_path"), settings.value("beta")) == ("a/b", 0.5)
-    with pytest.raises(SpecError, match=r"a\.beta, which only running would tell") as refused:
+    with pytest.raises(SpecError, match=r"a\.beta, which is known only at run time") as refused:
         read(tmp_path, text).value("beta")
     assert "--set a.beta=VALUE" in refused.value.way_out
-    with pytest.raises(SpecError, match=r"--set MODLE names nothing of train\.py"):
+    with pytest.raises(SpecError, match=r"--set MODLE matches nothing in train\.py"):
         read(tmp_path, text, "MODLE=a/b")
     with pytest.raises(SpecError, match=r"Did you mean 'accelerate\.deepspeed_config\.zero_stage'"):
         read(tmp_path, text, "accelerate.deepspeed_config.zero_stag=3")
@@ -231,8 +231,8 @@ def test_flags_of_trl_s_parser_are_the_trainer_s(tmp_path: Path) -> None:
     )
     (tmp_path / "train.sh").write_text("accelerate launch train.py --model_name_or_path a/b --use_peft --lora_r 8\n")
     settings = read_source(tmp_path / "train.sh", None)
-    said = {key: settings.value(key) for key in ("model_name_or_path", "use_peft", "lora_r")}
-    assert said == {"model_name_or_path": "a/b", "use_peft": True, "lora_r": 8}
+    values = {key: settings.value(key) for key in ("model_name_or_path", "use_peft", "lora_r")}
+    assert values == {"model_name_or_path": "a/b", "use_peft": True, "lora_r": 8}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_flags_of_trl_s_parser_are_the_trainer_s(tmp_path: Path) -> None:
 )
 def test_nothing_is_run_and_nothing_runs_away(text: str, tmp_path: Path) -> None:
     settings = read(tmp_path, text + END)
-    with pytest.raises(SpecError, match="which only running would tell"):
+    with pytest.raises(SpecError, match="which is known only at run time"):
         settings.value("beta")
 
 
@@ -272,7 +272,7 @@ def test_a_script_that_is_too_long_to_be_followed_is_refused(text: str, tmp_path
 
 
 def test_a_script_without_a_trainer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="makes no trainer of TRL"):
+    with pytest.raises(SpecError, match="creates neither a trainer of TRL"):
         read(tmp_path, "print('nothing is trained here')\n")
 
 
@@ -317,7 +317,7 @@ def test_what_a_long_script_does_behind_its_trainer_is_not_followed(tmp_path: Pa
     )
     settings = read(tmp_path, "config = GRPOConfig(beta=0.5)\n" + END + long * 30)
     assert settings.value("beta") == 0.5
-    assert any("behind the trainer at line 9 is not read" in note for note in settings.notes)
+    assert any("nothing after the trainer at line 9 is read" in note for note in settings.notes)
 
 
 UNSLOTH = (

@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.shell.script import MAX_STATEMENTS, Script, read_script
-from rlplan.foreign.unknown import is_known, shown
+from rlplan.foreign.unknown import is_known, strip_marks
 
 
 def read(folder: Path, text: str, **variables: str) -> Script:
@@ -16,9 +16,9 @@ def read(folder: Path, text: str, **variables: str) -> Script:
 
 
 def words(folder: Path, text: str, **variables: str) -> list[str]:
-    """What stands behind `run` in the one command of that name."""
-    (found,) = [one.words for one in read(folder, text, **variables).commands if one.words[0] == "run"]
-    return list(found[1:])
+    """The arguments of the one command named `run`."""
+    (result,) = [command.words for command in read(folder, text, **variables).commands if command.words[0] == "run"]
+    return list(result[1:])
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_words_are_what_bash_makes_of_them(text: str, expected: list[str], tmp_p
 
 
 def test_what_only_running_would_tell_stays_in_the_word_by_its_own_text(tmp_path: Path) -> None:
-    found = words(tmp_path, "NOW=$(date +%Y)\nrun name-$NOW $HOME/models $((N * 2))")
-    assert [shown(word) for word in found] == ["name-$(date +%Y)", "$HOME/models", "$((N * 2))"]
-    assert not any(map(is_known, found))
+    result = words(tmp_path, "NOW=$(date +%Y)\nrun name-$NOW $HOME/models $((N * 2))")
+    assert [strip_marks(word) for word in result] == ["name-$(date +%Y)", "$HOME/models", "$((N * 2))"]
+    assert not any(map(is_known, result))
 
 
 def test_a_sourced_file_beside_the_script_is_read_and_another_is_noted(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_sourced_file_beside_the_script_is_read_and_another_is_noted(tmp_path:
     text = 'DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\nsource "${DIR}/models/small.sh"\n. ./no.sh\n'
     script = read(tmp_path, text + 'run "${ARGS[@]}"')
     assert script.commands[-1].words == ("run", "--layers", "24")
-    assert script.notes == ["run.sh:3: './no.sh' is not beside the script and was not read"]
+    assert script.notes == ["run.sh:3: './no.sh' was not found beside the script and not read"]
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
@@ -163,14 +163,14 @@ def test_tests_in_braces_are_joined_with_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("num_gpus", "expected"), [("8", "2"), ("4", "1")])
 def test_a_test_of_numbers_is_computed(num_gpus: str, expected: str, tmp_path: Path) -> None:
     text = "SP=1\n(( N % 4 == 0 && N > 4 )) && SP=2\nif (( N < 0 || N % 3 == 5 )); then SP=9; fi\nrun $SP\n"
-    found = read(tmp_path, f"N={num_gpus}\n{text}")
-    assert (found.commands[-1].words, found.notes) == (("run", expected), [])
+    result = read(tmp_path, f"N={num_gpus}\n{text}")
+    assert (result.commands[-1].words, result.notes) == (("run", expected), [])
 
 
 def test_a_value_behind_a_test_that_only_running_would_decide_is_taken_with_a_note(tmp_path: Path) -> None:
-    found = read(tmp_path, "SP=1\n[[ $(nvidia-smi -L | wc -l) -ge 8 ]] && SP=2\nrun $SP\n")
-    assert found.commands[-1].words == ("run", "2")
-    assert any("taken as true, for only running would tell" in note for note in found.notes)
+    result = read(tmp_path, "SP=1\n[[ $(nvidia-smi -L | wc -l) -ge 8 ]] && SP=2\nrun $SP\n")
+    assert result.commands[-1].words == ("run", "2")
+    assert any("taken as true, because it is known only at run time" in note for note in result.notes)
     decided = read(tmp_path, "SP=1\n[[ 4 -ge 8 ]] && SP=2\nrun $SP\n")
     assert (decided.commands[-1].words, decided.notes) == (("run", "1"), [])
 

@@ -6,11 +6,11 @@ import pytest
 
 from rlplan.foreign.check import Asked, check
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 
 
-def of_openrlhf(folder: Path, flags: str, hardware: str = "H100") -> Imported:
+def import_openrlhf(folder: Path, flags: str, hardware: str = "H100") -> Imported:
     script = folder / "train.sh"
     script.write_text(
         "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B-Instruct "
@@ -43,35 +43,35 @@ RLOO = "--algo.advantage.estimator rloo "
 def test_roles_of_openrlhf_have_gpus_of_their_own_unless_they_are_colocated(
     flags: str, of_scorers: int, of_all: int, tmp_path: Path
 ) -> None:
-    found = flat(of_openrlhf(tmp_path, flags).data)
-    assert (found["placement.num_scoring_devices"], found["hardware.num_devices"]) == (of_scorers, of_all)
+    values = flatten_keys(import_openrlhf(tmp_path, flags).data)
+    assert (values["placement.num_scoring_devices"], values["hardware.num_devices"]) == (of_scorers, of_all)
 
 
 def test_a_critic_of_openrlhf_starts_as_the_reward_model_and_is_laid_on_the_actor_s_gpus(tmp_path: Path) -> None:
     reward = "--reward.model_name_or_path Qwen/Qwen2.5-1.5B-Instruct "
-    found = of_openrlhf(tmp_path, reward)
-    assert found.data["roles"]["value"]["path"] == "Qwen/Qwen2.5-1.5B-Instruct"
-    assert any(note.startswith("the critic's own GPUs") for note in found.notes)
-    together = of_openrlhf(tmp_path, f"{reward} --train.colocate_all")
+    imported = import_openrlhf(tmp_path, reward)
+    assert imported.data["roles"]["value"]["path"] == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert any(note.startswith("the critic's own GPUs") for note in imported.notes)
+    together = import_openrlhf(tmp_path, f"{reward} --train.colocate_all")
     assert not any("critic" in note for note in together.notes)
 
 
 def test_openrlhf_s_reward_model_is_not_loaded_where_rewards_come_from_elsewhere(tmp_path: Path) -> None:
-    found = of_openrlhf(tmp_path, f"{RLOO}{MODELS} --train.agent_func_path agent.py")
-    assert "roles.reward.path" not in flat(found.data)
+    imported = import_openrlhf(tmp_path, f"{RLOO}{MODELS} --train.agent_func_path agent.py")
+    assert "roles.reward.path" not in flatten_keys(imported.data)
 
 
 def test_engines_of_an_asynchronous_openrlhf_have_their_own_gpus_whatever_is_colocated(tmp_path: Path) -> None:
-    found = flat(of_openrlhf(tmp_path, RLOO + "--train.colocate_all --train.async_enable").data)
-    assert found["placement.placement"] == "disaggregated"
-    assert found["placement.num_generation_devices"] == 4
+    values = flatten_keys(import_openrlhf(tmp_path, RLOO + "--train.colocate_all --train.async_enable").data)
+    assert values["placement.placement"] == "disaggregated"
+    assert values["placement.num_generation_devices"] == 4
 
 
 def test_a_host_with_the_critic_s_gpus_too_has_as_many_that_train_as_the_script_says(tmp_path: Path) -> None:
-    found = of_openrlhf(tmp_path, "--critic.num_gpus_per_node 2 --train.colocate_actor_ref", "8xH100")
-    assert found.data["hardware"]["num_devices"] == 6
-    assert not any("is what is counted with" in note for note in found.notes)
-    other = of_openrlhf(tmp_path, "--critic.num_gpus_per_node 2 --train.colocate_actor_ref", "10xH100")
+    imported = import_openrlhf(tmp_path, "--critic.num_gpus_per_node 2 --train.colocate_actor_ref", "8xH100")
+    assert imported.data["hardware"]["num_devices"] == 6
+    assert not any("the plan uses --hardware" in note for note in imported.notes)
+    other = import_openrlhf(tmp_path, "--critic.num_gpus_per_node 2 --train.colocate_actor_ref", "10xH100")
     assert other.data["hardware"]["num_devices"] == 10
     assert any("says 6 GPUs" in note for note in other.notes)
 
@@ -80,16 +80,16 @@ def test_a_host_with_the_critic_s_gpus_too_has_as_many_that_train_as_the_script_
 def test_weights_interrupt_rollouts_of_an_asynchronous_run_where_it_says_so(
     flag: str, expected: bool, tmp_path: Path
 ) -> None:
-    found = flat(of_openrlhf(tmp_path, f"{RLOO} --train.async_enable {flag}").data)
-    assert found["placement.partial_rollouts"] is expected
+    values = flatten_keys(import_openrlhf(tmp_path, f"{RLOO} --train.async_enable {flag}").data)
+    assert values["placement.partial_rollouts"] is expected
 
 
 def test_muon_of_openrlhf_is_counted_as_such(tmp_path: Path) -> None:
-    assert of_openrlhf(tmp_path, RLOO + "--actor.optim muon").data["training"]["optimizer"] == "muon"
+    assert import_openrlhf(tmp_path, RLOO + "--actor.optim muon").data["training"]["optimizer"] == "muon"
 
 
 def test_what_lies_on_the_host_or_twice_on_the_gpu_is_said_with_its_direction(tmp_path: Path) -> None:
-    left = {one.key: one.why for one in of_openrlhf(tmp_path, RLOO + "--ref.offload --ds.zpg 8").left}
+    left = {entry.key: entry.why for entry in import_openrlhf(tmp_path, RLOO + "--ref.offload --ds.zpg 8").left}
     assert left["ref.offload"].endswith("predicted on the GPU, which takes more")
     assert left["ds.zpg"].endswith("not predicted, so that the run takes more")
 
@@ -110,8 +110,11 @@ def test_a_pass_of_openrlhf_holds_its_micro_batch_however_small_a_rank_s_share_i
         "--remote_rm_url reward.py\n"
     )
     checked = check(read_source(script, None), Asked("16xH20", None, ()))
-    imported, found = checked.imported, flat(checked.imported.data)
-    assert (found["workload.mini_batch_size"], found["workload.micro_batch_size_per_gpu"]) == (mini_batch, micro_batch)
+    imported, values = checked.imported, flatten_keys(checked.imported.data)
+    assert (values["workload.mini_batch_size"], values["workload.micro_batch_size_per_gpu"]) == (
+        mini_batch,
+        micro_batch,
+    )
     raised = [note for note in imported.notes if note.startswith("train.batch_size = 8 is counted as")]
     assert len(raised) == (mini_batch > 8)
     assert checked.fits is fits

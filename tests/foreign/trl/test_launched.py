@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
 
@@ -27,12 +27,12 @@ def read(folder: Path, script: str, program: str = SFT) -> Settings:
     return read_source(folder / "run.sh", None)
 
 
-def imported(folder: Path, script: str, hardware: str = "H100", program: str = SFT) -> Imported:
+def import_script(folder: Path, script: str, hardware: str = "H100", program: str = SFT) -> Imported:
     return convert(read(folder, script, program), hardware, None)
 
 
 def job(folder: Path, script: str, hardware: str = "H100", program: str = SFT) -> dict[str, Any]:
-    return flat(imported(folder, script, hardware, program).data)
+    return flatten_keys(import_script(folder, script, hardware, program).data)
 
 
 @pytest.mark.parametrize(
@@ -90,24 +90,24 @@ def test_a_switch_that_turns_a_default_off_is_read(tmp_path: Path) -> None:
 def test_a_configuration_that_trl_ships_is_known_by_its_name(
     command: str, backend: str, stage: int, num_devices: int, tmp_path: Path
 ) -> None:
-    found = imported(tmp_path, command)
-    data = flat(found.data)
+    result = import_script(tmp_path, command)
+    data = flatten_keys(result.data)
     assert (data["training.backend"], data["training.zero_stage"], data["hardware.num_devices"]) == (
         backend,
         stage,
         num_devices,
     )
-    assert not any("was not read" in note for note in found.notes)
+    assert not any("was not read" in note for note in result.notes)
 
 
 def test_shipped_configurations_are_as_the_package_has_them() -> None:
     """Every key that the facts have, in the files of the installed package."""
     resources = pytest.importorskip("trl", reason="TRL is not installed").__path__[0]
-    from rlplan.foreign.trl.shipped import shipped
+    from rlplan.foreign.trl.launched import find_shipped
     from rlplan.spec.files.yaml import read_yaml
 
     for path in sorted((Path(resources) / "accelerate_configs").glob("*.yaml")):
-        theirs, ours = flat(read_yaml(path, "a file of TRL")), shipped(path.stem)
+        theirs, ours = flatten_keys(read_yaml(path, "a file of TRL")), find_shipped(path.stem)
         assert ours is not None, path.name
         differing = {key for key, value in ours.items() if theirs.get(key) != value}
         assert differing <= ({"num_processes"} if path.stem == "single_gpu" else set())
@@ -117,8 +117,8 @@ def test_trl_s_own_file_names_accelerate_s_and_hands_on_processes(tmp_path: Path
     text = "model_name_or_path: Qwen/Qwen2.5-7B\nnum_generations: 8\naccelerate_config: zero3\nnum_processes: 4\n"
     (tmp_path / "grpo.yaml").write_text(text)
     for settings in (read_source(tmp_path / "grpo.yaml", None), read(tmp_path, "trl grpo --config grpo.yaml")):
-        found = flat(convert(settings, "H100", None).data)
-        assert (found["training.zero_stage"], found["hardware.num_devices"]) == (3, 4)
+        values = flatten_keys(convert(settings, "H100", None).data)
+        assert (values["training.zero_stage"], values["hardware.num_devices"]) == (3, 4)
 
 
 def test_the_engine_s_server_has_its_gpus_and_the_trainer_those_of_its_launcher(tmp_path: Path) -> None:
@@ -127,16 +127,16 @@ def test_the_engine_s_server_has_its_gpus_and_the_trainer_those_of_its_launcher(
         "trl vllm-serve --model Qwen/Qwen2.5-7B --tensor-parallel-size 2 --data-parallel-size 2 &\n"
         "accelerate launch --config_file accelerate.yaml train.py"
     )
-    found = imported(tmp_path, script, program=SERVED)
-    data = flat(found.data)
+    result = import_script(tmp_path, script, program=SERVED)
+    data = flatten_keys(result.data)
     assert (data["hardware.num_devices"], data["placement.num_generation_devices"], data["rollout.tp"]) == (8, 4, 2)
     assert data["workload.num_prompts_per_step"] == 4
-    assert not any("commands start TRL" in note for note in found.notes)
+    assert not any("commands start TRL" in note for note in result.notes)
 
 
 def test_a_server_elsewhere_leaves_the_trainer_what_its_launcher_says(tmp_path: Path) -> None:
-    found = job(tmp_path, "accelerate launch --config_file accelerate.yaml train.py", "8xH100", SERVED)
-    assert (found["placement.num_generation_devices"], found["workload.num_prompts_per_step"]) == (4, 4)
+    result = job(tmp_path, "accelerate launch --config_file accelerate.yaml train.py", "8xH100", SERVED)
+    assert (result["placement.num_generation_devices"], result["workload.num_prompts_per_step"]) == (4, 4)
 
 
 def test_a_server_beside_an_unknown_number_of_trainers_is_refused_and_its_way_out_can_be_typed(tmp_path: Path) -> None:
@@ -144,8 +144,10 @@ def test_a_server_beside_an_unknown_number_of_trainers_is_refused_and_its_way_ou
     with pytest.raises(SpecError, match="the number of training GPUs is not given") as caught:
         convert(read_source(tmp_path / "train.py", None), "8xH100", None)
     assert caught.value.way_out.startswith("--set accelerate.num_processes=4 --hardware 8xH100")
-    found = flat(convert(read_source(tmp_path / "train.py", None, ["accelerate.num_processes=4"]), "8xH100", None).data)
-    assert found["placement.num_generation_devices"] == 4
+    values = flatten_keys(
+        convert(read_source(tmp_path / "train.py", None, ["accelerate.num_processes=4"]), "8xH100", None).data
+    )
+    assert values["placement.num_generation_devices"] == 4
 
 
 FSDP2 = "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
@@ -159,8 +161,8 @@ ZERO3 = "deepspeed_config:\n  zero_stage: 3\n"
 def test_ranks_that_share_a_sequence_share_a_batch(kind: str, axis: str, more: str, key: str, tmp_path: Path) -> None:
     """Four processes in pairs: two batches of 8, where accelerate's data parallelism is 2."""
     (tmp_path / "own.yaml").write_text(PARALLEL.format(kind, axis, more))
-    found = job(tmp_path, "accelerate launch --config_file own.yaml train.py")
-    assert (found[key], found["workload.num_prompts_per_step"]) == (2, 16)
+    result = job(tmp_path, "accelerate launch --config_file own.yaml train.py")
+    assert (result[key], result["workload.num_prompts_per_step"]) == (2, 16)
 
 
 def test_what_is_not_counted_of_accelerate_s_parallelism_is_refused(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_states_that_a_part_of_the_ranks_shares_are_counted_so(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("said", "backend", "stage"),
+    ("strategy", "backend", "stage"),
     [
         ("fsdp_sharding_strategy: FULL_SHARD", "fsdp2", 3),
         ("fsdp_sharding_strategy: SHARD_GRAD_OP", "deepspeed", 2),
@@ -189,16 +191,16 @@ def test_states_that_a_part_of_the_ranks_shares_are_counted_so(tmp_path: Path) -
         ("fsdp_version: 2\n  fsdp_reshard_after_forward: true", "fsdp2", 3),
     ],
 )
-def test_what_fsdp_shards_is_counted(said: str, backend: str, stage: int, tmp_path: Path) -> None:
-    text = f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_offload_params: false\n  {said}\n"
+def test_what_fsdp_shards_is_counted(strategy: str, backend: str, stage: int, tmp_path: Path) -> None:
+    text = f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_offload_params: false\n  {strategy}\n"
     (tmp_path / "own.yaml").write_text(text)
-    found = job(tmp_path, "accelerate launch --config_file own.yaml train.py")
-    assert (found["training.backend"], found["training.zero_stage"]) == (backend, stage)
+    result = job(tmp_path, "accelerate launch --config_file own.yaml train.py")
+    assert (result["training.backend"], result["training.zero_stage"]) == (backend, stage)
 
 
 def test_a_key_of_accelerate_s_that_is_not_known_is_not_taken_for_a_name_or_a_logger(tmp_path: Path) -> None:
-    found = imported(tmp_path, "accelerate launch --num_processes 2 --own_parallelism 2 train.py")
-    assert {one.key: one.why for one in found.left}["accelerate.own_parallelism"].startswith("not known of TRL")
+    result = import_script(tmp_path, "accelerate launch --num_processes 2 --own_parallelism 2 train.py")
+    assert {entry.key: entry.why for entry in result.left}["accelerate.own_parallelism"].startswith("not known of TRL")
 
 
 def test_a_program_that_makes_no_trainer_is_none_of_trl_s(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.foreign.check import Asked, check
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.resolved import settle
@@ -16,13 +16,13 @@ from rlplan.spec.resolved import settle
 MODEL = "model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\n"
 
 
-def imported(folder: Path, text: str, *outside: str, hardware: str = "1xH100") -> Imported:
+def import_config(folder: Path, text: str, *outside: str, hardware: str = "1xH100") -> Imported:
     (folder / "train.yaml").write_text(MODEL + text)
     return convert(read_source(folder / "train.yaml", None, outside), hardware, None)
 
 
 def job(folder: Path, text: str, *outside: str, hardware: str = "1xH100") -> dict[str, Any]:
-    return flat(imported(folder, text, *outside, hardware=hardware).data)
+    return flatten_keys(import_config(folder, text, *outside, hardware=hardware).data)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_yaml_file_that_any_trainer_could_read_is_refused_and_its_way_out_can_
         read_source(tmp_path / "train.yaml", source)
     for trainer, name in (("sft", "sft"), ("grpo", "grpo")):
         settings = read_source(tmp_path / "train.yaml", source, [f"trainer={trainer}"])
-        assert flat(convert(settings, "1xH100", None).data)["algorithm.name"] == name
+        assert flatten_keys(convert(settings, "1xH100", None).data)["algorithm.name"] == name
 
 
 def test_a_trainer_that_is_not_read_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_trainer_that_is_not_read_is_refused_by_its_name(tmp_path: Path) -> No
 @pytest.mark.parametrize("liger", ["true", "false"])
 def test_logits_are_in_chunks_whatever_liger_is_told(trainer: str, liger: str, tmp_path: Path) -> None:
     """TRL 1.16.0, sft_trainer.py, dpo_trainer.py, kto_trainer.py: `add_fused_lm_head`, unconditional."""
-    read = imported(tmp_path, f"trainer: {trainer}\nuse_liger_kernel: {liger}\n", hardware="1xH100")
+    read = import_config(tmp_path, f"trainer: {trainer}\nuse_liger_kernel: {liger}\n", hardware="1xH100")
     assert settle(job_from(read.data, ())).training.logits == "fused"
 
 
@@ -102,46 +102,46 @@ def test_a_reference_is_kept_in_the_type_of_the_policy_s_weights(tmp_path: Path)
 
 
 def test_log_probs_of_a_reference_that_are_computed_before_training_need_no_reference(tmp_path: Path) -> None:
-    found = imported(tmp_path, "trainer: dpo\nprecompute_ref_log_probs: true\n")
-    assert flat(found.data)["roles.reference.is_precomputed"] is True
-    assert any("before training" in note for note in found.notes)
-    assert not any(one.key == "precompute_ref_log_probs" for one in found.left)
+    imported = import_config(tmp_path, "trainer: dpo\nprecompute_ref_log_probs: true\n")
+    assert flatten_keys(imported.data)["roles.reference.is_precomputed"] is True
+    assert any("before training" in note for note in imported.notes)
+    assert not any(entry.key == "precompute_ref_log_probs" for entry in imported.left)
 
 
 def test_kto_trains_on_as_many_answers_a_pass_as_it_is_told(tmp_path: Path) -> None:
     """TRL 1.16.0, kto_trainer.py: the pass with gradients is over the batch; that for the KL term has none."""
-    found = imported(tmp_path, "trainer: kto\nper_device_train_batch_size: 8\n")
-    work = flat(found.data)
+    imported = import_config(tmp_path, "trainer: kto\nper_device_train_batch_size: 8\n")
+    work = flatten_keys(imported.data)
     assert (work["workload.micro_batch_size_per_gpu"], work["workload.num_prompts_per_step"]) == (8, 8)
 
 
 def test_sequences_without_a_limit_are_said_to_be_counted_at_one(tmp_path: Path) -> None:
-    found = imported(tmp_path, "trainer: sft\nmax_length: null\n")
-    work = flat(found.data)
+    imported = import_config(tmp_path, "trainer: sft\nmax_length: null\n")
+    work = flatten_keys(imported.data)
     assert work["workload.max_prompt_len"] + work["workload.max_response_len"] == 1024
-    assert any(note.startswith("max_length=None cuts nothing") for note in found.notes)
+    assert any(note.startswith("max_length=None cuts nothing") for note in imported.notes)
     longer = job(tmp_path, "trainer: sft\nmax_length: null\n", "max_length=4096")
     assert longer["workload.max_prompt_len"] + longer["workload.max_response_len"] == 4096
 
 
 def test_a_base_in_8_bits_is_counted_in_half_with_a_note_that_it_takes_less(tmp_path: Path) -> None:
-    found = imported(tmp_path, "trainer: sft\nuse_peft: true\nload_in_8bit: true\n")
-    assert flat(found.data)["training.master_dtype"] == "bfloat16"
-    assert "an 8-bit base is predicted in bfloat16, a byte per parameter more than it takes" in found.notes
+    imported = import_config(tmp_path, "trainer: sft\nuse_peft: true\nload_in_8bit: true\n")
+    assert flatten_keys(imported.data)["training.master_dtype"] == "bfloat16"
+    assert "an 8-bit base is predicted in bfloat16, a byte per parameter more than it takes" in imported.notes
 
 
 def test_adapters_of_a_reward_model_are_said_not_to_be_counted(tmp_path: Path) -> None:
-    found = imported(tmp_path, "trainer: reward\nuse_peft: true\n")
-    assert "training.lora.rank" not in flat(found.data)
-    assert any(note.startswith("adapters of a reward model are ignored") for note in found.notes)
+    imported = import_config(tmp_path, "trainer: reward\nuse_peft: true\n")
+    assert "training.lora.rank" not in flatten_keys(imported.data)
+    assert any(note.startswith("adapters of a reward model are ignored") for note in imported.notes)
 
 
 def test_an_optimizer_step_of_several_generations_is_one_step(tmp_path: Path) -> None:
     """A generation gives 4 rollouts, and 64 are accumulated: `generation_batch_size` 4 of `num_generations` 4."""
     text = "num_generations: 4\ngeneration_batch_size: 4\nper_device_train_batch_size: 1\n"
-    found = job(tmp_path, text + "gradient_accumulation_steps: 64\n")
-    assert (found["workload.num_prompts_per_step"], found["workload.mini_batch_size"]) == (16, 64)
-    assert found["rollout.max_num_seqs"] == 4
+    imported = job(tmp_path, text + "gradient_accumulation_steps: 64\n")
+    assert (imported["workload.num_prompts_per_step"], imported["workload.mini_batch_size"]) == (16, 64)
+    assert imported["rollout.max_num_seqs"] == 4
 
 
 def test_sizes_that_do_not_divide_are_named_with_their_values(tmp_path: Path) -> None:

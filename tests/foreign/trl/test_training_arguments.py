@@ -1,4 +1,4 @@
-"""DeepSpeed and FSDP of a TRL job, however it is told of them."""
+"""DeepSpeed and FSDP settings of a TRL job, in every form."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.foreign.convert import convert
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
 
@@ -61,11 +61,11 @@ def test_fsdp_is_read(name: str, text: str, tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     settings = read(tmp_path, "own.py", PYTHON.format("deepspeed='other.json'"))
-    assert settings.notes == ("own.py:2: 'other.json' is not beside it and was not read; ZeRO stage 2 is counted",)
+    assert settings.notes == ("own.py:2: 'other.json' was not found and not read; ZeRO stage 2 is counted",)
 
 
 @pytest.mark.parametrize(
-    ("said", "dtype", "master"),
+    ("precision", "dtype", "master"),
     [
         ({}, "bfloat16", "float32"),
         ({"bf16": True}, "bfloat16", "float32"),
@@ -83,13 +83,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("trainer", [{"num_generations": 8}, {"trainer": "sft"}], ids=["grpo", "sft"])
 def test_the_type_of_training_is_the_one_that_trl_and_transformers_choose(
-    trainer: dict[str, object], said: dict[str, object], dtype: str, master: str, tmp_path: Path
+    trainer: dict[str, object], precision: dict[str, object], dtype: str, master: str, tmp_path: Path
 ) -> None:
     """TRL 1.16's base configuration has `bf16 = not fp16` where it is None, and loads weights in float32 unless `dtype`
     says another. In transformers 5.19, ACCELERATE_MIXED_PRECISION, which `accelerate launch` sets, holds where neither
     fp16 nor bf16 is true.
     """
-    given = {"model_name_or_path": "Qwen/Qwen2.5-7B-Instruct", "num_processes": 8, **trainer, **said}
-    (tmp_path / "job.yaml").write_text(json.dumps(given))
-    found = flat(convert(read_source(tmp_path / "job.yaml", "trl"), "H100", None).data)
-    assert (found["training.dtype"], found["training.master_dtype"]) == (dtype, master)
+    config = {"model_name_or_path": "Qwen/Qwen2.5-7B-Instruct", "num_processes": 8, **trainer, **precision}
+    (tmp_path / "job.yaml").write_text(json.dumps(config))
+    values = flatten_keys(convert(read_source(tmp_path / "job.yaml", "trl"), "H100", None).data)
+    assert (values["training.dtype"], values["training.master_dtype"]) == (dtype, master)

@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.source import read_source
-from rlplan.foreign.unread.stacks import Nearest, stacks
+from rlplan.foreign.unread.stacks import Nearest, load_stacks
 from rlplan.sources import JobWords, read_question
 
 AXOLOTL = """
@@ -101,7 +101,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("title", "name", "text", "algorithm", "words"), FILES, ids=[one[1] for one in FILES])
+@pytest.mark.parametrize(("title", "name", "text", "algorithm", "words"), FILES, ids=[file[1] for file in FILES])
 def test_a_file_of_a_stack_without_a_table_is_refused_by_name(
     title: str, name: str, text: str, algorithm: str, words: str, tmp_path: Path
 ) -> None:
@@ -112,10 +112,10 @@ def test_a_file_of_a_stack_without_a_table_is_refused_by_name(
     assert "verl" in caught.value.rule
     command = shlex.split(caught.value.way_out.split(": ", 1)[1])
     assert command[:2] == ["rlplan", "estimate"]
-    said = dict(zip(command[2:8:2], command[3:8:2], strict=True))
-    assert said["--algorithm"] == algorithm
+    options = dict(zip(command[2:8:2], command[3:8:2], strict=True))
+    assert options["--algorithm"] == algorithm
     assert words in command[8:]
-    read_question("estimate", JobWords(None, command[8:], said["--model"], algorithm, said["--gpus"]))
+    read_question("estimate", JobWords(None, command[8:], options["--model"], algorithm, options["--gpus"]))
 
 
 PRIME_TRAINER = '[model]\nname = "Qwen/Qwen3-4B"\n[model.ac]\n[optim]\nlr = 1e-6\n'
@@ -184,5 +184,5 @@ def test_toml_that_cannot_be_read_is_one_message(tmp_path: Path) -> None:
 
 
 def test_every_stack_has_a_name_and_a_way_to_be_recognised() -> None:
-    assert len({stack.title for stack in stacks()}) == len(stacks())
-    assert all(stack.commands or stack.keys for stack in stacks())
+    assert len({stack.title for stack in load_stacks()}) == len(load_stacks())
+    assert all(stack.commands or stack.keys for stack in load_stacks())

@@ -1,1 +1,1 @@
-"""Assertions about a program, evaluated outside of its sandbox."""
+"""Assertions on a program's results, evaluated outside its sandbox so that the program cannot forge a verdict."""

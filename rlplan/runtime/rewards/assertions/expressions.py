@@ -1,9 +1,11 @@
-"""Expressions of tests, evaluated outside of the sandbox over what came out of it.
+"""Evaluator of test expressions over results that came out of the sandbox.
 
-In: the tree of an expression, which the data set's author wrote, and values by name, which a program may have made up.
-Out: its value. There are comparison, arithmetic, `and`, `or`, `not`, displays, comprehensions, subscripts and the
-functions of functions.py; whatever else stands in a tree is refused when it is read: attributes, imports, lambdas,
-other names.
+It runs in the driver's process on values that a program may have crafted. So every operation has a bounded cost, and
+only plain Python values occur. Unlike the evaluator of foreign scripts (foreign/python), an expression that it cannot
+evaluate is refused when it is read.
+
+In: the tree of an expression, written by the data set's author, and values by name, returned by a program. Out: its
+value. Left out: attributes, imports, lambdas and names other than those of values and of functions.py.
 """
 
 import ast
@@ -24,16 +26,22 @@ from rlplan.runtime.rewards.assertions.functions import (
     zip_shortest,
 )
 from rlplan.runtime.rewards.assertions.operations import ARITHMETIC, COMPARISONS, SIGNS, Budget
-from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError, dotted, is_single, shortened, unknown
+from rlplan.runtime.rewards.assertions.trees import (
+    UnreadableTestsError,
+    get_dotted_name,
+    is_single,
+    refuse_node,
+    shorten_node,
+)
 
 FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, MemoryError, RecursionError)
-"""What an expression raises over values that it does not fit: the assertion does not hold."""
+"""Exceptions of an expression whose values do not fit: the assertion then fails."""
 _DISPLAYS = {ast.List: make_list, ast.Tuple: make_tuple, ast.Set: make_set}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The names that have a value, and the steps that are left."""
+    """The values of names, and the remaining budget."""
 
     names: dict[str, Any]
     budget: Budget
@@ -44,46 +52,46 @@ _Build = Callable[[Any, frozenset[str]], Compute]
 
 
 def evaluate(compute: Compute, names: Mapping[str, Any]) -> Any:
-    """The value of an expression that was read. Raises: one of FAULTS."""
+    """The value of a compiled expression. Raises: one of FAULTS."""
     return compute(Frame(dict(names), Budget()))
 
 
 def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:
-    """An expression in which these names will have a value. Raises: UnreadableTestsError."""
+    """A compiled expression over these names. Raises: UnreadableTestsError."""
     if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
-        try:
-            return _constant(ast.literal_eval(node))
+        try:  # a large literal becomes one constant instead of a function per element
+            return _make_constant(ast.literal_eval(node))
         except (ValueError, TypeError, SyntaxError):
             pass
     build = _BUILDS.get(type(node))
     if build is None:
-        raise unknown(node)
+        raise refuse_node(node)
     compute = build(node, names)
     is_open = any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
-    return compute if is_open else _once(compute, node)
+    return compute if is_open else _evaluate_once(compute, node)
 
 
-def _once(compute: Compute, node: ast.expr) -> Compute:
-    """What depends on no value of a program's is evaluated when it is read: a fault in it is the row's."""
+def _evaluate_once(compute: Compute, node: ast.expr) -> Compute:
+    """A constant expression, evaluated once when it is read, so that an error in it is reported for the row."""
     try:
         value = evaluate(compute, {})
     except FAULTS as error:
-        raise UnreadableTestsError(f"`{shortened(node)}` has no value: {error}") from None
-    return compute if isinstance(value, Iterator) else _constant(value)
+        raise UnreadableTestsError(f"`{shorten_node(node)}` has no value: {error}") from None
+    return compute if isinstance(value, Iterator) else _make_constant(value)
 
 
-def _constant(value: Any) -> Compute:
+def _make_constant(value: Any) -> Compute:
     return lambda _: value
 
 
-def _name(node: ast.Name, names: frozenset[str]) -> Compute:
+def _read_name(node: ast.Name, names: frozenset[str]) -> Compute:
     if node.id not in names:
         raise UnreadableTestsError(f"`{node.id}` would have to be executed first; write its value in place of the name")
     name = node.id
     return lambda frame: frame.names[name]
 
 
-def _truths(node: ast.BoolOp, names: frozenset[str]) -> Compute:
+def _read_truths(node: ast.BoolOp, names: frozenset[str]) -> Compute:
     parts = [read_expression(each, names) for each in node.values]
     ends_at = isinstance(node.op, ast.Or)
 
@@ -98,30 +106,30 @@ def _truths(node: ast.BoolOp, names: frozenset[str]) -> Compute:
     return compute
 
 
-def _signed(node: ast.UnaryOp, names: frozenset[str]) -> Compute:
+def _read_sign(node: ast.UnaryOp, names: frozenset[str]) -> Compute:
     if type(node.op).__name__ not in SIGNS:
-        raise unknown(node)
+        raise refuse_node(node)
     apply, operand = SIGNS[type(node.op).__name__], read_expression(node.operand, names)
     return lambda frame: apply(frame.budget, operand(frame))
 
 
-def _calculated(node: ast.BinOp, names: frozenset[str]) -> Compute:
+def _read_arithmetic(node: ast.BinOp, names: frozenset[str]) -> Compute:
     if type(node.op).__name__ not in ARITHMETIC:
-        raise unknown(node)
+        raise refuse_node(node)
     apply = ARITHMETIC[type(node.op).__name__]
     for each in (node.left, node.right):
         if isinstance(each, ast.Constant) and isinstance(each.value, float) and not math.isfinite(each.value):
-            raise UnreadableTestsError(f"`{shortened(node)}` calculates with infinity; write a finite number")
+            raise UnreadableTestsError(f"`{shorten_node(node)}` calculates with infinity; write a finite number")
     left, right = read_expression(node.left, names), read_expression(node.right, names)
     return lambda frame: apply(frame.budget, left(frame), right(frame))
 
 
-def _compared(node: ast.Compare, names: frozenset[str]) -> Compute:
+def _read_comparison(node: ast.Compare, names: frozenset[str]) -> Compute:
     operands = [read_expression(each, names) for each in (node.left, *node.comparators)]
     applies = [COMPARISONS[type(each).__name__] for each in node.ops]
     for operation, pair in zip(node.ops, itertools.pairwise((node.left, *node.comparators)), strict=True):
         if isinstance(operation, ast.Is | ast.IsNot) and not any(is_single(each) for each in pair):
-            raise UnreadableTestsError(f"`{shortened(node)}` compares by `is`; write ==")
+            raise UnreadableTestsError(f"`{shorten_node(node)}` compares by `is`; write ==")
 
     def compute(frame: Frame) -> Any:
         value, holds = operands[0](frame), True
@@ -135,7 +143,7 @@ def _compared(node: ast.Compare, names: frozenset[str]) -> Compute:
     return compute
 
 
-def _display(node: ast.List | ast.Tuple | ast.Set, names: frozenset[str]) -> Compute:
+def _read_display(node: ast.List | ast.Tuple | ast.Set, names: frozenset[str]) -> Compute:
     make = _DISPLAYS[type(node)]
     parts = [
         (isinstance(each, ast.Starred), read_expression(each.value if isinstance(each, ast.Starred) else each, names))
@@ -152,9 +160,9 @@ def _display(node: ast.List | ast.Tuple | ast.Set, names: frozenset[str]) -> Com
     return lambda frame: make(frame.budget, elements(frame))
 
 
-def _mapping(node: ast.Dict, names: frozenset[str]) -> Compute:
+def _read_mapping(node: ast.Dict, names: frozenset[str]) -> Compute:
     if None in node.keys:
-        raise unknown(node)
+        raise refuse_node(node)
     pairs = [
         (read_expression(key, names), read_expression(value, names))
         for key, value in zip(node.keys, node.values, strict=True)
@@ -163,48 +171,48 @@ def _mapping(node: ast.Dict, names: frozenset[str]) -> Compute:
     return lambda frame: make_dict(frame.budget, ((key(frame), value(frame)) for key, value in pairs))
 
 
-def _subscript(node: ast.Subscript, names: frozenset[str]) -> Compute:
+def _read_subscript(node: ast.Subscript, names: frozenset[str]) -> Compute:
     value = read_expression(node.value, names)
     if isinstance(node.slice, ast.Slice):
         bounds = [
-            _constant(None) if each is None else read_expression(each, names)
+            _make_constant(None) if each is None else read_expression(each, names)
             for each in (node.slice.lower, node.slice.upper, node.slice.step)
         ]
 
         def cut(frame: Frame) -> Any:
-            found = value(frame)
-            frame.budget.spend(len(found))
-            return found[slice(*(bound(frame) for bound in bounds))]
+            container = value(frame)
+            frame.budget.spend(len(container))
+            return container[slice(*(bound(frame) for bound in bounds))]
 
         return cut
     index = read_expression(node.slice, names)
     return lambda frame: value(frame)[index(frame)]
 
 
-def _called(node: ast.Call, names: frozenset[str]) -> Compute:
-    name = dotted(node.func)
+def _read_call(node: ast.Call, names: frozenset[str]) -> Compute:
+    name = get_dotted_name(node.func)
     if name not in FUNCTIONS or name in names or any(isinstance(each, ast.Starred) for each in node.args):
-        raise unknown(node)
-    function = _zip_for(node) if name == "zip" else FUNCTIONS[name]
-    given = [read_expression(each, names) for each in node.args]
+        raise refuse_node(node)
+    function = _choose_zip(node) if name == "zip" else FUNCTIONS[name]
+    arguments = [read_expression(each, names) for each in node.args]
     named = {each.arg: read_expression(each.value, names) for each in node.keywords if each.arg is not None}
     if len(named) < len(node.keywords):
-        raise unknown(node)
+        raise refuse_node(node)
     try:
-        inspect.signature(function).bind(None, *given, **named)
+        inspect.signature(function).bind(None, *arguments, **named)
     except TypeError as error:
-        raise UnreadableTestsError(f"`{shortened(node)}` is no call of {name}: {error}") from None
+        raise UnreadableTestsError(f"`{shorten_node(node)}` is no call of {name}: {error}") from None
     return lambda frame: function(
-        frame.budget, *(each(frame) for each in given), **{name: each(frame) for name, each in named.items()}
+        frame.budget, *(each(frame) for each in arguments), **{name: each(frame) for name, each in named.items()}
     )
 
 
-def _zip_for(node: ast.Call) -> Callable[..., Any]:
-    """Of equal lengths, but for a value beside parts of itself, as in `zip(x, x[1:])`."""
+def _choose_zip(node: ast.Call) -> Callable[..., Any]:
+    """The variant of zip: equal lengths are required, except for a value and its own slices, as in `zip(x, x[1:])`."""
     strict = next((each.value for each in node.keywords if each.arg == "strict"), None)
     if strict is not None and not (isinstance(strict, ast.Constant) and strict.value is True):
         raise UnreadableTestsError(
-            f"`{shortened(node)}` would leave out what is too short or too long; write zip without strict"
+            f"`{shorten_node(node)}` would leave out what is too short or too long; write zip without strict"
         )
     bases = {ast.dump(each.value if _is_cut(each) else each) for each in node.args}
     return zip_shortest if len(bases) == 1 and any(map(_is_cut, node.args)) else zip_equal
@@ -214,8 +222,8 @@ def _is_cut(node: ast.expr) -> TypeGuard[ast.Subscript]:
     return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
 
 
-def _loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], names: frozenset[str]) -> Compute:
-    """The tuples of results, one after the other, as a generator."""
+def _read_loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], names: frozenset[str]) -> Compute:
+    """A generator of the tuples of results of nested comprehension loops."""
     if not generators:
         parts = [read_expression(each, names) for each in results]
         cost = sum(1 for each in results for _ in ast.walk(each))
@@ -227,12 +235,12 @@ def _loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], 
         return last
     first = generators[0]
     if first.is_async:
-        raise unknown(first)
+        raise refuse_node(first)
     values = read_expression(first.iter, names)
-    bind = _binding(first.target)
+    bind = _read_binding(first.target)
     inner = names | {each.id for each in ast.walk(first.target) if isinstance(each, ast.Name)}
     conditions = [read_expression(each, inner) for each in first.ifs]
-    rest = _loop(generators[1:], results, inner)
+    rest = _read_loop(generators[1:], results, inner)
     cost = 1 + sum(1 for each in first.ifs for _ in ast.walk(each))
 
     def loop(frame: Frame) -> Iterator[Any]:
@@ -245,15 +253,15 @@ def _loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], 
     return loop
 
 
-def _binding(target: ast.expr) -> Callable[[Frame, Any], None]:
+def _read_binding(target: ast.expr) -> Callable[[Frame, Any], None]:
     if isinstance(target, ast.Name):
         name = target.id
         if name in FUNCTIONS:
             raise UnreadableTestsError(f"`{name}` names an item of a comprehension; give it a name of its own")
         return lambda frame, value: frame.names.__setitem__(name, value)
     if not isinstance(target, ast.Tuple | ast.List):
-        raise unknown(target)
-    parts = [_binding(each) for each in target.elts]
+        raise refuse_node(target)
+    parts = [_read_binding(each) for each in target.elts]
 
     def bind(frame: Frame, value: Any) -> None:
         frame.budget.spend(len(parts))
@@ -266,35 +274,35 @@ def _binding(target: ast.expr) -> Callable[[Frame, Any], None]:
     return bind
 
 
-def _comprehension(
+def _read_comprehension(
     node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, names: frozenset[str]
 ) -> Compute:
     is_dict = isinstance(node, ast.DictComp)
-    loop = _loop(node.generators, (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,), names)
+    loop = _read_loop(node.generators, (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,), names)
 
-    def found(frame: Frame) -> Iterator[Any]:
-        inner = Frame(dict(frame.names), frame.budget)
+    def results(frame: Frame) -> Iterator[Any]:
+        inner = Frame(dict(frame.names), frame.budget)  # a comprehension's variables do not leak
         return (each if is_dict else each[0] for each in loop(inner))
 
     makes: dict[type, Callable[..., Any]] = {ast.ListComp: make_list, ast.SetComp: make_set, ast.DictComp: make_dict}
     make = makes.get(type(node))
-    return found if make is None else lambda frame: make(frame.budget, found(frame))
+    return results if make is None else lambda frame: make(frame.budget, results(frame))
 
 
 _BUILDS: dict[type, _Build] = {
-    ast.Name: _name,
-    ast.BoolOp: _truths,
-    ast.UnaryOp: _signed,
-    ast.BinOp: _calculated,
-    ast.Compare: _compared,
-    ast.List: _display,
-    ast.Tuple: _display,
-    ast.Set: _display,
-    ast.Dict: _mapping,
-    ast.Subscript: _subscript,
-    ast.Call: _called,
-    ast.ListComp: _comprehension,
-    ast.SetComp: _comprehension,
-    ast.DictComp: _comprehension,
-    ast.GeneratorExp: _comprehension,
+    ast.Name: _read_name,
+    ast.BoolOp: _read_truths,
+    ast.UnaryOp: _read_sign,
+    ast.BinOp: _read_arithmetic,
+    ast.Compare: _read_comparison,
+    ast.List: _read_display,
+    ast.Tuple: _read_display,
+    ast.Set: _read_display,
+    ast.Dict: _read_mapping,
+    ast.Subscript: _read_subscript,
+    ast.Call: _read_call,
+    ast.ListComp: _read_comprehension,
+    ast.SetComp: _read_comprehension,
+    ast.DictComp: _read_comprehension,
+    ast.GeneratorExp: _read_comprehension,
 }

@@ -1,8 +1,8 @@
-"""Functions that assertions may use: Python's own under their own names, on plain values, at a bounded cost.
+"""Functions that assertions may use: Python's own, on plain values and at a bounded cost.
 
-In: a budget, and values that a program may have made up. Out: what Python gives.
-Differs: `zip` wants its arguments to be of one length, so that an empty result does not pass for a right one.
-Left out: what takes a function (`map`, `key=`), what gives one away (`getattr`, `type`), and what prints or reads.
+In: a budget, and values that a program may have crafted. Out: Python's results.
+Differs: `zip` requires equal lengths, so that an empty result does not pass as a right one.
+Left out: functions that take a function (`map`, `key=`), that reveal one (`getattr`, `type`), and that print or read.
 """
 
 import math
@@ -13,9 +13,9 @@ from typing import Any
 from rlplan.runtime.rewards.assertions.operations import TEXTS, Budget, TooMuchError, items, keys, number, size
 
 MAX_DIGITS = 400
-"""Of round(): more than any float has, before or behind the point."""
+"""Digits of round(): more than any float has on either side of the decimal point."""
 MAX_NUMERAL = 4300
-"""Characters of a text that becomes a number: as many digits as Python itself takes."""
+"""Characters of a text that becomes a number: Python's own limit on digits."""
 
 
 def _round(budget: Budget, value: Any, ndigits: Any = None) -> Any:
@@ -28,22 +28,23 @@ def _sum(budget: Budget, values: Iterable[Any], /, start: Any = 0) -> Any:
     return sum((number(budget, each) for each in values), number(budget, start))
 
 
-def _of_several(choose: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+def _take_several(choose: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     def function(budget: Budget, first: Any, /, *others: Any) -> Any:
         return choose(items(budget, (first, *others) if others else first))
 
     return function
 
 
-def _sorted(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -> list[Any]:
+def _sort(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -> list[Any]:
     before = budget.left
-    found = items(budget, values)
-    budget.spend((before - budget.left) * len(found).bit_length() // 16)
-    return sorted(found, reverse=bool(reverse))
+    elements = items(budget, values)
+    # a sort compares each element about log2(n) times
+    budget.spend((before - budget.left) * len(elements).bit_length() // 16)
+    return sorted(elements, reverse=bool(reverse))
 
 
-def _until(stops_at: bool) -> Callable[..., bool]:
-    """all() or any(): goes on up to the first value of this truth."""
+def _search_until(stops_at: bool) -> Callable[..., bool]:
+    """all() or any(), which stop at the first value of this truth."""
 
     def function(budget: Budget, values: Iterable[Any], /) -> bool:
         for each in values:
@@ -56,7 +57,7 @@ def _until(stops_at: bool) -> Callable[..., bool]:
 
 
 def zip_equal(budget: Budget, /, *values: Any, strict: Any = True) -> Iterator[Any]:
-    """Raises: ValueError when they are not of one length, before anything in them is looked at."""
+    """zip() of equal lengths. Raises: ValueError for different lengths, before any element is read."""
     assert strict, "what is not strict is refused when it is read"
     columns = [each if size(each) else items(budget, each) for each in values]
     if len({len(each) for each in columns}) > 1:
@@ -65,11 +66,11 @@ def zip_equal(budget: Budget, /, *values: Any, strict: Any = True) -> Iterator[A
 
 
 def zip_shortest(budget: Budget, /, *values: Any, strict: Any = False) -> Iterator[Any]:
-    """Python's own."""
+    """Python's zip()."""
     return iter(list(zip(*(items(budget, each) for each in values), strict=bool(strict))))
 
 
-def _text(budget: Budget, value: Any = "", /) -> str:
+def _convert_to_text(budget: Budget, value: Any = "", /) -> str:
     budget.weigh(value)
     return str(value)
 
@@ -79,14 +80,14 @@ def _is_close(budget: Budget, a: Any, b: Any, *, rel_tol: Any = 1e-9, abs_tol: A
     return math.isclose(first, second, rel_tol=relative, abs_tol=absolute)
 
 
-def _of_number(apply: Callable[[Any], Any]) -> Callable[..., Any]:
+def _apply_to_number(apply: Callable[[Any], Any]) -> Callable[..., Any]:
     def function(budget: Budget, value: Any, /) -> Any:
         return apply(number(budget, value))
 
     return function
 
 
-def _to_number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
+def _convert_to_number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
     def function(budget: Budget, value: Any = 0, /) -> Any:
         if type(value) not in TEXTS:
             return kind(number(budget, value))
@@ -98,7 +99,7 @@ def _to_number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def make_list(budget: Budget, values: Iterable[Any] = (), /) -> list[Any]:
-    """list(), a display or a comprehension; so with the others."""
+    """list(), a display or a comprehension."""
     return items(budget, values)
 
 
@@ -108,49 +109,49 @@ def make_tuple(budget: Budget, values: Iterable[Any] = (), /) -> tuple[Any, ...]
 
 
 def make_set(budget: Budget, values: Iterable[Any] = (), /) -> set[Any]:
-    """set(), a display or a comprehension. Raises: ValueError for members that were made to collide."""
+    """set(), a display or a comprehension. Raises: ValueError for members that were crafted to collide."""
     return set(keys(budget, values))
 
 
 def make_dict(budget: Budget, pairs: Any = (), /, **named: Any) -> dict[Any, Any]:
-    """dict(), a display or a comprehension. Raises: ValueError for keys that were made to collide."""
-    found = [(key, value) for key, value in items(budget, pairs.items() if type(pairs) is dict else pairs)]
-    keys(budget, (key for key, _ in found))
-    return dict(found, **named)
+    """dict(), a display or a comprehension. Raises: ValueError for keys that were crafted to collide."""
+    entries = [(key, value) for key, value in items(budget, pairs.items() if type(pairs) is dict else pairs)]
+    keys(budget, (key for key, _ in entries))
+    return dict(entries, **named)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": _of_number(abs),
-    "all": _until(stops_at=False),
-    "any": _until(stops_at=True),
+    "abs": _apply_to_number(abs),
+    "all": _search_until(stops_at=False),
+    "any": _search_until(stops_at=True),
     "bool": lambda _, value=None, /: bool(value),
     "dict": make_dict,
     "enumerate": lambda budget, values, start=0: iter(list(enumerate(items(budget, values), start))),
-    "float": _to_number(float),
+    "float": _convert_to_number(float),
     "frozenset": lambda budget, values=(), /: frozenset(keys(budget, values)),
-    "int": _to_number(int),
+    "int": _convert_to_number(int),
     "isclose": _is_close,
     "len": lambda _, value, /: len(value),
     "list": make_list,
-    "math.ceil": _of_number(math.ceil),
-    "math.fabs": _of_number(math.fabs),
-    "math.floor": _of_number(math.floor),
+    "math.ceil": _apply_to_number(math.ceil),
+    "math.fabs": _apply_to_number(math.fabs),
+    "math.floor": _apply_to_number(math.floor),
     "math.isclose": _is_close,
-    "math.isinf": _of_number(math.isinf),
-    "math.isnan": _of_number(math.isnan),
-    "math.sqrt": _of_number(math.sqrt),
-    "max": _of_several(max),
-    "min": _of_several(min),
+    "math.isinf": _apply_to_number(math.isinf),
+    "math.isnan": _apply_to_number(math.isnan),
+    "math.sqrt": _apply_to_number(math.sqrt),
+    "max": _take_several(max),
+    "min": _take_several(min),
     "range": lambda _, first, /, *others: range(first, *others),
     "reversed": lambda budget, values, /: iter(items(budget, reversed(values))),
     "round": _round,
     "set": make_set,
-    "sorted": _sorted,
-    "str": _text,
+    "sorted": _sort,
+    "str": _convert_to_text,
     "sum": _sum,
     "tuple": make_tuple,
     "zip": zip_equal,
 }
-"""By what a test writes. Each takes a budget before its own arguments."""
+"""Functions by their names in tests. Each takes a budget before its own arguments."""
 ITERATING = frozenset({"all", "any", "enumerate", "frozenset", "list", "set", "sorted", "sum", "tuple", "zip"})
-"""Those that go through what they are given one by one, so that it may as well be a generator."""
+"""Functions that only iterate over their argument, which may therefore be a generator."""

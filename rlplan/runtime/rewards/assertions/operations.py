@@ -1,8 +1,8 @@
-"""Operators that assertions may use, on plain values that a program may have made up.
+"""Operators that assertions may use, on plain values that a program may have crafted.
 
-In: values of Python's own types. Out: what Python gives, at a bounded cost: every operation first takes its steps from
-a budget, numbers and texts cannot grow without bound, and keys that were made to collide are refused.
-Left out: whatever runs code of a value's own; values of other types never get here.
+In: values of Python's builtin types. Out: Python's results at a bounded cost: every operation first spends steps of a
+budget, numbers and texts cannot grow without bound, and keys that were crafted to collide are refused.
+Left out: values of other types, which could run their own code; the sandbox lets none of them out.
 """
 
 import operator
@@ -12,9 +12,9 @@ from typing import Any
 from rlplan.runtime.sandbox.values import refuse_crowd
 
 MAX_STEPS = 1_000_000
-"""Of one assertion: about a second of the driver's. 200,000 integers, more than one result can hold, take half."""
+"""Steps of one assertion: about a second in the driver. 200,000 integers, more than one result can hold, need half."""
 MAX_INT_BITS = 1 << 16
-"""Of an integer that is calculated with."""
+"""Bits of an integer in arithmetic."""
 TEXTS = (str, bytes)
 SEQUENCES = (str, bytes, list, tuple)
 _NUMBERS = (bool, int, float, complex)
@@ -22,23 +22,23 @@ _SETS = (set, frozenset)
 
 
 class TooMuchError(ValueError):
-    """A value takes more steps, or grows larger, than an assertion may."""
+    """Raised where an assertion needs too many steps, or too large a value."""
 
 
 class Budget:
-    """Steps that are left to one evaluation."""
+    """Remaining steps of one evaluation."""
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self.left = steps
 
     def spend(self, steps: int) -> None:
-        """Raises: TooMuchError when there are not so many."""
+        """Use up steps. Raises: TooMuchError where too few remain."""
         self.left -= steps
         if self.left < 0:
             raise TooMuchError(f"more than {MAX_STEPS} steps")
 
     def weigh(self, value: Any) -> None:
-        """Take as many steps as it costs to look at a value with all that it holds."""
+        """Spend the steps for reading a value with all its content."""
         todo = [value]
         while todo:
             each = todo.pop()
@@ -56,7 +56,7 @@ class Budget:
 
 
 def number(budget: Budget, value: Any) -> Any:
-    """A value, if it may be calculated with. Raises: TypeError, TooMuchError."""
+    """The value itself, if it is a number of bounded size. Raises: TypeError, TooMuchError."""
     if type(value) not in _NUMBERS:
         raise TypeError(f"a {type(value).__name__} is no number")
     if type(value) is int:
@@ -68,19 +68,19 @@ def number(budget: Budget, value: Any) -> Any:
 
 
 def items(budget: Budget, values: Iterable[Any]) -> list[Any]:
-    """What there is to iterate over. Raises: TooMuchError."""
-    found = []
+    """The elements of an iterable as a list. Raises: TooMuchError."""
+    elements = []
     for each in values:
         budget.weigh(each)
-        found.append(each)
-    return found
+        elements.append(each)
+    return elements
 
 
 def keys(budget: Budget, values: Iterable[Any]) -> list[Any]:
-    """The same, as members of a set. Raises: ValueError when they were made to collide."""
-    found = items(budget, values)
-    refuse_crowd(found)
-    return found
+    """The elements as members of a set. Raises: ValueError for elements that were crafted to collide."""
+    elements = items(budget, values)
+    refuse_crowd(elements)
+    return elements
 
 
 def _calculate(apply: Callable[[Any, Any], Any]) -> Callable[[Budget, Any, Any], Any]:
@@ -129,14 +129,14 @@ def _combine_sets(apply: Callable[[Any, Any], Any]) -> Callable[[Budget, Any, An
 
 def _compare(apply: Callable[[Any, Any], Any]) -> Callable[[Budget, Any, Any], Any]:
     def compare(budget: Budget, a: Any, b: Any) -> Any:
-        budget.weigh(min(a, b, key=size))  # each of the two holds what is looked at in both
+        budget.weigh(min(a, b, key=size))  # a comparison stops at the end of the smaller one
         return apply(a, b)
 
     return compare
 
 
 def size(value: Any) -> int:
-    """How many items a value holds; 0 for what holds none."""
+    """The number of items in a value; 0 for a value that is no container."""
     return len(value) if type(value) in (*SEQUENCES, *_SETS, dict) else 0
 
 
@@ -159,7 +159,7 @@ ARITHMETIC: dict[str, Callable[[Budget, Any, Any], Any]] = {
     "BitOr": _combine_sets(operator.or_),
     "BitXor": _combine_sets(operator.xor),
 }
-"""By the name of their node in `ast`."""
+"""Binary operators by the names of their nodes in `ast`."""
 SIGNS: dict[str, Callable[[Budget, Any], Any]] = {
     "Not": lambda _, value: not value,
     "USub": lambda budget, value: -number(budget, value),

@@ -1,4 +1,4 @@
-"""Values as the runner encodes them: its own function, taken out of its text, for the rest of it runs at once."""
+"""The encoding of values by the runner's own function, extracted from its text: importing the runner would run it."""
 
 import ast
 from typing import Any
@@ -7,7 +7,7 @@ from rlplan.runtime.sandbox.process import RUNNER
 
 
 def encode(value: object) -> bytes:
-    """What a sandbox says of a value that a program gives back."""
+    """The sandbox's encoding of a program's return value."""
     functions = [n for n in ast.parse(RUNNER).body if isinstance(n, ast.FunctionDef) and n.name == "_encode"]
     space: dict[str, Any] = {}
     exec(compile(ast.Module(functions, []), "runner", "exec"), space)

@@ -16,7 +16,7 @@ from tests.repository.at_night import at_night
 NAN = float("nan")
 
 
-def value_of(line: str, value: object = None) -> Any:
+def evaluate_text(line: str, value: object = None) -> Any:
     return evaluate(read_expression(ast.parse(line, mode="eval").body, frozenset({"v"})), {"v": value})
 
 
@@ -39,18 +39,18 @@ def value_of(line: str, value: object = None) -> Any:
 def test_what_is_evaluated_is_what_python_gives(line: str) -> None:
     names = {"v": 3, "math": math, "isclose": math.isclose}
     right = eval(line, names)
-    assert value_of(line, 3) == right
-    assert type(value_of(line, 3)) is type(right)
+    assert evaluate_text(line, 3) == right
+    assert type(evaluate_text(line, 3)) is type(right)
 
 
 def test_values_keep_python_s_ways() -> None:
-    assert value_of("v == 1", True) is True
-    assert value_of("v is True", 1) is False
-    assert value_of("v == v", NAN) is False
-    assert value_of("v == [1, 2]", (1, 2)) is False
-    assert value_of("v == {1, 2}", [1, 2]) is False
-    assert value_of("v == 1.0", 1) is True
-    assert value_of("len(set(v)) == 1", [7] * 1000) is True
+    assert evaluate_text("v == 1", True) is True
+    assert evaluate_text("v is True", 1) is False
+    assert evaluate_text("v == v", NAN) is False
+    assert evaluate_text("v == [1, 2]", (1, 2)) is False
+    assert evaluate_text("v == {1, 2}", [1, 2]) is False
+    assert evaluate_text("v == 1.0", 1) is True
+    assert evaluate_text("len(set(v)) == 1", [7] * 1000) is True
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_values_keep_python_s_ways() -> None:
 @pytest.mark.parametrize("value", [[], [1], [1, 2, 3], {}, "", "abc", set()])
 def test_a_zip_of_different_lengths_never_holds(line: str, value: object) -> None:
     with pytest.raises(ValueError, match="different lengths"):
-        value_of(line, value)
+        evaluate_text(line, value)
 
 
 def test_a_zip_of_a_value_with_a_part_of_itself_is_python_s_own() -> None:
-    assert value_of("list(zip(v, v[1:], v[2:]))", [1, 2, 3, 4]) == [(1, 2, 3), (2, 3, 4)]
+    assert evaluate_text("list(zip(v, v[1:], v[2:]))", [1, 2, 3, 4]) == [(1, 2, 3), (2, 3, 4)]
     with pytest.raises(ValueError, match="different lengths"):
-        value_of("list(zip(v, v[1:], [1]))", [1, 2, 3, 4])
+        evaluate_text("list(zip(v, v[1:], [1]))", [1, 2, 3, 4])
 
 
 HUNGRY: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -107,7 +107,7 @@ def test_no_value_keeps_the_driver_busy(name: str) -> None:
     for line in lines:
         begun = time.thread_time()
         with contextlib.suppress(FAULTS):
-            value_of(line, value)
+            evaluate_text(line, value)
         assert time.thread_time() - begun < 4, line
 
 
