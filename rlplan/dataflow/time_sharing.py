@@ -1,12 +1,12 @@
-"""Time sharing: trainer and engine use the same devices one after the other; the one that waits gives up its memory.
+"""Time sharing: trainer and engine take turns on the same devices, and the one that waits frees its memory.
 
-In: a StepGraph in which both are always there. Out: one in which the engine goes before anybody else computes and comes
-back with the new weights, and in which trained and frozen roles are offloaded while they wait, where that was chosen.
-Left out: where anything runs; how an engine goes (the actions say it).
+An engine that can sleep (CUDA) drops weights and KV cache and keeps its process. It wakes in three actions: weights,
+weight sync, KV cache. In this order the KV cache and the trainer's states are never in memory together. An engine that
+cannot sleep is stopped, the weights are saved, and it starts again from them.
 
-The engine goes in one of two ways. Where it can sleep (CUDA) it drops weights and KV cache and keeps its process; it
-wakes in three actions, weights, weight sync, KV cache, so that KV cache and the trainer's states never meet. Where it
-cannot, it is stopped, the weights are saved, and it is started again from them.
+In: a StepGraph in which all roles stay in memory. Out: one in which the engine leaves before other roles compute and
+returns with the new weights, and in which the chosen roles are offloaded while they wait.
+Left out: devices.
 """
 
 from dataclasses import dataclass, replace
@@ -15,23 +15,23 @@ from rlplan.dataflow.graph import Call, StepGraph
 from rlplan.vocabulary import ActionKind, Phase, Role
 
 _BESIDE = (ActionKind.VERIFY,)
-"""What needs no device, and may run beside anything."""
+"""Actions that need no device, and may run beside any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSharing:
-    """How roles on the same devices give up memory to each other."""
+    """How roles on the same devices free memory for each other."""
 
     sleeps: bool
-    """The engine sleeps instead of being stopped."""
+    """Whether the engine sleeps instead of being stopped."""
     offloaded: tuple[Role, ...] = ()
-    """Roles that are moved away while they wait."""
+    """Roles that are offloaded while they wait."""
     stages: bool = False
-    """Trained states may be copied for a checkpoint, and the copy stays while others compute."""
+    """Whether a checkpoint copies trained states first and writes the copy while other roles compute."""
 
 
 def share_time(graph: StepGraph, sharing: TimeSharing) -> StepGraph:
-    """The same step with an engine that goes and comes back."""
+    """Let the engine of a step leave and return."""
     return replace(
         graph,
         start=_start(graph.start, sharing),
@@ -41,7 +41,7 @@ def share_time(graph: StepGraph, sharing: TimeSharing) -> StepGraph:
 
 
 def offload_between(graph: StepGraph, roles: tuple[Role, ...]) -> StepGraph:
-    """The same step, in which an engine stays and frozen roles are there only while they score."""
+    """Offload roles whenever they do not compute, while the engine stays."""
     offloads = [replace(_offload(role), after=(f"start_scorer/{role}",)) for role in roles]
     ready = tuple(call.id for call in offloads)
     start = []
@@ -54,18 +54,21 @@ def offload_between(graph: StepGraph, roles: tuple[Role, ...]) -> StepGraph:
 
 
 def _start(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:
-    """Roles that stay come up side by side; then those that are offloaded, each gone before the next one comes, so that
-    no two of them lie on a device together; then the engine: its weights are the start checkpoint's already.
+    """Order the start: roles that stay in parallel, then offloaded roles one by one, then the engine.
+
+    Each offloaded role leaves before the next one starts, so that no two of them share a device's memory. The engine
+    needs no weight sync: it loads the start checkpoint.
     """
     others = [call for call in calls if call.kind in (ActionKind.START_TRAINER, ActionKind.START_SCORER)]
     chain = [call for call in others if call.role not in sharing.offloaded]
     before = tuple(call.id for call in chain)
-    for call in (one for one in others if one.role in sharing.offloaded):
-        chain += [replace(call, after=before), replace(_offload(call.role), after=(call.id,))]
-        before = (chain[-1].id,)
+    for call in others:
+        if call.role in sharing.offloaded:
+            chain += [replace(call, after=before), replace(_offload(call.role), after=(call.id,))]
+            before = (chain[-1].id,)
     engine = next(call for call in calls if call.kind is ActionKind.START_ENGINE)
-    rest = [call for call in calls if call.kind is ActionKind.EVALUATE]
-    return (*chain, replace(engine, after=before), *(replace(call, after=(engine.id,)) for call in rest))
+    evaluations = [replace(call, after=(engine.id,)) for call in calls if call.kind is ActionKind.EVALUATE]
+    return (*chain, replace(engine, after=before), *evaluations)
 
 
 def _step(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:
@@ -83,7 +86,7 @@ def _step(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:
 
 
 def _finish(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:
-    """The engine goes before the trainer writes the policy."""
+    """Let the engine leave before the trainer writes the policy."""
     chain: list[Call] = []
     for call in calls:
         if call.kind is ActionKind.CHECKPOINT:
@@ -100,7 +103,7 @@ def _leave(sharing: TimeSharing) -> Call:
 
 
 def _hand_over(sync: Call, sharing: TimeSharing) -> list[Call]:
-    """The engine comes back with the new weights; what follows is offloaded before its KV cache is there."""
+    """Calls that bring the engine back with the new weights."""
     if sharing.sleeps:
         return [
             Call("wake_weights", ActionKind.WAKE_WEIGHTS, Role.POLICY, Phase.SWITCH),
@@ -126,9 +129,10 @@ _USES = (
 
 
 def _with_offloads(chain: list[Call], roles: tuple[Role, ...]) -> list[Call]:
-    """An offloaded role comes back right before what it first does, and goes right after what it does last.
+    """Reload each offloaded role right before its first call of the chain, and offload it right after its last one.
 
-    A policy that has scored goes while the value model is trained, so that the states of the two never meet there.
+    A policy that has scored is offloaded again while the value model trains, so that the states of the two are never
+    on the device together.
     """
     for role in roles:
         uses = [index for index, call in enumerate(chain) if call.kind in _USES and _holder(call) is role]
@@ -140,8 +144,8 @@ def _with_offloads(chain: list[Call], roles: tuple[Role, ...]) -> list[Call]:
             chain = [*chain[:first], _reload(role), *chain[first:last], _offload(role), *chain[last:]]
             continue
         end = uses[uses.index(later[0]) - 1] + 1
-        back, gone = (replace(call, id=f"{call.id}/score") for call in (_reload(role), _offload(role)))
-        scores = [back, *chain[first:end], gone]
+        reload, offload = (replace(call, id=f"{call.id}/score") for call in (_reload(role), _offload(role)))
+        scores = [reload, *chain[first:end], offload]
         trains = [_reload(role), *chain[later[0] : last], _offload(role)]
         chain = [*chain[:first], *scores, *chain[end : later[0]], *trains, *chain[last:]]
     return chain
@@ -164,7 +168,7 @@ def _reload(role: Role) -> Call:
 
 
 def _chained(calls: list[Call]) -> tuple[Call, ...]:
-    """Each call after the one before, but for those that run beside: these keep what they wait for."""
+    """Make each call wait for the one before it. Calls that need no device keep their own dependencies."""
     done: list[Call] = []
     before: tuple[str, ...] = ()
     for call in calls:
@@ -173,5 +177,6 @@ def _chained(calls: list[Call]) -> tuple[Call, ...]:
             continue
         beside = tuple(name for name in call.after if any(c.id == name and c.kind in _BESIDE for c in done))
         done.append(replace(call, after=tuple(dict.fromkeys((*before, *beside)))))
-        before = (call.id,) if call.every == 1 else (*before, call.id)  # one that is left out blocks nothing
+        # A call that is skipped in most steps must not cut the chain, so its successor waits for its predecessor too.
+        before = (call.id,) if call.every == 1 else (*before, call.id)
     return tuple(done)

@@ -1,6 +1,6 @@
-"""What a trained role holds whatever the tokens under trainers other than rlplan's: FSDP2 and Megatron-Core.
+"""Memory of a trained role that does not depend on the tokens, under FSDP2 and Megatron-Core.
 
-In: a model, a role, how it is trained, a choice, ranks, a pipeline stage. Out: FixedStates, counted once a choice.
+In: a model, a role, its training settings, a choice, ranks, a pipeline stage. Out: FixedStates, computed once a choice.
 Left out: passes (rank.py), hybrid sharding, interleaved pipelines.
 
 Symbols: N ranks, t tp, p pp, c cp, x ep, d = N/(tpc) copies of the model, P parameters, e bytes of a weight in passes.
@@ -37,12 +37,14 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Dtype, MemoryKind, Role
 
 VOCABULARY_MULTIPLE = 128
-"""Rows of Megatron's vocabulary tables are a multiple of it times tp (`make_vocab_size_divisible_by`)."""
+"""Megatron pads its vocabulary tables to a multiple of this times tp rows (`make_vocab_size_divisible_by`)."""
 
 
 def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> FsdpSettings:
-    """FSDP2 for a choice: ranks that do not share layers share states, those of one sequence too; all of them, or in
-    groups of `fsdp_size`."""
+    """FSDP2's settings for a choice. All ranks except tensor parallel ones shard the states, or groups of `fsdp_size`.
+
+    Ranks of one sequence (Ulysses, context parallelism) are among them.
+    """
     return FsdpSettings(
         num_ranks=training.sharding_ranks(max(1, num_ranks // choice.tp)),
         master_bytes=training.master_dtype.num_bytes,
@@ -57,11 +59,11 @@ def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
 
 @lru_cache(maxsize=1024)
 def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSettings) -> FixedStates:
-    """States of a rank of FSDP2, full shard: master weights and moments are shards, gradients while there are any.
+    """States of an FSDP2 rank under full sharding: master weights, moments and gradients are shards.
 
-    Counts: `rank_state_under_fsdp`; a pass without gradient gathers the root, a layer and the next one. A frozen base
-    is kept as trained weights are (verl and accelerate load the whole model in one type, and gather it in another).
-    `CPUOffloadPolicy` moves weights, gradients and moments alike; weights and gradients are pinned.
+    Counts: `rank_state_under_fsdp`; a forward-only pass gathers the root, a layer and the next one. A frozen base is
+    stored in the trained weights' type (verl and accelerate load the whole model in one type, and gather it in
+    another). `CPUOffloadPolicy` moves weights, gradients and moments; weights and gradients are pinned.
     Source: torch 2.13 distributed/fsdp/_fully_shard (`cpu_offload`, `pin_memory`).
     Assumes: weights are loaded a layer at a time.
     """
@@ -95,7 +97,7 @@ def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSe
 def _beside_base(
     parameters: tuple[Parameter, ...], lora: LoraSpec, fsdp: FsdpSettings, sizes: Sizes
 ) -> tuple[FsdpSettings, Sizes]:
-    """FSDP2 with a frozen base in a type of its own. Its layers in 4 bits are gathered as they are.
+    """FSDP2's settings and sizes with a frozen base in a type of its own. 4-bit layers are gathered in 4 bits.
 
     Source: torchao NF4Tensor's all-gather; bitsandbytes under `bnb_4bit_quant_storage`.
     """
@@ -104,7 +106,7 @@ def _beside_base(
     stored = frozen_bytes(parameters, lora.unquantized_bytes(element_bytes), base)
     if base:
         outside = sizes.root * lora.unquantized_bytes(element_bytes)
-        num_layers = (sum(each.numel for each in parameters) - sizes.root) // sizes.layer_weights
+        num_layers = (sum(parameter.numel for parameter in parameters) - sizes.root) // sizes.layer_weights
         fsdp = replace(fsdp, frozen_layer_bytes=(stored - outside) // num_layers)
     return fsdp, replace(sizes, frozen_bytes=stored)
 
@@ -114,7 +116,7 @@ def _on_host(pinned: Bytes, pageable: Bytes) -> Bytes:
 
 
 class StageCut(NamedTuple):
-    """Megatron-Core's ranks by what they share of a model's tensors."""
+    """Megatron-Core's parallel sizes that cut a model's tensors."""
 
     tp: int
     pp: int
@@ -124,44 +126,43 @@ class StageCut(NamedTuple):
 
 @dataclass(frozen=True)
 class MegatronSettings:
-    """How Megatron-Core cuts a model over `num_ranks`: experts whole over ep, or each over tp where ep is 1
-    (`expert_tensor_parallel_size` 1, or tp). has_distributed_optimizer: states are shared by copies too.
-
-    offloads_optimizer: `optimizer_cpu_offload`, all of it. master_bytes: of a master weight, and of each moment.
-    """
+    """Megatron-Core's settings that decide the memory of a rank."""
 
     num_ranks: int
     tp: int = 1
     pp: int = 1
     ep: int = 1
     etp: int | None = None
-    """None where experts are cut as usual."""
+    """`expert_tensor_parallel_size`. None: experts are whole where ep is above 1, and cut over tp otherwise."""
     weight_bytes: int = 2
     master_bytes: int = 4
+    """Bytes of a master weight."""
     gradient_bytes: int = 4
     moment_bytes: int = 0
-    """Of each moment; 0: as of a master weight."""
+    """Bytes of each moment; 0: those of a master weight."""
     has_distributed_optimizer: bool = True
+    """Whether data parallel ranks shard the optimizer states."""
     offloads_optimizer: bool = False
+    """`optimizer_cpu_offload` of all states."""
 
     @property
     def cut(self) -> StageCut:
-        """How a model's tensors are cut."""
+        """The parallel sizes that cut the model's tensors."""
         return StageCut(self.tp, self.pp, self.ep, self.etp or usual_expert_tp(self.tp, self.ep))
 
     @property
     def state_ranks(self) -> int:
-        """Ranks that share the states of what is not routed: all copies, with those that share a sequence (d*c)."""
+        """Ranks that shard the states of everything except routed experts: data and context parallel ones (d*c)."""
         return max(1, self.num_ranks // (self.tp * self.pp)) if self.has_distributed_optimizer else 1
 
     @property
     def expert_state_ranks(self) -> int:
-        """The same of the experts: what is left of a stage's ranks."""
+        """Ranks that shard the states of the routed experts."""
         return max(1, self.num_ranks // (self.pp * self.ep * self.cut.etp)) if self.has_distributed_optimizer else 1
 
 
 def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
-    """Megatron-Core for a choice. zero_stage 1 is its distributed optimizer, 0 is without."""
+    """Megatron-Core's settings for a choice. zero_stage 1 stands for its distributed optimizer, 0 for none."""
     return MegatronSettings(
         num_ranks=num_ranks,
         tp=choice.tp,
@@ -182,9 +183,9 @@ def megatron_rank(
 ) -> MegatronRank:
     """Elements of one rank of a pipeline stage. Raises: SpecError for sizes that do not divide.
 
-    Counts: its tensors one by one (norms, routers and latent projections whole, key heads at least one, the vocabulary
-    padded); adapters in equal parts over tp and stages, beside frozen weights.
-    Assumes: adapters are cut like the layers beside them (Megatron-Bridge, `ParallelLinearAdapter`).
+    Counts: the rank's tensors one by one (norms, routers and latent projections whole, at least one key head, the
+    vocabulary padded); adapters in equal parts over tp and stages, beside frozen weights.
+    Assumes: adapters are cut like the layers that they adapt (Megatron-Bridge, `ParallelLinearAdapter`).
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> rank = megatron_rank(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, None, MegatronSettings(8, tp=2), 0)
@@ -217,7 +218,7 @@ def megatron_rank(
 
 @lru_cache(maxsize=4096)
 def _layer_matrices(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int:
-    """Elements of the matrices of a rank's largest layer, of experts one: the shapes of their gradients' stand-ins."""
+    """Elements of the matrices of a rank's largest layer, counting one expert: the shapes of dummy weight gradients."""
     sizes: dict[int, int] = {}
     for tensor in _stage_share(model, role, cut, stage):
         layer = layer_of(tensor.name)
@@ -229,7 +230,7 @@ def _layer_matrices(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> 
 
 @lru_cache(maxsize=4096)
 def _head_matrix(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int:
-    """Elements of a rank's part of the head's matrix, or of the table that stands for it."""
+    """Elements of a rank's part of the head's matrix, or of the embedding table that is tied to it."""
     tables = (Component.HEAD, Component.EMBEDDINGS)
     share = _stage_share(model, role, cut, stage)
     return max((tensor.numel for tensor in share if tensor.component in tables), default=0)
@@ -237,7 +238,7 @@ def _head_matrix(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int
 
 @lru_cache(maxsize=4096)
 def _stage_numels(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[int, int]:
-    """Elements of a rank of a stage outside and inside the routed experts."""
+    """Elements of a rank of a stage, (outside, inside) the routed experts."""
     share = _stage_share(model, role, cut, stage)
     experts = sum(tensor.numel for tensor in share if tensor.component is Component.EXPERTS)
     return sum(tensor.numel for tensor in share) - experts, experts
@@ -245,7 +246,7 @@ def _stage_numels(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tu
 
 @lru_cache(maxsize=64)
 def _stage_share(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[Parameter, ...]:
-    """Tensors of a rank of a stage that are trained."""
+    """Trained tensors of a rank of a stage."""
     tp, pp, ep, etp = cut
     layout = Layout(tp=tp, pp=pp, ep=ep, etp=etp, vocab_multiple=VOCABULARY_MULTIPLE * tp)
     stages = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
@@ -254,7 +255,7 @@ def _stage_share(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tup
 
 
 def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, stage: int) -> int:
-    """Pinned bytes of one fp32 copy of what a rank updates, tensor by tensor, each expert's matrices by themselves.
+    """Pinned bytes of one fp32 copy of the elements that a rank updates, rounded up per tensor and expert matrix.
 
     Source: Megatron-Core 0.14, hybrid_optimizer.py: a pinned clone of each parameter's shard, and a gradient's buffer.
     """
@@ -267,24 +268,24 @@ def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, sta
 @lru_cache(maxsize=4096)
 def _pinned_tensors(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[tuple[int, bool], ...]:
     """(pinned bytes of an fp32 copy, whether it is a routed expert's) of each tensor of a rank of a stage."""
-    found = []
+    copies = []
     for tensor in _stage_share(model, role, cut, stage):
         is_expert = tensor.component is Component.EXPERTS
         number = tensor.shape[0] if is_expert and len(tensor.shape) == 3 else 1
-        found.append((number * pinned_bytes(4 * tensor.numel // number), is_expert))
-    return tuple(found)
+        copies.append((number * pinned_bytes(4 * tensor.numel // number), is_expert))
+    return tuple(copies)
 
 
 @lru_cache(maxsize=4096)
 def megatron_parts(
     model: ModelSpec, role: Role, lora: LoraSpec | None, settings: MegatronSettings, stage: int
 ) -> FixedStates:
-    """States of a rank of Megatron-Core on one pipeline stage.
+    """States of a Megatron-Core rank on one pipeline stage.
 
-    Counts: `rank_state_of_megatron_rank`; moments appear in the first step. On the host, where it steps: master weights
-    and gradients of what the rank updates (4 each, pinned tensor by tensor) and moments (8).
+    Counts: `rank_state_of_megatron_rank`; moments appear in the first step. With `optimizer_cpu_offload` the host holds
+    master weights and gradients of the updated elements (4 each, pinned tensor by tensor) and moments (8).
     Source: Megatron-Core 0.14, optimizer/cpu_offloading/hybrid_optimizer.py. Assumes: weights are loaded a layer at a
-    time; nothing is gathered in a pass, for all weights of the stage are there.
+    time; passes gather nothing, because the rank holds all weights of its stage.
     """
     rank = megatron_rank(model, role, lora, settings, stage)
     rank_state = rank_state_of_megatron_rank(rank)
