@@ -174,7 +174,7 @@ def test_the_driver_and_ray_count_on_the_host_all_the_time() -> None:
     rows = {row.process: row for row in LEDGER.rows if row.space == "host"}
     assert {name: row.resident_bytes for name, row in rows.items()} == {"driver/0": 10 * MIB, "ray_system": 20 * MIB}
     for moment in LEDGER._moments:
-        assert {row.process for held, _ in moment.held for row in held} >= set(rows), moment.place
+        assert {row.process for rows_then, _ in moment.processes for row in rows_then} >= set(rows), moment.place
 
 
 def test_every_row_says_where_it_comes_from_and_when_it_holds() -> None:

@@ -1,6 +1,6 @@
-"""Weights: bytes of a model's parameters as each engine holds them.
+"""Weights of a CPU engine: bytes of a model's parameters as vLLM allocates them and as oneDNN packs them.
 
-In: a ModelSpec. Out: bytes. Left out: ZeRO-3 and quantisation.
+In: a ModelSpec. Out: bytes. Left out: quantization.
 
 Symbols: P parameters, e bytes an element, N rows and K columns of a linear weight.
 """
@@ -13,7 +13,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.units import round_up
 
 _NO_HEAD = ("Gemma2ForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM")
-"""vLLM computes their logits with the embedding itself."""
+"""Architectures without a head in vLLM, which computes their logits with the embedding."""
 
 
 def engine_parameter_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
@@ -28,8 +28,8 @@ def engine_parameter_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) ->
 def fused_linear_shapes(model: ModelSpec, tp: int = 1, without: Collection[str] = ()) -> list[tuple[int, int]]:
     """(N, K) of each linear weight that vLLM packs: q, k and v fused, gate and up fused, and every vocabulary table.
 
-    Embedding and head are packed each for itself, also when they share one tied table; Gemma 2 and Cohere have no head.
-    without: names of weights in 4 bits, which stay tensors.
+    Embedding and head are packed separately, even if they share one tied table. Gemma 2 and Cohere have no head.
+    without: names of 4-bit weights, which stay tensors.
     Source: vLLM 0.32.0, models/qwen3.py, models/gemma2.py and vocab_parallel_embedding.py.
     """
     linear = [tensor for tensor in linear_weights(engine_tensors(model, tp)) if tensor.name not in without]
@@ -39,12 +39,12 @@ def fused_linear_shapes(model: ModelSpec, tp: int = 1, without: Collection[str] 
 
 
 def largest_linear_bytes(model: ModelSpec, element_bytes: int, tp: int = 1, without: Collection[str] = ()) -> int:
-    """Bytes of the largest linear weight, which exists twice while it is loaded and packed anew."""
+    """Bytes of the largest linear weight, which exists twice while it is loaded and repacked."""
     return max(n * k for n, k in fused_linear_shapes(model, tp, without)) * element_bytes
 
 
 def expert_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> tuple[int, int]:
-    """Bytes of one layer's experts, (gate and up, down); none where there are none.
+    """Bytes of one layer's experts, (gate and up, down); zeros for a dense model.
 
     Source: vLLM 0.32.0, fused_moe/experts/cpu_moe.py: each of the two is packed whole, into a tensor of its size.
     """
@@ -61,10 +61,10 @@ def packed_weight_bytes(
 ) -> int:
     """Bytes of the opaque buffers into which vLLM repacks linear weights on a CPU, in place of the parameters.
 
-    Counts: `_block_elements` of each weight, the handler beside it, and the code that is compiled once a shape.
+    Counts: `_block_elements` of each weight, its handler, and the code that is compiled once per shape.
     Source: oneDNN blocked layouts through vLLM 0.32.0 (`create_onednn_mm`); the constants are the profile's, measured
-    with glibc's allocator statistics. Assumes: a CPU without tiles (AMX), for which vLLM packs small bf16 weights
-    otherwise. Differs: the linear parameters alone are up to a few percent less.
+    with glibc's allocator statistics. Assumes: a CPU without AMX tiles, for which vLLM packs small bf16 weights
+    differently. Differs: the linear parameters themselves are up to a few percent smaller.
     """
     shapes = fused_linear_shapes(model, tp, without)
     blocks = sum(_block_elements(n, k, element_bytes, packing) for n, k in shapes) * element_bytes
@@ -79,7 +79,7 @@ def _block_elements(rows: int, columns: int, element_bytes: int, packing: Weight
 
 
 def unpacked_remainder_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
-    """Bytes of the parameters that stay tensors beside the packs: vocabulary tables, norms and biases.
+    """Bytes of the parameters that are not packed: vocabulary tables, norms and biases.
 
     Source: vLLM 0.32.0, linear.py (`remove_weight=True`) and vocab_parallel_embedding.py (`remove_weight=False`).
     """

@@ -1,7 +1,7 @@
-"""A vLLM engine on GPUs, by vLLM's own arithmetic: what the fraction is spent on and how many tokens are left.
+"""Memory of a vLLM engine on GPUs, by vLLM's own arithmetic: from `gpu_memory_utilization` to tokens of KV cache.
 
-In: a ModelSpec, EngineSettings. Out: EngineMemory, a row for each use, of the rank that holds fewest blocks.
-Left out: CPU engines (cpu/engine.py), speculative decoding, LoRA slots, encoder caches, offloading connectors.
+In: a ModelSpec, EngineSettings. Out: EngineMemory, the bytes of each use on the rank with the fewest blocks.
+Left out: CPU engines (roles/cpu_engine.py), speculative decoding, LoRA slots, encoder caches, offloading connectors.
 
     KV cache = ceil(total * gpu_memory_utilization) - weights - max(prefill, sampler, encoder) - not torch's [- graphs]
 
@@ -30,34 +30,34 @@ from rlplan.spec.models.shards import stage_layers
 from rlplan.units import MIB, ceil_div, format_bytes
 
 DEFAULT_UTILIZATION = {False: 0.9, True: 0.92}
-"""The default fraction, and since 0.21. Source: vLLM 0.11 and 0.32.0 config/cache.py."""
+"""Default `gpu_memory_utilization` before vLLM 0.21 (False) and since (True). Source: vLLM 0.11 and 0.32.0
+config/cache.py."""
 CONTEXT = 500 * MIB
 COMMUNICATOR = 400 * MIB
-"""A process's CUDA context and its NCCL buffers, where the caller has no profile that says. A100 and H100 measure
-480 to 520 MiB for the context; NCCL 342 to 392 MiB a group (aiconfigurator's table)."""
+"""Bytes of a process's CUDA context and NCCL buffers, for callers without a hardware profile. A100 and H100 measure
+480 to 520 MiB for the context; NCCL 342 to 392 MiB per group (aiconfigurator's table)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine is started with. None: vLLM's default for the version and the GPU.
-
-    total_bytes: of the GPU, as the driver reports. kv_cache_memory_bytes: given, it replaces the fraction.
-    element_bytes: of a weight that is not quantised. kv_element_bytes: of a cached key or value.
-    attention_dp: ranks of data-parallel attention, which share the limits of a batch. context_ranks: decode context
-    parallelism. has_lora: each batch size is captured with adapters and without
-    (`VllmVersion.captures_with_adapters`).
-    """
+    """Settings of an engine. None: vLLM's default for the version and the GPU."""
 
     total_bytes: int
+    """Bytes of the GPU, as the driver reports."""
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
+    """Bytes of KV cache, which replace `gpu_memory_utilization`."""
     tp: int = 1
     pp: int = 1
     ep: int = 1
     attention_dp: int = 1
+    """Data-parallel attention size. Its ranks share the limits of a batch."""
     context_ranks: int = 1
+    """Decode context parallel size."""
     element_bytes: int = 2
+    """Bytes of an unquantized weight."""
     kv_element_bytes: int = 2
+    """Bytes of a cached key or value element."""
     quantization: Quantization | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -66,6 +66,7 @@ class EngineSettings:
     enforce_eager: bool = False
     is_a100: bool = False
     has_lora: bool = False
+    """Whether adapters are served, so that CUDA graphs may be captured twice (`VllmVersion.captures_with_adapters`)."""
     context_bytes: int = CONTEXT
     communicator_bytes: int = COMMUNICATOR
     version: VllmVersion = LATEST
@@ -73,14 +74,10 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Bytes of one rank of an engine; the rows of what it holds and needs.
-
-    weights: with rope_table, what `Model loading took` says. activation_peak: the largest of prefill, sampler and
-    encoder. kv_budget: left for the cache; kv_cache: allocated of it, in whole blocks. num_tokens: what the log calls
-    the size of the cache.
-    """
+    """Bytes of one rank of an engine, by use."""
 
     requested: int
+    """Bytes of the GPU times `gpu_memory_utilization`."""
     weights: int
     rope_table: int
     prefill_peak: int
@@ -89,24 +86,27 @@ class EngineMemory:
     non_torch: int
     cuda_graphs: int
     kv_budget: int
+    """Bytes that are left for the KV cache."""
     kv_cache: int
+    """Bytes of KV cache in whole blocks."""
     num_blocks: int
     num_tokens: int
+    """Tokens that vLLM's log states as the size of the KV cache."""
     block_size: int
     max_model_len: int
     limits: BatchLimits
     pool: CachePool
     in_flight: int = 0
-    """Tokens computed but not settled yet, which a window holds beside its own."""
+    """Tokens of scheduled batches, which a sliding window holds in addition to its own."""
 
     @property
     def activation_peak(self) -> int:
-        """Bytes at the peak of the profile run beyond the weights."""
+        """Bytes at the peak of the profile run, without the weights."""
         return max(self.prefill_peak, self.sampler_peak, self.encoder_peak)
 
     @property
     def model_bytes(self) -> int:
-        """What `Model loading took` says."""
+        """Bytes that vLLM logs as `Model loading took`."""
         return self.weights + self.rope_table
 
     @property
@@ -116,7 +116,7 @@ class EngineMemory:
 
 
 def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
-    """What an engine of this model holds on the rank with fewest blocks. Raises: SpecError where sizes do not divide.
+    """Predict the memory of an engine's rank with the fewest blocks. Raises: SpecError where sizes do not divide.
 
     A budget below zero gives no blocks.
 
@@ -137,7 +137,7 @@ def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
 
 
 def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
-    """The batch limits of an engine: those given, else vLLM's for each rank of data-parallel attention."""
+    """The batch limits of an engine: those of its settings, otherwise vLLM's defaults times data-parallel ranks."""
     length = settings.max_model_len or model.max_position_embeddings
     usual = default_limits(
         settings.version,
@@ -152,7 +152,7 @@ def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
 
 
 def engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None = None) -> CachePool:
-    """The cache's blocks on a rank."""
+    """The blocks of a rank's KV cache."""
     return cache_pool(
         model,
         tp=settings.tp,
@@ -165,7 +165,7 @@ def engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None
 
 
 def logged_tokens(pool: CachePool, num_blocks: int, settings: EngineSettings, length: int, batched_tokens: int) -> int:
-    """Tokens that the start-up log of this version prints for a number of blocks."""
+    """Tokens that this version's start-up log states for a number of blocks."""
     if settings.version.counts_group_capacity:
         return pool.num_tokens(num_blocks, length, batched_tokens * settings.version.num_batches_in_flight)
     return pool.num_table_tokens(num_blocks)
