@@ -1,4 +1,4 @@
-"""What tests ask of a model or of a pass as a whole."""
+"""Totals of a model or of a pass that several tests need."""
 
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.block_families import blocks_of
@@ -9,7 +9,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Loss
 
 
-def block_of(model: ModelSpec) -> Block:
+def find_block(model: ModelSpec) -> Block:
     """The block that most layers of a model are."""
     return max(blocks_of(model), key=lambda layers: layers.num).block
 

@@ -14,7 +14,7 @@ from tests.memory.model.packed_base import SORTER, packed_base
 from tests.runtime.live.four_bits import METHODS
 
 ROWS, COLUMNS = 128, 384
-"""Of the sorter's `down_proj`; 12 groups of 32 in a row."""
+"""Shape of the sorter's `down_proj`; 12 groups of 32 in a row."""
 WEIGHTS, SCALES, ZEROS = 128 * 384 // 2, 2 * 128 * 12, 128 * 12 // 2
 
 
@@ -26,9 +26,9 @@ WEIGHTS, SCALES, ZEROS = 128 * 384 // 2, 2 * 128 * 12, 128 * 12 // 2
         ("compressed-tensors", WEIGHTS + SCALES + 16, WEIGHTS + SCALES + 16),
     ],
 )
-def test_a_matrix_has_the_bytes_worked_by_hand(tmp_path: Path, method: str, held: int, loaded: int) -> None:
+def test_a_matrix_has_the_bytes_worked_by_hand(tmp_path: Path, method: str, resident: int, loaded: int) -> None:
     scheme = base_quantization(str(packed_base(tmp_path / "base", method)))
-    assert scheme.form.num_bytes((ROWS, COLUMNS)) == held
+    assert scheme.form.num_bytes((ROWS, COLUMNS)) == resident
     assert loaded_form(scheme).num_bytes((ROWS, COLUMNS)) == loaded
 
 
@@ -47,16 +47,16 @@ def test_every_linear_layer_is_packed_and_nothing_else(tmp_path: Path, method: s
 
 def test_a_layer_that_the_checkpoint_leaves_plain_is_counted_so(tmp_path: Path) -> None:
     base = packed_base(tmp_path / "base")
-    with_layer(base, "model.layers.3.mlp.down_proj.", {"weight": np.zeros((ROWS, COLUMNS), np.float16)})
+    add_layer(base, "model.layers.3.mlp.down_proj.", {"weight": np.zeros((ROWS, COLUMNS), np.float16)})
     packed = packed_tensors(load_model(SORTER), base_quantization(str(base)))
     assert len(packed) == 4 * 4 - 1
     assert why_not_the_base(load_model(SORTER), str(SORTER), str(base)) == ""
 
 
-def with_layer(base: Path, stem: str, tensors: dict[str, Any]) -> None:
+def add_layer(base: Path, stem: str, tensors: dict[str, Any]) -> None:
     """Others in place of a layer's tensors."""
-    held = load_file(base / "model.safetensors")
-    kept = {name: tensor for name, tensor in held.items() if not name.startswith(stem)}
+    stored = load_file(base / "model.safetensors")
+    kept = {name: tensor for name, tensor in stored.items() if not name.startswith(stem)}
     save_file(kept | {stem + key: tensor for key, tensor in tensors.items()}, base / "model.safetensors")
 
 
@@ -72,8 +72,8 @@ def with_layer(base: Path, stem: str, tensors: dict[str, Any]) -> None:
         ("gptq", {"sym": False}, "without sym"),
     ],
 )
-def test_formats_without_a_kernel_are_refused(tmp_path: Path, method: str, said: dict[str, Any], words: str) -> None:
-    base = packed_base(tmp_path / "base", method, said)
+def test_formats_without_a_kernel_are_refused(tmp_path: Path, method: str, stated: dict[str, Any], words: str) -> None:
+    base = packed_base(tmp_path / "base", method, stated)
     with pytest.raises(SpecError, match=words):
         base_quantization(str(base))
 
@@ -107,5 +107,5 @@ def test_a_base_of_another_shape_is_named_with_both_values(tmp_path: Path, confi
 )
 def test_tensors_that_lack_or_have_another_shape_are_named(tmp_path: Path, tensors: dict[str, Any], words: str) -> None:
     base = packed_base(tmp_path / "base")
-    with_layer(base, "model.layers.0.mlp.up_proj.", tensors)
+    add_layer(base, "model.layers.0.mlp.up_proj.", tensors)
     assert words in why_not_the_base(load_model(SORTER), str(SORTER), str(base))

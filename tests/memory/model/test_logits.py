@@ -59,7 +59,7 @@ def test_losses_of_other_stacks_are_what_their_code_makes(
 def test_logits_that_openrlhf_keeps_stay_to_the_end_of_the_backward_pass() -> None:
     """16,384 tokens of 128,256 words: 8.4 GB in fp32 all through, 21.0 GB while their gradient is cast."""
     block = Block(64, 4, 4, 16, 256)
-    held = HeldAt(MicroBatchShape(block, 2, 128_256, 16_384, 16_384, loss=Loss.KEPT))
+    sizes = HeldAt(MicroBatchShape(block, 2, 128_256, 16_384, 16_384, loss=Loss.KEPT))
     words = 16_384 * 128_256
-    assert held.logits(Place.LOSS) == 10 * words == 21_013_463_040
-    assert held.logits(Place.MLP) == held.logits(Place.ATTENTION) == 4 * words == 8_405_385_216
+    assert sizes.logits(Place.LOSS) == 10 * words == 21_013_463_040
+    assert sizes.logits(Place.MLP) == sizes.logits(Place.ATTENTION) == 4 * words == 8_405_385_216

@@ -20,7 +20,7 @@ from rlplan.units import GIB, MIB
 LLAMA = "meta-llama/Llama-3.1-8B"
 
 
-def memory_of(name: str = LLAMA, total: int = 80 * GIB, **settings: object) -> EngineMemory:
+def predict(name: str = LLAMA, total: int = 80 * GIB, **settings: object) -> EngineMemory:
     return engine_memory(find_model(name), EngineSettings(total, **settings))  # type: ignore[arg-type]
 
 
@@ -28,7 +28,7 @@ def memory_of(name: str = LLAMA, total: int = 80 * GIB, **settings: object) -> E
 
 
 def test_the_rows_add_up_to_the_fraction() -> None:
-    memory = memory_of(gpu_memory_utilization=0.9, max_model_len=8192)
+    memory = predict(gpu_memory_utilization=0.9, max_model_len=8192)
     spent = memory.model_bytes + memory.activation_peak + memory.non_torch + memory.cuda_graphs
     assert memory.requested == -(-80 * GIB * 9 // 10)
     assert memory.kv_budget == memory.requested - spent
@@ -37,7 +37,7 @@ def test_the_rows_add_up_to_the_fraction() -> None:
 
 
 def test_a_given_size_of_the_cache_replaces_the_fraction() -> None:
-    memory = memory_of(kv_cache_memory_bytes=GIB + 1, max_model_len=4096)
+    memory = predict(kv_cache_memory_bytes=GIB + 1, max_model_len=4096)
     assert (memory.kv_budget, memory.num_blocks, memory.num_tokens) == (GIB + 1, 512, 8192)
 
 
@@ -53,12 +53,12 @@ def test_a_given_size_of_the_cache_replaces_the_fraction() -> None:
     ],
 )
 def test_the_cache_grows_and_shrinks_as_it_must(change: dict[str, object], sign: int) -> None:
-    before, after = memory_of(max_model_len=8192), memory_of(max_model_len=8192, **change)
+    before, after = predict(max_model_len=8192), predict(max_model_len=8192, **change)
     assert (after.kv_budget - before.kv_budget) * sign > 0
 
 
 def test_the_cache_does_not_fit_beside_weights_that_are_too_large() -> None:
-    memory = memory_of("meta-llama/Llama-3.1-70B", total=80 * GIB)
+    memory = predict("meta-llama/Llama-3.1-70B", total=80 * GIB)
     assert (memory.kv_budget, memory.num_blocks) == (0, 0)
 
 
@@ -72,12 +72,12 @@ def test_the_rank_with_fewest_blocks_decides() -> None:
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
 def test_a_fraction_is_above_zero_and_at_most_one(share: float) -> None:
     with pytest.raises(SpecError, match="gpu_memory_utilization"):
-        memory_of(gpu_memory_utilization=share)
+        predict(gpu_memory_utilization=share)
 
 
 def test_every_bundled_model_has_an_engine_s_memory() -> None:
     for name in load_catalogue():
-        memory = memory_of(name, total=1 << 44, kv_cache_memory_bytes=8 * GIB, max_model_len=1024)
+        memory = predict(name, total=1 << 44, kv_cache_memory_bytes=8 * GIB, max_model_len=1024)
         assert memory.weights > 0, name
         assert memory.pool.bytes_per_block > 0, name
         assert memory.prefill_peak > 0, name
@@ -147,7 +147,7 @@ def test_defaults_are_those_of_the_version_and_the_gpu(
 
 def test_graphs_are_counted_inside_the_fraction_since_0_21() -> None:
     before, after = (
-        memory_of(version=VllmVersion(0, minor), gpu_memory_utilization=0.9, max_model_len=8192) for minor in (20, 21)
+        predict(version=VllmVersion(0, minor), gpu_memory_utilization=0.9, max_model_len=8192) for minor in (20, 21)
     )
     assert before.kv_budget - after.kv_budget == after.cuda_graphs > 0
 

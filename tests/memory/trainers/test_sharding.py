@@ -1,4 +1,4 @@
-"""What a rank holds under other trainers, by hand."""
+"""States of a rank under other trainers, worked by hand."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def test_megatron_holds_eighteen_bytes_or_six_and_its_share_of_twelve(distribute
 
 
 def test_megatron_with_narrow_gradients_and_moments_and_tensors_that_stand_for_gradients() -> None:
-    """By hand: 800 elements of 2 + 2 + 4 + 2 * 2 bytes, 2 of each of 100, and of the head's 50 while it passes."""
+    """Worked by hand: 800 elements of 2 + 2 + 4 + 2 * 2 bytes, 2 of each of 100, and temporarily of the head's 50."""
     rank = MegatronRank(800, 0, 1, 1, gradient_bytes=2, moment_bytes=2, layer_matrices=100, head=50)
     rank_state = rank_state_of_megatron_rank(rank)
     assert sum(rank_state.resident.values()) == 800 * 12 + 200

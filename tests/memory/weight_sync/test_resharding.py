@@ -1,4 +1,4 @@
-"""What bridges of exported trainers hold while they hand weights over: bytes worked by hand."""
+"""Memory of weight resharding under FSDP2 and Megatron: bytes worked by hand."""
 
 import pytest
 
