@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice
 from rlplan.dataflow.graph import Call, StepGraph
-from rlplan.dataflow.placements import arrange, place, representative
-from rlplan.dataflow.schedule import Schedule, located
+from rlplan.dataflow.placements import arrange, keep_first_process, place
+from rlplan.dataflow.schedule import Schedule, locate_calls
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, Phase, Role
 
@@ -24,7 +24,7 @@ def build_schedule(job: SettledJob, choice: Choice) -> Schedule:
     graph = build_step_graph(job, takes_all=choice.hands_over_each, has_engine=bool(choice.sync_mode))
     groups, layouts = place(job, choice)
     arrangement = choice.arrangement
-    return located(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
+    return locate_calls(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
 
 
 def build_view(job: SettledJob, arrangement: Arrangement, *, has_engine: bool = True) -> Schedule:
@@ -34,8 +34,8 @@ def build_view(job: SettledJob, arrangement: Arrangement, *, has_engine: bool = 
     """
     graph = build_step_graph(job, has_engine=has_engine, counts_repeats=True)
     groups, layouts = place(job, Choice(arrangement, NO_TRAINER, NO_ENGINE, "disk" if has_engine else ""))
-    layouts = tuple(map(representative, layouts))
-    return located(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
+    layouts = tuple(map(keep_first_process, layouts))
+    return locate_calls(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
 
 
 def build_step_graph(
@@ -45,12 +45,12 @@ def build_step_graph(
 
     takes_all: every trainer rank sends weights. has_engine: an engine generates or evaluates.
     """
-    start, step = _start_calls(job, takes_all), _step_calls(job, takes_all, counts_repeats)
-    graph = StepGraph(start=start, step=step, finish=_finish_calls())
-    return graph if has_engine else _without_engine(graph, scores=job.algorithm.declaration.trains_scalar)
+    start, step = _build_start_calls(job, takes_all), _build_step_calls(job, takes_all, counts_repeats)
+    graph = StepGraph(start=start, step=step, finish=_build_finish_calls())
+    return graph if has_engine else _remove_engine(graph, scores=job.algorithm.declaration.trains_scalar)
 
 
-def _without_engine(graph: StepGraph, *, scores: bool) -> StepGraph:
+def _remove_engine(graph: StepGraph, *, scores: bool) -> StepGraph:
     """Remove the engine's calls from a job whose responses come from its data.
 
     scores: the trainer itself scores held-out responses, so an evaluation becomes a scoring pass.
@@ -71,7 +71,7 @@ def _without_engine(graph: StepGraph, *, scores: bool) -> StepGraph:
     return StepGraph(start=keep(graph.start), step=keep(graph.step), finish=keep(graph.finish))
 
 
-def _start_calls(job: SettledJob, takes_all: bool) -> tuple[Call, ...]:
+def _build_start_calls(job: SettledJob, takes_all: bool) -> tuple[Call, ...]:
     """Calls that start all processes in parallel, send the first weights and evaluate the start policy.
 
     An engine that shares the trainer's frozen base waits for the trainer, which holds the memory.
@@ -86,13 +86,13 @@ def _start_calls(job: SettledJob, takes_all: bool) -> tuple[Call, ...]:
     for role in job.frozen_roles:
         calls.append(Call(f"start_scorer/{role}", ActionKind.START_SCORER, role, Phase.START))
     ready = tuple(call.id for call in calls)
-    calls.append(_sync_call(takes_all, ready))
+    calls.append(_build_sync_call(takes_all, ready))
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, after=("sync_weights",)))
     return tuple(calls)
 
 
-def _step_calls(job: SettledJob, takes_all: bool, counts_repeats: bool) -> tuple[Call, ...]:
-    calls = _experience_calls(job)
+def _build_step_calls(job: SettledJob, takes_all: bool, counts_repeats: bool) -> tuple[Call, ...]:
+    calls = _build_experience_calls(job)
     before = calls[0].id
     for role in job.scored_roles:  # sequential, because the roles compute on the same devices
         holder = job.holder_of(role)
@@ -103,17 +103,17 @@ def _step_calls(job: SettledJob, takes_all: bool, counts_repeats: bool) -> tuple
     calls.append(Call("compute_advantages", ActionKind.COMPUTE_ADVANTAGES, Role.POLICY, Phase.TRAIN, after=scored))
     before = "compute_advantages"
     for role in reversed(job.trained_roles):  # the policy last, because its weights are sent next
-        for index, repeat in _mini_batches(job.workload.num_mini_batches, counts_repeats):
-            calls += _mini_batch_calls(job, role, index, before, repeat)
+        for index, repeat in _list_mini_batches(job.workload.num_mini_batches, counts_repeats):
+            calls += _build_mini_batch_calls(job, role, index, before, repeat)
             before = calls[-1].id
-        calls += _saving_calls(job, role, before)
-    calls.append(_sync_call(takes_all, (before, *(call.id for call in calls if call.kind in SAVING))))
+        calls += _build_saving_calls(job, role, before)
+    calls.append(_build_sync_call(takes_all, (before, *(call.id for call in calls if call.kind in SAVING))))
     every = job.workload.evaluate_every
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, ("sync_weights",), every))
     return tuple(calls)
 
 
-def _experience_calls(job: SettledJob) -> list[Call]:
+def _build_experience_calls(job: SettledJob) -> list[Call]:
     """Calls that give a step its responses: generation and verification, or one that takes them from the data."""
     if not job.algorithm.declaration.has_rollouts:
         return [Call("take_answers", ActionKind.TAKE_ROLLOUTS, Role.POLICY, Phase.ROLLOUT)]
@@ -123,16 +123,16 @@ def _experience_calls(job: SettledJob) -> list[Call]:
     ]
 
 
-def _sync_call(takes_all: bool, after: tuple[str, ...]) -> Call:
+def _build_sync_call(takes_all: bool, after: tuple[str, ...]) -> Call:
     return Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after, takes_all=takes_all)
 
 
-def _mini_batches(num: int, counts_repeats: bool) -> list[tuple[int, int]]:
+def _list_mini_batches(num: int, counts_repeats: bool) -> list[tuple[int, int]]:
     """(index, number of mini-batches represented) of each mini-batch that has calls of its own."""
     return [(0, 1), (1, num - 1)] if counts_repeats and num > 2 else [(index, 1) for index in range(num)]
 
 
-def _mini_batch_calls(job: SettledJob, role: Role, index: int, before: str, repeat: int) -> list[Call]:
+def _build_mini_batch_calls(job: SettledJob, role: Role, index: int, before: str, repeat: int) -> list[Call]:
     """Passes and optimizer step of one role's mini-batch. Ids of the policy's calls have no suffix."""
     suffix = f"/{role}" if role is not Role.POLICY else ""
     suffix += f"/{index}" if job.workload.num_mini_batches > 1 else ""
@@ -154,7 +154,7 @@ def _mini_batch_calls(job: SettledJob, role: Role, index: int, before: str, repe
     ]
 
 
-def _saving_calls(job: SettledJob, role: Role, before: str) -> list[Call]:
+def _build_saving_calls(job: SettledJob, role: Role, before: str) -> list[Call]:
     """Calls that save a role's states for a resumed run, right after its last optimizer step."""
     if not job.checkpoints.every:
         return []
@@ -166,7 +166,7 @@ def _saving_calls(job: SettledJob, role: Role, before: str) -> list[Call]:
     return [saved, replace(saved, id="export", kind=ActionKind.CHECKPOINT, after=(saved.id,))]
 
 
-def _finish_calls() -> tuple[Call, ...]:
+def _build_finish_calls() -> tuple[Call, ...]:
     """The last evaluation, and the export of the trained policy in Hugging Face format."""
     return (
         Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE),

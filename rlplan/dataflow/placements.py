@@ -23,17 +23,17 @@ def arrange(graph: StepGraph, job: SettledJob, arrangement: Arrangement) -> Step
     hybrid: the step is unchanged. colocated: engine and trainer share time. disaggregated: the step is unchanged, or
     generation runs ahead where rollouts may be stale. Waiting roles are offloaded where the arrangement says so.
     """
-    roles = offloaded_roles(job, arrangement)
+    roles = list_offloaded_roles(job, arrangement)
     if arrangement.placement is Placement.COLOCATED and (arrangement.sleeps or job.device_kind == "cpu"):
         return share_time(graph, TimeSharing(arrangement.sleeps, roles, job.checkpoints.writes == "beside"))
     if roles:
         graph = offload_between(graph, roles)
     if arrangement.is_async:
-        return with_async_rollouts(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
+        return add_async_rollouts(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
     return graph
 
 
-def offloaded_roles(job: SettledJob, arrangement: Arrangement) -> tuple[Role, ...]:
+def list_offloaded_roles(job: SettledJob, arrangement: Arrangement) -> tuple[Role, ...]:
     """Roles that are offloaded while they wait. Frozen roles come back from their files, or from the host."""
     if arrangement.offloaded == "none":
         return ()
@@ -48,10 +48,10 @@ def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tup
     disaggregated: the last devices generate, those before them score, the others train. Without scoring devices the
     training devices score.
     """
-    groups = _groups(job.device_kind, choice.arrangement, has_engine=bool(choice.sync_mode))
+    groups = _build_groups(job.device_kind, choice.arrangement, has_engine=bool(choice.sync_mode))
     training, scoring, generation = groups[0], groups[-2 if len(groups) > 1 else 0], groups[-1]
     trainer = choice.trainer
-    layouts = [_trainer(job, choice, Role.POLICY, "policy_trainer", training)]
+    layouts = [_build_trainer_layout(job, choice, Role.POLICY, "policy_trainer", training)]
     if choice.sync_mode:
         count, ranks = choice.engines, choice.engine.ranks
         layouts.append(
@@ -59,7 +59,7 @@ def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tup
                 Role.POLICY, "rollout_engine", generation.name, generation.devices[-count * ranks :], dp=count, tp=ranks
             )
         )
-    layouts += [_trainer(job, choice, role, "value_trainer", training) for role in job.trained_roles[1:]]
+    layouts += [_build_trainer_layout(job, choice, role, "value_trainer", training) for role in job.trained_roles[1:]]
     devices = scoring.devices if job.placement.spreads_scoring else scoring.devices[:1]
     stage = 3 if trainer.zero_stage == 3 and len(devices) > 1 else 0
     for role in job.frozen_roles:
@@ -67,7 +67,7 @@ def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tup
     return groups, tuple(layouts)
 
 
-def representative(layout: RoleLayout) -> RoleLayout:
+def keep_first_process(layout: RoleLayout) -> RoleLayout:
     """Reduce a layout to its first process, which represents all of them in a view."""
     return replace(layout, devices=layout.devices[:1], dp=1, tp=1)
 
@@ -89,7 +89,9 @@ def trainer_of(job: SettledJob, role: Role, trainer: TrainerChoice) -> TrainerCh
 _VALUE_KEYS = ("zero_stage", "gradient_checkpointing", "ulysses", "tp", "pp", "cp", "ep")
 
 
-def _trainer(job: SettledJob, choice: Choice, role: Role, worker: Worker, group: DeviceGroup) -> RoleLayout:
+def _build_trainer_layout(
+    job: SettledJob, choice: Choice, role: Role, worker: Worker, group: DeviceGroup
+) -> RoleLayout:
     """The layout of a trained role: a rank on each device, grouped into data parallel replicas."""
     trainer = trainer_of(job, role, choice.trainer)
     replicas = len(group.devices) // trainer.ranks_per_sequence
@@ -109,7 +111,7 @@ def scoring_group(arrangement: Arrangement) -> str:
 
 
 @lru_cache(maxsize=256)
-def _groups(kind: str, arrangement: Arrangement, *, has_engine: bool) -> tuple[DeviceGroup, ...]:
+def _build_groups(kind: str, arrangement: Arrangement, *, has_engine: bool) -> tuple[DeviceGroup, ...]:
     """The groups in device order: training, scoring where it has its own devices, generation; or one shared group."""
     devices = tuple(f"{kind}:{index}" for index in range(arrangement.num_devices))
     if arrangement.shares_devices:
@@ -122,7 +124,7 @@ def _groups(kind: str, arrangement: Arrangement, *, has_engine: bool) -> tuple[D
     return (*groups, DeviceGroup(GENERATION, devices[last:])) if has_engine else tuple(groups)
 
 
-def with_async_rollouts(graph: StepGraph, max_staleness: int, *, interrupts: bool) -> StepGraph:
+def add_async_rollouts(graph: StepGraph, max_staleness: int, *, interrupts: bool) -> StepGraph:
     """Let generation run up to `max_staleness` versions ahead of training.
 
     Generation then waits for no call and no call waits for it. `take_rollouts` takes its place in the step and waits

@@ -174,7 +174,7 @@ class Schedule:
         raise KeyError(f"{worker} of {role}")
 
 
-def located(
+def locate_calls(
     graph: StepGraph, placement: Placement, groups: tuple[DeviceGroup, ...], layouts: tuple[RoleLayout, ...]
 ) -> Schedule:
     """Build the schedule of a graph: each call becomes an action with its device group, stream and processes."""
@@ -182,15 +182,16 @@ def located(
     names = [tuple(process for process, _ in layout.processes) for layout in layouts]
 
     def actions(calls: tuple[Call, ...]) -> tuple[Action, ...]:
-        return tuple(_locate(call, layouts, names) for call in calls)
+        return tuple(_locate_call(call, layouts, names) for call in calls)
 
     parts = actions(graph.start), actions(graph.step), actions(graph.finish)
     return Schedule(placement, groups, layouts, *parts, graph.async_rollouts)
 
 
-def _locate(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, ...]]) -> Action:
+def _locate_call(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, ...]]) -> Action:
     workers, role = _WORKERS[call.kind], call.held_by or call.role
     indices = [index for index, layout in enumerate(layouts) if layout.worker in workers and layout.role == role]
+    processes = (_select_processes(call, layouts[index], names[index]) for index in indices)
     return Action(
         id=call.id,
         kind=call.kind,
@@ -198,7 +199,7 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, 
         phase=call.phase,
         device_group=layouts[indices[-1]].group if indices else HOST_GROUP,
         stream=_STREAMS.get(call.kind, Stream.TRAINING),
-        processes=tuple(chain.from_iterable(_taking_part(call, layouts[index], names[index]) for index in indices)),
+        processes=tuple(chain.from_iterable(processes)),
         after=call.after,
         every=call.every,
         mini_batch=call.mini_batch,
@@ -207,7 +208,7 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, 
     )
 
 
-def _taking_part(call: Call, layout: RoleLayout, names: tuple[str, ...]) -> tuple[str, ...]:
+def _select_processes(call: Call, layout: RoleLayout, names: tuple[str, ...]) -> tuple[str, ...]:
     """The processes of a layout that take part in an action.
 
     Up to ZeRO-2 the first tensor parallel group holds all weights and sends them by itself. Under ZeRO-3 all ranks

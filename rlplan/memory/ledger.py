@@ -160,28 +160,31 @@ class MemoryLedger:
             if row.space == space:
                 by_moment[(row.run_phase, row.action_id)].append(row)
         moment, largest = max(by_moment.items(), key=lambda item: sum(row.peak_bytes for row in item[1]))
-        return _peak(process, moment, [(row, row.peak_bytes) for row in largest])
+        return _build_peak(process, moment, [(row, row.peak_bytes) for row in largest])
 
     def device_peak(self, device: str, bound: Bound = "expected") -> Peak:
         """The largest total of the `device` rows on one device over all moments."""
+        # A dictionary on the instance: an lru_cache would hash the whole ledger, and cached_property takes no arguments.
         if (device, bound) not in self._device_peaks:
-            self._device_peaks[device, bound] = self._device_peak(device, bound)
+            self._device_peaks[device, bound] = self._find_device_peak(device, bound)
         return self._device_peaks[device, bound]
 
     @cached_property
     def _device_peaks(self) -> dict[tuple[str, Bound], Peak]:
         return {}
 
-    def _device_peak(self, device: str, bound: Bound) -> Peak:
-        totals, own = self.device_totals(device, bound), self._actions_on(device)
+    def _find_device_peak(self, device: str, bound: Bound) -> Peak:
+        totals, own = self.device_totals(device, bound), self._find_actions(device)
         # An action of another device has the total of this device's concurrent actions; one of those is the moment.
         moments = [
-            moment for moment in self._moments if moment.place in own or own.isdisjoint(self._beside(moment.place))
+            moment
+            for moment in self._moments
+            if moment.place in own or own.isdisjoint(self._find_concurrent(moment.place))
         ]
         largest = max(moments, key=lambda moment: (totals[moment.place], moment.place[0] == "steady"))
-        return _peak(device, largest.place, largest.counted(_on(device), bound))
+        return _build_peak(device, largest.place, largest.count_rows(_count_on_device(device), bound))
 
-    def fullest_device(self) -> Peak:
+    def find_fullest_device(self) -> Peak:
         """The peak of the device with the least room, as expected. A steady step wins a tie."""
         peaks = (self.device_peak(device) for device in self.devices)
         return max(peaks, key=lambda peak: (peak.num_bytes - self.capacity_of(peak.scope), peak.run_phase == "steady"))
@@ -189,7 +192,7 @@ class MemoryLedger:
     @cached_property
     def fullest(self) -> Peak:
         """The binding peak: of the device with the least room, or on a CPU profile of the fullest host."""
-        return self.host_peak() if self.shares_host_memory else self.fullest_device()
+        return self.host_peak() if self.shares_host_memory else self.find_fullest_device()
 
     def host_peak(self, only: str = "") -> Peak:
         """The largest total of a host's memory over all moments. On a CPU profile every row counts.
@@ -197,11 +200,11 @@ class MemoryLedger:
         only: name of the one host to consider; empty for all.
         """
         hosts = (only,) if only else self.hosts
-        totals = {host: self._totals(self._in_memory_of(host)) for host in hosts}
+        totals = {host: self._sum_moments(self._count_on_host(host)) for host in hosts}
         _, at, host = max(
             ((sizes[at], -at, host) for host, sizes in totals.items() for at in range(len(sizes))), key=itemgetter(0, 1)
         )
-        return _peak(host, self._moments[-at].place, self._moments[-at].counted(self._in_memory_of(host)))
+        return _build_peak(host, self._moments[-at].place, self._moments[-at].count_rows(self._count_on_host(host)))
 
     def device_totals(self, device: str, bound: Bound = "expected") -> dict[tuple[RunPhase, str], int]:
         """Bytes of the `device` rows on one device at each moment, waiting processes included.
@@ -209,21 +212,24 @@ class MemoryLedger:
         An action of another device may overlap several consecutive actions of this one. It gets the largest of their
         totals, not their sum.
         """
-        totals, own = dict(zip(self.order, self._totals(_on(device), bound), strict=True)), self._actions_on(device)
-        beside = {moment: own.intersection(self._beside(moment)) for moment in self.order if moment not in own}
+        totals, own = (
+            dict(zip(self.order, self._sum_moments(_count_on_device(device), bound), strict=True)),
+            self._find_actions(device),
+        )
+        beside = {moment: own.intersection(self._find_concurrent(moment)) for moment in self.order if moment not in own}
         return totals | {moment: max(map(totals.__getitem__, others)) for moment, others in beside.items() if others}
 
-    def _actions_on(self, device: str) -> set[tuple[RunPhase, str]]:
+    def _find_actions(self, device: str) -> set[tuple[RunPhase, str]]:
         return {(row.run_phase, row.action_id) for row in self.rows if row.device == device}
 
     def host_totals(self, host: str) -> dict[tuple[RunPhase, str], int]:
         """Bytes of one host's memory at each moment."""
-        return dict(zip(self.order, self._totals(self._in_memory_of(host)), strict=True))
+        return dict(zip(self.order, self._sum_moments(self._count_on_host(host)), strict=True))
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that hold anything, in order: one, unless groups of devices have hosts of their own."""
-        return tuple(dict.fromkeys(host for row in self.rows if (host := self._host_of(row))))
+        return tuple(dict.fromkeys(host for row in self.rows if (host := self._find_host(row))))
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -239,23 +245,23 @@ class MemoryLedger:
     def _shared_hosts(self) -> dict[str, str]:
         return dict(self.host_of_device)
 
-    def _host_of(self, row: LedgerRow) -> str:
+    def _find_host(self, row: LedgerRow) -> str:
         """The host in whose memory a row counts; empty for a device's own memory."""
         if self.shares_host_memory:
             return self._shared_hosts.get(row.device, "host")
         return row.device if row.space == "host" else ""
 
-    def _in_memory_of(self, host: str) -> Times:
-        return lambda row: row.num_alike if self._host_of(row) == host else 0
+    def _count_on_host(self, host: str) -> Times:
+        return lambda row: row.num_alike if self._find_host(row) == host else 0
 
-    def _totals(self, times: Times, bound: Bound = "expected") -> list[int]:
+    def _sum_moments(self, times: Times, bound: Bound = "expected") -> list[int]:
         """The total at each moment."""
         # Cached: a waiting process has the same rows at many moments.
         sums: dict[tuple[int, bool], int] = {}
 
         def total(rows: list[LedgerRow], is_active: bool) -> int:
             if (key := (id(rows), is_active)) not in sums:
-                sums[key] = sum(size for _, size in _counted(rows, is_active, times, bound))
+                sums[key] = sum(size for _, size in _count_rows(rows, is_active, times, bound))
             return sums[key]
 
         return [sum(total(rows, is_active) for rows, is_active in moment.processes) for moment in self._moments]
@@ -270,18 +276,20 @@ class MemoryLedger:
         by_place: dict[tuple[RunPhase, str], dict[str, list[LedgerRow]]] = defaultdict(lambda: defaultdict(list))
         for row in self.rows:
             by_place[(row.run_phase, row.action_id)][row.process].append(row)
-        last: dict[str, list[LedgerRow]] = {}
+        last: dict[str, list[LedgerRow]] = {}  # each process's rows of its last action
         result = []
         for moment in self.order:
             active = {
-                process: rows for other in [*self._beside(moment), moment] for process, rows in by_place[other].items()
+                process: rows
+                for other in [*self._find_concurrent(moment), moment]
+                for process, rows in by_place[other].items()
             }
             waiting = [(rows, False) for process, rows in last.items() if process not in active]
             result.append(_Moment(moment, [*((rows, True) for rows in active.values()), *waiting]))
             last.update(by_place[moment])
         return result
 
-    def _beside(self, moment: tuple[RunPhase, str]) -> list[tuple[RunPhase, str]]:
+    def _find_concurrent(self, moment: tuple[RunPhase, str]) -> list[tuple[RunPhase, str]]:
         part = PARTS[moment[0]]
         pairs = [pair[1:] for pair in self.concurrent if pair[0] == part and moment[1] in pair[1:]]
         return [(moment[0], first if second == moment[1] else second) for first, second in pairs]
@@ -293,21 +301,21 @@ class _Moment:
     processes: list[tuple[list[LedgerRow], bool]]
     """Rows of each process, and whether the process is active."""
 
-    def counted(self, times: Times, bound: Bound = "expected") -> list[tuple[LedgerRow, int]]:
-        return [pair for rows, is_active in self.processes for pair in _counted(rows, is_active, times, bound)]
+    def count_rows(self, times: Times, bound: Bound = "expected") -> list[tuple[LedgerRow, int]]:
+        return [pair for rows, is_active in self.processes for pair in _count_rows(rows, is_active, times, bound)]
 
 
-def _counted(rows: list[LedgerRow], is_active: bool, times: Times, bound: Bound) -> Iterator[tuple[LedgerRow, int]]:
+def _count_rows(rows: list[LedgerRow], is_active: bool, times: Times, bound: Bound) -> Iterator[tuple[LedgerRow, int]]:
     for row in rows:
         if number := times(row):
             yield row, number * (row.peak_at(bound) if is_active else row.resident_at(bound))
 
 
-def _on(device: str) -> Times:
+def _count_on_device(device: str) -> Times:
     return lambda row: row.device == device and row.space == "device"
 
 
-def _peak(scope: str, moment: tuple[RunPhase, str], counted: list[tuple[LedgerRow, int]]) -> Peak:
+def _build_peak(scope: str, moment: tuple[RunPhase, str], counted: list[tuple[LedgerRow, int]]) -> Peak:
     sums: dict[tuple[str, Role, MemoryKind], int] = defaultdict(int)
     for row, size in counted:
         sums[(row.process, row.role, row.kind)] += size

@@ -85,19 +85,19 @@ def predict_ledger(
     """
     by_name = {process.name: process for process in processes}
     order, rows = list[tuple[RunPhase, str]](), list(beside)
-    for run_phase, actions in _run_phases(schedule, num_steps):
+    for run_phase, actions in _list_run_phases(schedule, num_steps):
         for action in actions:
             order.append((run_phase, action.id))
             for name in action.processes:
                 if name in by_name:
-                    rows += _rows(action, run_phase, by_name[name])
+                    rows += _build_rows(action, run_phase, by_name[name])
     for row in rows:
         sizes = (row.resident_bytes, row.peak_bytes, row.low_bytes, row.high_bytes, row.loaded_bytes)
         assert all(size is None or size >= 0 for size in sizes), f"a formula gives fewer than 0 bytes: {row}"
     return replace(empty, rows=tuple(rows), order=tuple(order), concurrent=schedule.concurrent)
 
 
-def _run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPhase, tuple[Action, ...]]]:
+def _list_run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPhase, tuple[Action, ...]]]:
     yield "start", schedule.start
     yield "first", tuple(action for action in schedule.step if action.happens_in(1))
     if num_steps > 1:
@@ -105,11 +105,11 @@ def _run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPhase, 
     yield "finish", schedule.finish
 
 
-def _rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[LedgerRow]:
+def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[LedgerRow]:
     usual = process.usual
     resident, peak, loaded = usual.resident(action, run_phase), usual.peak(action, run_phase), usual.loaded(action)
-    if process.keeps_heap:
-        peak = _with_holes(peak, resident)
+    if process.keeps_heap:  # only the peak: a worker trims its heap when an action ends
+        peak = _add_holes(peak, resident)
     ends = process.between
     low, high = [forecast.peak(action, run_phase) for forecast in ends] if ends else (peak, peak)
     row = partial(
@@ -158,14 +158,14 @@ def host_bytes(forecast: Forecast, action: Action, run_phase: RunPhase, librarie
     return {**forecast.on_host(action, run_phase), MemoryKind.PROCESS: libraries}
 
 
-def _with_holes(peak: Bytes, resident: Bytes) -> Bytes:
+def _add_holes(peak: Bytes, resident: Bytes) -> Bytes:
     kinds = set(peak) - {MemoryKind.PROCESS, MemoryKind.FRAGMENTATION}
     passing = sum(max(0, peak[kind] - resident.get(kind, 0)) for kind in kinds)
     holes = heap_bytes(passing, peak.get(MemoryKind.GRADIENTS, 0))
     return {**peak, MemoryKind.FRAGMENTATION: peak.get(MemoryKind.FRAGMENTATION, 0) + holes}
 
 
-def row_beside(schedule: Schedule, process: str, size: SourcedBytes, host: str = HOST_DEVICE) -> LedgerRow:
+def build_constant_row(schedule: Schedule, process: str, size: SourcedBytes, host: str = HOST_DEVICE) -> LedgerRow:
     """The ledger row of a process that is no worker: a constant size on a host, from the start on."""
     return LedgerRow(
         run_phase="start",

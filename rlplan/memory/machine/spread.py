@@ -43,6 +43,7 @@ def high_end(sizes: Mapping[MemoryKind, int]) -> int:
     2070
     """
     total = 0
+    # The rounding of `spread` is inlined: a search sums millions of rows.
     for kind, num_bytes in sizes.items():
         total += -(-num_bytes * PERCENT[kind][1] // 100) if kind in PERCENT else num_bytes
     return total

@@ -190,7 +190,7 @@ class Block:
         width = latent.qk_head_dim - latent.nope_head_dim if latent else self.head_dim
         return 2 * width * (FLOAT_BYTES if self.has_fp32_rotary else element_bytes)
 
-    def fused(self) -> "Block":
+    def fuse(self) -> "Block":
         """The layer under fused kernels (Liger, Transformer Engine, torch.compile).
 
         Norms then save only their input, and the MLP saves gate, up and the product that its last linear layer reads.
@@ -200,7 +200,7 @@ class Block:
         gated = self.mlp_saved_widths == 4
         return replace(self, norm=norm, mlp_saved_widths=3 if gated else self.mlp_saved_widths, experts=experts)
 
-    def sharded(self, tp_size: int, expert_tp: int | None = None) -> "Block":
+    def shard(self, tp_size: int, expert_tp: int | None = None) -> "Block":
         """The layer on one tensor parallel rank: heads, MLP and experts are cut over `tp_size` ranks; norms are whole.
 
         expert_tp: ranks that share an expert's matrices; None: all of them. With whole experts (1) a rank handles its

@@ -70,12 +70,12 @@ def blocks_of(model: ModelSpec, layers: range | None = None, *, has_own_modules:
     """
     if not (has_own_modules and model.architecture in OTHER_MODULES):
         _refuse_unknown(model)
-    dense = _dense_block(model)
+    dense = _build_dense_block(model)
     counts: dict[Block, int] = {}
     with_experts = frozenset(model.experts.layers) if model.experts else frozenset[int]()
-    experts = _experts(model)
+    experts = _build_experts(model)
     for layer in layers if layers is not None else range(model.num_layers):
-        block = _with_attention(model, dense, model.attention_kind(layer))
+        block = _set_attention(model, dense, model.attention_kind(layer))
         if layer in with_experts:
             block = replace(block, experts=experts)
         if model.takes_keys(layer) and model.shared_keys:
@@ -85,7 +85,7 @@ def blocks_of(model: ModelSpec, layers: range | None = None, *, has_own_modules:
     return tuple(Layers(num, block) for block, num in counts.items())
 
 
-def _dense_block(model: ModelSpec) -> Block:
+def _build_dense_block(model: ModelSpec) -> Block:
     is_wide = "wide_qk_norm" in FAMILIES[model.architecture].conditions
     per_head = model.has_qk_norm or "headed_qk_norm" in model.options
     plain = Block(
@@ -96,14 +96,14 @@ def _dense_block(model: ModelSpec) -> Block:
         intermediate=model.intermediate_size,
         per_layer_width=model.per_layer_input.width if model.per_layer_input else 0,
         qk_norm="full" if is_wide else "heads" if per_head else "none",
-        latent=_latent(model),
+        latent=_build_latent(model),
     )
     block = replace(plain, **traits_of(model))
     block = replace(block, rotary_bytes=block.rotary_bytes * model.head_dim)
-    return _falcon(model, block) if model.architecture == "FalconForCausalLM" else block
+    return _adapt_falcon(model, block) if model.architecture == "FalconForCausalLM" else block
 
 
-def _falcon(model: ModelSpec, block: Block) -> Block:
+def _adapt_falcon(model: ModelSpec, block: Block) -> Block:
     """Set the norms and keys of the three Falcon generations. The newest repeats keys and values for every head.
 
     Source: transformers 5.19, modeling_falcon.py.
@@ -118,7 +118,7 @@ def _falcon(model: ModelSpec, block: Block) -> Block:
     return block if is_sequential else replace(block, **PARALLEL)
 
 
-def _with_attention(model: ModelSpec, block: Block, kind: str) -> Block:
+def _set_attention(model: ModelSpec, block: Block, kind: str) -> Block:
     """Set the attention of a layer. Sliding layers save as much as full ones: flash attention saves no scores."""
     if NONE in model.attention_kinds:
         block = replace(block, has_attention=kind != NONE, has_mlp=kind == NONE)
@@ -133,7 +133,7 @@ def _with_attention(model: ModelSpec, block: Block, kind: str) -> Block:
     return block
 
 
-def _experts(model: ModelSpec) -> Experts | None:
+def _build_experts(model: ModelSpec) -> Experts | None:
     spec = model.experts
     if spec is None:
         return None
@@ -149,7 +149,7 @@ def _experts(model: ModelSpec) -> Experts | None:
     )
 
 
-def _latent(model: ModelSpec) -> Latent | None:
+def _build_latent(model: ModelSpec) -> Latent | None:
     spec = model.latent_attention
     if spec is None:
         return None
@@ -181,4 +181,4 @@ def cut_layers(
 ) -> tuple[Layers, ...]:
     """The kinds of layers of a stage on one rank. layers: None for all. is_fused: fused kernels. Raises: SpecError."""
     kinds = blocks_of(model, layers, has_own_modules=has_own_modules)
-    return cut.layers_of(replace(kind, block=kind.block.fused()) if is_fused else kind for kind in kinds)
+    return cut.cut_layers(replace(kind, block=kind.block.fuse()) if is_fused else kind for kind in kinds)

@@ -18,7 +18,7 @@ from functools import lru_cache
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import AWQ, GPTQ, INT4_GROUP_128, Quantization, WeightFormat
 from rlplan.memory.model.quantized_checkpoints import quantization_by_word, quantization_of_spec
-from rlplan.memory.serving.tensors import fused_members
+from rlplan.memory.serving.tensors import list_fused_members
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.catalogue import model_path, resolve_model
 from rlplan.spec.models.config import read_config
@@ -54,10 +54,10 @@ def engine_quantization(rollout: SettledRollout, word: str | None) -> Quantizati
 
 def base_quantization(path: str) -> Quantization:
     """The format of a 4-bit base, as an engine holds it. Raises: SpecError."""
-    return _base_quantization(path, _stamp(path))
+    return _read_base_quantization(path, _read_stamp(path))
 
 
-def _stamp(path: str) -> int:
+def _read_stamp(path: str) -> int:
     """Modification time of a model's config, a cache key that expires with the file; 0 for a bundled model."""
     location = model_path(path)
     config = None if location is None else location / "config.json" if location.is_dir() else location
@@ -65,22 +65,22 @@ def _stamp(path: str) -> int:
 
 
 @lru_cache(maxsize=8)
-def _base_quantization(path: str, stamp: int) -> Quantization:
+def _read_base_quantization(path: str, stamp: int) -> Quantization:
     model = resolve_model(path, where=KEY)
     spec = model.quantization
     if spec is None:
-        raise _refused(path, "its weights are not quantised")
-    if reason := _unknown_format(spec):
-        raise _refused(path, reason)
-    plain = frozenset(name.removesuffix(".weight") for name in _stored(path) if name.endswith(".weight"))
+        raise _build_error(path, "its weights are not quantised")
+    if reason := _find_unsupported_part(spec):
+        raise _build_error(path, reason)
+    plain = frozenset(name.removesuffix(".weight") for name in _read_shapes(path) if name.endswith(".weight"))
     listed = quantization_of_spec(spec, where=path).ignored
-    return Quantization(_as_held(spec), ignored=plain or listed)
+    return Quantization(_convert_format(spec), ignored=plain or listed)
 
 
-def _as_held(spec: QuantizationSpec) -> WeightFormat:
+def _convert_format(spec: QuantizationSpec) -> WeightFormat:
     """A matrix as an engine holds it.
 
-    >>> _as_held(QuantizationSpec(method="gptq", bits=4, group_size=32)).num_bytes((64, 64))  # 64*64/2, 2*64*2
+    >>> _convert_format(QuantizationSpec(method="gptq", bits=4, group_size=32)).num_bytes((64, 64))  # 64*64/2, 2*64*2
     2304
     """
     block = (1, spec.group_size or 0)
@@ -92,7 +92,7 @@ def _as_held(spec: QuantizationSpec) -> WeightFormat:
     return replace(INT4_GROUP_128, name="int4", block=block, zero_bits=zero_bits, tensor_bytes=SHAPE_BYTES)
 
 
-def _unknown_format(spec: QuantizationSpec) -> str:
+def _find_unsupported_part(spec: QuantizationSpec) -> str:
     """Why vLLM cannot serve adapters on a format; empty where it can."""
     if spec.method not in METHODS or spec.bits != 4 or spec.is_float:
         stated = f"{spec.method}, {spec.bits or 'unsaid'} bits"
@@ -117,10 +117,10 @@ def packed_tensors(model: ModelSpec, scheme: Quantization | None) -> tuple[Param
     """
     if scheme is None:
         return ()
-    return tuple(tensor for tensor, members in fused_members(model) if scheme.covers(members[0]))
+    return tuple(tensor for tensor, members in list_fused_members(model) if scheme.covers(members[0]))
 
 
-def loaded_form(scheme: Quantization) -> WeightFormat:
+def find_loaded_form(scheme: Quantization) -> WeightFormat:
     """A matrix as loaded, before kernels repack it. GPTQ's zero points are dropped only then."""
     return replace(scheme.form, zero_bits=4) if scheme.form.name == "gptq" else scheme.form
 
@@ -139,24 +139,24 @@ def why_not_the_base(model: ModelSpec, policy: str, path: str) -> str:
 
     policy: the policy's own folder. Raises: SpecError where one of the two cannot be read.
     """
-    return _why_not_the_base(model, (policy, path), (_stamp(policy), _stamp(path)))
+    return _find_base_mismatch(model, (policy, path), (_read_stamp(policy), _read_stamp(path)))
 
 
 @lru_cache(maxsize=8)
-def _why_not_the_base(model: ModelSpec, paths: tuple[str, str], stamps: tuple[int, int]) -> str:
+def _find_base_mismatch(model: ModelSpec, paths: tuple[str, str], stamps: tuple[int, int]) -> str:
     policy, path = paths
     scheme, base = base_quantization(path), resolve_model(path, where=KEY)
     for name in SIZES:
         own, theirs = getattr(model, name), getattr(base, name)
         if own != theirs:
             return f"{name} is {theirs} there and {own} of the policy"
-    for name, (own, theirs) in _values(policy, path):
+    for name, (own, theirs) in _compare_values(policy, path):
         if own != theirs:
             return f"{name} is {theirs} there and {own} of the policy"
-    return next(_wrong_tensors(model, _stored(path), scheme), "")
+    return next(_find_wrong_tensors(model, _read_shapes(path), scheme), "")
 
 
-def _values(policy: str, path: str) -> Iterator[tuple[str, tuple[object, object]]]:
+def _compare_values(policy: str, path: str) -> Iterator[tuple[str, tuple[object, object]]]:
     """(key, (the policy's value, the base's value)) of keys that both configs have."""
     folders = [model_path(place) for place in (policy, path)]
     if None in folders:
@@ -167,7 +167,7 @@ def _values(policy: str, path: str) -> Iterator[tuple[str, tuple[object, object]
             yield key, (own[key], theirs[key])
 
 
-def _stored(path: str) -> Mapping[str, tuple[int, ...]]:
+def _read_shapes(path: str) -> Mapping[str, tuple[int, ...]]:
     """Shapes of a checkpoint's tensors by name; empty for a config without weights. Raises: SpecError."""
     folder = model_path(path)
     if folder is None or not folder.is_dir() or not has_weights(folder):
@@ -175,17 +175,17 @@ def _stored(path: str) -> Mapping[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for tensor in read_checkpoint(folder)}
 
 
-def _wrong_tensors(model: ModelSpec, stored: Mapping[str, tuple[int, ...]], scheme: Quantization) -> Iterator[str]:
+def _find_wrong_tensors(model: ModelSpec, stored: Mapping[str, tuple[int, ...]], scheme: Quantization) -> Iterator[str]:
     """Messages about tensors that a checkpoint lacks or has in another shape; none for a config without weights."""
     for parameter in model.parameters if stored else ():
-        for name, shape in _expected(parameter, scheme):
+        for name, shape in _list_expected_tensors(parameter, scheme):
             if name not in stored:
                 yield f"it has no {name}"
             elif stored[name] != shape:
                 yield f"{name} is {list(stored[name])} there, {list(shape)} is {parameter.name} of the policy"
 
 
-def _expected(parameter: Parameter, scheme: Quantization) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _list_expected_tensors(parameter: Parameter, scheme: Quantization) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a parameter's tensors in a checkpoint.
 
     >>> from rlplan.spec.model import Parameter
@@ -208,7 +208,7 @@ def _expected(parameter: Parameter, scheme: Quantization) -> Iterator[tuple[str,
     yield f"{stem}qzeros", (groups, rows // 8)
 
 
-def _refused(path: str, reason: str) -> SpecError:
+def _build_error(path: str, reason: str) -> SpecError:
     return SpecError(
         f"{path}: {reason}",
         where=KEY,

@@ -66,6 +66,7 @@ def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     e = element_bytes
     norms = block.num_norms * _norm_bytes(block.norm, block.hidden, e)
     attention = attention_saved_bytes(block, e)
+    # A frozen qk-norm does not save its normed output, which only the gradient of its own weight needs.
     if block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
         attention -= (e if block.norm is Norm.RMS else FLOAT_BYTES) * (block.q + block.k)
     adapters = adapter_input_bytes(block, frozen, e) + frozen.more_token_bytes
@@ -130,6 +131,7 @@ def _norm_bytes(kind: Norm, width: int, element_bytes: int) -> int:
 def _mlp_bytes(block: Block, element_bytes: int) -> int:
     """Bytes that the MLP or the experts save for one token without the inputs of their linear layers."""
     experts, e = block.experts, element_bytes
+    # The last linear layer's input is one of the saved tensors. Frozen, it is not needed, hence minus one.
     if experts is None:
         return (block.mlp_saved_widths - 1) * e * block.intermediate
     sent = (e * block.hidden + 40) // experts.row_shards

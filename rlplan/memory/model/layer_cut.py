@@ -34,18 +34,18 @@ class LayerCut:
         """Ranks that shard the rows between the sharded matmuls."""
         return self.tp if self.shares_rows else 1
 
-    def layers_of(self, kinds: Iterable[Layers]) -> tuple[Layers, ...]:
+    def cut_layers(self, kinds: Iterable[Layers]) -> tuple[Layers, ...]:
         """Cut kinds of layers to one rank.
 
         >>> from rlplan.memory.model.block import Block
-        >>> [kind] = LayerCut(2, 2).layers_of([Layers(3, Block(64, 4, 2, 16, 256))])
+        >>> [kind] = LayerCut(2, 2).cut_layers([Layers(3, Block(64, 4, 2, 16, 256))])
         >>> kind.num, kind.block.num_heads, kind.block.intermediate
         (3, 2, 128)
         """
-        return tuple(replace(kind, block=kind.block.sharded(self.tp, self.expert_tp)) for kind in kinds)
+        return tuple(replace(kind, block=kind.block.shard(self.tp, self.expert_tp)) for kind in kinds)
 
 
-def layer_cut(tp: int, expert_tp: int, *, is_megatron: bool, has_sequence_parallel: bool) -> LayerCut:
+def choose_layer_cut(tp: int, expert_tp: int, *, is_megatron: bool, has_sequence_parallel: bool) -> LayerCut:
     """The cut that a trainer makes. Megatron saves sharded inputs, torch's DTensor gathered ones.
 
     >>> layer_cut(4, 1, is_megatron=True, has_sequence_parallel=True).sequence_shards

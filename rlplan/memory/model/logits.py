@@ -45,7 +45,7 @@ def rows_on_cpu(element_bytes: int) -> RowsAtOnce:
     return ROWS_ON_CPU._replace(multiplied=ROWS_ON_CPU.multiplied * 2 // element_bytes)
 
 
-def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:
+def saved_loss_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:
     """Bytes of the loss's tensors that wait for the backward pass.
 
     Counts: log-probabilities (or logits) 4*V*n in fp32; e*V*n where the backward pass recomputes them, 2e*V*n where
@@ -53,7 +53,7 @@ def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int)
     normalizers 4*n; uncast e*V*n.
     Source: torch 2.13 autograd (`_log_softmax`, `nll_loss`), traces.
 
-    >>> held_bytes(Loss.PLAIN, 10, 1000, 2), held_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
+    >>> saved_loss_bytes(Loss.PLAIN, 10, 1000, 2), saved_loss_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
     (40000, 20000)
     """
     if loss in (Loss.NONE, Loss.FUSED, Loss.COMPILED_ROWS):
@@ -111,7 +111,7 @@ def loss_peak_bytes(
     if loss is Loss.NONE:
         return 0
     if loss is Loss.BY_ROWS:
-        return rows_bytes(num_tokens, vocab_size, e, rows_at_once) + held_bytes(loss, num_tokens, vocab_size, e)
+        return rows_bytes(num_tokens, vocab_size, e, rows_at_once) + saved_loss_bytes(loss, num_tokens, vocab_size, e)
     if loss is Loss.COMPILED_ROWS:
         return min(num_tokens, rows_at_once.multiplied) * vocab_size * (e + FLOAT_BYTES)
     if loss is Loss.FUSED:
@@ -122,7 +122,7 @@ def loss_peak_bytes(
     if has_gradient and loss is Loss.CHUNKED:
         return words * (e + FLOAT_BYTES) + ceil_div(words * FLOAT_BYTES, CHUNKS)
     if has_gradient and loss in (Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED):
-        return held_bytes(loss, num_tokens, vocab_size, e) + ceil_div(words * e, CHUNKS)
+        return saved_loss_bytes(loss, num_tokens, vocab_size, e) + ceil_div(words * e, CHUNKS)
     return words * _word_bytes(loss, e, has_gradient=has_gradient)
 
 

@@ -7,7 +7,7 @@ Symbols: P parameters, e bytes an element, N rows and K columns of a linear weig
 
 from collections.abc import Collection
 
-from rlplan.memory.serving.tensors import VOCABULARY_MULTIPLE, engine_tensors, linear_weights, stored_bytes
+from rlplan.memory.serving.tensors import VOCABULARY_MULTIPLE, list_engine_tensors, list_linear_weights, stored_bytes
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
 from rlplan.units import round_up
@@ -19,10 +19,10 @@ _NO_HEAD = ("Gemma2ForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM")
 def engine_parameter_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
     """Bytes of the parameters that one rank of vLLM allocates, before any packing.
 
-    Counts: `engine_tensors`: P * e with tied tensors once, cut over tp, the vocabulary padded to a multiple of 64.
+    Counts: `list_engine_tensors`: P * e with tied tensors once, cut over tp, the vocabulary padded to a multiple of 64.
     Source: vLLM 0.32.0, vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE.
     """
-    return stored_bytes(engine_tensors(model, tp), element_bytes)
+    return stored_bytes(list_engine_tensors(model, tp), element_bytes)
 
 
 def fused_linear_shapes(model: ModelSpec, tp: int = 1, without: Collection[str] = ()) -> list[tuple[int, int]]:
@@ -32,7 +32,7 @@ def fused_linear_shapes(model: ModelSpec, tp: int = 1, without: Collection[str] 
     without: names of 4-bit weights, which stay tensors.
     Source: vLLM 0.32.0, models/qwen3.py, models/gemma2.py and vocab_parallel_embedding.py.
     """
-    linear = [tensor for tensor in linear_weights(engine_tensors(model, tp)) if tensor.name not in without]
+    linear = [tensor for tensor in list_linear_weights(list_engine_tensors(model, tp)) if tensor.name not in without]
     layers = [(tensor.shape[0], tensor.shape[1]) for tensor in linear]
     table = (round_up(model.vocab_size, VOCABULARY_MULTIPLE) // tp, model.hidden_size)
     return layers + [table] * (1 if model.architecture in _NO_HEAD else 2)
@@ -49,7 +49,7 @@ def expert_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> tuple[int
     Source: vLLM 0.32.0, fused_moe/experts/cpu_moe.py: each of the two is packed whole, into a tensor of its size.
     """
     sizes = {"gate_up_proj": 0, "down_proj": 0}
-    for tensor in engine_tensors(model, tp):
+    for tensor in list_engine_tensors(model, tp):
         kind = tensor.name.rpartition(".")[2]
         if ".experts." in tensor.name and kind in sizes:
             sizes[kind] = max(sizes[kind], tensor.numel * element_bytes)
@@ -83,6 +83,6 @@ def unpacked_remainder_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) 
 
     Source: vLLM 0.32.0, linear.py (`remove_weight=True`) and vocab_parallel_embedding.py (`remove_weight=False`).
     """
-    tensors = engine_tensors(model, tp)
-    linear = sum(tensor.numel for tensor in linear_weights(tensors))
+    tensors = list_engine_tensors(model, tp)
+    linear = sum(tensor.numel for tensor in list_linear_weights(tensors))
     return stored_bytes(tensors, element_bytes) - linear * element_bytes

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from rlplan.spec.model import Component, Parameter
+from rlplan.spec.model import Parameter
 from rlplan.units import ceil_div
 
 NF4_BLOCK = 64
@@ -106,9 +106,6 @@ class Quantization:
     left_out: str = ""
     """Pattern that the name of a quantized tensor must not match; empty for none."""
 
-    covers_head: bool = False
-    """Whether the language head is quantized too."""
-
     ignored: frozenset[str] = frozenset()
     """Modules that are not quantized, or parts of their names between dots."""
 
@@ -120,8 +117,7 @@ class Quantization:
         >>> [scheme.covers(Parameter(name, (8, 8))) for name in ("lm_head.weight", "model.layers.0.mlp.up_proj.weight")]
         [False, True]
         """
-        if self.covers_head and parameter.component is Component.HEAD:
-            return len(parameter.shape) == 2
+
         if len(parameter.shape) < 2 or _NEVER.search(parameter.name) or not _INSIDE.search(parameter.name):
             return False
         if self.only and not re.search(self.only, parameter.name):
@@ -141,10 +137,12 @@ class Quantization:
 
 
 _INSIDE = re.compile(r"(^|\.)(layers|h|blocks|block|decoder)\.\d+\.")
+"""Names of tensors inside the decoder's layers, as the families of transformers spell them."""
 _NEVER = re.compile(
     r"embed|lm_head|norm|(^|\.)(ln_\w+|router|gate|shared_expert_gate|wte|wpe)\.|vision|visual|conv|A_log"
     r"|\.lora_[AB]\."
 )
+"""Names of tensors that no published scheme quantizes."""
 
 
 def weight_bytes(parameters: Iterable[Parameter], element_bytes: int, quantization: Quantization | None = None) -> int:

@@ -42,6 +42,11 @@ _WORDS = {word: _read_scheme(entry) for word, entry in _TABLES["words"].items()}
 _PATTERNS = tuple((pattern, _read_scheme(entry)) for pattern, entry in _TABLES["patterns"])
 """Patterns for longer texts without spaces, dashes, dots and underscores, the most specific first."""
 
+_CONFIGS: tuple[tuple[dict[str, list[Any]], WeightFormat], ...] = tuple(
+    (entry["when"], getattr(q, entry["format"])) for entry in _TABLES["configs"]
+)
+"""Formats by the fields of a `quantization_config`, each with its allowed values; the first match counts."""
+
 _UNQUANTIZED = frozenset(_TABLES["unquantized"])
 """Words that mean no quantization."""
 
@@ -95,39 +100,19 @@ def quantization_of_spec(spec: QuantizationSpec, *, where: str) -> Quantization:
     'fp8-block'
     """
     left_out = frozenset(name.removeprefix("re:").strip(".*^$\\").replace("\\.", ".") for name in spec.left_out)
-    return Quantization(_format(spec, where), ignored=left_out - {""})
+    return Quantization(_find_format(spec, where), ignored=left_out - {""})
 
 
-def _format(spec: QuantizationSpec, where: str) -> WeightFormat:
-    eight = spec.bits == 8
-    by_method = {
-        "fp8": q.FP8_BLOCK if spec.strategy == "block" else q.FP8_TENSOR,
-        "fbgemm_fp8": q.FP8_CHANNEL,
-        "bitsandbytes": q.INT8_CHANNEL if eight else q.NF4_DOUBLE if spec.has_double_quant else q.NF4,
-        "gptq": q.GPTQ_8 if eight else q.GPTQ,
-        "awq": q.AWQ,
-        "mxfp4": q.MXFP4,
-        "nvfp4": q.NVFP4,
-        "modelopt": q.FP8_TENSOR if eight else q.NVFP4,
-    }
-    by_strategy = {
-        (True, 8, "tensor"): q.FP8_TENSOR,
-        (True, 8, "channel"): q.FP8_CHANNEL,
-        (True, 8, "block"): q.FP8_BLOCK,
-        (False, 8, "channel"): q.INT8_CHANNEL,
-        (True, 4, "tensor_group"): q.NVFP4,
-        (False, 4, "group"): q.INT4_GROUP_32 if spec.group_size == 32 else q.AWQ,
-    }
-    if spec.method in by_method and not (spec.method in ("gptq", "awq") and spec.bits not in (None, 4, 8)):
-        form = by_method[spec.method]
-    elif spec.method == "compressed-tensors" and (spec.is_float, spec.bits, spec.strategy) in by_strategy:
-        form = by_strategy[spec.is_float, spec.bits or 0, spec.strategy]
-    else:
+def _find_format(spec: QuantizationSpec, where: str) -> WeightFormat:
+    form = next((form for when, form in _CONFIGS if all(getattr(spec, key) in when[key] for key in when)), None)
+    if form is None:
         words = f"{spec.method}, {spec.bits} bits, {spec.strategy or 'no strategy'}"
+        methods = dict.fromkeys(method for when, _ in _CONFIGS for method in when["method"])
+        named = ", ".join(method for method in methods if method != "compressed-tensors")
         raise SpecError(
             f"quantisation '{shorten(words)[1:-1]}' is not counted",
             where=f"{where}: quantization_config",
-            rule=f"counted: {', '.join(by_method)}, and compressed-tensors of 8 bits or 4-bit groups",
+            rule=f"counted: {named}, and compressed-tensors of 8 bits or 4-bit groups",
             way_out="use another checkpoint, or the unquantised model",
         )
     if form in (q.AWQ, q.GPTQ, q.GPTQ_8) and spec.group_size:

@@ -12,7 +12,7 @@ from functools import cached_property
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.overheads import slack_bytes
-from rlplan.memory.model.engine_base import engine_quantization, loaded_form, packed_tensors, repacking_bytes
+from rlplan.memory.model.engine_base import engine_quantization, find_loaded_form, packed_tensors, repacking_bytes
 from rlplan.memory.model.params import (
     engine_parameter_bytes,
     expert_bytes,
@@ -24,10 +24,10 @@ from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
+    count_batch_sizes,
     engine_activation_bytes,
     host_pool,
     mapped_checkpoint_bytes,
-    num_batch_sizes,
     sampler_bytes,
 )
 from rlplan.memory.weight_sync.adapters import engine_adapters
@@ -96,7 +96,7 @@ class EngineForecast(Forecast):
             )
         tensors = sum(sizes.values()) - sizes[MemoryKind.PROCESS] - sizes[MemoryKind.FRAGMENTATION]
         slack = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
-        sizes[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, run_phase)
+        sizes[MemoryKind.FRAGMENTATION] = slack + self._compiled_bytes(action, run_phase)
         return sizes
 
     # The following sums run over every tensor of the model and are needed for every action, so they are cached.
@@ -124,7 +124,7 @@ class EngineForecast(Forecast):
         plain = engine_parameter_bytes(self.model, self.element_bytes, self.tp)
         if self._scheme is None:
             return plain
-        form = loaded_form(self._scheme)
+        form = find_loaded_form(self._scheme)
         return plain + sum(
             form.num_bytes(tensor.shape) - tensor.numel * self.element_bytes for tensor in self._in_4_bits
         )
@@ -169,16 +169,16 @@ class EngineForecast(Forecast):
     @cached_property
     def _kernel_bytes(self) -> int:
         packing = self.profile.weight_packing
-        return compiled_kernel_bytes(self.model, packing, num_batch_sizes(self.job), self.tp)
+        return compiled_kernel_bytes(self.model, packing, count_batch_sizes(self.job), self.tp)
 
     def _overheads(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         return {
             MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value
-            + self._compiled(action, run_phase),
+            + self._compiled_bytes(action, run_phase),
         }
 
-    def _compiled(self, action: Action, run_phase: RunPhase) -> int:
+    def _compiled_bytes(self, action: Action, run_phase: RunPhase) -> int:
         """Bytes of compiled kernels. They stay in the process from the first generation on, even after a stop.
 
         Speculative decoding adds Numba, which is loaded when the engine starts.

@@ -17,14 +17,14 @@ from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import FLOAT_BYTES
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import add
-from rlplan.memory.roles.scorer import pass_bytes, shape_on_cpu
+from rlplan.memory.roles.scorer import build_cpu_shape, pass_bytes
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.sharding import rank_state_under_zero
-from rlplan.memory.trainers.step_peak import largest_of, passes_peak, snapshots
-from rlplan.memory.trainers.training import merging_bytes, put_together_bytes, rank_of_role
+from rlplan.memory.trainers.step_peak import find_passes_peak, largest_of, snapshots
+from rlplan.memory.trainers.training import gathered_weight_bytes, merging_bytes, rank_of_role
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
@@ -64,6 +64,7 @@ class TrainerForecast(Forecast):
         cut, shard = (layout.tp, layout.zero_stage, layout.num_shards), rank // layout.tp
         self.trained = rank_of_role(job, layout.role, model, cut, shard, training=job.training)
         if job.rollout.shares_base and layout.role is Role.POLICY:
+            # The trainer holds the engine's layout of the base, with its padding, and other roles' adapters on it.
             e = job.training.dtype.num_bytes
             beside = e * sum(tensor.numel for tensor in job.frozen_adapter_parameters(model))
             base = shared_base_bytes(model, e) + beside
@@ -76,7 +77,7 @@ class TrainerForecast(Forecast):
 
     def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Bytes after the action."""
-        sizes = self._base(action, run_phase)
+        sizes = self._sum_states(action, run_phase)
         if action.kind is ActionKind.OFFLOAD_ROLE:
             sizes = {kind: size for kind, size in sizes.items() if kind not in OFFLOADED_KINDS}
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
@@ -95,27 +96,27 @@ class TrainerForecast(Forecast):
         """Bytes at the process's peak inside the action."""
         sizes = self.resident(action, run_phase)
         if action.kind is ActionKind.START_TRAINER:
-            sizes[MemoryKind.COMM_BUFFERS] = self._loading(sizes)
+            sizes[MemoryKind.COMM_BUFFERS] = self._loading_bytes(sizes)
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            sizes[MemoryKind.GRADIENTS] = self._base(action, run_phase).get(MemoryKind.GRADIENTS, 0)
+            sizes[MemoryKind.GRADIENTS] = self._sum_states(action, run_phase).get(MemoryKind.GRADIENTS, 0)
             is_first = not self._has_stepped(action, run_phase)
-            sizes = passes_peak(snapshots(self.rank_state, self.shape, resident=sizes, is_first=is_first))
+            sizes = find_passes_peak(snapshots(self.rank_state, self.shape, resident=sizes, is_first=is_first))
         elif action.kind is ActionKind.SCORE:
             sizes[MemoryKind.LOGITS] = pass_bytes(self.job, self.shape, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             sizes[MemoryKind.WEIGHTS] += self.trained.element_bytes * self.model.num_parameters
         elif action.kind is ActionKind.OFFLOAD_ROLE:
-            sizes |= self._base(action, run_phase)
+            sizes |= self._sum_states(action, run_phase)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
             sizes = self._update_peak(sizes, is_first=run_phase == "first" and not action.mini_batch)
         if action.kind in HANDS_WEIGHTS_ON and not self.rank and self._merges(action):
             sizes[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
         if action.kind in HANDS_WEIGHTS_ON and self.layout.tp > 1:
-            sizes = add(sizes, {MemoryKind.COMM_BUFFERS: put_together_bytes(self.trained)})
+            sizes = add(sizes, {MemoryKind.COMM_BUFFERS: gathered_weight_bytes(self.trained)})
         tensors = sum(sizes.values()) - sizes[MemoryKind.PROCESS] - sizes[MemoryKind.FRAGMENTATION]
         slack = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
-        sizes[MemoryKind.FRAGMENTATION] = slack + self._compiled
+        sizes[MemoryKind.FRAGMENTATION] = slack + self._compiled_bytes
         return sizes
 
     @property
@@ -144,7 +145,7 @@ class TrainerForecast(Forecast):
         num_tokens = ceil_div(pass_tokens, training.ulysses)
         adapters, e = self.trained.adapters, self.trained.element_bytes
         return replace(
-            shape_on_cpu(self.model, e, self.layout.tp),
+            build_cpu_shape(self.model, e, self.layout.tp),
             num_tokens=num_tokens,
             num_head_tokens=min(self._share * workload.max_response_len, num_tokens),
             recompute=Recompute.FULL if training.gradient_checkpointing else Recompute.NONE,
@@ -155,7 +156,7 @@ class TrainerForecast(Forecast):
         )
 
     @property
-    def _compiled(self) -> int:
+    def _compiled_bytes(self) -> int:
         """Bytes of matmuls that oneDNN compiled, which stay in the process."""
         return COMPILED_MATMUL_BYTES if self.trained.element_bytes < FLOAT_BYTES else 0
 
@@ -166,7 +167,7 @@ class TrainerForecast(Forecast):
         before = {kind: size for kind, size in by_place.get(Place.REDUCE, {}).items() if kind is not late}
         return largest_of((before, by_place[Place.STEP]))
 
-    def _loading(self, resident: Mapping[MemoryKind, int]) -> int:
+    def _loading_bytes(self, resident: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the states while the DeepSpeed engine is built: the larger of loading and building.
 
         Loading: the fp32 pages of the start checkpoint are mapped while they are copied, cast or quantized to 4 bits.
@@ -188,7 +189,7 @@ class TrainerForecast(Forecast):
         }.get(states.settings.stage, max(loaded - states.master_bytes(), FLOAT_BYTES * states.partition_numel))
         return max(0, loading, building)
 
-    def _base(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def _sum_states(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """The states between passes, with libraries and slack. On a CPU the device's memory is the host's."""
         states = self.states.after_step() if self._has_stepped(action, run_phase) else self.states.after_build()
         sizes = add(states.device, states.host)
@@ -196,7 +197,7 @@ class TrainerForecast(Forecast):
             sizes[MemoryKind.COMM_BUFFERS] = 0 if run_phase == "start" else self.rank_state.kept_bucket
         return sizes | {
             MemoryKind.PROCESS: self._imports,
-            MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value + self._compiled,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value + self._compiled_bytes,
         }
 
     def _merges(self, action: Action) -> bool:

@@ -22,8 +22,8 @@ from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.engine_base import engine_quantization
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads, sync_staging
-from rlplan.memory.serving.kv import CachePool, cache_pool
+from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads, sync_staging
+from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.memory.serving.peaks import (
     COMPILED_KERNELS,
     NON_TORCH_GROWTH,
@@ -132,7 +132,7 @@ class EngineOnGpu(Forecast):
         if self.choice.sleep_level != 1 or action.kind is not ActionKind.SLEEP_ENGINE:
             return sizes
         slots = {MemoryKind.SYNC_STAGING: self._slot_bytes} if adapters else {}
-        return add(sizes, pinned({MemoryKind.WEIGHTS: self.weight_bytes} | slots))
+        return add(sizes, pin_sizes({MemoryKind.WEIGHTS: self.weight_bytes} | slots))
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -223,12 +223,13 @@ def own_weight_bytes(model: ModelSpec, rollout: SettledRollout, choice: EngineCh
 def engine_pool(model: ModelSpec, rollout: SettledRollout, tp: int) -> CachePool:
     """The blocks of a rank's KV cache."""
     element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
-    return _pool(model, tp, element_bytes, rollout.block_size if model.latent_attention is None else None)
+    # The cache key has only the sizes: hashing a pydantic model for every candidate would cost more than the pool.
+    return _build_pool(model, tp, element_bytes, rollout.block_size if model.latent_attention is None else None)
 
 
 @lru_cache(maxsize=256)
-def _pool(model: ModelSpec, tp: int, element_bytes: int, block_size: int | None) -> CachePool:
-    return cache_pool(model, tp=tp, element_bytes=element_bytes, block_size=block_size)
+def _build_pool(model: ModelSpec, tp: int, element_bytes: int, block_size: int | None) -> CachePool:
+    return build_cache_pool(model, tp=tp, element_bytes=element_bytes, block_size=block_size)
 
 
 @lru_cache(maxsize=256)

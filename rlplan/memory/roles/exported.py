@@ -18,14 +18,14 @@ from rlplan.dataflow.choice import TrainerChoice, usual_expert_tp
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
 from rlplan.memory.roles.process import Bytes
-from rlplan.memory.roles.states import FixedStates, trained_sizes, with_role_head
-from rlplan.memory.trainers.backward import layer_of
+from rlplan.memory.roles.states import FixedStates, measure_trained_sizes, replace_head
+from rlplan.memory.trainers.backward import parse_layer
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
     MegatronRank,
     Sizes,
-    rank_state_of_megatron_rank,
-    rank_state_under_fsdp,
+    build_fsdp_state,
+    build_megatron_state,
 )
 from rlplan.memory.trainers.zero import States
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
@@ -40,7 +40,7 @@ VOCABULARY_MULTIPLE = 128
 """Megatron pads its vocabulary tables to a multiple of this times tp rows (`make_vocab_size_divisible_by`)."""
 
 
-def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> FsdpSettings:
+def build_fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> FsdpSettings:
     """FSDP2's settings for a choice. All ranks except tensor parallel ones shard the states, or groups of `fsdp_size`.
 
     Ranks of one sequence (Ulysses, context parallelism) are among them.
@@ -58,19 +58,19 @@ def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
 
 
 @lru_cache(maxsize=1024)
-def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSettings) -> FixedStates:
+def build_fsdp_states(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSettings) -> FixedStates:
     """States of an FSDP2 rank under full sharding: master weights, moments and gradients are shards.
 
-    Counts: `rank_state_under_fsdp`; a forward-only pass gathers the root, a layer and the next one. A frozen base is
+    Counts: `build_fsdp_state`; a forward-only pass gathers the root, a layer and the next one. A frozen base is
     stored in the trained weights' type (verl and accelerate load the whole model in one type, and gather it in
     another). `CPUOffloadPolicy` moves weights, gradients and moments; weights and gradients are pinned.
     Source: torch 2.13 distributed/fsdp/_fully_shard (`cpu_offload`, `pin_memory`).
     Assumes: weights are loaded a layer at a time.
     """
-    parameters, adapters, sizes = trained_sizes(model, role, lora, fsdp.master_bytes)
+    parameters, adapters, sizes = measure_trained_sizes(model, role, lora, fsdp.master_bytes)
     if lora is not None and lora.base_dtype != "auto":
-        fsdp, sizes = _beside_base(parameters, lora, fsdp, sizes)
-    rank_state = rank_state_under_fsdp(sizes, fsdp)
+        fsdp, sizes = _adapt_to_base(parameters, lora, fsdp, sizes)
+    rank_state = build_fsdp_state(sizes, fsdp)
     ranks = fsdp.num_ranks * fsdp.tp_size
     updated = ceil_div(sizes.num_trainable, ranks)
     share = fsdp.master_bytes * updated
@@ -87,14 +87,14 @@ def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSe
         rank_state.passing + layer,
         weights[MemoryKind.WEIGHTS],
         0,
-        _on_host(weights | gradients, moments) if on_host else {},
+        _sum_offloaded(weights | gradients, moments) if on_host else {},
         fsdp.compute_bytes * max(sizes.layer_weights, sizes.largest_table),
         dequantized_numel(parameters, BASE_FORMATS.get(lora.base_dtype) if lora else None),
-        rank_state_under_fsdp(sizes, replace(fsdp, counts_every_stream=True)) if fsdp.gathers else None,
+        build_fsdp_state(sizes, replace(fsdp, counts_every_stream=True)) if fsdp.gathers else None,
     )
 
 
-def _beside_base(
+def _adapt_to_base(
     parameters: tuple[Parameter, ...], lora: LoraSpec, fsdp: FsdpSettings, sizes: Sizes
 ) -> tuple[FsdpSettings, Sizes]:
     """FSDP2's settings and sizes with a frozen base in a type of its own. 4-bit layers are gathered in 4 bits.
@@ -111,7 +111,7 @@ def _beside_base(
     return fsdp, replace(sizes, frozen_bytes=stored)
 
 
-def _on_host(pinned: Bytes, pageable: Bytes) -> Bytes:
+def _sum_offloaded(pinned: Bytes, pageable: Bytes) -> Bytes:
     return {kind: pinned_bytes(size) for kind, size in pinned.items()} | pageable
 
 
@@ -161,7 +161,7 @@ class MegatronSettings:
         return max(1, self.num_ranks // (self.pp * self.ep * self.cut.etp)) if self.has_distributed_optimizer else 1
 
 
-def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
+def build_megatron_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
     """Megatron-Core's settings for a choice. zero_stage 1 stands for its distributed optimizer, 0 for none."""
     return MegatronSettings(
         num_ranks=num_ranks,
@@ -178,7 +178,7 @@ def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_rank
     )
 
 
-def megatron_rank(
+def build_megatron_rank(
     model: ModelSpec, role: Role, lora: LoraSpec | None, settings: MegatronSettings, stage: int
 ) -> MegatronRank:
     """Elements of one rank of a pipeline stage. Raises: SpecError for sizes that do not divide.
@@ -188,7 +188,7 @@ def megatron_rank(
     Assumes: adapters are cut like the layers that they adapt (Megatron-Bridge, `ParallelLinearAdapter`).
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> rank = megatron_rank(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, None, MegatronSettings(8, tp=2), 0)
+    >>> rank = build_megatron_rank(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, None, MegatronSettings(8, tp=2), 0)
     >>> rank.dense, rank.over  # (7,615,616,512 - norms 57 * 3584) / 2 + norms
     (3807910400, 4)
     """
@@ -221,7 +221,7 @@ def _layer_matrices(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> 
     """Elements of the matrices of a rank's largest layer, counting one expert: the shapes of dummy weight gradients."""
     sizes: dict[int, int] = {}
     for tensor in _stage_share(model, role, cut, stage):
-        layer = layer_of(tensor.name)
+        layer = parse_layer(tensor.name)
         if layer is not None and len(tensor.shape) >= 2:
             is_stacked = tensor.component is Component.EXPERTS and len(tensor.shape) == 3
             sizes[layer] = sizes.get(layer, 0) + tensor.numel // (tensor.shape[0] if is_stacked else 1)
@@ -251,7 +251,7 @@ def _stage_share(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tup
     layout = Layout(tp=tp, pp=pp, ep=ep, etp=etp, vocab_multiple=VOCABULARY_MULTIPLE * tp)
     stages = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
     share = tuple(tensor for tensor in stage_tensors(model, layout, stage, stages) if not tensor.is_buffer)
-    return with_role_head(share, role, model.hidden_size) if stage == pp - 1 else share
+    return replace_head(share, role, model.hidden_size) if stage == pp - 1 else share
 
 
 def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, stage: int) -> int:
@@ -277,18 +277,18 @@ def _pinned_tensors(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> 
 
 
 @lru_cache(maxsize=4096)
-def megatron_parts(
+def build_megatron_states(
     model: ModelSpec, role: Role, lora: LoraSpec | None, settings: MegatronSettings, stage: int
 ) -> FixedStates:
     """States of a Megatron-Core rank on one pipeline stage.
 
-    Counts: `rank_state_of_megatron_rank`; moments appear in the first step. With `optimizer_cpu_offload` the host holds
+    Counts: `build_megatron_state`; moments appear in the first step. With `optimizer_cpu_offload` the host holds
     master weights and gradients of the updated elements (4 each, pinned tensor by tensor) and moments (8).
     Source: Megatron-Core 0.14, optimizer/cpu_offloading/hybrid_optimizer.py. Assumes: weights are loaded a layer at a
     time; passes gather nothing, because the rank holds all weights of its stage.
     """
-    rank = megatron_rank(model, role, lora, settings, stage)
-    rank_state = rank_state_of_megatron_rank(rank)
+    rank = build_megatron_rank(model, role, lora, settings, stage)
+    rank_state = build_megatron_state(rank)
     adapters: tuple[Parameter, ...] = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     offloaded: Bytes = {}
     if settings.offloads_optimizer:
@@ -298,9 +298,9 @@ def megatron_parts(
     built: Bytes = {kind: size for kind, size in rank_state.resident.items() if kind is not MemoryKind.COMM_BUFFERS}
     return FixedStates(
         adapters,
-        _states(built, has_moments=False),
-        _states(rank_state.resident),
-        _states(rank_state.resident),
+        _build_states(built, has_moments=False),
+        _build_states(rank_state.resident),
+        _build_states(rank_state.resident),
         rank_state,
         0,
         settings.weight_bytes * (rank.dense + rank.experts + rank.frozen),
@@ -310,6 +310,6 @@ def megatron_parts(
     )
 
 
-def _states(sizes: Mapping[MemoryKind, int], *, has_moments: bool = True) -> States:
+def _build_states(sizes: Mapping[MemoryKind, int], *, has_moments: bool = True) -> States:
     late = MemoryKind.OPTIMIZER
     return States({kind: size for kind, size in sizes.items() if size and (has_moments or kind is not late)})

@@ -17,7 +17,7 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.engine import EngineOnGpu
-from rlplan.memory.roles.exported import fsdp_settings
+from rlplan.memory.roles.exported import build_fsdp_settings
 from rlplan.memory.roles.process import Bytes, add
 from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.weight_sync.packets import plan_packets, shadow_bytes
@@ -112,7 +112,7 @@ def sent_shard_bytes(trainer: TrainerOnGpu, element_bytes: int) -> int:
     """
     trained, training = trainer.trained, trainer.trained.training
     if trained.backend == "fsdp2":
-        fsdp = fsdp_settings(training, trained.choice, trained.num_ranks)
+        fsdp = build_fsdp_settings(training, trained.choice, trained.num_ranks)
         ranks = fsdp.num_ranks * fsdp.tp_size
         return sum(pinned_bytes(element_bytes * ceil_div(tensor.numel, ranks)) for tensor in trained.model.parameters)
     return max(rank.fixed.share_bytes for rank in trainer.ranks) // training.dtype.num_bytes * element_bytes

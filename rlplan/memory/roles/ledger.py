@@ -12,7 +12,7 @@ from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, 
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier_bytes
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES
-from rlplan.memory.predict import Forecast, Process, predict_ledger, row_beside
+from rlplan.memory.predict import Forecast, Process, build_constant_row, predict_ledger
 from rlplan.memory.roles.cpu_engine import EngineForecast
 from rlplan.memory.roles.cpu_trainer import TrainerForecast, ValueForecast
 from rlplan.memory.roles.scorer import ScorerForecast
@@ -55,7 +55,7 @@ def predict_gpu_ledger(
     """
     size = DRIVER_HOST_BYTES + rollout_buffer
     driver = SourcedBytes(value=size, provenance=Provenance.ASSUMED, source="memory.host")
-    return predict_ledger(schedule, processes, [row_beside(schedule, DRIVER_PROCESS, driver)], empty, num_steps)
+    return predict_ledger(schedule, processes, [build_constant_row(schedule, DRIVER_PROCESS, driver)], empty, num_steps)
 
 
 def predict_cpu_ledger(
@@ -76,8 +76,8 @@ def predict_cpu_ledger(
         order=(),
         host_of_device=_hosts_of_devices(job, schedule),
     )
-    processes = _host_processes(job, models, profile, schedule)
-    return predict_ledger(schedule, processes, _beside_on_a_host(job, profile, schedule), empty, job.workload.num_steps)
+    processes = _list_host_processes(job, models, profile, schedule)
+    return predict_ledger(schedule, processes, _list_other_rows(job, profile, schedule), empty, job.workload.num_steps)
 
 
 def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, str], ...]:
@@ -89,7 +89,7 @@ def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, 
     return (*pairs, *((f"host:{host}", f"host:{host}") for host in range(job.hardware.num_hosts)))
 
 
-def _host_processes(
+def _list_host_processes(
     job: ResolvedJob, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
 ) -> Iterator[Process]:
     kinds = {action.kind for action in schedule.step}
@@ -111,13 +111,13 @@ def _host_processes(
                 name,
                 device,
                 layout.role,
-                _with_tower(job, forecast, is_engine=layout.worker == "rollout_engine"),
+                _add_tower(job, forecast, is_engine=layout.worker == "rollout_engine"),
                 keeps_heap=job.hardware.keeps_heap,
-                provenances=_provenances(profile, layout.worker),
+                provenances=_find_provenances(profile, layout.worker),
             )
 
 
-def _with_tower(job: ResolvedJob, forecast: Forecast, *, is_engine: bool) -> Forecast:
+def _add_tower(job: ResolvedJob, forecast: Forecast, *, is_engine: bool) -> Forecast:
     """Add the policy's vision tower to a decoder's forecast where prompts have images."""
     if not job.takes_images or job.data is None:
         return forecast
@@ -130,7 +130,7 @@ def _with_tower(job: ResolvedJob, forecast: Forecast, *, is_engine: bool) -> For
     return WithTower(forecast, tower_bytes(whole, element_bytes), in_flight, cache)
 
 
-def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:
+def _find_provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:
     """Provenance of the kinds whose bytes come from the profile; every other kind is derived from the job."""
     measured_as = "policy_trainer" if worker == "value_trainer" else worker  # both import the same libraries
     return {
@@ -139,22 +139,22 @@ def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, P
     }
 
 
-def _beside_on_a_host(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
+def _list_other_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
     """Rows of processes that are no workers: driver, rewards and environments on the first host, Ray on each host.
 
     Imports of the job's own environment function are not counted.
     """
     overheads = profile.process_overheads
-    yield row_beside(schedule, DRIVER_PROCESS, overheads.driver)
+    yield build_constant_row(schedule, DRIVER_PROCESS, overheads.driver)
     for host in range(job.hardware.num_hosts):
         ray, where = (f"ray_system/{host}", f"host:{host}") if host else ("ray_system", HOST_DEVICE)
-        yield row_beside(schedule, ray, overheads.ray_system, where)
+        yield build_constant_row(schedule, ray, overheads.ray_system, where)
     if job.has_reward_processes:
         bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
-        yield row_beside(schedule, VERIFIER_PROCESS, bound)
+        yield build_constant_row(schedule, VERIFIER_PROCESS, bound)
     if job.has_turns and (worker := overheads.environment) is not None:
         size = worker.model_copy(update={"value": environment_bytes(job, worker.value)})
-        yield row_beside(schedule, "environment", size)
+        yield build_constant_row(schedule, "environment", size)
     if job.metrics.sinks:
         size = SourcedBytes(value=sink_bytes(job), provenance=Provenance.ASSUMED, source="memory.sinks")
-        yield row_beside(schedule, SINK_PROCESS, size)
+        yield build_constant_row(schedule, SINK_PROCESS, size)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
-from rlplan.memory.weight_sync.resharding import bridge_bucket
+from rlplan.memory.weight_sync.resharding import bridge_bucket_bytes
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Backend, MemoryKind
@@ -24,7 +24,7 @@ def add(sizes: Mapping[MemoryKind, int], more: Mapping[MemoryKind, int]) -> Byte
     return total
 
 
-def pinned(sizes: Mapping[MemoryKind, int]) -> Bytes:
+def pin_sizes(sizes: Mapping[MemoryKind, int]) -> Bytes:
     """Bytes of pinned memory that holds one flat tensor per kind."""
     return {kind: pinned_bytes(size) for kind, size in sizes.items()}
 
@@ -51,5 +51,5 @@ def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int, backen
     if not bucket_bytes:
         return 0
     if backend != "deepspeed":
-        return bridge_bucket(model, backend, element_bytes, bucket_bytes)
+        return bridge_bucket_bytes(model, backend, element_bytes, bucket_bytes)
     return staging_bytes(plan_buckets(model.parameters, element_bytes, bucket_bytes))

@@ -16,11 +16,16 @@ from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.machine.machine import reserved_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.frozen import Frozen
-from rlplan.memory.model.layer_cut import LayerCut, layer_cut
+from rlplan.memory.model.layer_cut import LayerCut, choose_layer_cut
 from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
-from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads, sync_staging
+from rlplan.memory.roles.exported import (
+    build_fsdp_settings,
+    build_fsdp_states,
+    build_megatron_settings,
+    build_megatron_states,
+)
+from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads, sync_staging
 from rlplan.memory.roles.states import FixedStates, fixed_states, zero_settings
 from rlplan.memory.trainers.micro_batch import (
     Place,
@@ -29,11 +34,11 @@ from rlplan.memory.trainers.micro_batch import (
     layer_bytes,
     score_peak_bytes,
 )
-from rlplan.memory.trainers.nvme import left_on_host
+from rlplan.memory.trainers.nvme import keep_on_host
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute, recompute_named
-from rlplan.memory.trainers.step_peak import RankState, passes_peak, snapshots, update_peak
+from rlplan.memory.trainers.step_peak import RankState, find_passes_peak, find_update_peak, snapshots
 from rlplan.memory.trainers.zero import States
-from rlplan.memory.weight_sync.resharding import gathered_parts
+from rlplan.memory.weight_sync.resharding import gathered_part_bytes
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.shards import trained_stages
@@ -121,7 +126,7 @@ class TrainedRole:
     def layer_cut(self) -> LayerCut:
         """The cut of each layer over tensor parallel ranks. DeepSpeed's AutoTP has no sequence parallelism."""
         choice = self.choice
-        return layer_cut(
+        return choose_layer_cut(
             choice.tp,
             choice.expert_tp,
             is_megatron=self.backend == "megatron",
@@ -160,9 +165,11 @@ class TrainedRole:
         """The memory of a rank of a stage that does not depend on the tokens. Raises: SpecError."""
         model, role, lora, training, choice = self.model, self.role, self.lora, self.training, self.choice
         if self.backend == "megatron":
-            return megatron_parts(model, role, lora, megatron_settings(training, choice, self.num_ranks), stage.index)
+            return build_megatron_states(
+                model, role, lora, build_megatron_settings(training, choice, self.num_ranks), stage.index
+            )
         if self.backend == "fsdp2":
-            return fsdp_parts(model, role, lora, fsdp_settings(training, choice, self.num_ranks))
+            return build_fsdp_states(model, role, lora, build_fsdp_settings(training, choice, self.num_ranks))
         settings = zero_settings(training, choice, self.num_ranks)
         return fixed_states(model, role, lora, settings, choice.tp, self.frozen_adapters)
 
@@ -217,7 +224,7 @@ class TrainedRole:
             return None
         element_bytes = training.dtype.num_bytes
         return replace(
-            fixed.frozen(element_bytes),
+            fixed.find_adapters(element_bytes),
             adapter_bytes=4 if lora.dtype == "float32" else element_bytes,
             has_dropout=lora.dropout > 0,
             # torch.compile fuses an adapter's output, its scaled copy and the sum into one kernel.
@@ -236,7 +243,7 @@ class PipelineStage:
     """Micro-batches whose activations the stage holds."""
 
 
-def stages_of(
+def list_stages(
     model: ModelSpec,
     pp: int,
     num_micro_batches: int | None,
@@ -263,12 +270,12 @@ def stages_of(
     fullest = max(range(pp), key=lambda stage: (len(sparse & frozenset(layers[stage])), len(layers[stage])))
     most = pp if num_micro_batches is None else num_micro_batches
     return tuple(
-        PipelineStage(index, layers[index], index == pp - 1, min(most, _in_flight(pp, index, virtual_stages)))
+        PipelineStage(index, layers[index], index == pp - 1, min(most, _count_in_flight(pp, index, virtual_stages)))
         for index in sorted({0, largest, fullest, pp - 1})
     )
 
 
-def _in_flight(pp: int, index: int, virtual_stages: int) -> int:
+def _count_in_flight(pp: int, index: int, virtual_stages: int) -> int:
     """Micro-batches whose activations a stage holds in the middle of a full pipeline."""
     if virtual_stages == 1 or pp == 1:
         return pp - index
@@ -283,7 +290,7 @@ class RankOnGpu(Forecast):
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU after the action."""
-        sizes = {} if action.kind is ActionKind.OFFLOAD_ROLE else self._states(action, run_phase).device
+        sizes = {} if action.kind is ActionKind.OFFLOAD_ROLE else self._find_states(action, run_phase).device
         return self._add_overheads(sizes, run_phase)
 
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
@@ -291,7 +298,7 @@ class RankOnGpu(Forecast):
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             return self._add_overheads(self._largest_snapshot(run_phase), run_phase)
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            return self._add_overheads(update_peak(self.rank_state, self.shape), run_phase)
+            return self._add_overheads(find_update_peak(self.rank_state, self.shape), run_phase)
         if action.kind is ActionKind.START_TRAINER:
             return self.resident(action, run_phase)
         sizes = self._add_overheads(self._waiting.device, run_phase)
@@ -311,15 +318,15 @@ class RankOnGpu(Forecast):
         """
         training, sizes = self.trained.training, self.fixed.offloaded
         if sizes and training.offload_device == "nvme":
-            sizes = left_on_host(sizes, pinned_bytes(self.fixed.swap_buffers))
+            sizes = keep_on_host(sizes, pinned_bytes(self.fixed.swap_buffers))
         if action.kind is ActionKind.START_TRAINER:
             sizes = add(sizes, {MemoryKind.SYNC_STAGING: self.fixed.loading})
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD and self._offloads_activations:
             sizes = add(sizes, {MemoryKind.ACTIVATIONS: pinned_bytes(_offloaded_activations(self.shape))})
         elif action.kind is ActionKind.OFFLOAD_ROLE:
-            sizes = add(sizes, pinned(self.moved))
+            sizes = add(sizes, pin_sizes(self.moved))
         elif self.trained.puts_states_away and action.kind in _WITHOUT_STATES:
-            sizes = add(sizes, pinned({kind: size for kind, size in self.moved.items() if kind in _STATES}))
+            sizes = add(sizes, pin_sizes({kind: size for kind, size in self.moved.items() if kind in _STATES}))
         elif action.kind is ActionKind.CHECKPOINT:
             sizes = add(sizes, {MemoryKind.SYNC_STAGING: self.fixed.share_bytes})
         return sizes
@@ -365,7 +372,7 @@ class RankOnGpu(Forecast):
         if not trained.is_cut or trained.backend == "deepspeed" or not trained.sync_bucket:
             return self.staging if trained.is_cut else 0
         stored_bytes = training.stored_dtype(trained.backend).num_bytes
-        return gathered_parts(trained.model, trained.backend, stored_bytes, trained.choice.ep)
+        return gathered_part_bytes(trained.model, trained.backend, stored_bytes, trained.choice.ep)
 
     @property
     def moved(self) -> Bytes:
@@ -380,7 +387,7 @@ class RankOnGpu(Forecast):
     @cached_property
     def _reserved_peak(self) -> Bytes:
         """The largest snapshot of the passes, including memory that torch reserves beyond its tensors."""
-        return passes_peak({place: self._add_gaps(place, sizes) for place, sizes in self.snapshots.items()})
+        return find_passes_peak({place: self._add_gaps(place, sizes) for place, sizes in self.snapshots.items()})
 
     @cached_property
     def _pools(self) -> dict[Place, int]:
@@ -423,7 +430,7 @@ class RankOnGpu(Forecast):
                 element_bytes = max(element_bytes, shape.frozen.adapter_bytes)
         return element_bytes * shape.num_tokens * width
 
-    def _states(self, action: Action, run_phase: RunPhase) -> States:
+    def _find_states(self, action: Action, run_phase: RunPhase) -> States:
         if self.trained.puts_states_away and action.kind in _WITHOUT_STATES:
             return self._waiting
         if run_phase == "start" or (run_phase == "first" and action.kind is ActionKind.RELOAD_ROLE):

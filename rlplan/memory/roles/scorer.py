@@ -21,9 +21,9 @@ from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.memory.model.logits import FLOAT_BYTES, rows_on_cpu
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads
-from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRole, stages_of
-from rlplan.memory.roles.states import with_role_head
+from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads
+from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRole, list_stages
+from rlplan.memory.roles.states import replace_head
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.training import frozen_states
@@ -46,16 +46,16 @@ def pass_bytes(job: ResolvedJob, shape: MicroBatchShape, num_processes: int, uly
     return score_peak_bytes(replace(shape, num_tokens=num_tokens, num_head_tokens=num_tokens))
 
 
-def whole_shape(model: ModelSpec, head_width: int, tp: int = 1) -> MicroBatchShape:
+def build_whole_shape(model: ModelSpec, head_width: int, tp: int = 1) -> MicroBatchShape:
     """The shape of a pass over a whole model, without tokens. tp: tensor parallel size."""
     first, *more = cut_layers(model, None, LayerCut(tp, tp))
     return MicroBatchShape(first.block, first.num, head_width, 0, 0, more=tuple(more))
 
 
-def shape_on_cpu(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatchShape:
+def build_cpu_shape(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatchShape:
     """The shape of a pass that rlplan's runtime runs on a CPU host, without tokens."""
     return replace(
-        whole_shape(model, model.head_width, tp),
+        build_whole_shape(model, model.head_width, tp),
         element_bytes=element_bytes,
         loss=Loss.BY_ROWS,
         rows_at_once=rows_on_cpu(element_bytes),
@@ -100,7 +100,7 @@ class ScorerForecast(Forecast):
         """Bytes at the process's peak inside the action."""
         sizes = self.resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
         if action.kind is ActionKind.SCORE:
-            shape = shape_on_cpu(self.model, self.job.training.dtype.num_bytes)
+            shape = build_cpu_shape(self.model, self.job.training.dtype.num_bytes)
             sizes[MemoryKind.LOGITS] = pass_bytes(self.job, shape, self.num_processes)
             if self.states is not None:
                 sizes[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(self._largest_numel)
@@ -113,9 +113,9 @@ class ScorerForecast(Forecast):
 
 
 @lru_cache(maxsize=256)
-def frozen_states_of(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) -> tuple[int, int]:
+def measure_frozen_states(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) -> tuple[int, int]:
     """(bytes of the rank's weights, bytes of weights gathered at a time) of a frozen model."""
-    parameters = with_role_head(model.parameters, Role.REFERENCE if has_head else Role.REWARD, model.hidden_size)
+    parameters = replace_head(model.parameters, Role.REFERENCE if has_head else Role.REWARD, model.hidden_size)
     states = ZeroStates(settings, (), frozen=parameters)
     return states.weight_bytes(), states.gathered_bytes(model.num_parameters // model.num_layers)
 
@@ -196,7 +196,7 @@ class ScorerOnGpu(Forecast):
         if action.kind is ActionKind.START_SCORER:
             return {MemoryKind.SYNC_STAGING: self.weights if self.num_ranks == 1 else self.largest_layer}
         offloaded = action.kind is ActionKind.OFFLOAD_ROLE
-        return pinned({MemoryKind.WEIGHTS: self.weights}) if offloaded else {}
+        return pin_sizes({MemoryKind.WEIGHTS: self.weights}) if offloaded else {}
 
     @cached_property
     def weights(self) -> int:
@@ -210,20 +210,22 @@ class ScorerOnGpu(Forecast):
             settings = ZeroSettings(
                 stage=3 if self.num_ranks > 1 else 0, num_ranks=self.num_ranks, weight_bytes=self.kept_bytes
             )
-            return (FrozenShare(*frozen_states_of(self.model, settings, has_head=self.has_head), self._whole_shape),)
-        trained = self._trained(self.cut)
-        return tuple(self._exported(trained, stage) for stage in stages_of(self.model, self.cut.pp, 1, self.role))
+            return (
+                FrozenShare(*measure_frozen_states(self.model, settings, has_head=self.has_head), self._whole_shape),
+            )
+        trained = self._build_trained_role(self.cut)
+        return tuple(self._build_share(trained, stage) for stage in list_stages(self.model, self.cut.pp, 1, self.role))
 
-    def _exported(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
+    def _build_share(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
         """A rank under FSDP2 (shards in the passes' type) or Megatron, counted by `exported`."""
         fixed = trained.find_fixed_states(stage)
         weights = fixed.rank_state.resident[MemoryKind.WEIGHTS]
         return FrozenShare(weights, fixed.gathered, partial(trained.build_shape, stage, fixed))
 
-    def _trained(self, cut: TrainerChoice) -> TrainedRole:
+    def _build_trained_role(self, cut: TrainerChoice) -> TrainedRole:
         """The role as a trained one in its own type, whose weights and passes equal the frozen one's."""
         logits = "plain" if self.loss is Loss.NONE else self.loss.value  # ignored where there is no vocabulary
-        dtype, kept = _type_of(self.element_bytes), _type_of(self.kept_bytes)
+        dtype, kept = _find_dtype(self.element_bytes), _find_dtype(self.kept_bytes)
         training = SettledTraining.model_validate({"dtype": dtype, "master_dtype": kept, "logits": logits})
         stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)
         return TrainedRole(
@@ -241,7 +243,7 @@ class ScorerOnGpu(Forecast):
 
     def _whole_shape(self) -> MicroBatchShape:
         return replace(
-            whole_shape(self.model, self.model.vocab_size if self.has_head else 1),
+            build_whole_shape(self.model, self.model.vocab_size if self.has_head else 1),
             num_tokens=self.micro_batch.num_tokens,
             num_head_tokens=self.micro_batch.num_head_tokens,
             element_bytes=self.element_bytes,
@@ -255,5 +257,5 @@ class ScorerOnGpu(Forecast):
         return process_overheads(self.overheads, self.num_ranks, axes=axes)
 
 
-def _type_of(num_bytes: int) -> Literal[Dtype.FLOAT32, Dtype.BFLOAT16]:
+def _find_dtype(num_bytes: int) -> Literal[Dtype.FLOAT32, Dtype.BFLOAT16]:
     return Dtype.FLOAT32 if num_bytes == Dtype.FLOAT32.num_bytes else Dtype.BFLOAT16

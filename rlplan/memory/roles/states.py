@@ -60,7 +60,7 @@ class FixedStates:
     def _frozen(self) -> dict[int, Frozen]:
         return {}
 
-    def frozen(self, element_bytes: int) -> Frozen:
+    def find_adapters(self, element_bytes: int) -> Frozen:
         """The adapters beside frozen weights; cached, because a model has thousands of adapter tensors."""
         if element_bytes not in self._frozen:
             self._frozen[element_bytes] = frozen_of(self.adapters, element_bytes)
@@ -80,7 +80,7 @@ def fixed_states(
 
     tp: AutoTP size. beside: frozen adapters of other roles on the same base.
     """
-    parameters, adapters, sizes = trained_sizes(model, role, lora, settings.weight_bytes, tp)
+    parameters, adapters, sizes = measure_trained_sizes(model, role, lora, settings.weight_bytes, tp)
     others = held_beside(model, {str(index): adapter for index, adapter in enumerate(beside)})
     frozen = (*parameters, *others) if adapters else ()
     base = BASE_FORMATS.get(lora.base_dtype) if lora else None
@@ -108,14 +108,14 @@ def fixed_states(
             swaps_parameters=settings.offloads_parameters,
             element_bytes=settings.weight_bytes,
         ),
-        offloaded_states(states),
+        sum_offloaded_states(states),
         settings.weight_bytes
         * (max(sizes.layer_weights, sizes.table) if settings.stage == 3 else model.num_parameters),
         dequantized_numel(frozen, base),
     )
 
 
-def with_role_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -> tuple[Parameter, ...]:
+def replace_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -> tuple[Parameter, ...]:
     """Replace the language head by one with a single output for value and reward models."""
     if role not in (Role.VALUE, Role.REWARD):
         return parameters
@@ -124,11 +124,11 @@ def with_role_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -
 
 
 @lru_cache(maxsize=256)
-def trained_sizes(
+def measure_trained_sizes(
     model: ModelSpec, role: Role, lora: LoraSpec | None, element_bytes: int, tp: int = 1
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], Sizes]:
     """(parameters of a rank, adapters, sizes) of a trained role."""
-    parameters = with_role_head(autotp_parameters(model, tp), role, model.hidden_size)
+    parameters = replace_head(autotp_parameters(model, tp), role, model.hidden_size)
     adapters = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     sizes = sizes_of(
         parameters,
@@ -140,7 +140,7 @@ def trained_sizes(
     return parameters, adapters, sizes
 
 
-def offloaded_states(states: ZeroStates) -> Bytes:
+def sum_offloaded_states(states: ZeroStates) -> Bytes:
     """Bytes that ZeRO's offloaded states take on the host. Pinned tensors are rounded up to powers of two.
 
     Counts: gradients are pinned, and in stages 1 and 2 master weights and the 16-bit copy. In stage 3 the 16-bit

@@ -9,14 +9,14 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import Bytes
-from rlplan.memory.roles.rank import RankOnGpu, TrainedRole, stages_of
+from rlplan.memory.roles.rank import RankOnGpu, TrainedRole, list_stages
 
 
 class TrainerOnGpu(Forecast):
     """One rank of a trained role: in a pipeline, the rank of the stage that is the fullest at each action."""
 
     def __init__(self, trained: TrainedRole) -> None:
-        stages = stages_of(
+        stages = list_stages(
             trained.model,
             trained.choice.pp,
             trained.micro_batch.num_micro_batches,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import Quantization
-from rlplan.memory.serving.kv import CachePool, cache_pool
+from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.memory.serving.peaks import (
     cuda_graph_bytes,
     encoder_peak_bytes,
@@ -22,7 +22,7 @@ from rlplan.memory.serving.peaks import (
     sampler_peak_bytes,
 )
 from rlplan.memory.serving.tensors import rotary_table_bytes
-from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits
+from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, find_default_limits
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout
@@ -132,14 +132,14 @@ def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
     """
     _check(settings)
     layout = engine_layout(settings.tp, settings.pp, settings.ep, settings.attention_dp)
-    stages = [_stage_memory(model, settings, layout, stage) for stage in range(settings.pp)]
+    stages = [_predict_stage(model, settings, layout, stage) for stage in range(settings.pp)]
     return min(stages, key=lambda memory: memory.num_blocks)
 
 
-def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
+def choose_limits(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
     """The batch limits of an engine: those of its settings, otherwise vLLM's defaults times data-parallel ranks."""
     length = settings.max_model_len or model.max_position_embeddings
-    usual = default_limits(
+    usual = find_default_limits(
         settings.version,
         settings.total_bytes,
         length,
@@ -151,9 +151,9 @@ def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
     )
 
 
-def engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None = None) -> CachePool:
+def build_engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None = None) -> CachePool:
     """The blocks of a rank's KV cache."""
-    return cache_pool(
+    return build_cache_pool(
         model,
         tp=settings.tp,
         element_bytes=settings.kv_element_bytes,
@@ -164,18 +164,11 @@ def engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None
     )
 
 
-def logged_tokens(pool: CachePool, num_blocks: int, settings: EngineSettings, length: int, batched_tokens: int) -> int:
-    """Tokens that this version's start-up log states for a number of blocks."""
-    if settings.version.counts_group_capacity:
-        return pool.num_tokens(num_blocks, length, batched_tokens * settings.version.num_batches_in_flight)
-    return pool.num_table_tokens(num_blocks)
-
-
-def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, stage: int) -> EngineMemory:
-    version, limits, dp = settings.version, limits_of(model, settings), settings.attention_dp
+def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, stage: int) -> EngineMemory:
+    version, limits, dp = settings.version, choose_limits(model, settings), settings.attention_dp
     own = BatchLimits(ceil_div(limits.max_num_seqs, dp), ceil_div(limits.max_num_batched_tokens, dp))
     length = settings.max_model_len or model.max_position_embeddings
-    is_first, is_last = stage == 0, stage == settings.pp - 1
+    is_first, is_last = stage == 0, stage == settings.pp - 1  # the first stage encodes images, the last one samples
     share = DEFAULT_UTILIZATION[version.counts_cuda_graphs]
     if settings.gpu_memory_utilization is not None:
         share = settings.gpu_memory_utilization
@@ -195,8 +188,10 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     if budget is None:
         budget = requested - weights - rope - max(prefill, sampler, encoder) - other
         budget -= graphs if version.reserves_graphs(model) else 0
-    pool = engine_pool(model, settings, layers)
+    pool = build_engine_pool(model, settings, layers)
     blocks = pool.num_blocks(budget)
+    in_flight = limits.max_num_batched_tokens * version.num_batches_in_flight
+    logs_capacity = version.counts_group_capacity
     return EngineMemory(
         requested=requested,
         weights=weights,
@@ -209,12 +204,12 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         kv_budget=max(budget, 0),
         kv_cache=blocks * pool.bytes_per_block,
         num_blocks=blocks,
-        num_tokens=logged_tokens(pool, blocks, settings, length, limits.max_num_batched_tokens),
+        num_tokens=pool.num_tokens(blocks, length, in_flight) if logs_capacity else pool.num_table_tokens(blocks),
         block_size=pool.block_size,
         max_model_len=length,
         limits=limits,
         pool=pool,
-        in_flight=limits.max_num_batched_tokens * version.num_batches_in_flight,
+        in_flight=in_flight,
     )
 
 

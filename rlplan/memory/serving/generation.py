@@ -11,7 +11,7 @@ from pathlib import Path
 from rlplan.memory.model.activations import forward_working_bytes
 from rlplan.memory.model.logits import FLOAT_BYTES
 from rlplan.memory.model.params import fused_linear_shapes
-from rlplan.memory.serving.kv import CachePool, cache_pool
+from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.headers import has_weights, read_index
@@ -33,7 +33,7 @@ def kv_bytes_per_token(model: ModelSpec, element_bytes: int) -> int:
 def host_pool(model: ModelSpec, rollout: ResolvedRollout) -> CachePool:
     """The blocks of a CPU rank's KV cache, with every state in the cache's dtype."""
     e = rollout.dtype.num_bytes
-    return cache_pool(model, tp=rollout.tp, element_bytes=e, state_bytes=e, block_size=rollout.block_size)
+    return build_cache_pool(model, tp=rollout.tp, element_bytes=e, state_bytes=e, block_size=rollout.block_size)
 
 
 def engine_activation_bytes(model: ModelSpec, max_num_batched_tokens: int) -> int:
@@ -67,7 +67,7 @@ SIZES_PER_POSITION = 5
 quickstart's engine has code for some 60 sizes, with responses of 12 positions."""
 
 
-def num_batch_sizes(job: ResolvedJob) -> int:
+def count_batch_sizes(job: ResolvedJob) -> int:
     """Different batch sizes that one engine decodes with in a run.
 
     Counts: 5 for each position of a response (fewer in a run of fewer steps), and as many again for evaluations that

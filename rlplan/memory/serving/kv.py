@@ -107,7 +107,7 @@ class _Page:
     num_bytes: int
 
 
-def cache_pool(
+def build_cache_pool(
     model: ModelSpec,
     *,
     tp: int = 1,
@@ -126,9 +126,9 @@ def cache_pool(
     the most common one if that is less than 1.5 times as many; the last group of each kind is padded.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> cache_pool(find_model("meta-llama/Llama-3.1-8B")).bytes_per_block  # 32 * 16 * 2 * 8 * 128 * 2
+    >>> build_cache_pool(find_model("meta-llama/Llama-3.1-8B")).bytes_per_block  # 32 * 16 * 2 * 8 * 128 * 2
     2097152
-    >>> pool = cache_pool(find_model("openai/gpt-oss-20b"))  # 12 sliding and 12 full layers: 12 * 16 * 2 * 8 * 64 * 2
+    >>> pool = build_cache_pool(find_model("openai/gpt-oss-20b"))  # 12 sliding, 12 full: 12 * 16 * 2 * 8 * 64 * 2
     >>> pool.bytes_per_block, [group.num_layers for group in pool.groups]
     (393216, [12, 12])
     """
@@ -138,17 +138,17 @@ def cache_pool(
     size = block_size or (MLA_BLOCK if model.latent_attention else DEFAULT_BLOCK)
     if any(cache.kind == LINEAR for cache in chosen):
         size = _hybrid_block(chosen, size, element_bytes, state_bytes)
-    pages = [_page(cache, size, element_bytes, state_bytes, splits_groups) for cache in chosen]
+    pages = [_build_page(cache, size, element_bytes, state_bytes, splits_groups) for cache in chosen]
     if len({(page.kind, page.window) for page in pages}) == 1:
         first = pages[0]
         group = CacheGroup(first.kind, len(pages), first.block_size, first.window)
         return CachePool(sum(page.num_bytes for page in pages), (group,), context_ranks)
-    groups = _split(_unified(pages))
+    groups = _split_groups(_unify_pages(pages))
     largest = max(page.num_bytes for page in pages)
     return CachePool(largest * max(group.num_layers for group in groups), groups, context_ranks)
 
 
-def _page(cache: LayerCache, block_size: int, element_bytes: int, state_bytes: int, splits_groups: bool) -> _Page:
+def _build_page(cache: LayerCache, block_size: int, element_bytes: int, state_bytes: int, splits_groups: bool) -> _Page:
     if cache.kind == LINEAR:
         return _Page(LINEAR, None, 0, _state_bytes(cache, state_bytes))
     window = cache.window if splits_groups else None
@@ -174,7 +174,7 @@ def _hybrid_block(caches: Sequence[LayerCache], block_size: int, element_bytes: 
     return block_size * max(1, ceil_div(state, block_size * max(tokens)))
 
 
-def _unified(pages: list[_Page]) -> list[_Page]:
+def _unify_pages(pages: list[_Page]) -> list[_Page]:
     """Bring pages to one size. A smaller page gets more tokens where the sizes divide; otherwise it is padded."""
     largest = max(page.num_bytes for page in pages)
     return [
@@ -185,12 +185,13 @@ def _unified(pages: list[_Page]) -> list[_Page]:
     ]
 
 
-def _split(pages: list[_Page]) -> tuple[CacheGroup, ...]:
+def _split_groups(pages: list[_Page]) -> tuple[CacheGroup, ...]:
     """Split layers into groups of the same number of layers. Source: `_get_kv_cache_groups_uniform_page_size`."""
     counts: dict[_Page, int] = {}
     for page in pages:
         counts[page] = counts.get(page, 0) + 1
     fewest, most = min(counts.values()), max(counts.values())
+    # vLLM's threshold: up to 1.5 times as many layers, padding the rare kinds costs less than splitting the others.
     width = most if most < 1.5 * fewest else fewest
     return tuple(
         CacheGroup(page.kind, width, page.block_size, page.window)

@@ -112,33 +112,33 @@ def sampler_peak_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, 
     return num_seqs * model.vocab_size * per_entry + 2 * num_tokens * model.hidden_size
 
 
-def num_graph_sizes(version: VllmVersion, num_seqs: int) -> int:
+def count_graph_sizes(version: VllmVersion, num_seqs: int) -> int:
     """Number of batch sizes for which vLLM captures CUDA graphs.
 
     Counts: 1, 2, 4, then every 8th up to min(2S, 512) (67 in all; V0: up to S, 35 in all). From 0.11 on every 16th
     above 256, and full graphs for decoding in addition to piecewise ones. Source: vLLM 0.32.0 config/vllm.py
     `_set_cudagraph_sizes`; 0.8.4 and 0.6.4 config.py.
 
-    >>> num_graph_sizes(VllmVersion(0, 9, 0), 256), num_graph_sizes(VllmVersion(0, 6, 4, is_v0=True), 256)
+    >>> count_graph_sizes(VllmVersion(0, 9, 0), 256), count_graph_sizes(VllmVersion(0, 6, 4, is_v0=True), 256)
     (67, 35)
-    >>> num_graph_sizes(VllmVersion(0, 32, 0), 256)  # 51 piecewise and 35 of whole decoding steps
+    >>> count_graph_sizes(VllmVersion(0, 32, 0), 256)  # 51 piecewise and 35 of whole decoding steps
     86
     """
     if version.is_v0:
-        return _sizes_up_to(num_seqs)
+        return _count_sizes(num_seqs)
     if (version.major, version.minor) < (0, 11):
-        return _sizes_up_to(512)
+        return _count_sizes(512)
     largest = min(2 * num_seqs, 512)
-    return _sizes_up_to(min(largest, 256)) + max(0, largest - 256) // 16 + _full_sizes(num_seqs)
+    return _count_sizes(min(largest, 256)) + max(0, largest - 256) // 16 + _count_full_sizes(num_seqs)
 
 
-def _sizes_up_to(largest: int) -> int:
+def _count_sizes(largest: int) -> int:
     return sum(size <= largest for size in (1, 2, 4)) + largest // 8
 
 
-def _full_sizes(num_seqs: int) -> int:
+def _count_full_sizes(num_seqs: int) -> int:
     largest = min(num_seqs, 512)
-    return _sizes_up_to(min(largest, 256)) + max(0, largest - 256) // 16
+    return _count_sizes(min(largest, 256)) + max(0, largest - 256) // 16
 
 
 def cuda_graph_bytes(
@@ -157,7 +157,7 @@ def cuda_graph_bytes(
     >>> round(cuda_graph_bytes(VllmVersion(0, 10, 0), 64, 256) / 2**30, 2)  # Qwen3-32B on two ranks: 1.30 in its log
     1.23
     """
-    sizes = 0 if enforce_eager else num_graph_sizes(version, num_seqs)
+    sizes = 0 if enforce_eager else count_graph_sizes(version, num_seqs)
     return num_captures * sizes * num_layers * LAYER_GRAPH_BYTES
 
 

@@ -12,7 +12,7 @@ quantized weights, and the other conditions on a job (planner/shared_base.py).
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rlplan.memory.serving.tensors import fused_members
+from rlplan.memory.serving.tensors import list_fused_members
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.parts import LINEAR
 from rlplan.units import round_up
@@ -25,7 +25,7 @@ class SharedTensor:
     """One parameter of the engine."""
 
     name: str
-    """Name in `engine_tensors`."""
+    """Name in `list_engine_tensors`."""
     shape: tuple[int, ...]
     start: int
     """Offset in bytes."""
@@ -36,9 +36,9 @@ class SharedTensor:
 
 @lru_cache(maxsize=8)
 def shared_layout(model: ModelSpec, element_bytes: int) -> tuple[SharedTensor, ...]:
-    """The engine's tensors in the order of `engine_tensors`, each starting on the next cache line."""
+    """The engine's tensors in the order of `list_engine_tensors`, each starting on the next cache line."""
     layout, end = [], 0
-    for tensor, members in fused_members(model):
+    for tensor, members in list_fused_members(model):
         size = tensor.numel * element_bytes
         layout.append(SharedTensor(tensor.name, tensor.shape, end, size, members))
         end = round_up(end + size, CACHE_LINE)

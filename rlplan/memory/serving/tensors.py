@@ -42,14 +42,15 @@ _WITH_ALIBI = ("MPTForCausalLM", "MptForCausalLM", "BloomForCausalLM")
 
 
 @lru_cache(maxsize=8)
-def engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
+def list_engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Every parameter of one rank, by Hugging Face's name, or vLLM's if it fuses several. Raises: SpecError.
 
     Counts: `held_tensors`, projections of the same input stacked along their first dimension.
     Assumes: experts are cut over tp, without expert parallelism. Differs: vLLM transposes GPT-2's projections.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> rows = {tensor.name: tensor.shape for tensor in engine_tensors(find_model("meta-llama/Llama-3.1-8B"), tp=16)}
+    >>> model = find_model("meta-llama/Llama-3.1-8B")
+    >>> rows = {tensor.name: tensor.shape for tensor in list_engine_tensors(model, tp=16)}
     >>> rows["model.layers.0.self_attn.qkv_proj.weight"]  # 32 heads over 16 ranks, one of 8 key heads: (2+1+1)*128
     (512, 4096)
     """
@@ -58,10 +59,12 @@ def engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
 
 def _fuse(tensors: Iterable[Parameter]) -> list[Parameter]:
     """Fuse tensors whose modules have the same fused name and parent. A single one keeps its name."""
-    return [_stack(name, members) if len(members) > 1 else members[0] for name, members in _groups(tensors).items()]
+    return [
+        _stack(name, members) if len(members) > 1 else members[0] for name, members in _group_tensors(tensors).items()
+    ]
 
 
-def _groups(tensors: Iterable[Parameter]) -> dict[str, list[Parameter]]:
+def _group_tensors(tensors: Iterable[Parameter]) -> dict[str, list[Parameter]]:
     """Tensors by their fused name, in the order in which they are stacked."""
     groups: dict[str, list[Parameter]] = {}
     for tensor in tensors:
@@ -71,10 +74,10 @@ def _groups(tensors: Iterable[Parameter]) -> dict[str, list[Parameter]]:
     return groups
 
 
-def fused_members(model: ModelSpec) -> tuple[tuple[Parameter, tuple[Parameter, ...]], ...]:
-    """(tensor, its members) for each of `engine_tensors` without tensor parallelism."""
-    members = _groups(model.held_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))).values()
-    return tuple(zip(engine_tensors(model), map(tuple, members), strict=True))
+def list_fused_members(model: ModelSpec) -> tuple[tuple[Parameter, tuple[Parameter, ...]], ...]:
+    """(tensor, its members) for each of `list_engine_tensors` without tensor parallelism."""
+    members = _group_tensors(model.held_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))).values()
+    return tuple(zip(list_engine_tensors(model), map(tuple, members), strict=True))
 
 
 def _stack(name: str, members: list[Parameter]) -> Parameter:
@@ -94,7 +97,7 @@ def stored_bytes(tensors: Iterable[Parameter], element_bytes: int) -> int:
     )
 
 
-def linear_weights(tensors: Iterable[Parameter]) -> list[Parameter]:
+def list_linear_weights(tensors: Iterable[Parameter]) -> list[Parameter]:
     """The matrices that a CPU engine packs: those of linear layers, with routers, without experts or tables.
 
     Source: vLLM 0.32.0, fused_moe/router/gate_linear.py: routers are linear layers too.

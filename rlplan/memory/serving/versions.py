@@ -170,14 +170,16 @@ class BatchLimits:
     """Tokens of one forward pass."""
 
 
-def default_limits(version: VllmVersion, total_bytes: int, max_model_len: int, *, is_a100: bool = False) -> BatchLimits:
+def find_default_limits(
+    version: VllmVersion, total_bytes: int, max_model_len: int, *, is_a100: bool = False
+) -> BatchLimits:
     """Default limits of vLLM's server. Its `LLM` class has twice the tokens, and four times as many on small GPUs.
 
     Source: vLLM 0.32.0 arg_utils.py `get_batch_defaults`; 0.6.4 and 0.8.4 config.py and arg_utils.py.
     Counts: V0 takes max(length, 2048) tokens, and 512 (2048 from 0.7) in chunks where the length is beyond 32,768.
     Differs: B200-class cards (160 GiB and more) have a row of their own only from 0.11.
 
-    >>> default_limits(LATEST, 80 * GIB, 8192), default_limits(LATEST, 24 * GIB, 8192).max_num_batched_tokens
+    >>> find_default_limits(LATEST, 80 * GIB, 8192), find_default_limits(LATEST, 24 * GIB, 8192).max_num_batched_tokens
     (BatchLimits(max_num_seqs=1024, max_num_batched_tokens=8192), 2048)
     """
     if version.is_v0:

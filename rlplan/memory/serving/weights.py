@@ -35,13 +35,13 @@ def engine_weight_bytes(
     tensors = stage_tensors(model, layout, stage)
     if scheme is not None and scheme.form == quantization.MXFP4 and model.experts:
         width = model.experts.intermediate_size // (layout.tp if layout.ep == 1 else 1)
-        tensors = tuple(_padded(tensor, model.hidden_size, width) for tensor in tensors)
+        tensors = tuple(_pad_experts(tensor, model.hidden_size, width) for tensor in tensors)
     plain = [tensor for tensor in tensors if scheme is None or not scheme.covers(tensor)]
     quantized = [tensor for tensor in tensors if scheme is not None and scheme.covers(tensor)]
     return stored_bytes(plain, element_bytes) + weight_bytes(quantized, element_bytes, scheme)
 
 
-def _padded(tensor: Parameter, hidden: int, width: int) -> Parameter:
+def _pad_experts(tensor: Parameter, hidden: int, width: int) -> Parameter:
     """Pad an MXFP4 expert tensor as its kernels require: h to a multiple of 256, Ie to one of 128.
 
     Source: vLLM 0.32.0 fused_moe/oracle/mxfp4.py, Marlin and TRT-LLM back ends. Assumes: stacked experts (gpt-oss).

@@ -39,8 +39,8 @@ class ZeroWalk:
         """The moments that may be the largest. See `step_peak.GradientWalk`."""
         key = accumulates, is_first
         if key not in self._moments:
-            passes = self._passes(_reduction_of(self, accumulates=accumulates, is_first=is_first))
-            self._moments[key] = (*_outermost(passes), *self.update)
+            passes = self._walk_passes(_start_reduction(self, accumulates=accumulates, is_first=is_first))
+            self._moments[key] = (*_keep_outermost(passes), *self.update)
         return self._moments[key]
 
     @property
@@ -70,38 +70,38 @@ class ZeroWalk:
         """
         if parameter is None or self.settings.stage < 3:
             return 0
-        in_layer = layer_of(parameter.name) is not None
+        in_layer = parse_layer(parameter.name) is not None
         used = self._largest_frozen[in_layer] if self.has_adapters else parameter.numel
         if in_layer and self.settings.prefetch_bucket_size:
             used = self._layer_numel
-        return self._gathered(used if used > self.settings.persistence_threshold else 0)
+        return self._sum_gathered(used if used > self.settings.persistence_threshold else 0)
 
     @cached_property
     def fetched_ahead(self) -> int:
         """Bytes of gathered weights while no tensor is in use."""
-        return self._gathered(0)
+        return self._sum_gathered(0)
 
-    def _gathered(self, used_numel: int) -> int:
+    def _sum_gathered(self, used_numel: int) -> int:
         return self.machine.collective_copies * self.states.gathered_bytes(used_numel)
 
     @cached_property
     def _largest_frozen(self) -> dict[bool, int]:
         largest = {True: 0, False: 0}
         for parameter in self.states.frozen:
-            in_layer = layer_of(parameter.name) is not None
+            in_layer = parse_layer(parameter.name) is not None
             largest[in_layer] = max(largest[in_layer], parameter.numel)
         return largest
 
     @cached_property
     def _layer_numel(self) -> int:
         parameters = (*self.states.trainable, *self.states.frozen)
-        numels = [(layer_of(parameter.name), parameter.numel) for parameter in parameters]
+        numels = [(parse_layer(parameter.name), parameter.numel) for parameter in parameters]
         inside = [(layer, numel) for layer, numel in numels if layer is not None]
         return sum(numel for _, numel in inside) // max(1, len(dict(inside)))
 
     @cached_property
     def _trained(self) -> list[tuple[Parameter, int | None]]:
-        return [(parameter, layer_of(parameter.name)) for parameter in self.states.trainable]
+        return [(parameter, parse_layer(parameter.name)) for parameter in self.states.trainable]
 
     @cached_property
     def _table(self) -> Parameter | None:
@@ -110,7 +110,7 @@ class ZeroWalk:
         heads = [parameter for parameter in outside if parameter.component is Component.HEAD]
         return max(heads or outside, key=lambda parameter: parameter.numel, default=None)
 
-    def _passes(self, reduction: "_Kept") -> Iterator[Moment]:
+    def _walk_passes(self, reduction: "_WholeGradients") -> Iterator[Moment]:
         num_layers = max((layer for _, layer in self._trained if layer is not None), default=0) + 1
         table, waiting = self._table, self.table_bytes
         is_tied = table is not None and table.component is not Component.HEAD
@@ -184,7 +184,7 @@ class ZeroWalk:
         return copies * self.element_bytes * self.states.partition_numel * settings.num_ranks
 
 
-class _Kept:
+class _WholeGradients:
     """Stages 0 and 1: gradients stay whole until the step, and those of later micro-batches are added in place.
 
     On a GPU stage 1 keeps its bucket allocated. Trainers other than rlplan's runtime reduce it in the passes, through
@@ -211,7 +211,7 @@ class _Kept:
         yield Moment(place, layers, self.accumulated + waiting, self.buffers)
 
 
-class _Reduction(_Kept):
+class _BucketedGradients(_WholeGradients):
     """Stages 2 and 3: gradients pass through the bucket and its flat copy into the accumulator.
 
     Stage 3 accumulates in a flat buffer that it keeps, and gathers a layer's tensors one after the other.
@@ -262,13 +262,13 @@ class _Reduction(_Kept):
         self.used, self.owned_in_bucket, self.oversized = 0, 0, 0
 
 
-def _reduction_of(walk: ZeroWalk, *, accumulates: bool, is_first: bool) -> _Kept:
+def _start_reduction(walk: ZeroWalk, *, accumulates: bool, is_first: bool) -> _WholeGradients:
     if walk.settings.stage >= 2:
-        return _Reduction(walk, accumulates=accumulates, is_first=is_first)
-    return _Kept(walk, accumulates=accumulates)
+        return _BucketedGradients(walk, accumulates=accumulates, is_first=is_first)
+    return _WholeGradients(walk, accumulates=accumulates)
 
 
-def _outermost(moments: Iterable[Moment]) -> Iterator[Moment]:
+def _keep_outermost(moments: Iterable[Moment]) -> Iterator[Moment]:
     """The moments that can be the largest of their place, whatever one layer's activations take.
 
     Activations are linear in the number of saved layers, so only the upper convex hull of bytes over layers counts.
@@ -296,7 +296,7 @@ def _is_above(left: tuple[int, int, Moment], middle: tuple[int, int, Moment], ri
 
 
 @lru_cache(maxsize=1 << 16)
-def layer_of(name: str) -> int | None:
+def parse_layer(name: str) -> int | None:
     """The index of a parameter's layer, from its name; None outside the layers.
 
     >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")

@@ -79,10 +79,10 @@ def kept_layer_bytes(shape: MicroBatchShape) -> int:
         last = 0 if shape.is_compiled else block.hidden
         half = 2 * block.q + block.k + block.intermediate + last
         return entry + tokens * (e * half + FLOAT_BYTES * block.num_heads)
-    return 0 if shape.offloads_activations else layer_bytes(shape) - _given_back(shape)
+    return 0 if shape.offloads_activations else layer_bytes(shape) - _recomputed_module_bytes(shape)
 
 
-def _given_back(shape: MicroBatchShape) -> int:
+def _recomputed_module_bytes(shape: MicroBatchShape) -> int:
     """Bytes that a layer does not save because modules of it are recomputed individually."""
     names, shards = shape.modules, shape.sequence_shards if shape.gathers_again else 1
     norms = recomputed_bytes(shape.block, names & {"layernorm"}, shape.element_bytes) // shards
@@ -113,10 +113,10 @@ def _head_bytes(shape: MicroBatchShape) -> int:
             has_exponentials=shape.has_entropy_gradient,
         )
         return rows + shape.num_head_tokens * (FLOAT_BYTES + shape.element_bytes * shape.block.hidden)
-    return words - (words // CHUNKS if shape.loss in CHUNKED_LOSSES else 0) + _held_logits(shape)
+    return words - (words // CHUNKS if shape.loss in CHUNKED_LOSSES else 0) + _referenced_logit_bytes(shape)
 
 
-def _held_logits(shape: MicroBatchShape) -> int:
+def _referenced_logit_bytes(shape: MicroBatchShape) -> int:
     """Bytes of the logits that stay referenced by the model's output until the training loop drops it."""
     element_bytes = FLOAT_BYTES if shape.loss in (Loss.SHIFTED, Loss.KEPT) else 0
     return element_bytes * shape.num_head_tokens * shape.vocab_size
@@ -132,6 +132,7 @@ def _working_bytes(shape: MicroBatchShape) -> int:
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
     ring = ring_bytes(block, tokens, e) if shape.passes_keys_on else 0
     scales = shape.frozen is not None and shape.frozen.scales_outputs
+    # A recomputed layer has both the adapter's output and its scaled copy; otherwise only the scaled gradient exists.
     keeps_linears = shape.recompute in (Recompute.NONE, Recompute.ATTENTION) and not shape.modules
     copies = scales * (1 if keeps_linears else 2)
     outputs = tokens * block.intermediate * (copies + (shape.dequantised > 0))
@@ -158,7 +159,7 @@ def _recomputed_bytes(shape: MicroBatchShape) -> int:
     if shape.recompute in (Recompute.FULL, Recompute.SELECTIVE):
         kept = entry_bytes(shape) if shape.recompute is Recompute.FULL else kept_layer_bytes(shape)
         return layer_bytes(shape) - min(kept, layer_bytes(shape))
-    return _given_back(shape)
+    return _recomputed_module_bytes(shape)
 
 
 def _final_bytes(shape: MicroBatchShape) -> int:
@@ -170,6 +171,7 @@ def _final_bytes(shape: MicroBatchShape) -> int:
     if not rows:
         return 0
     is_gathered = shape.gathers_again and shape.frozen is None
+    # `final_saved_bytes` counts whole tensors; sequence parallelism leaves each rank one shard of the norm's.
     norm = tokens * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=is_gathered)
     shared = norm - norm // shape.sequence_shards
     if shape.frozen is not None and shape.loss not in HOLDS_HEAD_INPUT:
@@ -249,7 +251,7 @@ class Place(StrEnum):
 IN_A_LAYER = (Place.MLP, Place.ATTENTION)
 
 
-class HeldAt:
+class MicroBatchBytes:
     """Computes the bytes of a micro-batch at each place."""
 
     def __init__(self, shape: MicroBatchShape) -> None:
@@ -294,7 +296,7 @@ class HeldAt:
         """Bytes of logits and of the loss's tensors at a place."""
         if place is Place.LOSS:
             return _loss_bytes(self.shape)
-        return _head_bytes(self.shape) if place is Place.HEAD else _held_logits(self.shape)
+        return _head_bytes(self.shape) if place is Place.HEAD else _referenced_logit_bytes(self.shape)
 
     @cached_property
     def _left_mlp(self) -> int:

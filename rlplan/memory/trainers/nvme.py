@@ -29,10 +29,10 @@ def swap_buffer_bytes(sub_group_numel: int, *, swaps_parameters: bool, element_b
     return OPTIMIZER_BUFFERS * FLOAT_BYTES * sub_group_numel + parameters
 
 
-def left_on_host(host: Mapping[MemoryKind, int], buffers: int) -> dict[MemoryKind, int]:
+def keep_on_host(host: Mapping[MemoryKind, int], buffers: int) -> dict[MemoryKind, int]:
     """Bytes that stay in the host's memory: gradients, and the swap buffers.
 
-    >>> left_on_host({MemoryKind.OPTIMIZER: 8, MemoryKind.GRADIENTS: 4}, 2)
+    >>> keep_on_host({MemoryKind.OPTIMIZER: 8, MemoryKind.GRADIENTS: 4}, 2)
     {<MemoryKind.GRADIENTS: 'gradients'>: 4, <MemoryKind.COMM_BUFFERS: 'comm_buffers'>: 2}
     """
     return {kind: size for kind, size in host.items() if kind not in _ON_DISK} | {MemoryKind.COMM_BUFFERS: buffers}

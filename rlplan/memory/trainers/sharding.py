@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplan.memory.machine.machine import CUDA, Machine
-from rlplan.memory.trainers.backward import ZeroWalk, layer_of
+from rlplan.memory.trainers.backward import ZeroWalk, parse_layer
 from rlplan.memory.trainers.optimizers import quantized_bytes
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
@@ -72,12 +72,12 @@ def sizes_of(
     (56, 40, 16, 40)
     """
     trained = tuple(adapters) if adapters else tuple(parameters)
-    outside = [parameter.numel for parameter in parameters if layer_of(parameter.name) is None]
+    outside = [parameter.numel for parameter in parameters if parse_layer(parameter.name) is None]
     inside = sum(parameter.numel for parameter in parameters) - sum(outside)
     return Sizes(
         trainable=tuple(parameter.numel for parameter in trained),
         frozen_bytes=frozen_bytes,
-        layer=sum(parameter.numel for parameter in trained if layer_of(parameter.name) is not None) // num_layers,
+        layer=sum(parameter.numel for parameter in trained if parse_layer(parameter.name) is not None) // num_layers,
         table=0 if adapters else max(outside),
         root=sum(outside),
         layer_weights=inside // num_layers,
@@ -130,7 +130,7 @@ class FsdpSettings:
         return quantized_bytes(numel) if self.has_8bit_moments else 2 * (self.moment_bytes or self.master_bytes) * numel
 
 
-def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
+def build_fsdp_state(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     """A rank of FSDP2 with mixed precision: states are shards, and layers are gathered when needed.
 
     Counts: m*P/N each for weights and gradients, 2m*P/N moments; in the compute type two layers and the root (tables,
@@ -140,7 +140,7 @@ def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
 
     >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> rank_state = rank_state_under_fsdp(sizes, FsdpSettings(4))  # 400 * (4 + 8) and 400 * 4
+    >>> rank_state = build_fsdp_state(sizes, FsdpSettings(4))  # 400 * (4 + 8) and 400 * 4
     >>> sum(rank_state.resident.values()), rank_state.gradients
     (4800, 1600)
     >>> rank_state.passing, rank_state.layer_passing
@@ -219,14 +219,14 @@ class MegatronRank:
         return ceil_div(self.dense, self.over) + ceil_div(self.experts, self.over_experts)
 
 
-def rank_state_of_megatron_rank(rank: MegatronRank) -> RankState:
+def build_megatron_state(rank: MegatronRank) -> RankState:
     """A Megatron-Core rank: weights, gradients in one permanent buffer, and the states that the rank updates.
 
     Counts: e for every weight; 4 for every trained one; m for a master weight (none beside fp32 weights) and 2m for the
     moments of each updated element. Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py.
     Assumes: parameters are gathered into their own buffer, so that the passes need no additional memory.
 
-    >>> rank_state = rank_state_of_megatron_rank(MegatronRank(dense=600, experts=200, over=4, over_experts=2))
+    >>> rank_state = build_megatron_state(MegatronRank(dense=600, experts=200, over=4, over_experts=2))
     >>> sum(rank_state.resident.values())  # 800 * (2 + 4) + (150 + 100) * 12
     7800
     """

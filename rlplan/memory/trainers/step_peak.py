@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, HeldAt, Place
+from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, MicroBatchBytes, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.vocabulary import MemoryKind
 
@@ -84,11 +84,14 @@ class RankState:
         if self.walk is not None:
             return self.walk.moments(accumulates=self.accumulates, is_first=is_first)
         resident = self.resident.get(MemoryKind.GRADIENTS, 0)
+        # Gradients at the loss: those of earlier micro-batches, or buffers that are never freed.
         before = self.gradients if self.accumulates else self.kept_gradients
         # Gradients below the head. A tied head's gradient waits for the embedding's, beside the accumulated ones.
         below = max(before + self.head_gradient * self.is_tied, self.kept_gradients + self.head_gradient)
+        # Gradients in the bottom layer: all except its own and the embedding's, which come later.
         late = self.layer_gradient + (0 if self.is_tied else self.table_gradient)
         bottom = below if self.accumulates else max(below, self.gradients - late)
+        # The embedding's gradient is a second tensor until it is added to the one that exists.
         meeting = self.table_gradient if self.is_tied or self.accumulates else 0
         inside = self.passing + self.layer_passing
         return tuple(
@@ -123,13 +126,13 @@ def snapshots(
     resident: replaces the rank's own resident bytes. is_first: before the first optimizer step.
     """
     base = rank_state.resident if resident is None else resident
-    return _snapshots(rank_state, shape, rank_state.moments(shape.total_layers, is_first=is_first), base)
+    return _take_snapshots(rank_state, shape, rank_state.moments(shape.total_layers, is_first=is_first), base)
 
 
-def _snapshots(
+def _take_snapshots(
     rank_state: RankState, shape: MicroBatchShape, moments: Iterable[Moment], base: Mapping[MemoryKind, int]
 ) -> dict[Place, MemorySnapshot]:
-    sizes = HeldAt(shape)
+    sizes = MicroBatchBytes(shape)
     # A chunked loss computes the head's gradient once per chunk and adds it to the sum, so two exist.
     again = rank_state.head_gradient if shape.loss in CHUNKED_LOSSES else 0
     largest: dict[Place, tuple[int, int, int, int]] = {}
@@ -140,12 +143,12 @@ def _snapshots(
         if moment.place not in largest or total > largest[moment.place][0]:
             largest[moment.place] = total, activations, gradients, moment.buffers
     return {
-        place: _snapshot(base, activations, sizes.logits(place), gradients, buffers)
+        place: _build_snapshot(base, activations, sizes.logits(place), gradients, buffers)
         for place, (_, activations, gradients, buffers) in largest.items()
     }
 
 
-def _snapshot(
+def _build_snapshot(
     resident: Mapping[MemoryKind, int], activations: int, logits: int, gradients: int, buffers: int
 ) -> MemorySnapshot:
     snapshot = dict(resident)
@@ -161,11 +164,11 @@ def largest_of(candidates: Iterable[MemorySnapshot]) -> MemorySnapshot:
     return max(candidates, key=lambda snapshot: sum(snapshot.values()))
 
 
-def passes_peak(by_place: Mapping[Place, MemorySnapshot]) -> MemorySnapshot:
+def find_passes_peak(by_place: Mapping[Place, MemorySnapshot]) -> MemorySnapshot:
     """The largest snapshot of the forward and backward pass."""
     return largest_of(snapshot for place, snapshot in by_place.items() if place not in UPDATE)
 
 
-def update_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
+def find_update_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
     """The largest snapshot of the optimizer's step."""
-    return largest_of(_snapshots(rank_state, shape, rank_state.update, rank_state.resident).values())
+    return largest_of(_take_snapshots(rank_state, shape, rank_state.update, rank_state.resident).values())

@@ -69,7 +69,7 @@ def rank_of_role(
 ) -> TrainedRank:
     """One rank of a trained role of a job. cut: tensor parallel size, ZeRO stage, ranks that shard the states."""
     tp, stage, num_shards = cut
-    parameters = held_parameters(model, tp, job.trained_parameters(role, model))
+    parameters = cut_parameters(model, tp, job.trained_parameters(role, model))
     return trained_rank(training, model, stage, num_shards, shard, parameters)
 
 
@@ -108,7 +108,7 @@ def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
     return tuple(full if full.component in uncut else part for full, part in pairs)
 
 
-def held_parameters(
+def cut_parameters(
     model: ModelSpec, tp: int, parameters: tuple[tuple[Parameter, ...], tuple[Parameter, ...]]
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
     """(trained, frozen) parameters of one of `tp` tensor parallel ranks. Raises: SpecError."""
@@ -117,7 +117,7 @@ def held_parameters(
     return trained, frozen
 
 
-def put_together_bytes(rank: TrainedRank) -> int:
+def gathered_weight_bytes(rank: TrainedRank) -> int:
     """Bytes of one weight while it is gathered from the parts of tensor parallel ranks.
 
     Counts: the received parts and the whole weight, 2 * e * the largest weight that is cut.
@@ -126,9 +126,9 @@ def put_together_bytes(rank: TrainedRank) -> int:
     >>> from rlplan.spec.models.catalogue import find_model
     >>> from rlplan.spec.resolved import ResolvedTraining, SettledTraining
     >>> model = find_model("Qwen/Qwen3-0.6B")
-    >>> parts = held_parameters(model, 2, (model.parameters, ()))
+    >>> parts = cut_parameters(model, 2, (model.parameters, ()))
     >>> training = SettledTraining(dtype="float32", tp=2)
-    >>> put_together_bytes(trained_rank(training, model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
+    >>> gathered_weight_bytes(trained_rank(training, model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
     25165824
     """
     own = {parameter.name: parameter.numel for parameter in rank.states.trainable}

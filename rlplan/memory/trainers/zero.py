@@ -120,6 +120,7 @@ class ZeroStates:
     @cached_property
     def num_trainable(self) -> int:
         """P: trained elements."""
+        # A list, because a search computes this for thousands of candidates, and sum() over a generator is slower.
         return sum([parameter.numel for parameter in self.trainable])
 
     @cached_property
@@ -133,7 +134,7 @@ class ZeroStates:
         if self.settings.stage == 0:
             return self.num_trainable
         if self.settings.stage == 3:
-            return _shares(self.trainable, ranks)
+            return _count_shares(self.trainable, ranks)
         return round_up(self.num_trainable, PARTITION_ALIGNMENT * ranks) // ranks
 
     @cached_property
@@ -152,7 +153,7 @@ class ZeroStates:
         """
         settings = self.settings
         if settings.stage == 3:
-            shares = self.partition_numel + _shares(self.frozen, settings.num_ranks)
+            shares = self.partition_numel + _count_shares(self.frozen, settings.num_ranks)
             return settings.weight_bytes * (shares + self.persistent_numel * has_stepped)
         flat = self.partition_numel * (settings.num_ranks if settings.stage else 1)
         frozen = settings.weight_bytes * sum([parameter.numel for parameter in self.frozen])
@@ -242,17 +243,17 @@ class ZeroStates:
 
     def after_build(self) -> States:
         """States after the engine is built: no gradients before the first backward pass, no moments before a step."""
-        return self._states(has_gradients=False, has_stepped=False)
+        return self._build_states(has_gradients=False, has_stepped=False)
 
     def after_backward(self) -> States:
         """States between backward and step, with the moments of an earlier step."""
-        return self._states(has_gradients=True, has_stepped=True)
+        return self._build_states(has_gradients=True, has_stepped=True)
 
     def after_step(self) -> States:
         """States after a step: the steady state."""
-        return self._states(has_gradients=False, has_stepped=True)
+        return self._build_states(has_gradients=False, has_stepped=True)
 
-    def _states(self, *, has_gradients: bool, has_stepped: bool) -> States:
+    def _build_states(self, *, has_gradients: bool, has_stepped: bool) -> States:
         settings = self.settings
         # The 16-bit optimizer of stage 0 takes an empty step while it is built, so its moments exist early.
         early = settings.weight_bytes == 2 and settings.stage == 0
@@ -268,10 +269,10 @@ class ZeroStates:
         if not settings.offloads_optimizer:
             device.update(states)
             host = self._offload_weights(device)
-            return States(_positive(device), host)
-        return self._offloaded(device, states)
+            return States(_drop_zeros(device), host)
+        return self._offload_states(device, states)
 
-    def _offloaded(self, device: Counter[MemoryKind], states: dict[MemoryKind, int]) -> States:
+    def _offload_states(self, device: Counter[MemoryKind], states: dict[MemoryKind, int]) -> States:
         """The states under CPU offload: master weights, moments and gradients are on the host.
 
         Counts: also on the host a 16-bit copy of the share (stages 1 and 2: the updated weights on their way back;
@@ -289,14 +290,14 @@ class ZeroStates:
             host[MemoryKind.WEIGHTS] = settings.weight_bytes * self.partition_numel
             host[MemoryKind.COMM_BUFFERS] = settings.weight_bytes * largest
             device[MemoryKind.COMM_BUFFERS] += settings.weight_bytes * largest
-        return States(_positive(device), _positive(host))
+        return States(_drop_zeros(device), _drop_zeros(host))
 
     def _offload_weights(self, device: Counter[MemoryKind]) -> dict[MemoryKind, int]:
         """Move offloaded weights (stage 3) off the device, except those that stay gathered; return the host's bytes."""
         if self.settings.stage < 3 or not self.settings.offloads_parameters:
             return {}
         device[MemoryKind.WEIGHTS] = self.settings.weight_bytes * self.persistent_numel
-        shares = self.partition_numel + _shares(self.frozen, self.settings.num_ranks)
+        shares = self.partition_numel + _count_shares(self.frozen, self.settings.num_ranks)
         return {MemoryKind.WEIGHTS: self.settings.weight_bytes * shares}
 
     def _sub_groups(self) -> list[int]:
@@ -307,6 +308,7 @@ class ZeroStates:
         """
         if self.settings.stage < 3 or self.settings.sub_group_size >= self.partition_numel:
             return [self.partition_numel]
+        # DeepSpeed closes a sub-group only after the tensor that crosses the limit, so groups may exceed it.
         groups, used = [], 0
         for parameter in self.trainable:
             used += ceil_div(parameter.numel, self.settings.num_ranks)
@@ -353,9 +355,9 @@ class ZeroStates:
         return self.num_trainable + sum([p.numel for p in self.frozen]) - self.persistent_numel
 
 
-def _shares(parameters: Iterable[Parameter], num_ranks: int) -> int:
+def _count_shares(parameters: Iterable[Parameter], num_ranks: int) -> int:
     return sum([-(-parameter.numel // num_ranks) for parameter in parameters])  # each share is rounded up
 
 
-def _positive(counts: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
+def _drop_zeros(counts: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
     return {kind: size for kind, size in counts.items() if size}

@@ -46,7 +46,7 @@ def plan_buckets(parameters: Sequence[Parameter], dtype_bytes: int, bucket_bytes
     buckets: list[Bucket] = []
     entries: list[BucketEntry] = []
     used = 0
-    for group in _layers(parameters):
+    for group in _group_layers(parameters):
         size = sum(round_up(parameter.numel * dtype_bytes, ALIGNMENT) for parameter in group)
         if entries and used + size > bucket_bytes:
             buckets.append(Bucket(tuple(entries), used))
@@ -66,7 +66,7 @@ def staging_bytes(buckets: Sequence[Bucket]) -> int:
     return max(bucket.num_bytes for bucket in buckets)
 
 
-def _layers(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+def _group_layers(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
     """Parameters that must be sent together: those of one decoder layer. Parameters outside the layers are separate."""
     groups: dict[str, list[Parameter]] = {}
     for parameter in parameters:

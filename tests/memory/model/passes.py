@@ -2,8 +2,8 @@
 
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.logits import held_bytes
-from rlplan.memory.trainers.micro_batch import HeldAt, Place
+from rlplan.memory.model.logits import saved_loss_bytes
+from rlplan.memory.trainers.micro_batch import MicroBatchBytes, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Loss
@@ -16,7 +16,7 @@ def find_block(model: ModelSpec) -> Block:
 
 def forward_end_bytes(shape: MicroBatchShape) -> int:
     """Activations and logits that wait when the forward pass ends."""
-    waiting = held_bytes(shape.loss, shape.num_head_tokens, shape.vocab_size, shape.element_bytes)
+    waiting = saved_loss_bytes(shape.loss, shape.num_head_tokens, shape.vocab_size, shape.element_bytes)
     if shape.softcaps_logits and shape.loss is Loss.PLAIN:
         waiting += shape.element_bytes * shape.num_head_tokens * shape.vocab_size
-    return HeldAt(shape).activations(Place.LOSS, shape.total_layers) + waiting
+    return MicroBatchBytes(shape).activations(Place.LOSS, shape.total_layers) + waiting

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rlplan.errors import SpecError
-from rlplan.memory.model.engine_base import base_quantization, loaded_form, packed_tensors, why_not_the_base
+from rlplan.memory.model.engine_base import base_quantization, find_loaded_form, packed_tensors, why_not_the_base
 from rlplan.spec.model import load_model
 from tests.memory.model.packed_base import SORTER, packed_base
 from tests.runtime.live.four_bits import METHODS
@@ -29,7 +29,7 @@ WEIGHTS, SCALES, ZEROS = 128 * 384 // 2, 2 * 128 * 12, 128 * 12 // 2
 def test_a_matrix_has_the_bytes_worked_by_hand(tmp_path: Path, method: str, resident: int, loaded: int) -> None:
     scheme = base_quantization(str(packed_base(tmp_path / "base", method)))
     assert scheme.form.num_bytes((ROWS, COLUMNS)) == resident
-    assert loaded_form(scheme).num_bytes((ROWS, COLUMNS)) == loaded
+    assert find_loaded_form(scheme).num_bytes((ROWS, COLUMNS)) == loaded
 
 
 def test_whole_rows_behind_one_scale_are_a_format_too(tmp_path: Path) -> None:

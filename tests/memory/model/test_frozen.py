@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.gpu.meters import CountedTensors
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.frozen import Frozen, frozen_final_bytes, frozen_layer_bytes
-from rlplan.memory.trainers.micro_batch import HeldAt, entry_bytes, layer_bytes
+from rlplan.memory.trainers.micro_batch import MicroBatchBytes, entry_bytes, layer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.spec.model import model_from_config
 from tests.memory.model.passes import block_of
@@ -103,6 +103,6 @@ def test_a_backward_pass_through_adapters_holds_no_more_than_is_counted_in_fligh
         kept = counted.now
         result.backward(torch.ones_like(result))
         in_flight = counted.peak - kept
-    assert in_flight <= HeldAt(shape).layer <= 1.6 * in_flight
-    again = HeldAt(replace(shape, recompute=Recompute.FULL)).layer - layer_bytes(shape) + entry_bytes(shape)
-    assert again == HeldAt(shape).layer + 2 * TOKENS * 1024
+    assert in_flight <= MicroBatchBytes(shape).layer <= 1.6 * in_flight
+    again = MicroBatchBytes(replace(shape, recompute=Recompute.FULL)).layer - layer_bytes(shape) + entry_bytes(shape)
+    assert again == MicroBatchBytes(shape).layer + 2 * TOKENS * 1024

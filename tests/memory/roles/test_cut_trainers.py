@@ -7,8 +7,8 @@ import pytest
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.roles.engine import EngineOnGpu, Incoming
-from rlplan.memory.roles.exported import MegatronSettings, megatron_rank
-from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole, stages_of
+from rlplan.memory.roles.exported import MegatronSettings, build_megatron_rank
+from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole, list_stages
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.micro_batch import Place, layer_bytes
@@ -98,7 +98,7 @@ def test_a_stage_of_deepseek_v3_is_its_experts_over_ep_and_its_attention_whole(o
     experts = 4 * 256 * 3 * 7168 * 2048 // 16
     attention = 7168 * 1536 + 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 + 512 * 128 * 256 + 128 * 128 * 7168
     dense = 4 * (attention + 3 * 7168 * 2048 + 256 * 7168 + 2 * 7168)  # shared expert, router, norms
-    rank = megatron_rank(V3, Role.POLICY, None, MegatronSettings(512, pp=16, ep=16), stage=2)
+    rank = build_megatron_rank(V3, Role.POLICY, None, MegatronSettings(512, pp=16, ep=16), stage=2)
     assert (rank.experts, rank.dense, rank.over, rank.over_experts) == (experts, dense, 32, 2)
     sizes = states(trainer(overheads, choice(pp=16, ep=16), 512, model=V3))
     assert sum(sizes.values()) == 6 * (experts + dense) + 12 * (experts // 2 + dense // 32)
@@ -121,8 +121,8 @@ def test_the_published_deepseek_v3_on_96_gpus_is_met() -> None:
 
 
 def test_experts_are_whole_over_ep_or_cut_over_tp() -> None:
-    by_ep = megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2, ep=4), stage=0)
-    by_tp = megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2), stage=0)
+    by_ep = build_megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2, ep=4), stage=0)
+    by_tp = build_megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2), stage=0)
     routed = 48 * 128 * 3 * 2048 * 768
     assert (by_ep.experts, by_tp.experts) == (routed // 4, routed // 2)
     assert (by_ep.over, by_ep.over_experts) == (4, 2)
@@ -132,7 +132,7 @@ def test_experts_are_whole_over_ep_or_cut_over_tp() -> None:
 
 def test_the_stages_add_up_to_the_model() -> None:
     settings = MegatronSettings(8, pp=4)
-    ranks = [megatron_rank(SEVEN, Role.POLICY, None, settings, stage) for stage in range(4)]
+    ranks = [build_megatron_rank(SEVEN, Role.POLICY, None, settings, stage) for stage in range(4)]
     assert sum(rank.dense for rank in ranks) == P7
 
 
@@ -149,7 +149,7 @@ def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages(overhea
     assert activations(1) == kept
     assert activations(2) == 2 * kept
     assert activations(16) == activations(None) == 4 * kept
-    assert [stage.has_head for stage in stages_of(SEVEN, 4, 16)] == [False, True]
+    assert [stage.has_head for stage in list_stages(SEVEN, 4, 16)] == [False, True]
 
 
 def test_the_last_stage_has_the_logits(overheads: GpuOverheads) -> None:

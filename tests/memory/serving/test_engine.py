@@ -4,16 +4,16 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
-from rlplan.memory.serving.kv import CacheGroup, cache_pool
+from rlplan.memory.serving.kv import CacheGroup, build_cache_pool
 from rlplan.memory.serving.peaks import (
+    count_graph_sizes,
     cuda_graph_bytes,
     encoder_peak_bytes,
     input_buffer_bytes,
-    num_graph_sizes,
     prefill_peak_bytes,
     sampler_peak_bytes,
 )
-from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits, parse_version
+from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, find_default_limits, parse_version
 from rlplan.spec.models.catalogue import find_model, load_catalogue
 from rlplan.units import GIB, MIB
 
@@ -142,7 +142,7 @@ def test_engines_from_before_0_6_are_refused(text: str) -> None:
 def test_defaults_are_those_of_the_version_and_the_gpu(
     version: VllmVersion, gib: int, is_a100: bool, length: int, limits: BatchLimits
 ) -> None:
-    assert default_limits(version, gib * GIB, length, is_a100=is_a100) == limits
+    assert find_default_limits(version, gib * GIB, length, is_a100=is_a100) == limits
 
 
 def test_graphs_are_counted_inside_the_fraction_since_0_21() -> None:
@@ -188,8 +188,8 @@ def test_model_runner_v2_reserves_graphs_from_0_29_on() -> None:
 
 
 def test_captured_sizes_follow_the_batch_and_the_version() -> None:
-    assert num_graph_sizes(LATEST, 8) == 5 + 4, "1, 2, 4, 8, 16, and full ones up to 8"
-    assert num_graph_sizes(VllmVersion(0, 8, 5), 8) == 67
+    assert count_graph_sizes(LATEST, 8) == 5 + 4, "1, 2, 4, 8, 16, and full ones up to 8"
+    assert count_graph_sizes(VllmVersion(0, 8, 5), 8) == 67
 
 
 def test_the_sampler_is_the_peak_of_small_prefills_and_the_prefill_of_large_ones() -> None:
@@ -215,45 +215,45 @@ def test_gemma_4_s_images_pass_one_by_one_whatever_the_tokens() -> None:
 
 def test_latent_attention_is_cached_whole_by_every_rank() -> None:
     model = find_model("deepseek-ai/DeepSeek-V3")
-    pools = [cache_pool(model, tp=tp) for tp in (1, 8)]
+    pools = [build_cache_pool(model, tp=tp) for tp in (1, 8)]
     assert pools[0].bytes_per_block == pools[1].bytes_per_block == 64 * 61 * (512 + 64) * 2
 
 
 def test_context_ranks_share_the_tokens() -> None:
     model = find_model("moonshotai/Kimi-K2-Thinking")
-    alone, shared = cache_pool(model, tp=8), cache_pool(model, tp=8, context_ranks=8)
+    alone, shared = build_cache_pool(model, tp=8), build_cache_pool(model, tp=8, context_ranks=8)
     assert shared.num_table_tokens(1000) == 8 * alone.num_table_tokens(1000)
 
 
 def test_key_heads_are_repeated_where_there_are_more_ranks_than_heads() -> None:
     model = find_model("Qwen/Qwen2.5-7B")
-    assert cache_pool(model, tp=4).bytes_per_block * 4 == cache_pool(model).bytes_per_block
+    assert build_cache_pool(model, tp=4).bytes_per_block * 4 == build_cache_pool(model).bytes_per_block
     assert model.num_kv_heads == 4
 
 
 def test_sliding_layers_form_groups_of_as_many_layers_as_the_full_ones() -> None:
     """Gemma 3 12B: 8 full layers and 40 sliding ones, 16 * 2 * 8 * 256 * 2 bytes a block of a layer."""
-    pool = cache_pool(find_model("google/gemma-3-12b-it"))
+    pool = build_cache_pool(find_model("google/gemma-3-12b-it"))
     assert [group.kind for group in pool.groups] == ["sliding"] * 5 + ["full"]
     assert pool.bytes_per_block == 8 * 16 * 2 * 8 * 256 * 2
 
 
 def test_a_last_group_is_padded() -> None:
     """Gemma 3 4B: 29 sliding and 5 full layers: six sliding groups of five, the last with one layer that is none."""
-    pool = cache_pool(find_model("google/gemma-3-4b-it"))
+    pool = build_cache_pool(find_model("google/gemma-3-4b-it"))
     assert [(group.kind, group.num_layers) for group in pool.groups] == [("sliding", 5)] * 6 + [("full", 5)]
 
 
 def test_before_the_hybrid_manager_sliding_layers_kept_all_tokens() -> None:
     model = find_model("google/gemma-3-12b-it")
-    pool = cache_pool(model, splits_groups=False)
+    pool = build_cache_pool(model, splits_groups=False)
     assert len(pool.groups) == 1
     assert pool.bytes_per_block == 48 * 16 * 2 * 8 * 256 * 2
 
 
 def test_beside_recurrent_layers_a_block_holds_a_whole_state() -> None:
     """Qwen3-Next: 36 recurrent and 12 full layers; a state is (32*128*128 + 3*8192) * 2 bytes, a token 2*2*256*2."""
-    pool = cache_pool(find_model("Qwen/Qwen3-Next-80B-A3B-Instruct"))
+    pool = build_cache_pool(find_model("Qwen/Qwen3-Next-80B-A3B-Instruct"))
     assert pool.block_size == 544
     assert [group.kind for group in pool.groups] == ["linear"] * 3 + ["full"]
     assert pool.bytes_per_block == 12 * 544 * 2 * 2 * 256 * 2

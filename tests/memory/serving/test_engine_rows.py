@@ -16,8 +16,8 @@ from rlplan.memory.model.params import (
     packed_weight_bytes,
     unpacked_remainder_bytes,
 )
-from rlplan.memory.serving.kv import cache_pool
-from rlplan.memory.serving.tensors import engine_tensors, rotary_table_bytes, stored_bytes
+from rlplan.memory.serving.kv import build_cache_pool
+from rlplan.memory.serving.tensors import list_engine_tensors, rotary_table_bytes, stored_bytes
 from rlplan.spec.hardware.catalogue import get_profile
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.parts import LINEAR, NONE
@@ -125,7 +125,7 @@ def test_the_parameters_of_borrowed_modules_and_of_linear_attention_are_predicte
 
 def predict_cache(model: ModelSpec, element_bytes: int, block_size: int, tp: int) -> tuple[int, int]:
     """(blocks, bytes) of the KV cache of one rank, as `host_pool` has them."""
-    pool = cache_pool(model, tp=tp, element_bytes=element_bytes, state_bytes=element_bytes, block_size=block_size)
+    pool = build_cache_pool(model, tp=tp, element_bytes=element_bytes, state_bytes=element_bytes, block_size=block_size)
     blocks = pool.num_blocks(KV_BYTES)
     return blocks, blocks * pool.bytes_per_block
 
@@ -149,7 +149,7 @@ def check(settings: dict[str, Any], rank: dict[str, Any], tp: int, packed_before
     model = model_from_config(settings["config"], where="config.json")
     element_bytes = {"fp32": 4, "bf16": 2}[settings["dtype"]]
     live = {ours(name): prod(shape) * size for name, shape, size in rank["parameters"]}
-    assert live == {tensor.name: stored_bytes([tensor], element_bytes) for tensor in engine_tensors(model, tp)}
+    assert live == {tensor.name: stored_bytes([tensor], element_bytes) for tensor in list_engine_tensors(model, tp)}
     assert sum(live.values()) == engine_parameter_bytes(model, element_bytes, tp)
     buffers = Counter[str]()
     for name, size in rank["buffers"]:

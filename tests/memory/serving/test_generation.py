@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
+    count_batch_sizes,
     engine_activation_bytes,
     host_pool,
     kv_bytes_per_token,
     mapped_checkpoint_bytes,
-    num_batch_sizes,
     sampler_bytes,
 )
 from rlplan.memory.serving.kv import CachePool
@@ -60,15 +60,15 @@ def test_activations_and_sampler_are_what_is_worked_by_hand() -> None:
 
 
 def test_batches_shrink_from_all_sequences_at_once() -> None:
-    assert num_batch_sizes(make_job()) == 3 * 12, "a run of three steps"
-    assert num_batch_sizes(make_job(**{"workload.num_steps": 100})) == 5 * 12
+    assert count_batch_sizes(make_job()) == 3 * 12, "a run of three steps"
+    assert count_batch_sizes(make_job(**{"workload.num_steps": 100})) == 5 * 12
     samples = {"workload.evaluation_temperature": 1.0, "workload.num_evaluation_samples": 2}
-    assert num_batch_sizes(make_job(**{"workload.num_steps": 100}, **samples)) == 2 * 5 * 12
+    assert count_batch_sizes(make_job(**{"workload.num_steps": 100}, **samples)) == 2 * 5 * 12
     long = {"workload.max_response_len": 200, "workload.num_heldout_prompts": 8}
-    assert num_batch_sizes(make_job(**long)) == 16  # rollouts of a step
+    assert count_batch_sizes(make_job(**long)) == 16  # rollouts of a step
     ahead = {"placement.placement": "disaggregated", "placement.max_staleness": 2}
-    assert num_batch_sizes(make_job(**long, **ahead)) == 3 * 16
-    assert num_batch_sizes(make_job(**long, **ahead, **{"rollout.max_num_seqs": 20})) == 20
+    assert count_batch_sizes(make_job(**long, **ahead)) == 3 * 16
+    assert count_batch_sizes(make_job(**long, **ahead, **{"rollout.max_num_seqs": 20})) == 20
 
 
 def test_a_kernel_is_compiled_for_each_shape_and_batch_size_up_to_a_thousand() -> None:

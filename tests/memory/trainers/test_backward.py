@@ -16,7 +16,7 @@ from rlplan.memory.model.logits import rows_on_cpu
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.sharding import rank_state_under_zero
-from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, passes_peak, snapshots, update_peak
+from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, find_passes_peak, find_update_peak, snapshots
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Loss, MemoryKind
@@ -60,7 +60,7 @@ def peak(
     """Bytes beside weights, master weights and optimizer at the largest moment of the passes."""
     model = make_model(**{"num_layers": 1} | changes)
     rank_state = build_state(model, num_ranks, bucket, count=count)
-    return passing(passes_peak(snapshots(rank_state, build_shape(model, num_tokens, num_responses))))
+    return passing(find_passes_peak(snapshots(rank_state, build_shape(model, num_tokens, num_responses))))
 
 
 def test_with_few_tokens_the_peak_is_the_last_reduction() -> None:
@@ -150,13 +150,13 @@ def test_the_flat_copy_of_stage_1_comes_in_the_step_and_its_bucket_is_there_befo
     model = make_model(num_layers=1, has_tied_embeddings=False)
     snapshot = snapshots(build_state(model, 2, 1000, stage=1, machine=machine), build_shape(model, 2, 1))
     bucket, whole = 4 * 1000, 4 * model.num_parameters
-    assert passing(passes_peak(snapshot)).get("comm_buffers", 0) == (0 if machine is CPU else bucket)
+    assert passing(find_passes_peak(snapshot)).get("comm_buffers", 0) == (0 if machine is CPU else bucket)
     assert passing(snapshot[Place.REDUCE]) == {"gradients": whole, "comm_buffers": bucket}
 
 
 def test_the_step_of_stage_1_lets_go_of_other_ranks_gradients_before_it_copies_its_own() -> None:
     model = make_model(num_layers=1)
-    snapshot = update_peak(build_state(model, 4, 10, stage=1, machine=CUDA), build_shape(model, 2, 1))
+    snapshot = find_update_peak(build_state(model, 4, 10, stage=1, machine=CUDA), build_shape(model, 2, 1))
     assert sum(passing(snapshot).values()) == 4 * model.num_parameters + 4 * 10
 
 
