@@ -164,7 +164,7 @@ class MemoryLedger:
 
     def device_peak(self, device: str, bound: Bound = "expected") -> Peak:
         """The largest total of the `device` rows on one device over all moments."""
-        # A dictionary on the instance: an lru_cache would hash the whole ledger, and cached_property takes no arguments.
+        # A dictionary on the instance, because an lru_cache would hash the whole ledger for each call.
         if (device, bound) not in self._device_peaks:
             self._device_peaks[device, bound] = self._find_device_peak(device, bound)
         return self._device_peaks[device, bound]
