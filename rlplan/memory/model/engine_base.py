@@ -189,7 +189,7 @@ def _list_expected_tensors(parameter: Parameter, scheme: Quantization) -> Iterat
     """Names and shapes of a parameter's tensors in a checkpoint.
 
     >>> from rlplan.spec.model import Parameter
-    >>> dict(_expected(Parameter("model.layers.0.mlp.up_proj.weight", (64, 32)), Quantization(AWQ)))
+    >>> dict(_list_expected_tensors(Parameter("model.layers.0.mlp.up_proj.weight", (64, 32)), Quantization(AWQ)))
     ... # doctest: +NORMALIZE_WHITESPACE
     {'model.layers.0.mlp.up_proj.qweight': (32, 8), 'model.layers.0.mlp.up_proj.scales': (1, 64),
      'model.layers.0.mlp.up_proj.qzeros': (1, 8)}

@@ -48,9 +48,9 @@ class LayerCut:
 def choose_layer_cut(tp: int, expert_tp: int, *, is_megatron: bool, has_sequence_parallel: bool) -> LayerCut:
     """The cut that a trainer makes. Megatron saves sharded inputs, torch's DTensor gathered ones.
 
-    >>> layer_cut(4, 1, is_megatron=True, has_sequence_parallel=True).sequence_shards
+    >>> choose_layer_cut(4, 1, is_megatron=True, has_sequence_parallel=True).sequence_shards
     4
-    >>> layer_cut(1, 1, is_megatron=True, has_sequence_parallel=True) == LayerCut()
+    >>> choose_layer_cut(1, 1, is_megatron=True, has_sequence_parallel=True) == LayerCut()
     True
     """
     shares_rows = has_sequence_parallel and tp > 1

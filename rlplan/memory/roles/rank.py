@@ -261,7 +261,7 @@ def list_stages(
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> v3 = find_model("deepseek-ai/DeepSeek-V3")
-    >>> [(stage.index, len(stage.layers), stage.in_flight) for stage in stages_of(v3, 16, 8)]
+    >>> [(stage.index, len(stage.layers), stage.in_flight) for stage in list_stages(v3, 16, 8)]
     [(0, 4, 8), (1, 4, 8), (15, 1, 1)]
     """
     layers = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))

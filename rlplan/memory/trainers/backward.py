@@ -299,7 +299,7 @@ def _is_above(left: tuple[int, int, Moment], middle: tuple[int, int, Moment], ri
 def parse_layer(name: str) -> int | None:
     """The index of a parameter's layer, from its name; None outside the layers.
 
-    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
+    >>> parse_layer("model.layers.3.mlp.up_proj.weight"), parse_layer("lm_head.weight")
     (3, None)
     """
     return next((int(part) for part in name.split(".") if part.isdigit()), None)
