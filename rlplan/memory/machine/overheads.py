@@ -5,6 +5,7 @@ In: a profile and the bytes of the tensors. Out: bytes. Left out: CUDA contexts,
 
 from rlplan.spec.hardware.profile import SourcedBytes
 from rlplan.units import ceil_div
+from rlplan.vocabulary import MemoryKind
 
 UNSEEN_SHARE_PERCENT = 1
 """Percent of a process's tensors at its peak that no formula counts: small temporaries, and garbage that Python has not
@@ -54,3 +55,9 @@ def slack_bytes(constant: SourcedBytes, tensor_bytes: int) -> int:
     Source: the profile; UNSEEN_SHARE_PERCENT. Assumes: glibc returns freed memory (`rlplan.emit.ray`).
     """
     return constant.value + ceil_div(tensor_bytes * UNSEEN_SHARE_PERCENT, 100)
+
+
+def set_slack(sizes: dict[MemoryKind, int], constant: SourcedBytes, compiled: int = 0) -> None:
+    """Replace the FRAGMENTATION of a CPU process by the slack of all its tensors and the bytes of compiled code."""
+    tensors = sum(sizes.values()) - sizes[MemoryKind.PROCESS] - sizes[MemoryKind.FRAGMENTATION]
+    sizes[MemoryKind.FRAGMENTATION] = slack_bytes(constant, tensors) + compiled

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.model.activations import attention_saved_bytes
-from rlplan.memory.model.block import Block, Norm
+from rlplan.memory.model.block import FLOAT_BYTES, Block, Norm
 from rlplan.spec.model import Component, Parameter
 
-FLOAT_BYTES = 4
 MASK_BYTES = 1
 """Bytes of an element of dropout's mask (torch 2.13, `native_dropout`)."""
 

@@ -8,6 +8,7 @@ element of the model. Validated by traces: tests/memory/model/test_activations_t
 
 from typing import NamedTuple
 
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Loss
 
@@ -30,7 +31,6 @@ ROWS_ON_GPU = RowsAtOnce(1024, 1024)
 computes 989e12 / 3.35e12 = 295 FLOPs in the time that it moves a byte."""
 CHUNKS = 8
 """Chunks of a chunked loss. Source: torchtune 0.6, modules/loss/ce_chunked_output_loss.py, `num_output_chunks`."""
-FLOAT_BYTES = 4
 
 
 def rows_on_cpu(element_bytes: int) -> RowsAtOnce:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.machine.overheads import set_slack
 from rlplan.memory.model.engine_base import engine_quantization, find_loaded_form, packed_tensors, repacking_bytes
 from rlplan.memory.model.params import (
     engine_parameter_bytes,
@@ -94,9 +94,7 @@ class EngineForecast(Forecast):
             sizes[MemoryKind.LOGITS] = sampler_bytes(
                 self.model.vocab_size, rollout.max_num_seqs, rollout.speculative_tokens
             )
-        tensors = sum(sizes.values()) - sizes[MemoryKind.PROCESS] - sizes[MemoryKind.FRAGMENTATION]
-        slack = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
-        sizes[MemoryKind.FRAGMENTATION] = slack + self._compiled_bytes(action, run_phase)
+        set_slack(sizes, self.profile.process_slack.rollout_engine, self._compiled_bytes(action, run_phase))
         return sizes
 
     # The following sums run over every tensor of the model and are needed for every action, so they are cached.

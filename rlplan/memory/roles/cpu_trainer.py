@@ -12,9 +12,9 @@ from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.machine import CPU
-from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, slack_bytes
+from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, set_slack
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.model.frozen import frozen_of
-from rlplan.memory.model.logits import FLOAT_BYTES
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import add
 from rlplan.memory.roles.scorer import build_cpu_shape, pass_bytes
@@ -114,9 +114,7 @@ class TrainerForecast(Forecast):
             sizes[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
         if action.kind in HANDS_WEIGHTS_ON and self.layout.tp > 1:
             sizes = add(sizes, {MemoryKind.COMM_BUFFERS: gathered_weight_bytes(self.trained)})
-        tensors = sum(sizes.values()) - sizes[MemoryKind.PROCESS] - sizes[MemoryKind.FRAGMENTATION]
-        slack = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
-        sizes[MemoryKind.FRAGMENTATION] = slack + self._compiled_bytes
+        set_slack(sizes, self.profile.process_slack.policy_trainer, self._compiled_bytes)
         return sizes
 
     @property

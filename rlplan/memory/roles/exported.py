@@ -192,7 +192,8 @@ def build_megatron_rank(
     >>> rank.dense, rank.over  # (7,615,616,512 - norms 57 * 3584) / 2 + norms
     (3807910400, 4)
     """
-    (dense, experts), frozen = _stage_numels(model, role, settings.cut, stage), 0
+    sizes = _measure_stage(model, role, settings.cut, stage)
+    dense, experts, frozen = sizes.dense, sizes.experts, 0
     if lora is not None:
         numels = {True: 0, False: 0}
         for adapter in lora_parameters(model, lora.rank, lora.target_modules):
@@ -210,40 +211,40 @@ def build_megatron_rank(
         settings.master_bytes,
         settings.gradient_bytes,
         settings.moment_bytes,
-        layer_matrices=0 if lora else _layer_matrices(model, role, settings.cut, stage),
-        head=0 if lora or stage < settings.pp - 1 else _head_matrix(model, role, settings.cut, stage),
+        layer_matrices=0 if lora else sizes.layer_matrices,
+        head=0 if lora or stage < settings.pp - 1 else sizes.head,
         has_states=not settings.offloads_optimizer,
     )
 
 
+class _StageSizes(NamedTuple):
+    """Elements of a rank of a pipeline stage."""
+
+    dense: int
+    experts: int
+    layer_matrices: int
+    """Elements of the largest layer's matrices, counting one expert: the shapes of dummy weight gradients."""
+    head: int
+    """Elements of the head's matrix, or of the embedding table that is tied to it."""
+
+
 @lru_cache(maxsize=4096)
-def _layer_matrices(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int:
-    """Elements of the matrices of a rank's largest layer, counting one expert: the shapes of dummy weight gradients."""
-    sizes: dict[int, int] = {}
+def _measure_stage(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> _StageSizes:
+    dense = experts = head = 0
+    matrices: dict[int, int] = {}
     for tensor in _stage_share(model, role, cut, stage):
+        is_expert = tensor.component is Component.EXPERTS
+        experts, dense = experts + tensor.numel * is_expert, dense + tensor.numel * (not is_expert)
+        if tensor.component in (Component.HEAD, Component.EMBEDDINGS):
+            head = max(head, tensor.numel)
         layer = parse_layer(tensor.name)
         if layer is not None and len(tensor.shape) >= 2:
-            is_stacked = tensor.component is Component.EXPERTS and len(tensor.shape) == 3
-            sizes[layer] = sizes.get(layer, 0) + tensor.numel // (tensor.shape[0] if is_stacked else 1)
-    return max(sizes.values(), default=0)
+            num_stacked = tensor.shape[0] if is_expert and len(tensor.shape) == 3 else 1
+            matrices[layer] = matrices.get(layer, 0) + tensor.numel // num_stacked
+    return _StageSizes(dense, experts, max(matrices.values(), default=0), head)
 
 
-@lru_cache(maxsize=4096)
-def _head_matrix(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int:
-    """Elements of a rank's part of the head's matrix, or of the embedding table that is tied to it."""
-    tables = (Component.HEAD, Component.EMBEDDINGS)
-    share = _stage_share(model, role, cut, stage)
-    return max((tensor.numel for tensor in share if tensor.component in tables), default=0)
-
-
-@lru_cache(maxsize=4096)
-def _stage_numels(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[int, int]:
-    """Elements of a rank of a stage, (outside, inside) the routed experts."""
-    share = _stage_share(model, role, cut, stage)
-    experts = sum(tensor.numel for tensor in share if tensor.component is Component.EXPERTS)
-    return sum(tensor.numel for tensor in share) - experts, experts
-
-
+# Small: the tensors of a large model take megabytes, and only the sizes above are needed for every candidate.
 @lru_cache(maxsize=64)
 def _stage_share(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[Parameter, ...]:
     """Trained tensors of a rank of a stage."""

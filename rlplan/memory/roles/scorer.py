@@ -16,10 +16,11 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.machine.overheads import set_slack
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.memory.model.logits import FLOAT_BYTES, rows_on_cpu
+from rlplan.memory.model.logits import rows_on_cpu
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads
 from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRole, list_stages
@@ -107,8 +108,7 @@ class ScorerForecast(Forecast):
         elif action.kind is ActionKind.START_SCORER and self.states is not None:
             # Tensors are loaded one by one: as read from the file (at most fp32), and whole before they are sharded.
             sizes[MemoryKind.COMM_BUFFERS] = (self.job.training.dtype.num_bytes + FLOAT_BYTES) * self._largest_numel
-        tensors = sum(sizes.values()) - sizes[MemoryKind.PROCESS] - sizes[MemoryKind.FRAGMENTATION]
-        sizes[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)
+        set_slack(sizes, self.profile.process_slack.scorer)
         return sizes
 
 

@@ -9,7 +9,7 @@ Symbols: L layers, k kv heads, d head_dim, e bytes an element, B block size in t
 from pathlib import Path
 
 from rlplan.memory.model.activations import forward_working_bytes
-from rlplan.memory.model.logits import FLOAT_BYTES
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.model.params import fused_linear_shapes
 from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.spec.hardware.profile import WeightPacking

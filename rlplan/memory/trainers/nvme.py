@@ -8,12 +8,12 @@ sub-group), partitioned_param_swapper.py (one pinned tensor of `buffer_count` bu
 
 from collections.abc import Mapping
 
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.vocabulary import MemoryKind
 
 OPTIMIZER_BUFFERS = 4
 PARAMETER_BUFFERS = 5
 PARAMETER_BUFFER_NUMEL = 100_000_000
-FLOAT_BYTES = 4
 _ON_DISK = (MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER, MemoryKind.WEIGHTS)
 
 

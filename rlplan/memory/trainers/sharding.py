@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplan.memory.machine.machine import CUDA, Machine
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.trainers.backward import ZeroWalk, parse_layer
 from rlplan.memory.trainers.optimizers import quantized_bytes
 from rlplan.memory.trainers.step_peak import RankState
@@ -18,8 +19,6 @@ from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.spec.model import Parameter
 from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind
-
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)

@@ -171,12 +171,9 @@ class ZeroStates:
             return 0
         return settings.master_bytes * self.partition_numel
 
+    @cached_property
     def optimizer_bytes(self) -> int:
         """Bytes of the rank's optimizer states: of one flat tensor per group, or in stage 0 of each parameter."""
-        return self._optimizer_bytes
-
-    @cached_property
-    def _optimizer_bytes(self) -> int:
         return optimizer_bytes(self.settings.optimizer, self.stepped_numels(), self.settings.moment_bytes)
 
     def stepped_numels(self) -> list[int]:
@@ -263,7 +260,7 @@ class ZeroStates:
             MemoryKind.GRADIENTS: self.gradient_bytes() if has_gradients else self.kept_gradient_bytes(),
         }
         if has_stepped or early:
-            states[MemoryKind.OPTIMIZER] = self.optimizer_bytes()
+            states[MemoryKind.OPTIMIZER] = self.optimizer_bytes
         if settings.stage == 3:
             device[MemoryKind.COMM_BUFFERS] = self.bucket_bytes()
         if not settings.offloads_optimizer:
@@ -280,7 +277,7 @@ class ZeroStates:
         largest tensor.
         """
         settings = self.settings
-        host = Counter({**states, MemoryKind.OPTIMIZER: self.optimizer_bytes()})
+        host = Counter({**states, MemoryKind.OPTIMIZER: self.optimizer_bytes})
         host[MemoryKind.GRADIENTS] = settings.master_bytes * self.partition_numel
         largest = max([parameter.numel for parameter in self.trainable], default=0)
         if settings.stage == 3:

@@ -19,7 +19,7 @@ WEIGHTS, SCALES, ZEROS = 128 * 384 // 2, 2 * 128 * 12, 128 * 12 // 2
 
 
 @pytest.mark.parametrize(
-    ("method", "held", "loaded"),
+    ("method", "resident", "loaded"),
     [
         ("awq", WEIGHTS + SCALES + ZEROS, WEIGHTS + SCALES + ZEROS),
         ("gptq", WEIGHTS + SCALES, WEIGHTS + SCALES + ZEROS),
@@ -61,7 +61,7 @@ def add_layer(base: Path, stem: str, tensors: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "said", "words"),
+    ("method", "stated", "words"),
     [
         ("awq", {"bits": 8}, "it is in awq, 8 bits"),
         ("awq", {"quant_method": "fp8"}, "it is in fp8"),

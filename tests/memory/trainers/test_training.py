@@ -28,7 +28,7 @@ def test_the_flat_buffer_is_a_multiple_of_twice_the_ranks(num_ranks: int, flat: 
     assert (zero.partition_numel * num_ranks, zero.partition_numel) == (flat, partition)
     assert zero.weight_bytes() == 4 * flat
     assert zero.master_bytes() == 4 * partition
-    assert zero.optimizer_bytes() == 8 * partition + 4
+    assert zero.optimizer_bytes == 8 * partition + 4
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_partitions_cover_every_parameter_and_little_more(num_ranks: int, num_la
 def test_more_ranks_never_need_more_a_rank(num_ranks: int) -> None:
     fewer, more = build_rank(num_ranks), build_rank(2 * num_ranks)
     assert more.partition_numel <= fewer.partition_numel
-    assert more.optimizer_bytes() <= fewer.optimizer_bytes()
+    assert more.optimizer_bytes <= fewer.optimizer_bytes

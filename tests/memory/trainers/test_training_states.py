@@ -156,7 +156,7 @@ def check(case: Case, found_by_rank: list[dict[str, dict[str, int]]]) -> None:
 def early_moments(case: dict[str, Any], predicted: ZeroStates) -> dict[MemoryKind, int]:
     """Stage 0 in bf16 has its moments from the start; the others from their first step."""
     has_early = case["stage"] == 0 and is_bf16(case)
-    return {MemoryKind.OPTIMIZER: predicted.optimizer_bytes()} if has_early else {}
+    return {MemoryKind.OPTIMIZER: predicted.optimizer_bytes} if has_early else {}
 
 
 def is_bf16(case: Case) -> bool:
