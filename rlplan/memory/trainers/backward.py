@@ -86,6 +86,7 @@ class ZeroWalk:
 
     @cached_property
     def _largest_frozen(self) -> dict[bool, int]:
+        """Elements of the largest frozen tensor, by whether it is in a layer."""
         largest = {True: 0, False: 0}
         for parameter in self.states.frozen:
             in_layer = parse_layer(parameter.name) is not None
@@ -94,6 +95,7 @@ class ZeroWalk:
 
     @cached_property
     def _layer_numel(self) -> int:
+        """Mean elements of a layer, frozen tensors included."""
         parameters = (*self.states.trainable, *self.states.frozen)
         numels = [(parse_layer(parameter.name), parameter.numel) for parameter in parameters]
         inside = [(layer, numel) for layer, numel in numels if layer is not None]
@@ -111,6 +113,7 @@ class ZeroWalk:
         return max(heads or outside, key=lambda parameter: parameter.numel, default=None)
 
     def _walk_passes(self, reduction: "_WholeGradients") -> Iterator[Moment]:
+        """The moments of a backward pass, parameter by parameter from the head to the embedding."""
         num_layers = max((layer for _, layer in self._trained if layer is not None), default=0) + 1
         table, waiting = self._table, self.table_bytes
         is_tied = table is not None and table.component is not Component.HEAD
@@ -118,14 +121,14 @@ class ZeroWalk:
         yield Moment(Place.LOSS, num_layers, reduction.accumulated, reduction.buffers + gathered)
         yield Moment(Place.HEAD, num_layers, reduction.accumulated + waiting, reduction.buffers + gathered)
         waiting = waiting if is_tied else 0  # the gradient of an untied head is reduced at once
-        is_below = True
-        for parameter, layer in reversed(self._trained):
+        is_before_layers = True
+        for parameter, layer in reversed(self._trained):  # autograd visits parameters in reverse
             if layer is not None:
-                is_below = False
+                is_before_layers = False
                 in_mlp = self.has_adapters or parameter.component in IN_MLP
                 place = Place.MLP if in_mlp else Place.ATTENTION
                 yield from reduction.add(parameter, place, layer + 1, waiting)
-            elif is_below:
+            elif is_before_layers:
                 yield from reduction.add(parameter, Place.BELOW_HEAD, num_layers, waiting)
             elif parameter is table:
                 # The embedding's own gradient is dense too. Autograd adds it to the waiting one, into a third tensor.

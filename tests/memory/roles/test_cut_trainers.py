@@ -183,12 +183,11 @@ def test_sequence_parallel_ranks_share_what_is_kept(overheads: GpuOverheads) -> 
 
 
 def test_the_head_gathers_into_a_buffer_that_stays_while_the_role_is_offloaded(overheads: GpuOverheads) -> None:
-    shared, apart = (
-        trainer(overheads, choice(tp=4), 8, micro_batch=ALL, given=overrides) for overrides in (None, APART)
-    )
+    shared = trainer(overheads, choice(tp=4), 8, micro_batch=ALL)
+    apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, overrides=APART)
     for run_phase, rows in (("start", 0), ("steady", 4096)):
-        sizes = [forecast.resident(OFFLOAD, run_phase)[MemoryKind.COMM_BUFFERS] for forecast in (shared, apart)]
-        assert sizes[0] - sizes[1] == rows * 2 * 3584
+        with_rows, without = shared.resident(OFFLOAD, run_phase), apart.resident(OFFLOAD, run_phase)
+        assert with_rows[MemoryKind.COMM_BUFFERS] - without[MemoryKind.COMM_BUFFERS] == rows * 2 * 3584
 
 
 def test_a_token_in_a_layer_of_experts_is_what_was_worked_by_hand(overheads: GpuOverheads) -> None:
