@@ -175,7 +175,7 @@ def test_context_parallel_ranks_share_states_and_pass_keys_on(overheads: GpuOver
 def test_sequence_parallel_ranks_share_what_is_kept(overheads: GpuOverheads) -> None:
     whole = trainer(overheads, choice(), 8, micro_batch=ALL)
     shared = trainer(overheads, choice(tp=4), 8, micro_batch=ALL)
-    apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, given=APART)
+    apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, overrides=APART)
     kept = [forecast.ranks[0].snapshots["loss"][MemoryKind.ACTIVATIONS] for forecast in (whole, shared, apart)]
     rotary = 4096 * 2 * 2 * 128
     assert kept[0] == kept[2] == 4096 * (28 * 2 * 3584 + 2 * 2 * 3584 + 4) + rotary  # inputs of layers, the last norm
@@ -225,7 +225,7 @@ def test_fsdp2_shards_fp32_weights_and_moments_and_gathers_two_layers_and_the_ro
 
 
 def test_groups_of_fsdp2_ranks_have_a_copy_of_the_states_each(overheads: GpuOverheads) -> None:
-    forecast = trainer(overheads, choice(3), 8, "fsdp2", given={"fsdp_size": 2})
+    forecast = trainer(overheads, choice(3), 8, "fsdp2", overrides={"fsdp_size": 2})
     assert states(forecast) == states(trainer(overheads, choice(3), 2, "fsdp2"))
     assert states(forecast)[MemoryKind.OPTIMIZER] == pytest.approx(4 * P7, rel=1e-3)  # 8 bytes over 2 of the 8 ranks
 
