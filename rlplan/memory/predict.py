@@ -124,7 +124,7 @@ def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterat
     )
     for kind in MemoryKind:
         resident_bytes, peak_bytes = resident.get(kind, 0), peak.get(kind, 0)
-        if resident_bytes or peak_bytes or high.get(kind, 0):
+        if resident_bytes or peak_bytes or high.get(kind, 0):  # some kinds appear only at the longest lengths
             has_interval = process.between is not None
             yield row(
                 device=process.device,

@@ -76,6 +76,7 @@ class KeepsSentWeights(_WithCopy):
 
 def keeping_sent_weights(rank: Forecast, job: SettledJob) -> Forecast:
     """Add the copy that a delta weight sync needs to a rank of the policy's trainer or an engine, if it keeps one."""
+    # A rank may already be wrapped with its checkpoint copy; the kind of copy depends on the rank inside.
     trainer = rank.rank if isinstance(rank, StagedOnHost) else rank
     element_bytes, is_own = job.rollout.dtype.num_bytes, job.is_for_rlplan
     if isinstance(trainer, EngineOnGpu) and is_own:

@@ -381,6 +381,7 @@ class RankOnGpu(Forecast):
         return {kind: size for kind, size in self.fixed.after_step.device.items() if kind is not dropped}
 
     def _largest_snapshot(self, run_phase: RunPhase) -> Bytes:
+        # The passes of the first step run before Adam's moments exist.
         late = MemoryKind.OPTIMIZER if run_phase == "first" else None
         return {kind: size for kind, size in self._reserved_peak.items() if kind is not late}
 

@@ -69,7 +69,7 @@ class KvDemand:
     def preemption_risk(self, kv_cache: int) -> float:
         """Probability that c sequences at full length exceed the cache, so that some wait or are preempted."""
         left = self.pool.num_blocks(kv_cache) - self.fixed_blocks(0.5)
-        if not self._num_full:
+        if not self._num_full:  # windows and recurrent states take the same whatever the lengths
             return float(left < 0)
         blocks = left // self._num_full - self.prompt_blocks - self.num_seqs // 2
         return 1.0 - self.lengths.sum_at_most(max(0, blocks) * self._block, self.num_seqs)

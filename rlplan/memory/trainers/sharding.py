@@ -154,6 +154,7 @@ def build_fsdp_state(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     root = compute * sizes.root // tp_size
     if not fsdp.gathers:
         layer = root = 0
+    # Gathers have a pool of their own, as large as the root or as two layers at once.
     pools = max(root, 2 * layer) if fsdp.counts_every_stream else 0
     return RankState(
         {MemoryKind.WEIGHTS: kept + frozen, MemoryKind.OPTIMIZER: fsdp.moments(updated)},
