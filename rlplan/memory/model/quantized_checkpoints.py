@@ -26,8 +26,8 @@ _TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_te
 
 def _read_scheme(entry: str | list[str]) -> Quantization:
     """A scheme of the tables: the constant of a format, or [constant, `only`, `left_out`]."""
-    constant, *patterns = [entry] if isinstance(entry, str) else entry
-    return Quantization(getattr(q, constant), *patterns)
+    constant, only, left_out = (*([entry] if isinstance(entry, str) else entry), "", "")[:3]
+    return Quantization(getattr(q, constant), only, left_out)
 
 
 _NAMES = tuple((pattern, _read_scheme(entry)) for pattern, entry in _TABLES["names"])
