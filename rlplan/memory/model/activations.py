@@ -132,7 +132,7 @@ def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
     """Bytes that the MLP or the experts save for one token, without the norm's output.
 
     Counts: 4*e*I gated, 2*e*I plain. Experts: top_k times their width, input and output rows, routing indices and
-    scores. Shared experts: the same as a gated MLP, with their gate and its input.
+    scores. Shared experts: the same as a gated MLP, with their gate and the output that it scales.
     """
     experts, e = block.experts, element_bytes
     if not block.has_mlp:
@@ -147,7 +147,8 @@ def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
 def router_saved_bytes(block: Block, element_bytes: int) -> int:
     """Bytes of the router in `mlp_saved_bytes`, for one token.
 
-    Counts: the scores of all experts, an fp32 copy of the router's input; the shared experts' gate and its input.
+    Counts: the scores of all experts, an fp32 copy of the router's input; the shared experts' gate and the output that
+    it scales.
     """
     experts = block.experts
     if experts is None:
@@ -160,8 +161,8 @@ def between_saved_bytes(block: Block, element_bytes: int, *, has_outputs: bool) 
     """Bytes that a layer saves for one token between the matmuls that tensor parallelism cuts.
 
     Sequence parallelism shards exactly this part.
-    Counts: inputs of the norms. has_outputs (Megatron): also the inputs of linear layers and of the router, and the two
-    compressed norms of latent attention.
+    Counts: inputs of the norms. has_outputs (Megatron): also the inputs of linear layers, the router's tensors, and the
+    two compressed norms of latent attention.
     Source: Megatron-Core main of 2026-08, transformer/multi_latent_attention.py (`kv_compressed: [s / TP, b, ...]`),
     moe/router.py; Transformer Engine 2026-08, module/layernorm_linear.py.
 

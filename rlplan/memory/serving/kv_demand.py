@@ -44,7 +44,7 @@ class KvDemand:
         return ceil_div(self.num_seqs, self.num_samples) * (self.prompt_len // self._block)
 
     def fixed_blocks(self, share: float) -> int:
-        """Blocks of sliding windows and recurrent states at the mean length; they hardly grow with longer sequences."""
+        """Blocks of sliding windows and recurrent states at the average length; they hardly grow with the length."""
         length = self.prompt_len + int(self.lengths.sum_quantile(share, self.num_seqs) / self.num_seqs)
         windows = (group.num_blocks(length) for group in self.pool.groups if group.kind != FULL)
         return self.num_seqs * sum(windows)

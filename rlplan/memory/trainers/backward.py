@@ -3,7 +3,7 @@
 Gradients appear as they are (stages 0 and 1), or pass through the reduction bucket, a flat copy while it is reduced,
 and the rank's own accumulator (stages 2 and 3). All bytes count in addition to those that are resident.
 
-In: a rank's states, the machine. Out: the moments (step_peak.py) one of which is the peak, for any number of tokens.
+In: a rank's states, the machine. Out: the moments one of which is the peak, for any number of tokens.
 Left out: activations and logits (micro_batch.py), overlapped communication except its second bucket.
 Source: DeepSpeed 0.19.8, stage_1_and_2.py (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`),
 stage3.py (`__add_grad_to_ipg_bucket`, `__avg_scatter_grads`), partition_parameters.py (`_all_gather_dtype`).
@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
 from rlplan.memory.machine.machine import Machine
-from rlplan.memory.trainers.micro_batch import Place
+from rlplan.memory.trainers.micro_batch import Moment, Place
 from rlplan.memory.trainers.optimizers import eight_bit_step_bytes
-from rlplan.memory.trainers.step_peak import Moment
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.spec.model import Component, Parameter
 from rlplan.units import ceil_div
@@ -36,7 +35,10 @@ class ZeroWalk:
         self._moments: dict[tuple[bool, bool], tuple[Moment, ...]] = {}
 
     def moments(self, *, accumulates: bool, is_first: bool) -> tuple[Moment, ...]:
-        """The moments that may be the largest. See `step_peak.GradientWalk`."""
+        """The moments that may be the largest.
+
+        accumulates: gradients of an earlier micro-batch exist already. is_first: before the first optimizer step.
+        """
         key = accumulates, is_first
         if key not in self._moments:
             passes = self._walk_passes(_start_reduction(self, accumulates=accumulates, is_first=is_first))
@@ -141,7 +143,7 @@ class ZeroWalk:
 
     @cached_property
     def update(self) -> tuple[Moment, ...]:
-        """The moments of the optimizer's step, in order.
+        """The moments of the optimizer's step, in order; they need no walk through the layers.
 
         Reduction: stages 0 and 1 reduce all gradients here, through flat copies.
         Flattening: the gradients and copies of this rank's partition, before Adam's moments first appear.

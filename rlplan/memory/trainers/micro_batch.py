@@ -7,6 +7,7 @@ field).
 
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from rlplan.memory.model.activations import (
     between_saved_bytes,
@@ -244,6 +245,18 @@ class Place(StrEnum):
     TABLE = "table"
     REDUCE = "reduce"
     STEP = "step"
+
+
+class Moment(NamedTuple):
+    """One moment of a step, without memory that depends on the tokens. A search creates hundreds of thousands."""
+
+    place: Place
+    layers: int
+    """Layers whose activations are still saved, the current one included."""
+    gradients: int
+    """Bytes of gradients in addition to the resident ones."""
+    buffers: int
+    """Additional bytes of gathered weights, buckets and copies; negative where resident buffers are not yet in use."""
 
 
 IN_A_LAYER = (Place.MLP, Place.ATTENTION)

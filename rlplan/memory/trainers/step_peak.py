@@ -11,43 +11,15 @@ Left out: allocator effects (machine.py), pipeline schedules (the micro-batches 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
-from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, MicroBatchBytes, Place
+from rlplan.memory.trainers.backward import ZeroWalk
+from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, MicroBatchBytes, Moment, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.vocabulary import MemoryKind
 
 MemorySnapshot = dict[MemoryKind, int]
 UPDATE = (Place.REDUCE, Place.STEP)
 """Places in the optimizer's step; all others are in the passes."""
-
-
-class Moment(NamedTuple):
-    """One moment of a step, without memory that depends on the tokens. A search creates hundreds of thousands."""
-
-    place: Place
-    layers: int
-    """Layers whose activations are still saved, the current one included."""
-    gradients: int
-    """Bytes of gradients in addition to the resident ones."""
-    buffers: int
-    """Additional bytes of gathered weights, buckets and copies; negative where resident buffers are not yet in use."""
-
-
-class GradientWalk(Protocol):
-    """A trainer's gradients, where they do not grow linearly."""
-
-    def moments(self, *, accumulates: bool, is_first: bool) -> tuple[Moment, ...]:
-        """The moments that may be the largest.
-
-        accumulates: gradients of an earlier micro-batch exist already. is_first: before the first optimizer step.
-        """
-        ...
-
-    @property
-    def update(self) -> tuple[Moment, ...]:
-        """The moments of the optimizer's step, which need no walk through the layers."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +46,7 @@ class RankState:
     """Additional bytes of gathered weights and buckets while layers go through their backward pass."""
     accumulates: bool = False
     """Whether gradients of an earlier micro-batch exist already."""
-    walk: GradientWalk | None = None
+    walk: ZeroWalk | None = None
     """Gradients parameter by parameter, which replace the fields from `gradients` on."""
     kept_bucket: int = 0
     """Bytes of the reduction bucket that stays between the passes, as far as they count on the machine."""
