@@ -46,8 +46,8 @@ class Arrangement:
     @property
     def num_devices(self) -> int:
         """Devices of all groups."""
-        own = 0 if self.shares_devices else self.num_generation
-        return self.num_training + self.num_scoring + own
+        num_separate = 0 if self.shares_devices else self.num_generation
+        return self.num_training + self.num_scoring + num_separate
 
 
 def usual_expert_tp(tp: int, ep: int) -> int:

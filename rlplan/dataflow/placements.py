@@ -77,13 +77,13 @@ def trainer_of(job: SettledJob, role: Role, trainer: TrainerChoice) -> TrainerCh
     stated = job.roles.value.training
     if role is not Role.VALUE:
         return trainer
-    own = {key: getattr(stated, key) for key in _VALUE_KEYS if getattr(stated, key) != "auto"}
+    overrides = {key: getattr(stated, key) for key in _VALUE_KEYS if getattr(stated, key) != "auto"}
     tokens, size, longest = stated.max_tokens_per_micro_batch, stated.micro_batch_size_per_gpu, job.workload.max_seq_len
     if tokens != "auto":
-        own |= {"max_tokens": tokens, "micro_batch": max(1, tokens // longest)}
+        overrides |= {"max_tokens": tokens, "micro_batch": max(1, tokens // longest)}
     elif size != "auto":
-        own |= {"micro_batch": size, "max_tokens": size * longest if trainer.max_tokens else 0}
-    return replace(trainer, **own) if own else trainer
+        overrides |= {"micro_batch": size, "max_tokens": size * longest if trainer.max_tokens else 0}
+    return replace(trainer, **overrides) if overrides else trainer
 
 
 _VALUE_KEYS = ("zero_stage", "gradient_checkpointing", "ulysses", "tp", "pp", "cp", "ep")

@@ -176,8 +176,8 @@ def _chain_calls(calls: list[Call]) -> tuple[Call, ...]:
         if call.kind in _BESIDE:
             done.append(call)
             continue
-        beside = tuple(name for name in call.after if any(c.id == name and c.kind in _BESIDE for c in done))
-        done.append(replace(call, after=tuple(dict.fromkeys((*before, *beside)))))
+        independent = tuple(name for name in call.after if any(c.id == name and c.kind in _BESIDE for c in done))
+        done.append(replace(call, after=tuple(dict.fromkeys((*before, *independent)))))
         # A call that is skipped in most steps must not cut the chain, so its successor waits for its predecessor too.
         before = (call.id,) if call.every == 1 else (*before, call.id)
     return tuple(done)

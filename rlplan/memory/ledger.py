@@ -149,7 +149,7 @@ class MemoryLedger:
         rows: dict[str, list[LedgerRow]] = defaultdict(list)
         for row in self.rows:
             rows[row.process].append(row)
-        return {process: tuple(own) for process, own in rows.items()}
+        return {process: tuple(of_process) for process, of_process in rows.items()}
 
     def process_peak(self, process: str) -> Peak:
         """The largest sum of one process's rows inside any action: on its device, or on the host if it has none."""
@@ -174,12 +174,12 @@ class MemoryLedger:
         return {}
 
     def _find_device_peak(self, device: str, bound: Bound) -> Peak:
-        totals, own = self.device_totals(device, bound), self._find_actions(device)
+        totals, own_moments = self.device_totals(device, bound), self._find_actions(device)
         # An action of another device has the total of this device's concurrent actions; one of those is the moment.
         moments = [
             moment
             for moment in self._moments
-            if moment.place in own or own.isdisjoint(self._find_concurrent(moment.place))
+            if moment.place in own_moments or own_moments.isdisjoint(self._find_concurrent(moment.place))
         ]
         largest = max(moments, key=lambda moment: (totals[moment.place], moment.place[0] == "steady"))
         return _build_peak(device, largest.place, largest.count_rows(_count_on_device(device), bound))
@@ -212,12 +212,10 @@ class MemoryLedger:
         An action of another device may overlap several consecutive actions of this one. It gets the largest of their
         totals, not their sum.
         """
-        totals, own = (
-            dict(zip(self.order, self._sum_moments(_count_on_device(device), bound), strict=True)),
-            self._find_actions(device),
-        )
-        beside = {moment: own.intersection(self._find_concurrent(moment)) for moment in self.order if moment not in own}
-        return totals | {moment: max(map(totals.__getitem__, others)) for moment, others in beside.items() if others}
+        totals = dict(zip(self.order, self._sum_moments(_count_on_device(device), bound), strict=True))
+        active = self._find_actions(device)
+        concurrent = {at: active.intersection(self._find_concurrent(at)) for at in self.order if at not in active}
+        return totals | {at: max(map(totals.__getitem__, others)) for at, others in concurrent.items() if others}
 
     def _find_actions(self, device: str) -> set[tuple[RunPhase, str]]:
         return {(row.run_phase, row.action_id) for row in self.rows if row.device == device}

@@ -139,8 +139,8 @@ def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterat
                 resident_high_bytes=spread(kind, resident_bytes)[1] if has_interval else None,
             )
     if process.host is not None:
-        own = host_bytes(usual, action, run_phase, process.host_libraries)
-        for number, sizes in ((process.num_alike, own), (1, usual.on_host_of_first(action, run_phase))):
+        per_process = host_bytes(usual, action, run_phase, process.host_libraries)
+        for number, sizes in ((process.num_alike, per_process), (1, usual.on_host_of_first(action, run_phase))):
             for kind, size in sizes.items():
                 yield row(
                     device=process.host,

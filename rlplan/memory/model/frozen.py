@@ -133,8 +133,8 @@ def _mlp_bytes(block: Block, element_bytes: int) -> int:
     # The last linear layer's input is one of the saved tensors. Frozen, it is not needed, hence minus one.
     if experts is None:
         return (block.mlp_saved_widths - 1) * e * block.intermediate
-    sent = (e * block.hidden + 40) // experts.row_shards
-    rows = experts.top_k * ((experts.saved_widths - 1) * e * experts.width + sent)
+    row_bytes = (e * block.hidden + 40) // experts.row_shards
+    rows = experts.top_k * ((experts.saved_widths - 1) * e * experts.width + row_bytes)
     return rows + FLOAT_BYTES * experts.num + 3 * e * experts.shared_width
 
 

@@ -80,9 +80,9 @@ class EngineForecast(Forecast):
             settled = sizes[MemoryKind.WEIGHTS] + sizes[MemoryKind.PACKED_WEIGHTS] + sizes[MemoryKind.KV_CACHE]
             # All parameters as loaded exist together with the file's pages, or later with the first pack. The KV cache
             # is allocated last. With a shared base only the parameter that is being compared exists twice.
-            beside = max(largest, self._mapped_bytes)
-            if loading + beside > settled:
-                sizes |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: beside, MemoryKind.KV_CACHE: 0}
+            temporary = max(largest, self._mapped_bytes)
+            if loading + temporary > settled:
+                sizes |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: temporary, MemoryKind.KV_CACHE: 0}
         elif action.kind is ActionKind.SYNC_WEIGHTS and not self.job.rollout.shares_base:
             # The reload materialises a weight (for experts those of a layer) and packs it before it frees the old pack.
             fresh = max((largest, largest), (widening + narrowing, widening), key=sum)

@@ -66,8 +66,8 @@ class TrainerForecast(Forecast):
         if job.rollout.shares_base and layout.role is Role.POLICY:
             # The trainer holds the engine's layout of the base, with its padding, and other roles' adapters on it.
             e = job.training.dtype.num_bytes
-            beside = e * sum(tensor.numel for tensor in job.frozen_adapter_parameters(model))
-            base = shared_base_bytes(model, e) + beside
+            adapter_bytes = e * sum(tensor.numel for tensor in job.frozen_adapter_parameters(model))
+            base = shared_base_bytes(model, e) + adapter_bytes
             self.trained = replace(self.trained, states=replace(self.trained.states, frozen_bytes=base))
         self.states = self.trained.states
         accumulates = self._share * job.workload.max_seq_len > job.max_tokens_per_micro_batch

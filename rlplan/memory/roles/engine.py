@@ -121,8 +121,8 @@ class EngineOnGpu(Forecast):
 
     def _while_compared(self, started: Bytes) -> Bytes:
         """The larger of the started engine and the engine with its own weights, before they are mapped to the base."""
-        own = own_weight_bytes(self.model, self.rollout, self.choice)
-        compared = {**started, MemoryKind.WEIGHTS: own, MemoryKind.KV_CACHE: 0, MemoryKind.ACTIVATIONS: 0}
+        own_weights = own_weight_bytes(self.model, self.rollout, self.choice)
+        compared = {**started, MemoryKind.WEIGHTS: own_weights, MemoryKind.KV_CACHE: 0, MemoryKind.ACTIVATIONS: 0}
         return max(started, compared, key=lambda sizes: sum(sizes.values()))
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
@@ -166,8 +166,8 @@ class EngineOnGpu(Forecast):
         buffers = input_buffer_bytes(self.version, self.model, ceil_div(num_tokens, choice.attention_dp), e)
         if self.version.keeps_workspaces_asleep:
             buffers += expert_workspace_bytes(self.model, choice.tp, num_tokens, e, ep=choice.expert_ranks)
-        more = {MemoryKind.ACTIVATIONS: buffers, MemoryKind.CUDA_GRAPHS: self._graph_bytes}
-        return sizes | {kind: size for kind, size in more.items() if size}
+        kinds = {MemoryKind.ACTIVATIONS: buffers, MemoryKind.CUDA_GRAPHS: self._graph_bytes}
+        return sizes | {kind: size for kind, size in kinds.items() if size}
 
     @property
     def _compiled_kernels(self) -> int:

@@ -63,8 +63,8 @@ class KeepsSentWeights(_WithCopy):
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The rank's own host memory, and the copy where every rank has one."""
-        own = self.rank.on_host(action, run_phase)
-        return dict(own) if self.is_first else add(own, self._copy(action))
+        on_rank = self.rank.on_host(action, run_phase)
+        return dict(on_rank) if self.is_first else add(on_rank, self._copy(action))
 
     def on_host_of_first(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The copy where only the first rank has one."""

@@ -122,12 +122,12 @@ def _add_tower(job: ResolvedJob, forecast: Forecast, *, is_engine: bool) -> Fore
     if not job.takes_images or job.data is None:
         return forecast
     folder = Path(job.policy.path)
-    whole, rule = load_whole(folder), rule_of(folder, job.data.max_image_pixels)
+    full_model, rule = load_whole(folder), rule_of(folder, job.data.max_image_pixels)
     element_bytes = (job.rollout if is_engine else job.training).dtype.num_bytes
     # vLLM's encoder cache has room for the embeddings of one batch of tokens.
-    cache = job.rollout.max_num_batched_tokens * whole.hidden_size * element_bytes if is_engine else 0
-    in_flight = image_pass_bytes(whole, rule.max_patches, element_bytes)
-    return WithTower(forecast, tower_bytes(whole, element_bytes), in_flight, cache)
+    cache = job.rollout.max_num_batched_tokens * full_model.hidden_size * element_bytes if is_engine else 0
+    in_flight = image_pass_bytes(full_model, rule.max_patches, element_bytes)
+    return WithTower(forecast, tower_bytes(full_model, element_bytes), in_flight, cache)
 
 
 def _find_provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:

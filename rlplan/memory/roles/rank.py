@@ -268,9 +268,9 @@ def list_stages(
     sparse = frozenset(model.experts.layers) if model.experts else frozenset()
     largest = max(range(pp), key=lambda stage: len(layers[stage]))
     fullest = max(range(pp), key=lambda stage: (len(sparse & frozenset(layers[stage])), len(layers[stage])))
-    most = pp if num_micro_batches is None else num_micro_batches
+    limit = pp if num_micro_batches is None else num_micro_batches
     return tuple(
-        PipelineStage(index, layers[index], index == pp - 1, min(most, _count_in_flight(pp, index, virtual_stages)))
+        PipelineStage(index, layers[index], index == pp - 1, min(limit, _count_in_flight(pp, index, virtual_stages)))
         for index in sorted({0, largest, fullest, pp - 1})
     )
 

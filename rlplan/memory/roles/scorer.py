@@ -225,8 +225,8 @@ class ScorerOnGpu(Forecast):
     def _build_trained_role(self, cut: TrainerChoice) -> TrainedRole:
         """The role as a trained one in its own type, whose weights and passes equal the frozen one's."""
         logits = "plain" if self.loss is Loss.NONE else self.loss.value  # ignored where there is no vocabulary
-        dtype, kept = _find_dtype(self.element_bytes), _find_dtype(self.kept_bytes)
-        training = SettledTraining.model_validate({"dtype": dtype, "master_dtype": kept, "logits": logits})
+        dtype, stored_dtype = _find_dtype(self.element_bytes), _find_dtype(self.kept_bytes)
+        training = SettledTraining.model_validate({"dtype": dtype, "master_dtype": stored_dtype, "logits": logits})
         stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)
         return TrainedRole(
             self.role,

@@ -166,7 +166,7 @@ def build_engine_pool(model: ModelSpec, settings: EngineSettings, layers: range 
 
 def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, stage: int) -> EngineMemory:
     version, limits, dp = settings.version, choose_limits(model, settings), settings.attention_dp
-    own = BatchLimits(ceil_div(limits.max_num_seqs, dp), ceil_div(limits.max_num_batched_tokens, dp))
+    rank_limits = BatchLimits(ceil_div(limits.max_num_seqs, dp), ceil_div(limits.max_num_batched_tokens, dp))
     length = settings.max_model_len or model.max_position_embeddings
     is_first, is_last = stage == 0, stage == settings.pp - 1  # the first stage encodes images, the last one samples
     share = DEFAULT_UTILIZATION[version.counts_cuda_graphs]
@@ -177,13 +177,19 @@ def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, s
     rope = rotary_table_bytes(model, settings.element_bytes)
     e, num_tokens, ep = settings.element_bytes, limits.max_num_batched_tokens, settings.ep
     prefill = prefill_peak_bytes(model, settings.tp, num_tokens, e, ep=ep, attention_dp=dp)
-    sampler = sampler_peak_bytes(version, model, own.max_num_batched_tokens, own.max_num_seqs) if is_last else 0
-    encoder = encoder_peak_bytes(model, own.max_num_batched_tokens) if is_first else 0
+    sampler = (
+        sampler_peak_bytes(version, model, rank_limits.max_num_batched_tokens, rank_limits.max_num_seqs)
+        if is_last
+        else 0
+    )
+    encoder = encoder_peak_bytes(model, rank_limits.max_num_batched_tokens) if is_first else 0
     other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
     layers = stage_layers(model.num_layers, settings.pp)[stage]
     captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
     is_eager = settings.enforce_eager
-    graphs = cuda_graph_bytes(version, len(layers), own.max_num_seqs, enforce_eager=is_eager, num_captures=captures)
+    graphs = cuda_graph_bytes(
+        version, len(layers), rank_limits.max_num_seqs, enforce_eager=is_eager, num_captures=captures
+    )
     budget = settings.kv_cache_memory_bytes
     if budget is None:
         budget = requested - weights - rope - max(prefill, sampler, encoder) - other

@@ -77,9 +77,9 @@ def count_batch_sizes(job: ResolvedJob) -> int:
     workload, versions_under_way = job.workload, 1 + job.placement.max_staleness
     at_once = max(versions_under_way * workload.num_rollouts_per_step, job.num_evaluated_responses)
     per_engine = ceil_div(at_once, job.rollout.num_engines)
-    most = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
+    max_batch = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
     sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps) * (2 if workload.evaluation_temperature else 1)
-    return min(most, sizes_per_position * workload.max_response_len)
+    return min(max_batch, sizes_per_position * workload.max_response_len)
 
 
 def compiled_kernel_bytes(model: ModelSpec, packing: WeightPacking, num_sizes: int, tp: int = 1) -> int:

@@ -153,16 +153,18 @@ class ZeroWalk:
         states, settings = self.states, self.settings
         if settings.offloads_optimizer:
             return (Moment(Place.STEP, 0, 0, self._gathered_at_once()),)
-        kept, copies = states.kept_gradient_bytes(), states.step_copy_bytes()
-        part = min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
-        own = settings.master_bytes * part if copies else 0
+        kept_gradients, copies = states.kept_gradient_bytes(), states.step_copy_bytes()
+        stepped_numel = (
+            min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
+        )
+        step_bytes = settings.master_bytes * stepped_numel if copies else 0
         if not self.machine.steps_in_place:
-            own += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
-        flat = states.gradient_bytes() - kept
+            step_bytes += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
+        flat = states.gradient_bytes() - kept_gradients
         return (
-            Moment(Place.REDUCE, 0, states.backward_gradient_bytes() - kept, self._reduced_at_once()),
+            Moment(Place.REDUCE, 0, states.backward_gradient_bytes() - kept_gradients, self._reduced_at_once()),
             Moment(Place.REDUCE, 0, flat, copies),
-            Moment(Place.STEP, 0, flat if settings.stage == 0 else 0, own),
+            Moment(Place.STEP, 0, flat if settings.stage == 0 else 0, step_bytes),
             Moment(Place.STEP, 0, 0, self._gathered_at_once()),
         )
 

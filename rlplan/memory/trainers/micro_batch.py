@@ -156,8 +156,8 @@ def ring_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
 def _recomputed_bytes(shape: MicroBatchShape) -> int:
     """Bytes of the topmost layer that its backward pass recomputes. Under `ALTERNATE` that layer was saved whole."""
     if shape.recompute in (Recompute.FULL, Recompute.SELECTIVE):
-        kept = entry_bytes(shape) if shape.recompute is Recompute.FULL else kept_layer_bytes(shape)
-        return layer_bytes(shape) - min(kept, layer_bytes(shape))
+        saved = entry_bytes(shape) if shape.recompute is Recompute.FULL else kept_layer_bytes(shape)
+        return layer_bytes(shape) - min(saved, layer_bytes(shape))
     return _recomputed_module_bytes(shape)
 
 

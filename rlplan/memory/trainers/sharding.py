@@ -147,7 +147,7 @@ def build_fsdp_state(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     """
     tp_size, compute = fsdp.tp_size, fsdp.compute_bytes
     updated = 0 if fsdp.is_on_host else ceil_div(sizes.num_trainable, fsdp.num_ranks * tp_size)
-    kept = fsdp.master_bytes * updated
+    shard_bytes = fsdp.master_bytes * updated
     frozen = 0 if fsdp.is_on_host else ceil_div(sizes.frozen_bytes, fsdp.num_ranks * tp_size)
     quantized = fsdp.frozen_layer_bytes
     layer = sizes.layer_weights * compute // tp_size if quantized is None else quantized
@@ -157,9 +157,9 @@ def build_fsdp_state(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     # Gathers have a pool of their own, as large as the root or as two layers at once.
     pools = max(root, 2 * layer) if fsdp.counts_every_stream else 0
     return RankState(
-        {MemoryKind.WEIGHTS: kept + frozen, MemoryKind.OPTIMIZER: fsdp.moments(updated)},
-        gradients=kept,
-        kept_gradients=kept if fsdp.counts_every_stream else 0,
+        {MemoryKind.WEIGHTS: shard_bytes + frozen, MemoryKind.OPTIMIZER: fsdp.moments(updated)},
+        gradients=shard_bytes,
+        kept_gradients=shard_bytes if fsdp.counts_every_stream else 0,
         head_gradient=compute * sizes.table // tp_size,
         passing=layer + pools + root,
         layer_passing=layer + (compute + fsdp.reduce_bytes) * sizes.layer // tp_size,

@@ -106,11 +106,11 @@ def _take_snapshots(
 ) -> dict[Place, MemorySnapshot]:
     sizes = MicroBatchBytes(shape)
     # A chunked loss computes the head's gradient once per chunk and adds it to the sum, so two exist.
-    again = rank_state.head_gradient if shape.loss in CHUNKED_LOSSES else 0
+    second_gradient = rank_state.head_gradient if shape.loss in CHUNKED_LOSSES else 0
     largest: dict[Place, tuple[int, int, int, int]] = {}
     for moment in moments:
         activations = sizes.activations(moment.place, moment.layers)
-        gradients = moment.gradients + (again if moment.place is Place.HEAD else 0)
+        gradients = moment.gradients + (second_gradient if moment.place is Place.HEAD else 0)
         total = activations + gradients + moment.buffers
         if moment.place not in largest or total > largest[moment.place][0]:
             largest[moment.place] = total, activations, gradients, moment.buffers
