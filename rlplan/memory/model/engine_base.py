@@ -69,7 +69,7 @@ def _read_base_quantization(path: str, stamp: int) -> Quantization:
     model = resolve_model(path, where=KEY)
     spec = model.quantization
     if spec is None:
-        raise _build_error(path, "its weights are not quantised")
+        raise _build_error(path, "its weights are not quantized")
     if reason := _find_unsupported_part(spec):
         raise _build_error(path, reason)
     plain = frozenset(name.removesuffix(".weight") for name in _read_shapes(path) if name.endswith(".weight"))
@@ -95,16 +95,16 @@ def _convert_format(spec: QuantizationSpec) -> WeightFormat:
 def _find_unsupported_part(spec: QuantizationSpec) -> str:
     """Why vLLM cannot serve adapters on a format; empty where it can."""
     if spec.method not in METHODS or spec.bits != 4 or spec.is_float:
-        stated = f"{spec.method}, {spec.bits or 'unsaid'} bits"
-        return f"it is in {stated}; engines take 4-bit integers by {', '.join(METHODS)}"
+        stated = f"{spec.method}, {spec.bits or 'unstated'} bits"
+        return f"its format is {stated}; engines load only 4-bit integers of {', '.join(METHODS)}"
     if spec.has_act_order:
-        return "GPTQ with desc_act, which vLLM has no kernel for any more"
+        return "its format is GPTQ with desc_act, which vLLM no longer supports"
     if spec.method == "gptq" and spec.has_zero_points is not False:
-        return "GPTQ without sym, which vLLM has no kernel for"
+        return "its format is GPTQ without sym, which vLLM does not support"
     if spec.method == "awq" and spec.has_zero_points is not True:
-        return "AWQ without zero_point, which vLLM has no kernel for"
+        return "its format is AWQ without zero_point, which vLLM does not support"
     if spec.method != "compressed-tensors" and spec.group_size not in MARLIN_GROUPS:
-        return f"groups of {spec.group_size}; vLLM's kernels have 32, 64 and 128, or whole rows"
+        return f"its groups have {spec.group_size} weights; vLLM's kernels support 32, 64, 128 and whole rows"
     return ""
 
 
@@ -149,10 +149,10 @@ def _find_base_mismatch(model: ModelSpec, paths: tuple[str, str], stamps: tuple[
     for name in SIZES:
         own, theirs = getattr(model, name), getattr(base, name)
         if own != theirs:
-            return f"{name} is {theirs} there and {own} of the policy"
+            return f"{name} is {theirs} there and {own} in the policy"
     for name, (own, theirs) in _compare_values(policy, path):
         if own != theirs:
-            return f"{name} is {theirs} there and {own} of the policy"
+            return f"{name} is {theirs} there and {own} in the policy"
     return next(_find_wrong_tensors(model, _read_shapes(path), scheme), "")
 
 
@@ -182,7 +182,7 @@ def _find_wrong_tensors(model: ModelSpec, stored: Mapping[str, tuple[int, ...]],
             if name not in stored:
                 yield f"it has no {name}"
             elif stored[name] != shape:
-                yield f"{name} is {list(stored[name])} there, {list(shape)} is {parameter.name} of the policy"
+                yield f"{name} has shape {list(stored[name])}; {parameter.name} of the policy needs {list(shape)}"
 
 
 def _list_expected_tensors(parameter: Parameter, scheme: Quantization) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -212,6 +212,6 @@ def _build_error(path: str, reason: str) -> SpecError:
     return SpecError(
         f"{path}: {reason}",
         where=KEY,
-        rule=f"the policy's weights in 4 bits, by {', '.join(METHODS)}",
+        rule=f"the policy's weights in 4 bits, quantized by {', '.join(METHODS)}",
         way_out=f"{KEY}=FOLDER of such a checkpoint, or {KEY}=null",
     )

@@ -226,12 +226,12 @@ def _check(settings: EngineSettings) -> None:
             f"gpu_memory_utilization is {share}",
             where="gpu_memory_utilization",
             rule="a fraction of the GPU's total, above 0 and at most 1",
-            way_out="give one such as 0.9",
+            way_out="use a fraction such as 0.9",
         )
     if settings.total_bytes <= 0:
         raise SpecError(
             f"the GPU has {format_bytes(settings.total_bytes)}",
             where="total_bytes",
             rule="above 0",
-            way_out="give what the driver reports",
+            way_out="use the total that the driver reports",
         )

@@ -63,11 +63,11 @@ def add_layer(base: Path, stem: str, tensors: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("method", "stated", "words"),
     [
-        ("awq", {"bits": 8}, "it is in awq, 8 bits"),
-        ("awq", {"quant_method": "fp8"}, "it is in fp8"),
-        ("awq", {"quant_method": "bitsandbytes", "load_in_4bit": True}, "it is in bitsandbytes"),
+        ("awq", {"bits": 8}, "its format is awq, 8 bits"),
+        ("awq", {"quant_method": "fp8"}, "its format is fp8"),
+        ("awq", {"quant_method": "bitsandbytes", "load_in_4bit": True}, "its format is bitsandbytes"),
         ("awq", {"zero_point": False}, "AWQ without zero_point"),
-        ("awq", {"group_size": 16}, "groups of 16"),
+        ("awq", {"group_size": 16}, "groups have 16"),
         ("gptq", {"desc_act": True}, "desc_act"),
         ("gptq", {"sym": False}, "without sym"),
     ],
@@ -79,18 +79,18 @@ def test_formats_without_a_kernel_are_refused(tmp_path: Path, method: str, state
 
 
 def test_plain_weights_are_no_base_in_4_bits() -> None:
-    with pytest.raises(SpecError, match="not quantised"):
+    with pytest.raises(SpecError, match="not quantized"):
         base_quantization(str(SORTER))
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"vocab_size": 128}, "vocab_size is 128 there and 64 of the policy"),
-        ({"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, "num_layers is 2 there and 4 of the policy"),
+        ({"vocab_size": 128}, "vocab_size is 128 there and 64 in the policy"),
+        ({"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, "num_layers is 2 there and 4 in the policy"),
         ({"tie_word_embeddings": False}, "has_tied_embeddings is False there"),
         ({"architectures": ["Qwen2ForCausalLM"]}, "architecture is Qwen2ForCausalLM there"),
-        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05 there and 1e-06 of the policy"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05 there and 1e-06 in the policy"),
     ],
 )
 def test_a_base_of_another_shape_is_named_with_both_values(tmp_path: Path, config: dict[str, Any], words: str) -> None:
@@ -102,7 +102,10 @@ def test_a_base_of_another_shape_is_named_with_both_values(tmp_path: Path, confi
     ("tensors", "words"),
     [
         ({}, "it has no model.layers.0.mlp.up_proj.qweight"),
-        ({"qweight": np.zeros((128, 24), np.int32)}, "up_proj.qweight is [128, 24] there, [128, 48] is model.layers.0"),
+        (
+            {"qweight": np.zeros((128, 24), np.int32)},
+            "up_proj.qweight has shape [128, 24]; model.layers.0.mlp.up_proj.weight of the policy needs [128, 48]",
+        ),
     ],
 )
 def test_tensors_that_lack_or_have_another_shape_are_named(tmp_path: Path, tensors: dict[str, Any], words: str) -> None:
