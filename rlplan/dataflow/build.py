@@ -21,7 +21,7 @@ SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.CHECKPOINT
 
 def build_schedule(job: SettledJob, choice: Choice) -> Schedule:
     """Build the schedule of a job under a choice."""
-    graph = build_step_graph(job, takes_all=choice.hands_over_each, has_engine=bool(choice.sync_mode))
+    graph = build_step_graph(job, needs_all_ranks=choice.hands_over_each, has_engine=bool(choice.sync_mode))
     groups, layouts = place(job, choice)
     arrangement = choice.arrangement
     return locate_calls(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
@@ -39,13 +39,13 @@ def build_view(job: SettledJob, arrangement: Arrangement, *, has_engine: bool = 
 
 
 def build_step_graph(
-    job: SettledJob, *, takes_all: bool = False, has_engine: bool = True, counts_repeats: bool = False
+    job: SettledJob, *, needs_all_ranks: bool = False, has_engine: bool = True, counts_repeats: bool = False
 ) -> StepGraph:
     """Build the calls of a synchronous on-policy step: rollouts, scores and rewards, training, weight sync.
 
-    takes_all: every trainer rank sends weights. has_engine: an engine generates or evaluates.
+    needs_all_ranks: every trainer rank sends weights. has_engine: an engine generates or evaluates.
     """
-    start, step = _build_start_calls(job, takes_all), _build_step_calls(job, takes_all, counts_repeats)
+    start, step = _build_start_calls(job, needs_all_ranks), _build_step_calls(job, needs_all_ranks, counts_repeats)
     graph = StepGraph(start=start, step=step, finish=_build_finish_calls())
     return graph if has_engine else _remove_engine(graph, scores=job.algorithm.declaration.trains_scalar)
 
@@ -71,7 +71,7 @@ def _remove_engine(graph: StepGraph, *, scores: bool) -> StepGraph:
     return StepGraph(start=keep(graph.start), step=keep(graph.step), finish=keep(graph.finish))
 
 
-def _build_start_calls(job: SettledJob, takes_all: bool) -> tuple[Call, ...]:
+def _build_start_calls(job: SettledJob, needs_all_ranks: bool) -> tuple[Call, ...]:
     """Calls that start all processes in parallel, send the first weights and evaluate the start policy.
 
     An engine that shares the trainer's frozen base waits for the trainer, which holds the memory.
@@ -86,18 +86,18 @@ def _build_start_calls(job: SettledJob, takes_all: bool) -> tuple[Call, ...]:
     for role in job.frozen_roles:
         calls.append(Call(f"start_scorer/{role}", ActionKind.START_SCORER, role, Phase.START))
     ready = tuple(call.id for call in calls)
-    calls.append(_build_sync_call(takes_all, ready))
+    calls.append(_build_sync_call(needs_all_ranks, ready))
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, after=("sync_weights",)))
     return tuple(calls)
 
 
-def _build_step_calls(job: SettledJob, takes_all: bool, counts_repeats: bool) -> tuple[Call, ...]:
+def _build_step_calls(job: SettledJob, needs_all_ranks: bool, counts_repeats: bool) -> tuple[Call, ...]:
     calls = _build_experience_calls(job)
     before = calls[0].id
     for role in job.scored_roles:  # sequential, because the roles compute on the same devices
         holder = job.holder_of(role)
-        held_by = None if holder is role else holder
-        calls.append(Call(f"score/{role}", ActionKind.SCORE, role, Phase.SCORE, after=(before,), held_by=held_by))
+        runs_on = None if holder is role else holder
+        calls.append(Call(f"score/{role}", ActionKind.SCORE, role, Phase.SCORE, after=(before,), runs_on=runs_on))
         before = f"score/{role}"
     scored = tuple(call.id for call in calls[1:]) or (before,)
     calls.append(Call("compute_advantages", ActionKind.COMPUTE_ADVANTAGES, Role.POLICY, Phase.TRAIN, after=scored))
@@ -107,7 +107,7 @@ def _build_step_calls(job: SettledJob, takes_all: bool, counts_repeats: bool) ->
             calls += _build_mini_batch_calls(job, role, index, before, repeat)
             before = calls[-1].id
         calls += _build_saving_calls(job, role, before)
-    calls.append(_build_sync_call(takes_all, (before, *(call.id for call in calls if call.kind in SAVING))))
+    calls.append(_build_sync_call(needs_all_ranks, (before, *(call.id for call in calls if call.kind in SAVING))))
     every = job.workload.evaluate_every
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, ("sync_weights",), every))
     return tuple(calls)
@@ -123,8 +123,10 @@ def _build_experience_calls(job: SettledJob) -> list[Call]:
     ]
 
 
-def _build_sync_call(takes_all: bool, after: tuple[str, ...]) -> Call:
-    return Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after, takes_all=takes_all)
+def _build_sync_call(needs_all_ranks: bool, after: tuple[str, ...]) -> Call:
+    return Call(
+        "sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after, needs_all_ranks=needs_all_ranks
+    )
 
 
 def _list_mini_batches(num: int, counts_repeats: bool) -> list[tuple[int, int]]:

@@ -23,9 +23,9 @@ class Call:
     """Interval in steps: the call runs in steps that are a multiple of this."""
     mini_batch: int | None = None
     """Index of the mini-batch, for train calls."""
-    held_by: Role | None = None
+    runs_on: Role | None = None
     """The role whose processes run the call, where that is not `role`."""
-    takes_all: bool = False
+    needs_all_ranks: bool = False
     """Every rank of the role takes part, where one rank would suffice."""
     first: int = 1
     """First step in which the call runs."""

@@ -189,7 +189,7 @@ def locate_calls(
 
 
 def _locate_call(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, ...]]) -> Action:
-    workers, role = _WORKERS[call.kind], call.held_by or call.role
+    workers, role = _WORKERS[call.kind], call.runs_on or call.role
     indices = [index for index, layout in enumerate(layouts) if layout.worker in workers and layout.role == role]
     processes = (_select_processes(call, layouts[index], names[index]) for index in indices)
     return Action(
@@ -215,4 +215,4 @@ def _select_processes(call: Call, layout: RoleLayout, names: tuple[str, ...]) ->
     take part, because they gather the weights.
     """
     is_whole = layout.worker == "policy_trainer" and layout.zero_stage < 3
-    return names[: layout.tp] if call.kind in _FROM_ONE_RANK and is_whole and not call.takes_all else names
+    return names[: layout.tp] if call.kind in _FROM_ONE_RANK and is_whole and not call.needs_all_ranks else names

@@ -157,7 +157,7 @@ def _trains_another(calls: list[Call], role: Role) -> bool:
 
 
 def _find_holder(call: Call) -> Role:
-    return call.held_by or call.role
+    return call.runs_on or call.role
 
 
 def _build_offload(role: Role) -> Call:

@@ -16,14 +16,14 @@ class Machine:
     collective_copies: int
     """Copies of the data that a collective gathers or scatters: gloo has a buffer of its own, NCCL writes directly to
     the output. Source: torch 2.13, ProcessGroupGloo.cpp; DeepSpeed 0.19.8, partition_parameters.py."""
-    counts_touched: bool
+    counts_written: bool
     """Whether memory counts when it is first written (pages of a host), not when it is allocated (cudaMalloc)."""
     steps_in_place: bool
     """Whether 8-bit optimizers update in place. Source: bitsandbytes 0.50, backends/cpu/ops.py."""
 
 
-CPU = Machine(collective_copies=2, counts_touched=True, steps_in_place=False)
-CUDA = Machine(collective_copies=1, counts_touched=False, steps_in_place=True)
+CPU = Machine(collective_copies=2, counts_written=True, steps_in_place=False)
+CUDA = Machine(collective_copies=1, counts_written=False, steps_in_place=True)
 
 SEGMENT_BYTES = 2 * MIB
 """Segments of large requests are a multiple of this (`kRoundLarge`)."""

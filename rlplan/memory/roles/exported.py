@@ -189,7 +189,7 @@ def build_megatron_rank(
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> rank = build_megatron_rank(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, None, MegatronSettings(8, tp=2), 0)
-    >>> rank.dense, rank.over  # (7,615,616,512 - norms 57 * 3584) / 2 + norms
+    >>> rank.dense, rank.state_ranks  # (7,615,616,512 - norms 57 * 3584) / 2 + norms
     (3807910400, 4)
     """
     sizes = _measure_stage(model, role, settings.cut, stage)

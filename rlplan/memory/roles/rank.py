@@ -209,7 +209,7 @@ class TrainedRole:
             sequence_shards=cut.sequence_shards,
             gathers_again=cut.gathers_again,
             ulysses=choice.ulysses,
-            passes_keys_on=choice.cp > 1,
+            has_context_parallel=choice.cp > 1,
             micro_batches_in_flight=stage.in_flight,
             softcaps_logits=model.architecture in CAPPED,
             selects_rows=not exported,

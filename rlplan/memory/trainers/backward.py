@@ -60,7 +60,7 @@ class ZeroWalk:
         if self.settings.stage < 3:
             return 0
         limit = self.settings.reduce_bucket_size
-        if not self.machine.counts_touched:
+        if not self.machine.counts_written:
             return self.states.bucket_bytes()
         return self.element_bytes * min(limit, sum(p.numel for p in self.states.trainable if p.numel <= limit))
 
@@ -178,7 +178,7 @@ class ZeroWalk:
             return e * min(self.states.num_trainable, ALL_REDUCE_NUMEL)
         if settings.stage > 1 or not self.reduces_in_step:
             return 0
-        if not self.machine.counts_touched:
+        if not self.machine.counts_written:
             return self.states.bucket_bytes()
         return e * min(self.states.num_trainable, settings.reduce_bucket_size)
 
@@ -204,7 +204,7 @@ class _WholeGradients:
         self.accumulated = 0
         if accumulates and not offloads:
             self.accumulated = states.backward_gradient_bytes() - states.kept_gradient_bytes()
-        self.buffers = 0 if walk.machine.counts_touched else states.bucket_bytes() * (1 if walk.reduces_in_step else 2)
+        self.buffers = 0 if walk.machine.counts_written else states.bucket_bytes() * (1 if walk.reduces_in_step else 2)
 
     def add(self, parameter: Parameter, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
         """The moments while one parameter's gradient arrives. waiting: bytes of a tied table's waiting gradient."""
@@ -233,7 +233,7 @@ class _BucketedGradients(_WholeGradients):
         self.overlaps, self.in_flight = self.is_flat and walk.settings.overlaps, 0
         self.resident = walk.kept_bucket_bytes
         self.touched = self.resident if accumulates or not is_first else 0
-        if not walk.machine.counts_touched:
+        if not walk.machine.counts_written:
             self.touched = walk.states.bucket_bytes()
         self.buffers = self.touched - self.resident
 

@@ -129,7 +129,7 @@ def _working_bytes(shape: MicroBatchShape) -> int:
     MLP; with a 4-bit base one dequantized weight, and a copy of the output.
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
-    ring = ring_bytes(block, tokens, e) if shape.passes_keys_on else 0
+    ring = ring_bytes(block, tokens, e) if shape.has_context_parallel else 0
     scales = shape.frozen is not None and shape.frozen.scales_outputs
     # A recomputed layer has both the adapter's output and its scaled copy; otherwise only the scaled gradient exists.
     keeps_linears = shape.recompute in (Recompute.NONE, Recompute.ATTENTION) and not shape.modules

@@ -70,7 +70,7 @@ class MicroBatchShape:
     """Whether sharded matmuls save only the rank's part of their input and gather it again in the backward pass."""
     ulysses: int = 1
     """Ulysses size: ranks that exchange tokens for heads around attention (`activations.exchanged_bytes`)."""
-    passes_keys_on: bool = False
+    has_context_parallel: bool = False
     """Whether keys and values travel round the ranks (context parallelism)."""
     micro_batches_in_flight: int = 1
     softcaps_logits: bool = False

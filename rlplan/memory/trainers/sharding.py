@@ -183,10 +183,10 @@ class MegatronRank:
     experts: int
     """Elements inside the routed experts."""
 
-    over: int
+    state_ranks: int
     """Ranks that shard the states of `dense`."""
 
-    over_experts: int
+    expert_state_ranks: int
     """Ranks that shard the states of `experts`."""
 
     frozen: int = 0
@@ -216,7 +216,7 @@ class MegatronRank:
     @property
     def num_updated(self) -> int:
         """Elements whose states the rank keeps."""
-        return ceil_div(self.dense, self.over) + ceil_div(self.experts, self.over_experts)
+        return ceil_div(self.dense, self.state_ranks) + ceil_div(self.experts, self.expert_state_ranks)
 
 
 def build_megatron_state(rank: MegatronRank) -> RankState:
@@ -226,7 +226,7 @@ def build_megatron_state(rank: MegatronRank) -> RankState:
     moments of each updated element. Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py.
     Assumes: parameters are gathered into their own buffer, so that the passes need no additional memory.
 
-    >>> rank_state = build_megatron_state(MegatronRank(dense=600, experts=200, over=4, over_experts=2))
+    >>> rank_state = build_megatron_state(MegatronRank(dense=600, experts=200, state_ranks=4, expert_state_ranks=2))
     >>> sum(rank_state.resident.values())  # 800 * (2 + 4) + (150 + 100) * 12
     7800
     """

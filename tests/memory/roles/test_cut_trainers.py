@@ -99,7 +99,7 @@ def test_a_stage_of_deepseek_v3_is_its_experts_over_ep_and_its_attention_whole(o
     attention = 7168 * 1536 + 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 + 512 * 128 * 256 + 128 * 128 * 7168
     dense = 4 * (attention + 3 * 7168 * 2048 + 256 * 7168 + 2 * 7168)  # shared expert, router, norms
     rank = build_megatron_rank(V3, Role.POLICY, None, MegatronSettings(512, pp=16, ep=16), stage=2)
-    assert (rank.experts, rank.dense, rank.over, rank.over_experts) == (experts, dense, 32, 2)
+    assert (rank.experts, rank.dense, rank.state_ranks, rank.expert_state_ranks) == (experts, dense, 32, 2)
     sizes = states(trainer(overheads, choice(pp=16, ep=16), 512, model=V3))
     assert sum(sizes.values()) == 6 * (experts + dense) + 12 * (experts // 2 + dense // 32)
 
@@ -125,8 +125,8 @@ def test_experts_are_whole_over_ep_or_cut_over_tp() -> None:
     by_tp = build_megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2), stage=0)
     routed = 48 * 128 * 3 * 2048 * 768
     assert (by_ep.experts, by_tp.experts) == (routed // 4, routed // 2)
-    assert (by_ep.over, by_ep.over_experts) == (4, 2)
-    assert (by_tp.over, by_tp.over_experts) == (4, 4)
+    assert (by_ep.state_ranks, by_ep.expert_state_ranks) == (4, 2)
+    assert (by_tp.state_ranks, by_tp.expert_state_ranks) == (4, 4)
     assert by_ep.dense == by_tp.dense
 
 

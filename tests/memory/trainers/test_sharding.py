@@ -52,8 +52,8 @@ def test_shards_on_the_host_leave_only_what_is_gathered() -> None:
 
 @pytest.mark.parametrize(("distributed", "a_parameter"), [(True, 2 + 4 + 12 / 4), (False, 18)])
 def test_megatron_holds_eighteen_bytes_or_six_and_its_share_of_twelve(distributed: bool, a_parameter: float) -> None:
-    rank = MegatronRank(dense=800, experts=0, over=4, over_experts=2)
-    rank_state = build_megatron_state(rank if distributed else replace(rank, over=1, over_experts=1))
+    rank = MegatronRank(dense=800, experts=0, state_ranks=4, expert_state_ranks=2)
+    rank_state = build_megatron_state(rank if distributed else replace(rank, state_ranks=1, expert_state_ranks=1))
     assert sum(rank_state.resident.values()) == 1600 // 2 * a_parameter
 
 
@@ -67,7 +67,7 @@ def test_megatron_with_narrow_gradients_and_moments_and_tensors_that_stand_for_g
 
 def test_megatron_shares_the_states_of_experts_over_fewer_ranks() -> None:
     dense, experts = 800, 400
-    rank_state = build_megatron_state(MegatronRank(dense, experts, over=4, over_experts=2))
+    rank_state = build_megatron_state(MegatronRank(dense, experts, state_ranks=4, expert_state_ranks=2))
     assert rank_state.resident[MemoryKind.WEIGHTS] == 2 * (dense + experts)
     assert rank_state.resident[MemoryKind.OPTIMIZER] == 8 * (dense // 4 + experts // 2)
 
