@@ -1,4 +1,4 @@
-"""Memory that GPU processes have in common: CUDA context, communicators, the weight sync bucket.
+"""Memory of every GPU process: CUDA context, communicators, the weight sync bucket.
 
 In: a GPU's overheads, sizes. Out: bytes by kind. Left out: tensors of a role (trainer.py, scorer.py, engine.py).
 """

@@ -1,4 +1,4 @@
-"""Checkpoints to resume from: the states that each rank saves of a trained role, and the copy that it writes from.
+"""Checkpoints to resume from: the states that each rank saves, and the copy that it makes before it writes them.
 
 In: a rank's ZeroStates. Out: elements, bytes in memory, bytes on disk. Left out: headers and manifests (kilobytes), the
 generator's state, and the pages of files that the kernel caches.

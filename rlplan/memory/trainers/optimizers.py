@@ -22,7 +22,7 @@ CODE_BYTES = 4 * 256
 
 
 class Optimizer(StrEnum):
-    """Optimizer of a parameter."""
+    """The optimizers whose memory is known."""
 
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw_8bit"

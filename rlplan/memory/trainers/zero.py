@@ -56,7 +56,7 @@ class ZeroSettings:
     """Elements that stage 3 updates at a time."""
 
     max_live_parameters: int = 1_000_000_000
-    """Elements up to which stage 3 gathers ahead."""
+    """`stage3_max_live_parameters`: upper bound of gathered elements, which limits only the prefetch."""
 
     max_reuse_distance: int = 1_000_000_000
     """Gathered weights that are used again within this many elements are not released."""

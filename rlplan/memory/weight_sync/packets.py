@@ -76,7 +76,7 @@ def policy_packets(job: ResolvedJob, model: ModelSpec) -> tuple[Packet, ...]:
 
 
 def sync_staging_bytes(job: ResolvedJob, model: ModelSpec) -> int:
-    """Bytes that the sending rank keeps for weight sync between syncs. Every engine process keeps the same.
+    """Bytes that the sending rank keeps allocated for weight syncs. Every engine process keeps as many.
 
     Counts: the arena A (with `disk` only the largest packet). `delta` content adds the copy P that was sent last, from
     which deltas are computed and to which they are applied. Source: `rlplan.runtime.weight_sync`.
