@@ -1,1 +1,1 @@
-"""What one RL step consists of, and where each action of it is done: the schedule."""
+"""The schedule: the actions of an RL step, their order, and the devices on which they run."""

@@ -1,7 +1,7 @@
-"""Choice: everything that a plan has decided about a job, as one frozen value that anybody may import.
+"""Choice: everything that a plan decides about a job, as one frozen value.
 
 In: nothing. Out: values.
-Left out: which choices there are (planner/), what follows from one (build.py, memory/, timing/).
+Left out: the enumeration of choices (planner/); schedules (build.py), memory (memory/) and times (timing/) of a choice.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ WeightSyncMode = Literal["", "shared_memory", "gloo", "cuda_ipc", "nccl", "disk"
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Which device groups there are, and who gives up its memory while it waits."""
+    """The device groups, and the roles that give up their memory while they wait."""
 
     placement: Placement
     num_training: int
@@ -24,33 +24,34 @@ class Arrangement:
     num_generation: int
     """Devices that generate; on shared devices these are all."""
     num_scoring: int = 0
-    """Devices of the frozen roles' own; 0 where they lie with training."""
+    """Devices that only the frozen roles use; 0 where these share the training devices."""
     offloaded: Offloaded = "none"
-    """Roles that move to the host or the disk while they wait."""
+    """Roles that are offloaded to the host or the disk while they wait."""
     is_async: bool = False
     """Whether generation runs beside training."""
     sleeps: bool = False
-    """Whether the engine sleeps while others compute; colocated without it, it is stopped and started again."""
+    """Whether the engine sleeps while other roles compute. A colocated engine that cannot sleep is stopped and
+    started again."""
 
     @property
     def shares_devices(self) -> bool:
-        """Whether training and generation lie on the same devices."""
+        """Whether training and generation use the same devices."""
         return self.placement is not Placement.DISAGGREGATED
 
     @property
     def num_frozen(self) -> int:
-        """Devices that the frozen roles may lie on."""
+        """Devices that the frozen roles may use."""
         return self.num_scoring or self.num_training
 
     @property
     def num_devices(self) -> int:
         """Devices of all groups."""
-        own = 0 if self.shares_devices else self.num_generation
-        return self.num_training + self.num_scoring + own
+        num_separate = 0 if self.shares_devices else self.num_generation
+        return self.num_training + self.num_scoring + num_separate
 
 
 def usual_expert_tp(tp: int, ep: int) -> int:
-    """Ranks that share each expert's matrices where a job leaves `training.etp` open.
+    """Expert tensor parallel size where a job does not set `training.etp`.
 
     >>> usual_expert_tp(8, 1), usual_expert_tp(8, 4)
     (8, 1)
@@ -60,28 +61,28 @@ def usual_expert_tp(tp: int, ep: int) -> int:
 
 @dataclass(frozen=True)
 class TrainerChoice:
-    """What is chosen for trained roles."""
+    """Settings of the trained roles."""
 
     zero_stage: int
     gradient_checkpointing: bool
     offloads_optimizer: bool
     offloads_parameters: bool
     micro_batch: int
-    """Rollouts of a pass, at their longest."""
+    """Rollouts per micro-batch, each at its maximum length."""
     ulysses: int = 1
-    """Ranks that share one sequence."""
+    """Ulysses sequence parallel size."""
     tp: int = 1
-    """Ranks that share one layer."""
+    """Tensor parallel size."""
     pp: int = 1
-    """Ranks that share the layers."""
+    """Pipeline parallel size."""
     cp: int = 1
-    """Ranks that share one sequence's attention."""
+    """Context parallel size."""
     ep: int = 1
-    """Ranks that share the experts."""
+    """Expert parallel size."""
     max_tokens: int = 0
-    """Of a pass that is packed without padding; 0 where passes are padded to their longest rollout."""
+    """Tokens per packed micro-batch; 0 where micro-batches are padded to their longest rollout."""
     etp: int = 0
-    """Ranks that share each expert's matrices as the job says; 0 where it leaves them open."""
+    """Expert tensor parallel size that the job sets; 0 where it sets none."""
 
     @property
     def ranks_per_sequence(self) -> int:
@@ -90,54 +91,56 @@ class TrainerChoice:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share each expert's matrices (`expert_tensor_parallel_size`). Where the job leaves them open,
-        experts are whole with ep, and cut over tp without it."""
+        """Ranks that share each expert's matrices (`expert_tensor_parallel_size`).
+
+        Without `training.etp` experts are whole under expert parallelism, and cut over tp otherwise.
+        """
         return self.etp or usual_expert_tp(self.tp, self.ep)
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks of a stage over which the experts are cut."""
+        """Ranks of a pipeline stage over which the experts are cut."""
         return self.ep * self.expert_tp
 
     @property
     def num_token_shards(self) -> int:
-        """Shards into which the tokens of a sequence are cut."""
+        """Ranks over which the tokens of a sequence are cut."""
         return self.ulysses * self.cp
 
     @cached_property
     def without_passes(self) -> "TrainerChoice":
-        """One that stands for all that differ in their passes alone."""
+        """Cache key shared by choices that differ only in their micro-batches."""
         return replace(self, gradient_checkpointing=False, micro_batch=1, max_tokens=0)
 
     @cached_property
     def without_gradients(self) -> "TrainerChoice":
-        """One that stands for all whose passes without gradients are the same: of ZeRO, weights in shards matter."""
-        stage = 3 if self.zero_stage == 3 else 0
+        """Cache key shared by choices whose forward-only passes cost the same."""
+        stage = 3 if self.zero_stage == 3 else 0  # only stage 3 shards weights, which such a pass has to gather
         return replace(self, zero_stage=stage, gradient_checkpointing=False, offloads_optimizer=False)
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """What is chosen for the engine."""
+    """Settings of the rollout engine."""
 
     tp: int
-    """Ranks that share one layer."""
+    """Tensor parallel size."""
     sleep_level: int
-    """0 for one that never sleeps."""
+    """vLLM's sleep level; 0 for an engine that never sleeps."""
     max_num_seqs: int = 256
-    """Sequences of the engine at once."""
+    """Sequences that the engine runs at once."""
     quantization: str | None = None
-    """Of its weights, None as loaded."""
+    """Quantization of the weights; None keeps the checkpoint's format."""
     has_expert_parallel: bool = False
-    """Whether whole experts lie on its ranks instead of a slice of each."""
+    """Whether each rank holds whole experts instead of a slice of each."""
     attention_dp: int = 1
-    """Groups of tp ranks that attend to sequences of their own; above 1 whole experts are spread over all of them."""
+    """Data-parallel attention groups of tp ranks each. Above 1 whole experts are spread over all groups."""
     adapter_versions: int = 0
-    """Versions of an adapter that it holds at once; 0 where whole weights are handed over, or what changed of them."""
+    """LoRA versions that the engine holds at once; 0 where a weight sync sends whole weights or deltas."""
 
     @property
     def keeps_versions(self) -> bool:
-        """Whether what is under way at a weight sync ends under the version that it began with."""
+        """Whether rollouts under way at a weight sync finish under the version that they began with."""
         return self.adapter_versions > 1
 
     @property
@@ -155,49 +158,49 @@ class EngineChoice:
 
     @property
     def seqs_per_rank(self) -> int:
-        """Sequences at once of each group that attends by itself."""
+        """Concurrent sequences of each data-parallel attention group."""
         return -(-self.max_num_seqs // self.attention_dp)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One combination: who lies where, how roles are trained, how rollouts are generated, how weights travel."""
+    """One candidate: arrangement, trainer, engine and weight sync."""
 
     arrangement: Arrangement
     trainer: TrainerChoice
     engine: EngineChoice
     sync_mode: WeightSyncMode = ""
-    """Transport of the weight sync, or `adapter` or `delta` where only these are sent; empty without an engine."""
+    """Transport of the weight sync, or `adapter` or `delta` where only these are sent. Empty without an engine."""
     num_engines: int = 0
-    """Replicas of the engine; 0 for as many as fill the devices that generate."""
+    """Engine replicas; 0 for as many as fill the generation devices."""
     senders: Literal["auto", "one", "each"] = "auto"
-    """Which ranks of the trainer hand weights over: the first, or each; `auto` as the sync mode needs it."""
+    """Trainer ranks that send weights: the first, or each. `auto` follows from the sync mode."""
 
     @property
     def engines(self) -> int:
-        """Replicas of the engine."""
+        """Engine replicas."""
         return self.num_engines or max(1, self.arrangement.num_generation // self.engine.ranks)
 
     @property
     def family(self) -> "Choice":
-        """One that stands for all that differ in sizes of batches and in their mode of weight sync alone."""
+        """Cache key shared by choices that differ only in batch sizes and in the weight sync mode."""
         trainer = replace(self.trainer, micro_batch=0, max_tokens=0)
         engine = replace(self.engine, max_num_seqs=0, adapter_versions=0)
         return Choice(self.arrangement, trainer, engine)
 
     @property
     def sends_changes(self) -> bool:
-        """Whether what has changed travels alone, so that a copy of what was sent last is kept."""
+        """Whether a weight sync sends deltas, which requires a copy of the weights that were sent last."""
         return self.sync_mode == "delta"
 
     @property
     def with_whole_sequences(self) -> "Choice":
-        """The same with passes that no ranks share, as a frozen role of rlplan's own runtime makes them."""
+        """The same choice without Ulysses, as rlplan's own runtime runs a frozen role."""
         return replace(self, trainer=replace(self.trainer, ulysses=1))
 
     @property
     def hands_over_each(self) -> bool:
-        """Whether every rank of the trainer hands weights over, to the engine on its own device."""
+        """Whether every trainer rank sends weights, each to the engine on its own device."""
         arrangement = self.arrangement
         on_own_device = arrangement.shares_devices and self.sync_mode in ("cuda_ipc", "adapter", "delta")
         return self.senders == "each" or (self.senders == "auto" and on_own_device and arrangement.num_training > 1)
@@ -207,4 +210,4 @@ NO_ENGINE = EngineChoice(1, 0)
 NO_TRAINER = TrainerChoice(
     zero_stage=0, gradient_checkpointing=False, offloads_optimizer=False, offloads_parameters=False, micro_batch=1
 )
-"""Stand in for the half of a choice that is not looked at."""
+"""Placeholders for the half of a choice that a caller does not read."""

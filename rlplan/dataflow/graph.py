@@ -1,6 +1,6 @@
-"""StepGraph: what one RL step consists of, before anyone decides where.
+"""StepGraph: the calls of one RL step and their order, before they have devices.
 
-In: nothing but words. Out: calls with what must come before them.
+In: nothing. Out: calls with the calls that must come before them.
 Left out: devices, processes, bytes and seconds.
 """
 
@@ -11,43 +11,43 @@ from rlplan.vocabulary import ActionKind, Phase, Role
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One thing that happens to one role."""
+    """One action of one role, without its devices."""
 
     id: str
     kind: ActionKind
     role: Role
     phase: Phase
     after: tuple[str, ...] = ()
-    """Ids of calls of the same part (start, step or finish) that must have finished."""
+    """Ids of calls of the same part (start, step or finish) that must finish first."""
     every: int = 1
-    """It happens in steps that are a multiple of this."""
+    """Interval in steps: the call runs in steps that are a multiple of this."""
     mini_batch: int | None = None
     """Index of the mini-batch, for train calls."""
-    held_by: Role | None = None
-    """The role whose processes do it, where that is not `role`."""
-    takes_all: bool = False
-    """Every rank of the role takes part, where one would do."""
+    runs_on: Role | None = None
+    """The role whose processes run the call, where that is not `role`."""
+    needs_all_ranks: bool = False
+    """Every rank of the role takes part, where one rank would suffice."""
     first: int = 1
-    """The first step in which it happens."""
+    """First step in which the call runs."""
     repeat: int = 1
-    """In a view: how many calls alike follow one another, this one the first."""
+    """Consecutive equal calls that this one represents in a view, itself included."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncRollouts:
-    """Rollouts that are generated beside the steps, off-policy."""
+    """Asynchronous rollouts: generation runs during training steps, off-policy."""
 
     action_id: str
-    """Of the generating action."""
+    """Id of the generating action."""
     max_staleness: int
-    """In policy versions, through a bounded queue."""
+    """Policy versions by which a rollout may lag, enforced by a bounded queue."""
     interrupts: bool
-    """New weights reach the engine while it generates; otherwise it finishes what is running first."""
+    """New weights reach the engine while it generates. Otherwise it finishes the running rollouts first."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """A whole job: what happens once before, in every step, and once after."""
+    """All calls of a job: those before the first step, of every step, and after the last step."""
 
     start: tuple[Call, ...]
     step: tuple[Call, ...]

@@ -1,4 +1,4 @@
-"""Placements: which device groups there are, which role lies on which, and who waits for whom because of it.
+"""Placements: the device groups of a choice, the roles on each, and the order that sharing devices imposes.
 
 In: a job and a choice. Out: device groups and role layouts; a StepGraph arranged for the placement.
 """
@@ -18,39 +18,40 @@ SHARED, TRAINING, GENERATION, SCORING = "shared", "training", "generation", "sco
 
 
 def arrange(graph: StepGraph, job: SettledJob, arrangement: Arrangement) -> StepGraph:
-    """What the arrangement makes of a step.
+    """Adapt a step to its placement.
 
-    hybrid: as it is. colocated: engine and trainer share time. disaggregated: as it is, or, where rollouts may be some
-    versions old, with generation that runs ahead. Roles are offloaded while they wait where that was chosen.
+    hybrid: the step is unchanged. colocated: engine and trainer share time. disaggregated: the step is unchanged, or
+    generation runs ahead where rollouts may be stale. Waiting roles are offloaded where the arrangement says so.
     """
-    roles = offloaded_roles(job, arrangement)
+    roles = list_offloaded_roles(job, arrangement)
     if arrangement.placement is Placement.COLOCATED and (arrangement.sleeps or job.device_kind == "cpu"):
         return share_time(graph, TimeSharing(arrangement.sleeps, roles, job.checkpoints.writes == "beside"))
     if roles:
         graph = offload_between(graph, roles)
     if arrangement.is_async:
-        return with_async_rollouts(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
+        return add_async_rollouts(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
     return graph
 
 
-def offloaded_roles(job: SettledJob, arrangement: Arrangement) -> tuple[Role, ...]:
-    """Roles that are moved away while they wait. Frozen roles are read from their own files again, or from the host."""
+def list_offloaded_roles(job: SettledJob, arrangement: Arrangement) -> tuple[Role, ...]:
+    """Roles that are offloaded while they wait. Frozen roles come back from their files, or from the host."""
     if arrangement.offloaded == "none":
         return ()
     return (*(job.trained_roles if arrangement.offloaded == "all" else ()), *job.frozen_roles)
 
 
 def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
-    """Groups and layouts of a choice.
+    """Build the device groups and role layouts of a choice.
 
-    hybrid, colocated: every role on the same devices; the trainer has a rank on each, a scorer one process (or one on
-    each too), engines a process on each of the last. disaggregated: the last devices generate, those before them score
-    (where no device scores alone: those that train do), the others train.
+    hybrid, colocated: all roles use the same devices. The trainer has a rank on each; a scorer has one process, or one
+    on each; engines have a process on each of the last devices.
+    disaggregated: the last devices generate, those before them score, the others train. Without scoring devices the
+    training devices score.
     """
-    groups = _groups(job.device_kind, choice.arrangement, has_engine=bool(choice.sync_mode))
+    groups = _build_groups(job.device_kind, choice.arrangement, has_engine=bool(choice.sync_mode))
     training, scoring, generation = groups[0], groups[-2 if len(groups) > 1 else 0], groups[-1]
     trainer = choice.trainer
-    layouts = [_trainer(job, choice, Role.POLICY, "policy_trainer", training)]
+    layouts = [_build_trainer_layout(job, choice, Role.POLICY, "policy_trainer", training)]
     if choice.sync_mode:
         count, ranks = choice.engines, choice.engine.ranks
         layouts.append(
@@ -58,45 +59,47 @@ def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tup
                 Role.POLICY, "rollout_engine", generation.name, generation.devices[-count * ranks :], dp=count, tp=ranks
             )
         )
-    layouts += [_trainer(job, choice, role, "value_trainer", training) for role in job.trained_roles[1:]]
-    on = scoring.devices if job.placement.spreads_scoring else scoring.devices[:1]
-    shared = 3 if trainer.zero_stage == 3 and len(on) > 1 else 0
+    layouts += [_build_trainer_layout(job, choice, role, "value_trainer", training) for role in job.trained_roles[1:]]
+    devices = scoring.devices if job.placement.spreads_scoring else scoring.devices[:1]
+    stage = 3 if trainer.zero_stage == 3 and len(devices) > 1 else 0
     for role in job.frozen_roles:
-        layouts.append(RoleLayout(role, "scorer", scoring.name, on, dp=len(on), zero_stage=shared))
+        layouts.append(RoleLayout(role, "scorer", scoring.name, devices, dp=len(devices), zero_stage=stage))
     return groups, tuple(layouts)
 
 
-def representative(layout: RoleLayout) -> RoleLayout:
-    """The layout with its first process alone, which stands for all."""
+def keep_first_process(layout: RoleLayout) -> RoleLayout:
+    """Reduce a layout to its first process, which represents all of them in a view."""
     return replace(layout, devices=layout.devices[:1], dp=1, tp=1)
 
 
 def trainer_of(job: SettledJob, role: Role, trainer: TrainerChoice) -> TrainerChoice:
-    """The choice for a trained role: the policy's, or the value model's own where the job has it."""
-    asked = job.roles.value.training
+    """The trainer settings of a role. The value model overrides the policy's by `roles.value.training`."""
+    stated = job.roles.value.training
     if role is not Role.VALUE:
         return trainer
-    own = {key: getattr(asked, key) for key in _OF_VALUE if getattr(asked, key) != "auto"}
-    tokens, size, longest = asked.max_tokens_per_micro_batch, asked.micro_batch_size_per_gpu, job.workload.max_seq_len
+    overrides = {key: getattr(stated, key) for key in _VALUE_KEYS if getattr(stated, key) != "auto"}
+    tokens, size, longest = stated.max_tokens_per_micro_batch, stated.micro_batch_size_per_gpu, job.workload.max_seq_len
     if tokens != "auto":
-        own |= {"max_tokens": tokens, "micro_batch": max(1, tokens // longest)}
+        overrides |= {"max_tokens": tokens, "micro_batch": max(1, tokens // longest)}
     elif size != "auto":
-        own |= {"micro_batch": size, "max_tokens": size * longest if trainer.max_tokens else 0}
-    return replace(trainer, **own) if own else trainer
+        overrides |= {"micro_batch": size, "max_tokens": size * longest if trainer.max_tokens else 0}
+    return replace(trainer, **overrides) if overrides else trainer
 
 
-_OF_VALUE = ("zero_stage", "gradient_checkpointing", "ulysses", "tp", "pp", "cp", "ep")
+_VALUE_KEYS = ("zero_stage", "gradient_checkpointing", "ulysses", "tp", "pp", "cp", "ep")
 
 
-def _trainer(job: SettledJob, choice: Choice, role: Role, worker: Worker, group: DeviceGroup) -> RoleLayout:
-    """A rank on each device; some of them compute a pass together."""
+def _build_trainer_layout(
+    job: SettledJob, choice: Choice, role: Role, worker: Worker, group: DeviceGroup
+) -> RoleLayout:
+    """The layout of a trained role: a rank on each device, grouped into data parallel replicas."""
     trainer = trainer_of(job, role, choice.trainer)
     replicas = len(group.devices) // trainer.ranks_per_sequence
     return RoleLayout(role, worker, group.name, group.devices, replicas, trainer.tp, trainer.zero_stage)
 
 
 def group_size(arrangement: Arrangement, group: str) -> int:
-    """Devices of a device group of an arrangement."""
+    """Number of devices in a device group of an arrangement."""
     if group == GENERATION:
         return arrangement.num_generation
     return arrangement.num_scoring if group == SCORING else arrangement.num_training
@@ -108,8 +111,8 @@ def scoring_group(arrangement: Arrangement) -> str:
 
 
 @lru_cache(maxsize=256)
-def _groups(kind: str, arrangement: Arrangement, *, has_engine: bool) -> tuple[DeviceGroup, ...]:
-    """Training, scoring where it has devices of its own, generation; or one that all share."""
+def _build_groups(kind: str, arrangement: Arrangement, *, has_engine: bool) -> tuple[DeviceGroup, ...]:
+    """The groups in device order: training, scoring where it has its own devices, generation; or one shared group."""
     devices = tuple(f"{kind}:{index}" for index in range(arrangement.num_devices))
     if arrangement.shares_devices:
         return (DeviceGroup(SHARED, devices),)
@@ -121,17 +124,19 @@ def _groups(kind: str, arrangement: Arrangement, *, has_engine: bool) -> tuple[D
     return (*groups, DeviceGroup(GENERATION, devices[last:])) if has_engine else tuple(groups)
 
 
-def with_async_rollouts(graph: StepGraph, max_staleness: int, *, interrupts: bool) -> StepGraph:
-    """The same step, with generation up to `max_staleness` versions ahead: it waits for nothing and nothing waits for
-    it, and `take_rollouts` stands where a step's complete groups come from. interrupts: see `graph.AsyncRollouts`.
-    Which rollouts may be begun and are taken is one rule for the simulator and the runtime (simulate/staleness.py).
+def add_async_rollouts(graph: StepGraph, max_staleness: int, *, interrupts: bool) -> StepGraph:
+    """Let generation run up to `max_staleness` versions ahead of training.
+
+    Generation then waits for no call and no call waits for it. `take_rollouts` takes its place in the step and waits
+    for complete groups. The simulator and the runtime share one rule for the rollouts that may be started and taken
+    (simulate/staleness.py). interrupts: see `graph.AsyncRollouts`.
     """
     generate = next(call for call in graph.step if call.kind is ActionKind.GENERATE)
     take = Call("take_rollouts", ActionKind.TAKE_ROLLOUTS, Role.POLICY, Phase.ROLLOUT)
-    rest = [
+    others = [
         replace(call, after=tuple(take.id if name == generate.id else name for name in call.after))
         for call in graph.step
         if call is not generate
     ]
     async_rollouts = AsyncRollouts(generate.id, max_staleness, interrupts)
-    return replace(graph, step=(generate, take, *rest), async_rollouts=async_rollouts)
+    return replace(graph, step=(generate, take, *others), async_rollouts=async_rollouts)

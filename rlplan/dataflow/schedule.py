@@ -15,14 +15,14 @@ from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
 
 Part = Literal["start", "step", "finish"]
 Beside = tuple[Part, str, str]
-"""A part of a schedule and two of its actions that may run at the same time."""
+"""A part of a schedule, and the ids of two of its actions that may run at the same time."""
 
 HOST_GROUP = "host"
 DRIVER_PROCESS = "driver/0"
 VERIFIER_PROCESS = "verifiers"
-"""All processes that judge responses, counted together."""
+"""All verifier processes, counted together."""
 SINK_PROCESS = "sinks"
-"""All processes that hand metrics on, counted together."""
+"""All processes that forward metrics to loggers, counted together."""
 HOST_DEVICE = "host:0"
 
 _STREAMS = {
@@ -66,7 +66,7 @@ _FROM_ONE_RANK = (ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS, ActionKind.C
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that happens to one role on one device group, when everything in `after` has finished."""
+    """One action of one role on one device group. It starts when all actions in `after` have finished."""
 
     id: str
     kind: ActionKind
@@ -75,35 +75,35 @@ class Action:
     device_group: str
     stream: Stream
     processes: tuple[str, ...]
-    """The worker processes that take part; empty for what the driver does itself."""
+    """The worker processes that take part; empty for an action of the driver."""
     after: tuple[str, ...] = ()
     every: int = 1
-    """It happens in steps that are a multiple of this, from `first` on."""
+    """Interval in steps: the action runs in steps from `first` on that are a multiple of this."""
     mini_batch: int | None = None
     first: int = 1
     repeat: int = 1
-    """In a view of a schedule (build.py): how many actions alike follow one another, this one the first. Else 1."""
+    """Consecutive equal actions that this one represents in a view (build.py), itself included; otherwise 1."""
 
     def happens_in(self, step: int) -> bool:
-        """Whether this action belongs to RL step `step` (from 1; start and finish actions always happen)."""
+        """Whether this action runs in RL step `step`, counted from 1. Start and finish actions ask with 0."""
         return step < 1 or (step >= self.first and step % self.every == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A whole job on device groups."""
+    """All actions of a job on their device groups."""
 
     placement: Placement
     groups: tuple[DeviceGroup, ...]
     layouts: tuple[RoleLayout, ...]
     start: tuple[Action, ...]
-    """Once, before the first step."""
+    """Actions that run once, before the first step."""
     step: tuple[Action, ...]
-    """In every step."""
+    """Actions of every step."""
     finish: tuple[Action, ...]
-    """Once, after the last step."""
+    """Actions that run once, after the last step."""
     async_rollouts: AsyncRollouts | None = None
-    """None of a synchronous schedule."""
+    """The asynchronous generation; None in a synchronous schedule."""
 
     @property
     def parts(self) -> tuple[tuple[Part, tuple[Action, ...]], ...]:
@@ -112,7 +112,7 @@ class Schedule:
 
     @property
     def async_action(self) -> Action | None:
-        """The action of async rollouts; None of a synchronous step."""
+        """The generating action of asynchronous rollouts; None in a synchronous schedule."""
         return next(
             (action for action in self.step if self.async_rollouts and action.id == self.async_rollouts.action_id), None
         )
@@ -124,9 +124,9 @@ class Schedule:
 
     @property
     def concurrent(self) -> tuple[Beside, ...]:
-        """Pairs of actions that may run at the same time: neither must come before the other.
+        """Pairs of actions that may run at the same time, because neither depends on the other.
 
-        Each with its part: actions of the same names may be a pair while starting and come in turn in a step.
+        Each pair names its part: actions with the same ids may be concurrent at the start and sequential in a step.
         """
         pairs: list[Beside] = []
         for part, actions in self.parts:
@@ -134,36 +134,36 @@ class Schedule:
             for action in actions:
                 before[action.id] = set(action.after).union(*(before.get(name, set()) for name in action.after))
             names = [action.id for action in actions if action.processes]
-            for index, one in enumerate(names):
-                others = (two for two in names[index + 1 :] if one not in before[two] and two not in before[one])
-                pairs += [(part, one, two) for two in others]
+            for index, name in enumerate(names):
+                others = (o for o in names[index + 1 :] if name not in before[o] and o not in before[name])
+                pairs += [(part, name, other) for other in others]
         return tuple(pairs)
 
     def actions_of(self, step: int) -> tuple[Action, ...]:
-        """The actions of an RL step. What waits for one that is left out waits for what that one waits for."""
-        left_out = {action.id: action.after for action in self.step if not action.happens_in(step)}
+        """The actions of an RL step. An action that waits for a skipped one inherits what that one waits for."""
+        skipped = {action.id: action.after for action in self.step if not action.happens_in(step)}
 
-        def waits_for(names: tuple[str, ...]) -> tuple[str, ...]:
-            found = [waits_for(left_out[name]) if name in left_out else (name,) for name in names]
-            return tuple(dict.fromkeys(name for part in found for name in part))
+        def resolve(names: tuple[str, ...]) -> tuple[str, ...]:
+            dependencies = [resolve(skipped[name]) if name in skipped else (name,) for name in names]
+            return tuple(dict.fromkeys(chain.from_iterable(dependencies)))
 
         return tuple(
-            replace(action, after=waits_for(action.after)) if left_out else action
+            replace(action, after=resolve(action.after)) if skipped else action
             for action in self.step
-            if action.id not in left_out
+            if action.id not in skipped
         )
 
     def with_processes(self, names: Collection[str]) -> "Schedule":
-        """The same with some of its processes alone, such as those that stand for all that are alike."""
+        """The same schedule reduced to some of its processes, such as one of each kind."""
 
-        def kept(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-            return tuple(replace(one, processes=tuple(p for p in one.processes if p in names)) for one in actions)
+        def keep(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+            return tuple(replace(a, processes=tuple(p for p in a.processes if p in names)) for a in actions)
 
         layouts = tuple(
-            replace(one, devices=tuple(device for process, device in one.processes if process in names))
-            for one in self.layouts
+            replace(layout, devices=tuple(device for process, device in layout.processes if process in names))
+            for layout in self.layouts
         )
-        start, step, finish = map(kept, (self.start, self.step, self.finish))
+        start, step, finish = map(keep, (self.start, self.step, self.finish))
         return replace(self, layouts=layouts, start=start, step=step, finish=finish)
 
     def layout(self, worker: str, role: Role = Role.POLICY) -> RoleLayout:
@@ -174,31 +174,32 @@ class Schedule:
         raise KeyError(f"{worker} of {role}")
 
 
-def located(
+def locate_calls(
     graph: StepGraph, placement: Placement, groups: tuple[DeviceGroup, ...], layouts: tuple[RoleLayout, ...]
 ) -> Schedule:
-    """Give every call of the graph its place."""
-
-    names = [tuple(process for process, _ in layout.processes) for layout in layouts]  # thousands, asked by each call
+    """Build the schedule of a graph: each call becomes an action with its device group, stream and processes."""
+    # Computed once: a large job has thousands of processes, and every call needs their names.
+    names = [tuple(process for process, _ in layout.processes) for layout in layouts]
 
     def actions(calls: tuple[Call, ...]) -> tuple[Action, ...]:
-        return tuple(_locate(call, layouts, names) for call in calls)
+        return tuple(_locate_call(call, layouts, names) for call in calls)
 
     parts = actions(graph.start), actions(graph.step), actions(graph.finish)
     return Schedule(placement, groups, layouts, *parts, graph.async_rollouts)
 
 
-def _locate(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, ...]]) -> Action:
-    workers, role = _WORKERS[call.kind], call.held_by or call.role
-    mine = [index for index, layout in enumerate(layouts) if layout.worker in workers and layout.role == role]
+def _locate_call(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, ...]]) -> Action:
+    workers, role = _WORKERS[call.kind], call.runs_on or call.role
+    indices = [index for index, layout in enumerate(layouts) if layout.worker in workers and layout.role == role]
+    processes = (_select_processes(call, layouts[index], names[index]) for index in indices)
     return Action(
         id=call.id,
         kind=call.kind,
         role=call.role,
         phase=call.phase,
-        device_group=layouts[mine[-1]].group if mine else HOST_GROUP,
+        device_group=layouts[indices[-1]].group if indices else HOST_GROUP,
         stream=_STREAMS.get(call.kind, Stream.TRAINING),
-        processes=tuple(chain.from_iterable(_taking_part(call, layouts[index], names[index]) for index in mine)),
+        processes=tuple(chain.from_iterable(processes)),
         after=call.after,
         every=call.every,
         mini_batch=call.mini_batch,
@@ -207,11 +208,11 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, 
     )
 
 
-def _taking_part(call: Call, layout: RoleLayout, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The layout's processes that an action needs.
+def _select_processes(call: Call, layout: RoleLayout, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The processes of a layout that take part in an action.
 
-    Up to ZeRO-2 the first group of ranks that each hold a part of every layer, or one rank that holds all of it, hands
-    weights on; in ZeRO-3 all of them gather them.
+    Up to ZeRO-2 the first tensor parallel group holds all weights and sends them by itself. Under ZeRO-3 all ranks
+    take part, because they gather the weights.
     """
     is_whole = layout.worker == "policy_trainer" and layout.zero_stage < 3
-    return names[: layout.tp] if call.kind in _FROM_ONE_RANK and is_whole and not call.takes_all else names
+    return names[: layout.tp] if call.kind in _FROM_ONE_RANK and is_whole and not call.needs_all_ranks else names

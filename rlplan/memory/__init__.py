@@ -1,1 +1,1 @@
-"""Memory: from a schedule and what its processes are to bytes after and inside each action."""
+"""Memory prediction: bytes of every process of a schedule, after and inside each action."""

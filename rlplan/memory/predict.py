@@ -1,8 +1,8 @@
-"""From a schedule and what its processes hold to the rows of the ledger, whatever the machine.
+"""Builds the memory ledger of a schedule from one forecast per process, on any machine.
 
-In: a Schedule, a forecast of each process. Out: a MemoryLedger. Pure: it starts nothing.
-Left out: how a forecast counts (roles/); overlap of actions other than those that the schedule lets run
-side by side; ranks that differ (the first pipeline stage, uneven experts).
+In: a Schedule, a forecast of each process. Out: a MemoryLedger.
+Left out: the forecasts themselves (roles/); overlap of actions that the schedule orders; ranks that differ from the
+representative one (uneven experts).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,54 +21,54 @@ Bytes = Mapping[MemoryKind, int]
 
 
 class Forecast(Protocol):
-    """Bytes of one process by kind, on its device and on its host."""
+    """Predicts the bytes of one process by kind, on its device and on its host."""
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held when the action has ended."""
+        """Bytes after the action."""
         ...
 
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held at the moment of the process's peak inside the action."""
+        """Bytes at the process's peak inside the action."""
         ...
 
     def loaded(self, action: Action) -> Bytes:
-        """Held inside the action before the process repacked it: nothing, where it repacks nothing."""
+        """Bytes inside the action before the process repacks its weights; empty for a process that repacks none."""
         return {}
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held in the host's memory beside the device's: nothing, where the device's memory is the host's."""
+        """Bytes in the host's memory; empty where the device's memory is the host's."""
         return {}
 
     def on_host_of_first(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """The same of what the first of the processes alone holds, of those that are alike."""
+        """Additional bytes in the host's memory that only the first of several equal processes holds."""
         return {}
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process, which may stand for others that are alike."""
+    """One process, which may represent several equal ones."""
 
     name: str
     device: str
     role: Role
     usual: Forecast
     between: tuple[Forecast, Forecast] | None = None
-    """The same process at the shortest and at the longest lengths; None where its bytes have no interval."""
+    """Forecasts at the shortest and the longest sequence lengths; None where the bytes have no interval."""
 
     host: str | None = None
-    """The host in whose memory it holds bytes of its own; None where its device's memory is the host's."""
+    """The host whose memory the process uses too; None where the device's memory is the host's."""
 
     host_libraries: int = 0
-    """Bytes of that host's memory before it holds anything there."""
+    """Bytes of host memory for libraries, before the process allocates anything."""
 
     num_alike: int = 1
-    """Processes like it on one host, itself included."""
+    """Equal processes on one host, this one included."""
 
     keeps_heap: bool = False
-    """Whether the holes in its heap are there until an action ends (`hardware.keeps_heap`)."""
+    """Whether holes in the heap stay until an action ends (`hardware.keeps_heap`)."""
 
     provenances: Mapping[MemoryKind, Provenance] = field(default_factory=dict)
-    """Of kinds whose bytes rest on a profile; every other kind is derived from the job."""
+    """Provenance of the kinds whose bytes come from a profile; every other kind is derived from the job."""
 
 
 def predict_ledger(
@@ -78,26 +78,26 @@ def predict_ledger(
     empty: MemoryLedger,
     num_steps: int,
 ) -> MemoryLedger:
-    """The whole ledger of a schedule.
+    """Predict the ledger of a schedule.
 
-    processes: those that stand for all; others of the schedule are like one of them. beside: rows of what runs beside
-    them all the time. empty: a ledger without rows, which has the capacities.
+    processes: representatives; every other process of the schedule equals one of them. beside: rows of processes that
+    run all the time. empty: a ledger with the capacities and without rows.
     """
     by_name = {process.name: process for process in processes}
     order, rows = list[tuple[RunPhase, str]](), list(beside)
-    for run_phase, actions in _run_phases(schedule, num_steps):
+    for run_phase, actions in _list_run_phases(schedule, num_steps):
         for action in actions:
             order.append((run_phase, action.id))
             for name in action.processes:
                 if name in by_name:
-                    rows += _rows(action, run_phase, by_name[name])
+                    rows += _build_rows(action, run_phase, by_name[name])
     for row in rows:
         sizes = (row.resident_bytes, row.peak_bytes, row.low_bytes, row.high_bytes, row.loaded_bytes)
         assert all(size is None or size >= 0 for size in sizes), f"a formula gives fewer than 0 bytes: {row}"
     return replace(empty, rows=tuple(rows), order=tuple(order), concurrent=schedule.concurrent)
 
 
-def _run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPhase, tuple[Action, ...]]]:
+def _list_run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPhase, tuple[Action, ...]]]:
     yield "start", schedule.start
     yield "first", tuple(action for action in schedule.step if action.happens_in(1))
     if num_steps > 1:
@@ -105,12 +105,13 @@ def _run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPhase, 
     yield "finish", schedule.finish
 
 
-def _rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[LedgerRow]:
+def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[LedgerRow]:
     usual = process.usual
     resident, peak, loaded = usual.resident(action, run_phase), usual.peak(action, run_phase), usual.loaded(action)
-    if process.keeps_heap:
-        peak = _with_holes(peak, resident)
-    low, high = [one.peak(action, run_phase) for one in process.between] if process.between else (peak, peak)
+    if process.keeps_heap:  # only the peak: a worker trims its heap when an action ends
+        peak = _add_holes(peak, resident)
+    ends = process.between
+    low, high = [forecast.peak(action, run_phase) for forecast in ends] if ends else (peak, peak)
     row = partial(
         LedgerRow,
         run_phase=run_phase,
@@ -122,24 +123,24 @@ def _rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[Led
         num_alike=process.num_alike,
     )
     for kind in MemoryKind:
-        held, most = resident.get(kind, 0), peak.get(kind, 0)
-        if held or most or high.get(kind, 0):
+        resident_bytes, peak_bytes = resident.get(kind, 0), peak.get(kind, 0)
+        if resident_bytes or peak_bytes or high.get(kind, 0):  # some kinds appear only at the longest lengths
             has_interval = process.between is not None
             yield row(
                 device=process.device,
                 space="device",
                 kind=kind,
-                resident_bytes=held,
-                peak_bytes=most,
+                resident_bytes=resident_bytes,
+                peak_bytes=peak_bytes,
                 provenance=process.provenances.get(kind, Provenance.DERIVED),
                 loaded_bytes=loaded.get(kind, 0),
                 low_bytes=spread(kind, low.get(kind, 0))[0] if has_interval else None,
                 high_bytes=spread(kind, high.get(kind, 0))[1] if has_interval else None,
-                resident_high_bytes=spread(kind, held)[1] if has_interval else None,
+                resident_high_bytes=spread(kind, resident_bytes)[1] if has_interval else None,
             )
     if process.host is not None:
-        of_each = host_bytes(usual, action, run_phase, process.host_libraries)
-        for number, sizes in ((process.num_alike, of_each), (1, usual.on_host_of_first(action, run_phase))):
+        per_process = host_bytes(usual, action, run_phase, process.host_libraries)
+        for number, sizes in ((process.num_alike, per_process), (1, usual.on_host_of_first(action, run_phase))):
             for kind, size in sizes.items():
                 yield row(
                     device=process.host,
@@ -153,19 +154,19 @@ def _rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[Led
 
 
 def host_bytes(forecast: Forecast, action: Action, run_phase: RunPhase, libraries: int) -> Bytes:
-    """What one process takes of the host's memory, so many bytes of libraries included."""
+    """Bytes that one process takes of the host's memory, `libraries` included."""
     return {**forecast.on_host(action, run_phase), MemoryKind.PROCESS: libraries}
 
 
-def _with_holes(peak: Bytes, resident: Bytes) -> Bytes:
+def _add_holes(peak: Bytes, resident: Bytes) -> Bytes:
     kinds = set(peak) - {MemoryKind.PROCESS, MemoryKind.FRAGMENTATION}
     passing = sum(max(0, peak[kind] - resident.get(kind, 0)) for kind in kinds)
     holes = heap_bytes(passing, peak.get(MemoryKind.GRADIENTS, 0))
     return {**peak, MemoryKind.FRAGMENTATION: peak.get(MemoryKind.FRAGMENTATION, 0) + holes}
 
 
-def row_beside(schedule: Schedule, process: str, size: SourcedBytes, host: str = HOST_DEVICE) -> LedgerRow:
-    """What a process that is no worker takes of a host's memory from the start on."""
+def build_constant_row(schedule: Schedule, process: str, size: SourcedBytes, host: str = HOST_DEVICE) -> LedgerRow:
+    """The ledger row of a process that is no worker: a constant size on a host, from the start on."""
     return LedgerRow(
         run_phase="start",
         action_id=schedule.start[0].id,

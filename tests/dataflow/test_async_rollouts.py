@@ -2,12 +2,12 @@
 
 from rlplan.dataflow.build import build_step_graph
 from rlplan.dataflow.graph import AsyncRollouts
-from rlplan.dataflow.placements import with_async_rollouts
+from rlplan.dataflow.placements import add_async_rollouts
 from tests.factories import make_job
 
 
 def test_nothing_in_a_step_waits_for_generation_and_it_for_nothing() -> None:
-    graph = with_async_rollouts(build_step_graph(make_job()), 2, interrupts=True)
+    graph = add_async_rollouts(build_step_graph(make_job()), 2, interrupts=True)
     after = {call.id: call.after for call in graph.step}
     assert after["generate"] == ()
     assert all("generate" not in names for names in after.values())
@@ -17,6 +17,6 @@ def test_nothing_in_a_step_waits_for_generation_and_it_for_nothing() -> None:
 
 def test_all_else_stays_as_it_is() -> None:
     before = build_step_graph(make_job())
-    graph = with_async_rollouts(before, 1, interrupts=False)
+    graph = add_async_rollouts(before, 1, interrupts=False)
     assert (graph.start, graph.finish) == (before.start, before.finish)
     assert {call.id for call in graph.step} == {call.id for call in before.step} | {"take_rollouts"}

@@ -15,13 +15,13 @@ def calls_by_id(calls: tuple[Call, ...]) -> dict[str, Call]:
 
 def ancestors(calls: tuple[Call, ...], name: str) -> set[str]:
     by_id = calls_by_id(calls)
-    found: set[str] = set()
+    earlier: set[str] = set()
     pending = list(by_id[name].after)
     while pending:
         before = pending.pop()
-        found.add(before)
+        earlier.add(before)
         pending += by_id[before].after
-    return found
+    return earlier
 
 
 JOBS = {

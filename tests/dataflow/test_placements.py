@@ -14,7 +14,7 @@ def lay_out(placement: Placement, **overrides: object) -> tuple[tuple[DeviceGrou
     return place(job, choice_of(job, placement, 2))
 
 
-def placed(num_devices: int, placement: Placement, **overrides: object) -> dict[str, RoleLayout]:
+def place_roles(num_devices: int, placement: Placement, **overrides: object) -> dict[str, RoleLayout]:
     _, layouts = lay_out(placement, **{"hardware.num_devices": num_devices, **overrides})
     return {layout.worker: layout for layout in layouts}
 
@@ -34,7 +34,7 @@ def test_disaggregated_keeps_generation_and_training_apart() -> None:
         "training": ("cpu:0", "cpu:1"),
         "generation": ("cpu:2",),
     }
-    layouts = placed(3, Placement.DISAGGREGATED)
+    layouts = place_roles(3, Placement.DISAGGREGATED)
     assert (layouts["policy_trainer"].devices, layouts["policy_trainer"].dp) == (("cpu:0", "cpu:1"), 2)
     assert layouts["rollout_engine"].devices == ("cpu:2",)
     assert layouts["scorer"].group == "training"
@@ -65,16 +65,16 @@ def test_generation_and_scoring_get_the_devices_that_the_job_gives_them() -> Non
 
 
 def test_one_device_is_enough_for_hybrid() -> None:
-    layouts = placed(1, Placement.HYBRID)
+    layouts = place_roles(1, Placement.HYBRID)
     assert {layout.devices for layout in layouts.values()} == {("cpu:0",)}
 
 
 def test_without_a_kl_term_there_is_no_scorer() -> None:
-    assert set(placed(2, Placement.HYBRID, **{"algorithm.kl_coef": 0})) == {"policy_trainer", "rollout_engine"}
+    assert set(place_roles(2, Placement.HYBRID, **{"algorithm.kl_coef": 0})) == {"policy_trainer", "rollout_engine"}
 
 
 def test_processes_are_named_by_worker_rank_and_for_scorers_by_role() -> None:
-    layouts = placed(2, Placement.HYBRID)
+    layouts = place_roles(2, Placement.HYBRID)
     assert layouts["policy_trainer"].processes == (("policy_trainer/0", "cpu:0"), ("policy_trainer/1", "cpu:1"))
     assert layouts["rollout_engine"].processes == (("rollout_engine/0", "cpu:1"),)
     assert layouts["scorer"].processes == (("scorer/reference/0", "cpu:0"),)

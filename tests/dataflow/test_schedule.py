@@ -24,7 +24,7 @@ SCHEDULES = {
 schedules = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 
 
-def all_actions(schedule: Schedule) -> list[Action]:
+def list_all_actions(schedule: Schedule) -> list[Action]:
     return [action for _, actions in schedule.parts for action in actions]
 
 
@@ -32,7 +32,7 @@ def all_actions(schedule: Schedule) -> list[Action]:
 def test_every_process_and_group_of_an_action_exists(schedule: Schedule) -> None:
     processes = dict(schedule.processes)
     groups = {group.name for group in schedule.groups} | {HOST_GROUP}
-    for action in all_actions(schedule):
+    for action in list_all_actions(schedule):
         assert set(action.processes) <= set(processes)
         assert action.device_group in groups
     assert len(processes) == sum(len(layout.devices) for layout in schedule.layouts)

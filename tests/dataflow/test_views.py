@@ -44,14 +44,14 @@ def test_a_view_has_the_actions_of_every_schedule_that_it_stands_for(
     for (_, seen), (_, there) in zip(view.parts, whole.parts, strict=True):
         alike = [action for action in there if (action.mini_batch or 0) < 2]
         assert [action.id for action in seen] == [action.id for action in alike]
-        for one, other in zip(seen, alike, strict=True):
-            assert (one.kind, one.role, one.device_group, one.stream) == (
+        for represented, other in zip(seen, alike, strict=True):
+            assert (represented.kind, represented.role, represented.device_group, represented.stream) == (
                 other.kind,
                 other.role,
                 other.device_group,
                 other.stream,
             )
-            assert one.processes == tuple(name for name in other.processes if name in first)
+            assert represented.processes == tuple(name for name in other.processes if name in first)
         assert sum(action.repeat for action in seen) == len(there)
 
 

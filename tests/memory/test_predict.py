@@ -36,7 +36,7 @@ def make_ledger(
 LEDGER = make_ledger()
 
 
-def held(process: str, run_phase: str, action: str, what: str = "resident_bytes") -> dict[str, int]:
+def find_bytes(process: str, run_phase: str, action: str, what: str = "resident_bytes") -> dict[str, int]:
     """Bytes by kind, without the process's own imports and slack."""
     rows = [r for r in LEDGER.rows if (r.process, r.run_phase, r.action_id) == (process, run_phase, action)]
     own = (MemoryKind.PROCESS, MemoryKind.FRAGMENTATION)
@@ -47,26 +47,26 @@ def test_a_trainer_starts_with_weights_and_master_weights_and_a_second_copy_for_
     # 2148*4 and half of it; while DeepSpeed flattens, the loaded parameters stand beside: 8592, of which the master
     # partition's 4296 is not there yet
     weights = {"weights": 8592, "master_weights": 4296}
-    assert held("policy_trainer/0", "start", "start_trainer") == weights
-    assert held("policy_trainer/0", "start", "start_trainer", "peak_bytes") == weights | {"comm_buffers": 4296}
+    assert find_bytes("policy_trainer/0", "start", "start_trainer") == weights
+    assert find_bytes("policy_trainer/0", "start", "start_trainer", "peak_bytes") == weights | {"comm_buffers": 4296}
 
 
 def test_from_the_first_sync_on_the_first_rank_has_the_staging_arena() -> None:
     # all of the model in one bucket: 2240 + 2*3328 + 64
-    assert held("policy_trainer/0", "start", "sync_weights")["sync_staging"] == 8960
-    assert "sync_staging" not in held("policy_trainer/1", "start", "sync_weights")
+    assert find_bytes("policy_trainer/0", "start", "sync_weights")["sync_staging"] == 8960
+    assert "sync_staging" not in find_bytes("policy_trainer/1", "start", "sync_weights")
 
 
 def test_gradients_stay_between_the_passes_and_the_step() -> None:
     weights = {"weights": 8592, "master_weights": 4296, "sync_staging": 8960}
-    assert held("policy_trainer/0", "first", "train_forward_backward") == weights | {"gradients": 1174 * 4}
-    assert held("policy_trainer/1", "first", "train_forward_backward")["gradients"] == 1134 * 4
-    assert "gradients" not in held("policy_trainer/0", "first", "optimizer_step")
+    assert find_bytes("policy_trainer/0", "first", "train_forward_backward") == weights | {"gradients": 1174 * 4}
+    assert find_bytes("policy_trainer/1", "first", "train_forward_backward")["gradients"] == 1134 * 4
+    assert "gradients" not in find_bytes("policy_trainer/0", "first", "optimizer_step")
 
 
 def test_adam_appears_in_the_first_optimizer_step_and_stays() -> None:
     adam = 2 * 1074 * 4 + 4
-    assert "optimizer" not in held("policy_trainer/0", "first", "train_forward_backward")
+    assert "optimizer" not in find_bytes("policy_trainer/0", "first", "train_forward_backward")
     for run_phase, action in (
         ("first", "optimizer_step"),
         ("first", "sync_weights"),
@@ -74,7 +74,7 @@ def test_adam_appears_in_the_first_optimizer_step_and_stays() -> None:
         ("steady", "optimizer_step"),
         ("finish", "checkpoint"),
     ):
-        assert held("policy_trainer/0", run_phase, action)["optimizer"] == adam
+        assert find_bytes("policy_trainer/0", run_phase, action)["optimizer"] == adam
 
 
 def test_with_several_mini_batches_adam_is_there_from_the_second_on() -> None:
@@ -91,8 +91,8 @@ def test_with_several_mini_batches_adam_is_there_from_the_second_on() -> None:
 def test_an_optimizer_step_peaks_while_flattening_or_while_gathering() -> None:
     # flattening: gradients 4696 and a flat copy of the partition 4296, before Adam's 8596 exist in the first step;
     # gathering: all partitions once more, 8592. First: max(8992, 8592 + 8596), so gathering; later max(8992, 8592)
-    first = held("policy_trainer/0", "first", "optimizer_step", "peak_bytes")
-    steady = held("policy_trainer/0", "steady", "optimizer_step", "peak_bytes")
+    first = find_bytes("policy_trainer/0", "first", "optimizer_step", "peak_bytes")
+    steady = find_bytes("policy_trainer/0", "steady", "optimizer_step", "peak_bytes")
     assert (first.get("gradients", 0), first["comm_buffers"]) == (0, 8592)
     assert (steady["gradients"], steady["comm_buffers"]) == (4696, 4296)
 
@@ -108,8 +108,8 @@ def test_a_single_rank_gathers_nothing_and_steps_on_a_flat_copy() -> None:
 
 
 def test_the_first_rank_alone_copies_the_weights_to_write_them() -> None:
-    assert held("policy_trainer/0", "finish", "checkpoint", "peak_bytes")["weights"] == 2 * 8592
-    assert held("policy_trainer/1", "finish", "checkpoint") == {}
+    assert find_bytes("policy_trainer/0", "finish", "checkpoint", "peak_bytes")["weights"] == 2 * 8592
+    assert find_bytes("policy_trainer/1", "finish", "checkpoint") == {}
 
 
 def test_only_the_first_optimizer_step_of_all_finds_adam_missing() -> None:
@@ -125,26 +125,26 @@ def test_only_the_first_optimizer_step_of_all_finds_adam_missing() -> None:
 
 def test_the_engine_loads_every_parameter_and_then_packs_them() -> None:
     # vocabulary padded to 128: 2612 elements; of them 1076 stay; packs and blocks as in test_params
-    assert held(ENGINE, "start", "start_engine", "loaded_bytes") == {"weights": 10_448}
+    assert find_bytes(ENGINE, "start", "start_engine", "loaded_bytes") == {"weights": 10_448}
     engine = {"weights": 4304, "packed_weights": 567_344, "kv_cache": 64 * MIB // 3072 * 3072}
-    assert held(ENGINE, "start", "start_engine") == engine
-    assert held(ENGINE, "start", "start_engine", "peak_bytes") == engine
-    assert held(ENGINE, "first", "generate") == engine | {"sync_staging": 8960}
+    assert find_bytes(ENGINE, "start", "start_engine") == engine
+    assert find_bytes(ENGINE, "start", "start_engine", "peak_bytes") == engine
+    assert find_bytes(ENGINE, "first", "generate") == engine | {"sync_staging": 8960}
 
 
 def test_a_reload_has_the_largest_weight_twice_and_generation_has_activations_and_a_sampler() -> None:
-    sync = held(ENGINE, "steady", "sync_weights", "peak_bytes")
+    sync = find_bytes(ENGINE, "steady", "sync_weights", "peak_bytes")
     assert (sync["weights"], sync["packed_weights"]) == (4304 + 4096, 567_344 + 4096)
     # 2048 tokens: 2048*4*(4*20 + 3*8) + 2*2048*8*4; sampler 4*256*70*4
     for action in ("generate", "evaluate"):
-        peak = held(ENGINE, "steady", action, "peak_bytes")
+        peak = find_bytes(ENGINE, "steady", action, "peak_bytes")
         assert (peak["activations"], peak["logits"]) == (983_040, 286_720)
 
 
 def test_a_scorer_holds_weights_and_for_a_moment_one_layer_or_the_head() -> None:
     # a layer: 80 * 480 = 38,400; the head: (80 + 8)*70*4, its rows 80*8*4, normalizers 80*4 = 27,520
-    assert held(SCORER, "steady", "score/reference") == {"weights": 8592}
-    assert held(SCORER, "steady", "score/reference", "peak_bytes") == {"weights": 8592, "logits": 38_400}
+    assert find_bytes(SCORER, "steady", "score/reference") == {"weights": 8592}
+    assert find_bytes(SCORER, "steady", "score/reference", "peak_bytes") == {"weights": 8592, "logits": 38_400}
     wide = make_ledger(model={"vocab_size": 700})
     logits = [row.peak_bytes for row in wide.rows if (row.process, row.kind) == (SCORER, "logits")]
     assert set(logits) == {(80 + 8) * 700 * 4 + 80 * (8 + 1) * 4}
@@ -174,7 +174,7 @@ def test_the_driver_and_ray_count_on_the_host_all_the_time() -> None:
     rows = {row.process: row for row in LEDGER.rows if row.space == "host"}
     assert {name: row.resident_bytes for name, row in rows.items()} == {"driver/0": 10 * MIB, "ray_system": 20 * MIB}
     for moment in LEDGER._moments:
-        assert {row.process for held, _ in moment.held for row in held} >= set(rows), moment.place
+        assert {row.process for rows_then, _ in moment.processes for row in rows_then} >= set(rows), moment.place
 
 
 def test_every_row_says_where_it_comes_from_and_when_it_holds() -> None:
@@ -192,7 +192,7 @@ def test_every_row_says_where_it_comes_from_and_when_it_holds() -> None:
 def test_processes_that_start_side_by_side_peak_together_and_a_chain_does_not() -> None:
     pairs = {frozenset(pair) for _, *pair in LEDGER.concurrent}
     starts = ("start_trainer", "start_engine", "start_scorer/reference")
-    assert {frozenset((one, two)) for one in starts for two in starts if one != two} <= pairs
+    assert {frozenset((first, second)) for first in starts for second in starts if first != second} <= pairs
     assert frozenset(("generate", "train_forward_backward")) not in pairs
     assert frozenset(("optimizer_step", "sync_weights")) not in pairs
 
@@ -317,7 +317,7 @@ def test_speculative_decoding_holds_numba_and_samples_more_rows_at_a_time() -> N
     numba = make_plan().job.load_profile().process_slack.speculative_decoding
     assert numba is not None
 
-    def held(ledger: MemoryLedger, kind: MemoryKind, action_id: str, run_phase: str) -> LedgerRow:
+    def find_row(ledger: MemoryLedger, kind: MemoryKind, action_id: str, run_phase: str) -> LedgerRow:
         return next(
             row
             for row in ledger.rows
@@ -325,11 +325,11 @@ def test_speculative_decoding_holds_numba_and_samples_more_rows_at_a_time() -> N
         )
 
     slack = [
-        held(ledger, MemoryKind.FRAGMENTATION, "start_engine", "start") for ledger in (plain, speculative_decoding)
+        find_row(ledger, MemoryKind.FRAGMENTATION, "start_engine", "start") for ledger in (plain, speculative_decoding)
     ]
     assert slack[1].resident_bytes - slack[0].resident_bytes == numba.value
     logits = [
-        held(ledger, MemoryKind.LOGITS, "generate", "first").peak_bytes for ledger in (plain, speculative_decoding)
+        find_row(ledger, MemoryKind.LOGITS, "generate", "first").peak_bytes for ledger in (plain, speculative_decoding)
     ]
     assert logits[1] * 4 == logits[0] * 21  # 4 rows a sequence become 4 (1 + 3) + 3 + 2
 

@@ -1,1 +1,1 @@
-"""What belongs to no model: allocator, libraries, the host's memory and processes beside the roles', spreads."""
+"""Memory that belongs to no model: allocator, libraries, the host's memory and processes beside the roles', spreads."""

@@ -1,7 +1,7 @@
-"""The host's memory and disk: pinned copies of what GPUs do not hold, rollouts on their way, checkpoints.
+"""The host's memory and disk: pinned copies of offloaded tensors, rollouts of a step, checkpoints.
 
-In: bytes of tensors, rollouts, parameters. Out: bytes of one host, or on disk. Left out: pages of files that the kernel
-caches, the hub's downloads.
+In: bytes of tensors, rollouts, parameters. Out: bytes of one host, or on disk. Left out: the kernel's page cache,
+downloads from the hub.
 """
 
 from collections.abc import Mapping
@@ -12,23 +12,24 @@ from rlplan.units import GIB
 from rlplan.vocabulary import Role
 
 WORKER_HOST_BYTES = 4 * GIB
-"""Host memory of a worker process with CUDA's and torch's libraries, before it holds anything. Assumed: CPU builds of
-the same workers measure 0.4 to 0.9 GiB (hardware_profiles/node/cpu-host.yaml); CUDA's libraries map some 3 GiB more."""
+"""Bytes of a worker process with CUDA's and torch's libraries, before it allocates anything. Assumed: CPU builds of the
+same workers measure 0.4 to 0.9 GiB (hardware_profiles/node/cpu-host.yaml); CUDA's libraries map some 3 GiB more."""
 DRIVER_HOST_BYTES = 2 * GIB
-"""The driver with Ray's own processes. Measured without a GPU: about 1 GiB; assumed: twice that with more workers."""
+"""Bytes of the driver and Ray's own processes. Measured without a GPU: about 1 GiB; assumed: twice that with more
+workers."""
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4
-"""A token of a rollout: its id (int64), two log-probs, its advantage and its mask (fp32)."""
+"""Bytes of a rollout's token: its id (int64), two log-probs, its advantage and its mask (fp32)."""
 COPIES_OF_ROLLOUTS = 2
-"""In Ray's object store, and as the driver's own tensors."""
+"""Copies of a step's rollouts: in Ray's object store, and as the driver's own tensors."""
 STATE_BYTES = 12
-"""A parameter's fp32 master weight and two moments, which a checkpoint to resume from holds beside the weights."""
+"""Bytes of an element's fp32 master weight and two moments, which a checkpoint stores in addition to the weights."""
 
 
 def pinned_bytes(num_bytes: int) -> int:
     """Bytes that one pinned tensor takes: the next power of two.
 
     Source: torch 2.13, ATen/core/CachingHostAllocator.h (`c10::llvm::PowerOf2Ceil`): pages are locked in such sizes.
-    Differs: up to twice what the tensor needs, which is why "1.5 times" is often said.
+    Differs: up to twice the tensor's own bytes; the usual estimate is 1.5 times.
 
     >>> pinned_bytes(5 << 30) >> 30, pinned_bytes(4096), pinned_bytes(0)
     (8, 4096, 0)
@@ -48,7 +49,7 @@ def rollout_buffer_bytes(num_rollouts: int, seq_len: int) -> int:
 
 
 def checkpoint_bytes(num_trained: int, weight_bytes: int) -> int:
-    """Bytes on disk of one checkpoint to resume from: trained weights with their states; frozen ones are not saved.
+    """Bytes on disk of one checkpoint to resume from: trained weights with their states. Frozen weights are not saved.
 
     >>> checkpoint_bytes(1000, 2)
     14000
@@ -57,7 +58,7 @@ def checkpoint_bytes(num_trained: int, weight_bytes: int) -> int:
 
 
 def job_checkpoint_bytes(job: SettledJob, models: Mapping[Role, ModelSpec]) -> int:
-    """The same of every trained role of a job. models: by role, the policy's where a role has none of its own."""
+    """Bytes on disk of one checkpoint of all trained roles. models: by role; the policy's for roles without one."""
     trained = 0
     for role in job.trained_roles:
         parameters, _ = job.trained_parameters(role, models.get(role, models[Role.POLICY]))

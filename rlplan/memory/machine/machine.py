@@ -1,8 +1,7 @@
-"""What differs between machines in the memory of one and the same trainer, scorer or engine: a CPU host, a GPU.
+"""Properties of CPU hosts and GPUs that change the memory of the same trainer, scorer or engine.
 
-In: nothing, or bytes allocated. Out: `CPU` and `CUDA`, of which the formulas ask what they need; what torch reserves on
-a GPU. Left out: what a profile states (contexts,
-libraries, communicators) and what an engine's settings say.
+In: nothing, or bytes allocated. Out: `CPU` and `CUDA`, which the formulas query; bytes that torch reserves on a GPU.
+Left out: values of a hardware profile (contexts, libraries, communicators), and an engine's settings.
 """
 
 from dataclasses import dataclass
@@ -15,31 +14,31 @@ class Machine:
     """A kind of device that trains."""
 
     collective_copies: int
-    """Times that a collective holds what it gathers or scatters: gloo has a buffer of its own, NCCL writes where it is
-    wanted. Source: torch 2.13, ProcessGroupGloo.cpp; DeepSpeed 0.19.8, partition_parameters.py."""
-    counts_touched: bool
-    """Whether memory counts once it is written (pages of a host) and not when it is taken (cudaMalloc)."""
+    """Copies of the data that a collective gathers or scatters: gloo has a buffer of its own, NCCL writes directly to
+    the output. Source: torch 2.13, ProcessGroupGloo.cpp; DeepSpeed 0.19.8, partition_parameters.py."""
+    counts_written: bool
+    """Whether memory counts when it is first written (pages of a host), not when it is allocated (cudaMalloc)."""
     steps_in_place: bool
     """Whether 8-bit optimizers update in place. Source: bitsandbytes 0.50, backends/cpu/ops.py."""
 
 
-CPU = Machine(collective_copies=2, counts_touched=True, steps_in_place=False)
-CUDA = Machine(collective_copies=1, counts_touched=False, steps_in_place=True)
+CPU = Machine(collective_copies=2, counts_written=True, steps_in_place=False)
+CUDA = Machine(collective_copies=1, counts_written=False, steps_in_place=True)
 
 SEGMENT_BYTES = 2 * MIB
-"""Large requests take segments of a multiple of this (`kRoundLarge`)."""
+"""Segments of large requests are a multiple of this (`kRoundLarge`)."""
 
 
 def reserved_bytes(allocated: int, layer: int, uncast_logits: int = 0) -> int:
     """Bytes that torch reserves on a GPU when the loss has `allocated` in use and a layer's tensors take `layer`.
 
-    uncast_logits: of the logits in the model's type, where the loss upcasts them and lets them go.
+    uncast_logits: bytes of the logits in the model's type, which the loss upcasts and frees.
 
-    Counts: what is allocated, and one layer's tensors once more: the segments that layers cut for themselves are each
-    smaller than one tensor of logits, and segments are never joined, so that the logits take new ones; in the same way
-    the segment of the 16-bit logits is too small for any tensor of the loss in fp32.
+    Counts: the allocated bytes, one layer's tensors once more, and the uncast logits. Each freed segment of a layer is
+    smaller than a tensor of logits, and segments are never joined, so the logits take new ones. Likewise the segment of
+    the 16-bit logits is too small for any fp32 tensor of the loss.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp. Left out: `expandable_segments`, which leaves almost no gap.
-    Assumes: the logits are the largest tensors, as with every vocabulary of today; batches do not grow.
+    Assumes: the logits are the largest tensors, as with all current vocabularies; batches do not grow.
 
     >>> reserved_bytes(100 << 20, 1)
     106954752

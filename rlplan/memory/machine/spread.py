@@ -1,6 +1,7 @@
-"""Spreads: how far below and above its expected bytes a row of the ledger may lie, by kind.
+"""Spreads: the interval of a ledger row around its expected bytes, by kind.
 
-In: a kind and bytes. Out: (low, high) bytes. Left out: lengths, which widen activations and logits by themselves.
+In: a kind and bytes. Out: (low, high) bytes. Left out: variation of sequence lengths, which widens activations and
+logits further.
 """
 
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ PERCENT = {
     MemoryKind.CUDA_GRAPHS: (50, 150),
     MemoryKind.FRAGMENTATION: (0, 200),
 }
-"""Percent of the expected bytes. Activations and logits: the largest error against traces of 12 families is 6.2 %
-(tests/memory/model/test_activations_traced.py). Context: profiles state the upper end of what public logs show, 0.3 to
-0.6 GiB. Communication: buckets are exact, NCCL's own buffers are assumed. Graphs: logs show 0.1 to 1.3 GiB for models
-whose formula gives 0.65. Fragmentation: none with expandable segments, up to twice what
-machine.py expects without. Every other kind is exact."""
+"""(low, high) percent of the expected bytes. Activations and logits: the largest error against traces of 12 families is
+6.2 % (tests/memory/model/test_activations_traced.py). Context: profiles state the upper end of the 0.3 to 0.6 GiB in
+public logs. Communication: buckets are exact, NCCL's own buffers are assumed. Graphs: logs show 0.1 to 1.3 GiB for
+models whose formula gives 0.65. Fragmentation: none with expandable segments; without them up to twice the bytes that
+machine.py expects. Every other kind is exact."""
 
 
 def spread(kind: MemoryKind, num_bytes: int) -> tuple[int, int]:
@@ -35,13 +36,14 @@ def spread(kind: MemoryKind, num_bytes: int) -> tuple[int, int]:
     return num_bytes * low // 100, ceil_div(num_bytes * high, 100)
 
 
-def high_end(held: Mapping[MemoryKind, int]) -> int:
-    """Bytes of all rows at their high ends, as `spread` has each of them.
+def high_end(sizes: Mapping[MemoryKind, int]) -> int:
+    """Sum of the high ends of all kinds' intervals (`spread`).
 
     >>> high_end({MemoryKind.ACTIVATIONS: 1000, MemoryKind.WEIGHTS: 1000})
     2070
     """
     total = 0
-    for kind, num_bytes in held.items():
+    # The rounding of `spread` is inlined: a search sums millions of rows.
+    for kind, num_bytes in sizes.items():
         total += -(-num_bytes * PERCENT[kind][1] // 100) if kind in PERCENT else num_bytes
     return total

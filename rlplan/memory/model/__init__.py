@@ -1,1 +1,1 @@
-"""What a model itself weighs: parameters, quantised weights, activations and logits of a pass."""
+"""Bytes of a model itself: parameters, quantized weights, activations and logits of a pass."""

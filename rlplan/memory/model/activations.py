@@ -1,7 +1,7 @@
-"""Activations: bytes that a decoder keeps for its backward pass, and needs while it goes forward and back.
+"""Activations: bytes that a decoder layer saves for its backward pass, and bytes in flight inside a pass.
 
 In: a Block (or a ModelSpec), a token count, bytes of an element. Out: bytes of one rank.
-Left out: which layers are recomputed (step_peak.py), what a tensor of T squared would cost: flash attention has none.
+Left out: recomputation (trainers/micro_batch.py); tensors of T squared, which flash attention never allocates.
 
 Symbols: T tokens on the rank, e bytes of an element, h hidden, a heads, q = a*d, k = kv heads * d, I MLP width.
 Source: tensors saved by the decoder layers of transformers 5.19 with flash attention, listed one by one with
@@ -23,7 +23,7 @@ def norm_saved_bytes(kind: Norm, width: int, element_bytes: int, *, keeps_output
 
     Counts: RMS an fp32 copy of the input (in fp32: the input), the normed value e*w, the output e*w that a linear layer
     reads, and a scale; RMS_FP32 the normed value in fp32; LAYER and FUSED input and output; LAYER_FP32 the input in
-    fp32; LAYER_BY_HAND three fp32 copies: input, centred, normed.
+    fp32; LAYER_BY_HAND three fp32 copies (input, centred, normed).
 
     >>> [norm_saved_bytes(kind, 1000, 2) for kind in (Norm.RMS, Norm.RMS_FP32, Norm.FUSED)]
     [8004, 10004, 4004]
@@ -42,10 +42,10 @@ def norm_saved_bytes(kind: Norm, width: int, element_bytes: int, *, keeps_output
 
 
 def attention_saved_bytes(block: Block, element_bytes: int) -> int:
-    """Bytes that attention saves for one token, beside its norm's output.
+    """Bytes that attention saves for one token, without its norm's output.
 
-    Counts: queries, keys (rotated), values and the output e*(2q + 2k), log-sum 4a; the packed projection instead of the
-    values e*(q + k) more; normed queries and keys with qk-norm; a gated output e*2q more.
+    Counts: queries, keys (rotated), values and the output e*(2q + 2k), log-sum 4a. A packed projection is saved instead
+    of the values, e*(q + k) more; qk-norm adds normed queries and keys; a gated output adds e*2q.
     Assumes: flash attention; grouped keys are not repeated (`enable_gqa`), which transformers does without a mask.
 
     >>> attention_saved_bytes(Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128), 2)
@@ -75,9 +75,9 @@ def attention_saved_bytes(block: Block, element_bytes: int) -> int:
 def latent_saved_bytes(block: Block, element_bytes: int) -> int:
     """Bytes that latent attention saves for one token.
 
-    Counts: the two compressed norms, queries and keys e*2*a*qk, log-sum 4a, and with narrower values those and the
-    output padded to the keys' width, and the output's own part; else the projection of keys and values, and the output.
-    Source: transformers 5.19, modeling_deepseek_v3.py; padding as its flash attention does.
+    Counts: the two compressed norms, queries and keys e*2*a*qk, log-sum 4a. Values narrower than keys are padded to the
+    keys' width, as is the output, whose own part is saved too; otherwise the projection of keys and values, and the
+    output. Source: transformers 5.19, modeling_deepseek_v3.py, with the padding of its flash attention.
     """
     latent, e, a = block.latent, element_bytes, block.num_heads
     assert latent is not None
@@ -99,8 +99,8 @@ def compressed_saved_bytes(block: Block, element_bytes: int) -> int:
 def delta_rule_saved_bytes(rule: DeltaRule, element_bytes: int) -> int:
     """Bytes that linear attention by the gated delta rule saves for one token.
 
-    Counts: the convolution's input e*(2k + v), normed queries and keys repeated to every head, values e*v, a row of a
-    chunk's matrix 64e a head; the gated norm (12 + 2e)*v and its output e*v; decays, betas and scales.
+    Counts: the convolution's input e*(2k + v), normed queries and keys repeated to every head, values e*v, 64e per head
+    for a row of a chunk's matrix; the gated norm (12 + 2e)*v and its output e*v; decays, betas and scales.
     Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py; transformers 5.19, modeling_qwen3_next.py.
     Assumes: the kernels of flash-linear-attention and causal-conv1d. Differs: transformers' fallback in torch keeps
     three times as much.
@@ -118,9 +118,9 @@ def delta_rule_saved_bytes(rule: DeltaRule, element_bytes: int) -> int:
 def state_space_saved_bytes(space: StateSpace, element_bytes: int) -> int:
     """Bytes that Mamba-2 saves for one token.
 
-    Counts: the projection of gates, inputs, B, C and steps e*(2v + 2k + a), the scan's output and the normed one 2*e*v;
-    states and the convolution are computed again going back. Source: mamba_ssm 2.2, ssd_combined,
-    `MambaSplitConv1dScanCombinedFn`. Held to no measurement.
+    Counts: the projection of gates, inputs, B, C and steps e*(2v + 2k + a), the scan's output and the normed one 2*e*v.
+    The backward pass recomputes states and the convolution. Source: mamba_ssm 2.2, ssd_combined,
+    `MambaSplitConv1dScanCombinedFn`. Not validated by any measurement.
 
     >>> state_space_saved_bytes(StateSpace(num_heads=64, keys=1024, values=4096), 2)
     36996
@@ -129,10 +129,10 @@ def state_space_saved_bytes(space: StateSpace, element_bytes: int) -> int:
 
 
 def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
-    """Bytes that the MLP or the experts save for one token, beside the norm's output.
+    """Bytes that the MLP or the experts save for one token, without the norm's output.
 
-    Counts: 4*e*I gated, 2*e*I plain; experts top_k times their width, input and output rows, routing indices and
-    scores; shared experts like a gated MLP, their gate and what it scales.
+    Counts: 4*e*I gated, 2*e*I plain. Experts: top_k times their width, input and output rows, routing indices and
+    scores. Shared experts: the same as a gated MLP, with their gate and the output that it scales.
     """
     experts, e = block.experts, element_bytes
     if not block.has_mlp:
@@ -145,8 +145,10 @@ def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
 
 
 def router_saved_bytes(block: Block, element_bytes: int) -> int:
-    """The part of `mlp_saved_bytes` that is of the router, for one token: the scores of all experts, an fp32 copy of
-    what it reads; of the shared experts their gate and what it scales.
+    """Bytes of the router in `mlp_saved_bytes`, for one token.
+
+    Counts: the scores of all experts, an fp32 copy of the router's input; the shared experts' gate and the output that
+    it scales.
     """
     experts = block.experts
     if experts is None:
@@ -156,9 +158,10 @@ def router_saved_bytes(block: Block, element_bytes: int) -> int:
 
 
 def between_saved_bytes(block: Block, element_bytes: int, *, has_outputs: bool) -> int:
-    """The part of a layer's bytes of one token that lies between the matmuls that tensor parallelism cuts.
+    """Bytes that a layer saves for one token between the matmuls that tensor parallelism cuts.
 
-    Counts: inputs of the norms. has_outputs (Megatron): also the rows that linear layers read, the router's, and the
+    Sequence parallelism shards exactly this part.
+    Counts: inputs of the norms. has_outputs (Megatron): also the inputs of linear layers, the router's tensors, and the
     two compressed norms of latent attention.
     Source: Megatron-Core main of 2026-08, transformer/multi_latent_attention.py (`kv_compressed: [s / TP, b, ...]`),
     moe/router.py; Transformer Engine 2026-08, module/layernorm_linear.py.
@@ -179,11 +182,11 @@ def between_saved_bytes(block: Block, element_bytes: int, *, has_outputs: bool) 
 def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     """Bytes that one decoder layer saves for its backward pass.
 
-    Counts: the norms with their outputs, attention, MLP. Norms that follow a linear layer (Gemma, OLMo 2) save no
-    output; where they feed nothing, the residual that the linear layers read is saved instead. Once a layer: an fp32
+    Counts: the norms with their outputs, attention, MLP. Norms after a linear layer (Gemma, OLMo 2) save no output;
+    where no norm comes before the linear layers, the residual that they read is saved instead. Once a layer: an fp32
     router's weight.
-    Differs: Korthikanti et al. 2022 count 34h in bf16 for GPT with dropout: 24h are left without dropout's masks and
-    copies where I = 4h, fp16 norms and a fused activation.
+    Differs: Korthikanti et al. 2022 count 34h in bf16 for GPT with dropout. 24h remain without dropout's masks and
+    copies where I = 4h, with fp16 norms and a fused activation.
 
     >>> gpt = Block(hidden=1000, num_heads=10, num_kv_heads=10, head_dim=100, intermediate=4000, norm=Norm.LAYER,
     ...             mlp_saved_widths=2)
@@ -204,17 +207,17 @@ def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
 
 
 def checkpoint_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
-    """Bytes kept of a recomputed layer: its input e*h*T, and what it reads beside it."""
+    """Bytes saved of a recomputed layer: its input e*h*T, and its per-layer input where it has one."""
     return num_tokens * element_bytes * (block.hidden + block.per_layer_width)
 
 
 def exchanged_bytes(block: Block, ulysses: int, num_tokens: int, element_bytes: int) -> int:
-    """Bytes that a layer saves beside `block_saved_bytes` where ranks exchange tokens for heads around attention.
+    """Bytes that a layer saves in addition to `block_saved_bytes` under Ulysses sequence parallelism.
 
-    Counts, for each of a rank's own tokens: attention's output once more, e*q, for the output projection reads it after
-    the exchange; keys and values of fewer heads than ranks, repeated to one a rank, 2*e*(N d - k).
+    Counts, for each of a rank's own tokens: attention's output once more, e*q, because the output projection reads it
+    after the all-to-all; with fewer key heads than ranks, keys and values repeated to one head a rank, 2*e*(N d - k).
     Source: `rlplan.runtime.models.sequence_parallel`; Jacobs et al. 2023, arXiv:2309.14509.
-    Assumes: what is sent is gone when it has been sent.
+    Assumes: tensors are freed once they have been sent.
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
     >>> [exchanged_bytes(block, ulysses, 1, 2) for ulysses in (1, 2, 4)]  # 2*64; 2*64 + 4*(64 - 32)
@@ -229,7 +232,8 @@ def exchanged_bytes(block: Block, ulysses: int, num_tokens: int, element_bytes: 
 def final_saved_bytes(block: Block, num_tokens: int, num_head_tokens: int, element_bytes: int) -> int:
     """Bytes saved outside the layers: the last norm with the rows that the head reads, and the rotary table.
 
-    num_head_tokens: tokens whose logits are taken; where they are fewer, the norm's output and the rows are both kept.
+    num_head_tokens: tokens whose logits are computed. If they are not all tokens, the head's rows are a second copy of
+    the norm's output.
     """
     e, h = element_bytes, block.hidden
     rows = 0 if num_head_tokens == num_tokens else num_head_tokens * e * h
@@ -237,11 +241,11 @@ def final_saved_bytes(block: Block, num_tokens: int, num_head_tokens: int, eleme
 
 
 def working_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
-    """Bytes of gradients in flight inside one layer's backward pass, at most.
+    """Peak bytes of gradients in flight inside one layer's backward pass.
 
-    Counts, for a token: gradients of two tensors of the MLP 2eI, of the residual 2eh; experts in their own width, and
-    of a rank's share of the rows.
-    Assumes: autograd frees each when its last reader is done.
+    Counts, for a token: gradients of two MLP tensors 2eI, of the residual 2eh; for experts 3e*top_k of their width and
+    of the rank's share of the rows, instead of the MLP's.
+    Assumes: autograd frees each gradient after its last reader.
     """
     experts, e = block.experts, element_bytes
     if experts is not None:
@@ -252,11 +256,11 @@ def working_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
 
 
 def forward_layer_bytes(block: Block, element_bytes: int) -> int:
-    """Bytes in flight for one token inside a layer whose pass saves nothing, at most.
+    """Peak bytes in flight for one token inside a layer of a forward-only pass, which saves nothing.
 
-    Counts: embeddings, the layer's input and its residual, which callers still name 3eh, the normed rows eh; beside
-    them attention as saved, or the MLP: activation, up and product 3eI if gated, else as saved and at least 2eI;
-    experts as saved (gpt-oss two of their width more); the rotary table.
+    Counts: embeddings, the layer's input and its residual 3eh, to which callers still refer; the normed rows eh; the
+    rotary table; and the larger of attention and MLP. Attention as saved. A gated MLP has activation, up and product
+    3eI; a plain one its saved tensors, at least 2eI; experts as saved (gpt-oss two of their width more).
     Source: traces without gradient (tests/memory/model/test_activations_traced.py).
 
     >>> forward_layer_bytes(Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=256), 2)
@@ -274,16 +278,16 @@ def forward_layer_bytes(block: Block, element_bytes: int) -> int:
 
 
 def mlp_freed_bytes(block: Block, num_tokens: int, element_bytes: int, *, row_shards: int = 1) -> int:
-    """The part of `block_saved_bytes` that is free once the backward pass has left a layer's MLP.
+    """Bytes of `block_saved_bytes` that are freed when the backward pass leaves a layer's MLP.
 
-    Counts: what the MLP saves, and two of its norm's three tensors 2eh. row_shards: ranks that share these.
+    Counts: the MLP's saved tensors, and two of its norm's three tensors 2eh. row_shards: ranks that shard these two.
     """
     return num_tokens * (mlp_saved_bytes(block, element_bytes) + 2 * element_bytes * block.hidden // row_shards)
 
 
 def forward_working_bytes(model: ModelSpec, num_tokens: int) -> int:
-    """Bytes in flight inside one layer's forward pass in fp32 when nothing is saved, at most.
+    """Peak bytes in flight inside one layer's forward-only pass in fp32.
 
-    Counts, for a token: residual, normed input and output 3h; gate, its activation and up 3I, beside the product I.
+    Counts, for a token: residual, normed input and output 3h; gate, its activation, up and their product 4I.
     """
     return num_tokens * FLOAT_BYTES * (4 * model.intermediate_size + 3 * model.hidden_size)

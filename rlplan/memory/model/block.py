@@ -1,7 +1,7 @@
-"""Block: the widths of one decoder layer and the kernels it runs on, which is all that its activations depend on.
+"""Block: the widths and kernels of one decoder layer, which decide the bytes of its activations.
 
-In: widths by hand, or from a ModelSpec (block_families.py). Out: a frozen value that the formulas of activations.py
-read. Left out: bytes (activations.py), parameters (spec/model.py).
+In: widths, given directly or from a ModelSpec (block_families.py). Out: a frozen value for the formulas of
+activations.py. Left out: bytes (activations.py), parameters (spec/model.py).
 
 Symbols: h hidden, q = a*d width of the queries, k width of the keys (and of the values), I width of the MLP.
 """
@@ -13,11 +13,12 @@ FLOAT_BYTES = 4
 
 
 class Norm(StrEnum):
-    """How a norm is computed, which decides what it saves.
+    """Implementation of a norm, which decides the tensors that it saves.
 
-    RMS: in fp32, scaled in the model's type (Llama, Qwen, Mistral). RMS_FP32: scaled in fp32 too (Gemma, OLMo 2,
-    gpt-oss). LAYER: torch's kernel. LAYER_FP32: the same on an fp32 copy, without weights (OLMo). LAYER_BY_HAND:
-    written out in fp32 (Cohere). FUSED: an RMS kernel that saves its input only (torch.nn.RMSNorm, Liger, compiled).
+    RMS: computed in fp32, scaled in the model's type (Llama, Qwen, Mistral). RMS_FP32: scaled in fp32 too (Gemma,
+    OLMo 2, gpt-oss). LAYER: torch's layer norm kernel. LAYER_FP32: the same kernel on an fp32 copy, without weights
+    (OLMo). LAYER_BY_HAND: a layer norm in elementary operations in fp32 (Cohere). FUSED: an RMS kernel that saves only
+    its input (torch.nn.RMSNorm, Liger, torch.compile).
     """
 
     RMS = "rms"
@@ -34,30 +35,30 @@ class Experts:
 
     num: int
     top_k: int
-    """Experts of a token."""
+    """Experts per token."""
 
     width: int
-    """Of one expert."""
+    """Intermediate width of one expert."""
 
     shared_width: int = 0
-    """Of those that every token visits."""
+    """Intermediate width of the shared experts."""
 
     saved_widths: int = 4
-    """Tensors of an expert's width that are saved for a token and expert: gate, up, activation, product 4; gpt-oss
-    clamps and gates by hand: 7."""
+    """Tensors of an expert's width that are saved for each token and expert: 4 (gate, up, activation, product), or 7
+    for gpt-oss, which clamps and gates in elementary operations."""
 
     has_fp32_router: bool = False
-    """The router reads an fp32 copy (DeepSeek)."""
+    """Whether the router reads an fp32 copy of its input (DeepSeek)."""
 
     row_width: int = 0
-    """Of the rows that go to experts and back; 0 for the model's."""
+    """Width of the rows that experts read and write; 0: the model's hidden size."""
 
     row_shards: int = 1
-    """Shares into which tensor parallel ranks cut the rows that go to experts: each sends its own tokens' to experts
-    that are whole, or to those that fewer of them share."""
+    """Parts into which tensor parallel ranks cut the rows for experts. With whole experts each rank sends only its own
+    tokens; the same holds where fewer ranks share an expert than a layer."""
 
     gates_shared: bool = False
-    """The shared experts' output is scaled by a gate of its own (Qwen)."""
+    """Whether a gate scales the shared experts' output (Qwen)."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,15 @@ class Latent:
     """Multi-head latent attention."""
 
     q_rank: int
-    """Of the compressed queries."""
+    """Width of the compressed queries."""
 
     kv_rank: int
-    """Of the compressed keys and values."""
+    """Width of the compressed keys and values."""
 
     qk_head_dim: int
     v_head_dim: int
     nope_head_dim: int = 0
-    """The part of a key that stands beside the value in one projection."""
+    """Width of a key without its rotary part. One projection computes it together with the value."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,16 @@ class DeltaRule:
     """Linear attention by the gated delta rule instead of attention."""
 
     num_heads: int
-    """Of the values, to which keys and queries are repeated."""
+    """Value heads. Queries and keys are repeated to as many."""
 
     key_head_dim: int
-    """Of one head."""
+    """Width of one key head."""
 
     keys: int
-    """Width of all heads together."""
+    """Width of all key heads together."""
 
     values: int
-    """Width of all heads together."""
+    """Width of all value heads together."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,10 @@ class StateSpace:
 
     num_heads: int
     keys: int
-    """Width of B, and of C."""
+    """Width of B; C has the same."""
 
     values: int
-    """Width of the inputs, and of their gates."""
+    """Width of the inputs; their gates have the same."""
 
 
 @dataclass(frozen=True)
@@ -118,21 +119,21 @@ class Block:
 
     norm: Norm = Norm.RMS
     num_norms: int = 2
-    """2, or 4 where norms stand after attention and MLP too (Gemma)."""
+    """2, or 4 with norms after attention and MLP too (Gemma)."""
 
     norms_feed_linears: int = 2
-    """Norms whose output a linear layer reads: of Gemma's four two do not."""
+    """Norms whose output a linear layer reads; two of Gemma's four."""
 
     qk_norm: str = "none"
-    """Over each head (Qwen3, Gemma 3), over the whole width (OLMo 2), or none."""
+    """`heads`: norms over each head (Qwen3, Gemma 3); `full`: over the whole width (OLMo 2); or `none`."""
 
     mlp_saved_widths: int = 4
     """Tensors of width I that the MLP saves: 4 gated (gate, its activation, up, product), 2 plain, 5 with GPT-2's
-    tanh written out, 3 where a fused kernel recomputes the activation (the product is a linear input)."""
+    tanh in elementary operations, 3 where a fused kernel recomputes the activation."""
 
     has_rotary: bool = True
     has_fp32_rotary: bool = False
-    """Its table of rotary rows is never cast to the model's type (OLMo)."""
+    """Whether the rotary table stays in fp32 instead of the model's type (OLMo)."""
 
     experts: Experts | None = None
     latent: Latent | None = None
@@ -140,31 +141,31 @@ class Block:
     state_space: StateSpace | None = None
     has_attention: bool = True
     has_mlp: bool = True
-    """Of layers that are attention or an MLP each has one (Nemotron-H)."""
+    """Layers of Nemotron-H have either attention or an MLP; all others have both."""
 
     num_branches: int = 2
-    """1 where attention and MLP read the same normed rows (Phi, Cohere)."""
+    """2, or 1 where attention and MLP read the same normed rows (Phi, Cohere)."""
 
     norms_share_input: bool = False
     """Both norms read the layer's input (GPT-NeoX)."""
 
     packs_qkv: bool = False
-    """Queries, keys and values are one projection, which the values keep alive beside rotated queries and keys."""
+    """One projection computes queries, keys and values. The values, a view, keep all of it in memory."""
 
     gates_attention: bool = False
-    """Its output is scaled by a sigmoid (Qwen3-Next)."""
+    """A sigmoid gate scales attention's output (Qwen3-Next)."""
 
     norms_values: bool = False
     """Values are normed too (Gemma 4)."""
 
     has_keys: bool = True
-    """False where keys and values are those of an earlier layer."""
+    """False where the layer reads keys and values of an earlier layer."""
 
     per_layer_width: int = 0
-    """Of an input that every layer has beside the one before it (Gemma 4 E2B)."""
+    """Width of an additional input that each layer has of its own (Gemma 4 E2B); 0 for none."""
 
     rotary_bytes: int = 0
-    """Of a token's rotary rows that every layer makes for itself (Ernie, in fp32)."""
+    """Bytes of rotary rows that every layer computes anew for a token (Ernie, in fp32)."""
 
     @property
     def q(self) -> int:
@@ -177,7 +178,7 @@ class Block:
         return self.num_kv_heads * self.head_dim
 
     def rotary_table_bytes(self, element_bytes: int) -> int:
-        """Of a token's cosines and sines, which all layers share: of a head, or of MLA's rotary part.
+        """Bytes of a token's cosines and sines, which all layers share: for a head, or for MLA's rotary part.
 
         >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=256)
         >>> block.rotary_table_bytes(2), replace(block, has_rotary=False).rotary_table_bytes(2)
@@ -189,20 +190,22 @@ class Block:
         width = latent.qk_head_dim - latent.nope_head_dim if latent else self.head_dim
         return 2 * width * (FLOAT_BYTES if self.has_fp32_rotary else element_bytes)
 
-    def fused(self) -> "Block":
-        """The same layer under fused kernels (Liger, Transformer Engine, torch.compile): norms save their input only,
-        the MLP gate, up and the product that the last linear layer reads."""
+    def fuse(self) -> "Block":
+        """The layer under fused kernels (Liger, Transformer Engine, torch.compile).
+
+        Norms then save only their input, and the MLP saves gate, up and the product that its last linear layer reads.
+        """
         experts = replace(self.experts, saved_widths=min(3, self.experts.saved_widths)) if self.experts else None
         norm = Norm.FUSED if self.norm in (Norm.RMS, Norm.RMS_FP32) else self.norm
         gated = self.mlp_saved_widths == 4
         return replace(self, norm=norm, mlp_saved_widths=3 if gated else self.mlp_saved_widths, experts=experts)
 
-    def sharded(self, tp_size: int, expert_tp: int | None = None) -> "Block":
-        """The part that tensor parallelism splits: heads, MLP and experts over `tp_size` ranks; norms are whole.
+    def shard(self, tp_size: int, expert_tp: int | None = None) -> "Block":
+        """The layer on one tensor parallel rank: heads, MLP and experts are cut over `tp_size` ranks; norms are whole.
 
-        expert_tp: ranks that share an expert's matrices, None for all. A rank sends its share of the rows to experts
-        that are whole (1), and has all rows where it has a share of each expert: for each of the pass's tokens the
-        same widths, and of the rows themselves expert_tp / tp_size.
+        expert_tp: ranks that share an expert's matrices; None: all of them. With whole experts (1) a rank handles its
+        own share of the rows. With a part of each expert it handles all rows. In general the widths per token are the
+        same, and a rank has expert_tp / tp_size of the rows.
         """
         if tp_size == 1:
             return self
@@ -232,7 +235,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Layers:
-    """So many layers of one kind."""
+    """Equal layers of a model."""
 
     num: int
     block: Block

@@ -1,11 +1,12 @@
-"""The base in 4 bits that engines load beside the trainer's own (`rollout.base_path`): its format, its bytes, and
-whether it is the policy's.
+"""The 4-bit base that engines load instead of the trainer's own (`rollout.base_path`): its format and its bytes.
 
-In: a policy's ModelSpec, a folder. Out: a Quantization as an engine holds it; why a folder is none of the policy's.
-Left out: values (that both are the same model is measured in every step: runtime/learning/logprob_mismatch.py),
-formats that an engine makes itself while it loads (quantized_checkpoints.py).
-Source: vLLM 0.32.0, layers/quantization/auto_awq.py, auto_gptq.py, compressed_tensors_wNa16.py. Kernels pack weights
-anew in as many bytes; of GPTQ none keeps the zero points, which are all the same, or `g_idx`.
+The base must be the policy's weights in 4 bits. Configs, names and shapes are compared here; the values are not, so
+every step measures the log-prob mismatch (runtime/learning/logprob_mismatch.py).
+
+In: a policy's ModelSpec, a folder. Out: the Quantization as an engine holds it, or the reason why the folder does not
+match the policy. Left out: formats that an engine creates while it loads (quantized_checkpoints.py).
+Source: vLLM 0.32.0, layers/quantization/auto_awq.py, auto_gptq.py, compressed_tensors_wNa16.py. Kernels repack weights
+into as many bytes. No GPTQ kernel keeps `g_idx` or the zero points, which are all equal.
 
 Symbols: N rows (outputs) and K columns (inputs) of a weight, G columns behind one scale.
 """
@@ -17,7 +18,7 @@ from functools import lru_cache
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import AWQ, GPTQ, INT4_GROUP_128, Quantization, WeightFormat
 from rlplan.memory.model.quantized_checkpoints import quantization_by_word, quantization_of_spec
-from rlplan.memory.serving.tensors import fused_members
+from rlplan.memory.serving.tensors import list_fused_members
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.catalogue import model_path, resolve_model
 from rlplan.spec.models.config import read_config
@@ -28,21 +29,21 @@ from rlplan.spec.resolved import SettledRollout
 KEY = "rollout.base_path"
 METHODS = ("awq", "gptq", "compressed-tensors")
 MARLIN_GROUPS = (None, 32, 64, 128)
-"""G that vLLM's kernels for AWQ and GPTQ have, None for a whole row. Source: marlin_utils.py,
-`MARLIN_SUPPORTED_GROUP_SIZES`, on CPUs too."""
+"""Group sizes G that vLLM's AWQ and GPTQ kernels support, on CPUs too; None for a whole row. Source: marlin_utils.py,
+`MARLIN_SUPPORTED_GROUP_SIZES`."""
 SHAPE_BYTES = 16
-"""`weight_shape`, two int64, which each matrix of compressed-tensors keeps."""
+"""Bytes of `weight_shape`, two int64, which compressed-tensors keeps for each matrix."""
 SIZES = (
     *("architecture", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("intermediate_size", "has_tied_embeddings", "has_qkv_bias", "has_qk_norm", "has_output_bias"),
     *("options", "attention_kinds", "window"),
 )
 VALUES = ("rope_theta", "rope_scaling", "rope_parameters", "rms_norm_eps", "hidden_act")
-"""Of a config.json, what changes what the same weights compute."""
+"""Keys of config.json that change the output of the same weights."""
 
 
 def engine_quantization(rollout: SettledRollout, word: str | None) -> Quantization | None:
-    """How an engine holds its weights: as the checkpoint of `rollout.base_path` does, else by a format's name.
+    """The format of an engine's weights: that of `rollout.base_path`, otherwise the one that `word` names.
 
     Raises: SpecError.
     """
@@ -52,34 +53,34 @@ def engine_quantization(rollout: SettledRollout, word: str | None) -> Quantizati
 
 
 def base_quantization(path: str) -> Quantization:
-    """The format of a base in 4 bits, as an engine holds it. Raises: SpecError."""
-    return _base_quantization(path, _stamp(path))
+    """The format of a 4-bit base, as an engine holds it. Raises: SpecError."""
+    return _read_base_quantization(path, _read_stamp(path))
 
 
-def _stamp(path: str) -> int:
-    """Of a model's config, so that one that was written anew is read anew; 0 of a bundled model."""
-    found = model_path(path)
-    config = None if found is None else found / "config.json" if found.is_dir() else found
+def _read_stamp(path: str) -> int:
+    """Modification time of a model's config, a cache key that expires with the file; 0 for a bundled model."""
+    location = model_path(path)
+    config = None if location is None else location / "config.json" if location.is_dir() else location
     return config.stat().st_mtime_ns if config is not None and config.is_file() else 0
 
 
 @lru_cache(maxsize=8)
-def _base_quantization(path: str, stamp: int) -> Quantization:
+def _read_base_quantization(path: str, stamp: int) -> Quantization:
     model = resolve_model(path, where=KEY)
     spec = model.quantization
     if spec is None:
-        raise _refused(path, "its weights are not quantised")
-    if reason := _unknown_format(spec):
-        raise _refused(path, reason)
-    plain = frozenset(name.removesuffix(".weight") for name in _stored(path) if name.endswith(".weight"))
+        raise _build_error(path, "its weights are not quantized")
+    if reason := _find_unsupported_part(spec):
+        raise _build_error(path, reason)
+    plain = frozenset(name.removesuffix(".weight") for name in _read_shapes(path) if name.endswith(".weight"))
     listed = quantization_of_spec(spec, where=path).ignored
-    return Quantization(_as_held(spec), ignored=plain or listed)
+    return Quantization(_convert_format(spec), ignored=plain or listed)
 
 
-def _as_held(spec: QuantizationSpec) -> WeightFormat:
+def _convert_format(spec: QuantizationSpec) -> WeightFormat:
     """A matrix as an engine holds it.
 
-    >>> _as_held(QuantizationSpec(method="gptq", bits=4, group_size=32)).num_bytes((64, 64))  # 64*64/2, 2*64*2
+    >>> _convert_format(QuantizationSpec(method="gptq", bits=4, group_size=32)).num_bytes((64, 64))  # 64*64/2, 2*64*2
     2304
     """
     block = (1, spec.group_size or 0)
@@ -91,43 +92,44 @@ def _as_held(spec: QuantizationSpec) -> WeightFormat:
     return replace(INT4_GROUP_128, name="int4", block=block, zero_bits=zero_bits, tensor_bytes=SHAPE_BYTES)
 
 
-def _unknown_format(spec: QuantizationSpec) -> str:
-    """What of a format vLLM does not load for adapters; empty where it does."""
-    said = f"{spec.method}, {spec.bits or 'unsaid'} bits"
+def _find_unsupported_part(spec: QuantizationSpec) -> str:
+    """Why vLLM cannot serve adapters on a format; empty where it can."""
     if spec.method not in METHODS or spec.bits != 4 or spec.is_float:
-        return f"it is in {said}; engines take 4-bit integers by {', '.join(METHODS)}"
+        stated = f"{spec.method}, {spec.bits or 'unstated'} bits"
+        return f"its format is {stated}; engines load only 4-bit integers of {', '.join(METHODS)}"
     if spec.has_act_order:
-        return "GPTQ with desc_act, which vLLM has no kernel for any more"
+        return "its format is GPTQ with desc_act, which vLLM no longer supports"
     if spec.method == "gptq" and spec.has_zero_points is not False:
-        return "GPTQ without sym, which vLLM has no kernel for"
+        return "its format is GPTQ without sym, which vLLM does not support"
     if spec.method == "awq" and spec.has_zero_points is not True:
-        return "AWQ without zero_point, which vLLM has no kernel for"
+        return "its format is AWQ without zero_point, which vLLM does not support"
     if spec.method != "compressed-tensors" and spec.group_size not in MARLIN_GROUPS:
-        return f"groups of {spec.group_size}; vLLM's kernels have 32, 64 and 128, or whole rows"
+        return f"its groups have {spec.group_size} weights; vLLM's kernels support 32, 64, 128 and whole rows"
     return ""
 
 
 @lru_cache(maxsize=64)
 def packed_tensors(model: ModelSpec, scheme: Quantization | None) -> tuple[Parameter, ...]:
-    """The engine's tensors in 4 bits, fused as it fuses them: all members of one are, or none.
+    """The engine's 4-bit tensors, fused as the engine fuses them.
 
-    Source: vLLM 0.32.0, quant_utils.py, `is_layer_skipped`, which refuses anything else.
+    All members of a fused tensor are quantized, or none. Source: vLLM 0.32.0, quant_utils.py, `is_layer_skipped`, which
+    rejects a mixture.
     """
     if scheme is None:
         return ()
-    return tuple(tensor for tensor, members in fused_members(model) if scheme.covers(members[0]))
+    return tuple(tensor for tensor, members in list_fused_members(model) if scheme.covers(members[0]))
 
 
-def loaded_form(scheme: Quantization) -> WeightFormat:
-    """A matrix as it is loaded, before kernels pack it: of GPTQ with the zero points, which then go."""
+def find_loaded_form(scheme: Quantization) -> WeightFormat:
+    """A matrix as loaded, before kernels repack it. GPTQ's zero points are dropped only then."""
     return replace(scheme.form, zero_bits=4) if scheme.form.name == "gptq" else scheme.form
 
 
 def repacking_bytes(model: ModelSpec, scheme: Quantization | None) -> int:
-    """Bytes beside all weights while the largest matrix is packed anew on a CPU.
+    """Bytes in addition to all weights while the largest matrix is repacked on a CPU.
 
-    Counts: each of its weights as an int32, twice. Source: vLLM 0.32.0, auto_awq.py, `_convert_awq_to_standard_format`
-    (unpacked, and shifted), and kernels/linear/mixed_precision/cpu.py, `_process_gptq_weights_w4a16`.
+    Counts: each of its weights as an int32, twice (unpacked, and shifted). Source: vLLM 0.32.0, auto_awq.py,
+    `_convert_awq_to_standard_format`, and kernels/linear/mixed_precision/cpu.py, `_process_gptq_weights_w4a16`.
     """
     return 2 * 4 * max((tensor.numel for tensor in packed_tensors(model, scheme)), default=0)
 
@@ -135,27 +137,27 @@ def repacking_bytes(model: ModelSpec, scheme: Quantization | None) -> int:
 def why_not_the_base(model: ModelSpec, policy: str, path: str) -> str:
     """Why a folder is not the policy in 4 bits, with both values; empty where it may be.
 
-    policy: its own folder. Raises: SpecError where one of the two cannot be read.
+    policy: the policy's own folder. Raises: SpecError where one of the two cannot be read.
     """
-    return _why_not_the_base(model, (policy, path), (_stamp(policy), _stamp(path)))
+    return _find_base_mismatch(model, (policy, path), (_read_stamp(policy), _read_stamp(path)))
 
 
 @lru_cache(maxsize=8)
-def _why_not_the_base(model: ModelSpec, paths: tuple[str, str], stamps: tuple[int, int]) -> str:
+def _find_base_mismatch(model: ModelSpec, paths: tuple[str, str], stamps: tuple[int, int]) -> str:
     policy, path = paths
     scheme, base = base_quantization(path), resolve_model(path, where=KEY)
     for name in SIZES:
         own, theirs = getattr(model, name), getattr(base, name)
         if own != theirs:
-            return f"{name} is {theirs} there and {own} of the policy"
-    for name, (own, theirs) in _values(policy, path):
+            return f"{name} is {theirs} there and {own} in the policy"
+    for name, (own, theirs) in _compare_values(policy, path):
         if own != theirs:
-            return f"{name} is {theirs} there and {own} of the policy"
-    return next(_wrong_tensors(model, _stored(path), scheme), "")
+            return f"{name} is {theirs} there and {own} in the policy"
+    return next(_find_wrong_tensors(model, _read_shapes(path), scheme), "")
 
 
-def _values(policy: str, path: str) -> Iterator[tuple[str, tuple[object, object]]]:
-    """(key, the policy's value and the base's) of what both configs say."""
+def _compare_values(policy: str, path: str) -> Iterator[tuple[str, tuple[object, object]]]:
+    """(key, (the policy's value, the base's value)) of keys that both configs have."""
     folders = [model_path(place) for place in (policy, path)]
     if None in folders:
         return
@@ -165,29 +167,29 @@ def _values(policy: str, path: str) -> Iterator[tuple[str, tuple[object, object]
             yield key, (own[key], theirs[key])
 
 
-def _stored(path: str) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of a checkpoint's tensors by name; empty where there is a config alone. Raises: SpecError."""
+def _read_shapes(path: str) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of a checkpoint's tensors by name; empty for a config without weights. Raises: SpecError."""
     folder = model_path(path)
     if folder is None or not folder.is_dir() or not has_weights(folder):
         return {}
     return {tensor.name: tensor.shape for tensor in read_checkpoint(folder)}
 
 
-def _wrong_tensors(model: ModelSpec, stored: Mapping[str, tuple[int, ...]], scheme: Quantization) -> Iterator[str]:
-    """What a checkpoint lacks or holds in another shape; nothing where no weights are at hand."""
+def _find_wrong_tensors(model: ModelSpec, stored: Mapping[str, tuple[int, ...]], scheme: Quantization) -> Iterator[str]:
+    """Messages about tensors that a checkpoint lacks or has in another shape; none for a config without weights."""
     for parameter in model.parameters if stored else ():
-        for name, shape in _expected(parameter, scheme):
+        for name, shape in _list_expected_tensors(parameter, scheme):
             if name not in stored:
                 yield f"it has no {name}"
             elif stored[name] != shape:
-                yield f"{name} is {list(stored[name])} there, {list(shape)} is {parameter.name} of the policy"
+                yield f"{name} has shape {list(stored[name])}; {parameter.name} of the policy needs {list(shape)}"
 
 
-def _expected(parameter: Parameter, scheme: Quantization) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _list_expected_tensors(parameter: Parameter, scheme: Quantization) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a parameter's tensors in a checkpoint.
 
     >>> from rlplan.spec.model import Parameter
-    >>> dict(_expected(Parameter("model.layers.0.mlp.up_proj.weight", (64, 32)), Quantization(AWQ)))
+    >>> dict(_list_expected_tensors(Parameter("model.layers.0.mlp.up_proj.weight", (64, 32)), Quantization(AWQ)))
     ... # doctest: +NORMALIZE_WHITESPACE
     {'model.layers.0.mlp.up_proj.qweight': (32, 8), 'model.layers.0.mlp.up_proj.scales': (1, 64),
      'model.layers.0.mlp.up_proj.qzeros': (1, 8)}
@@ -206,10 +208,10 @@ def _expected(parameter: Parameter, scheme: Quantization) -> Iterator[tuple[str,
     yield f"{stem}qzeros", (groups, rows // 8)
 
 
-def _refused(path: str, reason: str) -> SpecError:
+def _build_error(path: str, reason: str) -> SpecError:
     return SpecError(
         f"{path}: {reason}",
         where=KEY,
-        rule=f"the policy's weights in 4 bits, by {', '.join(METHODS)}",
+        rule=f"the policy's weights in 4 bits, quantized by {', '.join(METHODS)}",
         way_out=f"{KEY}=FOLDER of such a checkpoint, or {KEY}=null",
     )

@@ -1,11 +1,11 @@
 """Frozen layers: bytes that a layer saves for its backward pass when its own weights are not trained.
 
-In: a Block, and what is trained beside its frozen weights. Out: bytes for a number of tokens.
-Left out: adapters' own weights (spec/models/adapters.py), quantised bytes (quantization.py).
+In: a Block, and the adapters beside its frozen weights. Out: bytes for a number of tokens.
+Left out: adapters' own weights (spec/models/adapters.py), quantized bytes (quantization.py).
 
 Symbols: h hidden, q width of the queries, k of the keys, I width of the MLP, e bytes of an element, a of an adapter's.
-Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where the other one needs a gradient); held to
-real layers with adapters by tests/memory/model/test_frozen.py.
+Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where the other one needs a gradient);
+validated with real layers and adapters in tests/memory/model/test_frozen.py.
 """
 
 import re
@@ -13,51 +13,50 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.model.activations import attention_saved_bytes
-from rlplan.memory.model.block import Block, Norm
+from rlplan.memory.model.block import FLOAT_BYTES, Block, Norm
 from rlplan.spec.model import Component, Parameter
 
-FLOAT_BYTES = 4
 MASK_BYTES = 1
-"""An element of dropout's mask (torch 2.13, `native_dropout`)."""
+"""Bytes of an element of dropout's mask (torch 2.13, `native_dropout`)."""
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """What is trained in a layer whose weights are frozen."""
+    """The adapters of a layer whose weights are frozen."""
 
     attention_inputs: int = 0
     """Adapted modules that read the output of the first norm: queries, keys, values."""
 
     adapts_output: bool = False
-    """The last projection of attention."""
+    """Whether the last projection of attention is adapted."""
 
     mlp_inputs: int = 0
     """Adapted modules that read the output of the second norm: gate, up."""
 
     adapts_down: bool = False
-    """The last projection of the MLP."""
+    """Whether the last projection of the MLP is adapted."""
 
     adapts_experts: bool = False
-    """Gate, up and down of every routed expert, which read rows of their own."""
+    """Whether gate, up and down of every routed expert are adapted; each reads rows of its own."""
 
     adapter_bytes: int = 2
-    """Of an element of adapters, which read a copy of their input where it differs from the model's."""
+    """Bytes of an adapter's element. If they differ from the model's, each adapter reads a cast copy of its input."""
 
     has_dropout: bool = False
-    """Whether dropout stands before each adapter, which then reads a copy of its own."""
+    """Whether each adapter reads its input through dropout, which is a copy of its own."""
 
     more_token_bytes: int = 0
-    """Bytes per token that adapters keep for the backward pass beside their inputs."""
+    """Bytes per token that adapters save for the backward pass in addition to their inputs."""
 
     scales_outputs: bool = False
-    """An adapter's output and a scaled copy of it are in flight (PEFT's `Linear.forward`)."""
+    """Whether an adapter's output and a scaled copy of it are in flight (PEFT's `Linear.forward`)."""
 
 
 def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_bytes: int) -> int:
     """Bytes that a layer with frozen weights saves for its backward pass.
 
-    Counts: what norms, attention and the activation function need for their own gradients; linear layers save no input
-    of their own; adapters theirs (`adapter_input_bytes`), and what a method keeps beside them.
+    Counts: the tensors that norms, attention and the activation function need for their own gradients; adapters' inputs
+    (`adapter_input_bytes`) and their further tensors. Frozen linear layers save no input.
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
     >>> frozen_layer_bytes(block, Frozen(), 1, 2)  # norms 2*(4*64 + 4), attention 8*64 + 16, MLP 3*2*128
@@ -66,17 +65,19 @@ def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     e = element_bytes
     norms = block.num_norms * _norm_bytes(block.norm, block.hidden, e)
     attention = attention_saved_bytes(block, e)
+    # A frozen qk-norm does not save its normed output, which only the gradient of its own weight needs.
     if block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
         attention -= (e if block.norm is Norm.RMS else FLOAT_BYTES) * (block.q + block.k)
-    each = norms + attention + _mlp_bytes(block, e) + adapter_input_bytes(block, frozen, e) + frozen.more_token_bytes
-    if block.per_layer_width:  # the gate's activation and product, and the norm behind them
-        each += 3 * e * block.per_layer_width
-        each += _norm_bytes(block.norm, block.hidden, e)
-    return num_tokens * each
+    adapters = adapter_input_bytes(block, frozen, e) + frozen.more_token_bytes
+    token_bytes = norms + attention + _mlp_bytes(block, e) + adapters
+    if block.per_layer_width:  # the gate's activation and product, and the norm after them
+        token_bytes += 3 * e * block.per_layer_width
+        token_bytes += _norm_bytes(block.norm, block.hidden, e)
+    return num_tokens * token_bytes
 
 
 def frozen_final_bytes(block: Block, frozen: Frozen, num_tokens: int, element_bytes: int) -> int:
-    """Bytes saved outside the layers beside a frozen head, which keeps no input: the last norm and the rotary table.
+    """Bytes saved outside the layers with a frozen head, which saves no input: the last norm and the rotary table.
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
     >>> frozen_final_bytes(block, Frozen(), 1, 2)  # 4*64 + 4, and 2*2*16
@@ -89,8 +90,8 @@ def frozen_final_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
 def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int:
     """Bytes for a token of the inputs that adapters' first matrices read.
 
-    Counts: in the model's type without dropout one tensor that all modules of a norm share, and attention's output is
-    saved already; else a copy for every module, and its dropout mask of a byte. On experts k rows of 2h + Ie.
+    Counts: in the model's type without dropout one tensor that all modules after a norm share; attention's output is
+    saved already. Otherwise a copy for every module, and its dropout mask of a byte. For experts k rows of 2h + Ie.
     Source: PEFT 0.18 tuners/lora/layer.py (`_cast_input_dtype`, `lora_dropout`).
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
@@ -114,33 +115,34 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
         rows = block.experts.top_k * (2 * block.hidden // block.experts.row_shards + block.experts.width)
         modules.append((rows, 1, True))
     if frozen.has_dropout or frozen.adapter_bytes != element_bytes:
-        each = frozen.adapter_bytes + (MASK_BYTES if frozen.has_dropout else 0)
-        return each * sum(size * count for size, count, _ in modules)
+        copy_bytes = frozen.adapter_bytes + (MASK_BYTES if frozen.has_dropout else 0)
+        return copy_bytes * sum(size * count for size, count, _ in modules)
     return element_bytes * sum(size for size, count, is_new in modules if count and is_new)
 
 
 def _norm_bytes(kind: Norm, width: int, element_bytes: int) -> int:
-    """Input of a norm (in fp32 where it computes there) and scales."""
+    """Bytes of a norm's input (in fp32 for RMS norms) and scales, for one token."""
     if kind in (Norm.RMS, Norm.RMS_FP32):
         return FLOAT_BYTES * width + FLOAT_BYTES
     return element_bytes * width + (2 * element_bytes if kind is Norm.LAYER else FLOAT_BYTES)
 
 
 def _mlp_bytes(block: Block, element_bytes: int) -> int:
-    """What the MLP or the experts save without the inputs of their linear layers."""
+    """Bytes that the MLP or the experts save for one token without the inputs of their linear layers."""
     experts, e = block.experts, element_bytes
+    # The last linear layer's input is one of the saved tensors. Frozen, it is not needed, hence minus one.
     if experts is None:
         return (block.mlp_saved_widths - 1) * e * block.intermediate
-    sent = (e * block.hidden + 40) // experts.row_shards
-    rows = experts.top_k * ((experts.saved_widths - 1) * e * experts.width + sent)
+    row_bytes = (e * block.hidden + 40) // experts.row_shards
+    rows = experts.top_k * ((experts.saved_widths - 1) * e * experts.width + row_bytes)
     return rows + FLOAT_BYTES * experts.num + 3 * e * experts.shared_width
 
 
 @lru_cache(maxsize=256)
 def frozen_of(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
-    """What is trained beside a layer's frozen weights, from the names of its adapters, which are of the model's type.
+    """Describe the adapters of a layer by their names, in the model's type.
 
-    Counts: of a token beside the inputs what each A gives its B, e*r.
+    Counts: per token e*r for each output of an A matrix, which its B matrix reads.
 
     >>> names = ("layers.0.q_proj.lora_A.weight", "layers.0.q_proj.lora_B.weight")
     >>> frozen_of((Parameter(names[0], (8, 64)), Parameter(names[1], (64, 8))), 2).more_token_bytes

@@ -1,41 +1,43 @@
-"""Logits: bytes of the vocabulary-wide tensors of a loss or a log-prob pass, by how it is implemented.
+"""Logits: bytes of the vocabulary-wide tensors of a loss or a log-prob pass, by implementation.
 
 In: tokens, vocabulary, implementation. Out: bytes. Left out: the head's weight and its gradient.
 
-Symbols: n tokens whose logits are taken, V vocabulary (of the rank, where the head is split), e bytes of an element of
-the model. Judged by traces: tests/memory/model/test_activations_traced.py.
+Symbols: n tokens whose logits are computed, V vocabulary (the rank's part, where the head is cut), e bytes of an
+element of the model. Validated by traces: tests/memory/model/test_activations_traced.py.
 """
 
 from typing import NamedTuple
 
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Loss
 
 
 class RowsAtOnce(NamedTuple):
-    """Rows of logits that the runtime has at a time."""
+    """Rows of logits that a row-chunked loss holds at a time."""
 
     multiplied: int
-    """By one matmul of the head."""
+    """Rows that one matmul of the head computes."""
     upcast: int
-    """Of these, the rows whose fp32 copies and exponentials exist together."""
+    """Rows among them whose fp32 copies and exponentials exist together."""
 
 
 ROWS_ON_CPU = RowsAtOnce(256, 8)
-"""In 16 bits; `rows_on_cpu`. Larger matmuls are faster, and the few rows in fp32 stay in a core's cache from the first
-pass over their words to the last. One thread, 2,048 rows of 512 in bf16, 32,768 words, forward and backward: 0.64 s of
-CPU, 0.88 with (128, 128), 0.73 with (128, 8), 0.59 with (512, 16)."""
+"""Rows in 16 bits; see `rows_on_cpu`. Larger matmuls are faster, and a few fp32 rows stay in a core's cache for all
+passes over them. Measured with one thread, 2,048 rows of 512 in bf16, vocabulary 32,768, forward and backward: 0.64 s
+of CPU time, against 0.88 with (128, 128), 0.73 with (128, 8), 0.59 with (512, 16)."""
 ROWS_ON_GPU = RowsAtOnce(1024, 1024)
-"""The head's weight is read anew for each matmul: its gradient takes rows / 2 FLOPs for a byte of it in 16 bits, and an
-H100 computes 989e12 / 3.35e12 = 295 in the time that it moves one."""
+"""Each matmul reads the head's weight again. Its gradient takes rows / 2 FLOPs per byte of it in 16 bits, and an H100
+computes 989e12 / 3.35e12 = 295 FLOPs in the time that it moves a byte."""
 CHUNKS = 8
-"""Parts of a chunked loss. Source: torchtune 0.6, modules/loss/ce_chunked_output_loss.py, `num_output_chunks`."""
-FLOAT_BYTES = 4
+"""Chunks of a chunked loss. Source: torchtune 0.6, modules/loss/ce_chunked_output_loss.py, `num_output_chunks`."""
 
 
 def rows_on_cpu(element_bytes: int) -> RowsAtOnce:
-    """As many as have 512 bytes a word: more leave what glibc takes from its heap (`rlplan.emit.ray`) from a vocabulary
-    of 65,536 on, and stay resident when they are freed.
+    """Rows that take 512 bytes per vocabulary entry.
+
+    With more rows and a vocabulary from 65,536 on, glibc no longer takes the tensor from its heap (`rlplan.emit.ray`),
+    and freed memory stays resident.
 
     >>> rows_on_cpu(2), rows_on_cpu(4).multiplied
     (RowsAtOnce(multiplied=256, upcast=8), 128)
@@ -43,15 +45,15 @@ def rows_on_cpu(element_bytes: int) -> RowsAtOnce:
     return ROWS_ON_CPU._replace(multiplied=ROWS_ON_CPU.multiplied * 2 // element_bytes)
 
 
-def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:
+def saved_loss_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:
     """Bytes of the loss's tensors that wait for the backward pass.
 
-    Counts: log-probabilities (or logits) 4*V*n in fp32; e*V*n where the backward pass takes them anew, 2e*V*n where
-    logits are kept beside them; shifted 8*V*n; fused: none, for the gradient is taken in the forward pass; by rows the
+    Counts: log-probabilities (or logits) 4*V*n in fp32; e*V*n where the backward pass recomputes them, 2e*V*n where
+    logits are kept with them; shifted 8*V*n; fused none, because the forward pass computes the gradient; by rows the
     normalizers 4*n; uncast e*V*n.
     Source: torch 2.13 autograd (`_log_softmax`, `nll_loss`), traces.
 
-    >>> held_bytes(Loss.PLAIN, 10, 1000, 2), held_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
+    >>> saved_loss_bytes(Loss.PLAIN, 10, 1000, 2), saved_loss_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
     (40000, 20000)
     """
     if loss in (Loss.NONE, Loss.FUSED, Loss.COMPILED_ROWS):
@@ -78,19 +80,18 @@ def loss_peak_bytes(
     has_gradient: bool = True,
     rows_at_once: RowsAtOnce = ROWS_ON_GPU,
 ) -> int:
-    """Bytes of the loss's tensors at their largest moment, what waits included.
+    """Peak bytes of the loss's tensors, including those that wait for the backward pass.
 
-    Counts, for a token and word. Plain: log-probabilities and two gradients 12 (forward: e + 8). Chunked: logits e,
-    log-probabilities 4, one chunk in fp32. Compiled chunks: logits e, each replaced by its gradient, and one chunk.
-    Uncast chunks: logits and log-probabilities 2e, each replaced by its gradient, and one chunk. Shifted: 12, and the
-    logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. Megatron:
-    logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and their other
-    type (4 + e, or 4 in fp32). Uncast: 2e, copied: 8, each with and without gradient. Kept: logits in fp32, their
-    gradient and its copy in the model's type 8 + e. Fused: one chunk of logits in e and fp32 with its gradient, and the
-    rows' gradient e*h. Compiled rows: those of one matmul in e and fp32. By rows, with and without gradient:
-    `rows_bytes`, with exponentials, and normalizers 4*n. Without
-    gradient: logits e and fp32, and log-probabilities 4 where plain; of chunks logits e, one chunk in fp32 and its
-    log-probabilities.
+    Counts, for a token and vocabulary entry. Plain: log-probabilities and two gradients 12 (forward: e + 8). Chunked:
+    logits e, log-probabilities 4, one chunk in fp32. Compiled chunks: logits e, each replaced by its gradient, and one
+    chunk. Uncast chunks: logits and log-probabilities 2e, each replaced by its gradient, and one chunk. Shifted: 12,
+    and the logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16.
+    Megatron: logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and
+    their other type (4 + e, or 4 in fp32). Uncast 2e and copied 8, each with and without gradient. Kept: logits in
+    fp32, their gradient and its copy in the model's type 8 + e. Fused: one chunk of logits in e and fp32 with its
+    gradient, and the rows' gradient e*h. Compiled rows: the rows of one matmul in e and fp32. By rows, with and without
+    gradient: `rows_bytes` with exponentials, and normalizers 4*n. Without gradient: logits e and fp32, and for plain
+    log-probabilities 4; for chunks logits e, one chunk in fp32 and its log-probabilities.
     Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
     utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`); of 2026-08 verl
     workers/engine/fsdp/transformer_impl.py, slime utils/ppo_utils.py (`_VocabParallelLogProbEntropy`), OpenRLHF
@@ -110,7 +111,7 @@ def loss_peak_bytes(
     if loss is Loss.NONE:
         return 0
     if loss is Loss.BY_ROWS:
-        return rows_bytes(num_tokens, vocab_size, e, rows_at_once) + held_bytes(loss, num_tokens, vocab_size, e)
+        return rows_bytes(num_tokens, vocab_size, e, rows_at_once) + saved_loss_bytes(loss, num_tokens, vocab_size, e)
     if loss is Loss.COMPILED_ROWS:
         return min(num_tokens, rows_at_once.multiplied) * vocab_size * (e + FLOAT_BYTES)
     if loss is Loss.FUSED:
@@ -121,12 +122,12 @@ def loss_peak_bytes(
     if has_gradient and loss is Loss.CHUNKED:
         return words * (e + FLOAT_BYTES) + ceil_div(words * FLOAT_BYTES, CHUNKS)
     if has_gradient and loss in (Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED):
-        return held_bytes(loss, num_tokens, vocab_size, e) + ceil_div(words * e, CHUNKS)
+        return saved_loss_bytes(loss, num_tokens, vocab_size, e) + ceil_div(words * e, CHUNKS)
     return words * _word_bytes(loss, e, has_gradient=has_gradient)
 
 
 def _word_bytes(loss: Loss, element_bytes: int, *, has_gradient: bool) -> int:
-    """Bytes of a token and word at the largest moment of a loss that has all of them at once."""
+    """Peak bytes per token and vocabulary entry of a loss that computes all logits at once."""
     upcast = 0 if element_bytes == FLOAT_BYTES else element_bytes
     if loss is Loss.UNCAST:
         return 2 * element_bytes
@@ -153,11 +154,11 @@ def rows_bytes(
     *,
     has_exponentials: bool = True,
 ) -> int:
-    """Bytes of the rows of logits that the runtime has at a time.
+    """Bytes of the rows of logits that the runtime holds at a time.
 
-    Counts: V of each row that one matmul makes in the model's type; of those that are upcast together V in fp32 where
-    the model's type is another, and (going forward, or back through the entropy) their exponentials in fp32. The
-    backward pass takes the logits anew and writes their gradient over them.
+    Counts: V elements in the model's type for each row of one matmul. For each row that is upcast, V elements in fp32
+    unless the model's type is fp32, and V exponentials in fp32 (in the forward pass, and in a backward pass through the
+    entropy). The backward pass recomputes the logits and overwrites them by their gradient.
     Source: `rlplan.runtime.models.logprob_model.HeadLogprobs`. Differs: plain log_softmax under autograd holds 3 to 5
     tensors of n * V. Assumes: not yet run on a GPU.
 
@@ -174,8 +175,8 @@ def rows_bytes(
 def fused_chunk_rows(num_tokens: int, vocab_size: int, hidden: int) -> int:
     """Rows of logits that a fused loss holds at a time.
 
-    Source: Liger-Kernel 0.6, ops/fused_linear_cross_entropy.py: chunks so small that the logits of one take no more
-    than the hidden states of all, rounded up to a power of two.
+    Source: Liger-Kernel 0.6, ops/fused_linear_cross_entropy.py: the logits of a chunk take no more than all hidden
+    states, with the rows rounded up to a power of two.
 
     >>> fused_chunk_rows(8192, 128_256, 4096)
     256

@@ -1,7 +1,7 @@
-"""Quantised weights: bytes of a tensor as a checkpoint holds it, scales and zero points included.
+"""Quantized weights: bytes of a tensor as a checkpoint stores it, scales and zero points included.
 
-In: the format of a checkpoint and which of its tensors are quantised. Out: bytes. Left out: what a kernel repacks after
-loading (Marlin keeps the size), dequantised copies during a matmul, KV caches (serving/kv.py).
+In: the format of a checkpoint and the tensors that it quantizes. Out: bytes. Left out: repacking after loading (Marlin
+keeps the size), dequantized copies during a matmul, KV caches (serving/kv.py).
 
 Symbols: N rows (outputs) and K columns (inputs) of a weight, E experts in one stacked tensor.
 """
@@ -11,52 +11,52 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from rlplan.spec.model import Component, Parameter
+from rlplan.spec.model import Parameter
 from rlplan.units import ceil_div
 
 NF4_BLOCK = 64
-"""Weights behind one scale. Source: bitsandbytes 0.45, functional.quantize_4bit, default blocksize on CUDA."""
+"""Weights per scale. Source: bitsandbytes 0.45, functional.quantize_4bit, default blocksize on CUDA."""
 NF4_SCALE_GROUP = 256
-"""Scales behind one scale of scales with double quantisation. Source: QLoRA (Dettmers 2023), section 3; same file."""
+"""Scales per second-level scale of double quantization. Source: QLoRA (Dettmers 2023), section 3; same file."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How one quantised matrix is stored."""
+    """Storage format of one quantized matrix."""
 
     name: str
     bits: int
-    """Of each weight."""
+    """Bits of each weight."""
 
     block: tuple[int, int] = (0, 0)
-    """(rows, columns) behind one scale; 0 means all of them."""
+    """(rows, columns) that share one scale; 0 means all of them."""
 
     scale_bytes: int = 0
-    """Of each scale."""
+    """Bytes of each scale."""
 
     zero_bits: int = 0
-    """Of each zero point, one for each scale."""
+    """Bits of each zero point; there is one per scale."""
 
     tensor_bytes: int = 0
-    """What comes once a matrix (a global scale)."""
+    """Bytes that are stored once per matrix (a global scale)."""
 
     scale_group: int = 0
-    """Scales that share one further fp32 scale, 0 for none."""
+    """Scales that share one further fp32 scale; 0 for none."""
 
     column_bytes: int = 0
-    """Once a column (GPTQ's g_idx)."""
+    """Bytes that are stored once per column (GPTQ's g_idx)."""
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of one weight of that shape; leading dimensions are matrices of their own (stacked experts).
+        """Bytes of one weight of that shape. Leading dimensions count matrices (stacked experts).
 
-        Counts: N*K*bits/8 + scales + zero points + what comes once a column or a matrix. Source: the format's own
-        constant below. Assumes: blocks do not cross rows, or columns, of a matrix; a last, partial one is whole.
+        Counts: N*K*bits/8 + scales + zero points + the bytes per column and per matrix. Source: the format's own
+        constant below. Assumes: blocks do not cross rows, or columns, of a matrix; a last, partial block has a scale.
 
         >>> FP8_BLOCK.num_bytes((256, 128)), NF4.num_bytes((64, 64)), MXFP4.num_bytes((2, 32, 64))
         (32776, 2304, 2176)
         """
         rows, columns = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[0])
-        if self.name.startswith("nf4"):  # bitsandbytes quantises the flat tensor
+        if self.name.startswith("nf4"):  # bitsandbytes quantizes the flattened tensor
             scales = ceil_div(rows * columns, NF4_BLOCK)
         else:
             scales = ceil_div(rows, self.block[0] or rows) * ceil_div(columns, self.block[1] or columns)
@@ -67,60 +67,57 @@ class WeightFormat:
 
 
 FP8_TENSOR = WeightFormat("fp8", 8, scale_bytes=4, tensor_bytes=4)
-"""One fp32 scale for weights, one for inputs. Source: vLLM 0.32 quantization/fp8.py (static per-tensor)."""
+"""One fp32 scale for the weights, one for the inputs. Source: vLLM 0.32 quantization/fp8.py (static per-tensor)."""
 FP8_CHANNEL = WeightFormat("fp8-channel", 8, block=(1, 0), scale_bytes=4)
-"""An fp32 scale a row. Source: vLLM 0.32 quantization/fbgemm_fp8.py and compressed-tensors W8A8 (channel)."""
+"""One fp32 scale per row. Source: vLLM 0.32 quantization/fbgemm_fp8.py and compressed-tensors W8A8 (channel)."""
 FP8_BLOCK = WeightFormat("fp8-block", 8, block=(128, 128), scale_bytes=4)
-"""An fp32 scale for 128 x 128 weights. Source: DeepSeek-V3 report 3.3.2; `weight_scale_inv` of its checkpoints."""
+"""One fp32 scale per 128 x 128 weights. Source: DeepSeek-V3 report 3.3.2; `weight_scale_inv` of its checkpoints."""
 INT8_CHANNEL = WeightFormat("int8", 8, block=(1, 0), scale_bytes=4)
-"""An fp32 scale a row. Source: compressed-tensors W8A8 int8; LLM.int8() keeps the same number of fp32 statistics."""
+"""One fp32 scale per row. Source: compressed-tensors W8A8 int8; LLM.int8() keeps the same number of fp32 statistics."""
 NF4 = WeightFormat("nf4", 4, scale_bytes=4)
-"""4.5 bits a weight: an fp32 scale for 64. Source: QLoRA section 3, bitsandbytes 0.45."""
+"""4.5 bits a weight: one fp32 scale per 64. Source: QLoRA section 3, bitsandbytes 0.45."""
 NF4_DOUBLE = WeightFormat("nf4-dq", 4, scale_bytes=1, scale_group=NF4_SCALE_GROUP, tensor_bytes=4)
-"""4.127 bits a weight: 8-bit scales, an fp32 scale for 256 of them, one offset. Source: as NF4."""
+"""4.127 bits a weight: 8-bit scales, an fp32 scale per 256 of them, one offset. Source: as NF4."""
 AWQ = WeightFormat("awq", 4, block=(1, 128), scale_bytes=2, zero_bits=4)
-"""4.156 bits a weight: fp16 scale and 4-bit zero for 128. Source: AutoAWQ `qweight`, `scales`, `qzeros`, group 128."""
+"""4.156 bits a weight: fp16 scale and 4-bit zero point per 128. Source: AutoAWQ `qweight`, `scales`, `qzeros`."""
 GPTQ = WeightFormat("gptq", 4, block=(1, 128), scale_bytes=2, zero_bits=4, column_bytes=4)
-"""As AWQ, and an int32 `g_idx` a column. Source: AutoGPTQ; vLLM 0.32 quantization/gptq_marlin.py."""
+"""AWQ's layout with an int32 `g_idx` per column. Source: AutoGPTQ; vLLM 0.32 quantization/gptq_marlin.py."""
 GPTQ_8 = WeightFormat("gptq-8", 8, block=(1, 128), scale_bytes=2, zero_bits=8, column_bytes=4)
-"""GPTQ with 8 bits. Source: as GPTQ."""
+"""GPTQ with 8 bits. Source: the same as GPTQ's."""
 INT4_GROUP_32 = WeightFormat("int4-g32", 4, block=(1, 32), scale_bytes=2)
-"""4.5 bits a weight, symmetric: a bf16 scale for 32. Source: compressed-tensors pack-quantized (Kimi-K2-Thinking)."""
+"""4.5 bits a weight, symmetric: one bf16 scale per 32. Source: compressed-tensors pack-quantized (Kimi-K2-Thinking)."""
 INT4_GROUP_128 = WeightFormat("int4-g128", 4, block=(1, 128), scale_bytes=2)
-"""4.125 bits a weight, symmetric: a bf16 scale for 128. Source: compressed-tensors W4A16."""
+"""4.125 bits a weight, symmetric: one bf16 scale per 128. Source: compressed-tensors W4A16."""
 MXFP4 = WeightFormat("mxfp4", 4, block=(1, 32), scale_bytes=1)
-"""4.25 bits a weight: an E8M0 scale for 32. Source: OCP Microscaling Formats 1.0, section 5."""
+"""4.25 bits a weight: one E8M0 scale per 32. Source: OCP Microscaling Formats 1.0, section 5."""
 NVFP4 = WeightFormat("nvfp4", 4, block=(1, 16), scale_bytes=1, tensor_bytes=8)
-"""4.5 bits a weight: an E4M3 scale for 16, two fp32 a matrix. Source: NVIDIA ModelOpt; vLLM 0.32 modelopt.py."""
+"""4.5 bits a weight: one E4M3 scale per 16, two fp32 per matrix. Source: NVIDIA ModelOpt; vLLM 0.32 modelopt.py."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a checkpoint quantises. Left alone in any case: whatever is no matrix, embeddings, norms and routers."""
+    """The tensors that a checkpoint quantizes, and their format. Only matrices other than embeddings, norms and routers
+    are ever quantized."""
 
     form: WeightFormat
     only: str = ""
-    """A pattern that a tensor's name must have."""
+    """Pattern that the name of a quantized tensor must match; empty for any name."""
 
     left_out: str = ""
-    """One that it may not have."""
-
-    covers_head: bool = False
-    """The language head too."""
+    """Pattern that the name of a quantized tensor must not match; empty for none."""
 
     ignored: frozenset[str] = frozenset()
-    """Modules left alone, or parts of their names between dots."""
+    """Modules that are not quantized, or parts of their names between dots."""
 
     def covers(self, parameter: Parameter) -> bool:
-        """Whether a tensor is quantised.
+        """Whether a tensor is quantized.
 
         >>> from rlplan.spec.model import Component, Parameter
         >>> scheme = Quantization(FP8_BLOCK)
         >>> [scheme.covers(Parameter(name, (8, 8))) for name in ("lm_head.weight", "model.layers.0.mlp.up_proj.weight")]
         [False, True]
         """
-        if self.covers_head and parameter.component is Component.HEAD:
-            return len(parameter.shape) == 2
+
         if len(parameter.shape) < 2 or _NEVER.search(parameter.name) or not _INSIDE.search(parameter.name):
             return False
         if self.only and not re.search(self.only, parameter.name):
@@ -135,23 +132,25 @@ class Quantization:
         return any(".".join(words[start:end]) in self.ignored for start, end in spans)
 
     def num_bytes(self, parameter: Parameter, element_bytes: int) -> int:
-        """Bytes of a tensor: in this format where it is quantised, else `element_bytes` an element."""
+        """Bytes of a tensor: in this format if it is quantized, otherwise `element_bytes` an element."""
         return self.form.num_bytes(parameter.shape) if self.covers(parameter) else parameter.numel * element_bytes
 
 
 _INSIDE = re.compile(r"(^|\.)(layers|h|blocks|block|decoder)\.\d+\.")
+"""Names of tensors inside the decoder's layers, as the families of transformers spell them."""
 _NEVER = re.compile(
     r"embed|lm_head|norm|(^|\.)(ln_\w+|router|gate|shared_expert_gate|wte|wpe)\.|vision|visual|conv|A_log"
     r"|\.lora_[AB]\."
 )
+"""Names of tensors that no published scheme quantizes."""
 
 
 def weight_bytes(parameters: Iterable[Parameter], element_bytes: int, quantization: Quantization | None = None) -> int:
-    """Bytes of the tensors given, resident while a model is loaded.
+    """Bytes of tensors, resident while a model is loaded.
 
-    Counts: the format's bytes for what is quantised, `element_bytes` for each other element.
+    Counts: the format's bytes for quantized tensors, `element_bytes` for each other element.
     Source: the checkpoint's layout, see each format. Assumes: tied tensors are listed once.
-    Differs: "one byte a parameter" is 18 % too low for Llama-3.1-405B-FP8, which quantises only its MLP.
+    Differs: "one byte a parameter" is 18 % too low for Llama-3.1-405B-FP8, which quantizes only its MLP.
 
     >>> from rlplan.spec.model import Component, Parameter
     >>> tensors = [Parameter(name, (128, 128)) for name in ("model.embed_tokens.weight", "model.layers.0.up.weight")]
@@ -164,19 +163,19 @@ def weight_bytes(parameters: Iterable[Parameter], element_bytes: int, quantizati
 
 
 BASE_FORMATS = {"nf4": Quantization(NF4_DOUBLE)}
-"""How `training.lora.base_dtype` keeps a frozen base. Source: `rlplan.runtime.models.quantized_base`."""
+"""Formats of `training.lora.base_dtype` for a frozen base. Source: `rlplan.runtime.models.quantized_base`."""
 CODE_BYTES = 4 * 16 + 4 * 256
-"""What each weight in 4 bits says by itself: its code of 16 values, and that of its scales, of 256.
+"""Bytes of the two code tables that each 4-bit weight stores: 16 values for its weights, 256 for its scales.
 
 Source: bitsandbytes 0.50, functional.py, `quantize_4bit`, `quantize_blockwise` (`code.to(copy=True)`)."""
 
 
 def frozen_bytes(frozen: Iterable[Parameter], element_bytes: int, base: Quantization | None) -> int:
-    """Bytes of a frozen base beside adapters, as it is held. base: its format, None for the model's type.
+    """Bytes of a frozen base beside adapters. base: its format; None for the model's type.
 
     Counts: its elements in the training type; in 4 bits `NF4_DOUBLE`, and the codes 4 * (16 + 256) of each weight.
     Source: `rlplan.runtime.models.quantized_base`; bitsandbytes 0.50, functional.py, `QuantState`.
-    Assumes: everything but the decoder's linear layers stays as it is.
+    Assumes: only the decoder's linear layers are quantized.
 
     >>> weights = (Parameter("model.layers.0.mlp.up_proj.weight", (64, 64)), Parameter("model.norm.weight", (64,)))
     >>> frozen_bytes(weights, 4, BASE_FORMATS["nf4"])  # 64*64/2 + 64 scales + 4 + 4 + 1088, and 4*64
@@ -184,9 +183,9 @@ def frozen_bytes(frozen: Iterable[Parameter], element_bytes: int, base: Quantiza
     """
     if base is None:
         return weight_bytes(frozen, element_bytes)
-    return sum(CODE_BYTES * base.covers(each) + base.num_bytes(each, element_bytes) for each in frozen)
+    return sum(CODE_BYTES * base.covers(weight) + base.num_bytes(weight, element_bytes) for weight in frozen)
 
 
 def dequantized_numel(frozen: Iterable[Parameter], base: Quantization | None) -> int:
-    """Elements of the largest weight of a base in 4 bits, which a matmul dequantises; 0 without one."""
-    return max((each.numel for each in frozen if base and base.covers(each)), default=0)
+    """Elements of the largest 4-bit weight of a base, which a matmul dequantizes; 0 without one."""
+    return max((weight.numel for weight in frozen if base and base.covers(weight)), default=0)

@@ -1,1 +1,1 @@
-"""What each role's processes hold, action by action: on a CPU host and on GPUs."""
+"""Memory of each role's processes, action by action: on a CPU host and on GPUs."""

@@ -1,6 +1,9 @@
-"""Bytes of the rollout engine on a CPU host, action by action.
+"""Memory of a rollout engine rank on a CPU host, action by action.
 
-In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and weight_sync/buckets.py.
+vLLM's CPU backend repacks linear weights for oneDNN, so a start and a weight sync peak while both forms exist.
+
+In: a job and its model. Out: bytes by kind.
+Left out: the formulas (model/params.py, serving/generation.py, weight_sync/buckets.py).
 """
 
 from dataclasses import replace
@@ -8,8 +11,8 @@ from functools import cached_property
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.overheads import slack_bytes
-from rlplan.memory.model.engine_base import engine_quantization, loaded_form, packed_tensors, repacking_bytes
+from rlplan.memory.machine.overheads import set_slack
+from rlplan.memory.model.engine_base import engine_quantization, find_loaded_form, packed_tensors, repacking_bytes
 from rlplan.memory.model.params import (
     engine_parameter_bytes,
     expert_bytes,
@@ -21,10 +24,10 @@ from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
+    count_batch_sizes,
     engine_activation_bytes,
     host_pool,
     mapped_checkpoint_bytes,
-    num_batch_sizes,
     sampler_bytes,
 )
 from rlplan.memory.weight_sync.adapters import engine_adapters
@@ -40,75 +43,74 @@ class EngineForecast(Forecast):
     """One rank of an engine. See `predict.Forecast`."""
 
     def __init__(self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, *, has_arena: bool = True) -> None:
-        """has_arena: whether weights come through shared memory; otherwise the engine is restarted with them."""
+        """has_arena: whether weights arrive through shared memory; otherwise the engine restarts with them."""
         self.job, self.model, self.profile, self.has_arena = job, model, profile, has_arena
         self.element_bytes, self.tp = job.rollout.dtype.num_bytes, job.rollout.tp
 
     def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
-        """Held when the action has ended: once it is stopped, the libraries and what they keep."""
+        """Bytes after the action. A stopped engine keeps its libraries and compiled kernels."""
         if action.kind is ActionKind.STOP_ENGINE:
             return self._overheads(action, run_phase)
-        held = {**self._settled, **self._overheads(action, run_phase)}
+        sizes = {**self._settled, **self._overheads(action, run_phase)}
         if staging := self._sync_bytes(action):
-            held[MemoryKind.SYNC_STAGING] = staging
-        return held
+            sizes[MemoryKind.SYNC_STAGING] = staging
+        return sizes
 
     def _sync_bytes(self, action: Action) -> int:
-        """The arena and the adapters that came through it; when the engine has just started, slots for these alone."""
+        """The arena, adapter slots and the adapters' copies; right after the start only the slots."""
         slots, copies = self._adapter_bytes
         if action.kind is ActionKind.START_ENGINE or not self.has_arena:
             return slots
         return slots + copies + self._staging_bytes
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:
-        """Every parameter, as loaded."""
+        """Bytes of every parameter as loaded, before the start repacks it."""
         if action.kind is not ActionKind.START_ENGINE:
             return {}
         return {MemoryKind.WEIGHTS: self._loaded_bytes}
 
     def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
-        """Held at the moment of the process's peak inside the action."""
-        stops = action.kind is ActionKind.STOP_ENGINE  # then its peak is what it held before
-        held = self.resident(replace(action, kind=ActionKind.GENERATE) if stops else action, run_phase)
+        """Bytes at the process's peak inside the action."""
+        # The peak of a stop is the moment before it, when the engine is as it was after generating.
+        stops = action.kind is ActionKind.STOP_ENGINE
+        sizes = self.resident(replace(action, kind=ActionKind.GENERATE) if stops else action, run_phase)
         largest, (widening, narrowing) = self._largest_bytes, self._expert_bytes
         if action.kind is ActionKind.START_ENGINE:
             loading, largest = self._loaded_bytes, max(largest, widening)
-            settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
-            # Every parameter as loaded, beside the file's pages or, later, the first pack; the KV cache comes last.
-            # Of a shared base the one parameter that is compared with it.
-            beside = max(largest, self._mapped_bytes)
-            if loading + beside > settled:
-                held |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: beside, MemoryKind.KV_CACHE: 0}
+            settled = sizes[MemoryKind.WEIGHTS] + sizes[MemoryKind.PACKED_WEIGHTS] + sizes[MemoryKind.KV_CACHE]
+            # All parameters as loaded exist together with the file's pages, or later with the first pack. The KV cache
+            # is allocated last. With a shared base only the parameter that is being compared exists twice.
+            temporary = max(largest, self._mapped_bytes)
+            if loading + temporary > settled:
+                sizes |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: temporary, MemoryKind.KV_CACHE: 0}
         elif action.kind is ActionKind.SYNC_WEIGHTS and not self.job.rollout.shares_base:
-            # The reload materialises a weight (of experts a layer's) and packs it before it lets go of the old pack.
+            # The reload materialises a weight (for experts those of a layer) and packs it before it frees the old pack.
             fresh = max((largest, largest), (widening + narrowing, widening), key=sum)
-            held[MemoryKind.WEIGHTS] += fresh[0]
-            held[MemoryKind.PACKED_WEIGHTS] += fresh[1]
+            sizes[MemoryKind.WEIGHTS] += fresh[0]
+            sizes[MemoryKind.PACKED_WEIGHTS] += fresh[1]
         elif action.kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
             rollout = self.job.rollout
-            held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
-            held[MemoryKind.LOGITS] = sampler_bytes(
+            sizes[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
+            sizes[MemoryKind.LOGITS] = sampler_bytes(
                 self.model.vocab_size, rollout.max_num_seqs, rollout.speculative_tokens
             )
-        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
-        slack = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
-        held[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, run_phase)
-        return held
+        set_slack(sizes, self.profile.process_slack.rollout_engine, self._compiled_bytes(action, run_phase))
+        return sizes
 
-    # Sums over every tensor of the model: made once, asked for at every action.
+    # The following sums run over every tensor of the model and are needed for every action, so they are cached.
 
     @cached_property
     def _settled(self) -> dict[MemoryKind, int]:
         model, element_bytes, tp, rollout = self.model, self.element_bytes, self.tp, self.job.rollout
         pool = host_pool(model, rollout)
         cache = pool.num_blocks(rollout.kv_cache_memory) * pool.bytes_per_block  # whole blocks
-        if rollout.shares_base:  # the trainer's row counts it (serving/shared_base.py)
+        if rollout.shares_base:  # the trainer's row counts the shared memory (serving/shared_base.py)
             return {MemoryKind.WEIGHTS: 0, MemoryKind.PACKED_WEIGHTS: 0, MemoryKind.KV_CACHE: cache}
         scheme, in_4_bits = self._scheme, self._in_4_bits
         packing, names = self.profile.weight_packing, frozenset(tensor.name for tensor in in_4_bits)
-        kept = sum(scheme.form.num_bytes(tensor.shape) for tensor in in_4_bits) if scheme is not None else 0
+        quantized = sum(scheme.form.num_bytes(tensor.shape) for tensor in in_4_bits) if scheme is not None else 0
         return {
-            MemoryKind.WEIGHTS: unpacked_remainder_bytes(model, element_bytes, tp) + kept,
+            MemoryKind.WEIGHTS: unpacked_remainder_bytes(model, element_bytes, tp) + quantized,
             MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(model, element_bytes, packing, tp, names),
             MemoryKind.KV_CACHE: cache,
         }
@@ -117,11 +119,11 @@ class EngineForecast(Forecast):
     def _loaded_bytes(self) -> int:
         if self.job.rollout.shares_base:
             return 0
-        whole = engine_parameter_bytes(self.model, self.element_bytes, self.tp)
+        plain = engine_parameter_bytes(self.model, self.element_bytes, self.tp)
         if self._scheme is None:
-            return whole
-        form = loaded_form(self._scheme)
-        return whole + sum(
+            return plain
+        form = find_loaded_form(self._scheme)
+        return plain + sum(
             form.num_bytes(tensor.shape) - tensor.numel * self.element_bytes for tensor in self._in_4_bits
         )
 
@@ -141,7 +143,7 @@ class EngineForecast(Forecast):
 
     @cached_property
     def _mapped_bytes(self) -> int:
-        """Of the checkpoint's file while it is loaded; the trainer's row counts that of a shared base."""
+        """Bytes of the mapped checkpoint file while it is loaded. The trainer's row counts that of a shared base."""
         job = self.job
         if job.rollout.shares_base:
             return 0
@@ -159,25 +161,25 @@ class EngineForecast(Forecast):
 
     @cached_property
     def _adapter_bytes(self) -> tuple[int, int]:
-        held = engine_adapters(self.job)
-        return (held.slot_bytes(self.model, self.tp), held.copy_bytes(self.model)) if held else (0, 0)
+        adapters = engine_adapters(self.job)
+        return (adapters.slot_bytes(self.model, self.tp), adapters.copy_bytes(self.model)) if adapters else (0, 0)
 
     @cached_property
     def _kernel_bytes(self) -> int:
         packing = self.profile.weight_packing
-        return compiled_kernel_bytes(self.model, packing, num_batch_sizes(self.job), self.tp)
+        return compiled_kernel_bytes(self.model, packing, count_batch_sizes(self.job), self.tp)
 
     def _overheads(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         return {
             MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value
-            + self._compiled(action, run_phase),
+            + self._compiled_bytes(action, run_phase),
         }
 
-    def _compiled(self, action: Action, run_phase: RunPhase) -> int:
-        """Code of kernels: once an engine has generated, it stays in the process, whatever becomes of the engine.
+    def _compiled_bytes(self, action: Action, run_phase: RunPhase) -> int:
+        """Bytes of compiled kernels. They stay in the process from the first generation on, even after a stop.
 
-        With speculative decoding Numba comes before that.
+        Speculative decoding adds Numba, which is loaded when the engine starts.
         """
         speculative_decoding = self.profile.process_slack.speculative_decoding
         numba = speculative_decoding.value if speculative_decoding and self.job.rollout.speculative_tokens else 0

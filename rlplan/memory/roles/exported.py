@@ -1,6 +1,6 @@
-"""What a trained role holds whatever the tokens under trainers other than rlplan's: FSDP2 and Megatron-Core.
+"""Memory of a trained role that does not depend on the tokens, under FSDP2 and Megatron-Core.
 
-In: a model, a role, how it is trained, a choice, ranks, a pipeline stage. Out: FixedStates, counted once a choice.
+In: a model, a role, its training settings, a choice, ranks, a pipeline stage. Out: FixedStates, computed once a choice.
 Left out: passes (rank.py), hybrid sharding, interleaved pipelines.
 
 Symbols: N ranks, t tp, p pp, c cp, x ep, d = N/(tpc) copies of the model, P parameters, e bytes of a weight in passes.
@@ -18,14 +18,14 @@ from rlplan.dataflow.choice import TrainerChoice, usual_expert_tp
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
 from rlplan.memory.roles.process import Bytes
-from rlplan.memory.roles.states import FixedStates, trained_sizes, with_role_head
-from rlplan.memory.trainers.backward import layer_of
+from rlplan.memory.roles.states import FixedStates, measure_trained_sizes, replace_head
+from rlplan.memory.trainers.backward import parse_layer
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
     MegatronRank,
     Sizes,
-    rank_state_of_megatron_rank,
-    rank_state_under_fsdp,
+    build_fsdp_state,
+    build_megatron_state,
 )
 from rlplan.memory.trainers.zero import States
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
@@ -37,12 +37,14 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Dtype, MemoryKind, Role
 
 VOCABULARY_MULTIPLE = 128
-"""Rows of Megatron's vocabulary tables are a multiple of it times tp (`make_vocab_size_divisible_by`)."""
+"""Megatron pads its vocabulary tables to a multiple of this times tp rows (`make_vocab_size_divisible_by`)."""
 
 
-def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> FsdpSettings:
-    """FSDP2 for a choice: ranks that do not share layers share states, those of one sequence too; all of them, or in
-    groups of `fsdp_size`."""
+def build_fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> FsdpSettings:
+    """FSDP2's settings for a choice. All ranks except tensor parallel ones shard the states, or groups of `fsdp_size`.
+
+    Ranks of one sequence (Ulysses, context parallelism) are among them.
+    """
     return FsdpSettings(
         num_ranks=training.sharding_ranks(max(1, num_ranks // choice.tp)),
         master_bytes=training.master_dtype.num_bytes,
@@ -56,19 +58,19 @@ def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
 
 
 @lru_cache(maxsize=1024)
-def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSettings) -> FixedStates:
-    """States of a rank of FSDP2, full shard: master weights and moments are shards, gradients while there are any.
+def build_fsdp_states(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSettings) -> FixedStates:
+    """States of an FSDP2 rank under full sharding: master weights, moments and gradients are shards.
 
-    Counts: `rank_state_under_fsdp`; a pass without gradient gathers the root, a layer and the next one. A frozen base
-    is kept as trained weights are (verl and accelerate load the whole model in one type, and gather it in another).
-    `CPUOffloadPolicy` moves weights, gradients and moments alike; weights and gradients are pinned.
+    Counts: `build_fsdp_state`; a forward-only pass gathers the root, a layer and the next one. A frozen base is
+    stored in the trained weights' type (verl and accelerate load the whole model in one type, and gather it in
+    another). `CPUOffloadPolicy` moves weights, gradients and moments; weights and gradients are pinned.
     Source: torch 2.13 distributed/fsdp/_fully_shard (`cpu_offload`, `pin_memory`).
     Assumes: weights are loaded a layer at a time.
     """
-    parameters, adapters, sizes = trained_sizes(model, role, lora, fsdp.master_bytes)
+    parameters, adapters, sizes = measure_trained_sizes(model, role, lora, fsdp.master_bytes)
     if lora is not None and lora.base_dtype != "auto":
-        fsdp, sizes = _beside_base(parameters, lora, fsdp, sizes)
-    rank_state = rank_state_under_fsdp(sizes, fsdp)
+        fsdp, sizes = _adapt_to_base(parameters, lora, fsdp, sizes)
+    rank_state = build_fsdp_state(sizes, fsdp)
     ranks = fsdp.num_ranks * fsdp.tp_size
     updated = ceil_div(sizes.num_trainable, ranks)
     share = fsdp.master_bytes * updated
@@ -85,17 +87,17 @@ def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSe
         rank_state.passing + layer,
         weights[MemoryKind.WEIGHTS],
         0,
-        _on_host(weights | gradients, moments) if on_host else {},
+        _sum_offloaded(weights | gradients, moments) if on_host else {},
         fsdp.compute_bytes * max(sizes.layer_weights, sizes.largest_table),
         dequantized_numel(parameters, BASE_FORMATS.get(lora.base_dtype) if lora else None),
-        rank_state_under_fsdp(sizes, replace(fsdp, counts_every_stream=True)) if fsdp.gathers else None,
+        build_fsdp_state(sizes, replace(fsdp, counts_every_stream=True)) if fsdp.gathers else None,
     )
 
 
-def _beside_base(
+def _adapt_to_base(
     parameters: tuple[Parameter, ...], lora: LoraSpec, fsdp: FsdpSettings, sizes: Sizes
 ) -> tuple[FsdpSettings, Sizes]:
-    """FSDP2 with a frozen base in a type of its own. Its layers in 4 bits are gathered as they are.
+    """FSDP2's settings and sizes with a frozen base in a type of its own. 4-bit layers are gathered in 4 bits.
 
     Source: torchao NF4Tensor's all-gather; bitsandbytes under `bnb_4bit_quant_storage`.
     """
@@ -104,17 +106,17 @@ def _beside_base(
     stored = frozen_bytes(parameters, lora.unquantized_bytes(element_bytes), base)
     if base:
         outside = sizes.root * lora.unquantized_bytes(element_bytes)
-        num_layers = (sum(each.numel for each in parameters) - sizes.root) // sizes.layer_weights
+        num_layers = (sum(parameter.numel for parameter in parameters) - sizes.root) // sizes.layer_weights
         fsdp = replace(fsdp, frozen_layer_bytes=(stored - outside) // num_layers)
     return fsdp, replace(sizes, frozen_bytes=stored)
 
 
-def _on_host(pinned: Bytes, pageable: Bytes) -> Bytes:
+def _sum_offloaded(pinned: Bytes, pageable: Bytes) -> Bytes:
     return {kind: pinned_bytes(size) for kind, size in pinned.items()} | pageable
 
 
 class StageCut(NamedTuple):
-    """Megatron-Core's ranks by what they share of a model's tensors."""
+    """Megatron-Core's parallel sizes that cut a model's tensors."""
 
     tp: int
     pp: int
@@ -124,44 +126,43 @@ class StageCut(NamedTuple):
 
 @dataclass(frozen=True)
 class MegatronSettings:
-    """How Megatron-Core cuts a model over `num_ranks`: experts whole over ep, or each over tp where ep is 1
-    (`expert_tensor_parallel_size` 1, or tp). has_distributed_optimizer: states are shared by copies too.
-
-    offloads_optimizer: `optimizer_cpu_offload`, all of it. master_bytes: of a master weight, and of each moment.
-    """
+    """Megatron-Core's settings that decide the memory of a rank."""
 
     num_ranks: int
     tp: int = 1
     pp: int = 1
     ep: int = 1
     etp: int | None = None
-    """None where experts are cut as usual."""
+    """`expert_tensor_parallel_size`. None: experts are whole where ep is above 1, and cut over tp otherwise."""
     weight_bytes: int = 2
     master_bytes: int = 4
+    """Bytes of a master weight."""
     gradient_bytes: int = 4
     moment_bytes: int = 0
-    """Of each moment; 0: as of a master weight."""
+    """Bytes of each moment; 0: those of a master weight."""
     has_distributed_optimizer: bool = True
+    """Whether data parallel ranks shard the optimizer states."""
     offloads_optimizer: bool = False
+    """`optimizer_cpu_offload` of all states."""
 
     @property
     def cut(self) -> StageCut:
-        """How a model's tensors are cut."""
+        """The parallel sizes that cut the model's tensors."""
         return StageCut(self.tp, self.pp, self.ep, self.etp or usual_expert_tp(self.tp, self.ep))
 
     @property
     def state_ranks(self) -> int:
-        """Ranks that share the states of what is not routed: all copies, with those that share a sequence (d*c)."""
+        """Ranks that shard the states of everything except routed experts: data and context parallel ones (d*c)."""
         return max(1, self.num_ranks // (self.tp * self.pp)) if self.has_distributed_optimizer else 1
 
     @property
     def expert_state_ranks(self) -> int:
-        """The same of the experts: what is left of a stage's ranks."""
+        """Ranks that shard the states of the routed experts."""
         return max(1, self.num_ranks // (self.pp * self.ep * self.cut.etp)) if self.has_distributed_optimizer else 1
 
 
-def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
-    """Megatron-Core for a choice. zero_stage 1 is its distributed optimizer, 0 is without."""
+def build_megatron_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
+    """Megatron-Core's settings for a choice. zero_stage 1 stands for its distributed optimizer, 0 for none."""
     return MegatronSettings(
         num_ranks=num_ranks,
         tp=choice.tp,
@@ -177,21 +178,22 @@ def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_rank
     )
 
 
-def megatron_rank(
+def build_megatron_rank(
     model: ModelSpec, role: Role, lora: LoraSpec | None, settings: MegatronSettings, stage: int
 ) -> MegatronRank:
     """Elements of one rank of a pipeline stage. Raises: SpecError for sizes that do not divide.
 
-    Counts: its tensors one by one (norms, routers and latent projections whole, key heads at least one, the vocabulary
-    padded); adapters in equal parts over tp and stages, beside frozen weights.
-    Assumes: adapters are cut like the layers beside them (Megatron-Bridge, `ParallelLinearAdapter`).
+    Counts: the rank's tensors one by one (norms, routers and latent projections whole, at least one key head, the
+    vocabulary padded); adapters in equal parts over tp and stages, beside frozen weights.
+    Assumes: adapters are cut like the layers that they adapt (Megatron-Bridge, `ParallelLinearAdapter`).
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> rank = megatron_rank(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, None, MegatronSettings(8, tp=2), 0)
-    >>> rank.dense, rank.over  # (7,615,616,512 - norms 57 * 3584) / 2 + norms
+    >>> rank = build_megatron_rank(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, None, MegatronSettings(8, tp=2), 0)
+    >>> rank.dense, rank.state_ranks  # (7,615,616,512 - norms 57 * 3584) / 2 + norms
     (3807910400, 4)
     """
-    (dense, experts), frozen = _stage_numels(model, role, settings.cut, stage), 0
+    sizes = _measure_stage(model, role, settings.cut, stage)
+    dense, experts, frozen = sizes.dense, sizes.experts, 0
     if lora is not None:
         numels = {True: 0, False: 0}
         for adapter in lora_parameters(model, lora.rank, lora.target_modules):
@@ -209,52 +211,52 @@ def megatron_rank(
         settings.master_bytes,
         settings.gradient_bytes,
         settings.moment_bytes,
-        layer_matrices=0 if lora else _layer_matrices(model, role, settings.cut, stage),
-        head=0 if lora or stage < settings.pp - 1 else _head_matrix(model, role, settings.cut, stage),
+        layer_matrices=0 if lora else sizes.layer_matrices,
+        head=0 if lora or stage < settings.pp - 1 else sizes.head,
         has_states=not settings.offloads_optimizer,
     )
 
 
+class _StageSizes(NamedTuple):
+    """Elements of a rank of a pipeline stage."""
+
+    dense: int
+    experts: int
+    layer_matrices: int
+    """Elements of the largest layer's matrices, counting one expert: the shapes of dummy weight gradients."""
+    head: int
+    """Elements of the head's matrix, or of the embedding table that is tied to it."""
+
+
 @lru_cache(maxsize=4096)
-def _layer_matrices(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int:
-    """Elements of the matrices of a rank's largest layer, of experts one: the shapes of their gradients' stand-ins."""
-    sizes: dict[int, int] = {}
+def _measure_stage(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> _StageSizes:
+    dense = experts = head = 0
+    matrices: dict[int, int] = {}
     for tensor in _stage_share(model, role, cut, stage):
-        layer = layer_of(tensor.name)
+        is_expert = tensor.component is Component.EXPERTS
+        experts, dense = experts + tensor.numel * is_expert, dense + tensor.numel * (not is_expert)
+        if tensor.component in (Component.HEAD, Component.EMBEDDINGS):
+            head = max(head, tensor.numel)
+        layer = parse_layer(tensor.name)
         if layer is not None and len(tensor.shape) >= 2:
-            is_stacked = tensor.component is Component.EXPERTS and len(tensor.shape) == 3
-            sizes[layer] = sizes.get(layer, 0) + tensor.numel // (tensor.shape[0] if is_stacked else 1)
-    return max(sizes.values(), default=0)
+            num_stacked = tensor.shape[0] if is_expert and len(tensor.shape) == 3 else 1
+            matrices[layer] = matrices.get(layer, 0) + tensor.numel // num_stacked
+    return _StageSizes(dense, experts, max(matrices.values(), default=0), head)
 
 
-@lru_cache(maxsize=4096)
-def _head_matrix(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int:
-    """Elements of a rank's part of the head's matrix, or of the table that stands for it."""
-    tables = (Component.HEAD, Component.EMBEDDINGS)
-    share = _stage_share(model, role, cut, stage)
-    return max((tensor.numel for tensor in share if tensor.component in tables), default=0)
-
-
-@lru_cache(maxsize=4096)
-def _stage_numels(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[int, int]:
-    """Elements of a rank of a stage outside and inside the routed experts."""
-    share = _stage_share(model, role, cut, stage)
-    experts = sum(tensor.numel for tensor in share if tensor.component is Component.EXPERTS)
-    return sum(tensor.numel for tensor in share) - experts, experts
-
-
+# Small: the tensors of a large model take megabytes, and only the sizes above are needed for every candidate.
 @lru_cache(maxsize=64)
 def _stage_share(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[Parameter, ...]:
-    """Tensors of a rank of a stage that are trained."""
+    """Trained tensors of a rank of a stage."""
     tp, pp, ep, etp = cut
     layout = Layout(tp=tp, pp=pp, ep=ep, etp=etp, vocab_multiple=VOCABULARY_MULTIPLE * tp)
     stages = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
     share = tuple(tensor for tensor in stage_tensors(model, layout, stage, stages) if not tensor.is_buffer)
-    return with_role_head(share, role, model.hidden_size) if stage == pp - 1 else share
+    return replace_head(share, role, model.hidden_size) if stage == pp - 1 else share
 
 
 def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, stage: int) -> int:
-    """Pinned bytes of one fp32 copy of what a rank updates, tensor by tensor, each expert's matrices by themselves.
+    """Pinned bytes of one fp32 copy of the elements that a rank updates, rounded up per tensor and expert matrix.
 
     Source: Megatron-Core 0.14, hybrid_optimizer.py: a pinned clone of each parameter's shard, and a gradient's buffer.
     """
@@ -267,27 +269,27 @@ def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, sta
 @lru_cache(maxsize=4096)
 def _pinned_tensors(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[tuple[int, bool], ...]:
     """(pinned bytes of an fp32 copy, whether it is a routed expert's) of each tensor of a rank of a stage."""
-    found = []
+    copies = []
     for tensor in _stage_share(model, role, cut, stage):
         is_expert = tensor.component is Component.EXPERTS
         number = tensor.shape[0] if is_expert and len(tensor.shape) == 3 else 1
-        found.append((number * pinned_bytes(4 * tensor.numel // number), is_expert))
-    return tuple(found)
+        copies.append((number * pinned_bytes(4 * tensor.numel // number), is_expert))
+    return tuple(copies)
 
 
 @lru_cache(maxsize=4096)
-def megatron_parts(
+def build_megatron_states(
     model: ModelSpec, role: Role, lora: LoraSpec | None, settings: MegatronSettings, stage: int
 ) -> FixedStates:
-    """States of a rank of Megatron-Core on one pipeline stage.
+    """States of a Megatron-Core rank on one pipeline stage.
 
-    Counts: `rank_state_of_megatron_rank`; moments appear in the first step. On the host, where it steps: master weights
-    and gradients of what the rank updates (4 each, pinned tensor by tensor) and moments (8).
+    Counts: `build_megatron_state`; moments appear in the first step. With `optimizer_cpu_offload` the host holds
+    master weights and gradients of the updated elements (4 each, pinned tensor by tensor) and moments (8).
     Source: Megatron-Core 0.14, optimizer/cpu_offloading/hybrid_optimizer.py. Assumes: weights are loaded a layer at a
-    time; nothing is gathered in a pass, for all weights of the stage are there.
+    time; passes gather nothing, because the rank holds all weights of its stage.
     """
-    rank = megatron_rank(model, role, lora, settings, stage)
-    rank_state = rank_state_of_megatron_rank(rank)
+    rank = build_megatron_rank(model, role, lora, settings, stage)
+    rank_state = build_megatron_state(rank)
     adapters: tuple[Parameter, ...] = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     offloaded: Bytes = {}
     if settings.offloads_optimizer:
@@ -297,9 +299,9 @@ def megatron_parts(
     built: Bytes = {kind: size for kind, size in rank_state.resident.items() if kind is not MemoryKind.COMM_BUFFERS}
     return FixedStates(
         adapters,
-        _states(built, has_moments=False),
-        _states(rank_state.resident),
-        _states(rank_state.resident),
+        _build_states(built, has_moments=False),
+        _build_states(rank_state.resident),
+        _build_states(rank_state.resident),
         rank_state,
         0,
         settings.weight_bytes * (rank.dense + rank.experts + rank.frozen),
@@ -309,6 +311,6 @@ def megatron_parts(
     )
 
 
-def _states(sizes: Mapping[MemoryKind, int], *, has_moments: bool = True) -> States:
+def _build_states(sizes: Mapping[MemoryKind, int], *, has_moments: bool = True) -> States:
     late = MemoryKind.OPTIMIZER
     return States({kind: size for kind, size in sizes.items() if size and (has_moments or kind is not late)})

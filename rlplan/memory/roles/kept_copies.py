@@ -1,12 +1,12 @@
-"""Copies that a rank on a GPU keeps on its host: states for checkpoints, and the weights as they were last sent.
+"""Copies that a GPU rank keeps on its host: states staged for checkpoints, and the weights that were sent last.
+
+A delta weight sync compares the weights with those sent last, from the first sync on. rlplan's own runtime keeps a copy
+of the whole policy on the sending rank, and one on every rank of every engine. Source: `rlplan.runtime.weight_sync`.
+Each rank of verl pins a copy of its own shard, and verl's engines write deltas directly into their weights. Source:
+verl docs/advance/delta_weight_sync.md (FSDP; assumed for Megatron's ranks).
 
 In: a rank's forecast and the bytes of its copy. Out: the same forecast with the copy on the host.
-Left out: what passes through the GPU (rank.py, engine.py), or through the host one tensor at a time.
-
-Changes of weights (delta content) are found beside what was last sent, from the first weight sync on. rlplan's own
-runtime keeps a copy of the whole policy on the rank that sends, and one on every rank of every engine.
-Source: `rlplan.runtime.weight_sync`. verl's ranks pin a copy of their own shard each, and its engines write what comes
-into their weights. Source: verl docs/advance/delta_weight_sync.md (FSDP; of Megatron's ranks assumed).
+Left out: buffers on the GPU (rank.py, engine.py), and those on the host that hold one tensor at a time.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.engine import EngineOnGpu
-from rlplan.memory.roles.exported import fsdp_settings
+from rlplan.memory.roles.exported import build_fsdp_settings
 from rlplan.memory.roles.process import Bytes, add
 from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.weight_sync.packets import plan_packets, shadow_bytes
@@ -27,47 +27,47 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind, Role
 
 _BEFORE = (ActionKind.START_TRAINER, ActionKind.START_ENGINE)
-"""Nothing was sent yet."""
+"""Actions before the first weight sync."""
 
 
 class _WithCopy(Forecast):
-    """A rank that keeps a copy in its host's memory, and on its GPU what it would hold without."""
+    """A rank with an additional copy in its host's memory, and unchanged GPU memory."""
 
     rank: Forecast
 
     def resident(self, action: Action, run_phase: RunPhase) -> Mapping[MemoryKind, int]:
-        """The rank's own."""
+        """The rank's own forecast."""
         return self.rank.resident(action, run_phase)
 
     def peak(self, action: Action, run_phase: RunPhase) -> Mapping[MemoryKind, int]:
-        """The rank's own."""
+        """The rank's own forecast."""
         return self.rank.peak(action, run_phase)
 
 
 class StagedOnHost(_WithCopy):
-    """A rank with the pinned copy of its states from which checkpoints are written, which is there all the time."""
+    """A rank with the pinned copy of its states from which checkpoints are written, allocated for the whole run."""
 
     def __init__(self, rank: Forecast, saved_bytes: int) -> None:
         self.rank, self.staging = rank, pinned_bytes(saved_bytes)
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """The rank's own and the copy."""
+        """The rank's own host memory, and the copy."""
         return add(self.rank.on_host(action, run_phase), {MemoryKind.CHECKPOINT_STAGING: self.staging})
 
 
 class KeepsSentWeights(_WithCopy):
-    """A rank with the weights as they were last sent. is_first: of ranks that are alike, one alone has the copy."""
+    """A rank with a copy of the weights sent last. is_first: only the first of several equal ranks has the copy."""
 
     def __init__(self, rank: Forecast, num_bytes: int, *, is_first: bool = False) -> None:
         self.rank, self.num_bytes, self.is_first = rank, num_bytes, is_first
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """The rank's own, and the copy where every rank has one."""
-        own = self.rank.on_host(action, run_phase)
-        return dict(own) if self.is_first else add(own, self._copy(action))
+        """The rank's own host memory, and the copy where every rank has one."""
+        on_rank = self.rank.on_host(action, run_phase)
+        return dict(on_rank) if self.is_first else add(on_rank, self._copy(action))
 
     def on_host_of_first(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """The copy where one rank alone has it."""
+        """The copy where only the first rank has one."""
         return self._copy(action) if self.is_first else {}
 
     def _copy(self, action: Action) -> Bytes:
@@ -75,7 +75,8 @@ class KeepsSentWeights(_WithCopy):
 
 
 def keeping_sent_weights(rank: Forecast, job: SettledJob) -> Forecast:
-    """A rank of the policy's trainer or of an engine with the copy that it keeps, if any; another rank as it is."""
+    """Add the copy that a delta weight sync needs to a rank of the policy's trainer or an engine, if it keeps one."""
+    # A rank may already be wrapped with its checkpoint copy; the kind of copy depends on the rank inside.
     trainer = rank.rank if isinstance(rank, StagedOnHost) else rank
     element_bytes, is_own = job.rollout.dtype.num_bytes, job.is_for_rlplan
     if isinstance(trainer, EngineOnGpu) and is_own:
@@ -90,10 +91,10 @@ def keeping_sent_weights(rank: Forecast, job: SettledJob) -> Forecast:
 
 @lru_cache(maxsize=64)
 def sent_weights_bytes(model: ModelSpec, element_bytes: int, bucket_bytes: int) -> int:
-    """Bytes of rlplan's own copy, in the engine's element type, and of the packet that is coded or read beside it.
+    """Bytes of rlplan's own copy in the engine's element type, and of the packet that is encoded or decoded beside it.
 
-    Counts: P, each tensor on a cache line, and the largest packet, for changes are coded on the host and travel from
-    GPU to GPU. Source: `rlplan.runtime.weight_sync.contents.delta`.
+    Counts: P, each tensor on a cache line, and the largest packet, because deltas are encoded on the host and travel
+    from GPU to GPU. Source: `rlplan.runtime.weight_sync.contents.delta`.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> model = find_model("meta-llama/Llama-3.1-8B")  # 2 x 8,030,261,248; a table of 128,256 x 4,096 goes by itself
@@ -105,14 +106,14 @@ def sent_weights_bytes(model: ModelSpec, element_bytes: int, bucket_bytes: int) 
 
 
 def sent_shard_bytes(trainer: TrainerOnGpu, element_bytes: int) -> int:
-    """Bytes of the copy that a rank of another trainer keeps of its own part of the weights.
+    """Bytes of the copy that a verl rank keeps of its own part of the weights.
 
-    Counts: under FSDP2 a rank's part of each tensor, pinned; under Megatron all that the fullest rank holds.
-    Source: verl docs/advance/delta_weight_sync.md. Assumes: Megatron's ranks likewise, which verl has announced.
+    Counts: under FSDP2 a rank's part of each tensor, pinned; under Megatron all weights of the fullest rank.
+    Source: verl docs/advance/delta_weight_sync.md. Assumes: Megatron's ranks do the same, as verl has announced.
     """
     trained, training = trainer.trained, trainer.trained.training
     if trained.backend == "fsdp2":
-        fsdp = fsdp_settings(training, trained.choice, trained.num_ranks)
+        fsdp = build_fsdp_settings(training, trained.choice, trained.num_ranks)
         ranks = fsdp.num_ranks * fsdp.tp_size
-        return sum(pinned_bytes(element_bytes * ceil_div(one.numel, ranks)) for one in trained.model.parameters)
-    return max(one.fixed.share_bytes for one in trainer.ranks) // training.dtype.num_bytes * element_bytes
+        return sum(pinned_bytes(element_bytes * ceil_div(tensor.numel, ranks)) for tensor in trained.model.parameters)
+    return max(rank.fixed.share_bytes for rank in trainer.ranks) // training.dtype.num_bytes * element_bytes

@@ -1,7 +1,7 @@
-"""Which processes a schedule has and what runs beside them all the time: on a CPU host each, on GPUs one for all alike.
+"""Assembles the processes of a schedule into a MemoryLedger: every process on a CPU host, representatives on GPUs.
 
 In: a schedule; on a CPU host a job, its models and profile; on GPUs forecasts at three lengths, capacities.
-Out: a MemoryLedger. The rows are made in memory/predict.py.
+Out: a MemoryLedger. Left out: its rows (memory/predict.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, 
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier_bytes
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES
-from rlplan.memory.predict import Forecast, Process, predict_ledger, row_beside
+from rlplan.memory.predict import Forecast, Process, build_constant_row, predict_ledger
 from rlplan.memory.roles.cpu_engine import EngineForecast
 from rlplan.memory.roles.cpu_trainer import TrainerForecast, ValueForecast
 from rlplan.memory.roles.scorer import ScorerForecast
@@ -31,7 +31,7 @@ _ON_GPUS = dict.fromkeys(
 def gpu_process(
     layout: RoleLayout, host: str, num_alike: int, forecasts: tuple[Forecast, Forecast, Forecast]
 ) -> Process:
-    """The first process of a layout. forecasts: of it at short, usual and longest lengths."""
+    """The first process of a layout. forecasts: at the shortest, expected and longest sequence lengths."""
     (name, device), (short, usual, longest) = layout.processes[0], forecasts
     return Process(
         name,
@@ -49,10 +49,13 @@ def gpu_process(
 def predict_gpu_ledger(
     schedule: Schedule, processes: Iterable[Process], empty: MemoryLedger, num_steps: int, rollout_buffer: int = 0
 ) -> MemoryLedger:
-    """The whole ledger of a schedule. empty: without rows, with the capacities; rollout_buffer: bytes."""
+    """Predict the ledger of a schedule on GPUs.
+
+    empty: a ledger with the capacities and without rows. rollout_buffer: bytes of a step's rollouts on the driver.
+    """
     size = DRIVER_HOST_BYTES + rollout_buffer
     driver = SourcedBytes(value=size, provenance=Provenance.ASSUMED, source="memory.host")
-    return predict_ledger(schedule, processes, [row_beside(schedule, DRIVER_PROCESS, driver)], empty, num_steps)
+    return predict_ledger(schedule, processes, [build_constant_row(schedule, DRIVER_PROCESS, driver)], empty, num_steps)
 
 
 def predict_cpu_ledger(
@@ -62,7 +65,7 @@ def predict_cpu_ledger(
     schedule: Schedule,
     role_models: Mapping[Role, ModelSpec] | None = None,
 ) -> MemoryLedger:
-    """The whole ledger of a schedule. role_models: of roles whose model is not the policy's."""
+    """Predict the ledger of a schedule on CPU hosts. role_models: models of roles that do not use the policy's."""
     models = {Role.POLICY: model, **(role_models or {})}
     capacity = profile.memory.value if job.hardware.memory is None else job.hardware.memory
     empty = MemoryLedger(
@@ -73,12 +76,12 @@ def predict_cpu_ledger(
         order=(),
         host_of_device=_hosts_of_devices(job, schedule),
     )
-    processes = _host_processes(job, models, profile, schedule)
-    return predict_ledger(schedule, processes, _beside_on_a_host(job, profile, schedule), empty, job.workload.num_steps)
+    processes = _list_host_processes(job, models, profile, schedule)
+    return predict_ledger(schedule, processes, _list_other_rows(job, profile, schedule), empty, job.workload.num_steps)
 
 
 def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, str], ...]:
-    """Which host's memory a device shares; nothing to say where there is one host."""
+    """(device, host) whose memory the device shares; empty where there is one host."""
     if job.hardware.num_hosts == 1:
         return ()
     devices = dict.fromkeys(device for _, device in schedule.processes)
@@ -86,18 +89,18 @@ def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, 
     return (*pairs, *((f"host:{host}", f"host:{host}") for host in range(job.hardware.num_hosts)))
 
 
-def _host_processes(
+def _list_host_processes(
     job: ResolvedJob, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
 ) -> Iterator[Process]:
     kinds = {action.kind for action in schedule.step}
-    hands_over = bool(kinds & {ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS})
+    sends_weights = bool(kinds & {ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS})
     has_arena, stages_states = ActionKind.SYNC_WEIGHTS in kinds, ActionKind.SAVE_STATES in kinds
     for layout in schedule.layouts:
         model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
             if layout.worker in ("policy_trainer", "value_trainer"):
-                hands_on = layout.worker == "policy_trainer" and hands_over
-                trainer = (TrainerForecast if hands_on else ValueForecast)(job, model, profile, layout, rank)
+                sends = layout.worker == "policy_trainer" and sends_weights
+                trainer = (TrainerForecast if sends else ValueForecast)(job, model, profile, layout, rank)
                 trainer.has_arena, trainer.stages_states = has_arena, stages_states
                 forecast: Forecast = trainer
             elif layout.worker == "rollout_engine":
@@ -108,49 +111,50 @@ def _host_processes(
                 name,
                 device,
                 layout.role,
-                _with_tower(job, forecast, is_engine=layout.worker == "rollout_engine"),
+                _add_tower(job, forecast, is_engine=layout.worker == "rollout_engine"),
                 keeps_heap=job.hardware.keeps_heap,
-                provenances=_provenances(profile, layout.worker),
+                provenances=_find_provenances(profile, layout.worker),
             )
 
 
-def _with_tower(job: ResolvedJob, forecast: Forecast, *, is_engine: bool) -> Forecast:
-    """Where prompts have images, the tower of the policy lies beside every decoder."""
+def _add_tower(job: ResolvedJob, forecast: Forecast, *, is_engine: bool) -> Forecast:
+    """Add the policy's vision tower to a decoder's forecast where prompts have images."""
     if not job.takes_images or job.data is None:
         return forecast
     folder = Path(job.policy.path)
-    whole, rule = load_whole(folder), rule_of(folder, job.data.max_image_pixels)
+    full_model, rule = load_whole(folder), rule_of(folder, job.data.max_image_pixels)
     element_bytes = (job.rollout if is_engine else job.training).dtype.num_bytes
-    kept = job.rollout.max_num_batched_tokens * whole.hidden_size * element_bytes if is_engine else 0
-    in_flight = image_pass_bytes(whole, rule.max_patches, element_bytes)
-    return WithTower(forecast, tower_bytes(whole, element_bytes), in_flight, kept)
+    # vLLM's encoder cache has room for the embeddings of one batch of tokens.
+    cache = job.rollout.max_num_batched_tokens * full_model.hidden_size * element_bytes if is_engine else 0
+    in_flight = image_pass_bytes(full_model, rule.max_patches, element_bytes)
+    return WithTower(forecast, tower_bytes(full_model, element_bytes), in_flight, cache)
 
 
-def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:
-    """Kinds whose bytes rest on the profile, with its provenance; every other kind is derived from the job."""
-    measured_as = "policy_trainer" if worker == "value_trainer" else worker  # the same libraries
+def _find_provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:
+    """Provenance of the kinds whose bytes come from the profile; every other kind is derived from the job."""
+    measured_as = "policy_trainer" if worker == "value_trainer" else worker  # both import the same libraries
     return {
         MemoryKind.PROCESS: getattr(profile.process_overheads, measured_as).provenance,
         MemoryKind.FRAGMENTATION: getattr(profile.process_slack, measured_as).provenance,
     }
 
 
-def _beside_on_a_host(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
-    """The driver and the rewards' own processes on the first host, Ray's own processes on each.
+def _list_other_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
+    """Rows of processes that are no workers: driver, rewards and environments on the first host, Ray on each host.
 
-    Beside the driver the environment's processes, without what the job's own function imports.
+    Imports of the job's own environment function are not counted.
     """
     overheads = profile.process_overheads
-    yield row_beside(schedule, DRIVER_PROCESS, overheads.driver)
+    yield build_constant_row(schedule, DRIVER_PROCESS, overheads.driver)
     for host in range(job.hardware.num_hosts):
         ray, where = (f"ray_system/{host}", f"host:{host}") if host else ("ray_system", HOST_DEVICE)
-        yield row_beside(schedule, ray, overheads.ray_system, where)
+        yield build_constant_row(schedule, ray, overheads.ray_system, where)
     if job.has_reward_processes:
         bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
-        yield row_beside(schedule, VERIFIER_PROCESS, bound)
-    if job.has_turns and (each := overheads.environment) is not None:
-        size = each.model_copy(update={"value": environment_bytes(job, each.value)})
-        yield row_beside(schedule, "environment", size)
+        yield build_constant_row(schedule, VERIFIER_PROCESS, bound)
+    if job.has_turns and (worker := overheads.environment) is not None:
+        size = worker.model_copy(update={"value": environment_bytes(job, worker.value)})
+        yield build_constant_row(schedule, "environment", size)
     if job.metrics.sinks:
         size = SourcedBytes(value=sink_bytes(job), provenance=Provenance.ASSUMED, source="memory.sinks")
-        yield row_beside(schedule, SINK_PROCESS, size)
+        yield build_constant_row(schedule, SINK_PROCESS, size)

@@ -1,9 +1,10 @@
-"""What one rank of a frozen role (reference, reward model) holds, action by action, on a CPU host or on a GPU.
+"""Memory of a rank of a frozen role (reference, reward model), action by action, on a CPU host or on a GPU.
 
-In: a model, how many ranks share it and how, tokens of a pass. Out: bytes by kind.
-Left out: tensor parallelism under DeepSpeed on GPUs; there weights are whole, or ZeRO-3 shards, gathered layer by
-layer. Under FSDP2 they are shards too; under Megatron they are cut like the policy's, and the fullest stage stands for
-all.
+Under DeepSpeed each rank has the whole model, or ZeRO-3 shards that are gathered layer by layer. Under FSDP2 weights
+are shards too. Under Megatron they are cut like the policy's, and the fullest stage represents all.
+
+In: a model, the ranks that share it, tokens of a pass. Out: bytes by kind.
+Left out: tensor parallelism under DeepSpeed on GPUs.
 """
 
 from collections.abc import Callable
@@ -15,15 +16,15 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.machine.overheads import set_slack
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.memory.model.logits import FLOAT_BYTES, rows_on_cpu
+from rlplan.memory.model.logits import rows_on_cpu
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads
-from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
-from rlplan.memory.roles.states import with_role_head
-from rlplan.memory.roles.trainer import parts_of
+from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads
+from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRole, list_stages
+from rlplan.memory.roles.states import replace_head
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.training import frozen_states
@@ -36,25 +37,26 @@ from rlplan.vocabulary import ActionKind, Backend, Dtype, Loss, MemoryKind, Role
 
 
 def pass_bytes(job: ResolvedJob, shape: MicroBatchShape, num_processes: int, ulysses: int = 1) -> int:
-    """Bytes that a forward pass over the largest pack of a process's rollouts adds. shape: of its model.
+    """Bytes that a forward pass over the largest micro-batch of a process's rollouts adds.
 
-    num_processes: that have passes of their own. ulysses: ranks that share the tokens of each.
+    shape: the process's model. num_processes: processes that run passes of their own. ulysses: ranks that share each
+    pass.
     """
     share = ceil_div(job.workload.num_rollouts_per_step, num_processes) * job.workload.max_seq_len
     num_tokens = ceil_div(min(share, job.max_tokens_per_micro_batch), ulysses)
     return score_peak_bytes(replace(shape, num_tokens=num_tokens, num_head_tokens=num_tokens))
 
 
-def whole_shape(model: ModelSpec, head_width: int, tp: int = 1) -> MicroBatchShape:
-    """What a process computes of a whole model, without tokens. tp: ranks that have a part of each layer."""
+def build_whole_shape(model: ModelSpec, head_width: int, tp: int = 1) -> MicroBatchShape:
+    """The shape of a pass over a whole model, without tokens. tp: tensor parallel size."""
     first, *more = cut_layers(model, None, LayerCut(tp, tp))
     return MicroBatchShape(first.block, first.num, head_width, 0, 0, more=tuple(more))
 
 
-def shape_on_cpu(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatchShape:
-    """What the runtime computes of a model on a CPU host, without tokens."""
+def build_cpu_shape(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatchShape:
+    """The shape of a pass that rlplan's runtime runs on a CPU host, without tokens."""
     return replace(
-        whole_shape(model, model.head_width, tp),
+        build_whole_shape(model, model.head_width, tp),
         element_bytes=element_bytes,
         loss=Loss.BY_ROWS,
         rows_at_once=rows_on_cpu(element_bytes),
@@ -68,23 +70,22 @@ class ScorerForecast(Forecast):
     def __init__(
         self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, num_processes: int, *, shares: bool = False
     ) -> None:
-        """shares: whether the processes share the weights (ZeRO-3) instead of having all of them each."""
+        """shares: whether the processes shard the weights (ZeRO-3); otherwise each has all of them."""
         self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
         self.states = frozen_states(job.training, model, num_processes) if shares else None
 
     def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
-        """Held when the action has ended: once it is offloaded, no model."""
+        """Bytes after the action. An offloaded scorer holds no weights."""
         imports = self.profile.process_overheads
-        held = {
-            # spread over devices, scorers have DeepSpeed too, as a trainer has
-            MemoryKind.PROCESS: (
-                imports.policy_trainer if self.job.placement.spreads_scoring else imports.scorer
-            ).value,
+        # Scorers that are spread over devices import DeepSpeed, as trainers do.
+        libraries = imports.policy_trainer if self.job.placement.spreads_scoring else imports.scorer
+        sizes = {
+            MemoryKind.PROCESS: libraries.value,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.scorer.value,
         }
         if action.kind is not ActionKind.OFFLOAD_ROLE:
-            held[MemoryKind.WEIGHTS] = self._weight_bytes
-        return held
+            sizes[MemoryKind.WEIGHTS] = self._weight_bytes
+        return sizes
 
     @property
     def _weight_bytes(self) -> int:
@@ -92,51 +93,53 @@ class ScorerForecast(Forecast):
             return self.states.weight_bytes()
         return self.job.training.dtype.num_bytes * self.model.num_parameters
 
+    @property
+    def _largest_numel(self) -> int:
+        return max(tensor.numel for tensor in self.model.parameters)
+
     def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
-        """Held at the moment of the process's peak inside the action."""
-        held = self.resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
+        """Bytes at the process's peak inside the action."""
+        sizes = self.resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
         if action.kind is ActionKind.SCORE:
-            shape = shape_on_cpu(self.model, self.job.training.dtype.num_bytes)
-            held[MemoryKind.LOGITS] = pass_bytes(self.job, shape, self.num_processes)
+            shape = build_cpu_shape(self.model, self.job.training.dtype.num_bytes)
+            sizes[MemoryKind.LOGITS] = pass_bytes(self.job, shape, self.num_processes)
             if self.states is not None:
-                layer = max(tensor.numel for tensor in self.states.frozen)
-                held[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(layer)
+                sizes[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(self._largest_numel)
         elif action.kind is ActionKind.START_SCORER and self.states is not None:
-            # one tensor at a time: as it is read, fp32 at most, and whole on its way to the shares
-            largest = max(tensor.numel for tensor in self.states.frozen)
-            held[MemoryKind.COMM_BUFFERS] = (self.job.training.dtype.num_bytes + FLOAT_BYTES) * largest
-        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
-        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)
-        return held
+            # Tensors are loaded one by one: as read from the file (at most fp32), and whole before they are sharded.
+            sizes[MemoryKind.COMM_BUFFERS] = (self.job.training.dtype.num_bytes + FLOAT_BYTES) * self._largest_numel
+        set_slack(sizes, self.profile.process_slack.scorer)
+        return sizes
 
 
 @lru_cache(maxsize=256)
-def frozen_states_of(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) -> tuple[int, int]:
-    """(bytes of the rank's weights, of gathered weights at most at a time) of a frozen model."""
-    parameters = with_role_head(model.parameters, Role.REFERENCE if has_head else Role.REWARD, model.hidden_size)
+def measure_frozen_states(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) -> tuple[int, int]:
+    """(bytes of the rank's weights, bytes of weights gathered at a time) of a frozen model."""
+    parameters = replace_head(model.parameters, Role.REFERENCE if has_head else Role.REWARD, model.hidden_size)
     states = ZeroStates(settings, (), frozen=parameters)
     return states.weight_bytes(), states.gathered_bytes(model.num_parameters // model.num_layers)
 
 
 @dataclass(frozen=True)
 class FrozenShare:
-    """What one rank of a frozen role holds and does. gathered: weights at most at a time, in a pass. asked: its
-    micro-batch shape.
-    """
+    """Memory of one rank of a frozen role."""
 
     weights: int
+    """Bytes of the rank's weights."""
     gathered: int
-    asked: Callable[[], MicroBatchShape]
+    """Bytes of weights that a pass gathers at a time."""
+    shape: Callable[[], MicroBatchShape]
+    """Builds the rank's micro-batch shape, which is needed only for a pass."""
 
     @cached_property
     def pass_bytes(self) -> int:
         """Activations and logits of one pass without gradients."""
-        return score_peak_bytes(self.asked())
+        return score_peak_bytes(self.shape())
 
 
 @dataclass(frozen=True)
 class FrozenRole:
-    """A frozen role, as all its ranks have it in common."""
+    """A frozen role: everything that its ranks have in common."""
 
     role: Role
     model: ModelSpec
@@ -146,14 +149,14 @@ class FrozenRole:
     num_ranks: int
     overheads: GpuOverheads
     is_sharded: bool
-    """Whether the weights are cut over all ranks."""
+    """Whether the weights are sharded over all ranks."""
     backend: Backend = "deepspeed"
     cut: TrainerChoice | None = None
-    """How the policy is cut, which a frozen role follows where another trainer than rlplan's runs it."""
+    """The policy's parallel sizes, which a frozen role shares under FSDP2 and Megatron."""
     kept_bytes: int = 0
-    """Of a weight as it is kept; 0: as passes have it."""
+    """Bytes of a stored weight; 0: those of a weight in the passes."""
     scored_words: ScoredWords | None = None
-    """What a pass holds of the vocabulary; None where it holds what the loss does without gradient."""
+    """Vocabulary-wide tensors that a forward-only pass holds; None: those of the loss without gradient."""
 
 
 class ScorerOnGpu(Forecast):
@@ -173,27 +176,27 @@ class ScorerOnGpu(Forecast):
         self.largest_layer = self.kept_bytes * (frozen.model.num_parameters // frozen.model.num_layers)
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held on the GPU when the action has ended."""
-        held = self._overheads()
+        """Bytes on the GPU after the action."""
+        sizes = self._overheads()
         if action.kind is not ActionKind.OFFLOAD_ROLE:
-            held[MemoryKind.WEIGHTS] = self.weights
-        return held
+            sizes[MemoryKind.WEIGHTS] = self.weights
+        return sizes
 
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held on the GPU at the peak inside the action."""
-        held = self._overheads() | {MemoryKind.WEIGHTS: self.weights}
+        """Bytes on the GPU at the peak inside the action."""
+        sizes = self._overheads() | {MemoryKind.WEIGHTS: self.weights}
         if action.kind is not ActionKind.SCORE:
-            return held
-        most = max(self.shares, key=lambda share: share.weights + share.gathered + share.pass_bytes)
-        held[MemoryKind.WEIGHTS] = most.weights
-        return add(held, {MemoryKind.COMM_BUFFERS: most.gathered, MemoryKind.LOGITS: most.pass_bytes})
+            return sizes
+        fullest = max(self.shares, key=lambda share: share.weights + share.gathered + share.pass_bytes)
+        sizes[MemoryKind.WEIGHTS] = fullest.weights
+        return add(sizes, {MemoryKind.COMM_BUFFERS: fullest.gathered, MemoryKind.LOGITS: fullest.pass_bytes})
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held in the host's memory: the weights while the role is offloaded, and while they are loaded."""
+        """Bytes in the host's memory: the weights while they are loaded, and while the role is offloaded."""
         if action.kind is ActionKind.START_SCORER:
             return {MemoryKind.SYNC_STAGING: self.weights if self.num_ranks == 1 else self.largest_layer}
         offloaded = action.kind is ActionKind.OFFLOAD_ROLE
-        return pinned({MemoryKind.WEIGHTS: self.weights}) if offloaded else {}
+        return pin_sizes({MemoryKind.WEIGHTS: self.weights}) if offloaded else {}
 
     @cached_property
     def weights(self) -> int:
@@ -202,26 +205,28 @@ class ScorerOnGpu(Forecast):
 
     @cached_property
     def shares(self) -> tuple[FrozenShare, ...]:
-        """What a rank holds: of a pipeline, one of each stage that may be the fullest."""
+        """One rank of each pipeline stage that may be the fullest."""
         if self.backend == "deepspeed" or self.cut is None:
             settings = ZeroSettings(
                 stage=3 if self.num_ranks > 1 else 0, num_ranks=self.num_ranks, weight_bytes=self.kept_bytes
             )
-            return (FrozenShare(*frozen_states_of(self.model, settings, has_head=self.has_head), self._whole_shape),)
-        trained = self._trained(self.cut)
-        return tuple(self._exported(trained, stage) for stage in stages_of(self.model, self.cut.pp, 1, self.role))
+            return (
+                FrozenShare(*measure_frozen_states(self.model, settings, has_head=self.has_head), self._whole_shape),
+            )
+        trained = self._build_trained_role(self.cut)
+        return tuple(self._build_share(trained, stage) for stage in list_stages(self.model, self.cut.pp, 1, self.role))
 
-    def _exported(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
-        """The weights of a rank of FSDP2 (shards in the passes' type) or Megatron, as `exported` counts them."""
-        parts = parts_of(trained, stage)
-        weights = parts.rank_state.resident[MemoryKind.WEIGHTS]
-        return FrozenShare(weights, parts.gathered, partial(shape_of, trained, stage, parts))
+    def _build_share(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
+        """A rank under FSDP2 (shards in the passes' type) or Megatron, counted by `exported`."""
+        fixed = trained.find_fixed_states(stage)
+        weights = fixed.rank_state.resident[MemoryKind.WEIGHTS]
+        return FrozenShare(weights, fixed.gathered, partial(trained.build_shape, stage, fixed))
 
-    def _trained(self, cut: TrainerChoice) -> TrainedRole:
-        """The role as if it were trained in its own type: what a frozen one holds is that without states."""
-        logits = "plain" if self.loss is Loss.NONE else self.loss.value  # of no use where there is no vocabulary
-        dtype, kept = _type_of(self.element_bytes), _type_of(self.kept_bytes)
-        training = SettledTraining.model_validate({"dtype": dtype, "master_dtype": kept, "logits": logits})
+    def _build_trained_role(self, cut: TrainerChoice) -> TrainedRole:
+        """The role as a trained one in its own type, whose weights and passes equal the frozen one's."""
+        logits = "plain" if self.loss is Loss.NONE else self.loss.value  # ignored where there is no vocabulary
+        dtype, stored_dtype = _find_dtype(self.element_bytes), _find_dtype(self.kept_bytes)
+        training = SettledTraining.model_validate({"dtype": dtype, "master_dtype": stored_dtype, "logits": logits})
         stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)
         return TrainedRole(
             self.role,
@@ -238,7 +243,7 @@ class ScorerOnGpu(Forecast):
 
     def _whole_shape(self) -> MicroBatchShape:
         return replace(
-            whole_shape(self.model, self.model.vocab_size if self.has_head else 1),
+            build_whole_shape(self.model, self.model.vocab_size if self.has_head else 1),
             num_tokens=self.micro_batch.num_tokens,
             num_head_tokens=self.micro_batch.num_head_tokens,
             element_bytes=self.element_bytes,
@@ -252,5 +257,5 @@ class ScorerOnGpu(Forecast):
         return process_overheads(self.overheads, self.num_ranks, axes=axes)
 
 
-def _type_of(num_bytes: int) -> Literal[Dtype.FLOAT32, Dtype.BFLOAT16]:
+def _find_dtype(num_bytes: int) -> Literal[Dtype.FLOAT32, Dtype.BFLOAT16]:
     return Dtype.FLOAT32 if num_bytes == Dtype.FLOAT32.num_bytes else Dtype.BFLOAT16

@@ -1,7 +1,7 @@
-"""What a trained role holds whatever the tokens: DeepSpeed's states on the GPU and on the host, counted once a choice.
+"""Memory of a trained role that does not depend on the tokens, under DeepSpeed, on the GPU and on the host.
 
-In: a model, a role, adapters, ZeRO's settings. Out: FixedStates. Left out: passes (rank.py), other trainers' states
-(exported.py).
+In: a model, a role, adapters, ZeRO's settings. Out: FixedStates, computed once per choice.
+Left out: passes (rank.py), other trainers' states (exported.py).
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from rlplan.vocabulary import MemoryKind, Role
 
 @dataclass(frozen=True)
 class FixedStates:
-    """What does not depend on the tokens."""
+    """Memory of one rank that does not depend on the tokens."""
 
     adapters: tuple[Parameter, ...]
     after_build: States
@@ -36,32 +36,32 @@ class FixedStates:
     after_step: States
     rank_state: RankState
     gathered: int
-    """Bytes of weights at most at a time."""
+    """Bytes of weights that a forward-only pass gathers at a time."""
 
     share_bytes: int
-    """The rank's own weights."""
+    """Bytes of the rank's own weights."""
 
     swap_buffers: int
-    """Of NVMe offload."""
+    """Bytes of the buffers of NVMe offload."""
 
     offloaded: Bytes
-    """What ZeRO keeps on the host."""
+    """Offloaded states in the host's memory."""
 
     loading: int
-    """On the host while weights are loaded."""
+    """Bytes in the host's memory while weights are loaded."""
 
     dequantised: int = 0
-    """Elements of the largest weight in 4 bits."""
+    """Elements of the largest 4-bit weight, which a matmul dequantizes."""
 
     reserved_state: RankState | None = None
-    """What torch keeps reserved for the ranks' states, where streams have pools of their own; None as in use."""
+    """The states that torch keeps reserved where streams have pools of their own; None: no more than in use."""
 
     @cached_property
     def _frozen(self) -> dict[int, Frozen]:
         return {}
 
-    def frozen(self, element_bytes: int) -> Frozen:
-        """What is trained beside frozen weights; found once, for a model has thousands of adapters."""
+    def find_adapters(self, element_bytes: int) -> Frozen:
+        """The adapters beside frozen weights; cached, because a model has thousands of adapter tensors."""
         if element_bytes not in self._frozen:
             self._frozen[element_bytes] = frozen_of(self.adapters, element_bytes)
         return self._frozen[element_bytes]
@@ -76,10 +76,13 @@ def fixed_states(
     tp: int = 1,
     beside: tuple[LoraSpec, ...] = (),
 ) -> FixedStates:
-    """States of a DeepSpeed rank, counted once for all token counts. tp: ranks of AutoTP. beside: frozen adapters."""
-    parameters, adapters, sizes = trained_sizes(model, role, lora, settings.weight_bytes, tp)
-    held = held_beside(model, {str(index): adapter for index, adapter in enumerate(beside)})
-    frozen = (*parameters, *held) if adapters else ()
+    """States of a DeepSpeed rank for all token counts.
+
+    tp: AutoTP size. beside: frozen adapters of other roles on the same base.
+    """
+    parameters, adapters, sizes = measure_trained_sizes(model, role, lora, settings.weight_bytes, tp)
+    others = held_beside(model, {str(index): adapter for index, adapter in enumerate(beside)})
+    frozen = (*parameters, *others) if adapters else ()
     base = BASE_FORMATS.get(lora.base_dtype) if lora else None
     states = ZeroStates(
         settings,
@@ -90,7 +93,7 @@ def fixed_states(
     rank_state = rank_state_under_zero(states, reduces_in_step=True)
     backward = states.after_backward()
     if settings.stage == 1:
-        # Its bucket is made in the first backward pass and kept until the step (stage_1_and_2.py, `setup_buckets`).
+        # Stage 1 allocates its bucket in the backward pass and keeps it until the step (`setup_buckets`).
         backward = States(add(dict(backward.device), {MemoryKind.COMM_BUFFERS: states.bucket_bytes()}), backward.host)
     return FixedStates(
         adapters,
@@ -105,27 +108,27 @@ def fixed_states(
             swaps_parameters=settings.offloads_parameters,
             element_bytes=settings.weight_bytes,
         ),
-        offloaded_states(states),
+        sum_offloaded_states(states),
         settings.weight_bytes
         * (max(sizes.layer_weights, sizes.table) if settings.stage == 3 else model.num_parameters),
         dequantized_numel(frozen, base),
     )
 
 
-def with_role_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -> tuple[Parameter, ...]:
-    """The same with one output instead of the language head, where the role gives one number a token."""
+def replace_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -> tuple[Parameter, ...]:
+    """Replace the language head by one with a single output for value and reward models."""
     if role not in (Role.VALUE, Role.REWARD):
         return parameters
-    kept = tuple(parameter for parameter in parameters if parameter.component is not Component.HEAD)
-    return (*kept, Parameter("score.weight", (1, hidden), Component.HEAD))
+    body = tuple(parameter for parameter in parameters if parameter.component is not Component.HEAD)
+    return (*body, Parameter("score.weight", (1, hidden), Component.HEAD))
 
 
 @lru_cache(maxsize=256)
-def trained_sizes(
+def measure_trained_sizes(
     model: ModelSpec, role: Role, lora: LoraSpec | None, element_bytes: int, tp: int = 1
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], Sizes]:
-    """What a rank holds of the model's parameters, the adapters beside them, and their sizes."""
-    parameters = with_role_head(autotp_parameters(model, tp), role, model.hidden_size)
+    """(parameters of a rank, adapters, sizes) of a trained role."""
+    parameters = replace_head(autotp_parameters(model, tp), role, model.hidden_size)
     adapters = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     sizes = sizes_of(
         parameters,
@@ -137,26 +140,26 @@ def trained_sizes(
     return parameters, adapters, sizes
 
 
-def offloaded_states(states: ZeroStates) -> Bytes:
-    """What ZeRO keeps on the host, as memory is taken: pinned tensors in powers of two, others as they are.
+def sum_offloaded_states(states: ZeroStates) -> Bytes:
+    """Bytes that ZeRO's offloaded states take on the host. Pinned tensors are rounded up to powers of two.
 
-    Counts: pinned are gradients and, in stages 1 and 2, master weights and the 16-bit copy; in stage 3 the 16-bit
-    gradients are one tensor, the fp32 ones a tensor a sub-group. Moments (and stage 3's master weights) are pageable.
+    Counts: gradients are pinned, and in stages 1 and 2 master weights and the 16-bit copy. In stage 3 the 16-bit
+    gradients are one tensor, the fp32 ones a tensor per sub-group. Moments and stage 3's master weights are pageable.
     Source: DeepSpeed 0.19.8, stage_1_and_2.py and stage3.py (`pin_memory`), ops/adam/cpu_adam.py.
     """
     settings, host = states.settings, states.after_step().host
     pageable = {MemoryKind.OPTIMIZER} | ({MemoryKind.MASTER_WEIGHTS} if settings.stage == 3 else set())
-    held = {kind: size if kind in pageable else pinned_bytes(size) for kind, size in host.items()}
-    if settings.stage == 3 and MemoryKind.GRADIENTS in held:
-        whole, rest = divmod(states.partition_numel, settings.sub_group_size)
-        groups = whole * pinned_bytes(settings.master_bytes * settings.sub_group_size)
-        groups += pinned_bytes(settings.master_bytes * rest)
-        held[MemoryKind.GRADIENTS] = groups + pinned_bytes(settings.gradient_bytes * states.partition_numel)
-    return held
+    sizes = {kind: size if kind in pageable else pinned_bytes(size) for kind, size in host.items()}
+    if settings.stage == 3 and MemoryKind.GRADIENTS in sizes:
+        num_full, last = divmod(states.partition_numel, settings.sub_group_size)
+        groups = num_full * pinned_bytes(settings.master_bytes * settings.sub_group_size)
+        groups += pinned_bytes(settings.master_bytes * last)
+        sizes[MemoryKind.GRADIENTS] = groups + pinned_bytes(settings.gradient_bytes * states.partition_numel)
+    return sizes
 
 
 def zero_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
-    """DeepSpeed's settings for a choice. Ranks that share layers (tp) do not share states."""
+    """DeepSpeed's settings for a choice. Tensor parallel ranks do not shard each other's states."""
     element_bytes = training.dtype.num_bytes
     return ZeroSettings(
         stage=choice.zero_stage,

@@ -1,11 +1,12 @@
-"""What a vision tower adds to a process that sees images, action by action.
+"""Memory that a vision tower adds to a process whose prompts have images, action by action.
 
-In: a job whose prompts have images, its whole model, the forecast of the process without a tower. Out: bytes by kind.
-A tower is frozen and sees one image after the other, before the decoder's pass begins. Left out: the prompts' pixels,
-which lie in the driver and with the samples.
+The tower is frozen. It encodes one image at a time, before the decoder's pass begins.
 
-Symbols: P patches of the largest image, v the tower's width, w of its MLP, p pixels' numbers in a patch, e bytes of an
-element.
+In: the whole model, the forecast of the process without a tower. Out: bytes by kind.
+Left out: the prompts' pixels in the driver.
+
+Symbols: P patches of the largest image, v the tower's width, w width of its MLP, p pixel values of a patch, e bytes of
+an element.
 """
 
 from dataclasses import dataclass
@@ -18,18 +19,18 @@ from rlplan.vocabulary import ActionKind, MemoryKind
 
 WITH_PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE, ActionKind.GENERATE, ActionKind.EVALUATE)
 COPIES = 2
-"""Of pixels as numbers: in the processor's array, and as the tower's input."""
+"""Copies of the pixel values: the image processor's array, and the tower's input."""
 
 
 def tower_bytes(model: ModelSpec, element_bytes: int) -> int:
-    """Bytes of the tower's weights in one process. model: with its tower."""
-    return sum(one.numel for one in model.parameters if one.name.startswith("model.visual.")) * element_bytes
+    """Bytes of the tower's weights in one process. model: the model with its tower."""
+    return element_bytes * sum(tensor.numel for tensor in model.parameters if tensor.name.startswith("model.visual."))
 
 
 def image_pass_bytes(model: ModelSpec, num_patches: int, element_bytes: int) -> int:
-    """Bytes in flight while the tower sees one image of P patches, without gradients.
+    """Bytes in flight while the tower encodes one image of P patches, without gradients.
 
-    Counts: e P (2w + 5v): the MLP's gate and up; hidden state, residual, norm, queries with keys and values; and the
+    Counts: e P (2w + 5v + 2p): the MLP's gate and up; hidden state, residual, norm, queries with keys and values; the
     pixels twice. Assumes: attention keeps no scores of P squared.
     """
     if model.vision is None:
@@ -41,40 +42,33 @@ def image_pass_bytes(model: ModelSpec, num_patches: int, element_bytes: int) -> 
 
 @dataclass(frozen=True)
 class WithTower(Forecast):
-    """A process's forecast with a tower beside its decoder. See `predict.Forecast`."""
+    """The forecast of a process with a tower and a decoder. See `predict.Forecast`."""
 
     decoder: Forecast
     weights: int
-    """Bytes of the tower."""
+    """Bytes of the tower's weights."""
     in_flight: int
     """Bytes of one image's pass."""
-    kept: int = 0
-    """Bytes of embeddings that an engine keeps of images once it has seen some."""
+    cache: int = 0
+    """Bytes of image embeddings that an engine caches."""
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held when the action has ended."""
-        held = dict(self.decoder.resident(action, run_phase))
-        if MemoryKind.WEIGHTS in held:
-            held[MemoryKind.WEIGHTS] += self.weights
-        return held
+        """Bytes after the action."""
+        return self._add_weights(self.decoder.resident(action, run_phase))
 
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held at the moment of the process's peak inside the action."""
-        held = dict(self.decoder.peak(action, run_phase))
-        if MemoryKind.WEIGHTS in held:
-            held[MemoryKind.WEIGHTS] += self.weights
+        """Bytes at the process's peak inside the action."""
+        sizes = self._add_weights(self.decoder.peak(action, run_phase))
         if action.kind in WITH_PASSES:
-            own = held.get(MemoryKind.ACTIVATIONS, 0)
-            held[MemoryKind.ACTIVATIONS] = max(own, self.in_flight) + self.kept
-        return held
+            own = sizes.get(MemoryKind.ACTIVATIONS, 0)
+            sizes[MemoryKind.ACTIVATIONS] = max(own, self.in_flight) + self.cache
+        return sizes
 
     def loaded(self, action: Action) -> Bytes:
-        """Held inside the action before the process repacked it."""
-        held = dict(self.decoder.loaded(action))
-        if MemoryKind.WEIGHTS in held:
-            held[MemoryKind.WEIGHTS] += self.weights
-        return held
+        """Bytes inside the action before the process repacks its weights."""
+        return self._add_weights(self.decoder.loaded(action))
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Nothing: the device's memory is the host's."""
-        return self.decoder.on_host(action, run_phase)
+    def _add_weights(self, sizes: Bytes) -> dict[MemoryKind, int]:
+        """Add the tower's weights wherever the decoder's are in memory."""
+        more = self.weights if MemoryKind.WEIGHTS in sizes else 0
+        return {kind: size + more if kind is MemoryKind.WEIGHTS else size for kind, size in sizes.items()}

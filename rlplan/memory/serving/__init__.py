@@ -1,1 +1,1 @@
-"""What an engine keeps and reaches: weights, KV cache and peaks, by vLLM's arithmetic and by other engines'."""
+"""Memory of rollout engines by vLLM's arithmetic: weights, KV cache and peaks."""

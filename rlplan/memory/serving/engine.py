@@ -1,7 +1,7 @@
-"""A vLLM engine on GPUs, by vLLM's own arithmetic: what the fraction is spent on and how many tokens are left.
+"""Memory of a vLLM engine on GPUs, by vLLM's own arithmetic: from `gpu_memory_utilization` to tokens of KV cache.
 
-In: a ModelSpec, EngineSettings. Out: EngineMemory, a row for each use, of the rank that holds fewest blocks.
-Left out: CPU engines (cpu/engine.py), speculative decoding, LoRA slots, encoder caches, offloading connectors.
+In: a ModelSpec, EngineSettings. Out: EngineMemory, the bytes of each use on the rank with the fewest blocks.
+Left out: CPU engines (roles/cpu_engine.py), speculative decoding, LoRA slots, encoder caches, offloading connectors.
 
     KV cache = ceil(total * gpu_memory_utilization) - weights - max(prefill, sampler, encoder) - not torch's [- graphs]
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import Quantization
-from rlplan.memory.serving.kv import CachePool, cache_pool
+from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.memory.serving.peaks import (
     cuda_graph_bytes,
     encoder_peak_bytes,
@@ -22,7 +22,7 @@ from rlplan.memory.serving.peaks import (
     sampler_peak_bytes,
 )
 from rlplan.memory.serving.tensors import rotary_table_bytes
-from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits
+from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, find_default_limits
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout
@@ -30,34 +30,34 @@ from rlplan.spec.models.shards import stage_layers
 from rlplan.units import MIB, ceil_div, format_bytes
 
 DEFAULT_UTILIZATION = {False: 0.9, True: 0.92}
-"""The default fraction, and since 0.21. Source: vLLM 0.11 and 0.32.0 config/cache.py."""
+"""Default `gpu_memory_utilization` before vLLM 0.21 (False) and since (True). Source: vLLM 0.11 and 0.32.0
+config/cache.py."""
 CONTEXT = 500 * MIB
 COMMUNICATOR = 400 * MIB
-"""A process's CUDA context and its NCCL buffers, where the caller has no profile that says. A100 and H100 measure
-480 to 520 MiB for the context; NCCL 342 to 392 MiB a group (aiconfigurator's table)."""
+"""Bytes of a process's CUDA context and NCCL buffers, for callers without a hardware profile. A100 and H100 measure
+480 to 520 MiB for the context; NCCL 342 to 392 MiB per group (aiconfigurator's table)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine is started with. None: vLLM's default for the version and the GPU.
-
-    total_bytes: of the GPU, as the driver reports. kv_cache_memory_bytes: given, it replaces the fraction.
-    element_bytes: of a weight that is not quantised. kv_element_bytes: of a cached key or value.
-    attention_dp: ranks of data-parallel attention, which share the limits of a batch. context_ranks: decode context
-    parallelism. has_lora: each batch size is captured with adapters and without
-    (`VllmVersion.captures_with_adapters`).
-    """
+    """Settings of an engine. None: vLLM's default for the version and the GPU."""
 
     total_bytes: int
+    """Bytes of the GPU, as the driver reports."""
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
+    """Bytes of KV cache, which replace `gpu_memory_utilization`."""
     tp: int = 1
     pp: int = 1
     ep: int = 1
     attention_dp: int = 1
+    """Data-parallel attention size. Its ranks share the limits of a batch."""
     context_ranks: int = 1
+    """Decode context parallel size."""
     element_bytes: int = 2
+    """Bytes of an unquantized weight."""
     kv_element_bytes: int = 2
+    """Bytes of a cached key or value element."""
     quantization: Quantization | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -66,6 +66,7 @@ class EngineSettings:
     enforce_eager: bool = False
     is_a100: bool = False
     has_lora: bool = False
+    """Whether adapters are served, so that CUDA graphs may be captured twice (`VllmVersion.captures_with_adapters`)."""
     context_bytes: int = CONTEXT
     communicator_bytes: int = COMMUNICATOR
     version: VllmVersion = LATEST
@@ -73,14 +74,10 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Bytes of one rank of an engine; the rows of what it holds and needs.
-
-    weights: with rope_table, what `Model loading took` says. activation_peak: the largest of prefill, sampler and
-    encoder. kv_budget: left for the cache; kv_cache: allocated of it, in whole blocks. num_tokens: what the log calls
-    the size of the cache.
-    """
+    """Bytes of one rank of an engine, by use."""
 
     requested: int
+    """Bytes of the GPU times `gpu_memory_utilization`."""
     weights: int
     rope_table: int
     prefill_peak: int
@@ -89,24 +86,27 @@ class EngineMemory:
     non_torch: int
     cuda_graphs: int
     kv_budget: int
+    """Bytes that are left for the KV cache."""
     kv_cache: int
+    """Bytes of KV cache in whole blocks."""
     num_blocks: int
     num_tokens: int
+    """Tokens that vLLM's log states as the size of the KV cache."""
     block_size: int
     max_model_len: int
     limits: BatchLimits
     pool: CachePool
     in_flight: int = 0
-    """Tokens computed but not settled yet, which a window holds beside its own."""
+    """Tokens of scheduled batches, which a sliding window holds in addition to its own."""
 
     @property
     def activation_peak(self) -> int:
-        """Bytes at the peak of the profile run beyond the weights."""
+        """Bytes at the peak of the profile run, without the weights."""
         return max(self.prefill_peak, self.sampler_peak, self.encoder_peak)
 
     @property
     def model_bytes(self) -> int:
-        """What `Model loading took` says."""
+        """Bytes that vLLM logs as `Model loading took`."""
         return self.weights + self.rope_table
 
     @property
@@ -116,7 +116,7 @@ class EngineMemory:
 
 
 def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
-    """What an engine of this model holds on the rank with fewest blocks. Raises: SpecError where sizes do not divide.
+    """Predict the memory of an engine's rank with the fewest blocks. Raises: SpecError where sizes do not divide.
 
     A budget below zero gives no blocks.
 
@@ -132,14 +132,14 @@ def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
     """
     _check(settings)
     layout = engine_layout(settings.tp, settings.pp, settings.ep, settings.attention_dp)
-    stages = [_stage_memory(model, settings, layout, stage) for stage in range(settings.pp)]
+    stages = [_predict_stage(model, settings, layout, stage) for stage in range(settings.pp)]
     return min(stages, key=lambda memory: memory.num_blocks)
 
 
-def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
-    """The batch limits of an engine: those given, else vLLM's for each rank of data-parallel attention."""
+def choose_limits(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
+    """The batch limits of an engine: those of its settings, otherwise vLLM's defaults times data-parallel ranks."""
     length = settings.max_model_len or model.max_position_embeddings
-    usual = default_limits(
+    usual = find_default_limits(
         settings.version,
         settings.total_bytes,
         length,
@@ -151,9 +151,9 @@ def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
     )
 
 
-def engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None = None) -> CachePool:
-    """The cache's blocks on a rank."""
-    return cache_pool(
+def build_engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None = None) -> CachePool:
+    """The blocks of a rank's KV cache."""
+    return build_cache_pool(
         model,
         tp=settings.tp,
         element_bytes=settings.kv_element_bytes,
@@ -164,18 +164,11 @@ def engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None
     )
 
 
-def logged_tokens(pool: CachePool, num_blocks: int, settings: EngineSettings, length: int, batched_tokens: int) -> int:
-    """Tokens that the start-up log of this version prints for a number of blocks."""
-    if settings.version.counts_group_capacity:
-        return pool.num_tokens(num_blocks, length, batched_tokens * settings.version.num_batches_in_flight)
-    return pool.num_table_tokens(num_blocks)
-
-
-def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, stage: int) -> EngineMemory:
-    version, limits, dp = settings.version, limits_of(model, settings), settings.attention_dp
-    own = BatchLimits(ceil_div(limits.max_num_seqs, dp), ceil_div(limits.max_num_batched_tokens, dp))
+def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, stage: int) -> EngineMemory:
+    version, limits, dp = settings.version, choose_limits(model, settings), settings.attention_dp
+    rank_limits = BatchLimits(ceil_div(limits.max_num_seqs, dp), ceil_div(limits.max_num_batched_tokens, dp))
     length = settings.max_model_len or model.max_position_embeddings
-    is_first, is_last = stage == 0, stage == settings.pp - 1
+    is_first, is_last = stage == 0, stage == settings.pp - 1  # the first stage encodes images, the last one samples
     share = DEFAULT_UTILIZATION[version.counts_cuda_graphs]
     if settings.gpu_memory_utilization is not None:
         share = settings.gpu_memory_utilization
@@ -184,19 +177,27 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     rope = rotary_table_bytes(model, settings.element_bytes)
     e, num_tokens, ep = settings.element_bytes, limits.max_num_batched_tokens, settings.ep
     prefill = prefill_peak_bytes(model, settings.tp, num_tokens, e, ep=ep, attention_dp=dp)
-    sampler = sampler_peak_bytes(version, model, own.max_num_batched_tokens, own.max_num_seqs) if is_last else 0
-    encoder = encoder_peak_bytes(model, own.max_num_batched_tokens) if is_first else 0
+    sampler = (
+        sampler_peak_bytes(version, model, rank_limits.max_num_batched_tokens, rank_limits.max_num_seqs)
+        if is_last
+        else 0
+    )
+    encoder = encoder_peak_bytes(model, rank_limits.max_num_batched_tokens) if is_first else 0
     other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
     layers = stage_layers(model.num_layers, settings.pp)[stage]
     captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
     is_eager = settings.enforce_eager
-    graphs = cuda_graph_bytes(version, len(layers), own.max_num_seqs, enforce_eager=is_eager, num_captures=captures)
+    graphs = cuda_graph_bytes(
+        version, len(layers), rank_limits.max_num_seqs, enforce_eager=is_eager, num_captures=captures
+    )
     budget = settings.kv_cache_memory_bytes
     if budget is None:
         budget = requested - weights - rope - max(prefill, sampler, encoder) - other
         budget -= graphs if version.reserves_graphs(model) else 0
-    pool = engine_pool(model, settings, layers)
+    pool = build_engine_pool(model, settings, layers)
     blocks = pool.num_blocks(budget)
+    in_flight = limits.max_num_batched_tokens * version.num_batches_in_flight
+    logs_capacity = version.counts_group_capacity
     return EngineMemory(
         requested=requested,
         weights=weights,
@@ -209,12 +210,12 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         kv_budget=max(budget, 0),
         kv_cache=blocks * pool.bytes_per_block,
         num_blocks=blocks,
-        num_tokens=logged_tokens(pool, blocks, settings, length, limits.max_num_batched_tokens),
+        num_tokens=pool.num_tokens(blocks, length, in_flight) if logs_capacity else pool.num_table_tokens(blocks),
         block_size=pool.block_size,
         max_model_len=length,
         limits=limits,
         pool=pool,
-        in_flight=limits.max_num_batched_tokens * version.num_batches_in_flight,
+        in_flight=in_flight,
     )
 
 
@@ -225,12 +226,12 @@ def _check(settings: EngineSettings) -> None:
             f"gpu_memory_utilization is {share}",
             where="gpu_memory_utilization",
             rule="a fraction of the GPU's total, above 0 and at most 1",
-            way_out="give one such as 0.9",
+            way_out="use a fraction such as 0.9",
         )
     if settings.total_bytes <= 0:
         raise SpecError(
             f"the GPU has {format_bytes(settings.total_bytes)}",
             where="total_bytes",
             rule="above 0",
-            way_out="give what the driver reports",
+            way_out="use the total that the driver reports",
         )

@@ -1,7 +1,6 @@
-"""Generation: bytes of the rollout engine beside its weights, by vLLM's own arithmetic.
+"""Memory of a CPU rollout engine in addition to its weights, by vLLM's own arithmetic.
 
-In: a ModelSpec and the engine's settings. Out: bytes. Left out: GPUs (profiling, CUDA
-graphs, sleep), states of linear attention.
+In: a ModelSpec and the engine's settings. Out: bytes. Left out: GPUs (profiling, CUDA graphs, sleep).
 Source: vLLM 0.32.0, v1/core/kv_cache_utils.py and v1/worker/cpu_model_runner.py.
 
 Symbols: L layers, k kv heads, d head_dim, e bytes an element, B block size in tokens, t tensor-parallel ranks.
@@ -10,9 +9,9 @@ Symbols: L layers, k kv heads, d head_dim, e bytes an element, B block size in t
 from pathlib import Path
 
 from rlplan.memory.model.activations import forward_working_bytes
-from rlplan.memory.model.logits import FLOAT_BYTES
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.model.params import fused_linear_shapes
-from rlplan.memory.serving.kv import CachePool, cache_pool
+from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.headers import has_weights, read_index
@@ -32,9 +31,9 @@ def kv_bytes_per_token(model: ModelSpec, element_bytes: int) -> int:
 
 
 def host_pool(model: ModelSpec, rollout: ResolvedRollout) -> CachePool:
-    """How a rank on a CPU host cuts its KV cache into blocks, with every state in the cache's dtype."""
+    """The blocks of a CPU rank's KV cache, with every state in the cache's dtype."""
     e = rollout.dtype.num_bytes
-    return cache_pool(model, tp=rollout.tp, element_bytes=e, state_bytes=e, block_size=rollout.block_size)
+    return build_cache_pool(model, tp=rollout.tp, element_bytes=e, state_bytes=e, block_size=rollout.block_size)
 
 
 def engine_activation_bytes(model: ModelSpec, max_num_batched_tokens: int) -> int:
@@ -45,9 +44,9 @@ def engine_activation_bytes(model: ModelSpec, max_num_batched_tokens: int) -> in
 def sampler_bytes(vocab_size: int, max_num_seqs: int, speculative_tokens: int = 0) -> int:
     """Bytes of the sampler in fp32, each row over the vocabulary V.
 
-    Counts: of each of the S running sequences logits, probabilities, log-probs and random draws, 4 S rows. With k draft
-    tokens R = S (1 + k) rows: logits, final logits, those of accepted tokens and their log-probs (4 R), target logits
-    (S k) and logits and processed ones of bonus tokens (2 S).
+    Counts: logits, probabilities, log-probs and random draws of the S running sequences, 4 S rows. With k draft tokens
+    R = S (1 + k) rows each of logits, final logits, those of accepted tokens and their log-probs (4 R); target logits
+    (S k); logits and processed logits of bonus tokens (2 S).
     Source: vLLM 0.32.0, v1/sample/sampler.py with `processed_logprobs`; `_get_logprobs_tensors` of
     v1/sample/rejection_sampler.py.
 
@@ -61,47 +60,47 @@ def sampler_bytes(vocab_size: int, max_num_seqs: int, speculative_tokens: int = 
 
 
 MAX_KERNELS = 1024
-"""Kernels that oneDNN keeps: its primitive cache's capacity, ONEDNN_PRIMITIVE_CACHE_CAPACITY, by default."""
+"""Kernels that oneDNN caches: the default of ONEDNN_PRIMITIVE_CACHE_CAPACITY."""
 
 SIZES_PER_POSITION = 5
-"""Batch sizes that a run of many steps meets at one position of its responses. Measured: the quickstart's engine holds
-code for some 60 sizes after 40 steps, and its responses have 12 positions."""
+"""Different batch sizes at one position of the responses in a run of many steps. Measured: after 40 steps the
+quickstart's engine has code for some 60 sizes, with responses of 12 positions."""
 
 
-def num_batch_sizes(job: ResolvedJob) -> int:
-    """Different numbers of sequences that one engine decodes at a time in a run.
+def count_batch_sizes(job: ResolvedJob) -> int:
+    """Different batch sizes that one engine decodes with in a run.
 
-    Counts: 5 for each position of a response (fewer in a run of fewer steps), as many again where evaluations sample,
-    which meet others than rollouts; at most the sequences (and draft tokens) at once.
+    Counts: 5 for each position of a response (fewer in a run of fewer steps), and as many again for evaluations that
+    sample; at most the sequences (and draft tokens) at once.
     Source: SIZES_PER_POSITION. Assumes: a batch shrinks one by one, as rollouts end. Left out: sizes of prefills.
     """
     workload, versions_under_way = job.workload, 1 + job.placement.max_staleness
     at_once = max(versions_under_way * workload.num_rollouts_per_step, job.num_evaluated_responses)
     per_engine = ceil_div(at_once, job.rollout.num_engines)
-    most = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
+    max_batch = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
     sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps) * (2 if workload.evaluation_temperature else 1)
-    return min(most, sizes_per_position * workload.max_response_len)
+    return min(max_batch, sizes_per_position * workload.max_response_len)
 
 
 def compiled_kernel_bytes(model: ModelSpec, packing: WeightPacking, num_sizes: int, tp: int = 1) -> int:
-    """Bytes of the code that oneDNN compiles for matmuls of packed weights, one kernel a shape and batch size.
+    """Bytes of the code that oneDNN compiles for matmuls of packed weights, one kernel per shape and batch size.
 
     Counts: distinct shapes x batch sizes, at most 1,024 kernels, times the profile's bytes of one.
-    Source: oneDNN's primitive cache; the bytes are the profile's, measured. Assumes: a CPU without tiles, as packs do.
+    Source: oneDNN's primitive cache; the bytes are the profile's, measured. Assumes: a CPU without AMX tiles.
     """
     num_kernels = min(MAX_KERNELS, len(set(fused_linear_shapes(model, tp))) * num_sizes)
     return num_kernels * packing.bytes_per_batch_size.value
 
 
 def mapped_checkpoint_bytes(folder: Path | None, model: ModelSpec, *, is_drawn: bool) -> int:
-    """Bytes of the largest file of a checkpoint: its pages are the engine's own while it is read.
+    """Bytes of the largest file of a checkpoint, whose pages count for the engine while it reads them.
 
-    is_drawn: whether start weights are drawn, which are written as one file in fp32.
-    Source: vLLM 0.32.0, weight_utils.py, `safetensors_weights_iterator`: one file after the other, mapped. Assumes:
-    where no file is there, the same.
+    is_drawn: whether the start weights are random, which rlplan writes as one fp32 file.
+    Source: vLLM 0.32.0, weight_utils.py, `safetensors_weights_iterator`: one mapped file after the other. Assumes: one
+    fp32 file where the checkpoint is not on disk.
     """
     if is_drawn or folder is None or not has_weights(folder):
         return FLOAT_BYTES * model.num_parameters
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    names = {whole.name} if whole.is_file() else set(read_index(index).values())
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    names = {single.name} if single.is_file() else set(read_index(index).values())
     return max((folder / name).stat().st_size for name in names)

@@ -1,14 +1,13 @@
-"""The KV cache of vLLM: which layers share blocks, what a block costs, and how many tokens the pool holds.
+"""vLLM's KV cache: groups of layers, bytes of a block, and tokens that the pool holds.
+
+Layers of the same kind form groups, each with its own block table. All groups have the same number of layers, so a
+block of any group has the same bytes, and one pool serves all. A block of the pool holds B tokens of one group.
 
 In: a ModelSpec, ranks, bytes of an element and a block size. Out: a CachePool. Left out: speculative drafts, layouts
 that pack pages of different sizes into one block, HiSparse and other caches on the host.
 
-Layers with the same needs form a group with a block table of its own; groups are cut to the same number of layers, so
-that a block of any group has the same bytes and all draw from one pool. A block of the pool is B tokens of one group.
-
-Symbols: B block_size, L layers, t tensor-parallel ranks, c decode-context-parallel ranks, P prompt, R response, n
-responses of a prompt.
-Source: vLLM 0.32.0, v1/core/kv_cache_utils.py and v1/kv_cache_interface.py, unless said otherwise.
+Symbols: B block_size, t tensor-parallel ranks.
+Source: vLLM 0.32.0, v1/core/kv_cache_utils.py and v1/kv_cache_interface.py, unless another is named.
 """
 
 from collections.abc import Sequence
@@ -22,25 +21,27 @@ from rlplan.units import ceil_div, round_up
 DEFAULT_BLOCK = 16
 """Tokens in a block. Source: config/cache.py `DEFAULT_BLOCK_SIZE`."""
 MLA_BLOCK = 64
-"""Tokens in a block of latent attention: what FlashMLA takes. Source: v1/attention/backends/mla/flashmla.py."""
+"""Tokens in a block of latent attention, fixed by FlashMLA. Source: v1/attention/backends/mla/flashmla.py."""
 INDEX_SCALE_BYTES = 4
-"""A scale beside each fp8 key of an indexer. Source: models/deepseek_v2.py `DeepseekV32IndexerCache`."""
+"""Bytes of the scale of each fp8 key of an indexer. Source: models/deepseek_v2.py `DeepseekV32IndexerCache`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers with one block table. window: None for all tokens. block_size: tokens; 0 for a state of constant size."""
+    """Layers that share one block table."""
 
     kind: str
     num_layers: int
     block_size: int
+    """Tokens per block; 0 for a recurrent state of constant size."""
     window: int | None = None
+    """Tokens of a sliding window; None for all tokens."""
 
     def num_blocks(self, num_tokens: int, in_flight: int = 0, context_ranks: int = 1) -> int:
-        """Blocks that a sequence of `num_tokens` holds. in_flight: tokens computed but not settled yet.
+        """Blocks of a sequence of `num_tokens`. in_flight: tokens of scheduled batches.
 
-        Counts: ceil(tokens / B); at most the window - 1 and what is in flight, with one block more because a window may
-        begin inside a block; one for a recurrent state.
+        Counts: ceil(tokens / B). A sliding window holds at most window - 1 tokens and those in flight, and one block
+        more because it may begin inside a block. A recurrent state is one block.
 
         >>> CacheGroup("full", 8, 16).num_blocks(100), CacheGroup("sliding", 8, 16, window=64).num_blocks(1000)
         (7, 5)
@@ -54,15 +55,17 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class CachePool:
-    """The blocks of one rank. bytes_per_block: of one block of any group, over all layers of the group."""
+    """The KV cache blocks of one rank."""
 
     bytes_per_block: int
+    """Bytes of one block of any group, over all layers of the group."""
     groups: tuple[CacheGroup, ...]
     context_ranks: int = 1
+    """Decode context parallel size."""
 
     @property
     def block_size(self) -> int:
-        """Tokens of the smallest block that holds tokens."""
+        """Tokens of the smallest block, without recurrent states."""
         return min(group.block_size for group in self.groups if group.block_size)
 
     @property
@@ -71,7 +74,7 @@ class CachePool:
         return self.bytes_per_block * len(self.groups) / self.block_size
 
     def num_blocks(self, budget: int) -> int:
-        """Whole blocks in a budget of bytes: rounded down, for it is a capacity."""
+        """Whole blocks in a budget of bytes, rounded down."""
         return max(budget, 0) // self.bytes_per_block
 
     def blocks_of_sequence(self, num_tokens: int, in_flight: int = 0) -> int:
@@ -79,10 +82,9 @@ class CachePool:
         return sum(group.num_blocks(num_tokens, in_flight, self.context_ranks) for group in self.groups)
 
     def num_tokens(self, num_blocks: int, max_model_len: int, in_flight: int = 0) -> int:
-        """Tokens that the log calls the size of the cache: sequences of the largest length, times that length.
+        """Tokens that vLLM's log states as the size of the cache: concurrency at the largest length, times that length.
 
-        Source: `get_kv_cache_capacity`. Differs: with one group it is blocks times B, but for a length that B does not
-        divide.
+        Source: `get_kv_cache_capacity`. Differs: with one group and a length that B divides, it is blocks times B.
 
         >>> pool = CachePool(65536, (CacheGroup("full", 32, 16),))
         >>> pool.num_tokens(1000, 4096), pool.num_tokens(1000, 4000)
@@ -91,13 +93,13 @@ class CachePool:
         return num_blocks * max_model_len // self.blocks_of_sequence(max_model_len, in_flight)
 
     def num_table_tokens(self, num_blocks: int) -> int:
-        """The same in logs before 0.21: blocks over groups, times B. Source: vLLM 0.11 kv_cache_utils.py."""
+        """Tokens that logs before 0.21 state: blocks over groups, times B. Source: vLLM 0.11 kv_cache_utils.py."""
         return num_blocks // len(self.groups) * self.block_size * self.context_ranks
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """One layer's block. num_bytes: of the block. What must be equal for two layers to share a group."""
+    """One layer's block. Layers whose pages are equal share a group."""
 
     kind: str
     window: int | None
@@ -105,7 +107,7 @@ class _Page:
     num_bytes: int
 
 
-def cache_pool(
+def build_cache_pool(
     model: ModelSpec,
     *,
     tp: int = 1,
@@ -116,16 +118,17 @@ def cache_pool(
     layers: range | None = None,
     splits_groups: bool = True,
 ) -> CachePool:
-    """The pool of one rank. layers: of its pipeline stage. state_bytes: an element of a linear layer's state.
+    """Build the pool of one rank.
 
-    splits_groups: False for engines that give sliding-window layers all tokens (before 0.9.2, or by option).
-    Counts: one group of all layers where all need the same tokens; else groups of as many layers as the rarest kind
-    has (or the commonest, where that is less than half more), the last of each kind padded.
+    layers: layers of its pipeline stage. state_bytes: bytes of an element of a linear layer's state. splits_groups:
+    False for engines whose sliding-window layers keep all tokens (before 0.9.2, or by option).
+    Counts: one group where all layers are of one kind. Otherwise groups of as many layers as the rarest kind has, or
+    the most common one if that is less than 1.5 times as many; the last group of each kind is padded.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> cache_pool(find_model("meta-llama/Llama-3.1-8B")).bytes_per_block  # 32 * 16 * 2 * 8 * 128 * 2
+    >>> build_cache_pool(find_model("meta-llama/Llama-3.1-8B")).bytes_per_block  # 32 * 16 * 2 * 8 * 128 * 2
     2097152
-    >>> pool = cache_pool(find_model("openai/gpt-oss-20b"))  # 12 sliding and 12 full layers: 12 * 16 * 2 * 8 * 64 * 2
+    >>> pool = build_cache_pool(find_model("openai/gpt-oss-20b"))  # 12 sliding, 12 full: 12 * 16 * 2 * 8 * 64 * 2
     >>> pool.bytes_per_block, [group.num_layers for group in pool.groups]
     (393216, [12, 12])
     """
@@ -135,17 +138,17 @@ def cache_pool(
     size = block_size or (MLA_BLOCK if model.latent_attention else DEFAULT_BLOCK)
     if any(cache.kind == LINEAR for cache in chosen):
         size = _hybrid_block(chosen, size, element_bytes, state_bytes)
-    pages = [_page(cache, size, element_bytes, state_bytes, splits_groups) for cache in chosen]
+    pages = [_build_page(cache, size, element_bytes, state_bytes, splits_groups) for cache in chosen]
     if len({(page.kind, page.window) for page in pages}) == 1:
         first = pages[0]
         group = CacheGroup(first.kind, len(pages), first.block_size, first.window)
         return CachePool(sum(page.num_bytes for page in pages), (group,), context_ranks)
-    groups = _split(_unified(pages))
+    groups = _split_groups(_unify_pages(pages))
     largest = max(page.num_bytes for page in pages)
     return CachePool(largest * max(group.num_layers for group in groups), groups, context_ranks)
 
 
-def _page(cache: LayerCache, block_size: int, element_bytes: int, state_bytes: int, splits_groups: bool) -> _Page:
+def _build_page(cache: LayerCache, block_size: int, element_bytes: int, state_bytes: int, splits_groups: bool) -> _Page:
     if cache.kind == LINEAR:
         return _Page(LINEAR, None, 0, _state_bytes(cache, state_bytes))
     window = cache.window if splits_groups else None
@@ -159,7 +162,7 @@ def _state_bytes(cache: LayerCache, state_bytes: int) -> int:
 
 
 def _hybrid_block(caches: Sequence[LayerCache], block_size: int, element_bytes: int, state_bytes: int) -> int:
-    """Tokens in an attention block beside recurrent layers: enough that its bytes hold a state.
+    """Tokens in an attention block of a hybrid model: so many that the block is as large as a recurrent state.
 
     Source: platforms/interface.py, `Setting attention block size to ... to ensure that attention page size is >= mamba
     page size`.
@@ -171,8 +174,8 @@ def _hybrid_block(caches: Sequence[LayerCache], block_size: int, element_bytes: 
     return block_size * max(1, ceil_div(state, block_size * max(tokens)))
 
 
-def _unified(pages: list[_Page]) -> list[_Page]:
-    """Pages of one size: a smaller one takes more tokens where that divides, else it is padded."""
+def _unify_pages(pages: list[_Page]) -> list[_Page]:
+    """Bring pages to one size. A smaller page gets more tokens where the sizes divide; otherwise it is padded."""
     largest = max(page.num_bytes for page in pages)
     return [
         replace(page, num_bytes=largest, block_size=page.block_size * (largest // page.num_bytes))
@@ -182,12 +185,13 @@ def _unified(pages: list[_Page]) -> list[_Page]:
     ]
 
 
-def _split(pages: list[_Page]) -> tuple[CacheGroup, ...]:
-    """Groups of the same number of layers. Source: `_get_kv_cache_groups_uniform_page_size`."""
+def _split_groups(pages: list[_Page]) -> tuple[CacheGroup, ...]:
+    """Split layers into groups of the same number of layers. Source: `_get_kv_cache_groups_uniform_page_size`."""
     counts: dict[_Page, int] = {}
     for page in pages:
         counts[page] = counts.get(page, 0) + 1
     fewest, most = min(counts.values()), max(counts.values())
+    # vLLM's threshold: up to 1.5 times as many layers, padding the rare kinds costs less than splitting the others.
     width = most if most < 1.5 * fewest else fewest
     return tuple(
         CacheGroup(page.kind, width, page.block_size, page.window)

@@ -1,4 +1,4 @@
-"""What vLLM needs while it computes: prefill, sampler, CUDA graphs, and what is not torch's.
+"""Memory of vLLM's computation: prefill, sampler, CUDA graphs, and memory outside of torch.
 
 In: a ModelSpec, ranks, batch limits and a version. Out: bytes per GPU. Left out: weights, KV cache, encoders of images
 and sound (counted only roughly, by `encoder_peak_bytes`), all-to-all buffers of expert parallelism.
@@ -13,39 +13,40 @@ from rlplan.spec.models.dimensions import Layout, sizes_of
 from rlplan.units import KIB, MIB, ceil_div
 
 RESIDUAL_COPIES = 2.9
-"""Copies of a hidden state at the peak: hidden state, residual and most of a norm's output. Fitted to the slope of
-107 KiB a token of Llama-3.1-8B (vllm issue 10517, 20,000 to 29,000 tokens): 3 is what the code says; without that
-source 2.9 would be 3.0, which changes the peak by 0.8 %."""
+"""Copies of a hidden state at the peak: hidden state, residual and most of a norm's output. vLLM's code suggests 3. The
+value is fitted to the slope of 107 KiB a token of Llama-3.1-8B (vllm issue 10517, 20,000 to 29,000 tokens). Without
+that source it would be 3.0, which changes the peak by 0.8 %."""
 SAMPLER_BYTES = 14
-"""A sequence and vocabulary entry in the profile run: bf16 logits 2, fp32 logits 4, probabilities 4, exponential
-noise 4. Source: vLLM 0.32.0 v1/sample/sampler.py and ops/topk_topp_sampler.py `forward_native`. Derived, not fitted."""
+"""Bytes per sequence and vocabulary entry in the profile run: bf16 logits 2, fp32 logits 4, probabilities 4,
+exponential noise 4. Source: vLLM 0.32.0 v1/sample/sampler.py and ops/topk_topp_sampler.py `forward_native`. Derived,
+not fitted."""
 SORT_SAMPLER_BYTES = 41
-"""The same where PyTorch sorts. Derived: 38: logits 2 + 4, sorted values 4, their indices 8, and inside torch.sort the
-indices again 8 and CUB's second buffers of keys and indices 12 (ATen/native/cuda/Sort.cpp). Measured, it is 39.2 (vllm
-pull 10511), 39.5 (21489) and 45.1 (17122): 41 is their mean; without the first it is 42.3, without the second 42.2,
-without the third 39.4, which changes the sampler's peak by at most 4 %."""
+"""Bytes per sequence and vocabulary entry where PyTorch sorts. Derived, it would be 38: logits 2 + 4, sorted values 4,
+their indices 8, and inside torch.sort the indices again 8 and CUB's second buffers of keys and indices 12
+(ATen/native/cuda/Sort.cpp). Measured: 39.2 (vllm pull 10511), 39.5 (21489) and 45.1 (17122), with a mean of 41. Without
+the first it is 42.3, without the second 42.2, without the third 39.4, so the sampler's peak changes by at most 4 %."""
 LOGIT_BYTES = 2
-"""A bf16 logit, where the profile run computes logits and samples nothing."""
+"""Bytes of a bf16 logit, where the profile run computes logits but does not sample."""
 LAYER_GRAPH_BYTES = 300 * KIB
-"""A layer of a captured batch size: the driver keeps each kernel's node with its arguments.
+"""Bytes per layer and captured batch size: the driver keeps a node with arguments for each kernel.
 
-Fitted to the 0.65 GiB of Gemma 3 4B alone (vllm pull 21489). What engines of six models leave asleep under AgileRL was
-not used; fitted to that it would be 0.32 MiB, and a model that is left out is missed by 35 MiB. As many bytes for each
-size, whatever the number of layers, miss it by 50. Logs of others say 0.31 MiB of Qwen3-32B on two ranks (vLLM 0.10),
-0.38 of Llama-3.2-1B (vllm pull 11349), 0.12 of Llama-70B on eight ranks, and 0.10, an estimate, of Qwen2.5 0.5B (vLLM
-issue 50159)."""
+Fitted only to the 0.65 GiB of Gemma 3 4B (vllm pull 21489). Memory of sleeping engines of six models under AgileRL was
+not used; fitted to it the value would be 0.32 MiB, with a leave-one-out error of 35 MiB. A constant per size for any
+number of layers has an error of 50 MiB. Other logs show 0.31 MiB for Qwen3-32B on two ranks (vLLM 0.10), 0.38 for
+Llama-3.2-1B (vllm pull 11349), 0.12 for Llama-70B on eight ranks, and 0.10 for Qwen2.5 0.5B (vLLM issue 50159, an
+estimate)."""
 RUNNER_SEGMENTS = 22 * MIB
-"""Of torch, for the small tensors that a model runner keeps: 2 MiB for those up to 1 MiB, 20 MiB for those up to 10.
-Source: torch 2.13 c10 CUDAAllocatorConfig.h (`kSmallBuffer`, `kLargeBuffer`). Not fitted; residuals under AgileRL lack
-20 MiB by the median without it."""
+"""Bytes of torch's segments for small tensors of a model runner: 2 MiB for tensors up to 1 MiB, 20 MiB for those up to
+10 MiB. Source: torch 2.13 c10 CUDAAllocatorConfig.h (`kSmallBuffer`, `kLargeBuffer`). Not fitted. Without it the median
+residual under AgileRL is 20 MiB too low."""
 COMPILED_KERNELS = 80 * MIB
-"""Kernels that Triton compiles: of attention for heads of two widths (Gemma 4: vLLM has no other backend for both), and
-of experts. Fitted to 21 residuals of Gemma 4 E2B under vLLM 0.26: they are missed by 0.015 GiB on average, by 0.09
-without it; 20 under 0.23 and 21 of OLMoE, left out, by 0.016 and 0.010 (0.09 and 0.09 without)."""
+"""Bytes of kernels that Triton compiles: attention with heads of two widths (Gemma 4, for which vLLM has no other
+backend), and experts. Fitted to 21 residuals of Gemma 4 E2B under vLLM 0.26: the mean error is 0.015 GiB, without it
+0.09. Of data that was not fitted, 20 residuals under 0.23 have 0.016 and 21 of OLMoE 0.010 (each 0.09 without it)."""
 GEMMA_PATCHES = 280 * 3**2
 """Patches of an image for Gemma 4: 280 tokens of 3 by 3 (`default_output_length`, `pooling_kernel_size`)."""
 NON_TORCH_GROWTH = 70 * MIB
-"""What the driver takes for kernels loaded in the profile run. Fitted to vllm pull 21489 (0.07 GiB)."""
+"""Bytes of the driver for kernels that the profile run loads. Fitted to vllm pull 21489 (0.07 GiB)."""
 
 
 def prefill_peak_bytes(
@@ -60,14 +61,13 @@ def prefill_peak_bytes(
     """Bytes in flight at the widest moment of one layer, during a forward pass of T tokens without gradients.
 
     Counts: e*T*(width + 2.9 h), where width is the largest of: the MLP's gate, up and product 3I/t (of the wider
-    layers); the experts' k*(max(2Ie/t, h) + Ie/t); attention's q, k, v and
-    output; latent attention's decompressed keys and values. Beside it what layers read of their own (Gemma 4 E2B), of
-    all layers.
+    layers); the experts' k*(max(2Ie/t, h) + Ie/t); attention's q, k, v and output; latent attention's decompressed keys
+    and values. Per-layer inputs of all layers (Gemma 4 E2B) are added.
     Source: vLLM 0.32.0 layers/activation.py, fused_moe/fused_moe.py (`intermediate_cache1` and 3 share memory).
-    Assumes: all T tokens pass in one chunk of experts, as up to 16,384 do; with expert parallelism (ep above 1) every
-    rank has rows for all of them, and experts of their whole width. Of attention_dp groups each attends to T / d of
-    them, and gathers T hidden states for its experts, beside as many sums of theirs (vLLM 0.32.0, `AgRsAll2AllManager`
-    of device_communicators/all2all.py, the default).
+    Assumes: experts process all T tokens in one chunk, as vLLM does up to 16,384. Under expert parallelism (ep above 1)
+    every rank has rows for all tokens, and experts of full width. Under data-parallel attention each of d groups
+    attends to T / d tokens, gathers T hidden states for its experts, and reduces as many sums (vLLM 0.32.0,
+    `AgRsAll2AllManager` of device_communicators/all2all.py, the default).
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> prefill_peak_bytes(find_model("meta-llama/Llama-3.1-8B"), 1, 1000)  # 2000 * (3*14336 + 2.9*4096)
@@ -95,7 +95,7 @@ def prefill_peak_bytes(
 
 
 def sampler_peak_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, num_seqs: int) -> int:
-    """Bytes in flight while the profile run samples for every sequence, the forward pass's output still held.
+    """Bytes in flight while the profile run samples for every sequence, including the forward pass's output.
 
     Counts: S*V*(14, or 41 with a full sort) + 2*T*h; every rank gathers the whole vocabulary.
     Source: vLLM 0.32.0 gpu_model_runner.py `_dummy_sampler_run`.
@@ -112,33 +112,33 @@ def sampler_peak_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, 
     return num_seqs * model.vocab_size * per_entry + 2 * num_tokens * model.hidden_size
 
 
-def num_graph_sizes(version: VllmVersion, num_seqs: int) -> int:
-    """Batch sizes that are captured.
+def count_graph_sizes(version: VllmVersion, num_seqs: int) -> int:
+    """Number of batch sizes for which vLLM captures CUDA graphs.
 
-    Counts: 1, 2, 4, then every 8 up to min(2S, 512) (67 in all; V0: up to S, 35 in all); every 16 beyond 256, and full
-    graphs of decoding beside piecewise ones, from 0.11. Source: vLLM 0.32.0 config/vllm.py `_set_cudagraph_sizes`;
-    0.8.4 and 0.6.4 config.py.
+    Counts: 1, 2, 4, then every 8th up to min(2S, 512) (67 in all; V0: up to S, 35 in all). From 0.11 on every 16th
+    above 256, and full graphs for decoding in addition to piecewise ones. Source: vLLM 0.32.0 config/vllm.py
+    `_set_cudagraph_sizes`; 0.8.4 and 0.6.4 config.py.
 
-    >>> num_graph_sizes(VllmVersion(0, 9, 0), 256), num_graph_sizes(VllmVersion(0, 6, 4, is_v0=True), 256)
+    >>> count_graph_sizes(VllmVersion(0, 9, 0), 256), count_graph_sizes(VllmVersion(0, 6, 4, is_v0=True), 256)
     (67, 35)
-    >>> num_graph_sizes(VllmVersion(0, 32, 0), 256)  # 51 piecewise and 35 of whole decoding steps
+    >>> count_graph_sizes(VllmVersion(0, 32, 0), 256)  # 51 piecewise and 35 of whole decoding steps
     86
     """
     if version.is_v0:
-        return _sizes_up_to(num_seqs)
+        return _count_sizes(num_seqs)
     if (version.major, version.minor) < (0, 11):
-        return _sizes_up_to(512)
+        return _count_sizes(512)
     largest = min(2 * num_seqs, 512)
-    return _sizes_up_to(min(largest, 256)) + max(0, largest - 256) // 16 + _full_sizes(num_seqs)
+    return _count_sizes(min(largest, 256)) + max(0, largest - 256) // 16 + _count_full_sizes(num_seqs)
 
 
-def _sizes_up_to(largest: int) -> int:
+def _count_sizes(largest: int) -> int:
     return sum(size <= largest for size in (1, 2, 4)) + largest // 8
 
 
-def _full_sizes(num_seqs: int) -> int:
+def _count_full_sizes(num_seqs: int) -> int:
     largest = min(num_seqs, 512)
-    return _sizes_up_to(min(largest, 256)) + max(0, largest - 256) // 16
+    return _count_sizes(min(largest, 256)) + max(0, largest - 256) // 16
 
 
 def cuda_graph_bytes(
@@ -152,23 +152,23 @@ def cuda_graph_bytes(
     """Bytes of captured graphs of one rank, resident until the engine ends (sleep keeps them).
 
     Counts: 300 KiB for each layer of the rank, captured size and capture of that size (num_captures 2 where adapters
-    are served, `VllmVersion.captures_with_adapters`). Assumes: the ranks that share a layer hardly matter.
+    are served, `VllmVersion.captures_with_adapters`). Assumes: tensor parallelism hardly changes the size.
 
     >>> round(cuda_graph_bytes(VllmVersion(0, 10, 0), 64, 256) / 2**30, 2)  # Qwen3-32B on two ranks: 1.30 in its log
     1.23
     """
-    sizes = 0 if enforce_eager else num_graph_sizes(version, num_seqs)
+    sizes = 0 if enforce_eager else count_graph_sizes(version, num_seqs)
     return num_captures * sizes * num_layers * LAYER_GRAPH_BYTES
 
 
 def expert_workspace_bytes(model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2, *, ep: int = 1) -> int:
-    """Bytes of the workspaces of a mixture's kernels, which the profile run allocates and nothing frees while awake.
+    """Bytes of the workspaces of MoE kernels, which the profile run allocates and an awake engine never frees.
 
-    Counts: e*T*k*(max(Ie/t, h) + max(2Ie/t, h)), the output in the first of them; 0 without experts. Part of
-    `prefill_peak_bytes` while awake; asleep they stay, for they lie outside the pools that sleep frees.
+    Counts: e*T*k*(max(Ie/t, h) + max(2Ie/t, h)), with the output in the first of them; 0 without experts. In an awake
+    engine they are part of `prefill_peak_bytes`. Sleep keeps them, because they are outside the pools that it frees.
     Source: vLLM 0.32.0 fused_moe/experts/triton_moe.py `workspace_shapes`, v1/worker/workspace.py.
-    Held to: what OLMoE leaves asleep under AgileRL grows by 70.2 and 70.6 kB a token, by this and
-    `input_buffer_bytes` 69.6.
+    Validation: a sleeping OLMoE engine under AgileRL grows by 70.2 and 70.6 kB a token; this and `input_buffer_bytes`
+    give 69.6.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> expert_workspace_bytes(find_model("allenai/OLMoE-1B-7B-0924"), 1, 1)  # 2 * 8 * (2048 + 2048)
@@ -181,11 +181,11 @@ def expert_workspace_bytes(model: ModelSpec, tp: int, num_tokens: int, element_b
 
 
 def input_buffer_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, element_bytes: int = 2) -> int:
-    """Bytes of the hidden states that vLLM's Model Runner V1 has room for, beside what its profile run counts.
+    """Bytes of the input embeddings that vLLM's Model Runner V1 allocates outside of its profile run.
 
-    Counts: e*T*h, awake and asleep; 0 under Model Runner V2, which makes none for text, and for images one that is
-    loaded with the weights. Source: vLLM 0.32.0 gpu_model_runner.py (`inputs_embeds`, made before the weights and
-    kept), gpu/mm/encoder_runner.py. Held to: what sleeping engines of AgileRL's leave. From 8,192 to 65,536 tokens
+    Counts: e*T*h, awake and asleep; 0 under Model Runner V2, which has none for text, and for images a buffer that is
+    loaded with the weights. Source: vLLM 0.32.0 gpu_model_runner.py (`inputs_embeds`, allocated before the weights and
+    never freed), gpu/mm/encoder_runner.py. Validation: sleeping engines of AgileRL. From 8,192 to 65,536 tokens
     Qwen2.5 1.5B and Gemma 4 grow by 170 to 200 MiB under 0.23, 168 by this; SmolLM2 under 0.23 and Gemma 4 under
     0.26, which run with V2, by 2 to 32.
 
@@ -200,9 +200,9 @@ def input_buffer_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, 
 
 
 def non_torch_bytes(version: VllmVersion, tp: int, context: int, communicator: int) -> int:
-    """Bytes that come out of the fraction though no tensor holds them.
+    """Bytes outside of torch that vLLM subtracts from its fraction of the GPU.
 
-    Counts: V0: context, communicator and growth; V1: growth alone, since its first snapshot is taken after both.
+    Counts: V0: context, communicator and growth. V1: only growth, because its first snapshot comes after the others.
     Source: vLLM 0.6.5 worker.py; 0.32.0 gpu_worker.py `init_device`, utils/mem_utils.py `memory_profiling`.
     """
     fixed = (context + (communicator if tp > 1 else 0)) if version.counts_context else 0
@@ -210,12 +210,12 @@ def non_torch_bytes(version: VllmVersion, tp: int, context: int, communicator: i
 
 
 def encoder_peak_bytes(model: ModelSpec, num_tokens: int) -> int:
-    """Bytes in flight while the vision tower profiles as many images as T tokens hold; 0 without a tower.
+    """Bytes in flight while the profile run encodes as many images as T tokens hold; 0 without a vision tower.
 
     Counts: 2 bytes a patch times (2w + 3v), w and v the tower's MLP and hidden width, and the pixels.
     Source: vLLM 0.32.0 gpu_model_runner.py `profile_run`, models/siglip.py, models/gemma4_mm.py (`_encoder_chunk`).
-    Assumes: a text token stands for 4 patches, or for 16 in SigLIP towers of 4,096 patches (Gemma 3); Gemma 4's images
-    pass one by one, for vLLM cuts them into as many as it has room for. AgileRL's generations show none of them.
+    Assumes: a text token replaces 4 patches, or 16 in SigLIP towers of 4,096 patches (Gemma 3). Gemma 4's images are
+    encoded one by one, because vLLM cuts them into chunks that fit. AgileRL's generations have no images to compare.
     """
     if model.vision is None:
         return 0

@@ -1,17 +1,18 @@
-"""The frozen base of a LoRA job where trainer and rollout engine hold it once: how its tensors lie in one memory.
+"""The shared frozen base of a LoRA job, which trainer and rollout engine hold once: the layout of its tensors.
 
-In: a ModelSpec and the bytes of an element. Out: where each tensor of vLLM begins and of which tensors of the trainer
-it is stacked, the bytes of all, or why a model's weights are not the same numbers on both sides. Left out: tensor
-parallelism, quantised weights, and what else a job must be for it (planner/shared_base.py).
+The trainer's row counts the memory, and the engine's parameters are views of it. Each tensor begins on a cache line.
+vLLM stacks projections of one input along their first dimension, so each of the trainer's tensors is a contiguous slice
+of rows.
 
-The trainer counts the memory; the engine's parameters are views of it. Each begins on a cache line. vLLM stacks
-projections of one input along their first dimension, so that each of them is a slice of rows, whole and contiguous.
+In: a ModelSpec and the bytes of an element. Out: the start of each of vLLM's tensors and its members on the trainer's
+side, the bytes of all, or the reason why a model's weights differ between the two. Left out: tensor parallelism,
+quantized weights, and the other conditions on a job (planner/shared_base.py).
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rlplan.memory.serving.tensors import fused_members
+from rlplan.memory.serving.tensors import list_fused_members
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.parts import LINEAR
 from rlplan.units import round_up
@@ -24,20 +25,20 @@ class SharedTensor:
     """One parameter of the engine."""
 
     name: str
-    """As `engine_tensors` has it."""
+    """Name in `list_engine_tensors`."""
     shape: tuple[int, ...]
     start: int
-    """In bytes."""
+    """Offset in bytes."""
     num_bytes: int
     members: tuple[Parameter, ...]
-    """What it is stacked of, by the trainer's names; rows of a vocabulary table are padded."""
+    """The trainer's tensors that are stacked in it. Rows of a vocabulary table are padded."""
 
 
 @lru_cache(maxsize=8)
 def shared_layout(model: ModelSpec, element_bytes: int) -> tuple[SharedTensor, ...]:
-    """Where each tensor lies. Source: `engine_tensors`, each behind the one before on the next cache line."""
+    """The engine's tensors in the order of `list_engine_tensors`, each starting on the next cache line."""
     layout, end = [], 0
-    for tensor, members in fused_members(model):
+    for tensor, members in list_fused_members(model):
         size = tensor.numel * element_bytes
         layout.append(SharedTensor(tensor.name, tensor.shape, end, size, members))
         end = round_up(end + size, CACHE_LINE)
@@ -59,7 +60,8 @@ def shared_base_bytes(model: ModelSpec, element_bytes: int) -> int:
 
 
 def why_not_shared(model: ModelSpec) -> str:
-    """What of a model vLLM keeps otherwise than the trainer; empty where every weight is the same on both sides.
+    """The part of a model that vLLM stores differently from the trainer; empty if every weight is the same on both
+    sides.
 
     Source: vLLM 0.32.0: fused_moe/ packs experts, attention/mla takes `kv_b_proj` apart, the convolutions of linear
     attention are packed (layers/utils.py), models/gpt2.py transposes.

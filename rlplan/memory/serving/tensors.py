@@ -1,12 +1,12 @@
-"""The tensors that one rank of vLLM allocates for a model: cut, padded, and fused where vLLM fuses.
+"""The tensors that one rank of vLLM allocates for a model: cut, padded and fused.
 
-In: a ModelSpec and the number of tensor-parallel ranks. Out: tensors, bytes. Left out: quantisation, expert
-parallelism, packs (`params`), rotary tables of heads that are rotated in part, architectures that vLLM 0.32.0 runs
-through transformers' modules (OLMo 2, Phi, GPT-NeoX, StarCoder 2 ...: same parameters, other buffers).
+In: a ModelSpec and the number of tensor-parallel ranks. Out: tensors, bytes. Left out: quantization, expert
+parallelism, packed weights (model/params.py), rotary tables of partly rotated heads, architectures that vLLM 0.32.0
+runs with transformers' modules (OLMo 2, Phi, GPT-NeoX, StarCoder 2 and others: same parameters, other buffers).
 Source: vLLM 0.32.0, model_executor/models/*.py (`packed_modules_mapping`), layers/vocab_parallel_embedding.py,
-layers/rotary_embedding/base.py; every row compared with live engines by the tests.
+layers/rotary_embedding/base.py; the tests compare every tensor with live engines.
 
-Symbols: t tp, e bytes an element, N rows and K columns of a linear weight, P max_position_embeddings, L layers.
+Symbols: e bytes an element, P max_position_embeddings, d head_dim.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from functools import lru_cache
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 
 VOCABULARY_MULTIPLE = 64
-"""`DEFAULT_VOCAB_PADDING_SIZE`: the rows of the vocabulary tables are padded to it before they are cut."""
+"""`DEFAULT_VOCAB_PADDING_SIZE`: rows of the vocabulary tables are padded to a multiple of it before they are cut."""
 
 _FUSED = {
     "q_proj": "qkv_proj",
@@ -31,10 +31,10 @@ _FUSED = {
     "in_proj_a": "in_proj_ba",
 }
 _STAYS_A_TENSOR = "kv_b_proj.weight"
-"""MLA takes it apart into what its attention multiplies with, so it is never packed."""
+"""MLA splits this weight into the two matrices of its attention, so it is never packed."""
 
 _OWN_BASE_IN_A_WINDOW = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-"""Their sliding layers rotate with another base than the full ones: a table each."""
+"""Architectures whose sliding layers have another rotary base than the full ones, and so a second table."""
 
 _FP32_ROTARY = ("GptOssForCausalLM",)
 _LEARNED_POSITIONS = ("embed_positions.weight", "wpe.weight")
@@ -42,14 +42,15 @@ _WITH_ALIBI = ("MPTForCausalLM", "MptForCausalLM", "BloomForCausalLM")
 
 
 @lru_cache(maxsize=8)
-def engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
-    """Every parameter of one rank, by Hugging Face's name, or vLLM's where it stands for several. Raises: SpecError.
+def list_engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
+    """Every parameter of one rank, by Hugging Face's name, or vLLM's if it fuses several. Raises: SpecError.
 
     Counts: `held_tensors`, projections of the same input stacked along their first dimension.
-    Assumes: experts are cut over tp, not spread. Differs: GPT-2's projections stand transposed in vLLM.
+    Assumes: experts are cut over tp, without expert parallelism. Differs: vLLM transposes GPT-2's projections.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> rows = {tensor.name: tensor.shape for tensor in engine_tensors(find_model("meta-llama/Llama-3.1-8B"), tp=16)}
+    >>> model = find_model("meta-llama/Llama-3.1-8B")
+    >>> rows = {tensor.name: tensor.shape for tensor in list_engine_tensors(model, tp=16)}
     >>> rows["model.layers.0.self_attn.qkv_proj.weight"]  # 32 heads over 16 ranks, one of 8 key heads: (2+1+1)*128
     (512, 4096)
     """
@@ -57,11 +58,13 @@ def engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
 
 
 def _fuse(tensors: Iterable[Parameter]) -> list[Parameter]:
-    """Tensors whose modules share a fused name below the same parent become one; a lonely one keeps its name."""
-    return [_stack(name, members) if len(members) > 1 else members[0] for name, members in _groups(tensors).items()]
+    """Fuse tensors whose modules have the same fused name and parent. A single one keeps its name."""
+    return [
+        _stack(name, members) if len(members) > 1 else members[0] for name, members in _group_tensors(tensors).items()
+    ]
 
 
-def _groups(tensors: Iterable[Parameter]) -> dict[str, list[Parameter]]:
+def _group_tensors(tensors: Iterable[Parameter]) -> dict[str, list[Parameter]]:
     """Tensors by their fused name, in the order in which they are stacked."""
     groups: dict[str, list[Parameter]] = {}
     for tensor in tensors:
@@ -71,10 +74,10 @@ def _groups(tensors: Iterable[Parameter]) -> dict[str, list[Parameter]]:
     return groups
 
 
-def fused_members(model: ModelSpec) -> tuple[tuple[Parameter, tuple[Parameter, ...]], ...]:
-    """(tensor, what it is stacked of) for each of `engine_tensors` on one rank; a lonely one is stacked of itself."""
-    members = _groups(model.held_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))).values()
-    return tuple(zip(engine_tensors(model), map(tuple, members), strict=True))
+def list_fused_members(model: ModelSpec) -> tuple[tuple[Parameter, tuple[Parameter, ...]], ...]:
+    """(tensor, its members) for each of `list_engine_tensors` without tensor parallelism."""
+    members = _group_tensors(model.held_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))).values()
+    return tuple(zip(list_engine_tensors(model), map(tuple, members), strict=True))
 
 
 def _stack(name: str, members: list[Parameter]) -> Parameter:
@@ -84,7 +87,7 @@ def _stack(name: str, members: list[Parameter]) -> Parameter:
 
 
 def stored_bytes(tensors: Iterable[Parameter], element_bytes: int) -> int:
-    """Bytes of an engine's tensors; routing biases and the decay of linear attention are fp32 whatever the dtype.
+    """Bytes of an engine's tensors. Routing biases and the decay of linear attention are fp32 with any dtype.
 
     Source: vLLM 0.32.0, deepseek_v2.py (`e_score_correction_bias`), qwen3_next.py (`A_log`).
     """
@@ -94,8 +97,8 @@ def stored_bytes(tensors: Iterable[Parameter], element_bytes: int) -> int:
     )
 
 
-def linear_weights(tensors: Iterable[Parameter]) -> list[Parameter]:
-    """The matrices among them that a CPU packs: those of linear layers, routers included, but no experts or tables.
+def list_linear_weights(tensors: Iterable[Parameter]) -> list[Parameter]:
+    """The matrices that a CPU engine packs: those of linear layers, with routers, without experts or tables.
 
     Source: vLLM 0.32.0, fused_moe/router/gate_linear.py: routers are linear layers too.
     """
@@ -111,9 +114,9 @@ def linear_weights(tensors: Iterable[Parameter]) -> list[Parameter]:
 def rotary_table_bytes(model: ModelSpec, element_bytes: int) -> int:
     """Bytes of the tables of sines and cosines, one for all layers with the same base, whole on every rank.
 
-    Counts: P * d * e; d is MLA's rotary part where there is one. None where positions are learned or ALiBi.
-    Source: vLLM 0.32.0, layers/rotary_embedding/base.py; in the model's dtype, but for gpt-oss in fp32.
-    Assumes: the whole head is rotated; P is what a scaling of positions (YaRN) reaches, as published configs have it.
+    Counts: P * d * e; for MLA d is the rotary part. 0 with learned positions or ALiBi.
+    Source: vLLM 0.32.0, layers/rotary_embedding/base.py; in the model's dtype, except fp32 for gpt-oss.
+    Assumes: the whole head is rotated; P includes any scaling of positions (YaRN), as in published configs.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> rotary_table_bytes(find_model("meta-llama/Llama-3.1-8B"), 2)  # 131072 * 128 * 2

@@ -1,7 +1,7 @@
-"""What vLLM's memory arithmetic depends on by version, and the defaults it takes for a GPU.
+"""Properties of vLLM versions that change its memory arithmetic, and its default batch limits.
 
-In: a version's words, as logs and issues write them, and a GPU's total bytes. Out: facts and default batch limits.
-Left out: versions before 0.6, whose profiler also counted what the allocator had cached; other platforms than CUDA.
+In: a version as logs and issues write it, and a GPU's total bytes. Out: properties and default batch limits.
+Left out: versions before 0.6, whose profiler also counted memory cached by the allocator; platforms other than CUDA.
 """
 
 import re
@@ -13,25 +13,26 @@ from rlplan.spec.model import ModelSpec
 from rlplan.units import GIB
 
 OLDEST = (0, 6)
-"""0.6 is the first whose profile run counts a peak of tensors. Source: vLLM 0.6.0 worker.py."""
+"""First supported version: since 0.6 the profile run counts a peak of tensors. Source: vLLM 0.6.0 worker.py."""
 UNSTATED, UNNUMBERED_V1 = (0, 10), (0, 17)
-"""What is assumed where no version is stated, and where only `V1` is: start-up logs of the latter show no full sort, as
-of 0.17 and later, or of earlier ones with FlashInfer."""
+"""Assumed versions where none is stated, and where only `V1` is. Start-up logs that state only `V1` show no full sort,
+like those of 0.17 and later, or of earlier versions with FlashInfer."""
 
 DENSE_ON_V2 = ("LlamaForCausalLM", "MistralForCausalLM")
 """Dense architectures that ran with Model Runner V2 from vLLM 0.23 on, two versions before the other dense models."""
 MIXTURES_ON_V2 = ("Qwen", "Deepseek")
-"""How the names of those mixtures of experts begin that ran with Model Runner V2 before vLLM 0.29."""
+"""Prefixes of MoE architectures that ran with Model Runner V2 before vLLM 0.29."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class VllmVersion:
-    """A version by number. is_v0: the engine before V1, which 0.8 made the default."""
+    """A version of vLLM."""
 
     major: int
     minor: int
     patch: int = 0
     is_v0: bool = False
+    """Whether it is the V0 engine. V1 is the default since 0.8."""
 
     @property
     def _number(self) -> tuple[int, int, int]:
@@ -39,7 +40,7 @@ class VllmVersion:
 
     @property
     def counts_context(self) -> bool:
-        """Whether the CUDA context and NCCL come out of the fraction: V0 subtracts all that is not torch's.
+        """Whether CUDA context and NCCL are subtracted from the fraction: V0 subtracts all memory outside of torch.
 
         Source: vLLM 0.6.5 worker.py `non_torch_memory`. V1 subtracts only what has grown since its first snapshot.
         """
@@ -47,7 +48,7 @@ class VllmVersion:
 
     @property
     def counts_cuda_graphs(self) -> bool:
-        """Whether CUDA graphs come out of the fraction under Model Runner V1.
+        """Whether CUDA graphs are subtracted from the fraction under Model Runner V1.
 
         Source: vLLM 0.32.0 gpu_worker.py: `default since v0.21.0`.
         """
@@ -58,10 +59,10 @@ class VllmVersion:
         """Whether the profile run samples with PyTorch's full sort: V0, and V1 before its Triton kernels of 0.17.
 
         Source: vLLM pull 33538 (Triton top-k and top-p, merged between 13 and 20 February 2026), release notes of
-        0.16.0 (cut on 8 February) and 0.17.0 (which names it). Held to: issue 27508, 1.71 GiB of KV cache of
-        gpt-oss-120b under 0.11.0, 1.37 with the sort and 6.54 without.
-        Assumes: FlashInfer's sampler is not used. Before 0.11.1 V1 took it where FlashInfer was installed; pull 26859
-        made it opt-in, pull 40376 the default again in 2026, and it sorts nothing either.
+        0.16.0 (cut on 8 February) and 0.17.0 (which names it). Validation: issue 27508, 1.71 GiB of KV cache of
+        gpt-oss-120b under 0.11.0; the prediction is 1.37 with the sort and 6.54 without.
+        Assumes: FlashInfer's sampler, which does not sort, is not used. Before 0.11.1 V1 used it where FlashInfer was
+        installed; pull 26859 made it opt-in, pull 40376 the default again in 2026.
         """
         return self.is_v0 or (0, 8, 3) <= self._number < (0, 17, 0)
 
@@ -79,25 +80,25 @@ class VllmVersion:
     def counts_group_capacity(self) -> bool:
         """Whether the tokens in the log are concurrency times length. Source: vLLM 0.32.0 `get_kv_cache_capacity`.
 
-        Before, they were blocks over groups times the block size. Assumes: changed with 0.21.
+        Earlier versions log blocks over groups times the block size. Assumes: changed with 0.21.
         """
         return self._number >= (0, 21, 0)
 
     @property
     def keeps_workspaces_asleep(self) -> bool:
-        """Whether sleep leaves the workspaces of experts on the GPU: they came into a pool of their own after 0.26.
+        """Whether sleep leaves MoE workspaces on the GPU. After 0.26 they moved to a pool of their own, which it frees.
 
         Source: vLLM 0.32.0 gpu_worker.py (`init_workspace_manager`, pool `workspace`); OLMoE asleep under 0.26.
-        Assumes: 0.32 for the change, the first that was read.
+        Assumes: changed with 0.32, the first later version whose source was read.
         """
         return self._number < (0, 32, 0)
 
     def has_runner_v2(self, model: ModelSpec) -> bool:
-        """Whether vLLM runs the model with its Model Runner V2, unless it is told which to take.
+        """Whether vLLM runs the model with Model Runner V2 by default.
 
-        Source: vLLM pulls 39337 (Qwen3), 42665 (Llama, Mistral), 42667 (Qwen's and DeepSeek's mixtures) and 44443 (all
-        dense models), release notes of 0.23, 0.25 and 0.29 (all models). What OLMoE, Qwen2.5, SmolLM2 and Gemma 4
-        leave asleep under 0.23 and 0.26 says the same. Assumes: 0.22 for Qwen3, 0.24 for the mixtures.
+        Source: vLLM pulls 39337 (Qwen3), 42665 (Llama, Mistral), 42667 (MoE of Qwen and DeepSeek) and 44443 (all dense
+        models), release notes of 0.23, 0.25 and 0.29 (all models). The memory of sleeping OLMoE, Qwen2.5, SmolLM2 and
+        Gemma 4 under 0.23 and 0.26 agrees. Assumes: 0.22 for Qwen3, 0.24 for MoE.
         """
         if self._number >= (0, 29, 0):
             return True
@@ -107,7 +108,7 @@ class VllmVersion:
         return self._number >= ((0, 22, 0) if model.architecture == "Qwen3ForCausalLM" else first)
 
     def reserves_graphs(self, model: ModelSpec) -> bool:
-        """Whether CUDA graphs come out of the fraction: Model Runner V2 reserved nothing for them before 0.29.
+        """Whether CUDA graphs are subtracted from the fraction. Model Runner V2 reserved nothing for them before 0.29.
 
         Source: vLLM issue 49224, pull 53306.
         """
@@ -116,8 +117,8 @@ class VllmVersion:
     def captures_with_adapters(self, model: ModelSpec) -> bool:
         """Whether each batch size is captured a second time, with adapters.
 
-        Source: vLLM 0.32.0 config/compilation.py (`cudagraph_specialize_lora`); Model Runner V2 of 0.23 captures
-        without them alone (vllm pull 43084), which SmolLM2's residuals say too. Assumes: 0.25 for V2's change.
+        Source: vLLM 0.32.0 config/compilation.py (`cudagraph_specialize_lora`); Model Runner V2 of 0.23 captures only
+        without adapters (vllm pull 43084), which agrees with SmolLM2's residuals. Assumes: 0.25 for V2's change.
         """
         return self._number >= (0, 25, 0) or not self.has_runner_v2(model)
 
@@ -132,7 +133,7 @@ LATEST = VllmVersion(0, 32, 0)
 
 
 def parse_version(text: str) -> VllmVersion:
-    """The version that a log's words name. Raises: SpecError for one that is not modelled.
+    """Parse the version that a log or issue states. Raises: SpecError for one that is not modelled.
 
     >>> parse_version("~0.6.5 V0") == VllmVersion(0, 6, 5, is_v0=True), parse_version("V1").minor
     (True, 17)
@@ -161,20 +162,24 @@ def parse_version(text: str) -> VllmVersion:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """max_num_seqs: sequences at once. max_num_batched_tokens: tokens of one forward pass."""
+    """vLLM's limits of a batch."""
 
     max_num_seqs: int
+    """Concurrent sequences."""
     max_num_batched_tokens: int
+    """Tokens of one forward pass."""
 
 
-def default_limits(version: VllmVersion, total_bytes: int, max_model_len: int, *, is_a100: bool = False) -> BatchLimits:
-    """Defaults of vLLM's server; its `LLM` class takes twice the tokens, and four times as many on small GPUs.
+def find_default_limits(
+    version: VllmVersion, total_bytes: int, max_model_len: int, *, is_a100: bool = False
+) -> BatchLimits:
+    """Default limits of vLLM's server. Its `LLM` class has twice the tokens, and four times as many on small GPUs.
 
     Source: vLLM 0.32.0 arg_utils.py `get_batch_defaults`; 0.6.4 and 0.8.4 config.py and arg_utils.py.
     Counts: V0 takes max(length, 2048) tokens, and 512 (2048 from 0.7) in chunks where the length is beyond 32,768.
     Differs: B200-class cards (160 GiB and more) have a row of their own only from 0.11.
 
-    >>> default_limits(LATEST, 80 * GIB, 8192), default_limits(LATEST, 24 * GIB, 8192).max_num_batched_tokens
+    >>> find_default_limits(LATEST, 80 * GIB, 8192), find_default_limits(LATEST, 24 * GIB, 8192).max_num_batched_tokens
     (BatchLimits(max_num_seqs=1024, max_num_batched_tokens=8192), 2048)
     """
     if version.is_v0:

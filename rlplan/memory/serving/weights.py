@@ -1,7 +1,7 @@
-"""Weights of one vLLM rank on a GPU: parameters as the engine cuts, pads and quantises them.
+"""Weights of one vLLM rank on a GPU: parameters as the engine cuts, pads and quantizes them.
 
-In: a ModelSpec, a Layout and a checkpoint's quantisation. Out: bytes. Left out: the buffers beside them and the fusing
-of tensors, which changes no bytes (tensors.py); repacked copies while loading.
+In: a ModelSpec, a Layout and a checkpoint's quantization. Out: bytes. Left out: buffers and fused tensors (tensors.py;
+fusing changes no bytes); repacked copies while loading.
 Symbols: h hidden_size, Ie width of an expert.
 """
 
@@ -16,7 +16,7 @@ from rlplan.units import round_up
 
 
 def engine_layout(tp: int = 1, pp: int = 1, ep: int = 1, attention_dp: int = 1) -> Layout:
-    """How vLLM cuts a model. ep: above 1 where expert parallelism is on, tp x attention_dp then."""
+    """The Layout in which vLLM cuts a model. ep: tp x attention_dp where expert parallelism is on, otherwise 1."""
     return Layout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, vocab_multiple=VOCABULARY_MULTIPLE)
 
 
@@ -25,7 +25,7 @@ def engine_weight_bytes(
 ) -> int:
     """Bytes of the parameters of one rank of a stage.
 
-    Counts: each tensor of the rank in its format; MXFP4 experts padded to what the kernels take.
+    Counts: each tensor of the rank in its format; MXFP4 experts padded as their kernels require.
     Source: the format of each tensor (quantization.py). Differs: `Model loading took` also has the rotary table.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -35,23 +35,23 @@ def engine_weight_bytes(
     tensors = stage_tensors(model, layout, stage)
     if scheme is not None and scheme.form == quantization.MXFP4 and model.experts:
         width = model.experts.intermediate_size // (layout.tp if layout.ep == 1 else 1)
-        tensors = tuple(_padded(tensor, model.hidden_size, width) for tensor in tensors)
+        tensors = tuple(_pad_experts(tensor, model.hidden_size, width) for tensor in tensors)
     plain = [tensor for tensor in tensors if scheme is None or not scheme.covers(tensor)]
     quantized = [tensor for tensor in tensors if scheme is not None and scheme.covers(tensor)]
     return stored_bytes(plain, element_bytes) + weight_bytes(quantized, element_bytes, scheme)
 
 
-def _padded(tensor: Parameter, hidden: int, width: int) -> Parameter:
-    """An MXFP4 expert tensor as its kernels want it: h to a multiple of 256, Ie to one of 128.
+def _pad_experts(tensor: Parameter, hidden: int, width: int) -> Parameter:
+    """Pad an MXFP4 expert tensor as its kernels require: h to a multiple of 256, Ie to one of 128.
 
     Source: vLLM 0.32.0 fused_moe/oracle/mxfp4.py, Marlin and TRT-LLM back ends. Assumes: stacked experts (gpt-oss).
     """
     if tensor.component is not Component.EXPERTS:
         return tensor
-    wide_hidden, wide = round_up(hidden, 256), round_up(width, 128)
+    padded_hidden, padded_width = round_up(hidden, 256), round_up(width, 128)
     first, *inner = tensor.shape
     if "down" in tensor.name:
-        shape = (first, wide, wide_hidden) if len(inner) == 2 else (first, wide_hidden)
+        shape = (first, padded_width, padded_hidden) if len(inner) == 2 else (first, padded_hidden)
     else:
-        shape = (first, wide_hidden, 2 * wide) if len(inner) == 2 else (first, 2 * wide)
+        shape = (first, padded_hidden, 2 * padded_width) if len(inner) == 2 else (first, 2 * padded_width)
     return Parameter(tensor.name, shape, tensor.component, tensor.is_buffer, tensor.is_linear)

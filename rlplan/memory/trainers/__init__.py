@@ -1,1 +1,1 @@
-"""What a training rank keeps and reaches: ZeRO and other trainers, optimizers, peaks, checkpoints, offload."""
+"""Memory of a training rank: ZeRO and other trainers, optimizers, peaks, checkpoints, offload."""

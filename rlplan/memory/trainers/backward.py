@@ -1,10 +1,10 @@
-"""How gradients come under DeepSpeed's ZeRO: a walk over every parameter, from the loss to the embedding, and the step.
+"""Gradients of a backward pass under DeepSpeed's ZeRO, parameter by parameter from the loss to the embedding.
 
-In: a rank's states, the machine. Out: the moments (step_peak.py) of which one is the peak, whatever the tokens.
-Left out: activations and logits (micro_batch.py), overlapped communication but for its second bucket.
+Gradients appear as they are (stages 0 and 1), or pass through the reduction bucket, a flat copy while it is reduced,
+and the rank's own accumulator (stages 2 and 3). All bytes count in addition to those that are resident.
 
-Gradients appear as they are (stages 0 and 1), or go through the reduction bucket, a flat copy while it is reduced, and
-this rank's own accumulator (stages 2 and 3). Each is counted beside what is resident.
+In: a rank's states, the machine. Out: the moments one of which is the peak, for any number of tokens.
+Left out: activations and logits (micro_batch.py), overlapped communication except its second bucket.
 Source: DeepSpeed 0.19.8, stage_1_and_2.py (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`),
 stage3.py (`__add_grad_to_ipg_bucket`, `__avg_scatter_grads`), partition_parameters.py (`_all_gather_dtype`).
 """
@@ -13,122 +13,127 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
 from rlplan.memory.machine.machine import Machine
-from rlplan.memory.trainers.micro_batch import Place
+from rlplan.memory.trainers.micro_batch import Moment, Place
 from rlplan.memory.trainers.optimizers import eight_bit_step_bytes
-from rlplan.memory.trainers.step_peak import Moment
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.spec.model import Component, Parameter
 from rlplan.units import ceil_div
 
 ALL_REDUCE_NUMEL = 500_000_000
-"""Elements that stage 0 reduces at once. Source: DeepSpeed 0.19.8, engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`."""
+"""Elements that stage 0 reduces at a time. Source: DeepSpeed 0.19.8, engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`."""
 IN_MLP = (Component.MLP, Component.EXPERTS, Component.SHARED_EXPERTS, Component.ROUTER)
 
 
 class ZeroWalk:
-    """See the module docstring. reduces_in_step: rlplan's runtime reduces stage 1 in the step, not in the passes."""
+    """The gradients of one rank. reduces_in_step: rlplan's runtime reduces stage 1 in the step, not in the passes."""
 
     def __init__(self, states: ZeroStates, machine: Machine, *, reduces_in_step: bool = True) -> None:
         self.states, self.settings, self.machine = states, states.settings, machine
         self.reduces_in_step = reduces_in_step
         self.element_bytes = states.settings.weight_bytes
         self.has_adapters = bool(states.frozen)
-        self._found: dict[tuple[bool, bool], tuple[Moment, ...]] = {}
+        self._moments: dict[tuple[bool, bool], tuple[Moment, ...]] = {}
 
     def moments(self, *, accumulates: bool, is_first: bool) -> tuple[Moment, ...]:
-        """The moments that may be the largest. See `step_peak.GradientWalk`."""
+        """The moments that may be the largest.
+
+        accumulates: gradients of an earlier micro-batch exist already. is_first: before the first optimizer step.
+        """
         key = accumulates, is_first
-        if key not in self._found:
-            passes = self._passes(_reduction_of(self, accumulates=accumulates, is_first=is_first))
-            self._found[key] = (*_outermost(passes), *self.update)
-        return self._found[key]
+        if key not in self._moments:
+            passes = self._walk_passes(_start_reduction(self, accumulates=accumulates, is_first=is_first))
+            self._moments[key] = (*_keep_outermost(passes), *self.update)
+        return self._moments[key]
 
     @property
     def table_bytes(self) -> int:
-        """The gradient of the vocabulary table: of the head, or of the embedding that is one with it."""
+        """Bytes of the gradient of the head, or of the embedding that is tied to it."""
         return self.element_bytes * self._table.numel if self._table else 0
 
     @cached_property
     def kept_bucket_bytes(self) -> int:
-        """Bytes of the reduction bucket that stage 3 keeps between passes; where memory counts once it is written, as
-        much of it as a whole backward pass fills. Source: stage3.py, `_setup_for_real_optimizer`.
+        """Bytes of the reduction bucket that stage 3 keeps between passes.
+
+        On a CPU host only the part that a whole backward pass fills counts. Source: stage3.py,
+        `_setup_for_real_optimizer`.
         """
         if self.settings.stage < 3:
             return 0
         limit = self.settings.reduce_bucket_size
-        if not self.machine.counts_touched:
+        if not self.machine.counts_written:
             return self.states.bucket_bytes()
         return self.element_bytes * min(limit, sum(p.numel for p in self.states.trainable if p.numel <= limit))
 
     def gathered_bytes(self, parameter: Parameter | None) -> int:
         """Bytes of gathered weights while a tensor is in use in stage 3, a collective's copies included.
 
-        Counts: the tensor; beside adapters the largest frozen one that stands there; a whole layer where the next ones
-        are fetched ahead; what is kept for later (`ZeroStates.gathered_bytes`).
+        Counts: the tensor; with adapters the largest frozen one in or outside the layers; a whole layer where ZeRO
+        prefetches; tensors that ZeRO keeps for reuse (`ZeroStates.gathered_bytes`).
         """
         if parameter is None or self.settings.stage < 3:
             return 0
-        in_layer = layer_of(parameter.name) is not None
+        in_layer = parse_layer(parameter.name) is not None
         used = self._largest_frozen[in_layer] if self.has_adapters else parameter.numel
         if in_layer and self.settings.prefetch_bucket_size:
             used = self._layer_numel
-        return self._gathered(used if used > self.settings.persistence_threshold else 0)
+        return self._sum_gathered(used if used > self.settings.persistence_threshold else 0)
 
     @cached_property
     def fetched_ahead(self) -> int:
-        """The same without any tensor in use."""
-        return self._gathered(0)
+        """Bytes of gathered weights while no tensor is in use."""
+        return self._sum_gathered(0)
 
-    def _gathered(self, used_numel: int) -> int:
+    def _sum_gathered(self, used_numel: int) -> int:
         return self.machine.collective_copies * self.states.gathered_bytes(used_numel)
 
     @cached_property
     def _largest_frozen(self) -> dict[bool, int]:
+        """Elements of the largest frozen tensor, by whether it is in a layer."""
         largest = {True: 0, False: 0}
         for parameter in self.states.frozen:
-            in_layer = layer_of(parameter.name) is not None
+            in_layer = parse_layer(parameter.name) is not None
             largest[in_layer] = max(largest[in_layer], parameter.numel)
         return largest
 
     @cached_property
     def _layer_numel(self) -> int:
-        found = [
-            (layer_of(parameter.name), parameter.numel) for parameter in (*self.states.trainable, *self.states.frozen)
-        ]
-        inside = [(layer, numel) for layer, numel in found if layer is not None]
+        """Mean elements of a layer, frozen tensors included."""
+        parameters = (*self.states.trainable, *self.states.frozen)
+        numels = [(parse_layer(parameter.name), parameter.numel) for parameter in parameters]
+        inside = [(layer, numel) for layer, numel in numels if layer is not None]
         return sum(numel for _, numel in inside) // max(1, len(dict(inside)))
 
     @cached_property
     def _trained(self) -> list[tuple[Parameter, int | None]]:
-        return [(parameter, layer_of(parameter.name)) for parameter in self.states.trainable]
+        return [(parameter, parse_layer(parameter.name)) for parameter in self.states.trainable]
 
     @cached_property
     def _table(self) -> Parameter | None:
-        """The table whose gradient is the first to come; none beside frozen weights."""
+        """The vocabulary table whose gradient comes first; None with frozen weights."""
         outside = [] if self.has_adapters else [parameter for parameter, layer in self._trained if layer is None]
         heads = [parameter for parameter in outside if parameter.component is Component.HEAD]
         return max(heads or outside, key=lambda parameter: parameter.numel, default=None)
 
-    def _passes(self, reduction: "_Kept") -> Iterator[Moment]:
+    def _walk_passes(self, reduction: "_WholeGradients") -> Iterator[Moment]:
+        """The moments of a backward pass, parameter by parameter from the head to the embedding."""
         num_layers = max((layer for _, layer in self._trained if layer is not None), default=0) + 1
         table, waiting = self._table, self.table_bytes
         is_tied = table is not None and table.component is not Component.HEAD
-        used = table or next(iter(self.states.frozen), None)
-        whole = self.gathered_bytes(used)
-        yield Moment(Place.LOSS, num_layers, reduction.accumulated, reduction.buffers + whole)
-        yield Moment(Place.HEAD, num_layers, reduction.accumulated + waiting, reduction.buffers + whole)
-        waiting = waiting if is_tied else 0  # an untied one is reduced at once
-        is_below = True
-        for parameter, layer in reversed(self._trained):
+        gathered = self.gathered_bytes(table or next(iter(self.states.frozen), None))
+        yield Moment(Place.LOSS, num_layers, reduction.accumulated, reduction.buffers + gathered)
+        yield Moment(Place.HEAD, num_layers, reduction.accumulated + waiting, reduction.buffers + gathered)
+        waiting = waiting if is_tied else 0  # the gradient of an untied head is reduced at once
+        is_before_layers = True
+        for parameter, layer in reversed(self._trained):  # autograd visits parameters in reverse
             if layer is not None:
-                is_below = False
+                is_before_layers = False
                 in_mlp = self.has_adapters or parameter.component in IN_MLP
                 place = Place.MLP if in_mlp else Place.ATTENTION
                 yield from reduction.add(parameter, place, layer + 1, waiting)
-            elif is_below:
+            elif is_before_layers:
                 yield from reduction.add(parameter, Place.BELOW_HEAD, num_layers, waiting)
             elif parameter is table:
-                # Its own gradient is dense too; autograd adds it to the one that waits, into a third tensor.
+                # The embedding's own gradient is dense too. Autograd adds it to the waiting one, into a third tensor.
                 yield Moment(Place.TABLE, 0, reduction.accumulated + 3 * waiting, reduction.buffers)
                 waiting = 0
                 yield from reduction.add(parameter, Place.TABLE, 0, 0)
@@ -138,45 +143,47 @@ class ZeroWalk:
 
     @cached_property
     def update(self) -> tuple[Moment, ...]:
-        """The optimizer's step.
+        """The moments of the optimizer's step, in order; they need no walk through the layers.
 
-        Reducing: stages 0 and 1 reduce all gradients here, through flat copies.
+        Reduction: stages 0 and 1 reduce all gradients here, through flat copies.
         Flattening: the gradients and copies of this rank's partition, before Adam's moments first appear.
-        Stepping: the copy in the master's type, beside the moments.
+        Step: the copy in the master's type, beside the moments.
         Gathering: gloo gathers all partitions into a buffer of the parameters' size before it copies them out.
         """
         states, settings = self.states, self.settings
         if settings.offloads_optimizer:
             return (Moment(Place.STEP, 0, 0, self._gathered_at_once()),)
-        kept, copies = states.kept_gradient_bytes(), states.step_copy_bytes()
-        part = min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
-        own = settings.master_bytes * part if copies else 0
+        kept_gradients, copies = states.kept_gradient_bytes(), states.step_copy_bytes()
+        stepped_numel = (
+            min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
+        )
+        step_bytes = settings.master_bytes * stepped_numel if copies else 0
         if not self.machine.steps_in_place:
-            own += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
-        flat = states.gradient_bytes() - kept
+            step_bytes += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
+        flat = states.gradient_bytes() - kept_gradients
         return (
-            Moment(Place.REDUCE, 0, states.backward_gradient_bytes() - kept, self._reduced_at_once()),
+            Moment(Place.REDUCE, 0, states.backward_gradient_bytes() - kept_gradients, self._reduced_at_once()),
             Moment(Place.REDUCE, 0, flat, copies),
-            Moment(Place.STEP, 0, flat if settings.stage == 0 else 0, own),
+            Moment(Place.STEP, 0, flat if settings.stage == 0 else 0, step_bytes),
             Moment(Place.STEP, 0, 0, self._gathered_at_once()),
         )
 
     def _reduced_at_once(self) -> int:
-        """Bytes of the copies through which stages 0 and 1 reduce their gradients, inside the step.
+        """Bytes of the copies in which stages 0 and 1 reduce their gradients, inside the step.
 
-        Stage 1's bucket takes the place of the gradients that it has copied, and the flat copy of it comes beside.
+        Stage 1's bucket replaces the gradients that it has copied, so only the flat copy of the bucket is additional.
         """
         settings, e = self.settings, self.element_bytes
         if settings.stage == 0:
             return e * min(self.states.num_trainable, ALL_REDUCE_NUMEL)
         if settings.stage > 1 or not self.reduces_in_step:
             return 0
-        if not self.machine.counts_touched:
+        if not self.machine.counts_written:
             return self.states.bucket_bytes()
         return e * min(self.states.num_trainable, settings.reduce_bucket_size)
 
     def _gathered_at_once(self) -> int:
-        """Bytes beside the new weights of stages 1 and 2 while they are gathered."""
+        """Bytes in addition to the new weights of stages 1 and 2 while these are gathered."""
         settings = self.settings
         if settings.stage not in (1, 2) or settings.num_ranks == 1:
             return 0
@@ -184,10 +191,11 @@ class ZeroWalk:
         return copies * self.element_bytes * self.states.partition_numel * settings.num_ranks
 
 
-class _Kept:
-    """Stages 0 and 1: gradients stay as they come until the step; later ones are added to them in place.
+class _WholeGradients:
+    """Stages 0 and 1: gradients stay whole until the step, and those of later micro-batches are added in place.
 
-    On a GPU stage 1 has its bucket all the time; outside rlplan's runtime what is in it is reduced in the passes.
+    On a GPU stage 1 keeps its bucket allocated. Trainers other than rlplan's runtime reduce it in the passes, through
+    a copy.
     """
 
     def __init__(self, walk: ZeroWalk, *, accumulates: bool) -> None:
@@ -196,24 +204,24 @@ class _Kept:
         self.accumulated = 0
         if accumulates and not offloads:
             self.accumulated = states.backward_gradient_bytes() - states.kept_gradient_bytes()
-        self.buffers = 0 if walk.machine.counts_touched else states.bucket_bytes() * (1 if walk.reduces_in_step else 2)
+        self.buffers = 0 if walk.machine.counts_written else states.bucket_bytes() * (1 if walk.reduces_in_step else 2)
 
     def add(self, parameter: Parameter, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
-        """The moments while one parameter's gradient arrives. waiting: beside all others."""
+        """The moments while one parameter's gradient arrives. waiting: bytes of a tied table's waiting gradient."""
         own = parameter.numel * self.element_bytes
         yield Moment(place, layers, self.accumulated + own + waiting, self.buffers)
         if not self.accumulates:
             self.accumulated += own
 
     def flush(self, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
-        """Nothing is reduced before the step."""
+        """The moment at the end of the pass. Nothing is reduced before the step."""
         yield Moment(place, layers, self.accumulated + waiting, self.buffers)
 
 
-class _Reduction(_Kept):
-    """Stages 2 and 3, while gradients arrive: bucket, flat copy, accumulator.
+class _BucketedGradients(_WholeGradients):
+    """Stages 2 and 3: gradients pass through the bucket and its flat copy into the accumulator.
 
-    Stage 3 accumulates in the flat buffer that it keeps, and gathers a layer's tensors one after the other.
+    Stage 3 accumulates in a flat buffer that it keeps, and gathers a layer's tensors one after the other.
     """
 
     def __init__(self, walk: ZeroWalk, *, accumulates: bool, is_first: bool) -> None:
@@ -225,12 +233,12 @@ class _Reduction(_Kept):
         self.overlaps, self.in_flight = self.is_flat and walk.settings.overlaps, 0
         self.resident = walk.kept_bucket_bytes
         self.touched = self.resident if accumulates or not is_first else 0
-        if not walk.machine.counts_touched:
+        if not walk.machine.counts_written:
             self.touched = walk.states.bucket_bytes()
         self.buffers = self.touched - self.resident
 
     def add(self, parameter: Parameter, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
-        """The moments while one parameter's gradient arrives. waiting: beside all others."""
+        """The moments while one parameter's gradient arrives. waiting: bytes of a tied table's waiting gradient."""
         own = parameter.numel * self.element_bytes
         if self.used and self.used + parameter.numel > self.limit:
             yield from self.flush(place, layers, waiting + own)
@@ -245,11 +253,10 @@ class _Reduction(_Kept):
         yield Moment(place, layers, self.accumulated + own + waiting, self.buffers + gathered + self.in_flight)
 
     def flush(self, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
-        """Reduce what is in the bucket: a flat copy of it exists beside it, then the owned part is kept.
+        """The moments while the bucket is reduced through a flat copy, and after its owned part was accumulated.
 
-        Stage 3 scatters the flat copy into parts, which gloo does through a copy of its own; where communication
-        overlaps, all of it stays while the next gradients come. Source: DeepSpeed 0.19.8, stage3.py
-        (`param_reduce_events`).
+        Stage 3 scatters the flat copy into parts, for which gloo needs another copy. With overlapped communication all
+        of them stay while the next gradients arrive. Source: DeepSpeed 0.19.8, stage3.py (`param_reduce_events`).
         """
         flat, ranks = self.used * self.element_bytes, self.walk.settings.num_ranks
         copies = (self.walk.machine.collective_copies - 1) * (ranks > 1)
@@ -262,14 +269,17 @@ class _Reduction(_Kept):
         self.used, self.owned_in_bucket, self.oversized = 0, 0, 0
 
 
-def _reduction_of(walk: ZeroWalk, *, accumulates: bool, is_first: bool) -> _Kept:
+def _start_reduction(walk: ZeroWalk, *, accumulates: bool, is_first: bool) -> _WholeGradients:
     if walk.settings.stage >= 2:
-        return _Reduction(walk, accumulates=accumulates, is_first=is_first)
-    return _Kept(walk, accumulates=accumulates)
+        return _BucketedGradients(walk, accumulates=accumulates, is_first=is_first)
+    return _WholeGradients(walk, accumulates=accumulates)
 
 
-def _outermost(moments: Iterable[Moment]) -> Iterator[Moment]:
-    """Those that can be the largest of their place, whatever a layer's activations: their upper convex hull."""
+def _keep_outermost(moments: Iterable[Moment]) -> Iterator[Moment]:
+    """The moments that can be the largest of their place, whatever one layer's activations take.
+
+    Activations are linear in the number of saved layers, so only the upper convex hull of bytes over layers counts.
+    """
     by_place: dict[Place, dict[int, tuple[int, Moment]]] = {}
     for moment in moments:
         place, layers, gradients, buffers = moment
@@ -288,15 +298,15 @@ def _outermost(moments: Iterable[Moment]) -> Iterator[Moment]:
 
 
 def _is_above(left: tuple[int, int, Moment], middle: tuple[int, int, Moment], right: tuple[int, int, Moment]) -> bool:
-    """Whether the middle one lies above the line between the others. Each: (layers, bytes, itself)."""
+    """Whether the middle moment lies above the line between the others. Each is (layers, bytes, moment)."""
     return (middle[1] - left[1]) * (right[0] - left[0]) > (right[1] - left[1]) * (middle[0] - left[0])
 
 
 @lru_cache(maxsize=1 << 16)
-def layer_of(name: str) -> int | None:
-    """The layer that a parameter belongs to, from its name; None outside the layers.
+def parse_layer(name: str) -> int | None:
+    """The index of a parameter's layer, from its name; None outside the layers.
 
-    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
+    >>> parse_layer("model.layers.3.mlp.up_proj.weight"), parse_layer("lm_head.weight")
     (3, None)
     """
     return next((int(part) for part in name.split(".") if part.isdigit()), None)

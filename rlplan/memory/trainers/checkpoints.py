@@ -1,4 +1,4 @@
-"""Checkpoints to resume from: what each rank saves of a trained role, and the copy that it makes before it writes.
+"""Checkpoints to resume from: the states that each rank saves, and the copy that it makes before it writes them.
 
 In: a rank's ZeroStates. Out: elements, bytes in memory, bytes on disk. Left out: headers and manifests (kilobytes), the
 generator's state, and the pages of files that the kernel caches.
@@ -10,14 +10,14 @@ from rlplan.memory.trainers.optimizers import Optimizer, quantized_bytes
 from rlplan.memory.trainers.zero import ZeroStates
 
 SAVED_KINDS = ("master", "exp_avg", "exp_avg_sq")
-"""What is saved of each trained element, in fp32: 16-bit weights are the master weights, rounded."""
+"""States saved of each trained element, in fp32. 16-bit weights are not saved: they are the rounded master weights."""
 
 MASTER_BYTES = 4
 SAVED_BYTES = MASTER_BYTES * len(SAVED_KINDS)
 
 
 def cut_evenly(numel: int, num_ranks: int, rank: int) -> tuple[int, int]:
-    """(first, last + 1) of a rank's part where every rank holds everything: in stage 0 each saves a part of it.
+    """(first, last + 1) of the elements that a rank saves in stage 0, where every rank holds all of them.
 
     >>> [cut_evenly(10, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 10)]
@@ -27,7 +27,7 @@ def cut_evenly(numel: int, num_ranks: int, rank: int) -> tuple[int, int]:
 
 
 def saved_numel(states: ZeroStates) -> int:
-    """Elements of which this rank saves master weight and moments; all ranks together save each element once.
+    """Elements whose master weight and moments this rank saves. All ranks together save each element once.
 
     Counts: stage 0 an even cut of P; stages 1 and 2 its partition of the flat buffer, stage 3 its share of every
     tensor, padding left out. Source: `rlplan.runtime.checkpoints.fragments`.
@@ -55,10 +55,10 @@ def saved_numel(states: ZeroStates) -> int:
 
 
 def saved_bytes(states: ZeroStates) -> int:
-    """Bytes that this rank writes, and of the copy that it makes first where training goes on during the write.
+    """Bytes that this rank writes. A checkpoint that is written during training first makes a copy of this size.
 
-    Counts: `SAVED_BYTES` an element; with moments in 8 bits 4 an element for the master weights, and the moments of all
-    that the rank steps as they are (`optimizers.quantized_bytes`), in stage 0 on every rank.
+    Counts: `SAVED_BYTES` an element. With 8-bit moments 4 an element for the master weights, and the quantized moments
+    of all elements that the rank steps (`optimizers.quantized_bytes`), in stage 0 on every rank.
     Assumes: Adam. Differs: `host.checkpoint_bytes` counts 16-bit weights too.
 
     >>> from rlplan.memory.trainers.zero import ZeroSettings

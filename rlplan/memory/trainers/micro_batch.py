@@ -1,11 +1,13 @@
-"""What one micro-batch adds to a rank's memory at each place of its passes: activations and logits, without gradients.
+"""Activations and logits of one micro-batch at each place of its passes.
 
-In: the sizes of a micro-batch (MicroBatchShape), how many layers still wait. Out: bytes.
-Left out: gradients, gathered weights and states (step_peak.py), pipelines (tokens in flight are a field).
+In: the sizes of a micro-batch (MicroBatchShape), the number of layers whose activations are saved. Out: bytes.
+Left out: gradients, gathered weights and states (step_peak.py), pipeline schedules (the micro-batches in flight are a
+field).
 """
 
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from rlplan.memory.model.activations import (
     between_saved_bytes,
@@ -18,21 +20,19 @@ from rlplan.memory.model.activations import (
     norm_saved_bytes,
     working_bytes,
 )
-from rlplan.memory.model.block import Block
+from rlplan.memory.model.block import FLOAT_BYTES, Block
 from rlplan.memory.model.frozen import frozen_final_bytes, frozen_layer_bytes
 from rlplan.memory.model.logits import CHUNKS, loss_peak_bytes, rows_bytes
 from rlplan.memory.model.recomputed import recomputed_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.vocabulary import Loss
 
-FLOAT_BYTES = 4
-
 
 def layer_bytes(shape: MicroBatchShape) -> int:
-    """Bytes that one layer saves for one micro-batch, before recomputation takes them off.
+    """Bytes that one layer saves for one micro-batch without recomputation.
 
-    Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen. Under sequence parallelism
-    what lies between the matmuls is a share (`between_saved_bytes`); what adapters read is whole.
+    Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen. Sequence parallelism shards the
+    tensors between the matmuls (`between_saved_bytes`), but not the adapters' inputs.
     Source: NeMo's and Megatron-Bridge's adapters ask Transformer Engine for the gathered output of the norm
     (`return_layernorm_output_gathered`).
 
@@ -55,7 +55,7 @@ def layer_bytes(shape: MicroBatchShape) -> int:
 
 
 def entry_bytes(shape: MicroBatchShape) -> int:
-    """Bytes of a layer's input, which recomputation keeps; a share of it under sequence parallelism."""
+    """Bytes of a layer's input, which recomputation saves; sharded under sequence parallelism."""
     width = shape.residual_bytes or shape.element_bytes
     return checkpoint_bytes(shape.block, shape.num_tokens, width) // shape.sequence_shards
 
@@ -63,9 +63,9 @@ def entry_bytes(shape: MicroBatchShape) -> int:
 def kept_layer_bytes(shape: MicroBatchShape) -> int:
     """Bytes of one layer that stay until its backward pass, averaged over layers.
 
-    Counts: none everything; full its input e*h; alternate half of each; selective the outputs of every second matmul
-    (queries, values, gate, and the MLP's last unless a compiler sees that it is not read), attention's own output with
-    its log-sums, and the input.
+    Counts: without recomputation everything; full its input e*h; alternate half of each; selective the outputs of every
+    second matmul (queries, values, gate, and the MLP's last, which torch.compile drops because nothing reads it),
+    attention's output with its log-sums, and the input.
     Source: torchtitan 2024-12, parallelize_llama.py (`_save_list`, `mm_count % 2`).
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
@@ -78,27 +78,27 @@ def kept_layer_bytes(shape: MicroBatchShape) -> int:
         last = 0 if shape.is_compiled else block.hidden
         half = 2 * block.q + block.k + block.intermediate + last
         return entry + tokens * (e * half + FLOAT_BYTES * block.num_heads)
-    return 0 if shape.offloads_activations else layer_bytes(shape) - _given_back(shape)
+    return 0 if shape.offloads_activations else layer_bytes(shape) - _recomputed_module_bytes(shape)
 
 
-def _given_back(shape: MicroBatchShape) -> int:
-    """Bytes of a layer's modules that are recomputed alone."""
+def _recomputed_module_bytes(shape: MicroBatchShape) -> int:
+    """Bytes that a layer does not save because modules of it are recomputed individually."""
     names, shards = shape.modules, shape.sequence_shards if shape.gathers_again else 1
     norms = recomputed_bytes(shape.block, names & {"layernorm"}, shape.element_bytes) // shards
     return shape.num_tokens * (norms + recomputed_bytes(shape.block, names - {"layernorm"}, shape.element_bytes))
 
 
 CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
-"""Losses after which the head's gradient comes once a chunk, and is added to what came before."""
+"""Losses whose head gradient comes once per chunk, and is added to that of the earlier chunks."""
 HOLDS_HEAD_INPUT = (Loss.BY_ROWS, Loss.FUSED, Loss.COMPILED_ROWS)
-"""Losses beside which the head's input is counted even where the head is frozen: they take the logits a part at a time,
-or recompute them from it."""
+"""Losses that keep the head's input even where the head is frozen, because they compute or recompute logits from it."""
 
 
 def _head_bytes(shape: MicroBatchShape) -> int:
-    """Gradients of the logits, in the model's type, while the head's own is taken; of chunks the first is gone.
+    """Bytes of the logits' gradients while the head's own gradient is computed.
 
-    By rows: those of some rows, normalizers, and the gradient of the rows that the head read.
+    Counts: e*V*n. Chunked: without the first chunk, which is freed. By rows: a few rows of them, normalizers, and the
+    gradient of the head's input.
     """
     words = shape.element_bytes * shape.num_head_tokens * shape.vocab_size
     if shape.loss in (Loss.NONE, Loss.FUSED, Loss.COMPILED_ROWS):
@@ -112,37 +112,38 @@ def _head_bytes(shape: MicroBatchShape) -> int:
             has_exponentials=shape.has_entropy_gradient,
         )
         return rows + shape.num_head_tokens * (FLOAT_BYTES + shape.element_bytes * shape.block.hidden)
-    return words - (words // CHUNKS if shape.loss in CHUNKED_LOSSES else 0) + _held_logits(shape)
+    return words - (words // CHUNKS if shape.loss in CHUNKED_LOSSES else 0) + _referenced_logit_bytes(shape)
 
 
-def _held_logits(shape: MicroBatchShape) -> int:
-    """Bytes of the logits that the model's output keeps while the training loop keeps that output."""
-    kept = FLOAT_BYTES if shape.loss in (Loss.SHIFTED, Loss.KEPT) else 0
-    return kept * shape.num_head_tokens * shape.vocab_size
+def _referenced_logit_bytes(shape: MicroBatchShape) -> int:
+    """Bytes of the logits that stay referenced by the model's output until the training loop drops it."""
+    element_bytes = FLOAT_BYTES if shape.loss in (Loss.SHIFTED, Loss.KEPT) else 0
+    return element_bytes * shape.num_head_tokens * shape.vocab_size
 
 
 def _working_bytes(shape: MicroBatchShape) -> int:
     """Bytes in flight inside one layer's backward pass.
 
-    Counts: `working_bytes`; under context parallelism the keys and values that go round; under PEFT an adapter's output
-    and a scaled copy where the layer is recomputed, else the scaled gradient of its output, at most as wide as the MLP;
-    of a base in 4 bits one weight as the matmul needs it, and a copy of the output.
+    Counts: `working_bytes`; under context parallelism the keys and values of the ring; under PEFT an adapter's output
+    and a scaled copy where the layer is recomputed, otherwise the scaled gradient of its output, at most as wide as the
+    MLP; with a 4-bit base one dequantized weight, and a copy of the output.
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
-    passed = ring_bytes(block, tokens, e) if shape.passes_keys_on else 0
+    ring = ring_bytes(block, tokens, e) if shape.has_context_parallel else 0
     scales = shape.frozen is not None and shape.frozen.scales_outputs
+    # A recomputed layer has both the adapter's output and its scaled copy; otherwise only the scaled gradient exists.
     keeps_linears = shape.recompute in (Recompute.NONE, Recompute.ATTENTION) and not shape.modules
     copies = scales * (1 if keeps_linears else 2)
-    wide = tokens * block.intermediate * (copies + (shape.dequantised > 0))
-    return working_bytes(block, tokens, e) + passed + e * (wide + shape.dequantised)
+    outputs = tokens * block.intermediate * (copies + (shape.dequantised > 0))
+    return working_bytes(block, tokens, e) + ring + e * (outputs + shape.dequantised)
 
 
 def ring_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
-    """Bytes of the keys and values that a rank of context parallelism has from its neighbour, and of the next ones.
+    """Bytes of the two buffers in which keys and values travel round the ranks of context parallelism.
 
-    Counts: two buffers of keys and values, 4*e*k*T; of latent attention those of every head.
-    Source: Liu et al. 2023 (Ring Attention); Transformer Engine 2, `AttnFuncWithCPAndKVP2P`: one is read while the
-    other arrives. Assumes: the backward pass adds its gradients of keys and values in the same two.
+    Counts: two buffers of keys and values, 4*e*k*T; with latent attention keys and values of every head.
+    Source: Liu et al. 2023 (Ring Attention); Transformer Engine 2, `AttnFuncWithCPAndKVP2P`: one buffer is read while
+    the other is received. Assumes: the backward pass uses the same two for gradients of keys and values.
 
     >>> ring_bytes(Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128), 10, 2)  # 4*2*32*10
     2560
@@ -153,23 +154,23 @@ def ring_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
 
 
 def _recomputed_bytes(shape: MicroBatchShape) -> int:
-    """Bytes of the topmost layer that its backward pass makes anew. Alternate: the topmost layer was kept whole."""
+    """Bytes of the topmost layer that its backward pass recomputes. Under `ALTERNATE` that layer was saved whole."""
     if shape.recompute in (Recompute.FULL, Recompute.SELECTIVE):
-        entry = entry_bytes(shape)
-        kept = entry if shape.recompute is Recompute.FULL else kept_layer_bytes(shape)
-        return layer_bytes(shape) - min(kept, layer_bytes(shape))
-    return _given_back(shape)
+        saved = entry_bytes(shape) if shape.recompute is Recompute.FULL else kept_layer_bytes(shape)
+        return layer_bytes(shape) - min(saved, layer_bytes(shape))
+    return _recomputed_module_bytes(shape)
 
 
 def _final_bytes(shape: MicroBatchShape) -> int:
-    """Bytes that wait outside the layers, where this rank has the head; the last norm's are shares as a layer's are.
+    """Bytes saved outside the layers on a rank with the head. Sequence parallelism shards the last norm's tensors.
 
-    A fused loss keeps the rows that it has gathered (verl's `mcore/model_forward_fused.py`).
+    A fused loss keeps its gathered rows (verl's `mcore/model_forward_fused.py`).
     """
     rows, tokens, block, e = shape.num_head_tokens, shape.num_tokens, shape.block, shape.element_bytes
     if not rows:
         return 0
     is_gathered = shape.gathers_again and shape.frozen is None
+    # `final_saved_bytes` counts whole tensors; sequence parallelism leaves each rank one shard of the norm's.
     norm = tokens * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=is_gathered)
     shared = norm - norm // shape.sequence_shards
     if shape.frozen is not None and shape.loss not in HOLDS_HEAD_INPUT:
@@ -180,18 +181,18 @@ def _final_bytes(shape: MicroBatchShape) -> int:
 
 
 def gather_buffer_bytes(shape: MicroBatchShape) -> int:
-    """Bytes of the rows that Megatron's head reads under sequence parallelism: a buffer that stays from the first pass
-    on, whatever becomes of the role.
+    """Bytes of the buffer in which Megatron's head gathers its input under sequence parallelism.
 
-    Source: Megatron-Core 0.14 tensor_parallel/layers.py (`get_global_memory_buffer().get_tensor(..., "mpu")`). Frozen
-    heads gather into tensors of their own, and so do heads of one output.
+    The buffer is global: it stays from the first pass on, even while the role is offloaded. Frozen heads and heads
+    with one output gather into temporary tensors instead.
+    Source: Megatron-Core 0.14 tensor_parallel/layers.py (`get_global_memory_buffer().get_tensor(..., "mpu")`).
     """
     is_kept = shape.gathers_again and shape.frozen is None and shape.loss not in (Loss.NONE, Loss.FUSED)
     return shape.element_bytes * shape.block.hidden * shape.num_tokens if is_kept and shape.num_head_tokens else 0
 
 
 def _loss_bytes(shape: MicroBatchShape) -> int:
-    """The loss at its worst; capped logits (Gemma 2) save their tanh in the model's type too."""
+    """Peak bytes of the loss. Soft-capped logits (Gemma 2) also save their tanh in the model's type."""
     capped = shape.softcaps_logits and shape.loss is Loss.PLAIN
     extra = shape.element_bytes * shape.num_head_tokens * shape.vocab_size if capped else 0
     head = loss_peak_bytes(
@@ -206,10 +207,10 @@ def _loss_bytes(shape: MicroBatchShape) -> int:
 
 
 def score_peak_bytes(shape: MicroBatchShape) -> int:
-    """Bytes beside the weights of a pass without gradient that gives log-probs (or values): one layer or the logits.
+    """Peak bytes of a forward-only pass that computes log-probs (or values), without the weights.
 
-    Counts: the largest layer (`forward_layer_bytes`) with what a matmul dequantises; or the hidden states and the
-    logits, where there is a vocabulary: as the framework's profile says, else as the loss holds them without gradient.
+    Counts: the larger of two moments. In the largest layer: `forward_layer_bytes` and a dequantized weight. At the
+    head: hidden states and logits, by the framework's profile, or by the loss without gradient.
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
     if shape.scored_words is None or shape.loss is Loss.NONE:
@@ -229,11 +230,11 @@ def score_peak_bytes(shape: MicroBatchShape) -> int:
 
 
 class Place(StrEnum):
-    """Where a step is: what it holds of a micro-batch there.
+    """A place inside a training step, which decides the part of a micro-batch in memory.
 
-    LOSS: everything is saved, the logits are at their worst. HEAD: the head's gradient has come. BELOW_HEAD: the
-    logits are gone. MLP: in a layer, before the backward pass has left its MLP. ATTENTION: after that. TABLE: in the
-    embedding. REDUCE: in the optimizer's step, before its moments first appear. STEP: after that.
+    LOSS: all activations are saved, and the logits are at their peak. HEAD: the head's gradient exists. BELOW_HEAD: the
+    logits are freed. MLP: in a layer, before the backward pass has left its MLP. ATTENTION: in the layer's attention.
+    TABLE: in the embedding. REDUCE: in the optimizer's step, before Adam's moments first appear. STEP: after that.
     """
 
     LOSS = "loss"
@@ -246,39 +247,51 @@ class Place(StrEnum):
     STEP = "step"
 
 
+class Moment(NamedTuple):
+    """One moment of a step, without memory that depends on the tokens. A search creates hundreds of thousands."""
+
+    place: Place
+    layers: int
+    """Layers whose activations are still saved, the current one included."""
+    gradients: int
+    """Bytes of gradients in addition to the resident ones."""
+    buffers: int
+    """Additional bytes of gathered weights, buckets and copies; negative where resident buffers are not yet in use."""
+
+
 IN_A_LAYER = (Place.MLP, Place.ATTENTION)
 
 
-class HeldAt:
-    """Bytes of a micro-batch at each place."""
+class MicroBatchBytes:
+    """Computes the bytes of a micro-batch at each place."""
 
     def __init__(self, shape: MicroBatchShape) -> None:
         self.shape = shape
 
     @cached_property
     def kept(self) -> int:
-        """Of all layers until their backward passes."""
+        """Bytes of all layers before their backward passes."""
         return sum(kind.num_layers * kept_layer_bytes(kind) for kind in self.shape.kinds)
 
     @property
     def others(self) -> int:
-        """Of the other micro-batches of a pipeline."""
+        """Bytes of a pipeline's other micro-batches in flight."""
         return self.kept * (self.shape.micro_batches_in_flight - 1)
 
     @cached_property
     def layer(self) -> int:
-        """Inside the largest layer's backward pass."""
+        """Bytes in flight inside the largest layer's backward pass."""
         return max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in self.shape.kinds)
 
     @cached_property
     def alternate(self) -> int:
-        """Of a layer that is there whole where every other one is recomputed."""
+        """Bytes of one whole layer where every other layer is recomputed; otherwise 0."""
         return layer_bytes(self.shape) if self.shape.recompute is Recompute.ALTERNATE else 0
 
     def activations(self, place: Place, layers: int) -> int:
-        """Activations. layers: that still wait, the one that the place is in included.
+        """Bytes of activations at a place. layers: layers whose activations are still saved, the current one included.
 
-        Where every other layer is recomputed the one that the place is in is there whole.
+        Under `ALTERNATE` the current layer is whole in memory.
         """
         shape = self.shape
         if place in IN_A_LAYER:
@@ -291,10 +304,10 @@ class HeldAt:
         return self.others + self.kept + (0 if place is Place.BELOW_HEAD else _final_bytes(shape))
 
     def logits(self, place: Place) -> int:
-        """Logits and what the loss makes of them."""
+        """Bytes of logits and of the loss's tensors at a place."""
         if place is Place.LOSS:
             return _loss_bytes(self.shape)
-        return _head_bytes(self.shape) if place is Place.HEAD else _held_logits(self.shape)
+        return _head_bytes(self.shape) if place is Place.HEAD else _referenced_logit_bytes(self.shape)
 
     @cached_property
     def _left_mlp(self) -> int:

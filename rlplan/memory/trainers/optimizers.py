@@ -1,6 +1,6 @@
 """Optimizer states: bytes that an optimizer keeps between steps, for the elements that one rank updates.
 
-In: parameter sizes and an optimizer. Out: bytes. Left out: master weights (zero.py, sharding.py), who keeps what.
+In: parameter sizes and an optimizer. Out: bytes. Left out: master weights and sharding (zero.py, sharding.py).
 
 Symbols: n elements of a tensor, e bytes of an element of a moment.
 """
@@ -18,11 +18,11 @@ MIN_QUANTIZED_NUMEL = 4096
 """Tensors below this keep fp32 moments. Source: bitsandbytes 0.50, `min_8bit_size`; torchao 0.14 `subclass_8bit`."""
 SCALE_BYTES = 4
 CODE_BYTES = 4 * 256
-"""What the 256 numbers of a byte stand for. Source: bitsandbytes 0.50, optim/optimizer.py, `name2qmap`."""
+"""Bytes of the code table of 256 values. Source: bitsandbytes 0.50, optim/optimizer.py, `name2qmap`."""
 
 
 class Optimizer(StrEnum):
-    """How a parameter is updated."""
+    """The optimizers whose memory is known."""
 
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw_8bit"
@@ -35,7 +35,7 @@ def optimizer_bytes(optimizer: Optimizer, numels: Iterable[int], moment_bytes: i
     Counts: AdamW two moments of n*e and a step counter; 8-bit AdamW two bytes an element and two scales a block of 256,
     fp32 moments for tensors below 4096 elements, and once the two codes of 256 values; Muon one momentum of n*e.
     Source: torch 2.13 optim/adamw.py; bitsandbytes 0.50 optim/optimizer.py; DeepSpeed 0.19.8 runtime/zero/muon.
-    Assumes: Muon's list holds the matrices of the hidden layers only; the rest goes to AdamW in a call of its own.
+    Assumes: Muon gets only the matrices of the hidden layers; AdamW's tensors are counted in another call.
 
     >>> optimizer_bytes(Optimizer.ADAMW, [1000])
     8004
@@ -52,10 +52,10 @@ def optimizer_bytes(optimizer: Optimizer, numels: Iterable[int], moment_bytes: i
 
 
 def eight_bit_step_bytes(optimizer: Optimizer, numels: Iterable[int]) -> int:
-    """Bytes that a step of 8-bit AdamW takes on a CPU beside gradients and states, of the tensor it steps at a time.
+    """Temporary bytes of a step of 8-bit AdamW on a CPU, which updates one tensor at a time.
 
-    Counts: both moments in fp32, the scaled gradient, the root of the second one and its corrected copy, 5 * 4 bytes an
-    element of the largest tensor.
+    Counts: both moments in fp32, the scaled gradient, the root of the second moment and its corrected copy, 5 * 4 bytes
+    an element of the largest tensor.
     Source: bitsandbytes 0.50, backends/cpu/ops.py, `_optimizer_update_8bit_blockwise_cpu`.
     Differs: the kernels for GPUs update in place. Assumes: gradients and master weights in fp32.
 
@@ -66,7 +66,7 @@ def eight_bit_step_bytes(optimizer: Optimizer, numels: Iterable[int]) -> int:
 
 
 def quantized_bytes(numel: int) -> int:
-    """Bytes of both moments of a tensor in 8 bits, with their scales; small tensors have theirs in fp32.
+    """Bytes of both 8-bit moments of a tensor, with their scales; small tensors have fp32 moments.
 
     >>> quantized_bytes(8192), quantized_bytes(10)  # 2 * (8192 + 32 scales of 4), 8 * 10
     (16640, 80)

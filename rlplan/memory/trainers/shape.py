@@ -1,6 +1,6 @@
-"""What one rank computes in a micro-batch: the sizes and the habits of its trainer that decide what it holds.
+"""MicroBatchShape: the sizes of a rank's micro-batch and the trainer's properties that decide its memory.
 
-In: nothing. Out: MicroBatchShape, a frozen value. Left out: bytes (micro_batch.py), how layers are cut
+In: nothing. Out: MicroBatchShape, a frozen value. Left out: bytes (micro_batch.py), the cut of layers
 (model/layer_cut.py).
 """
 
@@ -16,11 +16,11 @@ from rlplan.vocabulary import Loss
 
 
 class Recompute(StrEnum):
-    """What the backward pass computes anew.
+    """Activation recomputation of the backward pass.
 
-    FULL: every layer from its input. ALTERNATE: every other layer. SELECTIVE: within each layer all but every second
-    matmul and attention's output (torchtitan's `selective(op)`). ATTENTION: attention's core alone, which flash
-    attention does by itself.
+    FULL: every layer, from its input. ALTERNATE: every other layer. SELECTIVE: within each layer all but every second
+    matmul and attention's output (torchtitan's `selective(op)`). ATTENTION: only the attention core, which flash
+    attention recomputes anyway.
     """
 
     NONE = "none"
@@ -31,7 +31,7 @@ class Recompute(StrEnum):
 
 
 def recompute_named(word: str | tuple[str, ...]) -> tuple[Recompute, frozenset[str]]:
-    """What `training.recomputed` says: a policy, and modules that are recomputed alone.
+    """Parse `training.recomputed`: a policy, and modules that are recomputed individually.
 
     >>> recompute_named("layers")[0], recompute_named(("mlp",))
     (<Recompute.FULL: 'full'>, (<Recompute.ATTENTION: 'attention'>, frozenset({'mlp'})))
@@ -44,12 +44,12 @@ def recompute_named(word: str | tuple[str, ...]) -> tuple[Recompute, frozenset[s
 
 @dataclass(frozen=True)
 class MicroBatchShape:
-    """What one rank computes in one micro-batch."""
+    """Sizes and properties of one micro-batch on one rank."""
 
     block: Block
-    """Of its first layer."""
+    """Block of the rank's first layer."""
     num_layers: int
-    """On this rank, of that kind."""
+    """Layers of that block on this rank."""
     vocab_size: int
     num_tokens: int
     num_head_tokens: int
@@ -57,42 +57,42 @@ class MicroBatchShape:
     element_bytes: int = 2
     recompute: Recompute = Recompute.NONE
     modules: frozenset[str] = frozenset()
-    """Of a layer, which are recomputed alone (recomputed.py)."""
+    """Modules of a layer that are recomputed individually (recomputed.py)."""
     loss: Loss = Loss.PLAIN
     offloads_activations: bool = False
     frozen: Frozen | None = None
-    """What is trained beside frozen weights; None trains everything."""
+    """Adapters beside frozen weights; None: all weights are trained."""
     is_compiled: bool = False
-    """Recomputed regions keep nothing that the backward pass does not read."""
+    """Whether torch.compile removes tensors of recomputed regions that the backward pass does not read."""
     sequence_shards: int = 1
-    """Tensor parallel ranks that share what lies between the sharded matmuls (model/layer_cut.py)."""
+    """Tensor parallel ranks that shard the rows between the sharded matmuls (model/layer_cut.py)."""
     gathers_again: bool = False
-    """The rows that sharded matmuls read are kept as shares, and gathered once more going back."""
+    """Whether sharded matmuls save only the rank's part of their input and gather it again in the backward pass."""
     ulysses: int = 1
-    """Ranks that exchange tokens for heads around attention (`activations.exchanged_bytes`)."""
-    passes_keys_on: bool = False
-    """Context parallelism, where keys and values go round the ranks."""
+    """Ulysses size: ranks that exchange tokens for heads around attention (`activations.exchanged_bytes`)."""
+    has_context_parallel: bool = False
+    """Whether keys and values travel round the ranks (context parallelism)."""
     micro_batches_in_flight: int = 1
     softcaps_logits: bool = False
     more: tuple[Layers, ...] = ()
     """Layers of other kinds (block_families.py, `blocks_of`), in their order."""
     rows_at_once: RowsAtOnce = ROWS_ON_GPU
-    """Of logits, where they are taken by rows (model/logits.py)."""
+    """Rows of logits that a row-chunked loss holds at a time (model/logits.py)."""
     selects_rows: bool = False
-    """The rows that the head reads are copied out of the hidden states, even where they are all."""
+    """Whether the head's rows are copied out of the hidden states, even if they are all rows."""
     has_entropy_gradient: bool = False
-    """The backward pass holds some rows' probabilities beside their logits."""
+    """Whether the backward pass holds probabilities of some rows beside their logits."""
     residual_bytes: int = 0
-    """Of an element of the residual stream, where autocast leaves it wider than the passes; 0: as they are."""
+    """Bytes of an element of the residual stream where autocast keeps it wider than the passes; 0: `element_bytes`."""
     dequantised: int = 0
-    """Elements of the largest frozen weight in 4 bits, which a matmul dequantises."""
+    """Elements of the largest frozen 4-bit weight, which a matmul dequantizes."""
 
     scored_words: ScoredWords | None = None
-    """What a pass without gradient holds of the vocabulary; None where it holds what the loss does."""
+    """Vocabulary-wide tensors that a forward-only pass holds; None: those of the loss without gradient."""
 
     @cached_property
     def kinds(self) -> "tuple[MicroBatchShape, ...]":
-        """The same shape for each kind of layer alone."""
+        """The shape restricted to each kind of layer."""
         if not self.more:
             return (self,)
         others = (replace(self, block=kind.block, num_layers=kind.num, more=()) for kind in self.more)

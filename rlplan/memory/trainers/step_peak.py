@@ -1,19 +1,19 @@
-"""The peak of one training step of one rank: what it holds at each place of the passes and of the optimizer's step.
+"""The memory peak of one training step on one rank: snapshots at each place of the passes and of the optimizer's step.
 
-In: what the rank holds and how its gradients come (RankState), its micro-batch (MicroBatchShape). Out: bytes by kind at
-the worst moment of each place. One model for every trainer and machine; what differs is in RankState.
-Left out: allocator effects (machine.py), pipelines (tokens in flight are a field of the shape).
-
-Going back through the layers, activations go and gradients come: both linearly, but for buckets (backward.py). So the
-peak is at the loss, at the head's gradient, in the top or the bottom layer (or where a bucket is first full), in the
+During the backward pass activations shrink and gradients grow, both linearly except for buckets (backward.py). So the
+peak is at the loss, at the head's gradient, in the top or the bottom layer (or where a bucket first fills), in the
 embedding, or in the optimizer's step.
+
+In: the rank's states and gradients (RankState), its micro-batch (MicroBatchShape). Out: bytes by kind at the largest
+moment of each place. Trainers and machines differ only in RankState.
+Left out: allocator effects (machine.py), pipeline schedules (the micro-batches in flight are a field of the shape).
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
-from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, HeldAt, Place
+from rlplan.memory.trainers.backward import ZeroWalk
+from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, MicroBatchBytes, Moment, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.vocabulary import MemoryKind
 
@@ -22,71 +22,48 @@ UPDATE = (Place.REDUCE, Place.STEP)
 """Places in the optimizer's step; all others are in the passes."""
 
 
-class Moment(NamedTuple):
-    """One moment of a step, without what depends on the tokens. A search makes hundreds of thousands."""
-
-    place: Place
-    layers: int
-    """Whose activations still wait, the one that the moment is in included."""
-    gradients: int
-    """Bytes beside what is resident."""
-    buffers: int
-    """Bytes of gathered weights, buckets and copies, beside what is resident; below zero where less than usual is."""
-
-
-class GradientWalk(Protocol):
-    """How a trainer's gradients come, where that is not in equal steps."""
-
-    def moments(self, *, accumulates: bool, is_first: bool) -> tuple[Moment, ...]:
-        """The moments that may be the largest. accumulates: gradients of an earlier micro-batch are there already.
-        is_first: before the first step.
-        """
-        ...
-
-    @property
-    def update(self) -> tuple[Moment, ...]:
-        """Those of the optimizer's step, for which no gradient is followed."""
-        ...
-
-
 @dataclass(frozen=True)
 class RankState:
     """Bytes of one rank that do not depend on the tokens."""
 
     resident: Mapping[MemoryKind, int]
-    """Between steps, by kind."""
+    """Bytes between steps, by kind."""
     gradients: int = 0
-    """When the backward pass ends."""
+    """Bytes of gradients at the end of the backward pass."""
     kept_gradients: int = 0
-    """The part of them that is there all the time."""
+    """Bytes of gradients that are allocated all the time."""
     head_gradient: int = 0
-    """Of the vocabulary table, the first to come, as far as it is part of `gradients`."""
+    """Bytes of the head's gradient, the first to come, as far as it is part of `gradients`."""
     layer_gradient: int = 0
-    """Of one layer, as far as it is part of `gradients`."""
+    """Bytes of one layer's gradient, as far as it is part of `gradients`."""
     table_gradient: int = 0
-    """Of the embedding, the last to come, as far as it is part of `gradients`."""
+    """Bytes of the embedding's gradient, the last to come, as far as it is part of `gradients`."""
     is_tied: bool = False
-    """The embedding's gradient is added to the head's, which has waited for it."""
+    """Whether the embedding's gradient is added to the head's, which waits for it."""
     passing: int = 0
-    """Gathered weights and buckets inside the passes."""
+    """Bytes of gathered weights and buckets inside the passes."""
     layer_passing: int = 0
-    """The same that comes with the layers' backward."""
+    """Additional bytes of gathered weights and buckets while layers go through their backward pass."""
     accumulates: bool = False
-    """This micro-batch is not the first, so that all gradients are there before it."""
-    walk: GradientWalk | None = None
-    """How gradients come, instead of the fields from `gradients` on."""
+    """Whether gradients of an earlier micro-batch exist already."""
+    walk: ZeroWalk | None = None
+    """Gradients parameter by parameter, which replace the fields from `gradients` on."""
     kept_bucket: int = 0
     """Bytes of the reduction bucket that stays between the passes, as far as they count on the machine."""
 
     def moments(self, num_layers: int, *, is_first: bool = False) -> tuple[Moment, ...]:
-        """The moments of which one is the peak."""
+        """The moments one of which is the peak."""
         if self.walk is not None:
             return self.walk.moments(accumulates=self.accumulates, is_first=is_first)
         resident = self.resident.get(MemoryKind.GRADIENTS, 0)
+        # Gradients at the loss: those of earlier micro-batches, or buffers that are never freed.
         before = self.gradients if self.accumulates else self.kept_gradients
+        # Gradients below the head. A tied head's gradient waits for the embedding's, beside the accumulated ones.
         below = max(before + self.head_gradient * self.is_tied, self.kept_gradients + self.head_gradient)
+        # Gradients in the bottom layer: all except its own and the embedding's, which come later.
         late = self.layer_gradient + (0 if self.is_tied else self.table_gradient)
         bottom = below if self.accumulates else max(below, self.gradients - late)
+        # The embedding's gradient is a second tensor until it is added to the one that exists.
         meeting = self.table_gradient if self.is_tied or self.accumulates else 0
         inside = self.passing + self.layer_passing
         return tuple(
@@ -103,7 +80,7 @@ class RankState:
 
     @property
     def update(self) -> tuple[Moment, ...]:
-        """The moments of the optimizer's step alone."""
+        """The moments of the optimizer's step."""
         if self.walk is not None:
             return self.walk.update
         return tuple(moment for moment in self.moments(0) if moment.place in UPDATE)
@@ -116,32 +93,34 @@ def snapshots(
     resident: Mapping[MemoryKind, int] | None = None,
     is_first: bool = False,
 ) -> dict[Place, MemorySnapshot]:
-    """Bytes by kind at the largest moment of each place. resident: instead of the rank's own. is_first: before the
-    first step.
+    """Bytes by kind at the largest moment of each place.
+
+    resident: replaces the rank's own resident bytes. is_first: before the first optimizer step.
     """
     base = rank_state.resident if resident is None else resident
-    return _snapshots(rank_state, shape, rank_state.moments(shape.total_layers, is_first=is_first), base)
+    return _take_snapshots(rank_state, shape, rank_state.moments(shape.total_layers, is_first=is_first), base)
 
 
-def _snapshots(
+def _take_snapshots(
     rank_state: RankState, shape: MicroBatchShape, moments: Iterable[Moment], base: Mapping[MemoryKind, int]
 ) -> dict[Place, MemorySnapshot]:
-    held = HeldAt(shape)
-    again = rank_state.head_gradient if shape.loss in CHUNKED_LOSSES else 0  # each chunk's is added to the sum
+    sizes = MicroBatchBytes(shape)
+    # A chunked loss computes the head's gradient once per chunk and adds it to the sum, so two exist.
+    second_gradient = rank_state.head_gradient if shape.loss in CHUNKED_LOSSES else 0
     largest: dict[Place, tuple[int, int, int, int]] = {}
     for moment in moments:
-        activations = held.activations(moment.place, moment.layers)
-        gradients = moment.gradients + (again if moment.place is Place.HEAD else 0)
+        activations = sizes.activations(moment.place, moment.layers)
+        gradients = moment.gradients + (second_gradient if moment.place is Place.HEAD else 0)
         total = activations + gradients + moment.buffers
         if moment.place not in largest or total > largest[moment.place][0]:
             largest[moment.place] = total, activations, gradients, moment.buffers
     return {
-        place: _snapshot(base, activations, held.logits(place), gradients, buffers)
+        place: _build_snapshot(base, activations, sizes.logits(place), gradients, buffers)
         for place, (_, activations, gradients, buffers) in largest.items()
     }
 
 
-def _snapshot(
+def _build_snapshot(
     resident: Mapping[MemoryKind, int], activations: int, logits: int, gradients: int, buffers: int
 ) -> MemorySnapshot:
     snapshot = dict(resident)
@@ -152,16 +131,16 @@ def _snapshot(
     return {kind: size for kind, size in snapshot.items() if size}
 
 
-def largest_of(found: Iterable[MemorySnapshot]) -> MemorySnapshot:
-    """The largest of some snapshots."""
-    return max(found, key=lambda snapshot: sum(snapshot.values()))
+def largest_of(candidates: Iterable[MemorySnapshot]) -> MemorySnapshot:
+    """The snapshot with the most bytes."""
+    return max(candidates, key=lambda snapshot: sum(snapshot.values()))
 
 
-def passes_peak(found: Mapping[Place, MemorySnapshot]) -> MemorySnapshot:
+def find_passes_peak(by_place: Mapping[Place, MemorySnapshot]) -> MemorySnapshot:
     """The largest snapshot of the forward and backward pass."""
-    return largest_of(snapshot for place, snapshot in found.items() if place not in UPDATE)
+    return largest_of(snapshot for place, snapshot in by_place.items() if place not in UPDATE)
 
 
-def update_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
+def find_update_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
     """The largest snapshot of the optimizer's step."""
-    return largest_of(_snapshots(rank_state, shape, rank_state.update, rank_state.resident).values())
+    return largest_of(_take_snapshots(rank_state, shape, rank_state.update, rank_state.resident).values())

@@ -1,7 +1,7 @@
-"""Training on the CPU runtime: what a job's `training` part means for a rank's states.
+"""Training on rlplan's CPU runtime: the DeepSpeed states of a rank, from a job's `training` part.
 
-In: a job's training part, a model, a ZeRO stage and a rank. Out: that rank's ZeroStates and how it computes.
-Left out: the bytes themselves (zero.py), activations (activations.py), the walk through the passes (backward.py).
+In: a job's training part, a model, a ZeRO stage and a rank. Out: that rank's ZeroStates and model.
+Left out: the bytes themselves (zero.py), activations (activations.py), gradients in the passes (backward.py).
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,14 @@ from rlplan.vocabulary import Role
 
 @dataclass(frozen=True)
 class TrainedRank:
-    """A data-parallel rank: its model and states.
-
-    adapters: what is trained beside a frozen model; empty where the model itself is. dequantised: elements of the
-    largest weight that a matmul dequantises from 4 bits.
-    """
+    """A data-parallel rank: its model and states."""
 
     model: ModelSpec
     states: ZeroStates
     adapters: tuple[Parameter, ...] = ()
+    """Adapters that are trained beside a frozen model; empty where the model itself is trained."""
     dequantised: int = 0
+    """Elements of the largest 4-bit weight, which a matmul dequantizes."""
 
     @property
     def element_bytes(self) -> int:
@@ -41,10 +39,10 @@ def trained_rank(
     rank: int,
     parameters: tuple[tuple[Parameter, ...], tuple[Parameter, ...]] | None = None,
 ) -> TrainedRank:
-    """The rank that DeepSpeed makes of a job's `training` part. parameters: (trained, frozen), else all are trained.
+    """A DeepSpeed rank of a job's `training` part. parameters: (trained, frozen); None: all are trained.
 
-    Counts: weights, gradients and their accumulation in the training type, master weights and moments in fp32; ZeRO-3
-    gathers nothing ahead and keeps nothing for later. Source: `rlplan.emit.deepspeed`, which sets the same keys.
+    Counts: weights, gradients and their accumulation in the training type, master weights and moments in fp32. ZeRO-3
+    neither prefetches nor keeps gathered weights. Source: `rlplan.emit.deepspeed`, which sets the same keys.
     """
     settings = ZeroSettings(
         stage=stage,
@@ -69,14 +67,14 @@ def trained_rank(
 def rank_of_role(
     job: SettledJob, role: Role, model: ModelSpec, cut: tuple[int, int, int], shard: int, *, training: ResolvedTraining
 ) -> TrainedRank:
-    """One rank of a trained role of a job. cut: ranks that share layers, the ZeRO stage, ranks that share states."""
+    """One rank of a trained role of a job. cut: tensor parallel size, ZeRO stage, ranks that shard the states."""
     tp, stage, num_shards = cut
-    parameters = held_parameters(model, tp, job.trained_parameters(role, model))
+    parameters = cut_parameters(model, tp, job.trained_parameters(role, model))
     return trained_rank(training, model, stage, num_shards, shard, parameters)
 
 
 def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -> ZeroStates:
-    """What a rank holds of a frozen model whose weights all share. Source: `rlplan.emit.deepspeed.frozen_config`."""
+    """A rank of a frozen model whose weights all ranks shard. Source: `rlplan.emit.deepspeed.frozen_config`."""
     settings = ZeroSettings(
         stage=3,
         num_ranks=num_ranks,
@@ -89,12 +87,12 @@ def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -
 
 
 def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
-    """What one rank holds of a model under DeepSpeed's AutoTP: decoder projections cut, embeddings and head whole.
+    """Parameters of one rank under DeepSpeed's AutoTP: decoder projections cut, embeddings and head whole.
 
     Counts: a share of each decoder projection; norms whole.
-    Source: DeepSpeed 0.19.8, module_inject/auto_tp.py, as `emit.deepspeed.tensor_parallel_section` has it cut.
+    Source: DeepSpeed 0.19.8, module_inject/auto_tp.py, configured by `emit.deepspeed.tensor_parallel_section`.
     Differs: the plans of transformers 5.19 cut an untied head too (`colwise_gather_output`).
-    Assumes: tp divides the key heads; dense models, for stacked experts are no linear layers and would stay whole.
+    Assumes: tp divides the key heads; dense models, because stacked experts are not linear layers and would stay whole.
     Raises: SpecError for sizes that do not divide.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -106,43 +104,43 @@ def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
         return model.parameters
     share = (tensor for tensor in model.held_tensors(Layout(tp=tp)) if not tensor.is_buffer)
     pairs = zip(model.parameters, share, strict=True)
-    kept = (Component.EMBEDDINGS, Component.HEAD)
-    return tuple(whole if whole.component in kept else part for whole, part in pairs)
+    uncut = (Component.EMBEDDINGS, Component.HEAD)
+    return tuple(full if full.component in uncut else part for full, part in pairs)
 
 
-def held_parameters(
+def cut_parameters(
     model: ModelSpec, tp: int, parameters: tuple[tuple[Parameter, ...], tuple[Parameter, ...]]
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
-    """(trained, frozen) as one of `tp` ranks holds them, of which each has a part of every layer. Raises: SpecError."""
+    """(trained, frozen) parameters of one of `tp` tensor parallel ranks. Raises: SpecError."""
     own = {parameter.name: parameter for parameter in autotp_parameters(model, tp)}
     trained, frozen = (tuple(own.get(parameter.name, parameter) for parameter in part) for part in parameters)
     return trained, frozen
 
 
-def put_together_bytes(rank: TrainedRank) -> int:
-    """Bytes of one weight while it is put together from the parts of ranks that share layers.
+def gathered_weight_bytes(rank: TrainedRank) -> int:
+    """Bytes of one weight while it is gathered from the parts of tensor parallel ranks.
 
-    Counts: the parts as they come and the whole, 2 * e * the largest weight that is cut.
+    Counts: the received parts and the whole weight, 2 * e * the largest weight that is cut.
     Source: `rlplan.runtime.models.tensor_parallel`. Assumes: one weight at a time.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> from rlplan.spec.resolved import ResolvedTraining, SettledTraining
     >>> model = find_model("Qwen/Qwen3-0.6B")
-    >>> parts = held_parameters(model, 2, (model.parameters, ()))
+    >>> parts = cut_parameters(model, 2, (model.parameters, ()))
     >>> training = SettledTraining(dtype="float32", tp=2)
-    >>> put_together_bytes(trained_rank(training, model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
+    >>> gathered_weight_bytes(trained_rank(training, model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
     25165824
     """
-    held = {parameter.name: parameter.numel for parameter in rank.states.trainable}
-    cut = [whole.numel for whole in rank.model.parameters if held.get(whole.name, whole.numel) < whole.numel]
+    own = {parameter.name: parameter.numel for parameter in rank.states.trainable}
+    cut = [full.numel for full in rank.model.parameters if own.get(full.name, full.numel) < full.numel]
     return 2 * rank.element_bytes * max(cut, default=0)
 
 
 def merging_bytes(rank: TrainedRank) -> int:
-    """Bytes of one weight while its adapters are added to it, in the weight sync and in a checkpoint.
+    """Bytes of one weight while its adapters are merged into it, in the weight sync and in a checkpoint.
 
-    Counts: for the largest adapted weight the product B A, its scaled copy and the sum, 3 * 4 bytes an element; the
-    weight in fp32, 4 more, where it is of another type; what its 4 bits stand for, e more.
+    Counts: for the largest adapted weight the product B A, its scaled copy and the sum, 3 * 4 bytes an element; 4 more
+    for the weight in fp32, where it has another type; e more for the dequantized weight of a 4-bit base.
     Source: `rlplan.runtime.models.adapters`. Assumes: one weight at a time.
 
     >>> from rlplan.spec.models.catalogue import find_model

@@ -1,4 +1,4 @@
-"""Training states: what one rank holds between steps under DeepSpeed's ZeRO stages, on the device and on the host.
+"""Training states of one rank between steps under DeepSpeed's ZeRO stages, on the device and on the host.
 
 In: trainable and frozen parameters, the engine's settings. Out: bytes by kind for three moments: after the engine is
 built, between backward and step, after a step. Left out: NVMe (nvme.py), ZenFlow, hierarchical partitions.
@@ -6,7 +6,7 @@ built, between backward and step, after a step. Left out: NVMe (nvme.py), ZenFlo
 Symbols: P trainable parameters, F frozen ones, N ranks, S = P/N rounded up, e bytes of a weight, g of an accumulated
 gradient, m of a master weight, b elements of the reduction bucket.
 Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, runtime/bf16_optimizer.py, fp16/fused_optimizer.py.
-Proved exact, row by row, against live engines: tests/memory/trainers/test_training_states.py.
+Validated against live engines, exact in every row: tests/memory/trainers/test_training_states.py.
 """
 
 from collections import Counter
@@ -20,58 +20,58 @@ from rlplan.units import ceil_div, round_up
 from rlplan.vocabulary import MemoryKind
 
 PARTITION_ALIGNMENT = 2
-"""Elements: `nccl_start_alignment_factor`; the flat buffer is a multiple of it times the number of ranks."""
+"""Alignment in elements (`nccl_start_alignment_factor`): the flat buffer is a multiple of it times the ranks."""
 
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """The keys of a DeepSpeed config that decide bytes, with DeepSpeed's own defaults."""
+    """The keys of a DeepSpeed config that decide memory, with DeepSpeed's defaults. Sizes are in elements."""
 
     stage: int
-    """0 to 3."""
+    """ZeRO stage, 0 to 3."""
 
     num_ranks: int
-    """That share the states."""
+    """Data-parallel ranks that shard the states."""
 
     weight_bytes: int = 2
-    """Of a weight in the passes: 2 in bf16 or fp16, 4 in fp32."""
+    """Bytes of a weight in the passes: 2 in bf16 or fp16, 4 in fp32."""
 
     gradient_bytes: int = 2
-    """`grad_accum_dtype`, which is the weights' type unless given."""
+    """Bytes of an accumulated gradient (`grad_accum_dtype`, by default the weights' type)."""
 
     master_bytes: int = 4
-    """4, or 2 with `bf16_master_weights_and_grads`."""
+    """Bytes of a master weight: 4, or 2 with `bf16_master_weights_and_grads`."""
 
     moment_bytes: int = 4
-    """4, or 2 with `bf16_optimizer_states`."""
+    """Bytes of each moment: 4, or 2 with `bf16_optimizer_states`."""
 
     optimizer: Optimizer = Optimizer.ADAMW
     reduce_bucket_size: int = 500_000_000
-    """Elements."""
+    """Elements of the reduction bucket."""
 
     overlaps_communication: bool | None = None
-    """`overlap_comm`; None: DeepSpeed's own, on at stage 3 alone."""
+    """`overlap_comm`; None: DeepSpeed's default, on only at stage 3."""
 
     sub_group_size: int = 1_000_000_000
-    """Elements."""
+    """Elements that stage 3 updates at a time."""
 
     max_live_parameters: int = 1_000_000_000
-    """Elements."""
+    """`stage3_max_live_parameters`: upper bound of gathered elements, which limits only the prefetch."""
 
     max_reuse_distance: int = 1_000_000_000
-    """Elements."""
+    """Gathered weights that are used again within this many elements are not released."""
 
     prefetch_bucket_size: int = 50_000_000
-    """Elements."""
+    """Elements of weights that stage 3 gathers ahead."""
 
     persistence_threshold: int = 100_000
-    """Elements: smaller tensors stay whole on every rank."""
+    """Tensors up to this many elements stay whole on every rank."""
 
     offloads_optimizer: bool = False
-    """Master weights and moments live on the host."""
+    """Whether master weights and moments are on the host."""
 
     offloads_parameters: bool = False
-    """So do the weights, at stage 3."""
+    """Whether the weights are on the host too, at stage 3."""
 
     @property
     def overlaps(self) -> bool:
@@ -80,7 +80,7 @@ class ZeroSettings:
 
     @property
     def accumulates_in_full(self) -> bool:
-        """ZeRO-1 in bf16 with fp32 accumulation is DeepSpeed's BF16_Optimizer: whole fp32 gradients on every rank."""
+        """Whether every rank holds whole fp32 gradients: DeepSpeed's BF16_Optimizer, ZeRO-1 with fp32 accumulation."""
         return self.stage == 1 and self.weight_bytes == 2 and self.gradient_bytes == 4 and not self.offloads_optimizer
 
 
@@ -108,18 +108,19 @@ class ZeroStates:
 
     settings: ZeroSettings
     trainable: tuple[Parameter, ...]
-    """In the module's order; tied tensors once."""
+    """Trained parameters in the module's order, tied tensors once."""
 
     frozen: tuple[Parameter, ...] = ()
-    """As above."""
+    """Frozen parameters in the module's order, tied tensors once."""
 
     rank: int = 0
     frozen_bytes: int | None = None
-    """Of all frozen tensors up to stage 2, where they are not of the weights' type."""
+    """Bytes of all frozen tensors up to stage 2, if they do not have the weights' type."""
 
     @cached_property
     def num_trainable(self) -> int:
-        """P."""
+        """P: trained elements."""
+        # A list, because a search computes this for thousands of candidates, and sum() over a generator is slower.
         return sum([parameter.numel for parameter in self.trainable])
 
     @cached_property
@@ -127,18 +128,18 @@ class ZeroStates:
         """S: elements that this rank updates.
 
         Counts: stage 0 all; stages 1 and 2 the flat buffer, rounded up to 2N, over N (`flatten_dense_tensors_aligned`);
-        stage 3 every tensor's own share rounded up (DeepSpeed's `partition_parameters.py`, `_partition_param`).
+        stage 3 the share of each tensor, rounded up (DeepSpeed's `partition_parameters.py`, `_partition_param`).
         """
         ranks = self.settings.num_ranks
         if self.settings.stage == 0:
             return self.num_trainable
         if self.settings.stage == 3:
-            return _shares(self.trainable, ranks)
+            return _count_shares(self.trainable, ranks)
         return round_up(self.num_trainable, PARTITION_ALIGNMENT * ranks) // ranks
 
     @cached_property
     def persistent_numel(self) -> int:
-        """Elements of tensors small enough to stay gathered after the first step: up to the threshold (stage 3)."""
+        """Elements of small tensors that stage 3 keeps gathered after the first step."""
         if self.settings.stage < 3 or self.settings.num_ranks == 1:
             return 0
         limit = self.settings.persistence_threshold
@@ -148,11 +149,11 @@ class ZeroStates:
         """Bytes of the weights, trainable and frozen.
 
         Counts: stages 0 to 2 the whole flat buffer e*N*S and the frozen e*F; stage 3 the shares, and the small tensors
-        that stay gathered beside them.
+        that stay gathered.
         """
         settings = self.settings
         if settings.stage == 3:
-            shares = self.partition_numel + _shares(self.frozen, settings.num_ranks)
+            shares = self.partition_numel + _count_shares(self.frozen, settings.num_ranks)
             return settings.weight_bytes * (shares + self.persistent_numel * has_stepped)
         flat = self.partition_numel * (settings.num_ranks if settings.stage else 1)
         frozen = settings.weight_bytes * sum([parameter.numel for parameter in self.frozen])
@@ -161,25 +162,22 @@ class ZeroStates:
     def master_bytes(self) -> int:
         """Bytes of the master weights m*S.
 
-        Counts: none in stage 0 in fp32, where torch updates the weights themselves; the other stages keep a copy in
-        fp32 and with bf16 master weights too. Differs: `_create_fp32_partitions` of stage 3 means to do without, but
-        compares a device with its name and so never does.
+        Counts: none in stage 0 in fp32, where torch updates the weights themselves; the other stages keep a copy even
+        in fp32 and with bf16 master weights. Differs: `_create_fp32_partitions` of stage 3 intends to skip the copy,
+        but compares a device with its name, so that the condition never holds.
         """
         settings = self.settings
         if settings.weight_bytes == settings.master_bytes and settings.stage == 0:
             return 0
         return settings.master_bytes * self.partition_numel
 
-    def optimizer_bytes(self) -> int:
-        """Bytes of the optimizer's states of the share: one flat tensor a group, except in stage 0 (each parameter)."""
-        return self._optimizer_bytes
-
     @cached_property
-    def _optimizer_bytes(self) -> int:
+    def optimizer_bytes(self) -> int:
+        """Bytes of the rank's optimizer states: of one flat tensor per group, or in stage 0 of each parameter."""
         return optimizer_bytes(self.settings.optimizer, self.stepped_numels(), self.settings.moment_bytes)
 
     def stepped_numels(self) -> list[int]:
-        """Elements of the tensors that the optimizer knows: parameters in stage 0, else flat ones."""
+        """Elements of the tensors that the optimizer updates: parameters in stage 0, otherwise flat tensors."""
         return [parameter.numel for parameter in self.trainable] if self.settings.stage == 0 else self._sub_groups()
 
     @cached_property
@@ -198,8 +196,8 @@ class ZeroStates:
 
         Counts: stage 0 g*P; stages 1 and 2 every parameter that has an element in the partition, whole
         (`copy_grads_in_partition`), or g*S where a 16-bit model accumulates in fp32 (`_build_compact_grad_partition_
-        buffer`); BF16_Optimizer 4*P beside the e*P of its last backward pass; stage 3 a flat buffer g*S that stays.
-        Differs: 4S plus what sticks out at the borders.
+        buffer`); BF16_Optimizer 4*P and the e*P of its last backward pass; stage 3 a permanent flat buffer g*S.
+        Differs: 4S, and the parts of the first and last parameter outside the partition.
         """
         settings = self.settings
         if settings.stage == 0:
@@ -211,7 +209,7 @@ class ZeroStates:
         return settings.gradient_bytes * sum(parameter.numel for parameter in self.owned)
 
     def kept_gradient_bytes(self) -> int:
-        """Bytes of the part of `gradient_bytes` that lives through step and forward pass too."""
+        """Bytes of `gradient_bytes` that stay allocated during step and forward pass."""
         if self.settings.stage == 3:
             return self.gradient_bytes()
         if self.settings.accumulates_in_full:
@@ -219,10 +217,10 @@ class ZeroStates:
         return 0
 
     def backward_gradient_bytes(self) -> int:
-        """Bytes of gradients when a backward pass ends, before what other ranks own is let go.
+        """Bytes of gradients at the end of a backward pass, before those that other ranks own are freed.
 
-        Counts: stages 0 and 1 the whole g*P; stages 2 and 3 `gradient_bytes`. In flight on the way: backward.py.
-        Source: `reduce_ipg_grads`: stage 1 clears other ranks' gradients in the step only.
+        Counts: stages 0 and 1 the whole g*P; stages 2 and 3 `gradient_bytes`. Gradients in flight: backward.py.
+        Source: `reduce_ipg_grads`: stage 1 clears other ranks' gradients only in the step.
         """
         if self.settings.stage == 1 and not self.settings.accumulates_in_full:
             return max(self.settings.weight_bytes * self.num_trainable, self.gradient_bytes())
@@ -231,7 +229,7 @@ class ZeroStates:
     def bucket_bytes(self) -> int:
         """Bytes of the reduction bucket: b elements, twice in stages 1 and 2 when communication overlaps.
 
-        Counts: in stage 3 it is allocated once and stays; in stages 1 and 2 it is made in every backward pass.
+        Stage 3 allocates it once; stages 1 and 2 in every backward pass.
         Source: `setup_buckets`, `_setup_for_real_optimizer`. Differs: BF16_Optimizer and stage 0 have none.
         """
         settings = self.settings
@@ -241,20 +239,20 @@ class ZeroStates:
         return copies * settings.reduce_bucket_size * settings.weight_bytes
 
     def after_build(self) -> States:
-        """Held when the engine is built: no gradients before the first backward pass, no moments before a step."""
-        return self._states(has_gradients=False, has_stepped=False)
+        """States after the engine is built: no gradients before the first backward pass, no moments before a step."""
+        return self._build_states(has_gradients=False, has_stepped=False)
 
     def after_backward(self) -> States:
-        """Held between backward and step, with the moments of an earlier step."""
-        return self._states(has_gradients=True, has_stepped=True)
+        """States between backward and step, with the moments of an earlier step."""
+        return self._build_states(has_gradients=True, has_stepped=True)
 
     def after_step(self) -> States:
-        """Held after a step: the steady state."""
-        return self._states(has_gradients=False, has_stepped=True)
+        """States after a step: the steady state."""
+        return self._build_states(has_gradients=False, has_stepped=True)
 
-    def _states(self, *, has_gradients: bool, has_stepped: bool) -> States:
+    def _build_states(self, *, has_gradients: bool, has_stepped: bool) -> States:
         settings = self.settings
-        # The 16-bit optimizer of stage 0 makes an empty step while it is built.
+        # The 16-bit optimizer of stage 0 takes an empty step while it is built, so its moments exist early.
         early = settings.weight_bytes == 2 and settings.stage == 0
         device = Counter({MemoryKind.WEIGHTS: self.weight_bytes(has_stepped=has_stepped)})
         states = {
@@ -262,23 +260,24 @@ class ZeroStates:
             MemoryKind.GRADIENTS: self.gradient_bytes() if has_gradients else self.kept_gradient_bytes(),
         }
         if has_stepped or early:
-            states[MemoryKind.OPTIMIZER] = self.optimizer_bytes()
+            states[MemoryKind.OPTIMIZER] = self.optimizer_bytes
         if settings.stage == 3:
             device[MemoryKind.COMM_BUFFERS] = self.bucket_bytes()
         if not settings.offloads_optimizer:
             device.update(states)
             host = self._offload_weights(device)
-            return States(_positive(device), host)
-        return self._offloaded(device, states)
+            return States(_drop_zeros(device), host)
+        return self._offload_states(device, states)
 
-    def _offloaded(self, device: Counter[MemoryKind], states: dict[MemoryKind, int]) -> States:
-        """CPU offload: master weights, moments and gradients live on the host.
+    def _offload_states(self, device: Counter[MemoryKind], states: dict[MemoryKind, int]) -> States:
+        """The states under CPU offload: master weights, moments and gradients are on the host.
 
-        Counts: on the host beside them a 16-bit copy of the share (stages 1 and 2: the way back; stage 3: the weights
-        themselves when they are offloaded too), fp32 gradients m*S, and two staging buffers of the largest tensor.
+        Counts: also on the host a 16-bit copy of the share (stages 1 and 2: the updated weights on their way back;
+        stage 3: the weights themselves when they are offloaded too), fp32 gradients m*S, and two staging buffers of the
+        largest tensor.
         """
         settings = self.settings
-        host = Counter({**states, MemoryKind.OPTIMIZER: self.optimizer_bytes()})
+        host = Counter({**states, MemoryKind.OPTIMIZER: self.optimizer_bytes})
         host[MemoryKind.GRADIENTS] = settings.master_bytes * self.partition_numel
         largest = max([parameter.numel for parameter in self.trainable], default=0)
         if settings.stage == 3:
@@ -288,24 +287,25 @@ class ZeroStates:
             host[MemoryKind.WEIGHTS] = settings.weight_bytes * self.partition_numel
             host[MemoryKind.COMM_BUFFERS] = settings.weight_bytes * largest
             device[MemoryKind.COMM_BUFFERS] += settings.weight_bytes * largest
-        return States(_positive(device), _positive(host))
+        return States(_drop_zeros(device), _drop_zeros(host))
 
     def _offload_weights(self, device: Counter[MemoryKind]) -> dict[MemoryKind, int]:
-        """Takes offloaded weights (stage 3) from the device, but for those that stay gathered; what the host holds."""
+        """Move offloaded weights (stage 3) off the device, except those that stay gathered; return the host's bytes."""
         if self.settings.stage < 3 or not self.settings.offloads_parameters:
             return {}
         device[MemoryKind.WEIGHTS] = self.settings.weight_bytes * self.persistent_numel
-        shares = self.partition_numel + _shares(self.frozen, self.settings.num_ranks)
+        shares = self.partition_numel + _count_shares(self.frozen, self.settings.num_ranks)
         return {MemoryKind.WEIGHTS: self.settings.weight_bytes * shares}
 
     def _sub_groups(self) -> list[int]:
-        """Elements of the flat tensors that are stepped one after the other.
+        """Elements of the flat tensors that are updated one after the other.
 
         Counts: stages 1 and 2 one; stage 3 tensors in order until `sub_group_size` is reached.
         Source: stage3.py, `_create_fp16_sub_groups`.
         """
         if self.settings.stage < 3 or self.settings.sub_group_size >= self.partition_numel:
             return [self.partition_numel]
+        # DeepSpeed closes a sub-group only after the tensor that crosses the limit, so groups may exceed it.
         groups, used = [], 0
         for parameter in self.trainable:
             used += ceil_div(parameter.numel, self.settings.num_ranks)
@@ -315,12 +315,12 @@ class ZeroStates:
         return groups + [used] * (used > 0)
 
     def step_copy_bytes(self) -> int:
-        """Bytes of the copies of the gradients of what is stepped at once, beside the accumulated gradients.
+        """Bytes of gradient copies during the step, in addition to the accumulated gradients.
 
-        Counts: a flat copy in the gradients' type and, where master weights are of another type, one of theirs while
-        the first still lives: (g + m) * the largest sub-group. Source: `flatten(...).to(...)` in `step` of stages 1 and
-        2 and in `_prepare_fp32_grad_for_sub_group` of stage 3.
-        Differs: none where the host steps, nor where gradients are accumulated flat in the master's type.
+        Counts: a flat copy in the gradients' type and, if master weights have another type, a copy in theirs while the
+        first still exists: (g + m) * the largest sub-group. Source: `flatten(...).to(...)` in `step` of stages 1 and 2
+        and in `_prepare_fp32_grad_for_sub_group` of stage 3.
+        Differs: none where the host updates, or where gradients are accumulated flat in the master's type.
         """
         settings = self.settings
         if settings.offloads_optimizer or settings.accumulates_in_full:
@@ -334,12 +334,12 @@ class ZeroStates:
         return width * max(self._sub_groups(), default=0)
 
     def gathered_bytes(self, used_numel: int) -> int:
-        """Bytes of gathered weights at most at a time in stage 3.
+        """Peak bytes of gathered weights in stage 3.
 
-        Counts: at the turn from forward to backward what is used again within `max_reuse_distance` elements is not
-        released, so the last half of that distance; beside it what is in use and what is prefetched.
+        Counts: between forward and backward, weights that are used again within `max_reuse_distance` elements are not
+        released, so half of that distance; weights in use; prefetched weights.
         Source: partitioned_param_coordinator.py (`__params_to_release`, `__n_available_params`).
-        Differs: `max_live_parameters` bounds the prefetch only.
+        Differs: `max_live_parameters` bounds only the prefetch.
         """
         settings = self.settings
         if settings.stage < 3 or settings.num_ranks == 1:
@@ -352,9 +352,9 @@ class ZeroStates:
         return self.num_trainable + sum([p.numel for p in self.frozen]) - self.persistent_numel
 
 
-def _shares(parameters: Iterable[Parameter], num_ranks: int) -> int:
-    return sum([-(-parameter.numel // num_ranks) for parameter in parameters])  # each rounded up
+def _count_shares(parameters: Iterable[Parameter], num_ranks: int) -> int:
+    return sum([-(-parameter.numel // num_ranks) for parameter in parameters])  # each share is rounded up
 
 
-def _positive(counts: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
+def _drop_zeros(counts: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
     return {kind: size for kind, size in counts.items() if size}

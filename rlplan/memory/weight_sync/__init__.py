@@ -1,1 +1,1 @@
-"""What weight sync takes: how the weights are cut, and the staging of both sides."""
+"""Memory of a weight sync: the buckets and packets of the weights, and the staging on both sides."""

@@ -1,10 +1,10 @@
-"""Weight sync buckets: how the policy's parameters are cut into buckets, and what staging that takes.
+"""Weight sync buckets: groups of the policy's parameters that are sent together, and their staging memory.
 
-In: the model's parameters and the bucket size. Out: buckets with byte offsets. The runtime sends exactly these buckets.
-Left out: how buckets travel (packets.py).
+A decoder layer is never split over buckets. vLLM's layerwise reload keeps references to the tensors of an unfinished
+layer, and the next bucket reuses the staging memory.
 
-A decoder layer is never cut: vLLM's layerwise reload keeps references to the tensors of an unfinished layer, and the
-staging memory is reused for the next bucket.
+In: the model's parameters and the bucket size. Out: buckets with byte offsets, which the runtime sends exactly so.
+Left out: the transport of buckets (packets.py).
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from rlplan.spec.model import Parameter
 from rlplan.units import round_up
 
 ALIGNMENT = 64
-"""Bytes: a tensor in the arena starts on a cache line."""
+"""Alignment in bytes: a tensor in the arena starts on a cache line."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketEntry:
-    """One parameter in a bucket: its shape and where it starts, in bytes."""
+    """One parameter in a bucket: its shape and its offset in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,14 +28,15 @@ class BucketEntry:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters that travel together. num_bytes: of the arena that they take."""
+    """Parameters that are sent together."""
 
     entries: tuple[BucketEntry, ...]
     num_bytes: int
+    """Bytes of the arena that the bucket takes."""
 
 
 def plan_buckets(parameters: Sequence[Parameter], dtype_bytes: int, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Layer-ordered buckets of at most `bucket_bytes`, except that a single layer is never cut.
+    """Cut parameters into layer-ordered buckets of at most `bucket_bytes`. A single layer is never split.
 
     >>> parts = [Parameter("model.embed_tokens.weight", (4, 8)), Parameter("model.layers.0.a.weight", (8, 8)),
     ...          Parameter("model.layers.1.a.weight", (8, 8))]
@@ -45,7 +46,7 @@ def plan_buckets(parameters: Sequence[Parameter], dtype_bytes: int, bucket_bytes
     buckets: list[Bucket] = []
     entries: list[BucketEntry] = []
     used = 0
-    for group in _layers(parameters):
+    for group in _group_layers(parameters):
         size = sum(round_up(parameter.numel * dtype_bytes, ALIGNMENT) for parameter in group)
         if entries and used + size > bucket_bytes:
             buckets.append(Bucket(tuple(entries), used))
@@ -58,15 +59,15 @@ def plan_buckets(parameters: Sequence[Parameter], dtype_bytes: int, bucket_bytes
 
 
 def staging_bytes(buckets: Sequence[Bucket]) -> int:
-    """Bytes of the shared arena through which the buckets pass, one after the other.
+    """Bytes of the shared arena that holds one bucket after the other.
 
     Counts: the largest bucket. Source: `rlplan.runtime.weight_sync.transports.shared_memory`.
     """
     return max(bucket.num_bytes for bucket in buckets)
 
 
-def _layers(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
-    """Parameters that must travel together: those of one decoder layer; others alone."""
+def _group_layers(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+    """Parameters that must be sent together: those of one decoder layer. Parameters outside the layers are separate."""
     groups: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(layer_of(parameter.name), []).append(parameter)
@@ -74,7 +75,7 @@ def _layers(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
 
 
 def layer_of(name: str) -> str:
-    """The decoder layer that a parameter belongs to; its own name when it stands outside of them.
+    """The name of a parameter's decoder layer; the parameter's own name outside the layers.
 
     >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("model.norm.weight")
     ('model.layers.3', 'model.norm.weight')

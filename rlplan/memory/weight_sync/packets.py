@@ -1,10 +1,10 @@
-"""Weight sync: in which packets the policy's weights travel, and what staging both sides hold for it.
+"""Weight sync packets: the pieces in which the policy's weights are sent, and the staging memory on both sides.
+
+The runtime sends exactly these packets through exactly this memory.
 
 In: the model's parameters or its adapters, the transport, the bound `placement.sync_bucket`. Out: packets, bytes of
-staging.
-The runtime sends exactly these packets through exactly this memory.
-Left out: what engines hold of adapters (adapters.py), the control page of a shared arena (4 KiB for 56 packets), the
-pages that the kernel keeps of files.
+staging. Left out: adapters in engines (adapters.py), the control page of a shared arena (4 KiB for 56 packets), the
+kernel's page cache.
 
 Symbols: A bytes of the arena, P bytes of the policy in the engine's element type.
 """
@@ -18,23 +18,25 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import SyncContent, Transport
 
 PACKETS_IN_ARENA = 4
-"""So many packets share the arena: while the engine loads one, the trainer already writes the next ones."""
+"""Packets that share the arena, so that the trainer writes the next ones while the engine loads one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A bucket and its place in the arena. after: so many packets must have been read before it may be written."""
+    """A bucket and its place in the arena."""
 
     bucket: Bucket
     start: int
+    """Offset in the arena, in bytes."""
     after: int
+    """Packets that the engine must have read before this one may be written."""
 
 
 def plan_packets(parameters: Sequence[Parameter], dtype_bytes: int, bucket_bytes: int) -> tuple[Packet, ...]:
-    """Packets that follow one another round an arena, none of them larger than the largest bucket.
+    """Place packets in a ring buffer, the arena, which is as large as the largest bucket.
 
-    Counts: an arena as large as the largest bucket, cut into buckets of a quarter of it; a decoder layer or a table
-    that is larger takes what it needs. A packet that does not fit behind the one before it starts at the beginning.
+    Counts: buckets of a quarter of the arena; a larger decoder layer or table takes its own size. A packet that does
+    not fit after the previous one starts at the beginning.
 
     >>> parts = [Parameter(f"model.layers.{i}.a.weight", (4, 8)) for i in range(6)]  # 128 bytes each
     >>> [(p.start, p.after) for p in plan_packets(parts, 4, 512)]
@@ -56,7 +58,7 @@ def plan_packets(parameters: Sequence[Parameter], dtype_bytes: int, bucket_bytes
 
 
 def arena_bytes(packets: Sequence[Packet]) -> int:
-    """Bytes of the memory through which packets pass, on each side.
+    """Bytes of the arena, on each side.
 
     Counts: the farthest end of a packet; at most the largest bucket. Source: `rlplan.runtime.weight_sync`.
 
@@ -67,17 +69,17 @@ def arena_bytes(packets: Sequence[Packet]) -> int:
 
 
 def policy_packets(job: ResolvedJob, model: ModelSpec) -> tuple[Packet, ...]:
-    """A job's packets: in the engine's element type, for the trainer converts while it copies. Adapters, or weights."""
+    """A job's packets of adapters or weights, in the engine's element type: the trainer converts while it copies."""
     sends_adapters = job.placement.sync_content is SyncContent.ADAPTER
     parameters = job.adapter_parameters(model) if sends_adapters else model.parameters
     return plan_packets(parameters, job.rollout.dtype.num_bytes, job.placement.sync_bucket)
 
 
 def sync_staging_bytes(job: ResolvedJob, model: ModelSpec) -> int:
-    """Bytes that the sending rank holds for weight sync between syncs, and every engine process likewise.
+    """Bytes that the sending rank keeps allocated for weight syncs. Every engine process keeps as many.
 
-    Counts: the arena A (with `disk` only the largest packet); with `delta` content the last sent copy P as well, for
-    differences are taken from it and laid over it. Source: `rlplan.runtime.weight_sync`.
+    Counts: the arena A (with `disk` only the largest packet). `delta` content adds the copy P that was sent last, from
+    which deltas are computed and to which they are applied. Source: `rlplan.runtime.weight_sync`.
     Assumes: shared memory counts on both sides, as the operating system counts it for each process.
     """
     packets = policy_packets(job, model)
@@ -89,7 +91,7 @@ def sync_staging_bytes(job: ResolvedJob, model: ModelSpec) -> int:
 
 
 def shadow_bytes(packets: Sequence[Packet]) -> int:
-    """Bytes of a copy of the policy, packet by packet, each tensor on a cache line.
+    """Bytes of a copy of the policy in packets, with each tensor on a cache line.
 
     >>> shadow_bytes(plan_packets([Parameter("model.norm.weight", (8,))], 4, 512))
     64

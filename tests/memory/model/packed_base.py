@@ -17,9 +17,9 @@ SORTER = EXAMPLES / "models" / "sorter"
 def packed_base(folder: Path, method: str = "awq", quantization: dict[str, Any] | None = None, **config: Any) -> Path:
     """A folder of the policy of `make_job` in 4 bits. quantization, config: what differs in its config.json."""
     folder.mkdir(parents=True)
-    said = json.loads((SORTER / "config.json").read_text("utf-8"))
-    said |= config | {"quantization_config": config_of(method) | (quantization or {})}
-    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    config_json = json.loads((SORTER / "config.json").read_text("utf-8"))
+    config_json |= config | {"quantization_config": config_of(method) | (quantization or {})}
+    (folder / "config.json").write_text(json.dumps(config_json), encoding="utf-8")
     tensors: dict[str, Any] = {}
     for parameter in load_model(SORTER).parameters:
         if not parameter.name.endswith("proj.weight"):

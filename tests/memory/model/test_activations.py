@@ -21,7 +21,7 @@ from rlplan.runtime.rollout.experience import TrainSample
 from rlplan.spec.model import model_from_config
 from rlplan.vocabulary import Loss
 from tests.factories import config_data, make_model
-from tests.memory.model.passes import block_of, forward_end_bytes
+from tests.memory.model.passes import find_block, forward_end_bytes
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -33,16 +33,16 @@ FAMILIES = {
 
 def test_a_layer_saves_what_is_worked_by_hand() -> None:
     # h=8, q=12, v=6, a=4, k=2, I=20: 48 + 4*12 + 4*6 + (2*4 + 2) + 4*20 + 2 = 212 elements
-    assert block_saved_bytes(block_of(make_model()), 1, 4) == 212 * 4
-    assert block_saved_bytes(block_of(make_model()), 1000, 4) == 212 * 4 * 1000
+    assert block_saved_bytes(find_block(make_model()), 1, 4) == 212 * 4
+    assert block_saved_bytes(find_block(make_model()), 1000, 4) == 212 * 4 * 1000
     # without norms of queries and keys: 48 + 2*12 + 2*6 + 4 + 80 + 2 = 170 elements
     llama = make_model(architecture="LlamaForCausalLM", has_qk_norm=False)
-    assert block_saved_bytes(block_of(llama), 1, 4) == 170 * 4
+    assert block_saved_bytes(find_block(llama), 1, 4) == 170 * 4
 
 
 def test_the_other_parts_are_what_is_worked_by_hand() -> None:
     model = make_model()
-    block = block_of(model)
+    block = find_block(model)
     # 5 tokens, 3 of them responses: 3*5*8 and 3*8 rows, 5 scales, rotary table 2*5*3: 144 + 5 + 30 elements
     assert final_saved_bytes(block, 5, 3, 4) == 179 * 4
     # 2*20 of the MLP and 2*8 of the residual a token
@@ -55,7 +55,7 @@ def test_the_other_parts_are_what_is_worked_by_hand() -> None:
 
 def test_what_the_mlp_frees_is_a_part_of_what_its_layer_saved() -> None:
     for model in (make_model(), make_model(has_qk_norm=False)):
-        assert mlp_freed_bytes(block_of(model), 7, 4) < block_saved_bytes(block_of(model), 7, 4)
+        assert mlp_freed_bytes(find_block(model), 7, 4) < block_saved_bytes(find_block(model), 7, 4)
 
 
 def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, response_len: int) -> int:
@@ -67,13 +67,13 @@ def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, res
     module = AutoModelForCausalLM.from_config(parsed, attn_implementation=PACKED).train()
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, int] = {}
-    held = []
+    saved = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if tensor.is_floating_point() and storage.data_ptr() not in parameters:
             storages[storage.data_ptr()] = storage.nbytes()
-        held.append(tensor)  # nothing may be freed and its address used again while we count
+        saved.append(tensor)  # nothing may be freed and its address used again while we count
         return tensor
 
     sample = TrainSample((5,) * prompt_len, (6,) * response_len, (0.0,) * response_len, (), ())
@@ -91,7 +91,7 @@ def test_each_layer_of_a_live_module_saves_what_the_formula_says(family: str, nu
     config = config_data(architectures=[family], **sizes, **overrides)
     model = model_from_config(config, where="config.json")
     two, five = (saved_bytes(config | {"num_hidden_layers": count}, 3, 8, 12) for count in (2, 5))
-    predicted = block_saved_bytes(block_of(model), 3 * 20, 4)
+    predicted = block_saved_bytes(find_block(model), 3 * 20, 4)
     assert (five - two) / 3 == pytest.approx(predicted, rel=0.01)
     assert (five - two) / 3 <= predicted
 

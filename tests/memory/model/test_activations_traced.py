@@ -18,7 +18,7 @@ from tests.repository.at_night import at_night
 
 TOKENS, LAYERS, ELEMENT = 4096, 4, 2
 LARGE_VOCABULARY, SMALL_VOCABULARY = 32_000, 4_000
-"""With the large one the logits are the peak, with the small one the layers are."""
+"""Vocabulary sizes: the large one puts the peak at the logits, the small one in the layers."""
 PLAIN = {
     "hidden_size": 1024,
     "num_attention_heads": 16,
@@ -84,20 +84,20 @@ WITHOUT_PLAIN = ("gpt2", "opt", "deepseek_v3")
 RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.ALTERNATE, "full": Recompute.FULL}
 LOSSES = (Loss.PLAIN, Loss.CHUNKED, Loss.IN_PLACE, Loss.BY_ROWS)
 OWN_BLOCKS = ("llama", "gemma2", "olmo2", "gpt_oss", "gpt2", "deepseek_v3", "qwen3_next")
-"""Of families with blocks alike, one."""
+"""One family of those whose blocks are equal."""
 BY_DAY = ("gemma2", "gpt_oss", "qwen3_next")
-"""What each layer of every family saves is seen in test_block_families.py."""
+"""Saved tensors of each layer are tested for every family in test_block_families.py."""
 SHORT = [("none", Loss.BY_ROWS), ("selective", Loss.CHUNKED), ("full", Loss.PLAIN)]
 GRID = [(policy, loss) for policy in RECOMPUTE for loss in LOSSES]
 
 
-def config_of(name: str, vocabulary: int) -> dict[str, Any]:
+def build_config(name: str, vocabulary: int) -> dict[str, Any]:
     architecture, more = ARCHITECTURES[name]
     shape = {} if name in WITHOUT_PLAIN else PLAIN
     return shape | more | {"model_type": name, "architectures": [architecture], "vocab_size": vocabulary}
 
 
-def shape_of(model: ModelSpec, policy: str, loss: Loss) -> MicroBatchShape:
+def build_shape(model: ModelSpec, policy: str, loss: Loss) -> MicroBatchShape:
     first, *more = blocks_of(model)
     return MicroBatchShape(
         block=first.block,
@@ -113,7 +113,7 @@ def shape_of(model: ModelSpec, policy: str, loss: Loss) -> MicroBatchShape:
     )
 
 
-def rank_state_of(model: ModelSpec, parameters: int) -> RankState:
+def build_rank_state(model: ModelSpec, parameters: int) -> RankState:
     """Parameters and their gradients, nothing else."""
     table = ELEMENT * model.vocab_size * model.hidden_size
     return RankState(
@@ -131,11 +131,11 @@ def errors(name: str, policy: str, loss: Loss, vocabulary: int) -> tuple[float, 
     """Relative errors of the peak and of what waits at the end of the forward pass."""
     from rlplan.runtime.measure.tracing import trace_peak
 
-    config = config_of(name, vocabulary)
+    config = build_config(name, vocabulary)
     model = model_from_config(config, where="config.json")
     traced = trace_peak(config, TOKENS, recompute=policy, loss=loss.value)
-    shape = shape_of(model, policy, loss)
-    peak = sum(largest_of(snapshots(rank_state_of(model, traced.parameters), shape).values()).values())
+    shape = build_shape(model, policy, loss)
+    peak = sum(largest_of(snapshots(build_rank_state(model, traced.parameters), shape).values()).values())
     return peak / traced.num_bytes - 1, forward_end_bytes(shape) / traced.end_of_forward - 1
 
 
@@ -156,10 +156,10 @@ def test_peaks_of_every_kind_of_block_agree_with_traces(name: str, policy: str, 
 @pytest.mark.nightly
 @pytest.mark.parametrize("vocabulary", [SMALL_VOCABULARY, LARGE_VOCABULARY])
 def test_the_whole_grid_agrees_with_traces(vocabulary: int) -> None:
-    found = [errors(name, policy, loss, vocabulary) for name in ARCHITECTURES for policy, loss in GRID]
-    peaks, waiting = [abs(pair[0]) for pair in found], [abs(pair[1]) for pair in found]
+    all_errors = [errors(name, policy, loss, vocabulary) for name in ARCHITECTURES for policy, loss in GRID]
+    peaks, waiting = [abs(pair[0]) for pair in all_errors], [abs(pair[1]) for pair in all_errors]
     print(
-        f"{len(found)} traces: peak median {median(peaks):.2%}, max {max(peaks):.2%}; "
+        f"{len(all_errors)} traces: peak median {median(peaks):.2%}, max {max(peaks):.2%}; "
         f"forward end median {median(waiting):.2%}, max {max(waiting):.2%}"
     )
     assert median(peaks) <= 0.03
@@ -172,9 +172,9 @@ def score_error(name: str, vocabulary: int, loss: Loss) -> float:
     """Relative error of a pass without gradient, beside the weights."""
     from rlplan.runtime.measure.tracing import trace_peak
 
-    config = config_of(name, vocabulary)
+    config = build_config(name, vocabulary)
     traced = trace_peak(config, TOKENS, loss=loss.value, has_gradient=False)
-    predicted = score_peak_bytes(shape_of(model_from_config(config, where="config.json"), "none", loss))
+    predicted = score_peak_bytes(build_shape(model_from_config(config, where="config.json"), "none", loss))
     return predicted / traced.rest - 1
 
 
@@ -185,13 +185,13 @@ def test_a_value_model_agrees_with_traces(name: str, policy: str) -> None:
     """Its head is one row, so that the table's gradient comes from the embedding alone."""
     from rlplan.runtime.measure.tracing import trace_peak
 
-    config = config_of(name, LARGE_VOCABULARY) | {"tie_word_embeddings": True}
+    config = build_config(name, LARGE_VOCABULARY) | {"tie_word_embeddings": True}
     model = model_from_config(config, where="config.json")
     traced = trace_peak(config, TOKENS, recompute=policy, loss="none")
     scored = trace_peak(config, TOKENS, loss="none", has_gradient=False)
-    held = replace(rank_state_of(model, traced.parameters), head_gradient=0, is_tied=False)
-    shape = shape_of(model, policy, Loss.NONE)
-    assert sum(largest_of(snapshots(held, shape).values()).values()) == pytest.approx(traced.num_bytes, rel=0.08)
+    rank_state = replace(build_rank_state(model, traced.parameters), head_gradient=0, is_tied=False)
+    shape = build_shape(model, policy, Loss.NONE)
+    assert sum(largest_of(snapshots(rank_state, shape).values()).values()) == pytest.approx(traced.num_bytes, rel=0.08)
     assert score_peak_bytes(shape) == pytest.approx(scored.rest, rel=0.08)
 
 
@@ -206,8 +206,9 @@ def test_passes_without_gradient_agree_with_traces(name: str, loss: Loss) -> Non
 @pytest.mark.parametrize("vocabulary", [SMALL_VOCABULARY, LARGE_VOCABULARY])
 def test_every_pass_without_gradient_agrees_with_traces(vocabulary: int) -> None:
     """Attention is counted as what it would save, which is more than is in flight in gated and linear attention."""
-    found = [score_error(name, vocabulary, loss) for name in ARCHITECTURES for loss in LOSSES]
-    print(f"{len(found)} traces: median {median(map(abs, found)):.2%}, from {min(found):.2%} to {max(found):.2%}")
-    assert median(map(abs, found)) <= 0.03
-    assert min(found) >= -0.08
-    assert max(found) <= 0.15
+    all_errors = [score_error(name, vocabulary, loss) for name in ARCHITECTURES for loss in LOSSES]
+    low, high = min(all_errors), max(all_errors)
+    print(f"{len(all_errors)} traces: median {median(map(abs, all_errors)):.2%}, from {low:.2%} to {high:.2%}")
+    assert median(map(abs, all_errors)) <= 0.03
+    assert min(all_errors) >= -0.08
+    assert max(all_errors) <= 0.15

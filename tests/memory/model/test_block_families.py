@@ -29,13 +29,13 @@ FALCONS = (
     FEW | {"multi_query": False},
     FEW | {"multi_query": False, "parallel_attn": False},
 )
-"""With one key head Falcon has no fused attention under SDPA: it is refused, and none of these has."""
+"""Falcons with more than one key head. With one, SDPA has no fused attention for them, so rlplan refuses the model."""
 CHECKED = {name: overrides for name, overrides in reversed(CASES) if name in TRAITS} | {"FalconForCausalLM": FALCONS[0]}
 VARIANTS = [(name, overrides) for name, overrides in CASES if name in TRAITS and name != "FalconForCausalLM"]
 VARIANTS += [("FalconForCausalLM", overrides) for overrides in FALCONS]
 
 
-def config_of(name: str, overrides: dict[str, Any]) -> dict[str, Any]:
+def build_config(name: str, overrides: dict[str, Any]) -> dict[str, Any]:
     import transformers
 
     kind = getattr(transformers, name)
@@ -48,20 +48,20 @@ def layer_errors(config: dict[str, Any]) -> list[float]:
     model = model_from_config(config, where="config.json")
     predicted = [(kind.num, block_saved_bytes(kind.block, TOKENS, 2)) for kind in blocks_of(model)]
     measured = saved_by_layer(config, TOKENS)[:-1]
-    each = [min((size / found - 1 for _, size in predicted), key=abs) for found in measured[1:]]
+    each = [min((size / saved - 1 for _, size in predicted), key=abs) for saved in measured[1:]]
     return [*each, sum(num * size for num, size in predicted) / sum(measured) - 1]
 
 
 @pytest.mark.parametrize("name", at_night(CHECKED, but=[*CHECKED][::4]))
 def test_each_layer_of_a_family_saves_what_its_block_says(name: str) -> None:
-    errors = layer_errors(config_of(name, CHECKED[name]))
+    errors = layer_errors(build_config(name, CHECKED[name]))
     assert max(map(abs, errors)) <= 0.01, errors
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "overrides"), VARIANTS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(VARIANTS)])
 def test_each_variant_of_a_family_saves_what_its_block_says(name: str, overrides: dict[str, Any]) -> None:
-    errors = layer_errors(config_of(name, overrides))
+    errors = layer_errors(build_config(name, overrides))
     assert max(map(abs, errors)) <= 0.01, errors
 
 
@@ -74,13 +74,13 @@ def test_every_family_is_described_or_refused() -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_family_without_a_formula_is_refused_by_name(name: str) -> None:
     overrides = next(overrides for known, overrides in CASES if known == ALIASES.get(name, name))
-    config = config_of(ALIASES.get(name, name), overrides) | {"architectures": [name]}
+    config = build_config(ALIASES.get(name, name), overrides) | {"architectures": [name]}
     with pytest.raises(SpecError, match=rf"{name} are not modelled(.|\n)*--trace"):
         blocks_of(model_from_config(config, where="config.json"))
 
 
 def test_layers_of_different_kinds_are_counted_apart() -> None:
-    config = config_of("Qwen3NextForCausalLM", {"num_hidden_layers": 8})
+    config = build_config("Qwen3NextForCausalLM", {"num_hidden_layers": 8})
     kinds = blocks_of(model_from_config(config, where="config.json"))
     assert [(kind.num, kind.block.delta_rule is None) for kind in kinds] == [(6, False), (2, True)]
     assert isinstance(model_from_config(config, where="config.json"), ModelSpec)
@@ -88,4 +88,4 @@ def test_layers_of_different_kinds_are_counted_apart() -> None:
 
 def test_falcon_with_one_key_head_is_refused_for_no_fused_kernel_takes_it() -> None:
     with pytest.raises(SpecError, match="no fused kernel shares one key head among 71"):
-        blocks_of(model_from_config(config_of("FalconForCausalLM", FEW), where="config.json"))
+        blocks_of(model_from_config(build_config("FalconForCausalLM", FEW), where="config.json"))

@@ -10,10 +10,10 @@ from torch import nn
 from benchmarks.gpu.meters import CountedTensors
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.frozen import Frozen, frozen_final_bytes, frozen_layer_bytes
-from rlplan.memory.trainers.micro_batch import HeldAt, entry_bytes, layer_bytes
+from rlplan.memory.trainers.micro_batch import MicroBatchBytes, entry_bytes, layer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.spec.model import model_from_config
-from tests.memory.model.passes import block_of
+from tests.memory.model.passes import find_block
 from tests.memory.model.traced_layers import saved_by_layer
 
 TOKENS, RANK = 1024, 8
@@ -79,7 +79,7 @@ CASES = {
 def test_a_frozen_layer_saves_what_its_norms_activation_and_adapters_need(case: str, config: dict[str, Any]) -> None:
     targets, dtype, dropout, frozen = CASES[case]
     _, saved, _, final = saved_by_layer(config, TOKENS, adapt=adapt(targets, dtype, dropout))
-    block = block_of(model_from_config(config, where="config.json"))
+    block = find_block(model_from_config(config, where="config.json"))
     predicted = frozen_layer_bytes(block, frozen, TOKENS, 2)
     low_rank = TOKENS * RANK * len(targets) * (4 if dtype is torch.float32 else 2)
     wide_masks = TOKENS * 1024 * len(targets) if dropout else 0  # the CPU's masks have two bytes an element, not one
@@ -103,6 +103,6 @@ def test_a_backward_pass_through_adapters_holds_no_more_than_is_counted_in_fligh
         kept = counted.now
         result.backward(torch.ones_like(result))
         in_flight = counted.peak - kept
-    assert in_flight <= HeldAt(shape).layer <= 1.6 * in_flight
-    again = HeldAt(replace(shape, recompute=Recompute.FULL)).layer - layer_bytes(shape) + entry_bytes(shape)
-    assert again == HeldAt(shape).layer + 2 * TOKENS * 1024
+    assert in_flight <= MicroBatchBytes(shape).layer <= 1.6 * in_flight
+    again = MicroBatchBytes(replace(shape, recompute=Recompute.FULL)).layer - layer_bytes(shape) + entry_bytes(shape)
+    assert again == MicroBatchBytes(shape).layer + 2 * TOKENS * 1024

@@ -6,12 +6,12 @@ from rlplan.memory.model.block import Block
 from rlplan.memory.model.logits import (
     ROWS_ON_CPU,
     ROWS_ON_GPU,
-    held_bytes,
     loss_peak_bytes,
     rows_bytes,
     rows_on_cpu,
+    saved_loss_bytes,
 )
-from rlplan.memory.trainers.micro_batch import HeldAt, Place
+from rlplan.memory.trainers.micro_batch import MicroBatchBytes, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.vocabulary import Loss
 
@@ -52,14 +52,14 @@ def test_losses_of_other_stacks_are_what_their_code_makes(
 ) -> None:
     words = 30 * 1000
     assert loss_peak_bytes(loss, 30, 1000, 2) == peak * words
-    assert held_bytes(loss, 30, 1000, 2) == waits * words
+    assert saved_loss_bytes(loss, 30, 1000, 2) == waits * words
     assert loss_peak_bytes(loss, 30, 1000, 2, has_gradient=False) == without_gradient * words
 
 
 def test_logits_that_openrlhf_keeps_stay_to_the_end_of_the_backward_pass() -> None:
     """16,384 tokens of 128,256 words: 8.4 GB in fp32 all through, 21.0 GB while their gradient is cast."""
     block = Block(64, 4, 4, 16, 256)
-    held = HeldAt(MicroBatchShape(block, 2, 128_256, 16_384, 16_384, loss=Loss.KEPT))
+    sizes = MicroBatchBytes(MicroBatchShape(block, 2, 128_256, 16_384, 16_384, loss=Loss.KEPT))
     words = 16_384 * 128_256
-    assert held.logits(Place.LOSS) == 10 * words == 21_013_463_040
-    assert held.logits(Place.MLP) == held.logits(Place.ATTENTION) == 4 * words == 8_405_385_216
+    assert sizes.logits(Place.LOSS) == 10 * words == 21_013_463_040
+    assert sizes.logits(Place.MLP) == sizes.logits(Place.ATTENTION) == 4 * words == 8_405_385_216

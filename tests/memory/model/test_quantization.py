@@ -153,8 +153,8 @@ def test_unknown_words_are_refused_and_plain_ones_mean_none() -> None:
 @pytest.mark.parametrize(("name", "gib"), [("openai/gpt-oss-20b", 12.8), ("openai/gpt-oss-120b", 60.8)])
 def test_checkpoints_have_the_size_that_their_model_card_says(name: str, gib: float) -> None:
     """Source: gpt-oss model card, arXiv 2508.10925, table 1, `Checkpoint Size`."""
-    found = weight_bytes(find_model(name).tensors, 2, quantization_by_name(name)) / GIB
-    assert found == pytest.approx(gib, abs=0.06)
+    size_gib = weight_bytes(find_model(name).tensors, 2, quantization_by_name(name)) / GIB
+    assert size_gib == pytest.approx(gib, abs=0.06)
 
 
 def test_mxfp4_experts_are_padded_to_what_the_kernels_take() -> None:

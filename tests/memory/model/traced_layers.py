@@ -1,4 +1,4 @@
-"""What each decoder layer of a real module saves for its backward pass, found under fake tensors."""
+"""Bytes that each decoder layer of a real module saves for its backward pass, found under fake tensors."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -26,11 +26,11 @@ def saved_by_layer(
         stack = next(part for name in ("layers", "h", "blocks") if (part := getattr(decoder, name, None)) is not None)
         known = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
         sizes: dict[int, int] = defaultdict(int)
-        held, at = [], [-1]
+        saved, at = [], [-1]
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            held.append(tensor)  # nothing may be freed and its address used again while we count
+            saved.append(tensor)  # nothing may be freed and its address used again while we count
             if storage._cdata not in known:
                 known.add(storage._cdata)
                 sizes[at[0]] += storage.nbytes()

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: overheads with round numbers."""
+"""Overheads with round numbers, which the tests of this folder share."""
 
 import pytest
 

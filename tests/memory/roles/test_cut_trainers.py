@@ -7,8 +7,8 @@ import pytest
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.roles.engine import EngineOnGpu, Incoming
-from rlplan.memory.roles.exported import MegatronSettings, megatron_rank
-from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole, stages_of
+from rlplan.memory.roles.exported import MegatronSettings, build_megatron_rank
+from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole, list_stages
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.micro_batch import Place, layer_bytes
@@ -44,33 +44,35 @@ def choice(stage: int = 1, **axes: int) -> TrainerChoice:
 
 def trainer(
     overheads: GpuOverheads,
-    one: TrainerChoice,
+    trainer_choice: TrainerChoice,
     ranks: int,
     backend: Backend = "megatron",
     model=SEVEN,  # type: ignore[no-untyped-def]
     micro_batch: MicroBatchTokens = ONE,
     lora: LoraSpec | None = None,
-    given: dict[str, int | bool] | None = None,
+    overrides: dict[str, int | bool] | None = None,
 ) -> TrainerOnGpu:
-    training = SettledTraining.model_validate({"logits": "plain", "lora": lora, **(given or {})})
+    training = SettledTraining.model_validate({"logits": "plain", "lora": lora, **(overrides or {})})
     return TrainerOnGpu(
-        TrainedRole(Role.POLICY, model, training, one, micro_batch, ranks, overheads, 1 << 29, backend=backend)
+        TrainedRole(
+            Role.POLICY, model, training, trainer_choice, micro_batch, ranks, overheads, 1 << 29, backend=backend
+        )
     )
 
 
-def states(one: TrainerOnGpu) -> dict[MemoryKind, int]:
-    held = one.resident(STEP, "steady")
-    return {kind: held.get(kind, 0) for kind in STATES}
+def states(forecast: TrainerOnGpu) -> dict[MemoryKind, int]:
+    sizes = forecast.resident(STEP, "steady")
+    return {kind: sizes.get(kind, 0) for kind in STATES}
 
 
-def peak(one: TrainerOnGpu) -> int:
-    return sum(one.peak(TRAIN, "steady").values())
+def peak(forecast: TrainerOnGpu) -> int:
+    return sum(forecast.peak(TRAIN, "steady").values())
 
 
 def test_megatron_holds_six_bytes_of_its_share_and_twelve_over_the_copies(overheads: GpuOverheads) -> None:
-    held = states(trainer(overheads, choice(tp=2), 8))
+    sizes = states(trainer(overheads, choice(tp=2), 8))
     share = (P7 - 57 * 3584) // 2 + 57 * 3584  # norms are whole
-    assert held == {
+    assert sizes == {
         MemoryKind.WEIGHTS: 2 * share,
         MemoryKind.GRADIENTS: 4 * share,
         MemoryKind.MASTER_WEIGHTS: 4 * share // 4,
@@ -84,11 +86,11 @@ def test_without_the_distributed_optimizer_it_is_eighteen(overheads: GpuOverhead
 
 def test_seventy_billion_over_eight_by_four(overheads: GpuOverheads) -> None:
     model = find_model("meta-llama/Llama-3.1-70B")
-    held = sum(states(trainer(overheads, choice(tp=8, pp=4), 64, model=model)).values())
+    sizes = sum(states(trainer(overheads, choice(tp=8, pp=4), 64, model=model)).values())
     layer = 2 * 8192 * (8192 + 1024) + 3 * 8192 * 28672  # attention, MLP
     table = 129_024 * 8192 // 8  # 128,256 words, padded to a multiple of 128 * 8
     share = 20 * (layer // 8 + 2 * 8192) + table + 8192  # the last stage: 20 of 80 layers, the head, the last norm
-    assert held == share * (6 + 12 // 2)
+    assert sizes == share * (6 + 12 // 2)
 
 
 def test_a_stage_of_deepseek_v3_is_its_experts_over_ep_and_its_attention_whole(overheads: GpuOverheads) -> None:
@@ -96,10 +98,10 @@ def test_a_stage_of_deepseek_v3_is_its_experts_over_ep_and_its_attention_whole(o
     experts = 4 * 256 * 3 * 7168 * 2048 // 16
     attention = 7168 * 1536 + 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 + 512 * 128 * 256 + 128 * 128 * 7168
     dense = 4 * (attention + 3 * 7168 * 2048 + 256 * 7168 + 2 * 7168)  # shared expert, router, norms
-    rank = megatron_rank(V3, Role.POLICY, None, MegatronSettings(512, pp=16, ep=16), stage=2)
-    assert (rank.experts, rank.dense, rank.over, rank.over_experts) == (experts, dense, 32, 2)
-    held = states(trainer(overheads, choice(pp=16, ep=16), 512, model=V3))
-    assert sum(held.values()) == 6 * (experts + dense) + 12 * (experts // 2 + dense // 32)
+    rank = build_megatron_rank(V3, Role.POLICY, None, MegatronSettings(512, pp=16, ep=16), stage=2)
+    assert (rank.experts, rank.dense, rank.state_ranks, rank.expert_state_ranks) == (experts, dense, 32, 2)
+    sizes = states(trainer(overheads, choice(pp=16, ep=16), 512, model=V3))
+    assert sum(sizes.values()) == 6 * (experts + dense) + 12 * (experts // 2 + dense // 32)
 
 
 def test_the_published_deepseek_v3_on_96_gpus_is_met() -> None:
@@ -110,27 +112,27 @@ def test_the_published_deepseek_v3_on_96_gpus_is_met() -> None:
     """
     offloaded = TrainerChoice(1, True, True, False, 1, tp=8, pp=12, ep=8)
     tokens = MicroBatchTokens(10_240, 10_240, accumulates=True)
-    one = trainer(get_gpu("h100-sxm", where="test").overheads, offloaded, 96, model=V3, micro_batch=tokens)
-    held = sum(one.resident(STEP, "steady").values())
-    assert held < 66e9
-    assert peak(one) == pytest.approx(66e9, rel=0.15)
-    assert MemoryKind.OPTIMIZER not in one.resident(STEP, "steady")
-    assert one.on_host(STEP, "steady")[MemoryKind.OPTIMIZER] > 0
+    forecast = trainer(get_gpu("h100-sxm", where="test").overheads, offloaded, 96, model=V3, micro_batch=tokens)
+    sizes = sum(forecast.resident(STEP, "steady").values())
+    assert sizes < 66e9
+    assert peak(forecast) == pytest.approx(66e9, rel=0.15)
+    assert MemoryKind.OPTIMIZER not in forecast.resident(STEP, "steady")
+    assert forecast.on_host(STEP, "steady")[MemoryKind.OPTIMIZER] > 0
 
 
 def test_experts_are_whole_over_ep_or_cut_over_tp() -> None:
-    by_ep = megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2, ep=4), stage=0)
-    by_tp = megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2), stage=0)
+    by_ep = build_megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2, ep=4), stage=0)
+    by_tp = build_megatron_rank(MIXTURE, Role.POLICY, None, MegatronSettings(8, tp=2), stage=0)
     routed = 48 * 128 * 3 * 2048 * 768
     assert (by_ep.experts, by_tp.experts) == (routed // 4, routed // 2)
-    assert (by_ep.over, by_ep.over_experts) == (4, 2)
-    assert (by_tp.over, by_tp.over_experts) == (4, 4)
+    assert (by_ep.state_ranks, by_ep.expert_state_ranks) == (4, 2)
+    assert (by_tp.state_ranks, by_tp.expert_state_ranks) == (4, 4)
     assert by_ep.dense == by_tp.dense
 
 
 def test_the_stages_add_up_to_the_model() -> None:
     settings = MegatronSettings(8, pp=4)
-    ranks = [megatron_rank(SEVEN, Role.POLICY, None, settings, stage) for stage in range(4)]
+    ranks = [build_megatron_rank(SEVEN, Role.POLICY, None, settings, stage) for stage in range(4)]
     assert sum(rank.dense for rank in ranks) == P7
 
 
@@ -147,14 +149,14 @@ def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages(overhea
     assert activations(1) == kept
     assert activations(2) == 2 * kept
     assert activations(16) == activations(None) == 4 * kept
-    assert [stage.has_head for stage in stages_of(SEVEN, 4, 16)] == [False, True]
+    assert [stage.has_head for stage in list_stages(SEVEN, 4, 16)] == [False, True]
 
 
 def test_the_last_stage_has_the_logits(overheads: GpuOverheads) -> None:
-    one = trainer(overheads, choice(pp=4), 8, micro_batch=MicroBatchTokens(4096, 4096, True, 16))
-    assert MemoryKind.LOGITS not in one.ranks[0].snapshots["loss"]
-    assert one.ranks[-1].snapshots["loss"][MemoryKind.LOGITS] == 4096 * SEVEN.vocab_size * 12
-    assert peak(one) == max(sum(rank.peak(TRAIN, "steady").values()) for rank in one.ranks)
+    forecast = trainer(overheads, choice(pp=4), 8, micro_batch=MicroBatchTokens(4096, 4096, True, 16))
+    assert MemoryKind.LOGITS not in forecast.ranks[0].snapshots["loss"]
+    assert forecast.ranks[-1].snapshots["loss"][MemoryKind.LOGITS] == 4096 * SEVEN.vocab_size * 12
+    assert peak(forecast) == max(sum(rank.peak(TRAIN, "steady").values()) for rank in forecast.ranks)
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
@@ -173,18 +175,19 @@ def test_context_parallel_ranks_share_states_and_pass_keys_on(overheads: GpuOver
 def test_sequence_parallel_ranks_share_what_is_kept(overheads: GpuOverheads) -> None:
     whole = trainer(overheads, choice(), 8, micro_batch=ALL)
     shared = trainer(overheads, choice(tp=4), 8, micro_batch=ALL)
-    apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, given=APART)
-    kept = [one.ranks[0].snapshots["loss"][MemoryKind.ACTIVATIONS] for one in (whole, shared, apart)]
+    apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, overrides=APART)
+    kept = [forecast.ranks[0].snapshots["loss"][MemoryKind.ACTIVATIONS] for forecast in (whole, shared, apart)]
     rotary = 4096 * 2 * 2 * 128
     assert kept[0] == kept[2] == 4096 * (28 * 2 * 3584 + 2 * 2 * 3584 + 4) + rotary  # inputs of layers, the last norm
     assert (kept[0] - rotary) // 4 == kept[1] - rotary
 
 
 def test_the_head_gathers_into_a_buffer_that_stays_while_the_role_is_offloaded(overheads: GpuOverheads) -> None:
-    shared, apart = (trainer(overheads, choice(tp=4), 8, micro_batch=ALL, given=given) for given in (None, APART))
+    shared = trainer(overheads, choice(tp=4), 8, micro_batch=ALL)
+    apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, overrides=APART)
     for run_phase, rows in (("start", 0), ("steady", 4096)):
-        held = [one.resident(OFFLOAD, run_phase)[MemoryKind.COMM_BUFFERS] for one in (shared, apart)]
-        assert held[0] - held[1] == rows * 2 * 3584
+        with_rows, without = shared.resident(OFFLOAD, run_phase), apart.resident(OFFLOAD, run_phase)
+        assert with_rows[MemoryKind.COMM_BUFFERS] - without[MemoryKind.COMM_BUFFERS] == rows * 2 * 3584
 
 
 def test_a_token_in_a_layer_of_experts_is_what_was_worked_by_hand(overheads: GpuOverheads) -> None:
@@ -201,14 +204,14 @@ def test_a_token_in_a_layer_of_experts_is_what_was_worked_by_hand(overheads: Gpu
         ({"tp": 4}, attention + between // 4 + 8 * (6 * 192 + 8192 + 40)),
         ({"ep": 8}, 4 * attention + between + 4 * experts),
     ):
-        one = trainer(overheads, choice(**axes), 8, model=MIXTURE)
-        assert layer_bytes(one.ranks[0].shape) == 4096 * expected, axes
+        forecast = trainer(overheads, choice(**axes), 8, model=MIXTURE)
+        assert layer_bytes(forecast.ranks[0].shape) == 4096 * expected, axes
     assert attention + between // 4 + experts == 36_886
 
 
 def test_fsdp2_shards_fp32_weights_and_moments_and_gathers_two_layers_and_the_root(overheads: GpuOverheads) -> None:
-    one = trainer(overheads, choice(3), 8, "fsdp2")
-    assert states(one) == {
+    forecast = trainer(overheads, choice(3), 8, "fsdp2")
+    assert states(forecast) == {
         MemoryKind.WEIGHTS: 4 * P7 // 8,
         MemoryKind.GRADIENTS: 0,
         MemoryKind.MASTER_WEIGHTS: 0,
@@ -216,63 +219,78 @@ def test_fsdp2_shards_fp32_weights_and_moments_and_gathers_two_layers_and_the_ro
     }
     root = 2 * SEVEN.vocab_size * 3584 + 3584
     layer = (P7 - root) // 28
-    assert one.ranks[0].snapshots["loss"][MemoryKind.COMM_BUFFERS] == 2 * (root + layer)
-    scored, held = one.peak(SCORE, "steady"), one.resident(STEP, "steady")
-    assert scored[MemoryKind.COMM_BUFFERS] - held[MemoryKind.COMM_BUFFERS] == 2 * (root + 2 * layer)
+    assert forecast.ranks[0].snapshots["loss"][MemoryKind.COMM_BUFFERS] == 2 * (root + layer)
+    scored, sizes = forecast.peak(SCORE, "steady"), forecast.resident(STEP, "steady")
+    assert scored[MemoryKind.COMM_BUFFERS] - sizes[MemoryKind.COMM_BUFFERS] == 2 * (root + 2 * layer)
 
 
 def test_groups_of_fsdp2_ranks_have_a_copy_of_the_states_each(overheads: GpuOverheads) -> None:
-    one = trainer(overheads, choice(3), 8, "fsdp2", given={"fsdp_size": 2})
-    assert states(one) == states(trainer(overheads, choice(3), 2, "fsdp2"))
-    assert states(one)[MemoryKind.OPTIMIZER] == pytest.approx(4 * P7, rel=1e-3)  # 8 bytes over 2 of the 8 ranks
+    forecast = trainer(overheads, choice(3), 8, "fsdp2", overrides={"fsdp_size": 2})
+    assert states(forecast) == states(trainer(overheads, choice(3), 2, "fsdp2"))
+    assert states(forecast)[MemoryKind.OPTIMIZER] == pytest.approx(4 * P7, rel=1e-3)  # 8 bytes over 2 of the 8 ranks
 
 
 def test_fsdp2_on_the_host_leaves_what_is_gathered(overheads: GpuOverheads) -> None:
-    one = trainer(overheads, TrainerChoice(3, True, True, True, 1), 8, "fsdp2")
-    assert not any(states(one).values())
-    assert one.on_host(STEP, "steady")[MemoryKind.OPTIMIZER] == 8 * P7 // 8
-    assert peak(one) < peak(trainer(overheads, choice(3), 8, "fsdp2"))
+    forecast = trainer(overheads, TrainerChoice(3, True, True, True, 1), 8, "fsdp2")
+    assert not any(states(forecast).values())
+    assert forecast.on_host(STEP, "steady")[MemoryKind.OPTIMIZER] == 8 * P7 // 8
+    assert peak(forecast) < peak(trainer(overheads, choice(3), 8, "fsdp2"))
 
 
 def test_autotp_cuts_layers_but_neither_embedding_nor_head(overheads: GpuOverheads) -> None:
     table, norms = SEVEN.vocab_size * 3584, 57 * 3584
     share = sum(tensor.numel for tensor in autotp_parameters(SEVEN, 2))
     assert share == 2 * table + norms + (P7 - 2 * table - norms) // 2
-    held = states(trainer(overheads, choice(2, tp=2), 8, "deepspeed"))
-    assert sum(held.values()) == pytest.approx(2 * share + 12 * share / 4, rel=1e-6)
+    sizes = states(trainer(overheads, choice(2, tp=2), 8, "deepspeed"))
+    assert sum(sizes.values()) == pytest.approx(2 * share + 12 * share / 4, rel=1e-6)
 
 
 def test_every_rank_of_autotp_has_the_logits_of_all_words(overheads: GpuOverheads) -> None:
     ranks = [trainer(overheads, choice(2, tp=tp), 8, "deepspeed").ranks[0] for tp in (1, 2)]
-    one, two = (rank.snapshots["loss"][MemoryKind.LOGITS] for rank in ranks)
-    assert one == two
+    first, second = (rank.snapshots["loss"][MemoryKind.LOGITS] for rank in ranks)
+    assert first == second
     megatron = trainer(overheads, choice(tp=2), 8).ranks[0].snapshots["loss"][MemoryKind.LOGITS]
     assert megatron == 3072 * SEVEN.vocab_size // 2 * 12
 
 
 def test_adapters_under_megatron_have_states_of_their_own_alone(overheads: GpuOverheads) -> None:
-    held = states(trainer(overheads, choice(tp=2), 8, lora=LoraSpec(rank=8)))
-    assert held[MemoryKind.WEIGHTS] == pytest.approx(P7, rel=0.01)
-    assert held[MemoryKind.GRADIENTS] < 0.01 * P7
+    sizes = states(trainer(overheads, choice(tp=2), 8, lora=LoraSpec(rank=8)))
+    assert sizes[MemoryKind.WEIGHTS] == pytest.approx(P7, rel=0.01)
+    assert sizes[MemoryKind.GRADIENTS] < 0.01 * P7
 
 
 @pytest.mark.parametrize(("backend", "stage", "share"), [("fsdp2", 3, 8), ("megatron", 1, 4)])
 def test_frozen_models_follow_the_policy(overheads: GpuOverheads, backend: Backend, stage: int, share: int) -> None:
-    one = choice(stage, tp=4)
+    policy_choice = choice(stage, tp=4)
     scorer = ScorerOnGpu(
-        FrozenRole(Role.REFERENCE, SEVEN, 2, Loss.PLAIN, ONE, 8, overheads, is_sharded=False, backend=backend, cut=one)
+        FrozenRole(
+            Role.REFERENCE,
+            SEVEN,
+            2,
+            Loss.PLAIN,
+            ONE,
+            8,
+            overheads,
+            is_sharded=False,
+            backend=backend,
+            cut=policy_choice,
+        )
     )
     assert scorer.resident(SCORE, "steady")[MemoryKind.WEIGHTS] == pytest.approx(2 * P7 / share, rel=0.001)
     reward = ScorerOnGpu(
-        FrozenRole(Role.REWARD, SEVEN, 2, Loss.PLAIN, ONE, 8, overheads, is_sharded=False, backend=backend, cut=one)
+        FrozenRole(
+            Role.REWARD, SEVEN, 2, Loss.PLAIN, ONE, 8, overheads, is_sharded=False, backend=backend, cut=policy_choice
+        )
     )
     assert sum(reward.peak(SCORE, "steady").values()) < sum(scorer.peak(SCORE, "steady").values())
 
 
 def test_an_engine_s_whole_experts_take_what_their_slices_take(overheads: GpuOverheads) -> None:
     def engine(**options: object) -> EngineOnGpu:
-        one = EngineChoice(8, 0, **options)  # type: ignore[arg-type]
-        return EngineOnGpu(MIXTURE, SettledRollout(), one, Placement.DISAGGREGATED, overheads, Incoming(1 << 29))
+        engine_choice = EngineChoice(8, 0, **options)  # type: ignore[arg-type]
+        return EngineOnGpu(
+            MIXTURE, SettledRollout(), engine_choice, Placement.DISAGGREGATED, overheads, Incoming(1 << 29)
+        )
 
     cut, whole = engine(max_num_seqs=16), engine(max_num_seqs=16, has_expert_parallel=True)
     assert whole.weight_bytes == cut.weight_bytes
@@ -292,11 +310,13 @@ def test_a_choice_of_a_very_large_model_takes_milliseconds(overheads: GpuOverhea
 
 def test_outside_of_training_an_exported_role_that_is_offloaded_has_its_weights_alone(overheads: GpuOverheads) -> None:
     """verl, NeMo-RL and slime drop gradients and move states before they hand weights over."""
-    one = choice(tp=8, pp=12, ep=8)
+    trainer_choice = choice(tp=8, pp=12, ep=8)
 
     def rank(**options: bool) -> TrainerOnGpu:
         training = SettledTraining(logits="plain")
-        role = TrainedRole(Role.POLICY, V3, training, one, ONE, 96, overheads, 512 << 20, backend="megatron", **options)
+        role = TrainedRole(
+            Role.POLICY, V3, training, trainer_choice, ONE, 96, overheads, 512 << 20, backend="megatron", **options
+        )
         return TrainerOnGpu(role)
 
     stays, leaves = rank(), rank(puts_states_away=True)
@@ -310,9 +330,9 @@ def test_outside_of_training_an_exported_role_that_is_offloaded_has_its_weights_
     assert [states(leaves)[kind] for kind in STATES] == [weights, 0, 0, 0]
     assert peak(leaves) == peak(stays)  # training itself has everything
     table = 2 * 129280 * 7168
-    held = leaves.peak(sync, "steady")
-    assert held[MemoryKind.SYNC_STAGING] == table
-    assert held[MemoryKind.COMM_BUFFERS] == leaves.resident(STEP, "steady")[MemoryKind.COMM_BUFFERS] + table
+    sizes = leaves.peak(sync, "steady")
+    assert sizes[MemoryKind.SYNC_STAGING] == table
+    assert sizes[MemoryKind.COMM_BUFFERS] == leaves.resident(STEP, "steady")[MemoryKind.COMM_BUFFERS] + table
     assert MemoryKind.GRADIENTS not in leaves.on_host(offload, "steady")
     first = stays.ranks[0].fixed.after_step.device[MemoryKind.GRADIENTS]
     assert leaves.moved_bytes == stays.moved_bytes - first  # what is dropped is not copied

@@ -24,8 +24,8 @@ ROUTED, SHARED = 58 * 256 * EXPERT, 58 * EXPERT
 def engine(
     overheads: GpuOverheads, tp: int, dp: int, model: ModelSpec = V3, max_num_seqs: int = 512, whole: bool = True
 ) -> EngineOnGpu:
-    one = EngineChoice(tp, 0, max_num_seqs, has_expert_parallel=whole and tp * dp > 1, attention_dp=dp)
-    return EngineOnGpu(model, SettledRollout(), one, Placement.HYBRID, overheads, Incoming(1 << 29))
+    forecast = EngineChoice(tp, 0, max_num_seqs, has_expert_parallel=whole and tp * dp > 1, attention_dp=dp)
+    return EngineOnGpu(model, SettledRollout(), forecast, Placement.HYBRID, overheads, Incoming(1 << 29))
 
 
 def test_a_rank_has_its_share_of_the_experts_and_all_else_whole(overheads: GpuOverheads) -> None:
@@ -43,7 +43,7 @@ def test_a_latent_cache_is_held_once_for_each_sequence_and_not_by_every_rank(ove
     plain, shared = engine(overheads, 8, 1), engine(overheads, 1, 8)
     block = 64 * 61 * 576 * 2
     assert plain.pool.bytes_per_block == shared.pool.bytes_per_block == block
-    tokens = [one.pool.num_tokens(one.pool.num_blocks(8 << 30), 4096) for one in (plain, shared)]
+    tokens = [forecast.pool.num_tokens(forecast.pool.num_blocks(8 << 30), 4096) for forecast in (plain, shared)]
     assert tokens[0] == tokens[1], "of a rank: 8 of them hold the same tokens, or 8 times as many"
 
 
@@ -69,18 +69,18 @@ def test_a_rank_captures_graphs_for_its_part_of_the_sequences(overheads: GpuOver
 
 def test_a_rank_has_communicators_for_its_layer_for_attention_and_for_experts(overheads: GpuOverheads) -> None:
     pair, many = overheads.communicator_of_two.value, overheads.communicator_of_many.value
-    held = {cut: engine(overheads, *cut).asleep[MemoryKind.COMM_BUFFERS] for cut in ((8, 1), (4, 2), (1, 8))}
-    assert held == {(8, 1): many, (4, 2): many + pair + many, (1, 8): 2 * many}
+    buffers = {cut: engine(overheads, *cut).asleep[MemoryKind.COMM_BUFFERS] for cut in ((8, 1), (4, 2), (1, 8))}
+    assert buffers == {(8, 1): many, (4, 2): many + pair + many, (1, 8): 2 * many}
 
 
 @pytest.mark.parametrize(("tp", "dp"), [(1, 8), (4, 2), (2, 4)])
 def test_vllm_s_share_of_a_gpu_is_spent_on_the_same_bytes(overheads: GpuOverheads, tp: int, dp: int) -> None:
-    """Limits are of the engine, as vLLM is told them a rank."""
+    """Limits are those of the engine; vLLM takes them per rank."""
     limits = {"max_num_seqs": 512, "max_num_batched_tokens": 8192, "max_model_len": 4096}
     memory = engine_memory(V3, EngineSettings(80 << 30, tp=tp, ep=8, attention_dp=dp, **limits))  # type: ignore[arg-type]
-    one = engine(overheads, tp, dp)
-    assert memory.model_bytes == one.weight_bytes
-    assert memory.activation_peak == one.activation_bytes
+    forecast = engine(overheads, tp, dp)
+    assert memory.model_bytes == forecast.weight_bytes
+    assert memory.activation_peak == forecast.activation_bytes
     usual = engine_memory(V3, EngineSettings(80 << 30, tp=tp, ep=8, attention_dp=dp, max_model_len=4096)).limits
     alone = engine_memory(V3, EngineSettings(80 << 30, tp=8, max_model_len=4096)).limits
     assert (usual.max_num_seqs, usual.max_num_batched_tokens) == (

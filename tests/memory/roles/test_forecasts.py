@@ -1,4 +1,4 @@
-"""What trainer, scorer and engine hold on a GPU, action by action: hand-worked sums and what stays when they wait."""
+"""Memory of trainer, scorer and engine on a GPU, action by action: hand-worked sums, and what stays while they wait."""
 
 import pytest
 
@@ -43,17 +43,17 @@ def trainer(
 
 
 def test_zero_3_holds_sixteen_bytes_a_parameter_over_its_ranks(overheads: GpuOverheads) -> None:
-    held = trainer(overheads).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
-    states = sum(size for kind, size in held.items() if kind not in (MemoryKind.CONTEXT, MemoryKind.COMM_BUFFERS))
+    sizes = trainer(overheads).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
+    states = sum(size for kind, size in sizes.items() if kind not in (MemoryKind.CONTEXT, MemoryKind.COMM_BUFFERS))
     assert states == pytest.approx(16 * P / 8, rel=0.01)
-    assert held[MemoryKind.CONTEXT] == 100
-    assert held[MemoryKind.COMM_BUFFERS] == 20 + 2 * 50_000_000  # NCCL, and one bucket of bf16
+    assert sizes[MemoryKind.CONTEXT] == 100
+    assert sizes[MemoryKind.COMM_BUFFERS] == 20 + 2 * 50_000_000  # NCCL, and one bucket of bf16
 
 
 def test_a_single_rank_needs_no_communicator(overheads: GpuOverheads) -> None:
-    held = trainer(overheads, stage=0, ranks=1).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
-    assert MemoryKind.COMM_BUFFERS not in held
-    assert held[MemoryKind.WEIGHTS] == 2 * P
+    sizes = trainer(overheads, stage=0, ranks=1).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
+    assert MemoryKind.COMM_BUFFERS not in sizes
+    assert sizes[MemoryKind.WEIGHTS] == 2 * P
 
 
 def test_a_offloaded_trainer_leaves_its_context_and_takes_its_states_to_the_host(overheads: GpuOverheads) -> None:
@@ -68,8 +68,8 @@ def test_a_offloaded_trainer_leaves_its_context_and_takes_its_states_to_the_host
 
 def test_an_offloaded_optimizer_lives_on_the_host_for_good(overheads: GpuOverheads) -> None:
     offloaded = trainer(overheads, offloads_optimizer=True)
-    held = offloaded.resident(action(ActionKind.TRAIN_FORWARD_BACKWARD), "steady")
-    assert MemoryKind.OPTIMIZER not in held
+    sizes = offloaded.resident(action(ActionKind.TRAIN_FORWARD_BACKWARD), "steady")
+    assert MemoryKind.OPTIMIZER not in sizes
     assert offloaded.on_host(action(ActionKind.TRAIN_FORWARD_BACKWARD), "steady")[MemoryKind.OPTIMIZER] == (
         pytest.approx(8 * P / 8, rel=0.01)
     )
@@ -94,9 +94,9 @@ def test_a_value_model_has_no_logits(overheads: GpuOverheads) -> None:
 
 
 def test_adapters_train_a_few_parameters_beside_a_frozen_model(overheads: GpuOverheads) -> None:
-    held = trainer(overheads, stage=2, lora=LoraSpec(rank=8)).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
-    assert held[MemoryKind.WEIGHTS] == pytest.approx(2 * P, rel=0.02)
-    assert held[MemoryKind.OPTIMIZER] < 0.02 * 8 * P
+    sizes = trainer(overheads, stage=2, lora=LoraSpec(rank=8)).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
+    assert sizes[MemoryKind.WEIGHTS] == pytest.approx(2 * P, rel=0.02)
+    assert sizes[MemoryKind.OPTIMIZER] < 0.02 * 8 * P
 
 
 def test_the_first_step_has_no_moments_before_its_optimizer_step(overheads: GpuOverheads) -> None:
@@ -129,18 +129,18 @@ def engine(overheads: GpuOverheads, level: int = 2, kv_cache: int = 10**9, tp: i
 
 @pytest.mark.parametrize(("level", "on_host"), [(1, True), (2, False)])
 def test_a_sleeping_engine_keeps_context_and_graphs(overheads: GpuOverheads, level: int, on_host: bool) -> None:
-    one, sleep = engine(overheads, level), action(ActionKind.SLEEP_ENGINE)
-    assert set(one.resident(sleep, "steady")) == {MemoryKind.CONTEXT, MemoryKind.CUDA_GRAPHS}
-    assert (MemoryKind.WEIGHTS in one.on_host(sleep, "steady")) is on_host
+    forecast, sleep = engine(overheads, level), action(ActionKind.SLEEP_ENGINE)
+    assert set(forecast.resident(sleep, "steady")) == {MemoryKind.CONTEXT, MemoryKind.CUDA_GRAPHS}
+    assert (MemoryKind.WEIGHTS in forecast.on_host(sleep, "steady")) is on_host
 
 
 def test_weights_come_back_before_the_kv_cache(overheads: GpuOverheads) -> None:
-    one = engine(overheads)
+    forecast = engine(overheads)
     for kind in (ActionKind.WAKE_WEIGHTS, ActionKind.SYNC_WEIGHTS):
-        held = one.resident(action(kind), "steady")
-        assert MemoryKind.WEIGHTS in held
-        assert MemoryKind.KV_CACHE not in held
-    assert one.resident(action(ActionKind.WAKE_KV_CACHE), "steady")[MemoryKind.KV_CACHE] == 10**9
+        sizes = forecast.resident(action(kind), "steady")
+        assert MemoryKind.WEIGHTS in sizes
+        assert MemoryKind.KV_CACHE not in sizes
+    assert forecast.resident(action(ActionKind.WAKE_KV_CACHE), "steady")[MemoryKind.KV_CACHE] == 10**9
 
 
 def test_an_engine_of_its_own_devices_receives_weights_in_a_bucket(overheads: GpuOverheads) -> None:

@@ -23,13 +23,13 @@ LORA = (
 )
 
 
-def planned(*more: str, gpus: str = "1xRTX4090") -> Plan:
+def make_plan(*more: str, gpus: str = "1xRTX4090") -> Plan:
     job = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": gpus, "algorithm": "grpo"}, (*LORA, *more))
     return search_of(job).run(with_others=False)
 
 
-def held(plan: Plan, action: str) -> dict[MemoryKind, int]:
-    """Of the engine on one GPU by kind, at the peak of an action of every step."""
+def find_peak(plan: Plan, action: str) -> dict[MemoryKind, int]:
+    """Bytes of the engine on one GPU by kind, at the peak of an action of every step."""
     rows = [
         row
         for row in plan.ledger.rows
@@ -39,14 +39,14 @@ def held(plan: Plan, action: str) -> dict[MemoryKind, int]:
 
 
 def test_only_generation_holds_something_and_no_weights_beside_the_trainer_s() -> None:
-    plan = planned("rollout.engine=transformers")
-    during = held(plan, "generate")
+    plan = make_plan("rollout.engine=transformers")
+    during = find_peak(plan, "generate")
     assert set(during) == {MemoryKind.KV_CACHE, MemoryKind.ACTIVATIONS}
     token = 2 * 28 * 4 * 128 * 2  # each rollout's prompt is its own; in whole blocks
     assert 0 <= during[MemoryKind.KV_CACHE] - 8 * 1024 * token <= 8 * 16 * token
-    assert held(plan, "train_forward_backward") == held(plan, "sync_weights") == {}
+    assert find_peak(plan, "train_forward_backward") == find_peak(plan, "sync_weights") == {}
     assert plan.fits
-    beside = planned(gpus="1xH100")  # a copy of the weights, and what vLLM takes beside
+    beside = make_plan(gpus="1xH100")  # a copy of the weights, and what vLLM takes beside
     assert beside.binding.num_bytes - plan.binding.num_bytes > 7_615_616_512 * 2
 
 
@@ -55,10 +55,10 @@ def test_only_generation_holds_something_and_no_weights_beside_the_trainer_s() -
     [("2xH100", ()), ("1xH100", ("training.offloads_parameters=true", "training.offloads_optimizer=true"))],
 )
 def test_weights_that_are_sharded_or_on_the_host_are_gathered_for_it(gpus: str, more: tuple[str, ...]) -> None:
-    during = held(planned("rollout.engine=transformers", *more, gpus=gpus), "generate")
+    during = find_peak(make_plan("rollout.engine=transformers", *more, gpus=gpus), "generate")
     assert during[MemoryKind.WEIGHTS] == pytest.approx(7_615_616_512 * 2, rel=0.01)
 
 
 def test_rlplan_s_own_runtime_has_an_engine() -> None:
-    refusals = planned("rollout.engine=transformers", "training.backend=deepspeed", "framework=rlplan").refusals
-    assert any("rollout.engine transformers" in one for one in refusals)
+    refusals = make_plan("rollout.engine=transformers", "training.backend=deepspeed", "framework=rlplan").refusals
+    assert any("rollout.engine transformers" in refusal for refusal in refusals)

@@ -20,7 +20,7 @@ ANSWERS = "answers.json"
 
 
 def measure(cases: Sequence[Mapping[str, Any]], tp: int) -> list[list[dict[str, Any]]]:
-    """For each rank, what it holds in each case: see `hold`. A case: `config`, `dtype`, `block_size`, `kv_bytes`."""
+    """Bytes of each rank in each case: see `hold`. A case: `config`, `dtype`, `block_size`, `kv_bytes`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -142,11 +142,11 @@ def watch_parameters(rows: list[tuple[str, list[int], int]]) -> Any:
     def watching() -> Any:
         original = base_loader.process_weights_after_loading
 
-        def listed(model: Any, *arguments: Any, **keywords: Any) -> Any:
+        def list_tensors(model: Any, *arguments: Any, **keywords: Any) -> Any:
             rows.extend((name, list(p.shape), p.element_size()) for name, p in model.named_parameters())
             return original(model, *arguments, **keywords)
 
-        base_loader.process_weights_after_loading = listed
+        base_loader.process_weights_after_loading = list_tensors
         try:
             yield
         finally:

@@ -4,23 +4,23 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
-from rlplan.memory.serving.kv import CacheGroup, cache_pool
+from rlplan.memory.serving.kv import CacheGroup, build_cache_pool
 from rlplan.memory.serving.peaks import (
+    count_graph_sizes,
     cuda_graph_bytes,
     encoder_peak_bytes,
     input_buffer_bytes,
-    num_graph_sizes,
     prefill_peak_bytes,
     sampler_peak_bytes,
 )
-from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits, parse_version
+from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, find_default_limits, parse_version
 from rlplan.spec.models.catalogue import find_model, load_catalogue
 from rlplan.units import GIB, MIB
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
 
-def memory_of(name: str = LLAMA, total: int = 80 * GIB, **settings: object) -> EngineMemory:
+def predict(name: str = LLAMA, total: int = 80 * GIB, **settings: object) -> EngineMemory:
     return engine_memory(find_model(name), EngineSettings(total, **settings))  # type: ignore[arg-type]
 
 
@@ -28,7 +28,7 @@ def memory_of(name: str = LLAMA, total: int = 80 * GIB, **settings: object) -> E
 
 
 def test_the_rows_add_up_to_the_fraction() -> None:
-    memory = memory_of(gpu_memory_utilization=0.9, max_model_len=8192)
+    memory = predict(gpu_memory_utilization=0.9, max_model_len=8192)
     spent = memory.model_bytes + memory.activation_peak + memory.non_torch + memory.cuda_graphs
     assert memory.requested == -(-80 * GIB * 9 // 10)
     assert memory.kv_budget == memory.requested - spent
@@ -37,7 +37,7 @@ def test_the_rows_add_up_to_the_fraction() -> None:
 
 
 def test_a_given_size_of_the_cache_replaces_the_fraction() -> None:
-    memory = memory_of(kv_cache_memory_bytes=GIB + 1, max_model_len=4096)
+    memory = predict(kv_cache_memory_bytes=GIB + 1, max_model_len=4096)
     assert (memory.kv_budget, memory.num_blocks, memory.num_tokens) == (GIB + 1, 512, 8192)
 
 
@@ -53,12 +53,12 @@ def test_a_given_size_of_the_cache_replaces_the_fraction() -> None:
     ],
 )
 def test_the_cache_grows_and_shrinks_as_it_must(change: dict[str, object], sign: int) -> None:
-    before, after = memory_of(max_model_len=8192), memory_of(max_model_len=8192, **change)
+    before, after = predict(max_model_len=8192), predict(max_model_len=8192, **change)
     assert (after.kv_budget - before.kv_budget) * sign > 0
 
 
 def test_the_cache_does_not_fit_beside_weights_that_are_too_large() -> None:
-    memory = memory_of("meta-llama/Llama-3.1-70B", total=80 * GIB)
+    memory = predict("meta-llama/Llama-3.1-70B", total=80 * GIB)
     assert (memory.kv_budget, memory.num_blocks) == (0, 0)
 
 
@@ -72,12 +72,12 @@ def test_the_rank_with_fewest_blocks_decides() -> None:
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
 def test_a_fraction_is_above_zero_and_at_most_one(share: float) -> None:
     with pytest.raises(SpecError, match="gpu_memory_utilization"):
-        memory_of(gpu_memory_utilization=share)
+        predict(gpu_memory_utilization=share)
 
 
 def test_every_bundled_model_has_an_engine_s_memory() -> None:
     for name in load_catalogue():
-        memory = memory_of(name, total=1 << 44, kv_cache_memory_bytes=8 * GIB, max_model_len=1024)
+        memory = predict(name, total=1 << 44, kv_cache_memory_bytes=8 * GIB, max_model_len=1024)
         assert memory.weights > 0, name
         assert memory.pool.bytes_per_block > 0, name
         assert memory.prefill_peak > 0, name
@@ -142,12 +142,12 @@ def test_engines_from_before_0_6_are_refused(text: str) -> None:
 def test_defaults_are_those_of_the_version_and_the_gpu(
     version: VllmVersion, gib: int, is_a100: bool, length: int, limits: BatchLimits
 ) -> None:
-    assert default_limits(version, gib * GIB, length, is_a100=is_a100) == limits
+    assert find_default_limits(version, gib * GIB, length, is_a100=is_a100) == limits
 
 
 def test_graphs_are_counted_inside_the_fraction_since_0_21() -> None:
     before, after = (
-        memory_of(version=VllmVersion(0, minor), gpu_memory_utilization=0.9, max_model_len=8192) for minor in (20, 21)
+        predict(version=VllmVersion(0, minor), gpu_memory_utilization=0.9, max_model_len=8192) for minor in (20, 21)
     )
     assert before.kv_budget - after.kv_budget == after.cuda_graphs > 0
 
@@ -188,8 +188,8 @@ def test_model_runner_v2_reserves_graphs_from_0_29_on() -> None:
 
 
 def test_captured_sizes_follow_the_batch_and_the_version() -> None:
-    assert num_graph_sizes(LATEST, 8) == 5 + 4, "1, 2, 4, 8, 16, and full ones up to 8"
-    assert num_graph_sizes(VllmVersion(0, 8, 5), 8) == 67
+    assert count_graph_sizes(LATEST, 8) == 5 + 4, "1, 2, 4, 8, 16, and full ones up to 8"
+    assert count_graph_sizes(VllmVersion(0, 8, 5), 8) == 67
 
 
 def test_the_sampler_is_the_peak_of_small_prefills_and_the_prefill_of_large_ones() -> None:
@@ -215,45 +215,45 @@ def test_gemma_4_s_images_pass_one_by_one_whatever_the_tokens() -> None:
 
 def test_latent_attention_is_cached_whole_by_every_rank() -> None:
     model = find_model("deepseek-ai/DeepSeek-V3")
-    pools = [cache_pool(model, tp=tp) for tp in (1, 8)]
+    pools = [build_cache_pool(model, tp=tp) for tp in (1, 8)]
     assert pools[0].bytes_per_block == pools[1].bytes_per_block == 64 * 61 * (512 + 64) * 2
 
 
 def test_context_ranks_share_the_tokens() -> None:
     model = find_model("moonshotai/Kimi-K2-Thinking")
-    alone, shared = cache_pool(model, tp=8), cache_pool(model, tp=8, context_ranks=8)
+    alone, shared = build_cache_pool(model, tp=8), build_cache_pool(model, tp=8, context_ranks=8)
     assert shared.num_table_tokens(1000) == 8 * alone.num_table_tokens(1000)
 
 
 def test_key_heads_are_repeated_where_there_are_more_ranks_than_heads() -> None:
     model = find_model("Qwen/Qwen2.5-7B")
-    assert cache_pool(model, tp=4).bytes_per_block * 4 == cache_pool(model).bytes_per_block
+    assert build_cache_pool(model, tp=4).bytes_per_block * 4 == build_cache_pool(model).bytes_per_block
     assert model.num_kv_heads == 4
 
 
 def test_sliding_layers_form_groups_of_as_many_layers_as_the_full_ones() -> None:
     """Gemma 3 12B: 8 full layers and 40 sliding ones, 16 * 2 * 8 * 256 * 2 bytes a block of a layer."""
-    pool = cache_pool(find_model("google/gemma-3-12b-it"))
+    pool = build_cache_pool(find_model("google/gemma-3-12b-it"))
     assert [group.kind for group in pool.groups] == ["sliding"] * 5 + ["full"]
     assert pool.bytes_per_block == 8 * 16 * 2 * 8 * 256 * 2
 
 
 def test_a_last_group_is_padded() -> None:
     """Gemma 3 4B: 29 sliding and 5 full layers: six sliding groups of five, the last with one layer that is none."""
-    pool = cache_pool(find_model("google/gemma-3-4b-it"))
+    pool = build_cache_pool(find_model("google/gemma-3-4b-it"))
     assert [(group.kind, group.num_layers) for group in pool.groups] == [("sliding", 5)] * 6 + [("full", 5)]
 
 
 def test_before_the_hybrid_manager_sliding_layers_kept_all_tokens() -> None:
     model = find_model("google/gemma-3-12b-it")
-    pool = cache_pool(model, splits_groups=False)
+    pool = build_cache_pool(model, splits_groups=False)
     assert len(pool.groups) == 1
     assert pool.bytes_per_block == 48 * 16 * 2 * 8 * 256 * 2
 
 
 def test_beside_recurrent_layers_a_block_holds_a_whole_state() -> None:
     """Qwen3-Next: 36 recurrent and 12 full layers; a state is (32*128*128 + 3*8192) * 2 bytes, a token 2*2*256*2."""
-    pool = cache_pool(find_model("Qwen/Qwen3-Next-80B-A3B-Instruct"))
+    pool = build_cache_pool(find_model("Qwen/Qwen3-Next-80B-A3B-Instruct"))
     assert pool.block_size == 544
     assert [group.kind for group in pool.groups] == ["linear"] * 3 + ["full"]
     assert pool.bytes_per_block == 12 * 544 * 2 * 2 * 256 * 2

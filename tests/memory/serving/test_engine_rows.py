@@ -16,8 +16,8 @@ from rlplan.memory.model.params import (
     packed_weight_bytes,
     unpacked_remainder_bytes,
 )
-from rlplan.memory.serving.kv import cache_pool
-from rlplan.memory.serving.tensors import engine_tensors, rotary_table_bytes, stored_bytes
+from rlplan.memory.serving.kv import build_cache_pool
+from rlplan.memory.serving.tensors import list_engine_tensors, rotary_table_bytes, stored_bytes
 from rlplan.spec.hardware.catalogue import get_profile
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.parts import LINEAR, NONE
@@ -53,11 +53,11 @@ COVERING: dict[str, tuple[str, int]] = {
     "mixtral": ("bf16", 32),
     "deepseek-v3": ("bf16", LATENT_BLOCK),
 }
-"""On two ranks; an engine of one rank is seen in every whole run, and at night with all models."""
+"""Cases on two ranks. Every whole run tests an engine of one rank, the nightly tests all models."""
 
 
 def case(name: str, dtype: str, block_size: int) -> dict[str, Any]:
-    """What `live_vllm.measure` takes."""
+    """The argument of `live_vllm.measure`."""
     config = (CONFIGS | BORROWED | LINEAR_ATTENTION)[name]
     is_latent = "kv_lora_rank" in config
     return {
@@ -72,13 +72,13 @@ Rows = tuple[dict[str, Any], list[dict[str, Any]], set[tuple[int, int]]]
 
 
 @cache
-def covered() -> dict[str, Rows]:
+def covering_rows() -> dict[str, Rows]:
     """See `run`."""
     return run({name: case(name, *settings) for name, settings in COVERING.items()}, TP)
 
 
 def run(cases: dict[str, dict[str, Any]], tp: int) -> dict[str, Rows]:
-    """Of each case: itself, what every rank held, and the shapes that its process had packed before."""
+    """Each case with the bytes of every rank, and the shapes that its process had packed before."""
     answers = measure(list(cases.values()), tp)
     seen: dict[str, set[tuple[int, int]]] = {"fp32": set(), "bf16": set()}
     results: dict[str, Rows] = {}
@@ -92,7 +92,7 @@ def run(cases: dict[str, dict[str, Any]], tp: int) -> dict[str, Rows]:
 @pytest.mark.engine
 @pytest.mark.parametrize("name", COVERING)
 def test_every_row_of_a_live_engine_is_predicted(name: str) -> None:
-    settings, ranks, packed_before = covered()[name]
+    settings, ranks, packed_before = covering_rows()[name]
     for rank in ranks:
         check(settings, rank, TP, packed_before)
 
@@ -120,12 +120,12 @@ def test_the_parameters_of_borrowed_modules_and_of_linear_attention_are_predicte
             live = sum(prod(shape) * size for _, shape, size in rank["parameters"])
             assert live == engine_parameter_bytes(model, 2, tp), name
             if name in BORROWED:
-                assert rank["kv_cache"] == cache_of(model, 2, 32, tp)[1], name
+                assert rank["kv_cache"] == predict_cache(model, 2, 32, tp)[1], name
 
 
-def cache_of(model: ModelSpec, element_bytes: int, block_size: int, tp: int) -> tuple[int, int]:
+def predict_cache(model: ModelSpec, element_bytes: int, block_size: int, tp: int) -> tuple[int, int]:
     """(blocks, bytes) of the KV cache of one rank, as `host_pool` has them."""
-    pool = cache_pool(model, tp=tp, element_bytes=element_bytes, state_bytes=element_bytes, block_size=block_size)
+    pool = build_cache_pool(model, tp=tp, element_bytes=element_bytes, state_bytes=element_bytes, block_size=block_size)
     blocks = pool.num_blocks(KV_BYTES)
     return blocks, blocks * pool.bytes_per_block
 
@@ -149,14 +149,14 @@ def check(settings: dict[str, Any], rank: dict[str, Any], tp: int, packed_before
     model = model_from_config(settings["config"], where="config.json")
     element_bytes = {"fp32": 4, "bf16": 2}[settings["dtype"]]
     live = {ours(name): prod(shape) * size for name, shape, size in rank["parameters"]}
-    assert live == {tensor.name: stored_bytes([tensor], element_bytes) for tensor in engine_tensors(model, tp)}
+    assert live == {tensor.name: stored_bytes([tensor], element_bytes) for tensor in list_engine_tensors(model, tp)}
     assert sum(live.values()) == engine_parameter_bytes(model, element_bytes, tp)
     buffers = Counter[str]()
     for name, size in rank["buffers"]:
         buffers["scale" if name.endswith("_scale") else name.rpartition(".")[2]] += size
     assert buffers == Counter(engine_buffers(model, element_bytes))
     assert rank["block_size"] == settings["block_size"]
-    assert (rank["num_blocks"], rank["kv_cache"]) == cache_of(model, element_bytes, rank["block_size"], tp)
+    assert (rank["num_blocks"], rank["kv_cache"]) == predict_cache(model, element_bytes, rank["block_size"], tp)
     assert rank["unnamed"] <= model.num_layers * NOTHING_MORE_PER_LAYER
     if rank["has_tiles"] and (settings["dtype"] == "bf16" or model.latent_attention):
         return  # a CPU with tiles packs small bf16 weights and latent attention otherwise

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
+    count_batch_sizes,
     engine_activation_bytes,
     host_pool,
     kv_bytes_per_token,
     mapped_checkpoint_bytes,
-    num_batch_sizes,
     sampler_bytes,
 )
 from rlplan.memory.serving.kv import CachePool
@@ -23,7 +23,7 @@ from rlplan.vocabulary import Dtype
 from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_profile
 
 
-def pool_of(model: ModelSpec, dtype: str, block_size: int) -> CachePool:
+def build_pool(model: ModelSpec, dtype: str, block_size: int) -> CachePool:
     return host_pool(model, make_job(rollout={"dtype": dtype, "block_size": block_size}).rollout)
 
 
@@ -41,14 +41,14 @@ def test_kv_bytes_of_a_published_model() -> None:
 
 
 def test_blocks_are_whole_and_rounded_down() -> None:
-    pool = pool_of(make_model(), "float32", 32)
+    pool = build_pool(make_model(), "float32", 32)
     assert pool.bytes_per_block == 3072
     assert [pool.num_blocks(size) for size in (10_000, 3071, 3072)] == [3, 0, 1]
 
 
 def test_the_quickstart_s_cache_is_32_mib_to_the_byte() -> None:
     # 2 * 4 layers * 64 * 4 bytes = 2048 a token, 64 KiB a block of 32: 512 blocks
-    pool = pool_of(load_model(EXAMPLES / "models" / "sorter"), "float32", 32)
+    pool = build_pool(load_model(EXAMPLES / "models" / "sorter"), "float32", 32)
     assert (pool.num_blocks(32 * MIB), 512 * pool.bytes_per_block) == (512, 32 * MIB)
 
 
@@ -60,15 +60,15 @@ def test_activations_and_sampler_are_what_is_worked_by_hand() -> None:
 
 
 def test_batches_shrink_from_all_sequences_at_once() -> None:
-    assert num_batch_sizes(make_job()) == 3 * 12, "a run of three steps"
-    assert num_batch_sizes(make_job(**{"workload.num_steps": 100})) == 5 * 12
+    assert count_batch_sizes(make_job()) == 3 * 12, "a run of three steps"
+    assert count_batch_sizes(make_job(**{"workload.num_steps": 100})) == 5 * 12
     samples = {"workload.evaluation_temperature": 1.0, "workload.num_evaluation_samples": 2}
-    assert num_batch_sizes(make_job(**{"workload.num_steps": 100}, **samples)) == 2 * 5 * 12
+    assert count_batch_sizes(make_job(**{"workload.num_steps": 100}, **samples)) == 2 * 5 * 12
     long = {"workload.max_response_len": 200, "workload.num_heldout_prompts": 8}
-    assert num_batch_sizes(make_job(**long)) == 16  # rollouts of a step
+    assert count_batch_sizes(make_job(**long)) == 16  # rollouts of a step
     ahead = {"placement.placement": "disaggregated", "placement.max_staleness": 2}
-    assert num_batch_sizes(make_job(**long, **ahead)) == 3 * 16
-    assert num_batch_sizes(make_job(**long, **ahead, **{"rollout.max_num_seqs": 20})) == 20
+    assert count_batch_sizes(make_job(**long, **ahead)) == 3 * 16
+    assert count_batch_sizes(make_job(**long, **ahead, **{"rollout.max_num_seqs": 20})) == 20
 
 
 def test_a_kernel_is_compiled_for_each_shape_and_batch_size_up_to_a_thousand() -> None:
@@ -81,7 +81,7 @@ def test_a_kernel_is_compiled_for_each_shape_and_batch_size_up_to_a_thousand() -
 def test_a_cache_never_exceeds_the_memory_given_and_wastes_less_than_a_block(
     memory: int, block_size: int, dtype: str
 ) -> None:
-    pool = pool_of(make_model(), dtype, block_size)
+    pool = build_pool(make_model(), dtype, block_size)
     used = pool.num_blocks(memory) * pool.bytes_per_block
     assert 0 <= memory - used < block_size * kv_bytes_per_token(make_model(), Dtype(dtype).num_bytes)
 
@@ -90,7 +90,7 @@ def test_full_and_sliding_layers_share_blocks_in_groups() -> None:
     # a page of 32 tokens: 2 * 2*3 elements of 2 bytes a token, 768 bytes
     def block(*kinds: str) -> int:
         model = make_model(num_layers=len(kinds), attention_kinds=kinds, window=8)
-        return pool_of(model, "bfloat16", 32).bytes_per_block
+        return build_pool(model, "bfloat16", 32).bytes_per_block
 
     assert block("sliding", "sliding", "sliding") == 3 * 768
     assert block("sliding", "sliding", "sliding", "full") == 768
@@ -101,7 +101,7 @@ def test_a_page_beside_recurrent_layers_covers_a_state() -> None:
     # Qwen3-Next: a token takes 2*2*256*2 = 2,048 bytes of a full layer; a state (32*128*128 + 3*8192)*2 = 1,097,728,
     # for which 17 pages of 32 tokens are needed; 12 full and 36 linear layers make groups of 12
     model = find_model("Qwen/Qwen3-Next-80B-A3B-Instruct")
-    assert pool_of(model, "bfloat16", 32).bytes_per_block == 12 * 17 * 32 * 2048
+    assert build_pool(model, "bfloat16", 32).bytes_per_block == 12 * 17 * 32 * 2048
 
 
 def test_of_a_checkpoint_the_largest_file_is_mapped_and_drawn_weights_are_one_of_fp32(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_engine_starts_with_its_weights_beside_the_file_s_pages() -> None:
         rollout={"dtype": "bfloat16", "kv_cache_memory": "64MiB"},
     )
     start = [row for row in plan.ledger.rows_of("rollout_engine/0") if row.action_id == "start_engine"]
-    found = {row.kind.value: row.peak_bytes for row in start}
+    sizes = {row.kind.value: row.peak_bytes for row in start}
     parameters = plan.job.load_model().num_parameters
-    assert (found["weights"], found["packed_weights"]) == (2 * parameters, 4 * parameters)
-    assert found.get("kv_cache", 0) == 0
+    assert (sizes["weights"], sizes["packed_weights"]) == (2 * parameters, 4 * parameters)
+    assert sizes.get("kv_cache", 0) == 0

@@ -58,8 +58,8 @@ def test_the_bytes_of_a_small_model_are_those_worked_by_hand() -> None:
 
 
 def test_models_whose_weights_vllm_keeps_otherwise_are_named() -> None:
-    found = {name: why_not_shared(model_from_config(config, where=name)) for name, config in CONFIGS.items()}
-    assert {name: what for name, what in found.items() if what} == {
+    reasons = {name: why_not_shared(model_from_config(config, where=name)) for name, config in CONFIGS.items()}
+    assert {name: what for name, what in reasons.items() if what} == {
         "gpt2": "transposed projections",
         **dict.fromkeys(("mixtral", "qwen2 with experts", "qwen3 with experts", "olmoe", "gpt-oss"), "experts"),
         **dict.fromkeys(("deepseek-v2", "deepseek-v3"), "experts"),
@@ -89,7 +89,7 @@ def test_an_engine_s_weights_are_counted_once_on_a_cpu_host() -> None:
 
 
 def test_an_engine_s_weights_are_counted_once_on_a_gpu() -> None:
-    def planned(*, shares_base: bool) -> Plan:
+    def search_plan(*, shares_base: bool) -> Plan:
         asked: dict[str, Any] = {
             "policy": "Qwen/Qwen2.5-1.5B",
             "hardware": "1xH100",
@@ -100,7 +100,7 @@ def test_an_engine_s_weights_are_counted_once_on_a_gpu() -> None:
         }
         return best_plan(job_from(asked), with_others=False)
 
-    apart, shared = planned(shares_base=False), planned(shares_base=True)
+    apart, shared = search_plan(shares_base=False), search_plan(shares_base=True)
     model = apart.job.load_model()
     freed = held(apart, "rollout_engine")[MemoryKind.WEIGHTS] - held(shared, "rollout_engine")[MemoryKind.WEIGHTS]
     base = shared_base_bytes(model, 2)

@@ -20,7 +20,7 @@ SETTLE_S = 0.05
 
 
 def measure(num_ranks: int, cases: Mapping[str, Any]) -> dict[str, list[dict[str, dict[str, int]]]]:
-    """For each case, for each rank: moment (`built`, `accumulated`, `stepped`) to owner to bytes."""
+    """Bytes by owner at each moment (`built`, `accumulated`, `stepped`), for each case and rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -137,13 +137,13 @@ def owners(engine: Any, earlier: Mapping[int, Any]) -> dict[str, int]:
         "all": storage_bytes([*everything, *gradients], earlier),
     }
     for name, value in vars(zero).items():
-        size = storage_bytes(tensors_in(value))
+        size = storage_bytes(find_tensors(value))
         if size:
             rows[f"zero.{name}"] = size
     return rows
 
 
-def tensors_in(value: Any, depth: int = 0) -> list[Any]:
+def find_tensors(value: Any, depth: int = 0) -> list[Any]:
     """Tensors inside lists, tuples, dictionaries and buckets."""
     import torch
 
@@ -156,7 +156,7 @@ def tensors_in(value: Any, depth: int = 0) -> list[Any]:
     elif type(value).__name__.startswith("IPGBucket"):
         value = value.buffer if isinstance(value.buffer, list) else [value.buffer]
     if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors_in(item, depth + 1)]
+        return [tensor for item in value for tensor in find_tensors(item, depth + 1)]
     return []
 
 

@@ -16,7 +16,7 @@ from rlplan.memory.model.logits import rows_on_cpu
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.sharding import rank_state_under_zero
-from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, passes_peak, snapshots, update_peak
+from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, find_passes_peak, find_update_peak, snapshots
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Loss, MemoryKind
@@ -27,7 +27,7 @@ BUCKET = 25_000_000
 STATES = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
 
 
-def state_of(
+def build_state(
     model: ModelSpec, num_ranks: int, bucket: int, stage: int = 2, machine: Machine = CPU, count: int = 1
 ) -> RankState:
     settings = ZeroSettings(stage, num_ranks, weight_bytes=4, gradient_bytes=4, reduce_bucket_size=bucket)
@@ -35,7 +35,7 @@ def state_of(
     return replace(rank_state_under_zero(states, machine, reduces_in_step=True), accumulates=count > 1)
 
 
-def shape_of(model: ModelSpec, num_tokens: int, num_responses: int) -> MicroBatchShape:
+def build_shape(model: ModelSpec, num_tokens: int, num_responses: int) -> MicroBatchShape:
     (layers,) = cut_layers(model, None, LayerCut())
     return MicroBatchShape(
         layers.block,
@@ -50,8 +50,8 @@ def shape_of(model: ModelSpec, num_tokens: int, num_responses: int) -> MicroBatc
     )
 
 
-def passing(held: MemorySnapshot) -> dict[str, int]:
-    return {kind.value: size for kind, size in held.items() if kind not in STATES}
+def passing(largest: MemorySnapshot) -> dict[str, int]:
+    return {kind.value: size for kind, size in largest.items() if kind not in STATES}
 
 
 def peak(
@@ -59,8 +59,8 @@ def peak(
 ) -> dict[str, int]:
     """Bytes beside weights, master weights and optimizer at the largest moment of the passes."""
     model = make_model(**{"num_layers": 1} | changes)
-    rank_state = state_of(model, num_ranks, bucket, count=count)
-    return passing(passes_peak(snapshots(rank_state, shape_of(model, num_tokens, num_responses))))
+    rank_state = build_state(model, num_ranks, bucket, count=count)
+    return passing(find_passes_peak(snapshots(rank_state, build_shape(model, num_tokens, num_responses))))
 
 
 def test_with_few_tokens_the_peak_is_the_last_reduction() -> None:
@@ -104,20 +104,20 @@ def test_an_untied_head_does_not_wait_for_the_embedding() -> None:
 def test_a_large_tied_table_exists_three_times_when_its_two_gradients_meet() -> None:
     # V=700: a table of 5600 elements, which bypasses a bucket of 1000; 4*798 of the bucket are touched by then.
     # Later: the table in flight and its flat copy, the layer's 798 elements accumulated and the bucket, 51,184 in all
-    held = peak(2, 1, bucket=1000, vocab_size=700)
-    assert held == {"gradients": 3 * 22_400, "comm_buffers": 3192, "activations": 64}
+    largest = peak(2, 1, bucket=1000, vocab_size=700)
+    assert largest == {"gradients": 3 * 22_400, "comm_buffers": 3192, "activations": 64}
 
 
 def test_a_small_bucket_is_reduced_as_it_fills() -> None:
     # 100 elements: gate, up, down and the table bypass the bucket; of the rest at most 4*100 bytes are ever touched
-    held = peak(100, 1, bucket=100)
-    assert held["comm_buffers"] <= 4 * (100 + 160)
-    assert held["activations"] == 107_200
+    largest = peak(100, 1, bucket=100)
+    assert largest["comm_buffers"] <= 4 * (100 + 160)
+    assert largest["activations"] == 107_200
 
 
 def test_every_rank_of_two_holds_at_most_what_a_single_one_does() -> None:
-    one, two = (sum(peak(2, 1, num_ranks=ranks).values()) for ranks in (1, 2))
-    assert two <= one
+    single, double = (sum(peak(2, 1, num_ranks=ranks).values()) for ranks in (1, 2))
+    assert double <= single
 
 
 @pytest.mark.parametrize("bucket", [1000, BUCKET])
@@ -139,23 +139,25 @@ def test_more_layers_never_need_less(num_tokens: int, num_layers: int) -> None:
 
 @given(st.integers(1, 300), st.integers(1, 3), st.integers(1, 3))
 def test_the_peak_is_never_below_the_end_of_the_forward_pass(num_tokens: int, num_layers: int, count: int) -> None:
-    found = peak(num_tokens, num_tokens, count, num_layers=num_layers)
-    assert sum(found.values()) >= forward_end_bytes(shape_of(make_model(num_layers=num_layers), num_tokens, num_tokens))
+    snapshot = peak(num_tokens, num_tokens, count, num_layers=num_layers)
+    assert sum(snapshot.values()) >= forward_end_bytes(
+        build_shape(make_model(num_layers=num_layers), num_tokens, num_tokens)
+    )
 
 
 @pytest.mark.parametrize("machine", [CPU, CUDA])
 def test_the_flat_copy_of_stage_1_comes_in_the_step_and_its_bucket_is_there_before_on_a_gpu(machine: Machine) -> None:
     model = make_model(num_layers=1, has_tied_embeddings=False)
-    found = snapshots(state_of(model, 2, 1000, stage=1, machine=machine), shape_of(model, 2, 1))
+    snapshot = snapshots(build_state(model, 2, 1000, stage=1, machine=machine), build_shape(model, 2, 1))
     bucket, whole = 4 * 1000, 4 * model.num_parameters
-    assert passing(passes_peak(found)).get("comm_buffers", 0) == (0 if machine is CPU else bucket)
-    assert passing(found[Place.REDUCE]) == {"gradients": whole, "comm_buffers": bucket}
+    assert passing(find_passes_peak(snapshot)).get("comm_buffers", 0) == (0 if machine is CPU else bucket)
+    assert passing(snapshot[Place.REDUCE]) == {"gradients": whole, "comm_buffers": bucket}
 
 
 def test_the_step_of_stage_1_lets_go_of_other_ranks_gradients_before_it_copies_its_own() -> None:
     model = make_model(num_layers=1)
-    found = update_peak(state_of(model, 4, 10, stage=1, machine=CUDA), shape_of(model, 2, 1))
-    assert sum(passing(found).values()) == 4 * model.num_parameters + 4 * 10
+    snapshot = find_update_peak(build_state(model, 4, 10, stage=1, machine=CUDA), build_shape(model, 2, 1))
+    assert sum(passing(snapshot).values()) == 4 * model.num_parameters + 4 * 10
 
 
 def test_stage_3_gathers_a_tensor_through_a_second_copy_on_a_cpu_alone() -> None:

@@ -35,11 +35,11 @@ def staging(plan: Plan) -> dict[tuple[str, str, str], int]:
 def test_the_copy_is_held_from_the_start_and_nothing_without_one() -> None:
     plan = make_plan(**{"checkpoints.every": 2})
     numel = plan.job.load_model().num_parameters
-    held = staging(plan)
-    first = {process: size for (process, run_phase, _), size in held.items() if run_phase == "start"}
+    staged = staging(plan)
+    first = {process: size for (process, run_phase, _), size in staged.items() if run_phase == "start"}
     assert sum(first.values()) == 12 * numel
-    assert set(held.values()) == set(first.values())
-    assert {run_phase for _, run_phase, _ in held} == {"start", "first", "steady", "finish"}
+    assert set(staged.values()) == set(first.values())
+    assert {run_phase for _, run_phase, _ in staged} == {"start", "first", "steady", "finish"}
     for overrides in ({}, {"checkpoints.every": 2, "checkpoints.writes": "waiting"}):
         assert not staging(make_plan(**overrides))
 

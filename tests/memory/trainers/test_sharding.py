@@ -1,4 +1,4 @@
-"""What a rank holds under other trainers, by hand."""
+"""States of a rank under other trainers, worked by hand."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ from rlplan.memory.trainers.sharding import (
     FsdpSettings,
     MegatronRank,
     Sizes,
-    rank_state_of_megatron_rank,
-    rank_state_under_fsdp,
+    build_fsdp_state,
+    build_megatron_state,
     rank_state_under_zero,
     sizes_of,
 )
@@ -32,7 +32,7 @@ def test_sizes_of_a_real_model_add_up() -> None:
 
 
 def test_fsdp_cuts_twelve_bytes_a_parameter_and_gathers_the_root_and_two_layers() -> None:
-    rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4))
+    rank_state = build_fsdp_state(SIZES, FsdpSettings(4))
     assert sum(rank_state.resident.values()) == 1600 // 4 * 12
     assert rank_state.gradients == 1600 // 4 * 4
     assert rank_state.passing == 2 * (500 + 300)
@@ -40,34 +40,34 @@ def test_fsdp_cuts_twelve_bytes_a_parameter_and_gathers_the_root_and_two_layers(
 
 
 def test_pools_of_other_streams_count_at_every_moment() -> None:
-    rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4, counts_every_stream=True))
+    rank_state = build_fsdp_state(SIZES, FsdpSettings(4, counts_every_stream=True))
     assert rank_state.kept_gradients == rank_state.gradients
     assert rank_state.passing == 2 * (500 + 300) + 2 * 2 * 300
 
 
 def test_shards_on_the_host_leave_only_what_is_gathered() -> None:
-    rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4, is_on_host=True))
+    rank_state = build_fsdp_state(SIZES, FsdpSettings(4, is_on_host=True))
     assert (sum(rank_state.resident.values()), rank_state.gradients) == (0, 0)
 
 
 @pytest.mark.parametrize(("distributed", "a_parameter"), [(True, 2 + 4 + 12 / 4), (False, 18)])
 def test_megatron_holds_eighteen_bytes_or_six_and_its_share_of_twelve(distributed: bool, a_parameter: float) -> None:
-    rank = MegatronRank(dense=800, experts=0, over=4, over_experts=2)
-    rank_state = rank_state_of_megatron_rank(rank if distributed else replace(rank, over=1, over_experts=1))
+    rank = MegatronRank(dense=800, experts=0, state_ranks=4, expert_state_ranks=2)
+    rank_state = build_megatron_state(rank if distributed else replace(rank, state_ranks=1, expert_state_ranks=1))
     assert sum(rank_state.resident.values()) == 1600 // 2 * a_parameter
 
 
 def test_megatron_with_narrow_gradients_and_moments_and_tensors_that_stand_for_gradients() -> None:
-    """By hand: 800 elements of 2 + 2 + 4 + 2 * 2 bytes, 2 of each of 100, and of the head's 50 while it passes."""
+    """Worked by hand: 800 elements of 2 + 2 + 4 + 2 * 2 bytes, 2 of each of 100, and temporarily of the head's 50."""
     rank = MegatronRank(800, 0, 1, 1, gradient_bytes=2, moment_bytes=2, layer_matrices=100, head=50)
-    rank_state = rank_state_of_megatron_rank(rank)
+    rank_state = build_megatron_state(rank)
     assert sum(rank_state.resident.values()) == 800 * 12 + 200
     assert rank_state.head_gradient == 100
 
 
 def test_megatron_shares_the_states_of_experts_over_fewer_ranks() -> None:
     dense, experts = 800, 400
-    rank_state = rank_state_of_megatron_rank(MegatronRank(dense, experts, over=4, over_experts=2))
+    rank_state = build_megatron_state(MegatronRank(dense, experts, state_ranks=4, expert_state_ranks=2))
     assert rank_state.resident[MemoryKind.WEIGHTS] == 2 * (dense + experts)
     assert rank_state.resident[MemoryKind.OPTIMIZER] == 8 * (dense // 4 + experts // 2)
 

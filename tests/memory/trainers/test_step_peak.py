@@ -28,10 +28,10 @@ def test_a_layer_saves_what_a_hand_counts() -> None:
 
 def test_a_loss_by_rows_holds_1024_rows_and_then_the_gradients_of_the_rows_that_the_head_read() -> None:
     shape = replace(SHAPE, num_tokens=3000, num_head_tokens=2000, loss=Loss.BY_ROWS)
-    found = snapshots(RANK_STATE, shape)
-    assert found[Place.LOSS][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2 + 4) + 4 * 2000
-    assert found[Place.HEAD][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2) + 2000 * (4 + 2 * 64)
-    assert MemoryKind.LOGITS not in found[Place.MLP]
+    by_place = snapshots(RANK_STATE, shape)
+    assert by_place[Place.LOSS][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2 + 4) + 4 * 2000
+    assert by_place[Place.HEAD][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2) + 2000 * (4 + 2 * 64)
+    assert MemoryKind.LOGITS not in by_place[Place.MLP]
 
 
 def test_ulysses_adds_a_copy_of_attentions_output() -> None:
@@ -71,8 +71,10 @@ def test_chunks_add_the_heads_gradient_to_what_came_before() -> None:
 
 def test_what_comes_with_the_layers_is_there_in_the_layers_alone() -> None:
     rank_state = replace(RANK_STATE, passing=1, layer_passing=100)
-    found = {name: snapshot.get(MemoryKind.COMM_BUFFERS, 0) for name, snapshot in snapshots(rank_state, SHAPE).items()}
-    assert found == {"loss": 1, "head": 1, "mlp": 101, "table": 1, "step": 0}
+    by_place = {
+        name: snapshot.get(MemoryKind.COMM_BUFFERS, 0) for name, snapshot in snapshots(rank_state, SHAPE).items()
+    }
+    assert by_place == {"loss": 1, "head": 1, "mlp": 101, "table": 1, "step": 0}
 
 
 def test_layers_of_two_kinds_are_added_up_and_the_larger_one_binds() -> None:

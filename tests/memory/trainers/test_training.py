@@ -15,7 +15,7 @@ from rlplan.spec.model import ModelSpec
 from tests.factories import make_job, make_model
 
 
-def rank_of(num_ranks: int, rank: int = 0, model: ModelSpec | None = None) -> ZeroStates:
+def build_rank(num_ranks: int, rank: int = 0, model: ModelSpec | None = None) -> ZeroStates:
     return trained_rank(make_job().training, model or make_model(), 2, num_ranks, rank).states
 
 
@@ -24,11 +24,11 @@ def rank_of(num_ranks: int, rank: int = 0, model: ModelSpec | None = None) -> Ze
     [(1, 2148, 2148), (2, 2148, 1074), (3, 2148, 716), (4, 2152, 538), (5, 2150, 430), (7, 2156, 308)],
 )
 def test_the_flat_buffer_is_a_multiple_of_twice_the_ranks(num_ranks: int, flat: int, partition: int) -> None:
-    zero = rank_of(num_ranks)
+    zero = build_rank(num_ranks)
     assert (zero.partition_numel * num_ranks, zero.partition_numel) == (flat, partition)
     assert zero.weight_bytes() == 4 * flat
     assert zero.master_bytes() == 4 * partition
-    assert zero.optimizer_bytes() == 8 * partition + 4
+    assert zero.optimizer_bytes == 8 * partition + 4
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_the_flat_buffer_is_a_multiple_of_twice_the_ranks(num_ranks: int, flat: 
     ],
 )
 def test_gradients_of_parameters_at_a_border_are_kept_whole_by_both_ranks(num_ranks: int, elements: list[int]) -> None:
-    assert [rank_of(num_ranks, rank).gradient_bytes() for rank in range(num_ranks)] == [4 * n for n in elements]
+    assert [build_rank(num_ranks, rank).gradient_bytes() for rank in range(num_ranks)] == [4 * n for n in elements]
 
 
 def test_the_names_at_the_border_are_on_both_sides() -> None:
-    first, second = ({parameter.name for parameter in rank_of(2, rank).owned} for rank in range(2))
+    first, second = ({parameter.name for parameter in build_rank(2, rank).owned} for rank in range(2))
     assert first & second == {"model.layers.0.mlp.up_proj.weight"}
     assert first | second == {parameter.name for parameter in make_model().parameters}
 
@@ -53,7 +53,7 @@ def test_the_names_at_the_border_are_on_both_sides() -> None:
 @given(st.integers(1, 64), st.integers(1, 4), st.booleans())
 def test_partitions_cover_every_parameter_and_little_more(num_ranks: int, num_layers: int, tied: bool) -> None:
     model = make_model(num_layers=num_layers, has_tied_embeddings=tied)
-    ranks = [rank_of(num_ranks, rank, model) for rank in range(num_ranks)]
+    ranks = [build_rank(num_ranks, rank, model) for rank in range(num_ranks)]
     assert {parameter for zero in ranks for parameter in zero.owned} == set(model.parameters)
     assert sum(zero.master_bytes() for zero in ranks) == ranks[0].weight_bytes()
     assert 0 <= ranks[0].weight_bytes() - 4 * model.num_parameters < 4 * 2 * num_ranks
@@ -64,6 +64,6 @@ def test_partitions_cover_every_parameter_and_little_more(num_ranks: int, num_la
 
 @given(st.integers(1, 32))
 def test_more_ranks_never_need_more_a_rank(num_ranks: int) -> None:
-    fewer, more = rank_of(num_ranks), rank_of(2 * num_ranks)
+    fewer, more = build_rank(num_ranks), build_rank(2 * num_ranks)
     assert more.partition_numel <= fewer.partition_numel
-    assert more.optimizer_bytes() <= fewer.optimizer_bytes()
+    assert more.optimizer_bytes <= fewer.optimizer_bytes

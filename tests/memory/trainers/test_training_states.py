@@ -107,7 +107,7 @@ NIGHTLY = SPECIAL | GRID
 
 @cache
 def answers(ranks: int, model: str = "") -> dict[str, Any]:
-    """What the covering cases, or all nightly ones of a model, gave on so many ranks, in one start of the processes."""
+    """Results of the covering cases, or of all nightly ones of a model, from one start of the processes."""
     cases = {name: case for name, case in NIGHTLY.items() if case["model"] == model} if model else CASES
     return measure(ranks, {name: live(case) for name, case in cases.items() if case["ranks"] == ranks})
 
@@ -134,7 +134,7 @@ def check(case: Case, found_by_rank: list[dict[str, dict[str, int]]]) -> None:
             ("accumulated", predicted.after_backward()),
             ("stepped", predicted.after_step()),
         ):
-            found = moments[run_phase]
+            moment = moments[run_phase]
             expected = dict(states.device)
             if run_phase == "accumulated":
                 expected.pop(MemoryKind.OPTIMIZER, None)
@@ -143,20 +143,20 @@ def check(case: Case, found_by_rank: list[dict[str, dict[str, int]]]) -> None:
                     continue  # small tensors are gathered one by one in the first pass
             if case.get("offload"):
                 host = sum(size for kind, size in states.host.items() if kind is not MemoryKind.OPTIMIZER)
-                host += found["states"]
-                assert 0 <= found["all"] - states.device_bytes - host <= NOTHING_MORE, (rank, run_phase)
+                host += moment["states"]
+                assert 0 <= moment["all"] - states.device_bytes - host <= NOTHING_MORE, (rank, run_phase)
                 continue
-            assert 0 <= found["all"] - states.device_bytes <= NOTHING_MORE, (rank, run_phase, found, states.device)
+            assert 0 <= moment["all"] - states.device_bytes <= NOTHING_MORE, (rank, run_phase, moment, states.device)
             if run_phase == "stepped":
-                assert found["states"] == states.device[MemoryKind.OPTIMIZER]
-            if case["stage"] in (1, 2) and run_phase == "accumulated" and "zero.averaged_gradients" in found:
-                assert found["zero.averaged_gradients"] == states.device[MemoryKind.GRADIENTS]
+                assert moment["states"] == states.device[MemoryKind.OPTIMIZER]
+            if case["stage"] in (1, 2) and run_phase == "accumulated" and "zero.averaged_gradients" in moment:
+                assert moment["zero.averaged_gradients"] == states.device[MemoryKind.GRADIENTS]
 
 
 def early_moments(case: dict[str, Any], predicted: ZeroStates) -> dict[MemoryKind, int]:
     """Stage 0 in bf16 has its moments from the start; the others from their first step."""
     has_early = case["stage"] == 0 and is_bf16(case)
-    return {MemoryKind.OPTIMIZER: predicted.optimizer_bytes()} if has_early else {}
+    return {MemoryKind.OPTIMIZER: predicted.optimizer_bytes} if has_early else {}
 
 
 def is_bf16(case: Case) -> bool:
@@ -164,7 +164,7 @@ def is_bf16(case: Case) -> bool:
 
 
 def live(case: Case) -> dict[str, Any]:
-    """What live_zero.py has to build."""
+    """The case that live_zero.py builds."""
     answer = {"model": MODELS[case["model"]] | {"model_type": case["model"]}, "config": config(case)}
     if case.get("lora"):
         answer |= {"lora_rank": LORA_RANK, "trainable": ["lora_A.weight", "lora_B.weight"]}

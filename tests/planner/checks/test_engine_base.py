@@ -84,7 +84,7 @@ def test_what_a_refusal_offers_is_taken(base: str) -> None:
 
 def test_a_folder_of_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     other = str(packed_base(tmp_path / "other", vocab_size=128))
-    with pytest.raises(RlplanError, match="vocab_size is 128 there and 64 of the policy"):
+    with pytest.raises(RlplanError, match="vocab_size is 128 there and 64 in the policy"):
         raise rules.refused(reasons(other))
 
 
