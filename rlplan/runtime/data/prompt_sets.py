@@ -18,7 +18,7 @@ from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.environments.chat import ChatTurns
-from rlplan.runtime.environments.pool import NOTHING, Described, describe
+from rlplan.runtime.environments.pool import NOTHING, EnvironmentDescription, describe_environment
 from rlplan.runtime.models.snapshots import located
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
@@ -40,7 +40,7 @@ class PromptSets:
     columns: frozenset[str] = frozenset()
     """That every row has whose responses are judged; empty where no reward function asks for any."""
 
-    environment: Described = NOTHING
+    environment: EnvironmentDescription = NOTHING
     """What answers the policy between its turns, where anything does."""
 
     @property
@@ -55,7 +55,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
     if job.needed_data.heldout is None:
         check_held_back(job)
     given, data, most = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
-    environment = describe(job.rollout.environment) if job.has_turns else NOTHING
+    environment = describe_environment(job.rollout.environment) if job.has_turns else NOTHING
     chats = Chats(data.system_prompt, environment.schemas)
     said: list[str] = []
     judged: list[frozenset[str]] = []

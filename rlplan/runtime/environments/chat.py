@@ -29,19 +29,19 @@ class ChatTurns:
     def check(self, roles: Collection[str]) -> None:
         """See that the template takes messages of these roles after the policy's. Raises: SpecError."""
         for role in roles:
-            self.between([{"role": role, "name": "tool", "content": "said"}], None)
+            self.encode_between([{"role": role, "name": "tool", "content": "said"}], None)
 
-    def prompt(self, chat: Sequence[Message]) -> list[int]:
+    def encode_prompt(self, chat: Sequence[Message]) -> list[int]:
         """Tokens of a chat up to where the policy speaks. Raises: SpecError."""
         return self.words.tokens(self.text.rendered([chat], self.tools)[0])
 
-    def between(self, said: Sequence[Message], last: int | None) -> list[int]:
+    def encode_between(self, messages: Sequence[Message], last: int | None) -> list[int]:
         """Tokens of what was said, with all around it. last: the token that the policy's turn has ended with.
 
         Raises: SpecError where the template fails.
         """
         turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": STAND_IN}]
-        (whole,) = self.text.rendered([[*turn, *said]], self.tools)
+        (whole,) = self.text.rendered([[*turn, *messages]], self.tools)
         _, found, after = whole.partition(STAND_IN)
         if not found or STAND_IN in after:
             raise SpecError(

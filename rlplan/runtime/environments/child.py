@@ -49,14 +49,14 @@ class Answers:
     def __init__(self, setting: dict[str, Any]) -> None:
         self.setting = setting
         self.environment: Environment | None = None
-        self.remote, self.servers = _remote(setting)
+        self.remote, self.servers = _connect(setting)
         self.tools: dict[str, Tool] = {}
         self.served: dict[str, McpServer] = {}
         """The server of each tool that MCP servers have, by the tool's name."""
         self.sessions: dict[str, Any] = {}
         self._asked = ("path", setting["path"])
         try:
-            self.hello = self._hello()
+            self.hello = self._describe()
         except ToolError as error:
             self.hello = {"error": str(error), "key": "tools", "where": error.where, "rule": error.rule}
             self.hello["way_out"] = error.way_out
@@ -66,18 +66,18 @@ class Answers:
             self.hello = {"error": str(error), "rule": "a server answers before a run starts, each tool with a schema"}
             self.hello["way_out"] = f"start it, or correct the address; a token is given in {TOKEN_VARIABLE}"
         except BaseException as error:  # a file can end its process
-            self.hello = {"error": _words(error)}
+            self.hello = {"error": _describe_error(error)}
         if "error" in self.hello:
             self.hello = dict(zip(("key", "where"), self._asked, strict=True)) | self.hello
 
-    def _hello(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """What there is. Raises: what the job's own files do, ToolError, _MissingError, NoAnswerError."""
         path, describes = self.setting["path"], self.setting["describes"]
         if path is not None:
-            self.environment = load_environment(_found(path))
+            self.environment = load_environment(_load_named(path))
         for place in self.setting["tools"]:
             self._asked = ("tools", place)
-            tool = Tool(_found(place), place)
+            tool = Tool(_load_named(place), place)
             self.tools[tool.name] = tool
         self._asked = ("path", path) if path else self._asked
         methods = self.environment.tools(str(path)) if self.environment else {}
@@ -87,7 +87,7 @@ class Answers:
             self.remote.check(Deadline(scaled(CONNECT_S)))
         for server in self.servers:
             self._asked = ("mcp", server.place)
-            described = server.described(Deadline(scaled(CONNECT_S)))
+            described = server.describe_tools(Deadline(scaled(CONNECT_S)))
             schemas += described if describes else []
             self.served |= {schema["function"]["name"]: server for schema in described}
         return {
@@ -103,7 +103,7 @@ class Answers:
             name, arguments = question["call"], question["arguments"]
             if name in self.served:
                 return self.served[name].call(name, arguments, Deadline(self.setting["timeout_s"]))
-            tool = self.tools[name] if session is None else self._session(session).tool(name)
+            tool = self.tools[name] if session is None else self._get_session(session).tool(name)
             return tool.call(arguments)
         if self.remote is not None:
             return {"said": self.remote.answer(question)}
@@ -114,18 +114,18 @@ class Answers:
             self.sessions[session] = self.environment.begin()
             return {"said": self.sessions[session].reset(question["reset"])}
         if "step" in question:
-            return {"said": self._session(session).step(question["step"])}
-        ended = self._session(session)
+            return {"said": self._get_session(session).step(question["step"])}
+        ended = self._get_session(session)
         del self.sessions[session]
         return {"said": ended.finish()}
 
-    def _session(self, name: str) -> Any:
+    def _get_session(self, name: str) -> Any:
         if name not in self.sessions:
             raise RuntimeError(LOST)
         return self.sessions[name]
 
 
-def _remote(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[McpServer]]":
+def _connect(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[McpServer]]":
     """What speaks HTTP or MCP is imported where a job names such a thing, and nowhere else."""
     if not (setting["url"] or setting["mcp"]):
         return None, []
@@ -148,26 +148,26 @@ def main(setting: dict[str, Any]) -> None:
         return
     for line in sys.stdin:
         try:
-            said = answers.answer(json.loads(line))
+            answer = answers.answer(json.loads(line))
         except NoAnswerError as failure:
-            said = {"error": str(failure), "kind": "timed_out" if isinstance(failure, LateError) else "died"}
+            answer = {"error": str(failure), "kind": "timed_out" if isinstance(failure, LateError) else "died"}
         except Exception as failure:
             traceback.print_exc()
-            said = {"error": _words(failure), "kind": "raised"}
-        _say(out, said)
+            answer = {"error": _describe_error(failure), "kind": "raised"}
+        _say(out, answer)
 
 
-def _found(path: str) -> Any:
+def _load_named(path: str) -> Any:
     """What FILE.py:NAME names. Raises: whatever the file does; _MissingError where it has no such name."""
     file, _, name = path.rpartition(":")
     module = run_file(file, f"job_{os.path.basename(file)[:-3]}")  # noqa: PTH119
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise _MissingError(file, name, module)
-    return found
+    return function
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -76,7 +76,7 @@ class Conversation:
     def num_left(self) -> int:
         return self.request.max_tokens - len(self.tokens)
 
-    def next_turn(self) -> RolloutRequest:
+    def make_next_request(self) -> RolloutRequest:
         """What the engine is asked for now."""
         whole = self.request
         return RolloutRequest(
@@ -98,21 +98,21 @@ class Conversation:
         self.num_turns += 1
         self.finish_reason = turn.finish_reason
 
-    def append_observation(self, said: Sequence[dict[str, Any]], tokens: Sequence[int]) -> None:
+    def append_observation(self, messages: Sequence[dict[str, Any]], tokens: Sequence[int]) -> None:
         self.observed.append((len(self.tokens), len(self.tokens) + len(tokens)))
         self.tokens += tokens
-        self.messages += said
+        self.messages += messages
 
     def add_reward(self, reward: float | None) -> None:
         if reward is not None:
             self.rewards.append((len(self.logprobs), reward))
 
-    def end_call(self, place: int, outcome: str, said: str) -> None:
+    def end_call(self, place: int, outcome: str, result: str) -> None:
         """A call of the last turn has ended."""
         self.outcomes.append(outcome)
-        self.results[place] = said
+        self.results[place] = result
 
-    def completion(self) -> Completion:
+    def make_completion(self) -> Completion:
         """The whole, as far as it went. A game that ends without a reward has won none."""
         return Completion(
             tokens=tuple(self.tokens),

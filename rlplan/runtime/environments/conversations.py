@@ -29,7 +29,7 @@ from rlplan.runtime.environments.conversation import (
     MAX_TURNS,
     Conversation,
 )
-from rlplan.runtime.environments.pool import EnvironmentPool, Said, read_answer
+from rlplan.runtime.environments.pool import EnvironmentPool, RawAnswer, read_answer
 from rlplan.runtime.environments.tool_calls import OK, read_calls
 from rlplan.runtime.measure.memory_meter import Measurement, merged
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Prompt, RolloutRequest
@@ -83,7 +83,7 @@ class Conversations:
                 self._requests[request.id], self._finished[request.id] = request, {}
                 prompt = self.prompt_of(request.id)
                 for sample in range(request.num_samples):
-                    self._begin(Conversation(request, sample, prompt, _messages(prompt)))
+                    self._begin(Conversation(request, sample, prompt, _make_messages(prompt)))
             self._send(timeout_s)
 
     def collect(
@@ -91,14 +91,14 @@ class Conversations:
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
         """Rollouts of a kind that have ended since the last time. Everybody's are moved on for a moment."""
         with self._moving:
-            measurements = self._move_on(max_wait_s, timeout_s)
+            measurements = self._advance_all(max_wait_s, timeout_s)
             return self._ready.pop(kind, []), measurements
 
     def generate(
         self, requests: Sequence[RolloutRequest], timeout_s: float
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
         """Complete all rollouts; results in the requests' order."""
-        deadline, kind = time.monotonic() + timeout_s, _kind(requests[0].id)
+        deadline, kind = time.monotonic() + timeout_s, _parse_kind(requests[0].id)
         finished: dict[str, FinishedRequest] = {}
         measurements: list[Measurement] = []
         self.submit(requests, timeout_s)
@@ -125,10 +125,10 @@ class Conversations:
         if self.chat is not None:
             self.chat.close()
 
-    def _move_on(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
-        for (name, what), said in self.pool.ready():
+    def _advance_all(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
+        for (name, what), said in self.pool.take_answers():
             self._num_asked -= 1
-            self._hear(self._talking[name], what, said)
+            self._handle_answer(self._talking[name], what, said)
         self._send(timeout_s)
         wait_s = min(max_wait_s, ANSWER_S) if self._num_asked else max_wait_s
         turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
@@ -136,7 +136,7 @@ class Conversations:
             conversation = self._talking[turn.id.rpartition(".")[0]]
             (completion,) = turn.completions
             conversation.append_policy_turn(completion, self.words.text(completion.tokens))
-            self._answer(conversation, completion)
+            self._answer_turn(conversation, completion)
         return measurements
 
     def _ask(self, conversation: Conversation, what: int | str, question: dict[str, Any], *, is_shared: bool) -> None:
@@ -153,7 +153,7 @@ class Conversations:
         row = {**json.loads(prompt.columns), "prompt": conversation.messages, "answer": prompt.answer}
         return self._ask(conversation, "reset", {"reset": row}, is_shared=False)
 
-    def _answer(self, conversation: Conversation, turn: Completion) -> None:
+    def _answer_turn(self, conversation: Conversation, turn: Completion) -> None:
         """Have the turn that has just ended answered: by the tools that it calls, else by the environment."""
         names = self.described.tool_names
         text = self.words.text(turn.tokens, keeps_special=True) if names else ""
@@ -173,7 +173,7 @@ class Conversations:
         if conversation.num_turns == self.spec.max_turns:
             return self._end(conversation, MAX_TURNS)
         if conversation.num_left <= 1:
-            return self._end_at_the_limit(conversation)
+            return self._end_at_limit(conversation)
         conversation.results = {}
         for place, call in enumerate(conversation.calls):
             if call.fault:
@@ -181,43 +181,43 @@ class Conversations:
                 continue
             question = {"call": call.name, "arguments": call.arguments}
             self._ask(conversation, place, question, is_shared=call.name not in self.described.methods)
-        return self._go_on_after_calls(conversation)
+        return self._continue_after_calls(conversation)
 
-    def _go_on_after_calls(self, conversation: Conversation) -> None:
+    def _continue_after_calls(self, conversation: Conversation) -> None:
         """With what all of them gave, in their order."""
         if len(conversation.results) == len(conversation.calls):
-            said = [conversation.results[place] for place in range(len(conversation.calls))]
+            results = [conversation.results[place] for place in range(len(conversation.calls))]
             named = [call.name or "unknown" for call in conversation.calls]
-            tools = [{"role": "tool", "name": n, "content": text} for n, text in zip(named, said, strict=True)]
-            self._go_on(conversation, tools)
+            tools = [{"role": "tool", "name": n, "content": text} for n, text in zip(named, results, strict=True)]
+            self._continue(conversation, tools)
 
-    def _hear(self, conversation: Conversation, what: int | str, said: Said) -> None:
+    def _handle_answer(self, conversation: Conversation, what: int | str, answered: RawAnswer) -> None:
         """what: the question: the place of a call, `reset`, `step` or `finish`."""
         if isinstance(what, int):
-            text = said.value if isinstance(said.value, str) else f"error: {said.failure}"
-            conversation.end_call(what, said.kind or OK, text)
-            return self._go_on_after_calls(conversation)
+            text = answered.value if isinstance(answered.value, str) else f"error: {answered.failure}"
+            conversation.end_call(what, answered.kind or OK, text)
+            return self._continue_after_calls(conversation)
         if what == "finish":
-            return self._finish(conversation, said)
-        answer = read_answer(said)
+            return self._finish(conversation, answered)
+        answer = read_answer(answered)
         if answer.failure:
             return self._end(conversation, FAILED, answer.failure)
         if what == "reset":
-            return self._reset(conversation, answer.said)
+            return self._reset(conversation, answer.messages)
         conversation.add_reward(answer.reward)
         if answer.is_end:
             return self._end(conversation, ANSWERED)
-        return self._go_on(conversation, answer.said)
+        return self._continue(conversation, answer.messages)
 
-    def _reset(self, conversation: Conversation, said: Sequence[Message]) -> None:
+    def _reset(self, conversation: Conversation, added_messages: Sequence[Message]) -> None:
         """Begin with what the environment adds to the last message of the prompt, if anything."""
-        added = "".join(message["content"] for message in said)
+        added = "".join(message["content"] for message in added_messages)
         if not added:
             return self._begin_turn(conversation)
         prompt, last = conversation.prompt, conversation.messages[-1]
         conversation.messages[-1] = {**last, "content": last["content"] + added}
         try:
-            tokens = self._chat_of(prompt).prompt(conversation.messages) if prompt.chat else None
+            tokens = self._get_chat(prompt).encode_prompt(conversation.messages) if prompt.chat else None
         except SpecError as error:
             return self._end(conversation, FAILED, str(error))
         tokens = tokens or self.words.tokens(prompt.text + added, adds_special_tokens=True)
@@ -229,35 +229,35 @@ class Conversations:
         conversation.prompt, conversation.is_changed = replace(prompt, tokens=tuple(tokens)), True
         return self._begin_turn(conversation)
 
-    def _go_on(self, conversation: Conversation, said: Sequence[Message]) -> None:
+    def _continue(self, conversation: Conversation, messages: Sequence[Message]) -> None:
         """Go on with another turn, where there is one left and room for it."""
         if conversation.num_turns == self.spec.max_turns:
             return self._end(conversation, MAX_TURNS)
         try:
-            tokens = self._tokens(conversation, said)
+            tokens = self._encode_observation(conversation, messages)
         except SpecError as error:
             return self._end(conversation, FAILED, str(error))
         if len(tokens) >= conversation.num_left:
-            return self._end_at_the_limit(conversation)
-        conversation.append_observation(said, tokens)
+            return self._end_at_limit(conversation)
+        conversation.append_observation(messages, tokens)
         return self._begin_turn(conversation)
 
-    def _tokens(self, conversation: Conversation, said: Sequence[Message]) -> list[int]:
+    def _encode_observation(self, conversation: Conversation, messages: Sequence[Message]) -> list[int]:
         """What was said as tokens, each message without what is beyond max_observation_len."""
         most = self.spec.max_observation_len
         if not conversation.prompt.chat:
-            return self.words.tokens("".join(message["content"] for message in said))[:most]
-        cut = [{**message, "content": self.words.cut(message["content"], most)} for message in said]
-        return self._chat_of(conversation.prompt).between(cut, conversation.tokens[-1])
+            return self.words.tokens("".join(message["content"] for message in messages))[:most]
+        cut = [{**message, "content": self.words.cut(message["content"], most)} for message in messages]
+        return self._get_chat(conversation.prompt).encode_between(cut, conversation.tokens[-1])
 
-    def _chat_of(self, prompt: Prompt) -> ChatTurns:
+    def _get_chat(self, prompt: Prompt) -> ChatTurns:
         assert self.chat is not None, f"{prompt.id} is a chat"
         return self.chat
 
     def _begin_turn(self, conversation: Conversation) -> None:
-        self._unsent.append(conversation.next_turn())
+        self._unsent.append(conversation.make_next_request())
 
-    def _end_at_the_limit(self, conversation: Conversation) -> None:
+    def _end_at_limit(self, conversation: Conversation) -> None:
         why = ""
         if self.spec.at_context_limit == "mask":
             why = f"the next turn does not fit workload.max_response_len={conversation.request.max_tokens}"
@@ -267,22 +267,22 @@ class Conversations:
         conversation.ended, conversation.failure = why, failure
         if self.described.is_stateful:
             return self._ask(conversation, "finish", {"finish": conversation.name}, is_shared=False)
-        return self._finish(conversation, Said())
+        return self._finish(conversation, RawAnswer())
 
-    def _finish(self, conversation: Conversation, said: Said) -> None:
+    def _finish(self, conversation: Conversation, last_answer: RawAnswer) -> None:
         """said: the last words of an environment of the rollout's own, a reward maybe."""
-        if not conversation.failure and said != Said():
-            answer = read_answer(said)
+        if not conversation.failure and last_answer != RawAnswer():
+            answer = read_answer(last_answer)
             conversation.add_reward(answer.reward)
             conversation.failure = answer.failure
         del self._talking[conversation.name]
         self.pool.forget(conversation.name)
         name = conversation.request.id
         samples = self._finished[name]
-        samples[conversation.sample] = conversation.completion()
+        samples[conversation.sample] = conversation.make_completion()
         if len(samples) == conversation.request.num_samples:
             whole = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
-            self._ready.setdefault(_kind(name), []).append(whole)
+            self._ready.setdefault(_parse_kind(name), []).append(whole)
             self.fleet.end_session(name)
             del self._finished[name], self._requests[name]
 
@@ -293,9 +293,9 @@ class Conversations:
             self._unsent = []
 
 
-def _messages(prompt: Prompt) -> list[Message]:
+def _make_messages(prompt: Prompt) -> list[Message]:
     return list(json.loads(prompt.chat)) if prompt.chat else [{"role": "user", "content": prompt.text}]
 
 
-def _kind(request_id: str) -> str:
+def _parse_kind(request_id: str) -> str:
     return request_id.partition("/")[0]

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.environments.remote import MAX_BYTES, as_json, post
+from rlplan.runtime.environments.remote import MAX_BYTES, parse_json, post
 from rlplan.runtime.environments.tool_calls import DIED, RAISED, TIMED_OUT, TOO_LONG, WRONG, WRONG_RESULT
 from rlplan.runtime.environments.tools import MAX_RESULT
 from rlplan.runtime.processes.child_processes import die_with_parent
@@ -60,30 +60,30 @@ class McpServer:
         """Schemas by name. Raises: NoAnswerError, McpError."""
         if self._wire is None:
             self._wire = _Stdio(self.place) if self.place.endswith(".py") else _Http(self.place)
-            self._tools = self._listed(self._wire, deadline)
+            self._tools = self._list_tools(self._wire, deadline)
         return self._tools
 
-    def described(self, deadline: Deadline) -> list[dict[str, Any]]:
+    def describe_tools(self, deadline: Deadline) -> list[dict[str, Any]]:
         """The schemas, where they are schemas. Raises: NoAnswerError."""
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
 
         try:
-            found = [*self.tools(deadline).values()]
-            for schema in found:
+            schemas = [*self.tools(deadline).values()]
+            for schema in schemas:
                 Draft202012Validator.check_schema(schema["function"]["parameters"])
         except McpError as error:
             raise NoAnswerError(str(error)) from None
         except SchemaError as error:
             name = schema["function"]["name"]
             raise NoAnswerError(f"what {name} takes is no JSON schema: {error.message[:200]}") from None
-        return found
+        return schemas
 
     def call(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
         """What a tool gave as text, or an error with its outcome."""
         try:
             schema = self.tools(deadline)[name]["function"]["parameters"]
-            if wrong := _wrong(arguments, schema):
+            if wrong := _find_fault(arguments, schema):
                 return {"error": f"wrong arguments of {name}: {wrong}", "kind": WRONG}
             assert self._wire is not None, "tools has connected"
             return _as_text(name, self._wire.ask("tools/call", {"name": name, "arguments": arguments}, deadline))
@@ -92,7 +92,7 @@ class McpServer:
             return {"error": f"{name}: {str(error)[:300]}", "kind": kind}
         except NoAnswerError as error:
             self.close()
-            return {"error": f"{name}: {error}", "kind": _kind(error)}
+            return {"error": f"{name}: {error}", "kind": _classify_error(error)}
         except KeyError:
             return {"error": f"the server at {self.place} has no tool {name} any more", "kind": RAISED}
 
@@ -101,21 +101,21 @@ class McpServer:
         if wire is not None:
             wire.close()
 
-    def _listed(self, wire: "_Stdio | _Http", deadline: Deadline) -> dict[str, dict[str, Any]]:
+    def _list_tools(self, wire: "_Stdio | _Http", deadline: Deadline) -> dict[str, dict[str, Any]]:
         try:
             client = {"name": "rlplan", "version": __version__}
             hello = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
             wire.ask("initialize", hello, deadline)
             wire.tell("notifications/initialized", deadline)
-            found: dict[str, dict[str, Any]] = {}
+            schemas: dict[str, dict[str, Any]] = {}
             cursor: dict[str, Any] = {}
             while True:
                 page = wire.ask("tools/list", cursor, deadline)
-                found |= {schema["function"]["name"]: schema for schema in map(_schema, _list_in(page, "tools"))}
-                if len(found) > MAX_TOOLS:
+                schemas |= {schema["function"]["name"]: schema for schema in map(_read_schema, _read_list(page, "tools"))}
+                if len(schemas) > MAX_TOOLS:
                     raise McpError(0, f"it has more than {MAX_TOOLS} tools")
                 if not page.get("nextCursor"):
-                    return found
+                    return schemas
                 cursor = {"cursor": page["nextCursor"]}
         except BaseException:
             self.close()
@@ -134,13 +134,13 @@ class _Stdio:
         number = next(self._ids)
         self._say({"id": number, "method": method, "params": parameters}, deadline)
         while True:
-            said = self._process.hear(deadline)
-            if "method" not in said and said.get("id") == number:
-                return _result(said)
-            if "method" in said and "id" in said:
+            answer = self._process.hear(deadline)
+            if "method" not in answer and answer.get("id") == number:
+                return _read_result(answer)
+            if "method" in answer and "id" in answer:
                 alive: dict[str, Any] = {"result": {}}
                 none = {"error": {"code": _NO_METHOD, "message": "not offered"}}
-                self._say({"id": said["id"], **(alive if said["method"] == "ping" else none)}, deadline)
+                self._say({"id": answer["id"], **(alive if answer["method"] == "ping" else none)}, deadline)
 
     def tell(self, method: str, deadline: Deadline) -> None:
         self._say({"method": method}, deadline)
@@ -163,14 +163,14 @@ class _Http:
         """Raises: NoAnswerError, McpError."""
         number = next(self._ids)
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": parameters}
-        text, headers = post(self.url, message, deadline, self._headers, lambda read: _event(read, number) is not None)
+        text, headers = post(self.url, message, deadline, self._headers, lambda read: _find_event(read, number) is not None)
         if session := headers.get("Mcp-Session-Id"):
             self._headers["Mcp-Session-Id"] = session
         is_stream = headers.get_content_type() == "text/event-stream"
-        said = _event(text, number) if is_stream else as_json(text)
-        if not isinstance(said, dict) or said.get("id") != number:
+        answer = _find_event(text, number) if is_stream else parse_json(text)
+        if not isinstance(answer, dict) or answer.get("id") != number:
             raise GarbledError("an answer to another request")
-        result = _result(said)
+        result = _read_result(answer)
         if method == "initialize":
             self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", PROTOCOL_VERSION))
         return result
@@ -182,36 +182,36 @@ class _Http:
         """Nothing is held open between two messages."""
 
 
-def _event(read: bytes, number: int) -> dict[str, Any] | None:
+def _find_event(read: bytes, number: int) -> dict[str, Any] | None:
     """The answer among the whole events of a stream, so far. Source: the WHATWG's server-sent events."""
     for event in read.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
         data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
         with contextlib.suppress(ValueError):
-            said = json.loads(data)
-            if isinstance(said, dict) and "method" not in said and said.get("id") == number:
-                return said
+            answer = json.loads(data)
+            if isinstance(answer, dict) and "method" not in answer and answer.get("id") == number:
+                return answer
     return None
 
 
-def _result(said: dict[str, Any]) -> dict[str, Any]:
+def _read_result(answer: dict[str, Any]) -> dict[str, Any]:
     """Raises: McpError, GarbledError."""
-    if "error" in said:
-        error = said["error"] if isinstance(said["error"], dict) else {}
+    if "error" in answer:
+        error = answer["error"] if isinstance(answer["error"], dict) else {}
         raise McpError(error.get("code"), str(error.get("message", "an error without words")))
-    if not isinstance(said.get("result"), dict):
+    if not isinstance(answer.get("result"), dict):
         raise GarbledError("an answer without a result")
-    found: dict[str, Any] = said["result"]
-    return found
+    result: dict[str, Any] = answer["result"]
+    return result
 
 
-def _list_in(page: dict[str, Any], name: str) -> list[Any]:
-    found = page.get(name)
-    if not isinstance(found, list):
+def _read_list(page: dict[str, Any], name: str) -> list[Any]:
+    items = page.get(name)
+    if not isinstance(items, list):
         raise GarbledError(f"an answer without {name}")
-    return found
+    return items
 
 
-def _schema(tool: Any) -> dict[str, Any]:
+def _read_schema(tool: Any) -> dict[str, Any]:
     """As chat templates take it. Raises: McpError."""
     name, parameters = (tool.get("name"), tool.get("inputSchema")) if isinstance(tool, dict) else (None, None)
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not isinstance(parameters, dict):
@@ -220,7 +220,7 @@ def _schema(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _wrong(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
+def _find_fault(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
     """What a schema has against arguments; references to elsewhere are not followed."""
     from jsonschema import Draft202012Validator
     from referencing import Registry
@@ -252,7 +252,7 @@ def _is_text(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
 
 
-def _kind(error: NoAnswerError) -> str:
+def _classify_error(error: NoAnswerError) -> str:
     if isinstance(error, LateError):
         return TIMED_OUT
     if isinstance(error, GarbledError):

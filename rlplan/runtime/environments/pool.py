@@ -34,7 +34,7 @@ START_S, CLOSE_S = 60.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class EnvironmentDescription:
     """What a job's environment and tools are, as their process has found them."""
 
     is_stateful: bool = False
@@ -54,12 +54,12 @@ class Described:
         return [schema["function"]["name"] for schema in self.schemas]
 
 
-NOTHING = Described()
+NOTHING = EnvironmentDescription()
 """No environment and no tools."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RawAnswer:
     """A process's answer to a question. failure: why there is none; kind: the same as one of tool_calls.OUTCOMES."""
 
     value: Any = None
@@ -71,7 +71,7 @@ class Said:
 class Answer:
     """What an environment says of a turn."""
 
-    said: tuple[dict[str, Any], ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
     """Messages for another turn."""
 
     reward: float | None = None
@@ -80,26 +80,26 @@ class Answer:
     """Why there is none."""
 
 
-def describe(spec: EnvironmentSpec) -> Described:
+def describe_environment(spec: EnvironmentSpec) -> EnvironmentDescription:
     """Start one process, have it say what it has found, and end it. Raises: SpecError when that cannot be used."""
     child = _Child(spec, None, uuid.uuid4().hex, describes=True)
     try:
         child.start()
-        found = child.hello
+        hello = child.hello
     except NoAnswerError as error:
-        found = {"error": str(error)}
+        hello = {"error": str(error)}
     finally:
         child.kill()
-    if "error" in found:
-        key = found.get("key", "path" if spec.path else "tools")
+    if "error" in hello:
+        key = hello.get("key", "path" if spec.path else "tools")
         what = {"tools": "tool", "mcp": "MCP server"}.get(key, "environment")
         raise SpecError(
-            f"the {what} cannot be used: {found['error']}",
-            where=f"rollout.environment.{key}: {found.get('where', spec.path or ', '.join(spec.tools))}",
-            rule=found.get("rule", "a Python file that can be loaded, and a function or a class in it"),
-            way_out=found.get("way_out", "correct it; docs/runtime/environments.md shows what it may be"),
+            f"the {what} cannot be used: {hello['error']}",
+            where=f"rollout.environment.{key}: {hello.get('where', spec.path or ', '.join(spec.tools))}",
+            rule=hello.get("rule", "a Python file that can be loaded, and a function or a class in it"),
+            way_out=hello.get("way_out", "correct it; docs/runtime/environments.md shows what it may be"),
         )
-    names = [schema["function"]["name"] for schema in found["schemas"]]
+    names = [schema["function"]["name"] for schema in hello["schemas"]]
     if len(set(names)) < len(names):
         raise SpecError(
             f"two tools have one name: {', '.join(names)}",
@@ -107,13 +107,13 @@ def describe(spec: EnvironmentSpec) -> Described:
             rule="functions, methods of the environment and tools of MCP servers each have a name of their own",
             way_out="rename one",
         )
-    return Described(found["is_stateful"], found["has_tools_alone"], tuple(found["methods"]), tuple(found["schemas"]))
+    return EnvironmentDescription(hello["is_stateful"], hello["has_tools_alone"], tuple(hello["methods"]), tuple(hello["schemas"]))
 
 
 class EnvironmentPool:
     """See the module docstring. `close` ends every process."""
 
-    def __init__(self, spec: EnvironmentSpec, log: Path, described: Described = NOTHING) -> None:
+    def __init__(self, spec: EnvironmentSpec, log: Path, described: EnvironmentDescription = NOTHING) -> None:
         """log: what the processes print."""
         self.spec, self.described = spec, described
         self._work = threading.Condition()
@@ -121,7 +121,7 @@ class EnvironmentPool:
         self._shared: deque[tuple[Any, str]] = deque()
         self._pinned: list[deque[tuple[Any, str]]] = [deque() for _ in range(spec.num_workers)]
         self._place: dict[str, int] = {}
-        self._answers: queue.SimpleQueue[tuple[Any, Said]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, RawAnswer]] = queue.SimpleQueue()
         run = uuid.uuid4().hex
         self._children = [_Child(spec, log, run) for _ in range(spec.num_workers)]
         self._threads = [
@@ -134,7 +134,7 @@ class EnvironmentPool:
         """Begin to ask. session: whose state it is about; None: any process may answer."""
         line = json.dumps({**question, "session": session})
         with self._work:
-            self._queue_of(session).append((key, line))
+            self._get_queue(session).append((key, line))
             self._work.notify_all()
 
     def forget(self, session: str) -> None:
@@ -142,11 +142,11 @@ class EnvironmentPool:
         with self._work:
             self._place.pop(session, None)
 
-    def ready(self) -> list[tuple[Any, Said]]:
-        found = []
+    def take_answers(self) -> list[tuple[Any, RawAnswer]]:
+        answers = []
         while not self._answers.empty():
-            found.append(self._answers.get())
-        return found
+            answers.append(self._answers.get())
+        return answers
 
     @property
     def pids(self) -> list[int]:
@@ -163,7 +163,7 @@ class EnvironmentPool:
         for child in self._children:
             child.kill()
 
-    def _queue_of(self, session: str | None) -> deque[tuple[Any, str]]:
+    def _get_queue(self, session: str | None) -> deque[tuple[Any, str]]:
         if session is None:
             return self._shared
         if session not in self._place:
@@ -194,18 +194,18 @@ class _Child:
         self.hello: dict[str, Any] = {}
         self._is_closed = False
 
-    def ask(self, line: str) -> Said:
+    def ask(self, line: str) -> RawAnswer:
         try:
             process = self.process or self.start()
             deadline = Deadline(self.spec.timeout_s + (scaled(GRACE_S) if self.spec.is_remote else 0.0))
             process.say(line, deadline)
-            said = process.hear(deadline)
+            answer = process.hear(deadline)
         except NoAnswerError as error:
             self.kill()
-            return Said(failure=str(error), kind=TIMED_OUT if isinstance(error, LateError) else DIED)
-        if "error" in said:
-            return Said(failure=str(said["error"])[:500], kind=str(said.get("kind", DIED)))
-        return Said(said.get("said"))
+            return RawAnswer(failure=str(error), kind=TIMED_OUT if isinstance(error, LateError) else DIED)
+        if "error" in answer:
+            return RawAnswer(failure=str(answer["error"])[:500], kind=str(answer.get("kind", DIED)))
+        return RawAnswer(answer.get("said"))
 
     def start(self) -> LineProcess:
         """Start it and hear whether everything is there. Raises: NoAnswerError."""
@@ -243,20 +243,20 @@ def resident_bytes(pids: Sequence[int]) -> int:
     return total
 
 
-def read_answer(said: Said) -> Answer:
+def read_answer(raw: RawAnswer) -> Answer:
     """What a process said, checked: an answer that is none is a failure.
 
     >>> read_answer(Said({"observation": "too low"})).said[0]["content"], read_answer(Said({"reward": "1"})).failure
     ('too low', "reward is '1', not a finite number")
     """
-    answer = said.value
-    if said.failure:
-        return Answer(failure=said.failure)
+    answer = raw.value
+    if raw.failure:
+        return Answer(failure=raw.failure)
     if not isinstance(answer, dict) or not set(answer) <= {"observation", "reward", "done"}:
         return Answer(failure=f"the answer is {str(answer)[:200]!r}, not a dict with observation, reward or both")
     observation, reward = answer.get("observation"), answer.get("reward")
-    one = [] if observation is None else [{"role": "user", "content": observation}]
-    messages = observation if isinstance(observation, list) else one
+    single = [] if observation is None else [{"role": "user", "content": observation}]
+    messages = observation if isinstance(observation, list) else single
     if not all(_is_message(message) for message in messages):
         return Answer(failure=f"observation is {str(observation)[:200]!r}, not a text")
     if reward is not None and not _is_number(reward):

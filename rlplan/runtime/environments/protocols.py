@@ -16,32 +16,32 @@ from typing import Any
 
 from rlplan.runtime.environments.tools import Tool
 from rlplan.runtime.processes.awaiting import awaited
-from rlplan.runtime.rewards.child import chosen, taken_by
+from rlplan.runtime.rewards.child import select_arguments, list_accepted_names
 
 OURS = ("reset", "step", "close", "get_reward")
 
 
-def named(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
+def call_by_name(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
     """Call it with what it takes of what there is, by name."""
-    return awaited(function(**chosen(taken_by(function), offered)))
+    return awaited(function(**select_arguments(list_accepted_names(function), offered)))
 
 
 class Session:
     """One rollout's own environment: an object with `reset`."""
 
-    def __init__(self, made: Any) -> None:
-        self.made = made
+    def __init__(self, environment: Any) -> None:
+        self.made = environment
 
     def tool(self, name: str) -> Tool:
         return Tool(getattr(self.made, name), name)
 
     def reset(self, row: dict[str, Any]) -> dict[str, Any]:
         """row: the prompt's columns with `prompt` and `answer`."""
-        said = named(self.made.reset, row)
-        return {"observation": said[0] if isinstance(said, tuple) else said}
+        observation = call_by_name(self.made.reset, row)
+        return {"observation": observation[0] if isinstance(observation, tuple) else observation}
 
     def step(self, action: str) -> Any:
-        return as_answer(awaited(self.made.step(action)))
+        return parse_answer(awaited(self.made.step(action)))
 
     def finish(self) -> dict[str, Any]:
         reward = awaited(self.made.get_reward()) if hasattr(self.made, "get_reward") else None
@@ -53,15 +53,15 @@ class Session:
 class Turns:
     """One rollout of an environment of verifiers' kind, which keeps what it knows in a dictionary."""
 
-    def __init__(self, made: Any) -> None:
-        self.made = made
+    def __init__(self, environment: Any) -> None:
+        self.made = environment
         self.messages: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
 
     def reset(self, row: dict[str, Any]) -> dict[str, Any]:
         self.messages = list(row["prompt"])
-        given = {"prompt": list(row["prompt"]), "answer": row["answer"], "info": row.get("info", {})}
-        self.state = {**given, "task": row.get("task", ""), "completion": [], "responses": [], "turn": 0}
+        row_fields = {"prompt": list(row["prompt"]), "answer": row["answer"], "info": row.get("info", {})}
+        self.state = {**row_fields, "task": row.get("task", ""), "completion": [], "responses": [], "turn": 0}
         if hasattr(self.made, "setup_state"):
             changed = awaited(self.made.setup_state(self.state))
             self.state = self.state if changed is None else changed
@@ -72,21 +72,21 @@ class Turns:
         self.state["turn"] += 1
         if self._is_completed():
             return {"done": True}
-        said = awaited(self.made.env_response(self.messages, self.state))
-        if isinstance(said, tuple):
-            said, self.state = said
-        said = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        for message in said:
+        response = awaited(self.made.env_response(self.messages, self.state))
+        if isinstance(response, tuple):
+            response, self.state = response
+        response = [{"role": "user", "content": response}] if isinstance(response, str) else response
+        for message in response:
             self._add(message)
-        return {"observation": said, "done": False}
+        return {"observation": response, "done": False}
 
     def finish(self) -> dict[str, Any]:
         """The sum of what the rubric's functions give, by their weights."""
         rubric = getattr(self.made, "rubric", None)
-        functions = _either(rubric, "funcs", "reward_funcs")
-        weights = _either(rubric, "weights", "reward_weights") or [1.0] * len(functions)
+        functions = _get_list(rubric, "funcs", "reward_funcs")
+        weights = _get_list(rubric, "weights", "reward_weights") or [1.0] * len(functions)
         offered = {**self.state, "state": self.state, "parser": getattr(rubric, "parser", None)}
-        rewards = [weight * named(function, offered) for function, weight in zip(functions, weights, strict=True)]
+        rewards = [weight * call_by_name(function, offered) for function, weight in zip(functions, weights, strict=True)]
         return {"reward": sum(rewards) if rewards else None}
 
     def _add(self, message: dict[str, Any]) -> None:
@@ -117,43 +117,43 @@ class Environment:
             return {}
         if not hasattr(self.like, "reset"):
             raise TypeError("it has none of reset, step and env_response")
-        made = self.make()
-        names = [name for name, _ in inspect.getmembers(made, inspect.ismethod)]
+        example = self.make()
+        names = [name for name, _ in inspect.getmembers(example, inspect.ismethod)]
         file = where.rpartition(":")[0]
         named = [name for name in names if name not in OURS and not name.startswith("_")]
-        return {name: Tool(getattr(made, name), f"{file}:{name}") for name in named}
+        return {name: Tool(getattr(example, name), f"{file}:{name}") for name in named}
 
     def play(self, messages: list[dict[str, Any]], answer: str) -> Any:
         return awaited(self.make(messages, answer))
 
     def begin(self) -> Session | Turns:
-        made = self.make()
-        return Turns(made) if self.has_turns else Session(made)
+        environment = self.make()
+        return Turns(environment) if self.has_turns else Session(environment)
 
 
-def load_environment(named: Callable[..., Any]) -> Environment:
+def load_environment(factory: Callable[..., Any]) -> Environment:
     """What a function or a class is. Raises: TypeError where it is nothing that is known."""
-    if inspect.isclass(named):
-        return Environment(named, named, is_function=False)
-    parameters = inspect.signature(named).parameters.values()
+    if inspect.isclass(factory):
+        return Environment(factory, factory, is_function=False)
+    parameters = inspect.signature(factory).parameters.values()
     needed = [each for each in parameters if each.default is each.empty and each.kind not in (2, 4)]
     if needed:
-        return Environment(None, named, is_function=True)
-    made = named()
-    is_shared = hasattr(made, "env_response")
-    return Environment(made, (lambda: made) if is_shared else named, is_function=False)
+        return Environment(None, factory, is_function=True)
+    environment = factory()
+    is_shared = hasattr(environment, "env_response")
+    return Environment(environment, (lambda: environment) if is_shared else factory, is_function=False)
 
 
-def as_answer(said: Any) -> Any:
+def parse_answer(result: Any) -> Any:
     """What `step` gave as a dictionary: of a Gymnasium tuple its observation, reward and whether it is the end."""
-    if isinstance(said, tuple) and len(said) in (4, 5):
-        observation, reward, *ends, _ = said
+    if isinstance(result, tuple) and len(result) in (4, 5):
+        observation, reward, *ends, _ = result
         return {"observation": observation, "reward": reward, "done": any(bool(end) for end in ends)}
-    if isinstance(said, dict) and "done" not in said:
-        return {**said, "done": said.get("observation") is None}
-    return said
+    if isinstance(result, dict) and "done" not in result:
+        return {**result, "done": result.get("observation") is None}
+    return result
 
 
-def _either(holder: Any, *names: str) -> list[Any]:
-    found = [getattr(holder, name) for name in names if isinstance(getattr(holder, name, None), list)]
-    return found[0] if found else []
+def _get_list(holder: Any, *names: str) -> list[Any]:
+    lists = [getattr(holder, name) for name in names if isinstance(getattr(holder, name, None), list)]
+    return lists[0] if lists else []

@@ -21,7 +21,7 @@ from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
-from rlplan.runtime.environments.protocols import as_answer
+from rlplan.runtime.environments.protocols import parse_answer
 from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateError, NoAnswerError, TooLongError
 from rlplan.vocabulary import TOKEN_VARIABLE
 
@@ -46,12 +46,12 @@ class RemoteEnvironment:
         if "reset" in question:
             return self._ask("reset", {**session, "row": question["reset"]}, deadline)
         if "step" in question:
-            return as_answer(self._ask("step", {**session, "action": question["step"]}, deadline))
+            return parse_answer(self._ask("step", {**session, "action": question["step"]}, deadline))
         return self._ask("close", session, deadline)
 
     def _ask(self, what: str, content: dict[str, Any], deadline: Deadline) -> Any:
         text, _ = post(f"{self.url}/{what}", content, deadline)
-        return as_json(text)
+        return parse_json(text)
 
 
 def post(
@@ -70,26 +70,26 @@ def post(
         sent["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(url, json.dumps(content).encode(), sent, method="POST")
     try:
-        with _opener(url).open(request, timeout=_left_s(deadline)) as answer:
+        with _build_opener(url).open(request, timeout=_compute_remaining_s(deadline)) as answer:
             read = b""
             while not is_enough(read) and (part := answer.read1(_CHUNK_BYTES)):
                 read += part
                 if len(read) > MAX_BYTES:
                     raise TooLongError(f"an answer of more than {MAX_BYTES} bytes")
-                _left_s(deadline)
+                _compute_remaining_s(deadline)
             return read, answer.headers
     except HTTPError as error:
         raise NoAnswerError(f"{url} answered with status {error.code}") from None
     except TimeoutError:
-        raise _late(deadline) from None
+        raise _make_late_error(deadline) from None
     except (URLError, OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
-            raise _late(deadline) from None
+            raise _make_late_error(deadline) from None
         raise NoAnswerError(f"{url} does not answer: {str(reason)[:200] or type(error).__name__}") from None
 
 
-def as_json(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Raises: GarbledError."""
     try:
         return json.loads(text)
@@ -97,18 +97,18 @@ def as_json(text: bytes) -> Any:
         raise GarbledError("an answer that is not JSON") from None
 
 
-def _left_s(deadline: Deadline) -> float:
+def _compute_remaining_s(deadline: Deadline) -> float:
     """Seconds, more than none. Raises: LateError."""
     if deadline.is_over:
-        raise _late(deadline)
+        raise _make_late_error(deadline)
     return max(1e-3, deadline.at - time.monotonic())
 
 
-def _late(deadline: Deadline) -> LateError:
+def _make_late_error(deadline: Deadline) -> LateError:
     return LateError(f"timeout after {deadline.seconds:.4g} s{deadline.during}")
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def _build_opener(url: str) -> urllib.request.OpenerDirector:
     """The user's proxies are for other hosts than this one."""
     proxies = urllib.request.ProxyHandler({} if urlsplit(url).scheme == "http" else None)  # http is on this machine
     return urllib.request.build_opener(_NoRedirects, proxies)

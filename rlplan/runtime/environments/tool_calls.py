@@ -40,36 +40,36 @@ def read_calls(text: str, pattern: str, names: Collection[str]) -> list[ToolCall
     [('add', ''), ('', 'not_json')]
     """
     try:
-        found = regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
-        groups = [match.group(1) or "" for match in found]
+        matches = regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
+        groups = [match.group(1) or "" for match in matches]
     except TimeoutError:
         return [ToolCall("", fault=NOT_JSON, why="rollout.environment.call_pattern took too long on this turn")]
-    calls = [call for group in groups for call in _calls_in(group, names)]
+    calls = [call for group in groups for call in _parse_calls(group, names)]
     if beyond := len(calls[MAX_CALLS:]):
         why = f"{beyond} calls beyond the first {MAX_CALLS} of the turn are not made"
         calls[MAX_CALLS:] = [ToolCall("", fault=TOO_MANY, why=why)]
     return calls
 
 
-def _calls_in(text: str, names: Collection[str]) -> Iterator[ToolCall]:
+def _parse_calls(text: str, names: Collection[str]) -> Iterator[ToolCall]:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         yield ToolCall("", fault=NOT_JSON, why=f"the call is not JSON: {str(error)[:200]}")
         return
-    if found == []:
+    if parsed == []:
         yield ToolCall("", fault=NOT_JSON, why="the list of calls is empty")
-    for each in found if isinstance(found, list) else [found]:
-        yield _call(each, names)
+    for each in parsed if isinstance(parsed, list) else [parsed]:
+        yield _parse_call(each, names)
 
 
-def _call(found: Any, names: Collection[str]) -> ToolCall:
-    name = found.get("name") if isinstance(found, dict) else None
+def _parse_call(call: Any, names: Collection[str]) -> ToolCall:
+    name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str):
         return ToolCall("", fault=NOT_JSON, why="a call is an object with name and arguments")
     if name not in names:
         return ToolCall(name, fault=UNKNOWN, why=f"there is no tool {name[:80]}; there are {', '.join(sorted(names))}")
-    arguments = found.get("arguments", found.get("parameters", {}))
+    arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(arguments, dict):
         return ToolCall(name, fault=WRONG, why="arguments is no object")
     return ToolCall(name, arguments)

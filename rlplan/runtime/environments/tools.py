@@ -52,31 +52,31 @@ class Tool:
     def call(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """What it gave as text, or an error with its outcome."""
         try:
-            given = self._read(arguments)
+            values = self._validate(arguments)
         except ValueError as error:
             return {"error": f"wrong arguments of {self.name}: {str(error)[:300]}", "kind": "wrong_arguments"}
         try:
-            result = awaited(self.function(**given))
+            result = awaited(self.function(**values))
         except BaseException as error:  # also SystemExit: the run decides when this process ends
             traceback.print_exc()
             return {"error": f"{type(error).__name__}: {str(error)[:300]}", "kind": "raised"}
         return self._as_text(result)
 
-    def _read(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _validate(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Raises: ValueError that says what is wrong."""
         if unknown := set(arguments) - set(self.parameters):
             raise ValueError(f"there is no {', '.join(sorted(unknown))}; it takes {', '.join(self.parameters)}")
         needed = {name for name, each in self.parameters.items() if each.default is each.empty}
         if missing := needed - set(arguments):
             raise ValueError(f"{', '.join(sorted(missing))} is missing")
-        given = {}
+        values = {}
         for name, value in arguments.items():
             try:
-                given[name] = self.adapters[name].validate_json(json.dumps(value), strict=True)
+                values[name] = self.adapters[name].validate_json(json.dumps(value), strict=True)
             except ValueError as error:
                 why = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
                 raise ValueError(f"{name}: {why}") from None
-        return given
+        return values
 
     def _as_text(self, result: Any) -> dict[str, Any]:
         try:

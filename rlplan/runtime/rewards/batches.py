@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from rlplan.runtime.rewards.judge import Response, function_process, request_about
+from rlplan.runtime.rewards.judge import Response, make_function_process, request_about
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import RewardFailure
 from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
@@ -32,7 +32,7 @@ class BatchVerdicts:
 
     end_s: float = 0.0
 
-    def of(self, index: int) -> dict[str, float | RewardFailure | None]:
+    def get_answers(self, index: int) -> dict[str, float | RewardFailure | None]:
         """The answers about one response of the batch."""
         return {label: answers[index] for label, answers in self.answers.items()}
 
@@ -50,7 +50,7 @@ class BatchedFunctions:
     def start(self, columns: Collection[str] | None = None) -> None:
         """Load the functions that may take batches, and keep the processes of those that do. Raises: SpecError."""
         for spec in self._functions:
-            process = function_process(spec)
+            process = make_function_process(spec)
             try:
                 process.start(columns)
                 if process.takes_batches:

@@ -31,12 +31,12 @@ MAX_VALUE = 400
 MEMORY_PER_BYTE = 8
 """Bytes that a request may take beside the reward's own limit, as Python's objects, for each of its bytes: the ids of
 tokens take most, some 40 bytes for 7 digits and a comma."""
-GIVEN = {
+OFFERED = {
     "trl": ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
 }
 """What a function of each signature is given; TRL's also gets the row's columns."""
-RESPONSE = {"trl": {"completions", "completion_ids"}, "verl": {"solution_str"}}
+RESPONSE_NAMES = {"trl": {"completions", "completion_ids"}, "verl": {"solution_str"}}
 """Of these, what holds the response: a function that takes none of it judges nothing."""
 
 
@@ -74,19 +74,19 @@ def load_function(path: str, signature: str, columns: Collection[str] | None) ->
     function = getattr(run_file(file, Path(file).stem), name, None)
     if not callable(function):
         raise TypeError(f"{Path(file).name} has no function {name}")
-    if _is_no_plain_function(function):
+    if _is_class_or_generator(function):
         raise TypeError(f"{name} is a class or a generator: a plain or an async function is called")
-    kind = signature_of(function) if signature == "auto" else signature
+    kind = detect_signature(function) if signature == "auto" else signature
     check_parameters(function, kind, columns)
-    return (_as_trl(function), True) if kind == "trl" else (_as_verl(function), False)
+    return (_adapt_trl(function), True) if kind == "trl" else (_adapt_verl(function), False)
 
 
-def signature_of(function: Callable[..., Any]) -> str:
+def detect_signature(function: Callable[..., Any]) -> str:
     """`trl` or `verl`, by the names of the parameters. Raises: TypeError."""
     parameters = inspect.signature(function).parameters
     if {"solution_str", "ground_truth"} <= set(parameters):
         return "verl"
-    if RESPONSE["trl"] & set(parameters):
+    if RESPONSE_NAMES["trl"] & set(parameters):
         return "trl"
     raise TypeError(
         f"it takes ({', '.join(parameters)}): neither (prompts, completions, **columns) as TRL's "
@@ -96,26 +96,26 @@ def signature_of(function: Callable[..., Any]) -> str:
 
 def check_parameters(function: Callable[..., Any], kind: str, columns: Collection[str] | None) -> None:
     """Bind what a call will give to the function's parameters. Raises: TypeError when that cannot be done."""
-    takes, signature = taken_by(function), inspect.signature(function)
-    if takes is not None and not takes & RESPONSE[kind]:
-        raise TypeError(f"it takes ({', '.join(signature.parameters)}), and no {' or '.join(sorted(RESPONSE[kind]))}")
-    offered = set(GIVEN[kind])
+    takes, signature = list_accepted_names(function), inspect.signature(function)
+    if takes is not None and not takes & RESPONSE_NAMES[kind]:
+        raise TypeError(f"it takes ({', '.join(signature.parameters)}), and no {' or '.join(sorted(RESPONSE_NAMES[kind]))}")
+    offered = set(OFFERED[kind])
     if kind == "trl":
         offered |= set(signature.parameters if columns is None else columns)
     try:
-        signature.bind(**chosen(takes, dict.fromkeys(offered)))
+        signature.bind(**select_arguments(takes, dict.fromkeys(offered)))
     except TypeError as error:
-        names = ", ".join([*GIVEN[kind], *sorted(offered - set(GIVEN[kind]))])
+        names = ", ".join([*OFFERED[kind], *sorted(offered - set(OFFERED[kind]))])
         raise TypeError(f"{error}; given by name are {names}") from None
 
 
-def _is_no_plain_function(function: Any) -> bool:
+def _is_class_or_generator(function: Any) -> bool:
     called = (function, getattr(function, "__call__", None))  # noqa: B004  # what an object does when it is called
     kinds = (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     return inspect.isclass(function) or any(is_one(each) for is_one in kinds for each in called)
 
 
-def taken_by(function: Callable[..., Any]) -> set[str] | None:
+def list_accepted_names(function: Callable[..., Any]) -> set[str] | None:
     """Names of what a function can be given by name; None: whatever there is."""
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -123,12 +123,12 @@ def taken_by(function: Callable[..., Any]) -> set[str] | None:
     return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
 
 
-def chosen(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]:
+def select_arguments(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if takes is None or name in takes}
 
 
-def _as_verl(function: Callable[..., Any]) -> Batch:
-    takes = taken_by(function)
+def _adapt_verl(function: Callable[..., Any]) -> Batch:
+    takes = list_accepted_names(function)
 
     def call(response: dict[str, Any]) -> Any:
         columns = response["columns"]
@@ -138,19 +138,19 @@ def _as_verl(function: Callable[..., Any]) -> Batch:
             "ground_truth": response["answer"],
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
-        values = awaited(function(**chosen(takes, everything)))
+        values = awaited(function(**select_arguments(takes, everything)))
         value = values["score"] if isinstance(values, dict) else values
         return TypeError("it gave None, not a number") if value is None else value
 
     return lambda request: [call(response) for response in request["responses"]]
 
 
-def _as_trl(function: Callable[..., Any]) -> Batch:
+def _adapt_trl(function: Callable[..., Any]) -> Batch:
     """One call for all responses of a request, with lists as TRL gives them; a None among the values stays one.
 
     Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Left out: what is logged by `log_extra` and `log_metric`.
     """
-    takes = taken_by(function)
+    takes = list_accepted_names(function)
 
     def call(request: dict[str, Any]) -> Sequence[Any]:
         responses = request["responses"]
@@ -168,7 +168,7 @@ def _as_trl(function: Callable[..., Any]) -> Batch:
             "log_extra": lambda column, values: None,
             "log_metric": lambda name, value: None,
         }
-        values = awaited(function(**chosen(takes, everything)))
+        values = awaited(function(**select_arguments(takes, everything)))
         if callable(to_list := getattr(values, "tolist", None)):  # a tensor or an array
             values = to_list()
         if not isinstance(values, Sequence) or isinstance(values, str):
@@ -247,7 +247,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"{event} has nothing to do with mathematics")
 
 
-def _number(value: Any) -> dict[str, Any]:
+def _encode_number(value: Any) -> dict[str, Any]:
     """A value as it can travel. Arrays and tensors of one number say so themselves (`item`)."""
     if isinstance(value, Exception):
         return {"failure": str(value)[:MAX_VALUE]}
@@ -262,12 +262,12 @@ def _number(value: Any) -> dict[str, Any]:
     return {"failure": f"it gave {'None' if value is None else type(value).__name__[:MAX_VALUE]}, not a number"}
 
 
-def _values(call: Batch, request: dict[str, Any]) -> dict[str, Any]:
+def _compute_values(call: Batch, request: dict[str, Any]) -> dict[str, Any]:
     """An answer about a batch; null for a None, with which a function leaves a response to the other rewards."""
-    return {"values": [None if value is None else _number(value) for value in call(request)]}
+    return {"values": [None if value is None else _encode_number(value) for value in call(request)]}
 
 
-def _answer(call: Callable[[dict[str, Any]], dict[str, Any]], line: bytes, memory: int = 0) -> dict[str, Any]:
+def _answer_line(call: Callable[[dict[str, Any]], dict[str, Any]], line: bytes, memory: int = 0) -> dict[str, Any]:
     """memory: what the reward may take beside its request; 0 where the process has a hard limit."""
     try:
         if memory:
@@ -284,7 +284,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 def _serve(call: Callable[[dict[str, Any]], dict[str, Any]], requests: BinaryIO, answers: int, memory: int = 0) -> None:
     for line in requests:
-        _say(answers, _answer(call, line, memory))
+        _say(answers, _answer_line(call, line, memory))
 
 
 def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], requests: BinaryIO, answers: int) -> None:
@@ -331,9 +331,9 @@ def main() -> None:
     except BaseException as error:
         return _say(answers, {"unable": f"{type(error).__name__}: {str(error)[:250]}"})
     if is_math:
-        return _serve_in_forks(lambda request: _number(compare(request)), requests, answers)
+        return _serve_in_forks(lambda request: _encode_number(compare(request)), requests, answers)
     _say(answers, {"ready": 0, "takes_batches": takes_batches})
-    return _serve(partial(_values, function), requests, answers, memory)
+    return _serve(partial(_compute_values, function), requests, answers, memory)
 
 
 if __name__ == "__main__":

@@ -17,22 +17,22 @@ from rlplan.runtime.sandbox.programs import Limits, Program, Report, Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec
 
 
-def limits_of(spec: CodeExecutorSpec) -> Limits:
+def make_limits(spec: CodeExecutorSpec) -> Limits:
     return Limits(spec.case_timeout_s, spec.timeout_s, spec.memory, spec.max_processes)
 
 
-def program_in(text: str, pattern: str) -> str | None:
+def extract_program(text: str, pattern: str) -> str | None:
     """The last program of a response. Raises: ExhaustedError when the pattern takes too long."""
     try:
-        found = regex.findall(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
+        matches = regex.findall(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
     except TimeoutError:
         raise ExhaustedError("timeout") from None
-    if not found:
+    if not matches:
         return None
-    return str(found[-1][0] if isinstance(found[-1], tuple) else found[-1])
+    return str(matches[-1][0] if isinstance(matches[-1], tuple) else matches[-1])
 
 
-def grade(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -> tuple[float, str]:
+def grade_program(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -> tuple[float, str]:
     """(0 to 1, what kept the program from its right answer beside being wrong, or empty).
 
     Raises: RewardFailure, ExhaustedError.
@@ -41,11 +41,11 @@ def grade(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -
         checks = read_tests(prompt.answer)
     except UnreadableTestsError as error:
         raise RewardFailure(f"the row's tests: {error}") from None
-    source = program_in(text, spec.pattern)
+    source = extract_program(text, spec.pattern)
     if source is None or "\0" in source or not _is_text(source):
         return 0.0, "no_program"
     source = spec.template.replace("{prompt}", prompt.text).replace("{program}", source)
-    program = Program(source, tuple(case for check in checks for case in check.cases), limits_of(spec))
+    program = Program(source, tuple(case for check in checks for case in check.cases), make_limits(spec))
     report = sandbox.run(program, stops_early=spec.credit == "all")
     if report.status == "broken":
         raise RewardFailure(f"the sandbox: {report.detail}")

@@ -53,9 +53,9 @@ class Pair:
         if result.status != "ok":
             return False
         if self.prints:
-            return _lines(result.output.decode("utf-8", "replace")) == _lines(str(self.right))
+            return _split_lines(result.output.decode("utf-8", "replace")) == _split_lines(str(self.right))
         try:
-            return _same(decode(result.output), self.right)
+            return _are_equal(decode(result.output), self.right)
         except UnreadableValueError:
             return False
 
@@ -76,20 +76,20 @@ def read_tests(answer: str) -> tuple[Check, ...]:
 
 def _read(answer: str) -> list[Check]:
     try:
-        found = json.loads(answer)
+        tests = json.loads(answer)
     except (ValueError, RecursionError):
-        found = answer
-    if isinstance(found, dict) and "inputs" in found:
-        return _of_pairs(found)
-    if isinstance(found, dict) and isinstance(found.get("test"), str):
-        return _of_assertions(found["test"], str(found.get("entry_point", "")))
-    if isinstance(found, str) or (isinstance(found, list) and all(isinstance(each, str) for each in found)):
-        return _of_assertions(found if isinstance(found, str) else "\n".join(found))
+        tests = answer
+    if isinstance(tests, dict) and "inputs" in tests:
+        return _read_pairs(tests)
+    if isinstance(tests, dict) and isinstance(tests.get("test"), str):
+        return _read_assertions(tests["test"], str(tests.get("entry_point", "")))
+    if isinstance(tests, str) or (isinstance(tests, list) and all(isinstance(each, str) for each in tests)):
+        return _read_assertions(tests if isinstance(tests, str) else "\n".join(tests))
     raise UnreadableTestsError("neither inputs and outputs nor assert statements")
 
 
-def _of_pairs(found: dict[str, Any]) -> list[Check]:
-    inputs, outputs, name = found["inputs"], found.get("outputs"), found.get("fn_name")
+def _read_pairs(tests: dict[str, Any]) -> list[Check]:
+    inputs, outputs, name = tests["inputs"], tests.get("outputs"), tests.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise UnreadableTestsError("inputs and outputs are lists of the same length")
     if name is None:
@@ -98,10 +98,10 @@ def _of_pairs(found: dict[str, Any]) -> list[Check]:
         return [Pair(Case(stdin=i.encode()), o, prints=True) for i, o in zip(inputs, outputs, strict=True)]
     if not isinstance(name, str) or not name.isidentifier():
         raise UnreadableTestsError("fn_name is no function's name")
-    return [_call(name, given, right) for given, right in zip(inputs, outputs, strict=True)]
+    return [_make_call(name, given, right) for given, right in zip(inputs, outputs, strict=True)]
 
 
-def _call(name: str, given: Any, right: Any) -> Pair:
+def _make_call(name: str, given: Any, right: Any) -> Pair:
     """LeetCode's way: one JSON value a line or a list of arguments; a method where there is a class Solution."""
     if isinstance(given, str):
         try:
@@ -116,7 +116,7 @@ def _call(name: str, given: Any, right: Any) -> Pair:
     return Pair(Case(call=f"{target}({arguments})"), right)
 
 
-def _of_assertions(source: str, entry_point: str = "") -> list[Check]:
+def _read_assertions(source: str, entry_point: str = "") -> list[Check]:
     """entry_point: HumanEval's name of what is tested, for which `candidate` stands."""
     try:
         tree = ast.parse(source)
@@ -124,10 +124,10 @@ def _of_assertions(source: str, entry_point: str = "") -> list[Check]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnreadableTestsError(f"the assert statements are not Python: {error}") from None
     tree = _Candidate(entry).visit(tree)
-    own = frozenset(name for node in ast.walk(tree) for name in _bound(node))
-    tests = [each.test for each in _asserts(tree.body, own)]
+    own = frozenset(name for node in ast.walk(tree) for name in _list_bound_names(node))
+    tests = [each.test for each in _list_asserts(tree.body, own)]
     tests = [test for test in tests if not (isinstance(test, ast.Constant) and test.value)]
-    names = Names(own, _shadowing(tests, entry_point), called(ast.Call(entry, [], [])) if entry_point else "")
+    names = Names(own, _find_shadowing(tests, entry_point), called(ast.Call(entry, [], [])) if entry_point else "")
     return [split(test, names) for test in tests]
 
 
@@ -139,7 +139,7 @@ class _Candidate(ast.NodeTransformer):
         return self.entry if node.id == "candidate" else node
 
 
-def _shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[str]:
+def _find_shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[str]:
     """Functions of the program's that are called as one of Python's: the tested one, or the only one that is called."""
     if entry_point:
         return frozenset({entry_point} if is_python(entry_point) else ())
@@ -149,14 +149,14 @@ def _shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[str]:
     return frozenset(names if is_one and all(map(is_python, names)) else ())
 
 
-def _asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool = False) -> list[ast.Assert]:
+def _list_asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool = False) -> list[ast.Assert]:
     """Those of a module and of HumanEval's `def check(candidate)`; the rest is what has no say in them."""
-    found = []
+    asserts = []
     for node in body:
         if isinstance(node, ast.Assert):
-            found.append(node)
+            asserts.append(node)
         elif isinstance(node, ast.FunctionDef) and not is_inside:
-            found += _asserts(node.body, own, is_inside=True)
+            asserts += _list_asserts(node.body, own, is_inside=True)
         elif not (
             isinstance(node, ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom | ast.Pass)
             or (isinstance(node, ast.Expr) and _is_idle(node.value, own))
@@ -165,7 +165,7 @@ def _asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool = Fal
                 f"`{ast.unparse(node).splitlines()[0][:80]}` would have to be executed; write assertions that each "
                 "stand by themselves"
             )
-    return found
+    return asserts
 
 
 def _is_idle(node: ast.expr, own: frozenset[str]) -> bool:
@@ -173,7 +173,7 @@ def _is_idle(node: ast.expr, own: frozenset[str]) -> bool:
     return isinstance(node, ast.Constant | ast.Name) or (isinstance(node, ast.Call) and called(node) in {"print", *own})
 
 
-def _bound(node: ast.AST) -> list[str]:
+def _list_bound_names(node: ast.AST) -> list[str]:
     """Names to which a statement of the tests gives a value, but for `math` and its functions under their own names."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         is_from_math = isinstance(node, ast.ImportFrom) and node.module == "math"
@@ -185,15 +185,15 @@ def _bound(node: ast.AST) -> list[str]:
     return [node.name] if isinstance(node, ast.FunctionDef) else []
 
 
-def _same(value: Any, right: Any) -> bool:
+def _are_equal(value: Any, right: Any) -> bool:
     """Equal as Python has it, lists and tuples apart only where the row says tuple."""
     if isinstance(right, list) and isinstance(value, tuple):
         value = list(value)
     if isinstance(right, list) and isinstance(value, list):
-        return len(value) == len(right) and all(_same(a, b) for a, b in zip(value, right, strict=True))
+        return len(value) == len(right) and all(_are_equal(a, b) for a, b in zip(value, right, strict=True))
     return bool(value == right)
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     """Lines without the spaces at their ends and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

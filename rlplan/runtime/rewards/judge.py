@@ -9,10 +9,10 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rlplan.runtime.rewards.code_executor import grade
+from rlplan.runtime.rewards.code_executor import grade_program
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, Verdict
-from rlplan.runtime.rewards.verifiers import answer_in, check_format, match_answer
+from rlplan.runtime.rewards.verifiers import extract_answer, check_format, match_answer
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Sandbox
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec, RewardSpec
@@ -39,7 +39,7 @@ class Judge:
         self._processes: dict[str, RewardProcess] = {}
         for spec in rewards:
             if isinstance(spec, FunctionSpec):
-                self._processes[spec.label] = function_process(spec)
+                self._processes[spec.label] = make_function_process(spec)
             elif isinstance(spec, AnswerMatcherSpec) and spec.compares == "math":
                 setting = {"kind": "math", "memory": MATH_MEMORY}
                 self._processes[spec.label] = RewardProcess(spec.label, setting, spec.timeout_s)
@@ -61,7 +61,7 @@ class Judge:
         failure = ""
         for spec in self.rewards:
             try:
-                value = self._value(spec, response, notes)
+                value = self._compute_value(spec, response, notes)
                 values |= {} if value is None else {spec.label: value}
             except ExhaustedError as error:
                 values[spec.label], notes[f"{spec.label}/{error.note}"] = 0.0, 1
@@ -70,7 +70,7 @@ class Judge:
                 break
         return Verdict(values, failure, notes, start_s, time.time())
 
-    def _value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float | None:
+    def _compute_value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float | None:
         match spec:
             case FormatCheckerSpec():
                 return check_format(spec, response.text)
@@ -80,18 +80,18 @@ class Judge:
                     raise answer
                 return answer
             case AnswerMatcherSpec():
-                value, note = self._matches(spec, response)
+                value, note = self._match_answer(spec, response)
             case CodeExecutorSpec():
                 assert self.sandbox is not None, "a sandbox was opened"
-                value, note = grade(spec, response.text, response.prompt, self.sandbox)
+                value, note = grade_program(spec, response.text, response.prompt, self.sandbox)
         if note:
             notes[f"{spec.label}/{note}"] = 1
         return value
 
-    def _matches(self, spec: AnswerMatcherSpec, response: Response) -> tuple[float, str]:
+    def _match_answer(self, spec: AnswerMatcherSpec, response: Response) -> tuple[float, str]:
         if spec.compares == "text":
             return match_answer(spec, response.text, response.prompt.answer), ""
-        said, right = answer_in(spec, response.text), response.prompt.answer.strip()
+        said, right = extract_answer(spec, response.text), response.prompt.answer.strip()
         if not said or said == right:
             return float(bool(said)), ""
         if len(said) > MAX_MATH_TEXT:
@@ -99,7 +99,7 @@ class Judge:
         return self._processes[spec.label].ask({"text": said, "answer": right})
 
 
-def function_process(spec: FunctionSpec) -> RewardProcess:
+def make_function_process(spec: FunctionSpec) -> RewardProcess:
     setting = {"kind": "function", "path": spec.path, "signature": spec.signature, "memory": spec.memory}
     return RewardProcess(spec.label, setting, spec.timeout_s)
 

@@ -17,7 +17,7 @@ from rlplan.runtime.processes.line_process import Deadline, GarbledError, LinePr
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER, MAX_VALUE
-from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, finite
+from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, check_number
 
 START_S = 60.0
 """For a process to import what it needs; scaled."""
@@ -39,10 +39,10 @@ class RewardProcess:
         """
         self.setting = {**self.setting, "columns": None if columns is None else sorted(columns)}
         try:
-            self._be_ready()
+            self._ensure_ready()
         except NoAnswerError as error:
             raise SpecError(
-                f"the reward {self.label} cannot be computed: {_reason(error)}",
+                f"the reward {self.label} cannot be computed: {_explain(error)}",
                 where=f"rewards: {self.label}",
                 rule="a reward's process starts; its function has the parameters of TRL's or of verl's and asks for no "
                 "column that a row lacks",
@@ -55,20 +55,20 @@ class RewardProcess:
         Raises: RewardFailure; ExhaustedError where the response alone was at work (child.py: `begun`).
         """
         try:
-            said = self._answer(request, self.timeout_s)
+            answer = self._exchange(request, self.timeout_s)
         except NoAnswerError as error:
-            raise RewardFailure(_reason(error)) from None
-        if "failure" in said:
-            raise RewardFailure(str(said["failure"]))
-        return finite(float.fromhex(str(said["value"]))), str(said.get("note", ""))
+            raise RewardFailure(_explain(error)) from None
+        if "failure" in answer:
+            raise RewardFailure(str(answer["failure"]))
+        return check_number(float.fromhex(str(answer["value"]))), str(answer.get("note", ""))
 
     @property
     def takes_batches(self) -> bool:
         """Whether it is a function that is called once with all responses of a batch. Raises: RewardFailure."""
         try:
-            self._be_ready()
+            self._ensure_ready()
         except NoAnswerError as error:
-            raise RewardFailure(_reason(error)) from None
+            raise RewardFailure(_explain(error)) from None
         return self._takes_batches
 
     def ask_batch(
@@ -81,34 +81,34 @@ class RewardProcess:
         """
         timeout_s = max(self.timeout_s, min(longest_s, self.timeout_s * len(responses)))
         try:
-            said = self._answer({"responses": list(responses), "progress": progress}, timeout_s, len(responses))
+            answer = self._exchange({"responses": list(responses), "progress": progress}, timeout_s, len(responses))
         except NoAnswerError as error:
-            raise RewardFailure(_reason(error)) from None
-        if "failure" in said:
-            raise RewardFailure(str(said["failure"]))
-        return [None if value is None else _number(value) for value in said["values"]]
+            raise RewardFailure(_explain(error)) from None
+        if "failure" in answer:
+            raise RewardFailure(str(answer["failure"]))
+        return [None if value is None else _read_number(value) for value in answer["values"]]
 
-    def _answer(self, request: dict[str, Any], timeout_s: float, num_values: int = 0) -> dict[str, Any]:
-        process, is_alone, has_begun = self._be_ready(), False, False
+    def _exchange(self, request: dict[str, Any], timeout_s: float, num_values: int = 0) -> dict[str, Any]:
+        process, is_alone, has_begun = self._ensure_ready(), False, False
         process.max_bytes = 3 * MAX_ANSWER + MAX_VALUE * num_values
         deadline = Deadline(timeout_s)
         try:
             process.say(json.dumps(request), deadline)
             is_alone = True  # in what it does now: the pipes are in order
-            said = _hear(process, deadline)
-            if has_begun := "begun" in said:
-                said = _hear(process, deadline)
-            if "ended" in said:
-                has_begun = has_begun and int(said["ended"]) != -signal.SIGKILL  # that comes from the host
-                raise NoAnswerError(ended(int(said["ended"])))
+            answer = _receive(process, deadline)
+            if has_begun := "begun" in answer:
+                answer = _receive(process, deadline)
+            if "ended" in answer:
+                has_begun = has_begun and int(answer["ended"]) != -signal.SIGKILL  # that comes from the host
+                raise NoAnswerError(ended(int(answer["ended"])))
             if process.unread:
                 raise GarbledError("it said more than an answer")
         except NoAnswerError as error:
             self._replace(by_a_fork=is_alone and not isinstance(error, GarbledError))
-            if has_begun and ("ended" in said or deadline.is_over):
-                raise ExhaustedError("killed" if "ended" in said else "timeout") from None
+            if has_begun and ("ended" in answer or deadline.is_over):
+                raise ExhaustedError("killed" if "ended" in answer else "timeout") from None
             raise
-        return said
+        return answer
 
     def _launch(self) -> LineProcess:
         self._process = LineProcess(
@@ -117,26 +117,26 @@ class RewardProcess:
             3 * MAX_ANSWER,
             {**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        self._process.say(json.dumps(self.setting), _started())
+        self._process.say(json.dumps(self.setting), _make_start_deadline())
         return self._process
 
-    def _be_ready(self) -> LineProcess:
+    def _ensure_ready(self) -> LineProcess:
         """The process that can be asked. Raises: NoAnswerError when there is none."""
         if self._is_ready and self._process is not None:
             return self._process
-        deadline = _started()
+        deadline = _make_start_deadline()
         try:
             process = self._process or self._launch()
-            said = _hear(process, deadline)
-            while "ready" not in said and "unable" not in said:  # last words of the one before
-                said = _hear(process, deadline)
-            if "unable" in said:
-                raise NoAnswerError(str(said["unable"]))
+            answer = _receive(process, deadline)
+            while "ready" not in answer and "unable" not in answer:  # last words of the one before
+                answer = _receive(process, deadline)
+            if "unable" in answer:
+                raise NoAnswerError(str(answer["unable"]))
         except NoAnswerError:
             self.close()
             raise
-        self._is_ready, self._fork = True, int(said["ready"])
-        self._takes_batches = bool(said.get("takes_batches"))
+        self._is_ready, self._fork = True, int(answer["ready"])
+        self._takes_batches = bool(answer.get("takes_batches"))
         return process
 
     def _replace(self, *, by_a_fork: bool) -> None:
@@ -161,25 +161,25 @@ class RewardProcess:
             process.close()
 
 
-def _hear(process: LineProcess, deadline: Deadline) -> dict[str, Any]:
-    said = process.hear(deadline)
-    if not ANSWERS & set(said):
+def _receive(process: LineProcess, deadline: Deadline) -> dict[str, Any]:
+    answer = process.hear(deadline)
+    if not ANSWERS & set(answer):
         raise GarbledError("an answer of another kind")
-    return said
+    return answer
 
 
-def _number(value: dict[str, Any]) -> float | RewardFailure:
+def _read_number(value: dict[str, Any]) -> float | RewardFailure:
     if "failure" in value:
         return RewardFailure(str(value["failure"]))
     try:
-        return finite(float.fromhex(str(value["value"])))
+        return check_number(float.fromhex(str(value["value"])))
     except RewardFailure as failure:
         return failure
 
 
-def _reason(error: NoAnswerError) -> str:
+def _explain(error: NoAnswerError) -> str:
     return "it wrote into the run's own pipe" if isinstance(error, GarbledError) else str(error)
 
 
-def _started() -> Deadline:
+def _make_start_deadline() -> Deadline:
     return Deadline(scaled(START_S), " before it was ready")

@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from rlplan.errors import RunError
 from rlplan.runtime.rewards.batches import BatchedFunctions
-from rlplan.runtime.rewards.code_executor import limits_of
+from rlplan.runtime.rewards.code_executor import make_limits
 from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.verdict import EXHAUSTED, RewardFailure, Verdict
 from rlplan.runtime.rollout.experience import Rollout
@@ -32,7 +32,7 @@ class RewardPool:
         self.job = job
         self.has_processes = any(runs_elsewhere(spec) for spec in job.rewards)
         self._pool_size = job.limits.num_reward_workers if self.has_processes else 1
-        limits = [limits_of(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
+        limits = [make_limits(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
         widest = max(limits, key=lambda each: each.memory_bytes, default=None)
         self.sandbox = open_sandbox(sandbox, self._pool_size, widest) if widest else None
         self._batched = BatchedFunctions(job.rewards, job.limits.action_timeout_s)
@@ -52,12 +52,12 @@ class RewardPool:
         columns: that every row has; None: not known. Raises: SpecError.
         """
         with self._lock:
-            self._be_ready(columns)
+            self._prepare_judges(columns)
         if self.is_early:
             for judge in self._all:
                 judge.start(columns)
 
-    def _be_ready(self, columns: Collection[str] | None = None) -> None:
+    def _prepare_judges(self, columns: Collection[str] | None = None) -> None:
         """Tell functions that take batches from the other rewards, once. Raises: SpecError."""
         if self._all:
             return
@@ -85,18 +85,18 @@ class RewardPool:
         A rollout is judged once, also where every reward gave None and a reward model or an environment judges it.
         """
         with self._lock:
-            self._be_ready()
+            self._prepare_judges()
         rollouts = [rollout for rollout in rollouts if not rollout.is_judged and not rollout.has_failed]
         for rollout in rollouts:
-            self.begin(rollout.id, _response(rollout))
+            self.begin(rollout.id, _make_response(rollout))
         deadline = time.monotonic() + self.job.limits.action_timeout_s
         progress = (num_steps_done, self.job.workload.num_steps)
-        batch = self._batched.judge([_response(rollout) for rollout in rollouts], progress)
-        verdicts = [self._verdict(rollout, deadline) for rollout in rollouts]
+        batch = self._batched.judge([_make_response(rollout) for rollout in rollouts], progress)
+        verdicts = [self._await_verdict(rollout, deadline) for rollout in rollouts]
         self._num_judged += len(verdicts)
         for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True)):
             self._notes.update(verdict.notes)
-            self._write(rollout, verdict, batch.of(index))
+            self._write_reward(rollout, verdict, batch.get_answers(index))
         spans = [(verdict.start_s, verdict.end_s) for verdict in verdicts]
         spans += [(batch.start_s, batch.end_s)] if batch.answers else []
         if verdicts and self.has_processes:
@@ -142,11 +142,11 @@ class RewardPool:
 
         This shows a slow host or a row that cannot be judged.
         """
-        found = Counter({note: count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED})
-        if found.total() <= self.job.limits.max_failed_rewards * num_judged:
+        exhausted = Counter({note: count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED})
+        if exhausted.total() <= self.job.limits.max_failed_rewards * num_judged:
             return None
-        kinds = ", ".join(f"{count} {note}" for note, count in found.most_common(3))
-        return f"{found.total()} of {num_judged} responses have the reward 0 for exhausting their limits ({kinds})"
+        kinds = ", ".join(f"{count} {note}" for note, count in exhausted.most_common(3))
+        return f"{exhausted.total()} of {num_judged} responses have the reward 0 for exhausting their limits ({kinds})"
 
     def close(self) -> None:
         """End every process; what is being judged is given up."""
@@ -167,9 +167,9 @@ class RewardPool:
         finally:
             self._judges.put(judge)
 
-    def _verdict(self, rollout: Rollout, deadline: float) -> Verdict:
+    def _await_verdict(self, rollout: Rollout, deadline: float) -> Verdict:
         if not self.is_early:
-            return self._judge(_response(rollout))
+            return self._judge(_make_response(rollout))
         with self._lock:
             _, future = self._begun[rollout.id]
         try:
@@ -182,7 +182,7 @@ class RewardPool:
                 way_out="give the rewards shorter timeouts, or the job more limits.num_reward_workers",
             ) from None
 
-    def _write(self, rollout: Rollout, verdict: Verdict, answers: Mapping[str, float | RewardFailure | None]) -> None:
+    def _write_reward(self, rollout: Rollout, verdict: Verdict, answers: Mapping[str, float | RewardFailure | None]) -> None:
         """A reward that a function gave as None counts as little as one that the job does not have.
 
         Where no reward counts, the rollout is not learned from, and that is no failure. Source: TRL 1.16, GRPOTrainer.
@@ -211,5 +211,5 @@ def failures_of(rollouts: Iterable[Rollout], step: int) -> list[dict[str, object
     ]
 
 
-def _response(rollout: Rollout) -> Response:
+def _make_response(rollout: Rollout) -> Response:
     return Response(rollout.prompt, rollout.text, rollout.completion.tokens)

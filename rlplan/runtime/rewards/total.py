@@ -6,7 +6,7 @@ In: rollouts with their scores. Out: their `reward`, in place.
 import random
 from collections.abc import Sequence
 
-from rlplan.runtime.rewards.verdict import RewardFailure, finite
+from rlplan.runtime.rewards.verdict import RewardFailure, check_number
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.spec.parts.rewards import ENVIRONMENT
 from rlplan.spec.resolved import ResolvedJob
@@ -46,7 +46,7 @@ def add_environment(rollouts: Sequence[Rollout], job: ResolvedJob) -> None:
 def _add_score(rollout: Rollout, job: ResolvedJob) -> bool:
     """Add what the reward model said; whether it said a number."""
     try:
-        rollout.rewards[REWARD_MODEL] = finite(rollout.scores[Role.REWARD][0])
+        rollout.rewards[REWARD_MODEL] = check_number(rollout.scores[Role.REWARD][0])
     except RewardFailure as error:
         rollout.has_failed, rollout.failure, rollout.reward = True, f"{REWARD_MODEL}: {error.reason}", 0.0
         return False

@@ -51,7 +51,7 @@ class Verdict:
     end_s: float = 0.0
 
 
-def finite(value: Any) -> float:
+def check_number(value: Any) -> float:
     """A reward as a number. Raises: RewardFailure for what is none, or not finite."""
     if isinstance(value, bool):
         return float(value)

@@ -18,21 +18,21 @@ PATTERN_TIMEOUT_S = 1.0
 
 def match_answer(spec: AnswerMatcherSpec, text: str, answer: str) -> float:
     """1 when the first group of the pattern's first match equals the answer, whitespace around it aside."""
-    said = answer_in(spec, text)
-    return float(said is not None and said == answer.strip())
+    extracted = extract_answer(spec, text)
+    return float(extracted is not None and extracted == answer.strip())
 
 
-def answer_in(spec: AnswerMatcherSpec, text: str) -> str | None:
+def extract_answer(spec: AnswerMatcherSpec, text: str) -> str | None:
     """The first group of the pattern's first match, without whitespace around it."""
-    match = _matched(regex.search, spec, text)
+    match = _match_pattern(regex.search, spec, text)
     return None if match is None or match.group(1) is None else str(match.group(1)).strip()
 
 
 def check_format(spec: FormatCheckerSpec, text: str) -> float:
-    return float(_matched(regex.fullmatch, spec, text.strip()) is not None)
+    return float(_match_pattern(regex.fullmatch, spec, text.strip()) is not None)
 
 
-def _matched(function: Any, spec: RewardSpec, text: str) -> Any:
+def _match_pattern(function: Any, spec: RewardSpec, text: str) -> Any:
     """A match or None. `concurrent` lets other threads run, so that deadlines and signals are heard."""
     pattern = getattr(spec, "pattern", "")
     try:

@@ -16,10 +16,10 @@ from typing import IO
 from rlplan.errors import HostError
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
-from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_in, runner_for
+from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_command, compile_runner
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, Sandbox
-from rlplan.runtime.sandbox.seccomp import deny_list
-from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeGroup, TreeWatch, sweep
+from rlplan.runtime.sandbox.seccomp import build_deny_list
+from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeGroup, TreeWatch, remove_stale_groups
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
 _PROBE = """
@@ -39,8 +39,8 @@ class Bubblewrap(Sandbox):
         self._bwrap = find_tool("bwrap", "bubblewrap", self.name)
         self._is_root = os.geteuid() == 0
         self._setpriv = find_tool("setpriv", "util-linux", self.name) if self._is_root else ""
-        self._runner, self._view = system_runner(), _interpreter_view()
-        self._filter = _filter_file()
+        self._runner, self._view = compile_system_runner(), _make_interpreter_view()
+        self._filter = _write_filter()
         self._groups = make_tree_groups(num_slots, limits.memory_bytes)
         self._uids = ClaimedUids(num_slots)
         self.cannot_hold = "bugs of the kernel"
@@ -48,7 +48,7 @@ class Bubblewrap(Sandbox):
             self.cannot_hold += f", {BETWEEN_LOOKS} (no control group may be made here)"
         super().__init__(num_slots, limits)
 
-    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+    def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         group = self._groups[slot] if self._groups else None
         if group is not None:
             group.begin()
@@ -56,16 +56,16 @@ class Bubblewrap(Sandbox):
         descriptor = os.open(f"/proc/self/fd/{self._filter.fileno()}", os.O_RDONLY)
         try:
             command = (*(group.joining if group else ()), *self._command(slot, descriptor))
-            report = run_in(
+            report = run_command(
                 command,
                 self._runner.code,
                 program,
                 pass_fds=(descriptor,),
                 stops_early=stops_early,
-                watch=watch_of(program, group),
+                watch=make_watch(program, group),
                 stop=self.stop,
             )
-            return attributed(report, *(group.ended() if group else (False, False)))
+            return attribute_failure(report, *(group.read_outcome() if group else (False, False)))
         finally:
             os.close(descriptor)
 
@@ -94,7 +94,7 @@ class Bubblewrap(Sandbox):
         )
 
 
-def attributed(report: Report, was_ended: bool, was_full: bool) -> Report:
+def attribute_failure(report: Report, was_ended: bool, was_full: bool) -> Report:
     """A report with a failure that no program brings about as `broken`. was_ended, was_full: TreeGroup.ended.
 
     Inside, the runner is the first process: no signal reaches it from there, no other process may set its limits
@@ -105,18 +105,18 @@ def attributed(report: Report, was_ended: bool, was_full: bool) -> Report:
         status = "memory" if report.status in ("killed", "broken") else report.status
         return Report(status, report.cases, report.detail, report.seconds)
     if report.detail == NOT_BEGUN:
-        return _broken(report, NOT_BEGUN)
+        return _mark_broken(report, NOT_BEGUN)
     has_lost = report.status == "killed" or any(case.status == "killed" for case in report.cases)
     if was_ended and has_lost:
-        return _broken(report, "the host ran out of memory")
-    return _broken(report, "its runner ended without a verdict") if report.status == "killed" else report
+        return _mark_broken(report, "the host ran out of memory")
+    return _mark_broken(report, "its runner ended without a verdict") if report.status == "killed" else report
 
 
-def _broken(report: Report, detail: str) -> Report:
+def _mark_broken(report: Report, detail: str) -> Report:
     return Report("broken", tuple(CaseResult("missing") for _ in report.cases), detail, report.seconds)
 
 
-def watch_of(program: Program, group: TreeGroup | None) -> TreeWatch | None:
+def make_watch(program: Program, group: TreeGroup | None) -> TreeWatch | None:
     """What a run's groups leave to be looked at."""
     if group is not None and group.has_quota:
         return None
@@ -129,20 +129,20 @@ INTERPRETER = os.path.realpath("/usr/bin/python3" if Path("/usr/bin/python3").ex
 
 def find_tool(name: str, package: str, sandbox: str) -> str:
     """The path of what a sandbox needs. Raises: HostError where it is not installed."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise HostError(
             f"{name} is not installed",
             where="PATH",
             rule=f"the {sandbox} sandbox needs {name}",
             way_out=f"install {package} (`make system-packages` in a checkout)",
         )
-    return found
+    return path
 
 
-def _filter_file() -> IO[bytes]:
+def _write_filter() -> IO[bytes]:
     try:
-        code = deny_list(platform.machine())
+        code = build_deny_list(platform.machine())
     except KeyError:
         raise HostError(
             f"no list of system calls for {platform.machine()}",
@@ -156,33 +156,33 @@ def _filter_file() -> IO[bytes]:
     return file
 
 
-def system_runner(before: str = "") -> Runner:
+def compile_system_runner(before: str = "") -> Runner:
     """The runner for the system's interpreter. before: code that runs first. Raises: HostError."""
     try:
-        return runner_for(INTERPRETER, before)
+        return compile_runner(INTERPRETER, before)
     except (OSError, subprocess.SubprocessError) as error:
-        raise _no_interpreter(error) from None
+        raise _make_interpreter_error(error) from None
 
 
-def interpreter_places() -> list[str]:
+def find_interpreter_places() -> list[str]:
     """The interpreter's standard library and the folders of the shared libraries. Raises: HostError."""
     try:
-        said = subprocess.run(
+        lines = subprocess.run(
             [INTERPRETER, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, timeout=scaled(START_S), check=True
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError) as error:
-        raise _no_interpreter(error) from None
-    stdlib = said[0]
-    folders = {os.path.realpath(Path(path).parent) for path in said[1:]}
+        raise _make_interpreter_error(error) from None
+    stdlib = lines[0]
+    folders = {os.path.realpath(Path(path).parent) for path in lines[1:]}
     places = [place for place in sorted({stdlib, *folders}) if not place.startswith(stdlib + "/")]
     loaders = Path("/lib64").resolve()
     return [*places, *([str(loaders)] if loaders.is_dir() and str(loaders) not in places else [])]
 
 
-def _interpreter_view() -> tuple[str, ...]:
+def _make_interpreter_view() -> tuple[str, ...]:
     """What bwrap shows, read-only: the interpreter and its places; nothing else of the host."""
     view = ["--ro-bind", INTERPRETER, INTERPRETER]
-    for place in interpreter_places():
+    for place in find_interpreter_places():
         view += ["--ro-bind", place, place]
     for link in ("/lib", "/lib64"):
         if Path(link).is_symlink():
@@ -190,7 +190,7 @@ def _interpreter_view() -> tuple[str, ...]:
     return tuple(view)
 
 
-def _no_interpreter(error: Exception) -> HostError:
+def _make_interpreter_error(error: Exception) -> HostError:
     return HostError(
         f"the interpreter for sandboxes does not answer: {error}",
         where=INTERPRETER,
@@ -201,7 +201,7 @@ def _no_interpreter(error: Exception) -> HostError:
 
 def make_tree_groups(num_slots: int, memory_bytes: int) -> list[TreeGroup]:
     """A group for each slot, those of drivers that were killed removed; none where not all may be made."""
-    sweep()
+    remove_stale_groups()
     groups: list[TreeGroup] = []
     try:
         for _ in range(num_slots):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
-from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap, system_runner
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap, compile_system_runner
 from rlplan.runtime.sandbox.gvisor import Gvisor
 from rlplan.runtime.sandbox.landlocked import Landlocked
-from rlplan.runtime.sandbox.process import run_in
+from rlplan.runtime.sandbox.process import run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Limits, Program, Report, Sandbox
 
 AUTO, NONE = "auto", "none"
@@ -37,11 +37,11 @@ class Bare(Sandbox):
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__(num_slots, limits)
-        self._runner = system_runner()
+        self._runner = compile_system_runner()
 
-    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+    def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         command = (INTERPRETER, *self._runner.flags)
-        return run_in(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
+        return run_command(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
 
     def clean(self) -> None:
         """Nothing is kept between runs."""
@@ -111,7 +111,7 @@ print(",".join(said) or "held")
 def self_test(sandbox: Sandbox) -> str | None:
     """What a sandbox fails at, or None: it adds two numbers, keeps files, network, environment and processes out."""
     adds = sandbox.run(Program(_ADDS, (Case(b"17 25\n"),)))
-    if _printed(adds) != "42":
+    if _read_output(adds) != "42":
         return adds.detail or f"a program that adds two numbers was {adds.status}, {adds.cases[0].status}"
     with (
         tempfile.NamedTemporaryFile("w", prefix=f"rlplan-canary-{os.getpid()}-") as secret,
@@ -128,11 +128,11 @@ def self_test(sandbox: Sandbox) -> str | None:
         )
         os.environ[CANARY] = "1"
         try:
-            said = _printed(sandbox.run(Program(tries, (Case(),))))
+            output = _read_output(sandbox.run(Program(tries, (Case(),))))
         finally:
             del os.environ[CANARY]
-    return None if said == "held" else f"a program {said or 'broke it'}"
+    return None if output == "held" else f"a program {output or 'broke it'}"
 
 
-def _printed(report: Report) -> str:
+def _read_output(report: Report) -> str:
     return report.cases[0].output.decode("utf-8", "replace").strip() if report.status == "done" else ""

@@ -19,14 +19,14 @@ from rlplan.errors import HostError
 from rlplan.runtime.sandbox.bubblewrap import (
     INTERPRETER,
     find_tool,
-    interpreter_places,
+    find_interpreter_places,
     make_tree_groups,
-    system_runner,
-    watch_of,
+    compile_system_runner,
+    make_watch,
 )
-from rlplan.runtime.sandbox.process import run_in
+from rlplan.runtime.sandbox.process import run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, Sandbox
-from rlplan.runtime.sandbox.seccomp import locking
+from rlplan.runtime.sandbox.seccomp import compose_filter_code
 from rlplan.units import MIB
 
 OWN_BYTES = 192 * MIB
@@ -51,21 +51,21 @@ class Gvisor(Sandbox):
                 way_out="take another sandbox, which looks at memory itself",
             )
         super().__init__(num_slots, limits)
-        self._runner = system_runner(locking(os.uname().machine))
+        self._runner = compile_system_runner(compose_filter_code(os.uname().machine))
         self._folder = Path(tempfile.mkdtemp(prefix="rlplan-gvisor-"))
         self._write_bundle()
         self._numbers = itertools.count()
 
-    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+    def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         group, states = self._groups[slot], self._folder / f"states-{slot}"
         group.begin()
         try:
             name = f"rlplan-{os.getpid()}-{next(self._numbers)}"
             command = (*group.joining, self._runsc, f"--root={states}", *_FLAGS)
             command = (*command, "run", f"--bundle={self._folder}", name)
-            watch, stop = watch_of(program, group), self.stop
-            report = run_in(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=stop)
-            _, was_full = group.ended()
+            watch, stop = make_watch(program, group), self.stop
+            report = run_command(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=stop)
+            _, was_full = group.read_outcome()
             lost = was_full and report.status in ("killed", "broken")
             return Report("memory", report.cases, report.detail, report.seconds) if lost else report
         finally:
@@ -107,7 +107,7 @@ class Gvisor(Sandbox):
         """What is shown, and empty file systems over what gVisor would show by itself."""
         shown: list[dict[str, object]] = [
             {"destination": place, "type": "bind", "source": place, "options": ["ro", "bind"]}
-            for place in (INTERPRETER, *interpreter_places())
+            for place in (INTERPRETER, *find_interpreter_places())
         ]
         empty = {"/proc": ["ro"], "/sys": ["ro"], "/tmp": [f"size={self.limits.disk_bytes}", "mode=1777"]}
         return shown + [

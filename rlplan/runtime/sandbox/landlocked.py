@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rlplan.errors import HostError
 from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
-from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, interpreter_places, system_runner
-from rlplan.runtime.sandbox.process import run_in
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, find_interpreter_places, compile_system_runner
+from rlplan.runtime.sandbox.process import run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, Sandbox
-from rlplan.runtime.sandbox.seccomp import denied_calls, locking
+from rlplan.runtime.sandbox.seccomp import read_denied_calls, compose_filter_code
 from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeWatch
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
@@ -51,8 +51,8 @@ class Landlocked(Sandbox):
     cannot_hold = f"bugs of the kernel, a program that ends its own runner, {BETWEEN_LOOKS}"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        found = importlib.util.find_spec("sandlock")
-        if found is None or found.origin is None:
+        package = importlib.util.find_spec("sandlock")
+        if package is None or package.origin is None:
             raise HostError(
                 "sandlock is not installed",
                 where="this Python environment",
@@ -60,16 +60,16 @@ class Landlocked(Sandbox):
                 way_out="pip install sandlock",
             )
         super().__init__(num_slots, limits)
-        self._packages = str(Path(found.origin).parent.parent)
-        self._runner = system_runner(locking(os.uname().machine))
-        self._places = interpreter_places()
+        self._packages = str(Path(package.origin).parent.parent)
+        self._runner = compile_system_runner(compose_filter_code(os.uname().machine))
+        self._places = find_interpreter_places()
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
         self._uids = ClaimedUids(num_slots)
 
-    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+    def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         command, limits = self._command(self._uids.numbers[slot]), program.limits
         watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
-        return run_in(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop)
+        return run_command(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop)
 
     def clean(self) -> None:
         self._uids.close()
@@ -83,7 +83,7 @@ class Landlocked(Sandbox):
             "max_processes": self.limits.num_processes,
             "clean_env": True,
             "no_coredump": True,
-            "extra_deny_syscalls": list(denied_calls(os.uname().machine)),
+            "extra_deny_syscalls": list(read_denied_calls(os.uname().machine)),
         }
         ids = ("--reuid", str(uid), "--regid", str(uid), "--clear-groups")
         drop = (self._setpriv, *ids, "--inh-caps=-all", "--bounding-set=-all", "--") if self._setpriv else ()

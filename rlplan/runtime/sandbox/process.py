@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.runtime.processes.machine_speed import patiently, scaled
-from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, unknown
+from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, report_without_results
 
 RUNNER = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
 """The text of what runs inside."""
@@ -59,7 +59,7 @@ class Runner:
     code: bytes
 
 
-def runner_for(interpreter: str, before: str = "") -> Runner:
+def compile_runner(interpreter: str, before: str = "") -> Runner:
     """The runner for an interpreter: isolated, without site packages, writing nothing. before: code that runs first.
 
     Raises: OSError, subprocess.SubprocessError when the interpreter does not answer.
@@ -72,7 +72,7 @@ def runner_for(interpreter: str, before: str = "") -> Runner:
     return Runner(("-I", "-S", "-B", "-X", "utf8", "-c", _LOADS.format(size=len(done.stdout))), done.stdout)
 
 
-def run_in(
+def run_command(
     command: Sequence[str],
     code: bytes,
     program: Program,
@@ -101,15 +101,15 @@ def run_in(
             start_new_session=True,
         )
     except OSError as error:
-        return unknown(program, "broken", f"{command[0]} does not start: {error.strerror}")
+        return report_without_results(program, "broken", f"{command[0]} does not start: {error.strerror}")
     start_s = scaled(START_S)
     most = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)  # that an honest runner says
-    talk = _Talk(process, code + _request(program, stops_early, start_s) + nonce, most)
+    talk = _Talk(process, code + _encode_request(program, stops_early, start_s) + nonce, most)
     try:
-        status = talk.listen(start_s, program.limits.total_s, watch, stop)
+        status = talk.read_until_done(start_s, program.limits.total_s, watch, stop)
     finally:
         _end(process)
-    return _report(program, status, talk, nonce, time.monotonic() - started)
+    return _make_report(program, status, talk, nonce, time.monotonic() - started)
 
 
 class _Talk:
@@ -125,7 +125,7 @@ class _Talk:
         for pipe in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(pipe.fileno(), False)
 
-    def listen(self, start_s: float, total_s: float, watch: Watch | None, stop: int | None) -> str:
+    def read_until_done(self, start_s: float, total_s: float, watch: Watch | None, stop: int | None) -> str:
         """Until it says no more (`done`), or `timeout`, `output`, `broken` (stopped from here), or what `watch` says.
 
         start_s: for the sandbox, and then its first case, to come up. total_s: for the program, once that is up.
@@ -183,7 +183,7 @@ class _Talk:
         return bool(piece)
 
 
-def _request(program: Program, stops_early: bool, start_s: float) -> bytes:
+def _encode_request(program: Program, stops_early: bool, start_s: float) -> bytes:
     """What the runner reads, in Python's own notation, which needs no import inside: first what all cases share."""
     limits = program.limits
     rlimits = {
@@ -235,39 +235,39 @@ def _kill_children(pid: int) -> bool:
     return bool(children)
 
 
-def _report(program: Program, status: str, talk: _Talk, nonce: bytes, seconds: float) -> Report:
+def _make_report(program: Program, status: str, talk: _Talk, nonce: bytes, seconds: float) -> Report:
     if status == "broken":
-        return unknown(program, status, "it was closed", seconds)
+        return report_without_results(program, status, "it was closed", seconds)
     if not talk.heard.startswith(_READY):
         last = talk.complaints.decode("utf-8", "replace").strip().splitlines()
-        return unknown(program, "broken", (last[-1] if last else f"it said nothing ({status})")[:300], seconds)
+        return report_without_results(program, "broken", (last[-1] if last else f"it said nothing ({status})")[:300], seconds)
     if status == "timeout" and not talk.heard.startswith(_READY + _BEGUN):
-        return unknown(program, status, NOT_BEGUN, seconds)
-    results = _verdict(memoryview(talk.heard)[len(_READY + _BEGUN) :], nonce) if status == "done" else None
+        return report_without_results(program, status, NOT_BEGUN, seconds)
+    results = _parse_verdict(memoryview(talk.heard)[len(_READY + _BEGUN) :], nonce) if status == "done" else None
     if results is None or len(results) > len(program.cases):
-        return unknown(program, status if status != "done" else "killed", "", seconds)
+        return report_without_results(program, status if status != "done" else "killed", "", seconds)
     if results and results[-1].status == "broken":
-        return unknown(program, "broken", results[-1].detail, seconds)
+        return report_without_results(program, "broken", results[-1].detail, seconds)
     missing = (CaseResult("missing"),) * (len(program.cases) - len(results))
     return Report("done", (*results, *missing), "", seconds)
 
 
-def _verdict(said: memoryview | bytes, nonce: bytes) -> tuple[CaseResult, ...] | None:
+def _parse_verdict(text: memoryview | bytes, nonce: bytes) -> tuple[CaseResult, ...] | None:
     """The results, if the runner said them: nonce, length, results, nonce, and nothing else. Copies none but these."""
     size, head = len(nonce), len(nonce) + 16
-    if len(said) < head + size or said[:size] != nonce or said[-size:] != nonce:
+    if len(text) < head + size or text[:size] != nonce or text[-size:] != nonce:
         return None
-    end = len(said) - size
-    if int(bytes(said[size:head]), 16) != end - head:
+    end = len(text) - size
+    if int(bytes(text[size:head]), 16) != end - head:
         return None
     results, at = [], head
     while at < end:
-        line = bytes(said[at : min(end, at + _LINE)]).partition(b"\n")[0]
+        line = bytes(text[at : min(end, at + _LINE)]).partition(b"\n")[0]
         status, detail_size, output_size = line.decode("ascii").split(" ")
         detail_at = at + len(line) + 1
         output_at = detail_at + int(detail_size, 16)
         at = output_at + int(output_size, 16)
         assert status in _STATUSES, "the runner is ours"
-        detail = bytes(said[detail_at:output_at]).decode("utf-8", "replace")
-        results.append(CaseResult(status, bytes(said[output_at:at]), detail))
+        detail = bytes(text[detail_at:output_at]).decode("utf-8", "replace")
+        results.append(CaseResult(status, bytes(text[output_at:at]), detail))
     return tuple(results)

@@ -121,8 +121,8 @@ class Sandbox(ABC):
         slot = self._slots.get()
         try:
             if self._is_closed:
-                return unknown(program, "broken", "it was closed")
-            return self.run_at(slot, program, stops_early=stops_early)
+                return report_without_results(program, "broken", "it was closed")
+            return self.run_in_slot(slot, program, stops_early=stops_early)
         finally:
             self._slots.put(slot)
 
@@ -140,7 +140,7 @@ class Sandbox(ABC):
         self.clean()
 
     @abstractmethod
-    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+    def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         """Run a program in a slot that no other program has at the same time."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class Sandbox(ABC):
         """Remove what was kept between runs; no program runs any more."""
 
 
-def unknown(program: Program, status: str, detail: str = "", seconds: float = 0.0) -> Report:
+def report_without_results(program: Program, status: str, detail: str = "", seconds: float = 0.0) -> Report:
     """A report in which no case has a result."""
     return Report(status, tuple(CaseResult("missing") for _ in program.cases), detail, seconds)
 

@@ -124,7 +124,7 @@ def _set_up(request: "Request", pipes: "tuple[int, int, int]") -> None:
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
 
-def _child(request: "Request", case: "Case", pipes: "tuple[int, int, int]") -> "NoReturn":
+def _run_child(request: "Request", case: "Case", pipes: "tuple[int, int, int]") -> "NoReturn":
     """One case. Exit codes: 0 well, 1 an error that is said on the report pipe."""
     try:
         _set_up(request, pipes)
@@ -173,7 +173,7 @@ class _Watched:
         self.got = {self.out: b"", self.report: b""}
         self.status, self.has_ended, self.feeds, self.is_up = "ok", False, True, False
         self.poll = select.poll()
-        for descriptor in self._open(*pipes):
+        for descriptor in self._list_descriptors(*pipes):
             os.set_blocking(descriptor, False)
             self.poll.register(descriptor, select.POLLOUT if descriptor == self.feed else select.POLLIN)
 
@@ -192,7 +192,7 @@ class _Watched:
             elif not self.has_ended and left < 0:
                 self.status = "timeout"
 
-    def _open(self, *pipes: int) -> "tuple[int, ...]":
+    def _list_descriptors(self, *pipes: int) -> "tuple[int, ...]":
         return pipes if self.end < 0 else (*pipes, self.end)
 
     def _serve(self, descriptor: int) -> None:
@@ -236,7 +236,7 @@ class _Watched:
             while len(self.got[descriptor]) <= self.limit and self._take(descriptor):
                 pass
             os.close(descriptor)
-        for descriptor in self._open(self.feed) if self.feeds else self._open():
+        for descriptor in self._list_descriptors(self.feed) if self.feeds else self._list_descriptors():
             os.close(descriptor)
         printed, said = self.got[self.out], self.got[self.report]
         status = "output" if self.status == "ok" and max(len(printed), len(said)) > self.limit else self.status
@@ -259,14 +259,14 @@ def _end_others() -> None:
         pass
 
 
-def _not_up(has_run: bool, error: "int | None") -> str:
+def _judge_failed_start(has_run: bool, error: "int | None") -> str:
     """The status of a case whose child did not come up. What the program's earlier cases may have brought about stays
     its own doing: anything where they may still run, a want of memory where their files are left.
     """
     return "killed" if has_run and (os.getpid() != 1 or error == ENOMEM) else "broken"
 
 
-def _case(
+def _run_case(
     request: "Request", case: "Case", limit: int, has_run: bool, begin: "Callable[[], None]"
 ) -> "tuple[str, bytes, bytes]":
     """has_run: whether the program has, in an earlier case. begin: called when the case is up."""
@@ -278,17 +278,17 @@ def _case(
     except OSError as error:
         for descriptor in ends:
             os.close(descriptor)
-        return _not_up(has_run, error.errno), b"", str(error).encode()
+        return _judge_failed_start(has_run, error.errno), b"", str(error).encode()
     stdin_read, stdin_write, out_read, out_write, report_read, report_write = ends
     if pid == 0:
-        _child(request, case, (stdin_read, out_write, report_write))
+        _run_child(request, case, (stdin_read, out_write, report_write))
     for descriptor in (stdin_read, out_write, report_write):
         os.close(descriptor)
     child = _Watched(pid, case["stdin"], (stdin_write, out_read, report_read), limit)
     child.watch(request["start_s"], request["case_s"], begin)
     status, printed, said = child.close()
     if not child.is_up:
-        return _not_up(has_run, 0), b"", b"the process of a case did not come up: " + status.encode()
+        return _judge_failed_start(has_run, 0), b"", b"the process of a case did not come up: " + status.encode()
     if status == "error":
         return status, b"", said[1:]
     if status != "ok":
@@ -319,7 +319,7 @@ def main() -> None:
             _write_all(1, unsaid.pop())
 
     for index in range(request["num_cases"]):
-        results.append(_case(request, eval(_read_part()), min(left, request["output_bytes"]), len(results) > 0, begin))
+        results.append(_run_case(request, eval(_read_part()), min(left, request["output_bytes"]), len(results) > 0, begin))
         begin()  # also where nothing came up: then the report says so
         left -= sum(map(len, results[-1][1:]))
         _end_others()

@@ -35,13 +35,13 @@ def _refuse(error: int) -> bytes:
     return _instruction(_RETURN, 0x00050000 | error)
 
 
-def denied_calls(machine: str) -> dict[str, int]:
+def read_denied_calls(machine: str) -> dict[str, int]:
     """Names and numbers of the calls that are denied whatever their arguments."""
     calls: dict[str, int] = _CALLS["denied"][machine] | _CALLS["denied"]["both"]
     return calls
 
 
-def deny_list(machine: str) -> bytes:
+def build_deny_list(machine: str) -> bytes:
     """The filter for a machine (`x86_64`, `aarch64`). Raises: KeyError for any other.
 
     Denied beside the list: new namespaces by clone, sockets but AF_UNIX, characters pushed into a terminal, the x32
@@ -53,7 +53,7 @@ def deny_list(machine: str) -> bytes:
     program += [_instruction(_RETURN, _KILL), _instruction(_LOAD, _NUMBER)]
     if machine == "x86_64":
         program += [_instruction(_AT_LEAST, 0x40000000, 0, 1), _instruction(_RETURN, _KILL)]
-    for number in denied_calls(machine).values():
+    for number in read_denied_calls(machine).values():
         program += [_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
     program += [_instruction(_EQUAL, _CLONE3, 0, 1), _refuse(errno.ENOSYS)]
     injections = [
@@ -85,6 +85,6 @@ _lock({code!r})
 """
 
 
-def locking(machine: str) -> str:
+def compose_filter_code(machine: str) -> str:
     """Code that puts the list on, from inside, before a program is there. Raises: KeyError for another machine."""
-    return _LOCK.format(code=deny_list(machine))
+    return _LOCK.format(code=build_deny_list(machine))

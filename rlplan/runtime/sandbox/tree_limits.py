@@ -82,24 +82,24 @@ class TreeGroup:
         if self._is_v1:
             with contextlib.suppress(OSError):
                 (self.folder / "memory.max_usage_in_bytes").write_text("0")  # the most from now on
-        self._before = self._counts()
+        self._before = self._read_counts()
 
-    def ended(self) -> tuple[bool, bool]:
+    def read_outcome(self) -> tuple[bool, bool]:
         """Whether a want of memory has ended something in this run, and whether the group's own limit was met."""
-        killed, full = (now > before for now, before in zip(self._counts(), self._before, strict=True))
+        killed, full = (now > before for now, before in zip(self._read_counts(), self._before, strict=True))
         if self._is_v1:  # newer kernels leave memory.failcnt at 0 where the limit with swap is the same
-            full = full or self._number("memory.max_usage_in_bytes", "") >= self.memory_bytes - _SLACK
+            full = full or self._read_number("memory.max_usage_in_bytes", "") >= self.memory_bytes - _SLACK
         return killed, full
 
-    def _counts(self) -> tuple[int, int]:
+    def _read_counts(self) -> tuple[int, int]:
         """Since the group was made: processes ended, and how often its limit was met."""
         if self._is_v1:
-            return self._number("memory.oom_control", "oom_kill "), self._number("memory.failcnt", "")
-        return self._number("memory.events", "oom_kill "), self._number("memory.events", "oom ")
+            return self._read_number("memory.oom_control", "oom_kill "), self._read_number("memory.failcnt", "")
+        return self._read_number("memory.events", "oom_kill "), self._read_number("memory.events", "oom ")
 
-    def _number(self, file: str, before: str) -> int:
-        found = re.search(rf"^{before}(\d+)", (self.folder / file).read_text(), re.MULTILINE)
-        return int(found.group(1)) if found else 0
+    def _read_number(self, file: str, before: str) -> int:
+        match = re.search(rf"^{before}(\d+)", (self.folder / file).read_text(), re.MULTILINE)
+        return int(match.group(1)) if match else 0
 
     def close(self) -> None:
         """Remove the groups; their last process may still be on its way out."""
@@ -114,7 +114,7 @@ class TreeGroup:
                     time.sleep(0.02)
 
 
-def sweep() -> int:
+def remove_stale_groups() -> int:
     """Remove groups of drivers that are gone (killed before they could). Gives their number."""
     count = 0
     for parent in (_V1, _V1_CPU, _V2):
@@ -140,12 +140,12 @@ class TreeWatch:
 
     def __call__(self, pid: int) -> str | None:
         """What the tree below a process has had too much of: `memory`, `timeout` (CPU), or None."""
-        tree = _tree(pid)
-        if self.memory_bytes is not None and sum(map(_held, tree)) + _held_by_names(tree) > self.memory_bytes:
+        tree = _list_tree(pid)
+        if self.memory_bytes is not None and sum(map(_measure_memory, tree)) + _measure_name_bytes(tree) > self.memory_bytes:
             return "memory"
         if self.cpu_s is None:
             return None
-        took = {each: _took_s(each) for each in tree}
+        took = {each: _measure_cpu_s(each) for each in tree}
         self._took |= {each: own for each, (own, _) in took.items()}
         took_s = max(sum(map(sum, took.values())), sum(self._took.values()))
         if self._before is None:
@@ -153,7 +153,7 @@ class TreeWatch:
         return "timeout" if took_s - self._before > self.cpu_s else None
 
 
-def _tree(pid: int) -> list[int]:
+def _list_tree(pid: int) -> list[int]:
     found, waiting = [], [pid]
     while waiting:
         each = waiting.pop()
@@ -165,7 +165,7 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _held(pid: int) -> int:
+def _measure_memory(pid: int) -> int:
     """Bytes of memory of its own, and of files in memory."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -174,7 +174,7 @@ def _held(pid: int) -> int:
     return sum(1024 * int(size) for size in re.findall(r"^(?:RssAnon|RssShmem):\s+(\d+)", status, re.MULTILINE))
 
 
-def _held_by_names(tree: list[int]) -> int:
+def _measure_name_bytes(tree: list[int]) -> int:
     """Bytes that the kernel keeps for the names in a sandbox's own /tmp: links and empty files have no pages."""
     outside = _TMP.stat().st_dev
     for pid in reversed(tree):
@@ -186,7 +186,7 @@ def _held_by_names(tree: list[int]) -> int:
     return 0
 
 
-def _took_s(pid: int) -> tuple[float, float]:
+def _measure_cpu_s(pid: int) -> tuple[float, float]:
     """Seconds of CPU: its own, and those of children that it has waited for."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

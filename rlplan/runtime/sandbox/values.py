@@ -51,10 +51,10 @@ def _read(data: bytes, at: int, depth: int) -> tuple[Plain, int]:
     if kind in (b"s", b"b"):
         raw = data[start : start + size]
         return raw.decode("utf-8", "surrogatepass") if kind == b"s" else raw, start + size
-    return _items(data, kind, size, start, depth)
+    return _read_items(data, kind, size, start, depth)
 
 
-def _items(data: bytes, kind: bytes, size: int, at: int, depth: int) -> tuple[Plain, int]:
+def _read_items(data: bytes, kind: bytes, size: int, at: int, depth: int) -> tuple[Plain, int]:
     items = []
     for _ in range(size * (2 if kind == b"m" else 1)):
         value, at = _read(data, at, depth + 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.runtime.environments.pool import Answer, EnvironmentPool, Said, describe, read_answer
+from rlplan.runtime.environments.pool import Answer, EnvironmentPool, RawAnswer, describe_environment, read_answer
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
@@ -52,13 +52,13 @@ def pool(tmp_path: Path) -> Iterator[EnvironmentPool]:
 def asked(pool: EnvironmentPool, *words: str) -> list[Answer]:
     for index, word in enumerate(words):
         pool.ask(index, {"play": [{"role": "assistant", "content": word}], "answer": "42"})
-    found: dict[int, Said] = {}
-    wait_for(lambda: found.update(pool.ready()) or len(found) == len(words), 30, pause_s=0.005)
+    found: dict[int, RawAnswer] = {}
+    wait_for(lambda: found.update(pool.take_answers()) or len(found) == len(words), 30, pause_s=0.005)
     return [read_answer(found[index]) for index in range(len(words))]
 
 
 def words_of(answer: Answer) -> str | None:
-    return answer.said[0]["content"] if answer.said else None
+    return answer.messages[0]["content"] if answer.messages else None
 
 
 def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: EnvironmentPool, tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: Environment
 
 @pytest.mark.parametrize("said", [{"done": False}, {"done": False, "reward": 1.0}, {"observation": [], "done": False}])
 def test_an_answer_without_an_observation_is_the_end_whatever_it_says_of_it(said: dict[str, Any]) -> None:
-    assert read_answer(Said(said)) == Answer((), said.get("reward"), True)
-    assert not read_answer(Said({"observation": "on", "reward": 1.0, "done": False})).is_end
-    assert read_answer(Said({"done": 0})).failure == "done is '0', neither true nor false"
+    assert read_answer(RawAnswer(said)) == Answer((), said.get("reward"), True)
+    assert not read_answer(RawAnswer({"observation": "on", "reward": 1.0, "done": False})).is_end
+    assert read_answer(RawAnswer({"done": 0})).failure == "done is '0', neither true nor false"
 
 
 @pytest.mark.parametrize(
@@ -138,20 +138,20 @@ def test_a_function_that_cannot_be_had_is_refused_before_anything_starts(
 ) -> None:
     (tmp_path / "game.py").write_text(text)
     with pytest.raises(SpecError, match=reason):
-        describe(EnvironmentSpec(path=f"{tmp_path / 'game.py'}:{function}"))
+        describe_environment(EnvironmentSpec(path=f"{tmp_path / 'game.py'}:{function}"))
 
 
 def test_the_example_s_game_is_won_by_the_largest_digit_and_gives_hints() -> None:
     spec = EnvironmentSpec(path=f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play")
-    assert not describe(spec).is_stateful
+    assert not describe_environment(spec).is_stateful
     pool = EnvironmentPool(spec, Path(os.devnull))
     turns = [{"role": "user", "content": "Sort: 52914"}]
     said = []
     for guess in ("<answer>5", "no", "9"):
         turns.append({"role": "assistant", "content": guess})
         pool.ask(0, {"play": turns, "answer": "12459"})
-        found: list[tuple[object, Said]] = []
-        wait_for(lambda: found.extend(pool.ready()) or found, 60, pause_s=0.005)  # noqa: B023
+        found: list[tuple[object, RawAnswer]] = []
+        wait_for(lambda: found.extend(pool.take_answers()) or found, 60, pause_s=0.005)  # noqa: B023
         said.append(read_answer(found[0][1]))
         turns.append({"role": "user", "content": str(words_of(said[-1]))})
     pool.close()

@@ -7,7 +7,7 @@ import pytest
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
-from rlplan.runtime.environments.pool import EnvironmentPool, describe
+from rlplan.runtime.environments.pool import EnvironmentPool, describe_environment
 from rlplan.runtime.losses.advantages import token_rewards
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rewards.total import add_environment
@@ -111,7 +111,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
         spec = EnvironmentSpec(
             path=path, timeout_s=scaled(1.5), num_workers=2, call_pattern="<call>(.*?)</call>", **keys
         )
-        described = describe(spec)
+        described = describe_environment(spec)
         pool = EnvironmentPool(spec, folder / "log.txt", described)
         engines = Script(*[(*words.tokens(turn), *ids("<end>")) for turn in turns])
         prompt = chat_prompt("a")

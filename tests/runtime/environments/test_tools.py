@@ -11,7 +11,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
-from rlplan.runtime.environments.pool import Described, EnvironmentPool, describe
+from rlplan.runtime.environments.pool import EnvironmentDescription, EnvironmentPool, describe_environment
 from rlplan.runtime.environments.tool_calls import MAX_CALLS, read_calls
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rollout.experience import Completion, RolloutRequest
@@ -72,15 +72,15 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EnvironmentSpec:
 
 
 @pytest.fixture(scope="module")
-def described(spec: EnvironmentSpec) -> Described:
-    return describe(spec)
+def described(spec: EnvironmentSpec) -> EnvironmentDescription:
+    return describe_environment(spec)
 
 
 Run = Callable[..., tuple[Completion, list[str]]]
 
 
 @pytest.fixture(scope="module")
-def run(spec: EnvironmentSpec, described: Described, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(spec: EnvironmentSpec, described: EnvironmentDescription, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Gives the rollout in which the policy says these texts, and what it was told after its first turn."""
     folder = tmp_path_factory.mktemp("run")
     policy = write_policy(folder / "policy")
@@ -107,7 +107,7 @@ def call(name: str, **arguments: object) -> str:
     return f"<call>{json.dumps({'name': name, 'arguments': arguments})}</call>"
 
 
-def test_schemas_come_from_annotations_and_docstrings(described: Described) -> None:
+def test_schemas_come_from_annotations_and_docstrings(described: EnvironmentDescription) -> None:
     add = described.schemas[0]["function"]
     assert (add["name"], add["description"]) == ("add", "Adds two numbers.")
     assert add["parameters"]["properties"]["a"] == {"type": "integer", "description": "The first."}
@@ -199,7 +199,7 @@ def test_a_function_that_cannot_be_described_is_refused_with_the_way_out(
 ) -> None:
     (tmp_path / "tools.py").write_text(function)
     with pytest.raises(SpecError, match=reason) as refused:
-        describe(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:f",)))
+        describe_environment(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:f",)))
     assert refused.value.where.startswith("rollout.environment.tools: ")
     assert refused.value.way_out
 
@@ -207,5 +207,5 @@ def test_a_function_that_cannot_be_described_is_refused_with_the_way_out(
 def test_a_tool_that_is_not_in_its_file_is_told_what_is(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text("import os\ndef add(a: int): ...\ndef _own(): ...\ndef take(a: int): ...\n")
     with pytest.raises(SpecError, match="the tool cannot be used") as refused:
-        describe(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:nope",)))
+        describe_environment(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:nope",)))
     assert refused.value.way_out == "one of add, take"

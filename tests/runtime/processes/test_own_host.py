@@ -57,7 +57,7 @@ def test_a_process_beside_the_run_does_not_look_into_the_current_folder(traps: P
         pool.ask(0, {"play": [{"role": "assistant", "content": "x"}], "answer": "42"})
         deadline, found = time.monotonic() + 30, []
         while not found and time.monotonic() < deadline:
-            found = pool.ready()
+            found = pool.take_answers()
             time.sleep(0.01)
     finally:
         pool.close()

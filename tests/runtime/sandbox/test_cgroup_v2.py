@@ -39,11 +39,11 @@ def test_a_group_of_version_2_limits_memory_swap_and_cpu_and_tells_its_own_limit
     events = group.folder / "memory.events"
     events.write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\noom_group_kill 0\n")
     group.begin()
-    assert group.ended() == (False, False), "what was before does not count"
+    assert group.read_outcome() == (False, False), "what was before does not count"
     events.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\noom_group_kill 0\n")
-    assert group.ended() == (True, False), "the host's want of memory"
+    assert group.read_outcome() == (True, False), "the host's want of memory"
     events.write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 3\noom_group_kill 0\n")
-    assert group.ended() == (True, True)
+    assert group.read_outcome() == (True, True)
 
 
 @pytest.mark.nightly

@@ -14,8 +14,8 @@ from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, make_tree_groups
 from rlplan.runtime.sandbox.choice import Bare, open_sandbox, self_test
 from rlplan.runtime.sandbox.programs import Case, Limits, Program
-from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, denied_calls, deny_list
-from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, sweep
+from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, read_denied_calls, build_deny_list
+from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, remove_stale_groups
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 from rlplan.units import MIB
 from tests.factories import make_job
@@ -88,7 +88,7 @@ def test_groups_of_a_driver_that_was_killed_are_swept() -> None:
     code = "from rlplan.runtime.sandbox.tree_limits import TreeGroup; print(TreeGroup(1 << 28).folder)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     mine = TreeGroup(1 << 28)
-    sweep()  # another run beside this one may have been first
+    remove_stale_groups()  # another run beside this one may have been first
     assert said
     assert not Path(said).exists()
     assert mine.folder.is_dir()
@@ -118,7 +118,7 @@ def test_denied_calls_have_the_kernel_s_numbers(machine: str) -> None:
     """Oracle: the kernel's headers, which a C compiler brings along; calls newer than these are left out."""
     text = HEADERS[machine].read_text()
     known = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
-    ours = denied_calls(machine) | _ARGUED[machine] | {"clone3": _CLONE3}
+    ours = read_denied_calls(machine) | _ARGUED[machine] | {"clone3": _CLONE3}
     compared = {name: number for name, number in ours.items() if name in known}
     assert compared == {name: known[name] for name in compared}
     assert len(compared) > 0.8 * len(ours)
@@ -126,7 +126,7 @@ def test_denied_calls_have_the_kernel_s_numbers(machine: str) -> None:
 
 def test_the_filter_is_whole_instructions_and_jumps_stay_inside() -> None:
     for machine in HEADERS:
-        code = deny_list(machine)
+        code = build_deny_list(machine)
         assert len(code) % 8 == 0
         count = len(code) // 8
         assert count < 4096, "the kernel's limit"

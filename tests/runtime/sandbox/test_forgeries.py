@@ -7,10 +7,10 @@ from itertools import product
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.rewards.code_executor import grade
+from rlplan.runtime.rewards.code_executor import grade_program
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.choice import BACKENDS
-from rlplan.runtime.sandbox.process import _verdict
+from rlplan.runtime.sandbox.process import _parse_verdict
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec
 from tests.repository.at_night import at_night
@@ -40,7 +40,7 @@ def sandbox(request: pytest.FixtureRequest, opens: Callable[[str], Sandbox]) -> 
 
 def value(sandbox: Sandbox, source: str, tests: str) -> float:
     prompt = Prompt("1", "Write f.", tests, (1,))
-    return grade(SPEC, f"```python\n{source}\n```", prompt, sandbox)[0]
+    return grade_program(SPEC, f"```python\n{source}\n```", prompt, sandbox)[0]
 
 
 def test_the_right_program_passes(sandbox: Sandbox) -> None:
@@ -95,5 +95,5 @@ def test_there_are_enough_forgeries() -> None:
     ],
 )
 def test_a_verdict_without_the_nonce_of_its_run_is_none(said: bytes) -> None:
-    assert _verdict(said, b"0" * 32) is None
-    assert _verdict(b"0" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"0" * 32, b"0" * 32) is not None
+    assert _parse_verdict(said, b"0" * 32) is None
+    assert _parse_verdict(b"0" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"0" * 32, b"0" * 32) is not None

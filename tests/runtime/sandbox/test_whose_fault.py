@@ -16,7 +16,7 @@ import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.sandbox import process
-from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, attributed, system_runner
+from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, attribute_failure, compile_system_runner
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report
 from rlplan.runtime.sandbox.tree_limits import TreeWatch
 from rlplan.units import MIB
@@ -91,7 +91,7 @@ posix.setsid = _late
 
 
 def test_a_case_that_comes_up_late_has_all_of_its_time_and_of_the_whole_program_s(sandbox: Bubblewrap) -> None:
-    sandbox._runner = system_runner(COMES_UP_LATE)
+    sandbox._runner = compile_system_runner(COMES_UP_LATE)
     report = sandbox.run(Program("print(1)", (Case(),), Limits(case_s=0.3, total_s=0.5)))
     assert (report.status, report.cases[0].status, report.cases[0].output) == ("done", "ok", b"1\n"), report
 
@@ -102,7 +102,7 @@ NEVER_COMES_UP = COMES_UP_LATE.replace("1.0", "600.0")
 def test_a_case_that_does_not_come_up_is_no_fault_of_the_program(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sandbox._runner = system_runner(NEVER_COMES_UP)
+    sandbox._runner = compile_system_runner(NEVER_COMES_UP)
     monkeypatch.setattr(process, "START_S", 1.0)
     report = sandbox.run(Program("print(1)", (Case(),)))
     assert (report.status, report.detail) == ("broken", "the process of a case did not come up: timeout")
@@ -157,7 +157,7 @@ NOT_UP = Report("timeout", (CaseResult("missing"),), process.NOT_BEGUN)
 def test_what_ended_a_program_says_whose_fault_it_is(
     report: Report, was_ended: bool, was_full: bool, status: str
 ) -> None:
-    assert attributed(report, was_ended, was_full).status == status
+    assert attribute_failure(report, was_ended, was_full).status == status
 
 
 HOGS = """
