@@ -1,6 +1,6 @@
-"""Held back: prompts that are not trained on, taken from the training prompts where a job names no file of such.
+"""Held-out prompts, taken from the training prompts when a job names no file of held-out prompts.
 
-In: tokenized prompts. Out: the same in two parts. Left out: reading them (tokenizing.py).
+In: tokenized prompts. Out: the training and the held-out part. Left out: reading them (tokenizing.py).
 """
 
 import hashlib
@@ -11,14 +11,14 @@ from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.resolved import ResolvedJob
 
 ONE_IN = 10
-"""So many different prompts is one held out."""
+"""One of this many distinct prompts is held out."""
 
 
 def held_back(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """(prompts to train on, prompts held out): a tenth of the different texts, at least one and at most `most`.
+    """(training prompts, held-out prompts); a tenth of the distinct texts is held out, at least 1 and at most `most`.
 
-    Which ones follows from their texts and the seed, not from where they stand: a run that goes on finds the same, and
-    a text that occurs twice is never on both sides.
+    The choice depends on texts and seed, not on the order of rows. A resumed run makes the same choice, and a text that
+    occurs twice is never in both parts.
     """
     texts = sorted(
         {prompt.text for prompt in prompts}, key=lambda text: hashlib.sha256(f"{seed} {text}".encode()).digest()
@@ -29,12 +29,12 @@ def held_back(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Pr
 
 
 def check_held_back(job: ResolvedJob) -> None:
-    """Raises: SpecError where nothing can be held back: of labelled answers none is the right one to be judged by."""
+    """Check that prompts can be held out. Raises: SpecError for pairs and labelled answers."""
     declared = job.algorithm.declaration
     if declared.given in ("pair", "unpaired") and not declared.trains_scalar:
         raise SpecError(
-            f"data.heldout is not given, and {job.algorithm.name} trains on pairs or labelled answers",
+            f"data.heldout is missing, and {job.algorithm.name} trains on pairs or labelled answers",
             where="data.heldout",
-            rule="held-out prompts are generated from and judged by rewards, for which such data have no right answer",
+            rule="rewards judge the responses to held-out prompts, and such data have no right answers for that",
             way_out="data.heldout=FILE, with prompts and right answers",
         )

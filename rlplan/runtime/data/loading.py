@@ -1,6 +1,6 @@
-"""Loading: a table in any known layout becomes rows of ours, or one message that lists its bad rows.
+"""Loading: a table in any known layout becomes DataRows, or one message that lists its bad rows.
 
-In: a path, the names of columns, the policy's folder for its chat template. Out: rows with texts, and what was seen.
+In: a path, the names of columns, the policy's folder for its chat template. Out: rows with rendered prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ from rlplan.spec.declaration import Given
 from rlplan.spec.model_files import chat_template, tokenizer_config
 
 MAX_TOLD, MAX_NUMBERS = 10, 3
-"""Causes that a message lists, and rows that it names of each."""
+"""Most causes that a message lists, and most rows that it names for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rows, and what is said aloud about them."""
+    """Rows of a table, and how they were read."""
 
     rows: tuple[DataRow, ...]
     layout: str
-    """Whose columns they have, such as `verl` or `trl`."""
+    """Detected layout, such as `verl` or `trl`."""
 
     template: str
-    """What prompts were made with: `chat template`, `joined` messages, or `text`."""
+    """How prompts were rendered, in words."""
 
     def said(self, path: Path) -> str:
         return f"{path.name}: {len(self.rows)} rows in the layout of {self.layout}, prompts are {self.template}"
@@ -38,28 +38,30 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What rows must hold."""
+    """Requirements of a job's algorithm and rewards on every row."""
 
     given: Given = ""
-    """Answers to learn from."""
+    """Kind of answers to learn from."""
 
     answers: bool = False
+    """Whether every row needs a right answer."""
+
     check: Callable[[str], None] = lambda _: None
-    """Raises BadRowError for an answer that will not do."""
+    """A function that raises BadRowError for an unusable answer."""
 
     rule: str = ""
-    """What `check` holds an answer to, for people."""
+    """The rule that `check` enforces, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """What every prompt becomes a chat for; without either, a text stays a text."""
+    """System prompt and tools. With either of them every prompt becomes a chat; otherwise a text stays a text."""
 
     system: str | None = None
-    """The first message of a chat that has no system message."""
+    """System message for chats that have none."""
 
     tools: tuple[Any, ...] = ()
-    """Schemas of the functions that the policy may call."""
+    """Schemas of the tools that the policy may call."""
 
     def of(self, prompt: str | Chat) -> str | Chat:
         if self.system is None and not self.tools:
@@ -88,7 +90,7 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
             if row.id in first_with and "id" not in cells:  # verl's index counts within one source
                 row = replace(row, id=f"{row.id}-row-{number}")
             if row.id in first_with:
-                raise BadRowError(f"id {shorten(row.id)} is also that of row {first_with[row.id]}")
+                raise BadRowError(f"id {shorten(row.id)} is also the id of row {first_with[row.id]}")
             first_with[row.id] = number
             rows.append(row)
         except BadRowError as error:
@@ -98,9 +100,9 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
             path,
             faults,
             len(rows),
-            rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns that data.prompt_column and "
-            "data.answer_column name" + (wanted.rule and f"; {wanted.rule}"),
-            way_out="mend or remove those rows" if layout or not near else f"data.prompt_column={near}",
+            rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns named by data.prompt_column and "
+            "data.answer_column" + (wanted.rule and f"; {wanted.rule}"),
+            way_out="fix or remove those rows" if layout or not near else f"data.prompt_column={near}",
         )
     if not rows:
         raise SpecError(
@@ -114,14 +116,14 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
 
 def _check_answer(row: DataRow, wanted: Wanted) -> None:
     if wanted.answers and row.answer is None:
-        raise BadRowError("it has no answer (answer, label, solution or ground_truth)")
+        raise BadRowError("no answer (answer, label, solution or ground_truth)")
     if wanted.answers and not str(row.answer).strip():
-        raise BadRowError("its answer is empty: a response that says nothing would be right")
+        raise BadRowError("the answer is empty, so an empty response would be right")
     wanted.check(row.answer or "")
 
 
 def report(path: Path, faults: Sequence[tuple[int, str]], num_good: int, *, rule: str, way_out: str) -> SpecError:
-    """One message about all bad rows of a file. faults: (number from 1, what a BadRowError says)."""
+    """One error about all bad rows of a file. faults: (row number from 1, text of the BadRowError)."""
     by_cause: dict[str, list[int]] = {}
     for number, why in faults:
         by_cause.setdefault(why, []).append(number)
@@ -137,7 +139,8 @@ def report(path: Path, faults: Sequence[tuple[int, str]], num_good: int, *, rule
 
 
 def _numbered(rows: Sequence[int]) -> str:
-    """
+    """Row numbers in words.
+
     >>> _numbered([4]), _numbered(range(2, 202))
     ('row 4', 'rows 2, 3, 4 and 197 more')
     """
@@ -146,7 +149,7 @@ def _numbered(rows: Sequence[int]) -> str:
 
 
 def _with_texts(rows: list[DataRow], layout: str, model_folder: Path, style: Chats) -> Loaded:
-    """Chats made texts: by the policy's template, or, where it has none, as their contents one after the other."""
+    """Render chats as texts: with the policy's template, or by joining their contents if it has none."""
     chats = [row.prompt for row in rows if not isinstance(row.prompt, str)]
     if not chats:
         return Loaded(tuple(rows), layout, "text")
@@ -177,17 +180,17 @@ def _joined(chat: Any) -> str:
 
 
 def no_template(model_folder: Path) -> SpecError:
-    """What a job that needs chats is told."""
+    """The error for a job that needs a chat template which the policy lacks."""
     return SpecError(
-        "the policy has no chat template, and data.system_prompt or tools make chats of the prompts",
+        "the policy has no chat template, which data.system_prompt and tools need",
         where=str(model_folder),
-        rule="a model that was trained on chats has chat_template.jinja, or chat_template in tokenizer_config.json",
-        way_out="put the model's template there, or take a policy that has one",
+        rule="a chat model has chat_template.jinja, or chat_template in tokenizer_config.json",
+        way_out="add the model's template, or use a policy that has one",
     )
 
 
 def open_chats(model_folder: Path, *, has_tools: bool = False) -> ModelText:
-    """The process that renders chats by the policy's template. Raises: SpecError."""
+    """Start the process that renders chats with the policy's template. Raises: SpecError."""
     template = chat_template(model_folder, has_tools=has_tools)
     if template is None:
         raise no_template(model_folder)

@@ -1,8 +1,10 @@
-"""ModelText: what a model's folder makes of texts and chats, by its tokenizer and its chat template.
+"""ModelText: runs a model's tokenizer and chat template in a child process with limits.
 
-In: a folder; texts and chats. Out: token ids and texts. Both files may be a stranger's: a tokenizer of a few bytes can
-take gigabytes or abort its process, a template can loop for ever. So they work in a process of their own, with limits,
-and the driver holds neither the libraries nor the tokenizer. Run as a module it is that process: JSON, line by line.
+Neither file can be trusted: a tokenizer of a few bytes can use gigabytes or abort its process, and a template can loop
+forever. The driver also saves the memory of the libraries and the tokenizer. Run as a module, this file is the child
+process, which speaks JSON line by line.
+
+In: a folder; texts and chats. Out: token ids and texts.
 """
 
 import base64
@@ -26,18 +28,18 @@ from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.models.families.image_sizes import ImageRule
 
 MORE_BYTES = 1 << 31
-"""Beside the libraries: the largest published tokenizers take some 500 MB while they are read."""
+"""Memory limit on top of the libraries: the largest published tokenizers take about 500 MB while they load."""
 START_S = 60.0
-"""To import the libraries and to read the tokenizer, and to render the first chat."""
+"""Seconds to import the libraries and to load the tokenizer."""
 ANSWER_S = 10.0
-"""For one text or chat; both are scaled."""
+"""Seconds for one text or chat; both limits are scaled by machine speed."""
 MAX_ANSWER_BYTES = 1 << 24
 TEMPLATE_RULE = "a chat template that takes messages with role and content"
 TOKENIZER_RULE = "a tokenizer.json of the tokenizers library, which takes at most 2 GiB and 10 s a text"
 
 
 class ModelText:
-    """A context manager. template: the folder's chat template; without one, chats are not rendered."""
+    """See the module docstring; usable as a context manager. template: chat template of the folder, if chats occur."""
 
     def __init__(self, folder: Path, template: str | None = None, config: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
@@ -64,11 +66,11 @@ class ModelText:
         self._log.close()
 
     def tokens(self, text: str, *, adds_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text. Raises: SpecError where the tokenizer fails."""
+        """Token ids of a text. Raises: SpecError when the tokenizer fails."""
         return tuple(self._ask({"text": text, "special": adds_special_tokens}, ANSWER_S, is_chat=False)["tokens"])
 
     def image(self, data: bytes, rule: ImageRule) -> tuple[int, int, bytes]:
-        """(rows, columns) of tokens of an image file, and its pixels. Raises: BadRowError where it is none."""
+        """(token rows, token columns, pixels) of an image file. Raises: BadRowError if it is not an image."""
         asked = {"image": base64.b64encode(data).decode(), "rule": asdict(rule)}
         try:
             said = self._answer_to(asked, ANSWER_S)
@@ -79,11 +81,11 @@ class ModelText:
         return said["rows"], said["columns"], base64.b64decode(said["pixels"])
 
     def special(self, token: int) -> str:
-        """How a token of the vocabulary is written."""
+        """Text of a token of the vocabulary."""
         return str(self._ask({"id": token}, ANSWER_S, is_chat=False)["text"])
 
     def rendered(self, chats: Sequence[Any], tools: Sequence[Any] = ()) -> list[str]:
-        """Chats as texts, up to where the policy speaks. tools: their schemas. Raises: SpecError where it fails."""
+        """Render chats up to the policy's next turn. tools: tool schemas. Raises: SpecError when the template fails."""
         asked = [{"chat": chat, "tools": list(tools)} for chat in chats]
         return [str(self._ask(request, ANSWER_S, is_chat=True)["text"]) for request in asked]
 
@@ -92,7 +94,7 @@ class ModelText:
         return self._process.pid
 
     def _answer_to(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What the process says, an error too. Raises: NoAnswerError."""
+        """The process's answer, which may be an error. Raises: NoAnswerError."""
         self._process.say(json.dumps(request), Deadline(START_S))
         return patiently(lambda wait: self._process.hear(Deadline(wait)), seconds, NoAnswerError)
 
@@ -114,10 +116,10 @@ class ModelText:
         file = "chat_template.jinja" if (self.folder / "chat_template.jinja").exists() else "tokenizer_config.json"
         if is_chat:
             return SpecError(
-                f"the policy's chat template does not take the prompts: {printable(why)}",
+                f"the policy's chat template cannot render the prompts: {printable(why)}",
                 where=str(self.folder / file),
                 rule=TEMPLATE_RULE,
-                way_out="mend the template, or give prompts as texts",
+                way_out="fix the template, or give prompts as texts",
             )
         return SpecError(
             f"the tokenizer cannot be read: {printable(why)}",
@@ -128,7 +130,7 @@ class ModelText:
 
 
 class _Answers:
-    """The process's side."""
+    """The child's side: it loads the tokenizer and answers requests."""
 
     def __init__(self, folder: Path, template: str | None, config: Mapping[str, Any]) -> None:
         from tokenizers import Tokenizer
@@ -164,7 +166,7 @@ def main() -> None:
     """Answer until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the driver's to handle
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # text that libraries print must not mix with the answers
     answers: _Answers | None = None
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -175,7 +177,7 @@ def main() -> None:
             else:
                 found = answers.answer(request)
             said = json.dumps(found)
-        except BaseException as error:  # a panic of the tokenizer's Rust is no Exception
+        except BaseException as error:  # a Rust panic in the tokenizer is not an Exception
             said = json.dumps({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
         out.write(said + "\n")
         out.flush()

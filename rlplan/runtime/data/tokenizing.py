@@ -1,4 +1,4 @@
-"""Tokenizing: rows become prompts, or one message that lists the rows which do not fit the job's lengths.
+"""Tokenizing: rows become prompts, or one message lists the rows that exceed the job's lengths.
 
 In: a prompt file, a job, the policy's tokenizer. Out: tokenized prompts, and the columns that every row has.
 """
@@ -23,17 +23,17 @@ from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, Funct
 from rlplan.spec.resolved import ResolvedJob
 
 MAX_PIXEL_BYTES = 1 << 30
-"""Of all images of a file, at the size that the policy sees."""
+"""Most bytes of the pixels of all images of a file, at the size that the policy sees."""
 ALWAYS_ENCODED = 1 << 16
-"""Characters of a text that is tokenized however few tokens are allowed: some tokenizers leave spaces out."""
+"""Texts up to this many characters are always tokenized: some tokenizers drop spaces, so characters prove little."""
 
 
 def tokenize_file(
     path: Path, job: ResolvedJob, tokenizer: ModelText, chats: Chats, *, given: Given
 ) -> tuple[tuple[Prompt, ...], str, frozenset[str]]:
-    """(prompts in the file's order, a line about what was read, columns of every row where a function wants any).
+    """(prompts in the file's order, a log line, columns that every row has if a reward function needs any).
 
-    given: the answers that rows hold. Raises: SpecError that lists bad rows.
+    answer_kind: answers that rows must hold. Raises: SpecError that lists bad rows.
     """
     data = job.needed_data
     columns = Columns(data.prompt_column, data.answer_column, data.image_column)
@@ -55,8 +55,8 @@ def tokenize_file(
             path,
             faults,
             len(prompts),
-            rule="1 to workload.max_prompt_len tokens a prompt, at most workload.max_response_len a given answer, "
-            "the end of sequence among them",
+            rule="a prompt has 1 to workload.max_prompt_len tokens, and an answer at most workload.max_response_len "
+            "with its end-of-sequence token",
             way_out="raise the limit, or shorten or remove those rows",
         )
     has_functions = any(isinstance(spec, FunctionSpec) for spec in job.rewards)
@@ -66,15 +66,15 @@ def tokenize_file(
 
 def _too_many_pixels(path: Path, row: int) -> SpecError:
     return SpecError(
-        f"the images of the first {row} rows take more than {MAX_PIXEL_BYTES} bytes as pixels",
+        f"the images of the first {row} rows have more than {MAX_PIXEL_BYTES} bytes of pixels",
         where=str(path),
-        rule="the driver holds the images of all prompts",
-        way_out="a smaller data.max_image_pixels, or fewer rows",
+        rule="the driver holds the images of all prompts in memory",
+        way_out="lower data.max_image_pixels, or use fewer rows",
     )
 
 
 class _Encoder:
-    """Texts as tokens within the job's lengths."""
+    """Tokenizes prompts and answers, and checks them against the job's lengths."""
 
     def __init__(self, job: ResolvedJob, tokenizer: ModelText, folder: Path) -> None:
         self.tokenizer, self.workload, self.folder = tokenizer, job.workload, folder
@@ -82,10 +82,10 @@ class _Encoder:
         self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
 
     def prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
-        """Its tokens, those of images among them, and the images."""
+        """(tokens of a row's prompt with its images' tokens, the images)."""
         limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
         self._check_characters(str(row.prompt), what, limit)
-        # A template writes a sequence's first token itself, where there is one.
+        # Special tokens are added to plain texts only: a template writes a BOS token itself, if there is one.
         text = (
             str(row.prompt)
             if self.images is None or row.chat
@@ -100,7 +100,7 @@ class _Encoder:
         return tokens, images
 
     def answer(self, row: DataRow, key: str) -> tuple[int, ...]:
-        """With the end of sequence that the policy would have to say."""
+        """Tokens of an answer, with the end-of-sequence token that the policy must learn."""
         limit, what, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
         self._check_characters(text, what, limit)
         tokens = (*self.tokenizer.tokens(text, adds_special_tokens=False), *self.end)
@@ -109,13 +109,13 @@ class _Encoder:
         return tokens
 
     def _check_characters(self, text: str, what: str, limit: int) -> None:
-        """Before tokenizing, which takes hundreds of bytes a character."""
+        """Reject texts that are far too long before tokenizing, which takes hundreds of bytes per character."""
         if len(text) > max(ALWAYS_ENCODED, limit * self.tokenizer.longest_token):
             raise BadRowError(f"{what} has {len(text)} characters, more than {limit} tokens can hold")
 
 
 def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
-    """One; of a pair whose answers are judged one by one two."""
+    """The prompts of a row: one, or two for a pair whose answers are labelled separately."""
     there = [key for key in ("chosen", "rejected") if given and getattr(row, key) is not None]
     right = str(row.answer or "") if row.answer is not None or not there else str(getattr(row, there[0]))
     answers = tuple(encoder.answer(row, key) for key in there)
@@ -140,20 +140,20 @@ def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
 
 
 def _shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
-    """What a reward function can count on, the right answer among it."""
+    """Columns that every row has, including `answer`, on which reward functions can rely."""
     of_each = ({*json.loads(row.others), *(["answer"] if row.answer is not None else [])} for row in rows)
     return frozenset(set.intersection(*of_each))
 
 
 def _wanted(job: ResolvedJob) -> Wanted:
-    """What the job's rewards need of a row."""
+    """Requirements of the job's rewards on every row."""
     needs = [spec for spec in job.rewards if isinstance(spec, AnswerMatcherSpec | CodeExecutorSpec)]
     if any(isinstance(spec, CodeExecutorSpec) for spec in needs):
         return Wanted(
             answers=True,
             check=_check_tests,
-            rule="tests of which the program's calls alone go into the sandbox, and the rest is evaluated outside "
-            "(docs/job.md, Prompt files)",
+            rule="tests must be splittable into calls of the program, which run in the sandbox, and conditions, which "
+            "are evaluated outside (docs/job.md, Prompt files)",
         )
     return Wanted(answers=bool(needs))
 
@@ -162,4 +162,4 @@ def _check_tests(answer: str) -> None:
     try:
         read_tests(answer)
     except UnreadableTestsError as error:
-        raise BadRowError(f"its tests: {error}") from None
+        raise BadRowError(f"tests: {error}") from None

@@ -1,9 +1,11 @@
-"""The process in which a job's environment and tools answer: a loop over lines of JSON.
+"""The child process in which a job's environment and tools run: it answers JSON requests line by line.
 
-In: a setting as its argument; then one line a question: `play` (all turns, of a function), `reset`, `step` and `finish`
-(of a rollout's own environment, by `session`), `call` (of a tool). Out: one line an answer, {"said": ...}, or
-{"error": "...", "kind": "..."}. The first line out says what was found. What is printed goes to the run's log, and so
-does what raises. It is the job's own code, and runs with the user's rights; servers that a job names are asked here.
+A request is `play` (all turns, for a function), `reset`, `step` or `finish` (of a rollout's environment, by `session`),
+or `call` (of a tool). An answer is {"said": ...} or {"error": "...", "kind": "..."}. The first line describes the
+environment. Printed text and tracebacks go to the run's log. The code is the job's own and runs with the user's rights;
+requests to the job's servers are made here too.
+
+In: a setting as the argument, then one JSON request per line. Out: one JSON answer per line.
 """
 
 import json
@@ -26,24 +28,25 @@ if TYPE_CHECKING:
     from rlplan.runtime.environments.remote import RemoteEnvironment
 
 CONNECT_S = 15.0
-"""For a server to say what it has, before a run; scaled."""
-LOST = "its state was lost with its process, which another rollout had ended"
+"""Seconds for a server to describe itself before a run; scaled by machine speed."""
+LOST = "its state was lost when another rollout ended the process"
 
 
 class _MissingError(Exception):
-    """A file without the function that is named."""
+    """A file lacks the named function."""
 
     def __init__(self, file: str, name: str, module: ModuleType) -> None:
         super().__init__(f"there is no function '{name}' in {os.path.basename(file)}")  # noqa: PTH119
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
         there = [key for key in own if not key.startswith("_")][:10]
-        self.way_out = f"one of {', '.join(there)}" if there else "write it: the file has none"
+        self.way_out = f"use one of {', '.join(there)}" if there else "write it: the file has no function"
 
 
 class Answers:
-    """What the setting names: path, tools (FILE.py:NAME), url, mcp. describes: whether schemas are asked for.
+    """The environment and tools of a setting.
 
-    run: an id of this run, which is part of the sessions' ids at a server.
+    Keys of the setting: path, tools (FILE.py:NAME), url, mcp; describes (whether schemas are wanted); run (an id that
+    is part of the session ids at a server).
     """
 
     def __init__(self, setting: dict[str, Any]) -> None:
@@ -52,7 +55,7 @@ class Answers:
         self.remote, self.servers = _connect(setting)
         self.tools: dict[str, Tool] = {}
         self.served: dict[str, McpServer] = {}
-        """The server of each tool that MCP servers have, by the tool's name."""
+        """MCP server of each served tool, by the tool's name."""
         self.sessions: dict[str, Any] = {}
         self._asked = ("path", setting["path"])
         try:
@@ -63,15 +66,16 @@ class Answers:
         except _MissingError as error:
             self.hello = {"error": str(error), "way_out": error.way_out}
         except NoAnswerError as error:
-            self.hello = {"error": str(error), "rule": "a server answers before a run starts, each tool with a schema"}
-            self.hello["way_out"] = f"start it, or correct the address; a token is given in {TOKEN_VARIABLE}"
-        except BaseException as error:  # a file can end its process
+            rule = "a server must answer before a run starts, with a schema for each tool"
+            self.hello = {"error": str(error), "rule": rule}
+            self.hello["way_out"] = f"start it, or correct the address; set a token in {TOKEN_VARIABLE}"
+        except BaseException as error:  # a job's file may raise SystemExit
             self.hello = {"error": _describe_error(error)}
         if "error" in self.hello:
             self.hello = dict(zip(("key", "where"), self._asked, strict=True)) | self.hello
 
     def _describe(self) -> dict[str, Any]:
-        """What there is. Raises: what the job's own files do, ToolError, _MissingError, NoAnswerError."""
+        """Load and describe everything. Raises: any error of the job's files, ToolError, NoAnswerError."""
         path, describes = self.setting["path"], self.setting["describes"]
         if path is not None:
             self.environment = load_environment(_load_named(path))
@@ -126,7 +130,7 @@ class Answers:
 
 
 def _connect(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[McpServer]]":
-    """What speaks HTTP or MCP is imported where a job names such a thing, and nowhere else."""
+    """The HTTP environment and MCP servers of a setting; their modules are imported only for jobs that use them."""
     if not (setting["url"] or setting["mcp"]):
         return None, []
     from rlplan.runtime.environments.mcp_tools import McpServer
@@ -141,7 +145,7 @@ def main(setting: dict[str, Any]) -> None:
     """Answer until standard input closes."""
     die_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the job's code prints is no answer
+    os.dup2(2, 1)  # text that the job's code prints must not mix with the answers
     answers = Answers(setting)
     _say(out, answers.hello)
     if "error" in answers.hello:
@@ -158,7 +162,7 @@ def main(setting: dict[str, Any]) -> None:
 
 
 def _load_named(path: str) -> Any:
-    """What FILE.py:NAME names. Raises: whatever the file does; _MissingError where it has no such name."""
+    """The function or class FILE.py:NAME. Raises: any error of the file; _MissingError without that name."""
     file, _, name = path.rpartition(":")
     module = run_file(file, f"job_{os.path.basename(file)[:-3]}")  # noqa: PTH119
     function = getattr(module, name, None)
@@ -172,7 +176,7 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _say(answers: Any, what: dict[str, Any]) -> None:
-    """Write a line; what JSON does not know is said to be so."""
+    """Write one answer; a value that JSON cannot represent becomes an error."""
     try:
         line = json.dumps(what)
     except (TypeError, ValueError) as failure:

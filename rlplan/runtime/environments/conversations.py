@@ -1,13 +1,13 @@
-"""Conversations: rollouts of several turns, on engines that know of single turns only.
+"""Conversations: multi-turn rollouts on engines that only generate single turns.
 
-In: requests for whole rollouts, as the engines themselves take them. Out: finished requests, whose completions have the
-policy's turns and what was said between them in one row of tokens.
+Each rollout advances independently. When a turn ends, its tool calls run, or the environment answers. The answer is
+appended, through the chat template if the prompt is a chat, and the next turn goes to the same engine, whose prefix
+cache holds the keys and values so far. A rollout never exceeds `workload.max_response_len` tokens, so it needs no more
+memory than one long turn.
 
-Each rollout goes on by itself: when its turn has ended, the tools that it calls are run, or the environment is asked;
-what they say is appended, by the chat template where the prompt is a chat, and sent back to the same engine, where keys
-and values of everything before lie in the prefix cache. A rollout never has more tokens than
-`workload.max_response_len`, so that no process needs more memory than for one long turn.
-Left out: where environment and tools run (pool.py); what a reward is worth (rewards/total.py).
+In: requests for whole rollouts, in the engines' own format. Out: finished requests. A completion has the policy's turns
+and the messages between them in one sequence of tokens.
+Left out: processes of environment and tools (pool.py); the value of rewards (rewards/total.py).
 """
 
 import json
@@ -36,17 +36,17 @@ from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Promp
 from rlplan.runtime.rollout.fleet import Fleet
 
 COLLECT_S = 0.2
-"""How long engines wait for a turn to end before they answer with none."""
+"""Seconds that engines wait for a turn to end before they return nothing."""
 
 ANSWER_S = 0.01
-"""The same while an environment may answer at the same time."""
+"""The same wait while answers of the environment are pending."""
 
 
 class Conversations:
-    """See the module docstring. It is asked like a Fleet. prompt_of: the prompt of a request, by the request's id.
+    """See the module docstring. It has the interface of a Fleet. prompt_of: maps a request id to its prompt.
 
-    Requests are told apart by the first part of their ids (`generate/...`), so that two threads may each wait for
-    theirs: each call of `collect` moves all rollouts on.
+    The first part of a request's id is its kind (`generate/...`). Two threads may each wait for their own kind, because
+    every call of `collect` advances all rollouts.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Conversations:
         chat: ChatTurns | None = None,
         max_prompt_len: int | None = None,
     ) -> None:
-        """chat: where prompts are chats. max_prompt_len: tokens of a prompt that the environment has added to."""
+        """chat: renders prompts that are chats. max_prompt_len: limit of a prompt that the environment extended."""
         self.fleet, self.pool, self.words, self.prompt_of = fleet, pool, words, prompt_of
         self.spec, self.described, self.chat, self.max_prompt_len = pool.spec, pool.described, chat, max_prompt_len
         self._talking: dict[str, Conversation] = {}
@@ -77,7 +77,7 @@ class Conversations:
         return self.fleet.paused(timeout_s)
 
     def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> None:
-        """Begin rollouts, beside those under way. What has been submitted already is left as it is."""
+        """Start rollouts in addition to the running ones. Requests that were submitted before are ignored."""
         with self._moving:
             for request in [request for request in requests if request.id not in self._requests]:
                 self._requests[request.id], self._finished[request.id] = request, {}
@@ -89,7 +89,7 @@ class Conversations:
     def collect(
         self, max_wait_s: float, at_least: int, timeout_s: float, kind: str = "generate"
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
-        """Rollouts of a kind that have ended since the last time. Everybody's are moved on for a moment."""
+        """Rollouts of a kind that ended since the last call; rollouts of all kinds are advanced."""
         with self._moving:
             measurements = self._advance_all(max_wait_s, timeout_s)
             return self._ready.pop(kind, []), measurements
@@ -97,7 +97,7 @@ class Conversations:
     def generate(
         self, requests: Sequence[RolloutRequest], timeout_s: float
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
-        """Complete all rollouts; results in the requests' order."""
+        """Complete all rollouts. Returns: results in the order of the requests."""
         deadline, kind = time.monotonic() + timeout_s, _parse_kind(requests[0].id)
         finished: dict[str, FinishedRequest] = {}
         measurements: list[Measurement] = []
@@ -110,14 +110,14 @@ class Conversations:
                 raise RunError(
                     f"{len(requests) - len(finished)} of {len(requests)} rollouts did not end within {timeout_s:.0f} s",
                     where=", ".join(self.processes),
-                    rule="every wait has a deadline (limits.action_timeout_s)",
+                    rule="rollouts must end within limits.action_timeout_s",
                     way_out="allow fewer turns (rollout.environment.max_turns), or raise the limit",
                 )
         return [finished[request.id] for request in requests], measurements
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that answer, and of the one that renders chats."""
+        """Ids of the environment's processes and of the process that renders chats."""
         return [*self.pool.pids, *([] if self.chat is None else [self.chat.text.pid])]
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Conversations:
         self._num_asked += 1
 
     def _begin(self, conversation: Conversation) -> None:
-        """The first turn, or, where each rollout has an environment of its own, its reset before."""
+        """Start a rollout: reset its environment if it is stateful, else request the first turn."""
         self._talking[conversation.name] = conversation
         if not self.described.is_stateful:
             return self._begin_turn(conversation)
@@ -154,7 +154,7 @@ class Conversations:
         return self._ask(conversation, "reset", {"reset": row}, is_shared=False)
 
     def _answer_turn(self, conversation: Conversation, turn: Completion) -> None:
-        """Have the turn that has just ended answered: by the tools that it calls, else by the environment."""
+        """Request answers to a finished turn: from the tools that it calls, else from the environment."""
         names = self.described.tool_names
         text = self.words.text(turn.tokens, keeps_special=True) if names else ""
         conversation.calls = read_calls(text, self.spec.call_pattern, names) if names else []
@@ -169,7 +169,7 @@ class Conversations:
         return self._ask(conversation, "step", question, is_shared=not self.described.is_stateful)
 
     def _call(self, conversation: Conversation) -> None:
-        """Run the tools that the turn calls, all at once; what cannot be run is answered with what is wrong."""
+        """Run all tool calls of a turn concurrently; an invalid call is answered with an error message."""
         if conversation.num_turns == self.spec.max_turns:
             return self._end(conversation, MAX_TURNS)
         if conversation.num_left <= 1:
@@ -184,7 +184,7 @@ class Conversations:
         return self._continue_after_calls(conversation)
 
     def _continue_after_calls(self, conversation: Conversation) -> None:
-        """With what all of them gave, in their order."""
+        """Continue with the results of all calls, in call order, once the last one has finished."""
         if len(conversation.results) == len(conversation.calls):
             results = [conversation.results[place] for place in range(len(conversation.calls))]
             named = [call.name or "unknown" for call in conversation.calls]
@@ -192,7 +192,7 @@ class Conversations:
             self._continue(conversation, tools)
 
     def _handle_answer(self, conversation: Conversation, what: int | str, answered: RawAnswer) -> None:
-        """what: the question: the place of a call, `reset`, `step` or `finish`."""
+        """Handle an answer of the pool. what: the request: the index of a call, `reset`, `step` or `finish`."""
         if isinstance(what, int):
             text = answered.value if isinstance(answered.value, str) else f"error: {answered.failure}"
             conversation.end_call(what, answered.kind or OK, text)
@@ -210,7 +210,7 @@ class Conversations:
         return self._continue(conversation, answer.messages)
 
     def _reset(self, conversation: Conversation, added_messages: Sequence[Message]) -> None:
-        """Begin with what the environment adds to the last message of the prompt, if anything."""
+        """Append the environment's first observation to the last message of the prompt, and request the first turn."""
         added = "".join(message["content"] for message in added_messages)
         if not added:
             return self._begin_turn(conversation)
@@ -223,14 +223,15 @@ class Conversations:
         tokens = tokens or self.words.tokens(prompt.text + added, adds_special_tokens=True)
         if self.max_prompt_len is not None and len(tokens) > self.max_prompt_len:
             why = (
-                f"with what reset adds a prompt has {len(tokens)} tokens, workload.max_prompt_len={self.max_prompt_len}"
+                f"with the text from reset the prompt has {len(tokens)} tokens, "
+                f"more than workload.max_prompt_len={self.max_prompt_len}"
             )
             return self._end(conversation, FAILED, why)
         conversation.prompt, conversation.is_changed = replace(prompt, tokens=tuple(tokens)), True
         return self._begin_turn(conversation)
 
     def _continue(self, conversation: Conversation, messages: Sequence[Message]) -> None:
-        """Go on with another turn, where there is one left and room for it."""
+        """Append messages and request another turn, unless the turn or context limit is reached."""
         if conversation.num_turns == self.spec.max_turns:
             return self._end(conversation, MAX_TURNS)
         try:
@@ -243,7 +244,7 @@ class Conversations:
         return self._begin_turn(conversation)
 
     def _encode_observation(self, conversation: Conversation, messages: Sequence[Message]) -> list[int]:
-        """What was said as tokens, each message without what is beyond max_observation_len."""
+        """Tokens of messages, each truncated to max_observation_len."""
         most = self.spec.max_observation_len
         if not conversation.prompt.chat:
             return self.words.tokens("".join(message["content"] for message in messages))[:most]
@@ -270,7 +271,7 @@ class Conversations:
         return self._finish(conversation, RawAnswer())
 
     def _finish(self, conversation: Conversation, last_answer: RawAnswer) -> None:
-        """said: the last words of an environment of the rollout's own, a reward maybe."""
+        """End a rollout. last_answer: final answer of a stateful environment, which may hold a reward."""
         if not conversation.failure and last_answer != RawAnswer():
             answer = read_answer(last_answer)
             conversation.add_reward(answer.reward)
@@ -287,7 +288,7 @@ class Conversations:
             del self._finished[name], self._requests[name]
 
     def _send(self, timeout_s: float) -> None:
-        """Hand turns to the engines; what could not be handed over now is tried again."""
+        """Send turns to the engines. If this fails, they stay queued for the next call."""
         if self._unsent:
             self.fleet.submit(self._unsent, timeout_s)
             self._unsent = []

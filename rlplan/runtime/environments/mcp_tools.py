@@ -1,11 +1,11 @@
-"""Tools of MCP servers: listed with their schemas, called with a deadline, over stdio or HTTP.
+"""Client for tools of MCP servers: lists them with their schemas and calls them with a deadline, over stdio or HTTP.
 
-In: places, each a Python file that is a server over stdio or an address (streamable HTTP). Out: schemas as chat
-templates take them, and what calls gave, as text. It speaks JSON-RPC itself: initialize, tools/list, tools/call.
-Left out: resources, prompts, sampling. A server's own requests are answered over stdio alone: `ping` with a result, any
-other with an error.
+The client implements three JSON-RPC methods: initialize, tools/list and tools/call. Requests from a server are answered
+over stdio only: `ping` with a result, any other with an error. Run as a module, this file is the process of a stdio
+server, which ends with the process that started it.
 
-Run as a module it is the process of a server over stdio, which ends with the process that started it.
+In: places; each is a Python file (a stdio server) or an address (streamable HTTP). Out: schemas in the format of chat
+templates, and results as text. Left out: resources, prompts, sampling.
 """
 
 import contextlib
@@ -33,15 +33,15 @@ from rlplan.version import __version__
 
 PROTOCOL_VERSION = "2025-06-18"
 MAX_TOOLS = 128
-"""Of one server."""
+"""Most tools of one server."""
 MAX_NAME = 128
-"""Characters of a tool's name."""
+"""Most characters of a tool's name."""
 _NO_METHOD, _WRONG_PARAMETERS = -32601, -32602
-"""JSON-RPC 2.0, section 5.1."""
+"""Error codes of JSON-RPC 2.0, section 5.1."""
 
 
 class McpError(Exception):
-    """A server said that something went wrong. code: JSON-RPC's."""
+    """A server reported an error. code: JSON-RPC error code."""
 
     def __init__(self, code: object, message: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class McpError(Exception):
 
 
 class McpServer:
-    """One server, connected to when first needed, and anew after a failure. place: a Python file or an address."""
+    """One server. It connects on first use and reconnects after a failure. place: a Python file or an address."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -64,7 +64,7 @@ class McpServer:
         return self._tools
 
     def describe_tools(self, deadline: Deadline) -> list[dict[str, Any]]:
-        """The schemas, where they are schemas. Raises: NoAnswerError."""
+        """Schemas of all tools, checked to be valid JSON schemas. Raises: NoAnswerError."""
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
 
@@ -76,11 +76,11 @@ class McpServer:
             raise NoAnswerError(str(error)) from None
         except SchemaError as error:
             name = schema["function"]["name"]
-            raise NoAnswerError(f"what {name} takes is no JSON schema: {error.message[:200]}") from None
+            raise NoAnswerError(f"the input schema of {name} is not valid: {error.message[:200]}") from None
         return schemas
 
     def call(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
-        """What a tool gave as text, or an error with its outcome."""
+        """Call a tool. Returns: its result as text, or an error with its outcome."""
         try:
             schema = self.tools(deadline)[name]["function"]["parameters"]
             if wrong := _find_fault(arguments, schema):
@@ -94,7 +94,7 @@ class McpServer:
             self.close()
             return {"error": f"{name}: {error}", "kind": _classify_error(error)}
         except KeyError:
-            return {"error": f"the server at {self.place} has no tool {name} any more", "kind": RAISED}
+            return {"error": f"the server at {self.place} no longer has the tool {name}", "kind": RAISED}
 
     def close(self) -> None:
         wire, self._wire = self._wire, None
@@ -111,7 +111,9 @@ class McpServer:
             cursor: dict[str, Any] = {}
             while True:
                 page = wire.ask("tools/list", cursor, deadline)
-                schemas |= {schema["function"]["name"]: schema for schema in map(_read_schema, _read_list(page, "tools"))}
+                schemas |= {
+                    schema["function"]["name"]: schema for schema in map(_read_schema, _read_list(page, "tools"))
+                }
                 if len(schemas) > MAX_TOOLS:
                     raise McpError(0, f"it has more than {MAX_TOOLS} tools")
                 if not page.get("nextCursor"):
@@ -123,7 +125,7 @@ class McpServer:
 
 
 class _Stdio:
-    """A server in a process of its own, a line a message."""
+    """A server in a child process, with one JSON message per line."""
 
     def __init__(self, file: str) -> None:
         self._ids = itertools.count(1)
@@ -139,7 +141,7 @@ class _Stdio:
                 return _read_result(answer)
             if "method" in answer and "id" in answer:
                 alive: dict[str, Any] = {"result": {}}
-                none = {"error": {"code": _NO_METHOD, "message": "not offered"}}
+                none = {"error": {"code": _NO_METHOD, "message": "not supported"}}
                 self._say({"id": answer["id"], **(alive if answer["method"] == "ping" else none)}, deadline)
 
     def tell(self, method: str, deadline: Deadline) -> None:
@@ -153,7 +155,7 @@ class _Stdio:
 
 
 class _Http:
-    """A server at an address: each message a POST, answered with JSON or with a stream of events."""
+    """A server at an address. Each message is a POST, answered with JSON or a stream of server-sent events."""
 
     def __init__(self, url: str) -> None:
         self.url, self._ids = url, itertools.count(1)
@@ -163,7 +165,9 @@ class _Http:
         """Raises: NoAnswerError, McpError."""
         number = next(self._ids)
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": parameters}
-        text, headers = post(self.url, message, deadline, self._headers, lambda read: _find_event(read, number) is not None)
+        text, headers = post(
+            self.url, message, deadline, self._headers, lambda read: _find_event(read, number) is not None
+        )
         if session := headers.get("Mcp-Session-Id"):
             self._headers["Mcp-Session-Id"] = session
         is_stream = headers.get_content_type() == "text/event-stream"
@@ -179,11 +183,11 @@ class _Http:
         post(self.url, {"jsonrpc": "2.0", "method": method}, deadline, self._headers)
 
     def close(self) -> None:
-        """Nothing is held open between two messages."""
+        """Do nothing: no connection stays open between messages."""
 
 
 def _find_event(read: bytes, number: int) -> dict[str, Any] | None:
-    """The answer among the whole events of a stream, so far. Source: the WHATWG's server-sent events."""
+    """The answer to request `number` among the complete events so far. Source: WHATWG server-sent events."""
     for event in read.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
         data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
         with contextlib.suppress(ValueError):
@@ -197,7 +201,7 @@ def _read_result(answer: dict[str, Any]) -> dict[str, Any]:
     """Raises: McpError, GarbledError."""
     if "error" in answer:
         error = answer["error"] if isinstance(answer["error"], dict) else {}
-        raise McpError(error.get("code"), str(error.get("message", "an error without words")))
+        raise McpError(error.get("code"), str(error.get("message", "an error without a message")))
     if not isinstance(answer.get("result"), dict):
         raise GarbledError("an answer without a result")
     result: dict[str, Any] = answer["result"]
@@ -212,7 +216,7 @@ def _read_list(page: dict[str, Any], name: str) -> list[Any]:
 
 
 def _read_schema(tool: Any) -> dict[str, Any]:
-    """As chat templates take it. Raises: McpError."""
+    """A tool's schema in the format of chat templates. Raises: McpError."""
     name, parameters = (tool.get("name"), tool.get("inputSchema")) if isinstance(tool, dict) else (None, None)
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not isinstance(parameters, dict):
         raise McpError(0, f"a tool without a name or without an inputSchema: {str(tool)[:200]}")
@@ -221,7 +225,7 @@ def _read_schema(tool: Any) -> dict[str, Any]:
 
 
 def _find_fault(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
-    """What a schema has against arguments; references to elsewhere are not followed."""
+    """The first violation of a schema by arguments; empty without one. External references are not followed."""
     from jsonschema import Draft202012Validator
     from referencing import Registry
     from referencing.exceptions import Unresolvable
@@ -229,7 +233,7 @@ def _find_fault(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
     try:
         first = next(Draft202012Validator(schema, registry=Registry()).iter_errors(arguments), None)
     except Unresolvable:
-        return ""  # the server itself reads them
+        return ""  # the server validates the arguments itself
     if first is None:
         return ""
     place = ".".join(map(str, first.absolute_path))
@@ -239,12 +243,12 @@ def _find_fault(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
 def _as_text(name: str, result: dict[str, Any]) -> dict[str, Any]:
     blocks = result.get("content")
     if not isinstance(blocks, list) or not all(_is_text(block) for block in blocks):
-        return {"error": f"{name} gave something other than text", "kind": WRONG_RESULT}
+        return {"error": f"{name} returned something other than text", "kind": WRONG_RESULT}
     text = "\n".join(block["text"] for block in blocks)
     if result.get("isError"):
         return {"error": f"{name}: {text[:300]}", "kind": RAISED}
     if len(text) > MAX_RESULT:
-        return {"error": f"{name} gave {len(text)} characters, the limit is {MAX_RESULT}", "kind": TOO_LONG}
+        return {"error": f"{name} returned {len(text)} characters, the limit is {MAX_RESULT}", "kind": TOO_LONG}
     return {"said": text}
 
 

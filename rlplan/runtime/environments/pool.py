@@ -1,9 +1,10 @@
-"""EnvironmentPool: processes that answer the policy between its turns, each question with a deadline.
+"""EnvironmentPool: child processes that run a job's environment and tools, with a deadline for each request.
 
-In: questions by key. Out: what was said, by key, as it comes, in any order. A process that dies, hangs or says what is
-no answer is a failure with its reason, never a silent zero; it is killed, and another takes its place. Questions of one
-session go to one process, which keeps its state; with the process the state of all its sessions is lost, and their next
-question is a failure. Left out: what becomes of an answer (conversations.py).
+A process that dies, hangs or sends an invalid answer causes a failure with a reason, never a silent zero. It is killed
+and replaced. All requests of a session go to one process, which keeps the session's state. When a process dies, its
+sessions are lost, and their next request is a failure.
+
+In: requests by key. Out: answers by key, in any order. Left out: the handling of answers (conversations.py).
 """
 
 import json
@@ -28,26 +29,26 @@ from rlplan.spec.parts.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20
 GRACE_S = 1.0
-"""After a deadline, for a process that waits for a server to report the timeout before it is killed. Scaled."""
+"""Seconds after a deadline for a process to report that its server timed out, before it is killed; scaled."""
 START_S, CLOSE_S = 60.0, 5.0
-"""For the job's own imports, which come before the first question; for threads to end. Both scaled."""
+"""Seconds for the job's imports before the first request, and for threads to end; scaled by machine speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDescription:
-    """What a job's environment and tools are, as their process has found them."""
+    """Properties of a job's environment and tools, reported by their process."""
 
     is_stateful: bool = False
-    """Whether each rollout has an environment of its own."""
+    """Whether each rollout has its own environment object."""
 
     has_tools_alone: bool = False
-    """Whether that has nothing but methods which the policy calls."""
+    """Whether that object has only methods that the policy calls, and no `step`."""
 
     methods: tuple[str, ...] = ()
-    """Their names."""
+    """Names of those methods."""
 
     schemas: tuple[Any, ...] = ()
-    """Of every tool, as a chat template takes them."""
+    """Schemas of all tools, in the format of chat templates."""
 
     @property
     def tool_names(self) -> list[str]:
@@ -60,7 +61,7 @@ NOTHING = EnvironmentDescription()
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:
-    """A process's answer to a question. failure: why there is none; kind: the same as one of tool_calls.OUTCOMES."""
+    """A process's unchecked answer. failure: why there is none; kind: the failure as one of tool_calls.OUTCOMES."""
 
     value: Any = None
     failure: str = ""
@@ -69,19 +70,21 @@ class RawAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an environment says of a turn."""
+    """An environment's checked answer to a turn."""
 
     messages: tuple[dict[str, Any], ...] = ()
-    """Messages for another turn."""
+    """Messages before the next turn."""
 
     reward: float | None = None
     is_end: bool = True
+    """Whether the rollout ends here."""
+
     failure: str = ""
-    """Why there is none."""
+    """Reason why there is no valid answer; empty if there is one."""
 
 
 def describe_environment(spec: EnvironmentSpec) -> EnvironmentDescription:
-    """Start one process, have it say what it has found, and end it. Raises: SpecError when that cannot be used."""
+    """Start one process, read its description, and end it. Raises: SpecError when environment or tools are unusable."""
     child = _Child(spec, None, uuid.uuid4().hex, describes=True)
     try:
         child.start()
@@ -96,25 +99,27 @@ def describe_environment(spec: EnvironmentSpec) -> EnvironmentDescription:
         raise SpecError(
             f"the {what} cannot be used: {hello['error']}",
             where=f"rollout.environment.{key}: {hello.get('where', spec.path or ', '.join(spec.tools))}",
-            rule=hello.get("rule", "a Python file that can be loaded, and a function or a class in it"),
-            way_out=hello.get("way_out", "correct it; docs/runtime/environments.md shows what it may be"),
+            rule=hello.get("rule", "a Python file that loads, and a function or class in it"),
+            way_out=hello.get("way_out", "correct it; docs/runtime/environments.md lists the supported forms"),
         )
     names = [schema["function"]["name"] for schema in hello["schemas"]]
     if len(set(names)) < len(names):
         raise SpecError(
-            f"two tools have one name: {', '.join(names)}",
+            f"two tools have the same name: {', '.join(names)}",
             where="rollout.environment.tools",
-            rule="functions, methods of the environment and tools of MCP servers each have a name of their own",
+            rule="functions, methods of the environment and tools of MCP servers have unique names",
             way_out="rename one",
         )
-    return EnvironmentDescription(hello["is_stateful"], hello["has_tools_alone"], tuple(hello["methods"]), tuple(hello["schemas"]))
+    return EnvironmentDescription(
+        hello["is_stateful"], hello["has_tools_alone"], tuple(hello["methods"]), tuple(hello["schemas"])
+    )
 
 
 class EnvironmentPool:
     """See the module docstring. `close` ends every process."""
 
     def __init__(self, spec: EnvironmentSpec, log: Path, described: EnvironmentDescription = NOTHING) -> None:
-        """log: what the processes print."""
+        """log: file for the output of the processes."""
         self.spec, self.described = spec, described
         self._work = threading.Condition()
         self._is_closed = False
@@ -131,14 +136,14 @@ class EnvironmentPool:
             thread.start()
 
     def ask(self, key: Any, question: dict[str, Any], session: str | None = None) -> None:
-        """Begin to ask. session: whose state it is about; None: any process may answer."""
+        """Queue a request. session: the session whose state it needs; None: any process may answer."""
         line = json.dumps({**question, "session": session})
         with self._work:
             self._get_queue(session).append((key, line))
             self._work.notify_all()
 
     def forget(self, session: str) -> None:
-        """Nothing more is asked in a session."""
+        """Forget a session; no request of it will follow."""
         with self._work:
             self._place.pop(session, None)
 
@@ -183,10 +188,10 @@ class EnvironmentPool:
 
 
 class _Child:
-    """One process, started when it is first needed. hello: what it has said of itself."""
+    """One process, started on first use. hello: its own description."""
 
     def __init__(self, spec: EnvironmentSpec, log: Path | None, run: str, *, describes: bool = False) -> None:
-        """run: an id of this run, part of the sessions' ids at a server. describes: whether it gives tools' schemas."""
+        """run: id of this run, part of session ids at a server. describes: whether tool schemas are wanted."""
         self.spec, self.log, self.describes = spec, log, describes
         named = {"path": spec.path, "tools": spec.tools, "url": spec.url, "mcp": spec.mcp, "timeout_s": spec.timeout_s}
         self.setting = {**named, "describes": describes, "run": run}
@@ -208,7 +213,7 @@ class _Child:
         return RawAnswer(answer.get("said"))
 
     def start(self) -> LineProcess:
-        """Start it and hear whether everything is there. Raises: NoAnswerError."""
+        """Start the process and read its description. Raises: NoAnswerError."""
         if self._is_closed:
             raise NoAnswerError("the run has ended")
         command = module_command("rlplan.runtime.environments.child", json.dumps(self.setting))
@@ -216,26 +221,26 @@ class _Child:
             self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
         if self._is_closed:
             self.close()
-        self.hello = process.hear(Deadline(scaled(START_S), " before it was ready"))
+        self.hello = process.hear(Deadline(scaled(START_S), " while it started"))
         if "error" in self.hello and not self.describes:
             raise NoAnswerError(str(self.hello["error"]))
         return process
 
     def kill(self) -> None:
-        """End it, with everything that it started."""
+        """End the process and its process group."""
         process, self.process = self.process, None
         if process is not None:
             process.close()
 
     def close(self) -> None:
-        """End it for good; the thread that waits for its answer puts it away."""
+        """End the process for good; the thread that waits for its answer then cleans up."""
         self._is_closed, process = True, self.process
         if process is not None:
             process.kill()
 
 
 def resident_bytes(pids: Sequence[int]) -> int:
-    """Of processes, those that have ended left out."""
+    """Resident memory of processes, in bytes; processes that have ended count as 0."""
     total = 0
     for pid in pids:
         with suppress(OSError, IndexError):
@@ -244,7 +249,7 @@ def resident_bytes(pids: Sequence[int]) -> int:
 
 
 def read_answer(raw: RawAnswer) -> Answer:
-    """What a process said, checked: an answer that is none is a failure.
+    """Check a process's answer; an invalid answer becomes a failure.
 
     >>> read_answer(Said({"observation": "too low"})).said[0]["content"], read_answer(Said({"reward": "1"})).failure
     ('too low', "reward is '1', not a finite number")
@@ -258,12 +263,12 @@ def read_answer(raw: RawAnswer) -> Answer:
     single = [] if observation is None else [{"role": "user", "content": observation}]
     messages = observation if isinstance(observation, list) else single
     if not all(_is_message(message) for message in messages):
-        return Answer(failure=f"observation is {str(observation)[:200]!r}, not a text")
+        return Answer(failure=f"observation is {str(observation)[:200]!r}, not a text or a list of messages")
     if reward is not None and not _is_number(reward):
         return Answer(failure=f"reward is {str(reward)[:200]!r}, not a finite number")
     is_done = answer.get("done", reward is not None)
     if not isinstance(is_done, bool):
-        return Answer(failure=f"done is {str(is_done)[:200]!r}, neither true nor false")
+        return Answer(failure=f"done is {str(is_done)[:200]!r}, not true or false")
     return Answer(tuple(messages), None if reward is None else float(reward), is_done or not messages)
 
 

@@ -1,13 +1,16 @@
-"""Protocols: what an environment may look like, each made the same: a rollout's own object with reset, step, finish.
+"""Environment protocols: adapters that give each supported kind of environment the methods reset, step and finish.
 
-In: the function or class that a job names. Out: an Environment. Known are
-- a function `(messages, answer)` that sees all turns anew: no object, no state;
-- a class with `reset` and `step` (Gymnasium's tuples are taken);
-- a class with `reset` and other methods, which the policy calls as tools, and maybe `get_reward` (TRL's
+Supported are:
+
+- a stateless function `(messages, answer)` that gets all turns each time;
+- a class with `reset` and `step` (Gymnasium's tuples are accepted);
+- a class with `reset` and methods that the policy calls as tools, optionally `get_reward` (TRL's
   `environment_factory`);
-- an object with `env_response`, and maybe `setup_state`, `is_completed` and a `rubric` (verifiers' `MultiTurnEnv`).
-A function without required arguments makes such an object (verifiers' `load_environment`). Methods may be async.
-Left out: what an answer may hold, which is checked where it is heard (pool.py).
+- an object with `env_response`, and optionally `setup_state`, `is_completed` and `rubric` (verifiers' `MultiTurnEnv`).
+
+A function without required arguments creates such an object (verifiers' `load_environment`). Methods may be async.
+
+In: the function or class that a job names. Out: an Environment. Left out: checks of answers (pool.py).
 """
 
 import inspect
@@ -16,18 +19,18 @@ from typing import Any
 
 from rlplan.runtime.environments.tools import Tool
 from rlplan.runtime.processes.awaiting import awaited
-from rlplan.runtime.rewards.child import select_arguments, list_accepted_names
+from rlplan.runtime.rewards.child import list_accepted_names, select_arguments
 
 OURS = ("reset", "step", "close", "get_reward")
 
 
 def call_by_name(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
-    """Call it with what it takes of what there is, by name."""
+    """Call a function with the offered arguments that it accepts, by name."""
     return awaited(function(**select_arguments(list_accepted_names(function), offered)))
 
 
 class Session:
-    """One rollout's own environment: an object with `reset`."""
+    """One rollout's environment: an object with `reset`."""
 
     def __init__(self, environment: Any) -> None:
         self.made = environment
@@ -36,7 +39,7 @@ class Session:
         return Tool(getattr(self.made, name), name)
 
     def reset(self, row: dict[str, Any]) -> dict[str, Any]:
-        """row: the prompt's columns with `prompt` and `answer`."""
+        """Start a rollout. row: the prompt's columns, with `prompt` and `answer`."""
         observation = call_by_name(self.made.reset, row)
         return {"observation": observation[0] if isinstance(observation, tuple) else observation}
 
@@ -51,7 +54,7 @@ class Session:
 
 
 class Turns:
-    """One rollout of an environment of verifiers' kind, which keeps what it knows in a dictionary."""
+    """One rollout of a verifiers environment, which keeps its state in a dictionary."""
 
     def __init__(self, environment: Any) -> None:
         self.made = environment
@@ -81,12 +84,14 @@ class Turns:
         return {"observation": response, "done": False}
 
     def finish(self) -> dict[str, Any]:
-        """The sum of what the rubric's functions give, by their weights."""
+        """The weighted sum of the rubric's reward functions."""
         rubric = getattr(self.made, "rubric", None)
         functions = _get_list(rubric, "funcs", "reward_funcs")
         weights = _get_list(rubric, "weights", "reward_weights") or [1.0] * len(functions)
         offered = {**self.state, "state": self.state, "parser": getattr(rubric, "parser", None)}
-        rewards = [weight * call_by_name(function, offered) for function, weight in zip(functions, weights, strict=True)]
+        rewards = [
+            weight * call_by_name(function, offered) for function, weight in zip(functions, weights, strict=True)
+        ]
         return {"reward": sum(rewards) if rewards else None}
 
     def _add(self, message: dict[str, Any]) -> None:
@@ -102,21 +107,21 @@ class Turns:
 
 
 class Environment:
-    """What a job's path names. like: a class or an object that shows which methods there are."""
+    """The environment that a job's path names. like: a class or object whose methods show its kind."""
 
     def __init__(self, like: Any, make: Callable[..., Any], *, is_function: bool) -> None:
-        """make: the function itself, or what gives a rollout's object."""
+        """make: the stateless function, or a factory of a rollout's object."""
         self.like, self.make = like, make
         self.is_stateful = not is_function
         self.has_turns = hasattr(like, "env_response")
         self.has_tools_alone = self.is_stateful and not self.has_turns and not hasattr(like, "step")
 
     def tools(self, where: str) -> dict[str, Tool]:
-        """Methods that the policy calls, of an object that has nothing else."""
+        """Methods that the policy calls, if the environment has only such methods."""
         if not self.has_tools_alone:
             return {}
         if not hasattr(self.like, "reset"):
-            raise TypeError("it has none of reset, step and env_response")
+            raise TypeError("it has no reset, step or env_response")
         example = self.make()
         names = [name for name, _ in inspect.getmembers(example, inspect.ismethod)]
         file = where.rpartition(":")[0]
@@ -132,7 +137,7 @@ class Environment:
 
 
 def load_environment(factory: Callable[..., Any]) -> Environment:
-    """What a function or a class is. Raises: TypeError where it is nothing that is known."""
+    """The environment behind a function or class. Raises: TypeError for an unsupported one."""
     if inspect.isclass(factory):
         return Environment(factory, factory, is_function=False)
     parameters = inspect.signature(factory).parameters.values()
@@ -145,7 +150,7 @@ def load_environment(factory: Callable[..., Any]) -> Environment:
 
 
 def parse_answer(result: Any) -> Any:
-    """What `step` gave as a dictionary: of a Gymnasium tuple its observation, reward and whether it is the end."""
+    """The result of `step` as a dictionary; a Gymnasium tuple becomes observation, reward and done."""
     if isinstance(result, tuple) and len(result) in (4, 5):
         observation, reward, *ends, _ = result
         return {"observation": observation, "reward": reward, "done": any(bool(end) for end in ends)}

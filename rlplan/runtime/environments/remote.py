@@ -1,14 +1,15 @@
-"""Remote: an environment behind HTTP, one session a rollout, and the posting of JSON that tools over HTTP share.
+"""Remote: an environment behind HTTP with one session per rollout, and the JSON POST that tools over HTTP share.
 
-In: an address, questions. Out: answers as an environment of the job's own gives them. The protocol, all of it POST with
-a JSON object, which is answered with 200 and a JSON object:
+The protocol consists of POST requests with a JSON object, answered with status 200 and a JSON object:
 
-- ADDRESS/reset {"session": id, "row": {...}}: begins, also anew; {"observation": text or null}
+- ADDRESS/reset {"session": id, "row": {...}}: starts or restarts a session; {"observation": text or null}
 - ADDRESS/step {"session": id, "action": text}: {"observation": text or null, "reward": number or null, "done": bool}
-- ADDRESS/close {"session": id}: ends, also a session that is not known; {"reward": number or null}, or {}
+- ADDRESS/close {"session": id}: ends a session, known or not; {"reward": number or null}, or {}
 
-A session's state is the server's, so it outlives the process that asks. Nothing is asked twice: a step that was lost
-may have been taken. Redirects are not followed, so that neither rows nor the token go anywhere else.
+The server keeps a session's state, so it survives the client process. Requests are never repeated, because the server
+may have processed a lost step. Redirects are not followed, so rows and the token reach no other host.
+
+In: an address, requests. Out: answers in the format of a local environment.
 """
 
 import json
@@ -26,18 +27,18 @@ from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateEr
 from rlplan.vocabulary import TOKEN_VARIABLE
 
 MAX_BYTES = 1 << 20
-"""Of an answer."""
+"""Most bytes of an answer."""
 _CHUNK_BYTES = 1 << 16
 
 
 class RemoteEnvironment:
-    """See the module docstring. run: an id of this run, part of each session's id, so that two runs share none."""
+    """See the module docstring. run: id of this run, part of each session's id, so that runs share no session."""
 
     def __init__(self, url: str, run: str, timeout_s: float) -> None:
         self.url, self.run, self.timeout_s = url.rstrip("/"), run, timeout_s
 
     def check(self, deadline: Deadline) -> None:
-        """Raises: NoAnswerError where the server does not answer."""
+        """Check that the server answers. Raises: NoAnswerError."""
         self._ask("close", {"session": f"{self.run}/check"}, deadline)
 
     def answer(self, question: Mapping[str, Any]) -> Any:
@@ -61,7 +62,7 @@ def post(
     headers: Mapping[str, str] | None = None,
     is_enough: Callable[[bytes], bool] = lambda read: False,
 ) -> tuple[bytes, HTTPMessage]:
-    """What a server answers to a JSON object, and its headers. is_enough: of what was read so far.
+    """(a server's answer to a JSON object, its headers). is_enough: whether the bytes read so far suffice.
 
     Raises: LateError, TooLongError, NoAnswerError.
     """
@@ -90,7 +91,7 @@ def post(
 
 
 def parse_json(text: bytes) -> Any:
-    """Raises: GarbledError."""
+    """Parse an answer. Raises: GarbledError."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -98,7 +99,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _compute_remaining_s(deadline: Deadline) -> float:
-    """Seconds, more than none. Raises: LateError."""
+    """Positive seconds until a deadline. Raises: LateError."""
     if deadline.is_over:
         raise _make_late_error(deadline)
     return max(1e-3, deadline.at - time.monotonic())
@@ -109,8 +110,9 @@ def _make_late_error(deadline: Deadline) -> LateError:
 
 
 def _build_opener(url: str) -> urllib.request.OpenerDirector:
-    """The user's proxies are for other hosts than this one."""
-    proxies = urllib.request.ProxyHandler({} if urlsplit(url).scheme == "http" else None)  # http is on this machine
+    """An opener without redirects; it uses the user's proxies except for servers on this machine."""
+    # A job's address may use plain http on this machine only (spec/parts/environment.py), where a proxy is wrong.
+    proxies = urllib.request.ProxyHandler({} if urlsplit(url).scheme == "http" else None)
     return urllib.request.build_opener(_NoRedirects, proxies)
 
 
@@ -118,4 +120,4 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> None:
-        """An answer that leads elsewhere is a status like any other that is no answer."""
+        """Refuse a redirect; its status is then reported as an error."""

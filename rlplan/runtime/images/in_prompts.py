@@ -1,7 +1,7 @@
-"""Images in prompts: the tokens that stand for them, as many as the policy's own processor takes for each.
+"""Image tokens in prompts: each image gets as many tokens as the policy's own processor gives it.
 
-In: a prompt's tokens with one for each image, and what its row says of the images. Out: tokens, and images with their
-places. Left out: reading rows (in_rows.py), decoding (decoding.py).
+In: a prompt's tokens with one token per image, and the row's image cells. Out: tokens, and images with their positions.
+Left out: reading rows (in_rows.py), decoding (decoding.py).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _AROUND = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
 
 
 class ImagePlaces:
-    """See the module docstring. Of one policy and the limits of its job."""
+    """See the module docstring. It serves one policy, with the image limits of its job."""
 
     def __init__(self, job: ResolvedJob, tokenizer: ModelText) -> None:
         folder, data = Path(job.policy.path), job.needed_data
@@ -30,16 +30,16 @@ class ImagePlaces:
         self.around = "".join(tokenizer.special(int(config[key])) for key in _AROUND)
 
     def written(self, text: str, num_images: int) -> str:
-        """A text that no template has made, with the image token and what stands around it for each image."""
+        """A plain text in which each image mark is replaced by the image token and its start and end tokens."""
         return marked(text, num_images).replace(MARK, self.around) if num_images else text
 
     def put_in(
         self, tokens: Sequence[int], cells: Sequence[Any], folder: Path
     ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
-        """Each image token becomes as many as its image has. Raises: BadRowError."""
+        """Repeat each image token as often as its image needs. Raises: BadRowError."""
         places = [index for index, token in enumerate(tokens) if token == self.token]
         if len(places) != len(cells):
-            raise BadRowError(f"the prompt has {len(places)} image tokens, and its row {len(cells)} images")
+            raise BadRowError(f"the prompt has {len(places)} image tokens, but its row has {len(cells)} images")
         made: list[int] = []
         images: list[PromptImage] = []
         end = 0

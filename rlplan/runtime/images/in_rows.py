@@ -1,7 +1,9 @@
-"""Images of a row: what its image column holds, and where in the prompt each image stands.
+"""Images of a row: the files in its image column, and the position of each image in the prompt.
 
-In: cells, the folder of the data, prompts. Out: files' bytes; prompts with a place for every image. A path is relative
-to the data and stays below it. Left out: addresses on a network, and decoding (decoding.py).
+A path must be relative to the data's folder and stay inside it.
+
+In: cells, the folder of the data, prompts. Out: bytes of files; prompts with a mark for every image.
+Left out: network addresses, and decoding (decoding.py).
 """
 
 import base64
@@ -16,11 +18,11 @@ from rlplan.runtime.data.layouts import BadRowError
 from rlplan.runtime.images.decoding import MAX_FILE_BYTES
 
 MARK = "<image>"
-"""Stands in a text where an image does, as in verl's data; without one, images come before the first text."""
+"""Mark of an image in a text, as in verl's data; without marks, images come before the text."""
 
 
 def image_bytes(cell: Any, folder: Path) -> bytes:
-    """The file of an image: a path, a data URI, or Hugging Face's {bytes, path}. Raises: BadRowError."""
+    """Bytes of an image file, given as a path, a data URI, or Hugging Face's {bytes, path}. Raises: BadRowError."""
     if isinstance(cell, Mapping):
         packed = cell.get("bytes")
         cell = f"data:image/any;base64,{packed}" if packed else cell.get("path")
@@ -29,11 +31,11 @@ def image_bytes(cell: Any, folder: Path) -> bytes:
     if cell.startswith("data:"):
         head, _, packed = cell.partition(",")
         if not head.endswith(";base64") or len(packed) > 2 * MAX_FILE_BYTES:
-            raise BadRowError(f"an image's data URI is in base64, of at most {MAX_FILE_BYTES} bytes")
+            raise BadRowError(f"an image's data URI must be base64 of at most {MAX_FILE_BYTES} bytes")
         try:
             return base64.b64decode(packed, validate=True)
         except (binascii.Error, ValueError):
-            raise BadRowError("an image's data URI is no base64") from None
+            raise BadRowError("an image's data URI is not valid base64") from None
     path = Path(cell)
     if "://" in cell or "\0" in cell or path.is_absolute() or ".." in path.parts:
         raise BadRowError(f"the image {cell} is not a path below the data's folder")
@@ -46,7 +48,7 @@ def image_bytes(cell: Any, folder: Path) -> bytes:
 
 
 def marked(text: str, num_images: int) -> str:
-    """A text with a mark for every image.
+    """A text with a mark for every image. Raises: BadRowError when the number of marks differs.
 
     >>> marked("which color?", 2)
     '<image><image>which color?'
@@ -58,7 +60,7 @@ def marked(text: str, num_images: int) -> str:
 
 
 def with_parts(chat: Sequence[Mapping[str, str]], num_images: int) -> list[dict[str, Any]]:
-    """Messages whose contents are parts, as templates of vision-language models take them. Raises: BadRowError.
+    """Messages with lists of parts as contents, in the format of vision-language templates. Raises: BadRowError.
 
     >>> with_parts([{"role": "user", "content": "this <image>?"}], 1)[0]["content"]
     [{'type': 'text', 'text': 'this '}, {'type': 'image'}, {'type': 'text', 'text': '?'}]

@@ -1,10 +1,9 @@
-"""The tower of a vision-language policy, frozen, beside the decoder that is trained: images become embeddings.
+"""The frozen vision tower of a vision-language policy: it turns images into embeddings for the trained decoder.
 
-In: the whole model's folder, a batch whose prompts have images. Out: the decoder's inputs: embeddings with the images'
-in their places, and positions on three axes (M-RoPE). Left out: videos, and training the tower (verl's
-`freeze_vision_tower` is on).
+The tower is not a submodule of the decoder, so code that counts, saves or sends the decoder's weights does not see it.
 
-The tower is no submodule of the decoder, so whoever counts, saves or sends the decoder's weights does not meet it.
+In: the whole model's folder, a batch with images. Out: the decoder's inputs: embeddings of text and images, and
+positions on three axes (M-RoPE). Left out: videos, and training the tower (verl's `freeze_vision_tower` is on).
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ class ImageTower:
 
     @torch.no_grad()
     def features(self, image: PromptImage) -> torch.Tensor:
-        """One embedding a token of the image, [tokens, hidden]."""
+        """Embeddings of an image, one per token, [tokens, hidden]."""
         values = self.processor(images=[pillow_image(image)], do_resize=False, return_tensors="pt")
         found = self.module(values["pixel_values"].to(self.module.dtype), grid_thw=values["image_grid_thw"])
         features: torch.Tensor = found.pooler_output
@@ -51,22 +50,21 @@ def pillow_image(image: PromptImage) -> Any:
 
 
 def give_tower(language_model: Any, folder: Path) -> None:
-    """Make a decoder take images, with the tower of the whole model in a folder."""
+    """Let a decoder accept images, with the vision tower of the whole model in a folder."""
     tower = ImageTower(folder, next(language_model.parameters()).dtype)
-    language_model.model.rotary_emb = (
-        tower.rotary
-    )  # of text, whose axes are alike, it gives what the decoder's own does
+    # On text, whose three axes are equal, M-RoPE gives the same result as the decoder's own rotary embedding.
+    language_model.model.rotary_emb = tower.rotary
     language_model.__dict__[_KEY] = tower
 
 
 def tower_of(language_model: Any) -> ImageTower | None:
-    """The one that a decoder was given."""
+    """The tower attached to a decoder, or None."""
     found: ImageTower | None = language_model.__dict__.get(_KEY)
     return found
 
 
 def embeddings(language_model: Any, tokens: torch.Tensor, images: Sequence[tuple[int, PromptImage]]) -> torch.Tensor:
-    """What the decoder sees in place of token ids, [1, T, hidden]. images: (index of its first token in T, image)."""
+    """The decoder's input embeddings, [1, T, hidden]. images: (index of the image's first token in T, image)."""
     tower = tower_of(language_model)
     assert tower is not None, "a job with images gives its models a tower"
     embedded: torch.Tensor = language_model.model.embed_tokens(tokens)
@@ -76,9 +74,9 @@ def embeddings(language_model: Any, tokens: torch.Tensor, images: Sequence[tuple
 
 
 def positions(num_tokens: int, images: Sequence[PromptImage]) -> list[list[int]]:
-    """Places of a sequence's tokens in time, height and width, [3, num_tokens]; text has one number for all.
+    """Positions of a sequence's tokens in time, height and width, [3, num_tokens]; they are equal for text.
 
-    An image stands in one moment, and text goes on after its longer side.
+    An image has one time index, and the text after it continues after the image's longer side.
 
     >>> positions(6, [PromptImage(first=1, rows=1, columns=3, side=28, pixels=b"")])
     [[0, 1, 1, 1, 4, 5], [0, 1, 1, 1, 4, 5], [0, 1, 2, 3, 4, 5]]

@@ -1,10 +1,10 @@
-"""Attention that fused kernels lack: windows shorter than a sequence, capped scores, sinks; a few rows at a time.
+"""Attention features that fused kernels lack: sliding windows, score caps and sinks, computed a few rows at a time.
 
-In: queries, keys and values of one packed row, in any type. Out: what each sequence alone would have given. The scores
-of so many queries exist at once that they take a few megabytes, in both passes; nothing of T squared is kept.
+Per query i and key j: s_ij = scale q_i k_j, capped as c tanh(s_ij / c), over i - window < j <= i. A sink is one extra
+score of every query, for a key whose value is zero. Both passes hold only a few megabytes of scores at once; nothing of
+size T squared is kept.
 
-Per query i and key j: s_ij = scale q_i k_j, capped c tanh(s_ij / c), over i - window < j <= i. A sink is one more
-score of every query, of a key whose value is zero.
+In: queries, keys and values of one packed row, in any type. Out: the attention of each sequence on its own.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,24 @@ from typing import Any
 import torch
 
 SCORES_AT_ONCE = 1 << 20
-"""4 MiB in fp32; at least one query of every head and sequence of a run."""
+"""Most scores that exist at once, 4 MiB in fp32; at least one query of every head and sequence of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How queries and keys give a score."""
+    """Parameters of the score function."""
 
     scale: float
     window: int | None
-    """Keys that a query sees, itself among them."""
+    """Number of keys that a query attends to, including its own; None is all."""
 
     cap: float | None
+    """Soft cap of scores; None without one."""
 
     def of(self, query: torch.Tensor, key: torch.Tensor, first: int) -> torch.Tensor:
-        """[..., rows, keys]; -inf where a query does not look. first: position of the first query less the first key's.
+        """Scores, [n, heads, rows, keys]; -inf where a query does not attend.
 
-        query: [n, heads, rows, d]; key: [n, heads, keys, d].
+        query: [n, heads, rows, d]; key: [n, heads, keys, d]; first: position of the first query minus the first key's.
         """
         scores = (query @ key.transpose(-1, -2)).mul_(self.scale)
         if self.cap is not None:
@@ -54,7 +55,7 @@ def attend_by_rows(
     lens: tuple[int, ...],
     scores: Scores,
 ) -> torch.Tensor:
-    """query: [1, heads, T, d]; sinks: [heads]. Returns: [1, T, heads, d]."""
+    """Causal attention. query: [1, heads, T, d]; sinks: [heads]. Returns: [1, T, heads, d]."""
     output: torch.Tensor = _ByRows.apply(query, key, value, sinks, lens, scores)
     return output
 
@@ -113,23 +114,33 @@ class _ByRows(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some queries of n neighbouring sequences of one length, and the keys that they see: tensors [n, heads, ., d]."""
+    """Some queries of n adjacent sequences of equal length, with the keys they attend to: tensors [n, heads, ., d]."""
 
     part: slice
+    """Tokens of the n sequences in the packed row."""
+
     count: int
+    """Number of sequences, n."""
+
     first: int
+    """First query in each sequence."""
+
     last: int
+    """End of the queries, exclusive; causal, so also the end of the keys."""
+
     first_key: int
+    """First key in each sequence."""
 
     @property
     def offset(self) -> int:
+        """Position of the first query minus the first key's."""
         return self.first - self.first_key
 
     def queries(self, rows: torch.Tensor) -> torch.Tensor:
         return self._cut(rows)[:, :, self.first : self.last].float()
 
     def keys(self, rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """Repeated to the queries' heads."""
+        """Keys or values, repeated to the number of query heads."""
         part = self._cut(rows)[:, :, self.first_key : self.last].float()
         groups = query.shape[1] // rows.shape[1]
         return part.repeat_interleave(groups, 1) if groups > 1 else part
@@ -138,7 +149,7 @@ class _Block:
         self._cut(rows)[:, :, self.first : self.last] = part
 
     def add(self, rows: torch.Tensor, part: torch.Tensor) -> None:
-        """Sums over the queries' heads that share a key head."""
+        """Add gradients of keys or values, summed over the query heads that share a key head."""
         summed = part if part.shape[1] == rows.shape[1] else part.unflatten(1, (rows.shape[1], -1)).sum(2)
         self._cut(rows)[:, :, self.first_key : self.last] += summed
 

@@ -1,14 +1,13 @@
-"""Attention over packed sequences: several sequences in one row, none of which sees another.
+"""Attention over packed sequences: several sequences share one row, and none attends to another.
 
-In: queries, keys and values of one row, and the sequences' lengths. Out: what each sequence alone would have given.
-Left out: dropout, chunked attention: refused.
+The function is registered with transformers as `PACKED`; sequence lengths arrive as a keyword argument of the model. On
+a CPU it calls torch's flash kernel once per run of equally long sequences, without padding and without a tensor of
+size T squared. Sliding windows, score caps and sinks, which that kernel lacks, are computed a few rows at a time
+(attention_by_rows.py). On CUDA one call of `torch.nn.attention.varlen` serves all sequences; fp32 and older GPUs use
+torch's other kernels, one call per run. The CUDA paths were not yet run on a GPU.
 
-Registered with transformers under `PACKED`; the lengths travel through the model's keyword arguments. On a CPU
-sequences go through torch's own flash kernel, neighbours of one length in one call, without a tensor of T squared and
-without padding. Windows shorter than a sequence, capped scores and sinks, which that kernel lacks, are computed a few
-rows at a time (attention_by_rows.py).
-On CUDA `torch.nn.attention.varlen` does all sequences in one call, in fp32 or on older GPUs torch's other kernels do as
-a CPU does: not yet run on a GPU.
+In: queries, keys and values of one row, and sequence lengths. Out: the attention of each sequence on its own.
+Left out: dropout, and chunked attention; both are refused.
 """
 
 from collections.abc import Iterator
@@ -22,13 +21,13 @@ from rlplan.runtime.models.attention_by_rows import Scores, attend_by_rows
 from rlplan.runtime.models.sequence_parallel import Sharing
 
 PACKED = "rlplan_packed"
-"""The name under which transformers knows this attention."""
+"""Name of this attention in transformers (`attn_implementation`)."""
 
 _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def register_packed_attention() -> None:
-    """Make `attn_implementation=PACKED` known to transformers. It asks for no mask: lengths say everything."""
+    """Register `attn_implementation=PACKED` with transformers. It needs no mask, only the sequence lengths."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED, packed_attention)
@@ -47,8 +46,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each sequence of one row. query: [1, heads, T, d]. Returns: [1, T, heads, d] and None.
 
-    options: `sharing`, where other ranks have the rest of the row's tokens; each attends to all of them with some of
-    the heads. The rest is what transformers passes to any attention.
+    options: `sharing`, if ranks share the row's tokens; each rank then computes some heads for all tokens. The other
+    options are those that transformers passes to every attention function.
     """
     sharing: Sharing | None = options.pop("sharing", None)
     if sharing is not None:
@@ -57,7 +56,7 @@ def packed_attention(
     window, cap, sinks = (options.get(name) for name in ("sliding_window", "softcap", "s_aux"))
     _check(module, query, lens, options, is_shared=sharing is not None)
     width, missing = value.shape[-1], query.shape[-1] - value.shape[-1]
-    if missing:  # latent attention: no kernel takes two sizes
+    if missing:  # latent attention (MLA) has smaller values than keys, which no kernel accepts
         value = torch.nn.functional.pad(value, (0, missing))
     device = device_of(query.device)
     if cap is not None or sinks is not None or (window is not None and max(lens) > window):
@@ -75,7 +74,7 @@ def packed_attention(
 
 
 def has_flash(dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Whether a GPU has torch's variable-length flash attention: for 16 bits, from compute capability 8.0."""
+    """Whether torch's variable-length flash attention works: 16-bit types, from compute capability 8.0."""
     return dtype in (torch.float16, torch.bfloat16) and capability >= (8, 0)
 
 
@@ -83,18 +82,18 @@ def _check(
     module: Any, query: torch.Tensor, lens: tuple[int, ...], options: dict[str, Any], *, is_shared: bool
 ) -> None:
     if query.shape[0] != 1 or sum(lens) != query.shape[2]:
-        raise ValueError(f"packed attention takes one row of {sum(lens)} tokens, not {tuple(query.shape)}")
+        raise ValueError(f"packed attention needs one row of {sum(lens)} tokens, not {tuple(query.shape)}")
     if options.get("dropout"):
-        raise ValueError(f"packed attention has no dropout, which {type(module).__name__} uses")
+        raise ValueError(f"packed attention does not support dropout, which {type(module).__name__} uses")
     if is_shared and options.get("s_aux") is not None:
-        raise ValueError(f"ranks that share a pass have no sinks of their heads, which {type(module).__name__} uses")
+        raise ValueError(f"Ulysses does not support attention sinks, which {type(module).__name__} uses")
 
 
 class _PerLength(torch.autograd.Function):
-    """One call of torch's CPU flash kernel for each run of sequences of one length; results are written in place.
+    """One call of torch's CPU flash kernel per run of equally long sequences.
 
-    Grouped heads: the kernel takes as many key heads as query heads, so keys and values of a run are repeated for its
-    call, and their gradients summed after it.
+    The kernel needs as many key heads as query heads. With grouped heads (GQA) the keys and values of a run are
+    repeated for its call, and their gradients are summed after it.
     """
 
     @staticmethod
@@ -132,11 +131,10 @@ class _PerLength(torch.autograd.Function):
 def _parts(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: tuple[int, ...]
 ) -> Iterator[tuple[slice, _Tensors]]:
-    """(where, tensors [n, heads, length, d]) of each run of n neighbours of one length, in fp32.
+    """(tokens, fp32 tensors [n, heads, length, d]) for each run of n adjacent sequences of equal length.
 
-    Keys and values are repeated to the queries' heads.
-
-    In fp32 the kernel is twice as fast backward as in bf16 on a CPU without tiles, as fast forward, and exact.
+    Keys and values are repeated to the number of query heads. On a CPU without AMX tiles the kernel's backward pass is
+    twice as fast in fp32 as in bf16, its forward pass as fast, and fp32 is exact.
     """
     groups = query.shape[1] // key.shape[1]
     first = 0
@@ -159,7 +157,7 @@ def _cut(rows: torch.Tensor, part: slice, count: int) -> torch.Tensor:
 def _run_by_run(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: tuple[int, ...], scale: float | None
 ) -> torch.Tensor:
-    """In fp32, one call for each run of sequences of one length: for GPUs and formats without flash attention."""
+    """Attention in fp32, one call per run of equally long sequences: for GPUs and types without flash attention."""
     attend = torch.nn.functional.scaled_dot_product_attention
     parts = [attend(*qkv, is_causal=True, scale=scale) for _, qkv in _parts(query, key, value, lens)]
     return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts]).unsqueeze(0).to(query.dtype)

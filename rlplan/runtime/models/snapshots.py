@@ -1,9 +1,10 @@
-"""Whole models and data sets by hub id, in the hub library's own cache: what a run reads where a job names an id.
+"""Download of whole models and data sets by hub id, into the cache of huggingface_hub.
 
-In: an id such as `Qwen/Qwen2.5-7B`. Out: a folder with config, tokenizer, chat template and every part of the weights.
-The hub's own library fetches, goes on where a download was cut off, checks sizes and shows the bar; `hf download ID`
-fills the same cache. Never fetched: code, pickles, other formats of the same weights.
-Left out: a config alone, for planning (hub.py, which needs no library); other hosts of a cluster.
+The library downloads, resumes, checks sizes and shows the progress bar; `hf download ID` fills the same cache. Code,
+pickles and other formats of the same weights are never downloaded.
+
+In: an id such as `Qwen/Qwen2.5-7B`. Out: a folder with config, tokenizer, chat template and all weights.
+Left out: configs for planning (hub.py, which needs no library); other hosts of a cluster.
 """
 
 import shutil
@@ -22,13 +23,13 @@ from rlplan.units import format_bytes
 from rlplan.version import __version__
 
 FILES = (*KINDS, "model*.safetensors")
-"""Configs, tokenizers, chat templates, weights: whole, or in the parts that an index names."""
+"""Patterns of downloaded files: configs, tokenizers, chat templates and weights."""
 OTHERS = tuple(f"*/{kind}" for kind in FILES if kind != "*.jinja")
-"""Folders of a repository hold other formats (`original/`, `onnx/`), and more chat templates."""
+"""Patterns that are ignored: subfolders hold other formats (`original/`, `onnx/`), but also chat templates."""
 
 
 def cached_model(name: str) -> Path | None:
-    """The folder of a model that lies whole in the hub's cache, None where it does not. Asks no network."""
+    """Folder of a model that is complete in the hub's cache, else None. Uses no network."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -39,9 +40,9 @@ def cached_model(name: str) -> Path | None:
 
 
 def download_model(name: str, where: str, say: Callable[[str], None]) -> Path:
-    """Fetch a model into the hub's cache, with a bar on a terminal. where: names it, for messages. say: gets a line.
+    """Download a model into the hub's cache. where: the job's key, for messages. say: receives a line for the user.
 
-    Raises: SpecError (the hub gives no such model), HostError (no network, no room).
+    Raises: SpecError (no such model on the hub), HostError (no network, no disk space).
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -51,7 +52,7 @@ def download_model(name: str, where: str, say: Callable[[str], None]) -> Path:
         _check_room(name, size, cache, where)
         say(f"downloading {name}, {format_bytes(size)}, into {cache}")
         _snapshot(name)
-    except Exception as error:  # of the hub's library, of its HTTP client, of the disk
+    except Exception as error:  # any error of the hub's library, its HTTP client or the disk
         raise _failed(name, where, cache, error) from None
     found = cached_model(name)
     if found is None:
@@ -60,9 +61,9 @@ def download_model(name: str, where: str, say: Callable[[str], None]) -> Path:
 
 
 def located(place: str, key: str) -> Path:
-    """Where data lie: a path as it is, a data set on the hub in the hub's cache. key: of the job. Asks no network.
+    """Path of a data set: the given path, or its folder in the hub's cache. key: the job's key. Uses no network.
 
-    Raises: HostError where it is not there.
+    Raises: HostError when the cache lacks it.
     """
     if not place.startswith(HUB_DATA):
         return Path(place)
@@ -85,7 +86,7 @@ def located(place: str, key: str) -> Path:
 
 
 def download_data(places: Iterable[str | None], where: str, say: Callable[[str], None]) -> None:
-    """Fetch the data sets among these places that are not in the hub's cache. Raises: SpecError, HostError."""
+    """Download the hub data sets among these places that the cache lacks. Raises: SpecError, HostError."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -96,12 +97,12 @@ def download_data(places: Iterable[str | None], where: str, say: Callable[[str],
         say(f"downloading the data set {name} into {HF_HUB_CACHE}")
         try:
             _snapshot(name, repo_type="dataset")
-        except Exception as error:  # of the hub's library, of its HTTP client, of the disk
+        except Exception as error:  # any error of the hub's library, its HTTP client or the disk
             raise _failed(name, where, Path(HF_HUB_CACHE), error, "--repo-type dataset ") from None
 
 
 def _snapshot(name: str, **options: Any) -> Any:
-    """The folder; with `dry_run` the files. Raises: whatever the hub's library raises."""
+    """The folder of a snapshot, or its files with `dry_run`. Raises: any error of the hub's library."""
     from huggingface_hub import snapshot_download
 
     of_data = options.get("repo_type") == "dataset"
@@ -115,20 +116,20 @@ def _snapshot(name: str, **options: Any) -> Any:
 
 
 def _check_room(name: str, size: int, cache: Path, where: str) -> None:
-    """Raises: HostError where the disk has no room for what is still to come."""
+    """Raises: HostError when the disk lacks space for the remaining download."""
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if size > free:
         raise HostError(
-            f"model '{name}' takes {format_bytes(size)} more, {format_bytes(free)} are free in {place}",
+            f"model '{name}' needs {format_bytes(size)} more, and {place} has {format_bytes(free)} free",
             where=where,
-            rule="a model that is downloaded lies whole in the hub's cache",
+            rule="a model is downloaded completely into the hub's cache",
             way_out="free space, or set HF_HOME to a folder on a larger disk",
         )
 
 
 def _failed(name: str, where: str, cache: Path, error: Exception, kind: str = "") -> RlplanError:
-    """What went wrong, as an error for people."""
+    """A failed download as an error for the user."""
     if isinstance(error, RlplanError):
         return error
     cause = error.__cause__ or error
@@ -137,16 +138,16 @@ def _failed(name: str, where: str, cache: Path, error: Exception, kind: str = ""
         return refused(name, where, "data set" if kind else "model", f"HTTP {code}")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         return HostError(
-            f"model '{name}' cannot be kept: {error.strerror}",
+            f"model '{name}' cannot be stored: {error.strerror}",
             where=str(error.filename),
-            rule=f"the hub's cache, {cache}, can be written",
-            way_out="mend its permissions or free space, or set HF_HOME to another folder",
+            rule=f"the hub's cache, {cache}, must be writable",
+            way_out="fix its permissions or free space, or set HF_HOME to another folder",
         )
     why = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     return HostError(
         f"{'data set' if kind else 'model'} '{name}' is not on this machine, and the hub cannot be reached: {why}",
         where=where,
-        rule=f"a run reads its models from folders: models/{name} beside the job file, the hub's cache, {cache}, or a "
-        "path that the job names; its data from files, or the cache",
-        way_out=f"with a network: hf download {kind}{name}; or a path in place of the id",
+        rule=f"a run reads models from models/{name} beside the job file, from the hub's cache, {cache}, or from a "
+        "path in the job; data from files or the cache",
+        way_out=f"with a network: hf download {kind}{name}; or give a path instead of the id",
     )

@@ -1,6 +1,6 @@
 """A decoder with a scalar head: a value for every response token, or a reward for a whole sequence.
 
-In: a TokenBatch. Out: one number for each of its response tokens: what the state before that token is worth.
+In: a TokenBatch. Out: one number per response token: the value of the state before that token.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from rlplan.runtime.rollout.experience import SequencePair, TrainSample
 
 
 class ValueModel(nn.Module):
-    """Wraps a Hugging Face sequence classifier with one label. `forward` gives values, fp32 of shape [tokens]."""
+    """A Hugging Face sequence classifier with one label; `forward` returns values, fp32 of shape [tokens]."""
 
     def __init__(self, language_model: nn.Module, sharing: Sharing | None = None) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class ValueModel(nn.Module):
 
 
 class PolicyValueModel(LogprobModel):
-    """A policy with a value head on its backbone. `forward` gives (log-probs, entropies, values), each [tokens]."""
+    """A policy with a value head on its backbone; `forward` returns (log-probs, entropies, values), each [tokens]."""
 
     def __init__(
         self, language_model: Any, temperature: float, entropies: Entropies = "seen", sharing: Sharing | None = None
@@ -48,5 +48,5 @@ class PolicyValueModel(LogprobModel):
 
 
 def whole_sequences(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:
-    """Sequences whose only value is the one after their last token: one token more stands there, unseen."""
+    """Sequences with one dummy response token, so that the only value is that of the state after the last token."""
     return [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (0,)) for pair in pairs]

@@ -1,7 +1,9 @@
-"""LineProcess: a process that is asked and answers line by line, in JSON, each time with a deadline.
+"""LineProcess: a child process that gets requests and returns answers as JSON lines, each with a deadline.
 
-In: a command, and lines. Out: answers, or a NoAnswerError that says why there is none. It is started in a process group
-of its own, which ends with it.
+It runs in its own process group, which is killed with it. Rewards, environments, tokenizers and MCP servers all run
+untrusted or fragile code through this mechanism.
+
+In: a command, and lines. Out: answers, or a NoAnswerError with the reason.
 """
 
 import contextlib
@@ -18,32 +20,37 @@ from typing import IO, Any
 from rlplan.runtime.processes.machine_speed import scaled
 
 DEATH_S = 1.0
-"""To be gone once its output is closed; scaled."""
+"""Seconds for a process to exit after it closed its output; scaled by machine speed."""
 
 
 class NoAnswerError(Exception):
-    """Nothing came that is an answer; says why."""
+    """There is no valid answer; the message gives the reason."""
 
 
 class LateError(NoAnswerError):
-    """Nothing came in time."""
+    """No answer arrived before the deadline."""
 
 
 class GarbledError(NoAnswerError):
-    """What came is no answer."""
+    """The output is not a valid answer."""
 
 
 class TooLongError(GarbledError):
-    """What came is longer than an answer may be."""
+    """The output is longer than an answer may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """So many seconds from now. during: what took longer, for the message."""
+    """A point in time, counted from the creation of this object."""
 
     seconds: float
+    """Allowed time."""
+
     during: str = ""
+    """Suffix of the timeout message, such as ` while it started`."""
+
     at: float = field(init=False)
+    """The deadline on the monotonic clock."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", time.monotonic() + self.seconds)
@@ -53,7 +60,7 @@ class Deadline:
         return time.monotonic() >= self.at
 
     def wait_for(self, pipe: int, event: int) -> None:
-        """Until a pipe can be read or written. Raises: LateError at the deadline."""
+        """Wait until a pipe can be read or written. Raises: LateError at the deadline."""
         poll = select.poll()
         poll.register(pipe, event)
         if not poll.poll(1000 * max(0.0, self.at - time.monotonic())):
@@ -61,7 +68,7 @@ class Deadline:
 
 
 class LineProcess:
-    """See the module docstring. errors: where its standard error goes. max_bytes: of an answer. unread: after it."""
+    """See the module docstring. `unread` holds output that follows the last answer."""
 
     def __init__(
         self,
@@ -81,7 +88,7 @@ class LineProcess:
         os.set_blocking(self._pipes[0].fileno(), False)
 
     def say(self, line: str, deadline: Deadline) -> None:
-        """Raises: NoAnswerError where it does not take the line."""
+        """Send a line. Raises: NoAnswerError when the process does not read it."""
         pipe, left = self._pipes[0].fileno(), memoryview(line.encode() + b"\n")
         while left:
             deadline.wait_for(pipe, select.POLLOUT)
@@ -91,7 +98,7 @@ class LineProcess:
                 raise NoAnswerError(self._death()) from None
 
     def hear(self, deadline: Deadline) -> dict[str, Any]:
-        """The next answer. Raises: NoAnswerError."""
+        """Wait for the next answer. Raises: NoAnswerError."""
         pipe = self._pipes[1].fileno()
         while b"\n" not in self.unread:
             deadline.wait_for(pipe, select.POLLIN)
@@ -107,16 +114,16 @@ class LineProcess:
         except ValueError:
             raise GarbledError("an answer that is not JSON") from None
         if not isinstance(said, dict):
-            raise GarbledError("an answer that is no JSON object")
+            raise GarbledError("an answer that is not a JSON object")
         return said
 
     def kill(self) -> None:
-        """End it with everything that it started in its group; a thread that waits for its answer gets an error."""
+        """Kill the process group; a thread that waits for an answer gets an error."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it, and leave nothing of it."""
+        """Kill the process group, close the pipes and reap the process."""
         self.kill()
         for pipe in self._pipes:
             with contextlib.suppress(OSError):

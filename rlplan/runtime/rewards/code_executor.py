@@ -1,7 +1,7 @@
-"""code_executor: the program in a response, run in a sandbox against its row's tests.
+"""The code_executor reward: it runs the program in a response in a sandbox, against the row's tests.
 
-In: a response and a row's answer (code_tests.py). Out: 1 or 0, or the fraction of tests that pass; a RewardFailure when
-the sandbox or the row is at fault, never the program. A program's own timeout or crash is a wrong answer, and is noted.
+In: a response and a row's answer (code_tests.py). Out: 1 or 0, or the fraction of tests that pass. A fault of the
+sandbox or the row is a RewardFailure. A timeout or crash of the program is a wrong answer, with a note.
 """
 
 import itertools
@@ -22,7 +22,7 @@ def make_limits(spec: CodeExecutorSpec) -> Limits:
 
 
 def extract_program(text: str, pattern: str) -> str | None:
-    """The last program of a response. Raises: ExhaustedError when the pattern takes too long."""
+    """The last program in a response, or None. Raises: ExhaustedError when the pattern takes too long."""
     try:
         matches = regex.findall(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
     except TimeoutError:
@@ -33,7 +33,7 @@ def extract_program(text: str, pattern: str) -> str | None:
 
 
 def grade_program(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -> tuple[float, str]:
-    """(0 to 1, what kept the program from its right answer beside being wrong, or empty).
+    """(reward from 0 to 1, note why the program did not pass; empty when it passed).
 
     Raises: RewardFailure, ExhaustedError.
     """

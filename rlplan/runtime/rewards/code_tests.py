@@ -1,10 +1,11 @@
-"""Tests of a program: what it is given goes into the sandbox, what would be right stays here.
+"""Tests of a program: inputs go into the sandbox, and expected results stay outside.
 
-In: a row's answer: {"inputs": [...], "outputs": [...]} as verl has them (with "fn_name" for calls), assert statements
-as a text or a list (MBPP), or {"test": text, "entry_point": name} (HumanEval). Out: cases, and what is right for each.
-Assertions are taken apart, never executed (assertions/split.py): the calls of the program go in, and what is asserted
-of their values is evaluated here. What would have to be executed first is an error of the row: loops, branches, calls
+Assertions are split, never executed (assertions/split.py). The calls of the program go into the sandbox, and the
+condition on their values is evaluated here. Tests that need execution are an error of the row: loops, branches, calls
 without an assertion, and variables or modules of the tests.
+
+In: a row's answer. It holds verl's {"inputs": [...], "outputs": [...]} (with "fn_name" for calls), assert statements
+as a text or a list (MBPP), or {"test": text, "entry_point": name} (HumanEval). Out: cases and their expected results.
 """
 
 import ast
@@ -22,27 +23,28 @@ MAX_TESTS = 1000
 
 
 class Check(Protocol):
-    """What is tested of a program, and what is right."""
+    """One test of a program, with its expected result."""
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """What goes into the sandbox."""
+        """Cases that run in the sandbox."""
 
     def holds(self, results: Sequence[CaseResult]) -> bool:
-        """Whether what came out is right. results: one a case. Values are plain data; none has a say in it."""
+        """Whether the results are right; one result per case. Values are plain data without methods of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A case with what is right."""
+    """A case with its expected result."""
 
     case: Case
-    """What the program is given."""
+    """Input of the program."""
 
     right: Any
-    """What it must print, or give back."""
+    """Expected output or return value."""
 
     prints: bool = False
+    """Whether the printed output is compared instead of a return value."""
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -70,7 +72,7 @@ def read_tests(answer: str) -> tuple[Check, ...]:
         raise UnreadableTestsError(f"they cannot be read: {str(error)[:100] or type(error).__name__}") from None
     count = sum(len(check.cases) for check in checks)
     if not 0 < count <= MAX_TESTS:
-        raise UnreadableTestsError(f"{count} tests; 1 to {MAX_TESTS} are taken; add some, or leave some out")
+        raise UnreadableTestsError(f"{count} tests; a row must have 1 to {MAX_TESTS}")
     return tuple(checks)
 
 
@@ -91,33 +93,33 @@ def _read(answer: str) -> list[Check]:
 def _read_pairs(tests: dict[str, Any]) -> list[Check]:
     inputs, outputs, name = tests["inputs"], tests.get("outputs"), tests.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise UnreadableTestsError("inputs and outputs are lists of the same length")
+        raise UnreadableTestsError("inputs and outputs must be lists of the same length")
     if name is None:
         if not all(isinstance(each, str) for each in (*inputs, *outputs)):
-            raise UnreadableTestsError("what a program reads and prints is text")
+            raise UnreadableTestsError("inputs and outputs of a program must be texts")
         return [Pair(Case(stdin=i.encode()), o, prints=True) for i, o in zip(inputs, outputs, strict=True)]
     if not isinstance(name, str) or not name.isidentifier():
-        raise UnreadableTestsError("fn_name is no function's name")
+        raise UnreadableTestsError("fn_name must be the name of a function")
     return [_make_call(name, given, right) for given, right in zip(inputs, outputs, strict=True)]
 
 
 def _make_call(name: str, given: Any, right: Any) -> Pair:
-    """LeetCode's way: one JSON value a line or a list of arguments; a method where there is a class Solution."""
+    """A call in LeetCode's format: one JSON value per line, or a list of arguments; a method if Solution exists."""
     if isinstance(given, str):
         try:
             given = [json.loads(line) for line in given.splitlines() if line.strip()]
             right = json.loads(right) if isinstance(right, str) else right
         except ValueError:
-            raise UnreadableTestsError("arguments of a call are JSON, one a line") from None
+            raise UnreadableTestsError("arguments of a call must be JSON, one value per line") from None
     if not isinstance(given, list):
-        raise UnreadableTestsError("arguments of a call are a list")
+        raise UnreadableTestsError("arguments of a call must be a list")
     arguments = ", ".join(repr(each) for each in given)
     target = f"(Solution().{name} if 'Solution' in globals() else {of_program(name)})"
     return Pair(Case(call=f"{target}({arguments})"), right)
 
 
 def _read_assertions(source: str, entry_point: str = "") -> list[Check]:
-    """entry_point: HumanEval's name of what is tested, for which `candidate` stands."""
+    """Read assert statements. entry_point: name of HumanEval's tested function, which replaces `candidate`."""
     try:
         tree = ast.parse(source)
         entry = ast.parse(entry_point or "candidate", mode="eval").body
@@ -140,7 +142,7 @@ class _Candidate(ast.NodeTransformer):
 
 
 def _find_shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[str]:
-    """Functions of the program's that are called as one of Python's: the tested one, or the only one that is called."""
+    """The program's functions that shadow a Python builtin: the tested function, or the only one that is called."""
     if entry_point:
         return frozenset({entry_point} if is_python(entry_point) else ())
     calls = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.Call) and called(node)]
@@ -150,7 +152,10 @@ def _find_shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[st
 
 
 def _list_asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool = False) -> list[ast.Assert]:
-    """Those of a module and of HumanEval's `def check(candidate)`; the rest is what has no say in them."""
+    """Assertions of a module and of HumanEval's `def check(candidate)`.
+
+    Other statements must not affect them. Raises: UnreadableTestsError.
+    """
     asserts = []
     for node in body:
         if isinstance(node, ast.Assert):
@@ -162,19 +167,18 @@ def _list_asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool 
             or (isinstance(node, ast.Expr) and _is_idle(node.value, own))
         ):
             raise UnreadableTestsError(
-                f"`{ast.unparse(node).splitlines()[0][:80]}` would have to be executed; write assertions that each "
-                "stand by themselves"
+                f"`{ast.unparse(node).splitlines()[0][:80]}` would have to be executed; write independent assertions"
             )
     return asserts
 
 
 def _is_idle(node: ast.expr, own: frozenset[str]) -> bool:
-    """Whether a statement of its own changes nothing of the program's: a docstring, `print(...)`, `check(f)`."""
+    """Whether an expression statement has no effect on the program: a docstring, `print(...)`, `check(f)`."""
     return isinstance(node, ast.Constant | ast.Name) or (isinstance(node, ast.Call) and called(node) in {"print", *own})
 
 
 def _list_bound_names(node: ast.AST) -> list[str]:
-    """Names to which a statement of the tests gives a value, but for `math` and its functions under their own names."""
+    """Names that a statement of the tests binds, except `math` and its functions under their own names."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         is_from_math = isinstance(node, ast.ImportFrom) and node.module == "math"
         known = {each for each in node.names if not each.asname and (is_from_math or each.name == "math")}
@@ -186,7 +190,7 @@ def _list_bound_names(node: ast.AST) -> list[str]:
 
 
 def _are_equal(value: Any, right: Any) -> bool:
-    """Equal as Python has it, lists and tuples apart only where the row says tuple."""
+    """Equality as in Python, but a tuple equals a list when the row expects a list."""
     if isinstance(right, list) and isinstance(value, tuple):
         value = list(value)
     if isinstance(right, list) and isinstance(value, list):
@@ -195,5 +199,5 @@ def _are_equal(value: Any, right: Any) -> bool:
 
 
 def _split_lines(text: str) -> list[str]:
-    """Lines without the spaces at their ends and without empty lines at the end."""
+    """Lines without trailing spaces, and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

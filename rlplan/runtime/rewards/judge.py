@@ -1,7 +1,9 @@
-"""Judge: what one response is worth by rewards that look at it alone, one after the other; each thread has one.
+"""Judge: computes the rewards of one response, one reward after the other; each thread has its own Judge.
 
-In: a response with its prompt. Out: a Verdict. Rewards that take processes have their own here, kept between responses.
-A function that is called with a batch gets a batch of one from here; batches.py gives it whole ones.
+A Judge keeps the child processes of its rewards between responses. It calls a batch function with a batch of one;
+batches.py calls it with whole batches.
+
+In: a response with its prompt. Out: a Verdict.
 """
 
 import json
@@ -12,16 +14,16 @@ from dataclasses import dataclass
 from rlplan.runtime.rewards.code_executor import grade_program
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, Verdict
-from rlplan.runtime.rewards.verifiers import extract_answer, check_format, match_answer
+from rlplan.runtime.rewards.verifiers import check_format, extract_answer, match_answer
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Sandbox
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec, RewardSpec
 from rlplan.units import GIB
 
 MATH_MEMORY = GIB
-"""Bytes that comparing mathematics may take before its process is ended."""
+"""Memory limit of a process that compares mathematics, in bytes."""
 MAX_MATH_TEXT = 4096
-"""Characters of an answer that are read as mathematics; what is longer is none."""
+"""Most characters of an answer that is read as mathematics; a longer one is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Response:
 
 
 class Judge:
-    """See the module docstring. sandbox: for code; None where no reward runs any."""
+    """See the module docstring. sandbox: runs code; None when no reward needs it."""
 
     def __init__(self, rewards: Sequence[RewardSpec], sandbox: Sandbox | None) -> None:
         self.rewards, self.sandbox = rewards, sandbox
@@ -45,7 +47,7 @@ class Judge:
                 self._processes[spec.label] = RewardProcess(spec.label, setting, spec.timeout_s)
 
     def start(self, columns: Collection[str] | None = None) -> None:
-        """Start its processes. columns: that every row has. Raises: SpecError when one cannot work at all."""
+        """Start the processes. columns: columns that every row has. Raises: SpecError when a reward cannot work."""
         for process in self._processes.values():
             process.start(columns)
 
@@ -54,7 +56,7 @@ class Judge:
             process.close()
 
     def judge(self, response: Response) -> Verdict:
-        """Every reward, up to the first that fails; without those that judge this response not."""
+        """Compute the rewards up to the first that fails; a reward that returns None is left out."""
         start_s = time.time()
         values: dict[str, float] = {}
         notes: dict[str, int] = {}

@@ -1,7 +1,6 @@
-"""RewardProcess: a process that computes one reward, asked with a deadline, and replaced when it does not keep it.
+"""RewardProcess: a child process that computes one reward; it is killed and replaced when it misses a deadline.
 
-In: a request about one response, or about a batch. Out: numbers, or a RewardFailure. A hang costs its timeout; then the
-process group is killed.
+In: a request about one response or a batch. Out: numbers, or a RewardFailure.
 """
 
 import contextlib
@@ -20,12 +19,13 @@ from rlplan.runtime.rewards.child import MAX_ANSWER, MAX_VALUE
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, check_number
 
 START_S = 60.0
-"""For a process to import what it needs; scaled."""
+"""Seconds for a process to import its packages; scaled by machine speed."""
 ANSWERS = {"value", "values", "failure", "ready", "unable", "ended", "begun"}
+"""Keys of valid answers (child.py)."""
 
 
 class RewardProcess:
-    """One process at a time; used by one thread. setting: what child.py reads first. label: the reward's name."""
+    """One reward's process, used by one thread. setting: first line that child.py reads. label: the reward's name."""
 
     def __init__(self, label: str, setting: dict[str, Any], timeout_s: float) -> None:
         self.label, self.setting, self.timeout_s = label, setting, timeout_s
@@ -33,9 +33,9 @@ class RewardProcess:
         self._is_ready, self._fork, self._takes_batches = False, 0, False
 
     def start(self, columns: Collection[str] | None = None) -> None:
-        """Start it, unless it runs. columns: that every row has, for a function that asks for some; None: not known.
+        """Start the process unless it runs. columns: columns that every row has; None if unknown.
 
-        Raises: SpecError when it cannot do its work at all.
+        Raises: SpecError when the reward cannot be computed at all.
         """
         self.setting = {**self.setting, "columns": None if columns is None else sorted(columns)}
         try:
@@ -44,15 +44,15 @@ class RewardProcess:
             raise SpecError(
                 f"the reward {self.label} cannot be computed: {_explain(error)}",
                 where=f"rewards: {self.label}",
-                rule="a reward's process starts; its function has the parameters of TRL's or of verl's and asks for no "
-                "column that a row lacks",
-                way_out="mend the function or the rows, or install what it imports",
+                rule="a reward's process must start; its function has TRL's or verl's signature and uses only columns "
+                "that every row has",
+                way_out="fix the function or the rows, or install the packages that it imports",
             ) from None
 
     def ask(self, request: dict[str, Any]) -> tuple[float, str]:
-        """(reward, note of what is no failure).
+        """(reward, note).
 
-        Raises: RewardFailure; ExhaustedError where the response alone was at work (child.py: `begun`).
+        Raises: RewardFailure; ExhaustedError when the response exhausted a limit after `begun` (child.py).
         """
         try:
             answer = self._exchange(request, self.timeout_s)
@@ -64,7 +64,7 @@ class RewardProcess:
 
     @property
     def takes_batches(self) -> bool:
-        """Whether it is a function that is called once with all responses of a batch. Raises: RewardFailure."""
+        """Whether the reward is a function called once per batch. Raises: RewardFailure."""
         try:
             self._ensure_ready()
         except NoAnswerError as error:
@@ -74,10 +74,10 @@ class RewardProcess:
     def ask_batch(
         self, responses: Sequence[dict[str, Any]], progress: tuple[int, int] = (0, 0), longest_s: float = 0.0
     ) -> list[float | RewardFailure | None]:
-        """What a function says of each response: a number, why it gave none, or None where it judges that one not.
+        """A number, a failure, or None (the function skips it) for each response of a batch.
 
-        progress: steps done, and in all. longest_s: the most seconds for a batch; less where its responses have less
-        together. Raises: RewardFailure where there is no answer at all.
+        progress: (finished steps, all steps). longest_s: upper limit of the batch's timeout, which is otherwise the sum
+        of its responses' timeouts. Raises: RewardFailure without any answer.
         """
         timeout_s = max(self.timeout_s, min(longest_s, self.timeout_s * len(responses)))
         try:
@@ -94,15 +94,16 @@ class RewardProcess:
         deadline = Deadline(timeout_s)
         try:
             process.say(json.dumps(request), deadline)
-            is_alone = True  # in what it does now: the pipes are in order
+            is_alone = True  # the request was sent whole, so a fork that fails now can be replaced by another fork
             answer = _receive(process, deadline)
             if has_begun := "begun" in answer:
                 answer = _receive(process, deadline)
             if "ended" in answer:
-                has_begun = has_begun and int(answer["ended"]) != -signal.SIGKILL  # that comes from the host
+                # SIGKILL comes from the host (its OOM killer), so it is not the response's fault.
+                has_begun = has_begun and int(answer["ended"]) != -signal.SIGKILL
                 raise NoAnswerError(ended(int(answer["ended"])))
             if process.unread:
-                raise GarbledError("it said more than an answer")
+                raise GarbledError("it wrote more than one answer")
         except NoAnswerError as error:
             self._replace(by_a_fork=is_alone and not isinstance(error, GarbledError))
             if has_begun and ("ended" in answer or deadline.is_over):
@@ -121,14 +122,14 @@ class RewardProcess:
         return self._process
 
     def _ensure_ready(self) -> LineProcess:
-        """The process that can be asked. Raises: NoAnswerError when there is none."""
+        """The process, ready for a request. Raises: NoAnswerError when it does not start."""
         if self._is_ready and self._process is not None:
             return self._process
         deadline = _make_start_deadline()
         try:
             process = self._process or self._launch()
             answer = _receive(process, deadline)
-            while "ready" not in answer and "unable" not in answer:  # last words of the one before
+            while "ready" not in answer and "unable" not in answer:  # late answers of the killed fork
                 answer = _receive(process, deadline)
             if "unable" in answer:
                 raise NoAnswerError(str(answer["unable"]))
@@ -140,9 +141,9 @@ class RewardProcess:
         return process
 
     def _replace(self, *, by_a_fork: bool) -> None:
-        """End the one that failed, and begin the next at once: it gets ready while others are asked.
+        """End the failed process and start the next one at once, so that it starts while other rewards work.
 
-        by_a_fork: it may be a copy of the process that it was a copy of.
+        by_a_fork: kill only the fork; its parent then forks again without importing anything.
         """
         if by_a_fork and self._fork:
             self._is_ready = False
@@ -154,7 +155,7 @@ class RewardProcess:
             self._launch()
 
     def close(self) -> None:
-        """End it with everything that it started in its group."""
+        """End the process and its process group."""
         process, self._process = self._process, None
         self._is_ready, self._fork = False, 0
         if process is not None:
@@ -164,7 +165,7 @@ class RewardProcess:
 def _receive(process: LineProcess, deadline: Deadline) -> dict[str, Any]:
     answer = process.hear(deadline)
     if not ANSWERS & set(answer):
-        raise GarbledError("an answer of another kind")
+        raise GarbledError("an unknown kind of answer")
     return answer
 
 
@@ -182,4 +183,4 @@ def _explain(error: NoAnswerError) -> str:
 
 
 def _make_start_deadline() -> Deadline:
-    return Deadline(scaled(START_S), " before it was ready")
+    return Deadline(scaled(START_S), " while it started")

@@ -1,8 +1,9 @@
-"""RewardPool: computes rewards of responses as they finish, several at a time, in threads and processes.
+"""RewardPool: computes rewards of responses as they finish, several at a time, in threads and child processes.
 
-In: responses by id, from any thread. Out: verdicts, written into rollouts. Rewards that are patterns alone are computed
-when they are asked for: they take less time than handing them over. Functions that take batches are called when the
-whole batch is there (batches.py).
+Regular-expression rewards are computed on demand, because handing them to a thread takes longer. Batch functions are
+called when the whole batch is there (batches.py).
+
+In: responses by id, from any thread. Out: verdicts, written into rollouts.
 """
 
 import queue
@@ -26,7 +27,7 @@ from rlplan.vocabulary import Role
 
 
 class RewardPool:
-    """See the module docstring. sandbox: its name, as `rlplan run --sandbox` has it. Raises: HostError without one."""
+    """See the module docstring. sandbox: name from `rlplan run --sandbox`. Raises: HostError when it does not work."""
 
     def __init__(self, job: ResolvedJob, sandbox: str = AUTO) -> None:
         self.job = job
@@ -47,9 +48,9 @@ class RewardPool:
         self._span: tuple[float, float] | None = None
 
     def start(self, columns: Collection[str] | None = None) -> None:
-        """Bring the rewards' processes up, so that one that cannot work is said before anything is generated.
+        """Start the rewards' processes, so that a broken reward is reported before any generation.
 
-        columns: that every row has; None: not known. Raises: SpecError.
+        columns: columns that every row has; None if unknown. Raises: SpecError.
         """
         with self._lock:
             self._prepare_judges(columns)
@@ -58,7 +59,7 @@ class RewardPool:
                 judge.start(columns)
 
     def _prepare_judges(self, columns: Collection[str] | None = None) -> None:
-        """Tell functions that take batches from the other rewards, once. Raises: SpecError."""
+        """Start the batch functions and create judges for the other rewards, once. Raises: SpecError."""
         if self._all:
             return
         self._batched.start(columns)
@@ -69,20 +70,20 @@ class RewardPool:
 
     @property
     def is_early(self) -> bool:
-        """Whether responses are judged as they end. Raises: SpecError."""
+        """Whether responses are judged as soon as they finish. Raises: SpecError."""
         return any(runs_elsewhere(spec) for spec in self._alone)
 
     def begin(self, key: str, response: Response) -> None:
-        """Judge a response beside whatever else goes on; one that was begun already is not begun again."""
+        """Start to judge a response in the background, unless that was started already."""
         with self._lock:
             begun = self._begun.get(key)
             if self.is_early and (begun is None or begun[0] != response.text):
                 self._begun[key] = (response.text, self._pool.submit(self._judge, response))
 
     def judge(self, rollouts: Sequence[Rollout], num_steps_done: int = 0) -> None:
-        """Write `rewards`, `reward` and `failure` of every rollout that was not judged before; they are one batch.
+        """Write `rewards`, `reward` and `failure` of every unjudged rollout; together they form one batch.
 
-        A rollout is judged once, also where every reward gave None and a reward model or an environment judges it.
+        A rollout is judged only once, even if every reward returned None and a reward model or environment judges it.
         """
         with self._lock:
             self._prepare_judges()
@@ -107,25 +108,25 @@ class RewardPool:
                 self._begun.pop(rollout.id, None)
 
     def take_notes(self) -> tuple[Counter[str], int]:
-        """How often what was noted, such as a program's timeout, of how many rollouts, since the last time."""
+        """(counts of notes such as a program's timeout, judged rollouts) since the last call."""
         taken = self._notes, self._num_judged
         self._notes, self._num_judged = Counter(), 0
         return taken
 
     def take_span(self) -> tuple[float, float] | None:
-        """From when to when rewards in processes of their own were at work since the last time; None without any."""
+        """(start, end) of the work of rewards in child processes since the last call; None without any."""
         span, self._span = self._span, None
         return span
 
     def forget(self) -> None:
-        """The steps begin anew: what was judged for those before counts no more."""
+        """Discard notes and pending verdicts when the steps start over."""
         self.take_notes()
         self.take_span()
         with self._lock:
             self._begun.clear()
 
     def check_failures(self, rollouts: Sequence[Rollout], step: int) -> None:
-        """Raises: RunError when more rollouts of a step have no reward than the job lets pass."""
+        """Raises: RunError when more rollouts of a step have no reward than the job allows."""
         reasons = Counter(rollout.failure for rollout in rollouts if rollout.failure)
         most = self.job.limits.max_failed_rewards
         if reasons.total() > most * len(rollouts):
@@ -134,13 +135,13 @@ class RewardPool:
                 f"{reasons.total()} of {len(rollouts)} rollouts have no reward; {count} because of {reason}",
                 where=f"step {step}, rewards",
                 rule=f"at most {most:.0%} of a step's rewards may fail (limits.max_failed_rewards)",
-                way_out="mend the reward or the rows that it cannot judge; failures.jsonl in the run folder has each",
+                way_out="fix the reward or the rows that it cannot judge; failures.jsonl in the run folder lists them",
             )
 
     def exhausted(self, notes: Counter[str], num_judged: int) -> str | None:
-        """What an alarm says where more responses exhausted their limits than may fail, or None.
+        """Text of an alarm when more responses exhausted their limits than may fail, else None.
 
-        This shows a slow host or a row that cannot be judged.
+        The cause is a slow host, or a row that cannot be judged.
         """
         exhausted = Counter({note: count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED})
         if exhausted.total() <= self.job.limits.max_failed_rewards * num_judged:
@@ -149,7 +150,7 @@ class RewardPool:
         return f"{exhausted.total()} of {num_judged} responses have the reward 0 for exhausting their limits ({kinds})"
 
     def close(self) -> None:
-        """End every process; what is being judged is given up."""
+        """End every process and abandon running judgments."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._batched.close()
         for judge in self._all:
@@ -157,7 +158,7 @@ class RewardPool:
         if self.sandbox is not None:
             self.sandbox.close()
         self._pool.shutdown(wait=True)
-        for judge in self._all:  # one that was just being replaced
+        for judge in self._all:  # again: a thread may just have replaced a process
             judge.close()
 
     def _judge(self, response: Response) -> Verdict:
@@ -176,16 +177,18 @@ class RewardPool:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError:
             raise RunError(
-                f"rewards are not done after {self.job.limits.action_timeout_s:g} s, {self._pool_size} at a time",
+                f"rewards took longer than {self.job.limits.action_timeout_s:g} s with {self._pool_size} workers",
                 where="verify",
                 rule="rewards must be computed within limits.action_timeout_s",
-                way_out="give the rewards shorter timeouts, or the job more limits.num_reward_workers",
+                way_out="give the rewards shorter timeouts, or raise limits.num_reward_workers",
             ) from None
 
-    def _write_reward(self, rollout: Rollout, verdict: Verdict, answers: Mapping[str, float | RewardFailure | None]) -> None:
-        """A reward that a function gave as None counts as little as one that the job does not have.
+    def _write_reward(
+        self, rollout: Rollout, verdict: Verdict, answers: Mapping[str, float | RewardFailure | None]
+    ) -> None:
+        """Write a rollout's verdict. A reward that is None is left out of the sum.
 
-        Where no reward counts, the rollout is not learned from, and that is no failure. Source: TRL 1.16, GRPOTrainer.
+        A rollout without any reward is not trained on, which is not a failure. Source: TRL 1.16, GRPOTrainer.
         """
         failures = [
             f"{label}: {answer.reason}" for label, answer in answers.items() if isinstance(answer, RewardFailure)
@@ -203,7 +206,7 @@ class RewardPool:
 
 
 def failures_of(rollouts: Iterable[Rollout], step: int) -> list[dict[str, object]]:
-    """Lines for failures.jsonl: which rollouts have no reward, and why."""
+    """Lines of failures.jsonl: the rollouts without a reward, with the reason."""
     return [
         {"step": step, "prompt": rollout.prompt.id, "reason": rollout.failure, "response": rollout.text[:2000]}
         for rollout in rollouts

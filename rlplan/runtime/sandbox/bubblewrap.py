@@ -1,8 +1,9 @@
-"""The sandbox of bubblewrap, hardened: own user and namespaces, writable is one small tmpfs, no /proc, no network.
+"""The bubblewrap sandbox: a program runs in its own namespaces with one small tmpfs, no /proc and no network.
 
-In: programs. Out: reports. Between: setpriv (an own uid, when we are root), control groups for memory and CPU of the
-whole tree, bwrap with a seccomp deny list, and rlimits that the runner sets before the program is there.
-Left out: protection from a kernel bug. For hostile tenants on shared machines use a virtual machine.
+Several layers protect the host: setpriv gives each slot its own uid (as root), control groups limit memory and CPU of
+the process tree, bwrap applies a seccomp deny list, and the runner sets rlimits before it loads the program.
+
+In: programs. Out: reports. Left out: protection from kernel bugs; use a virtual machine for hostile tenants.
 """
 
 import os
@@ -16,7 +17,7 @@ from typing import IO
 from rlplan.errors import HostError
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
-from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_command, compile_runner
+from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, compile_runner, run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, Sandbox
 from rlplan.runtime.sandbox.seccomp import build_deny_list
 from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeGroup, TreeWatch, remove_stale_groups
@@ -31,7 +32,7 @@ for each in (sysconfig.get_path("stdlib"), *sorted(file for file in files if ".s
 
 
 class Bubblewrap(Sandbox):
-    """See the module docstring. Raises: HostError where it cannot be had."""
+    """See the module docstring. Raises: HostError when a tool or an interpreter is missing."""
 
     name = "bubblewrap"
 
@@ -52,7 +53,7 @@ class Bubblewrap(Sandbox):
         group = self._groups[slot] if self._groups else None
         if group is not None:
             group.begin()
-        # a description of its own: bwrap reads the filter from where the descriptor stands
+        # Opened anew for each run: bwrap reads the filter from the descriptor's offset, which a dup would share.
         descriptor = os.open(f"/proc/self/fd/{self._filter.fileno()}", os.O_RDONLY)
         try:
             command = (*(group.joining if group else ()), *self._command(slot, descriptor))
@@ -82,7 +83,7 @@ class Bubblewrap(Sandbox):
             *drop,
             self._bwrap,
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--new-session"),
-            # first process inside is the runner: no program inside can end or stop it, and bwrap itself waits for it
+            # The runner is process 1 of its namespace: no program inside can kill or stop it, and bwrap waits for it.
             *("--as-pid-1", "--die-with-parent", "--clearenv", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME"),
             *("/tmp", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
             *self._view,
@@ -95,11 +96,11 @@ class Bubblewrap(Sandbox):
 
 
 def attribute_failure(report: Report, was_ended: bool, was_full: bool) -> Report:
-    """A report with a failure that no program brings about as `broken`. was_ended, was_full: TreeGroup.ended.
+    """Report a failure as `broken` when the program cannot have caused it. was_ended, was_full: see read_outcome.
 
-    Inside, the runner is the first process: no signal reaches it from there, no other process may set its limits
-    (seccomp.py), and what it reads is bounded. So what ends it without a verdict comes from outside, but for the
-    group's own limit of memory. That the host runs out of memory is no program's doing: the plan has counted its limit.
+    The runner is process 1 inside the sandbox. Programs cannot signal it, seccomp keeps them from changing its limits,
+    and its input is bounded. A missing verdict therefore comes from outside, unless the group's memory limit was met.
+    Programs are not blamed when the host runs out of memory, because the plan has counted their limit.
     """
     if was_ended and was_full:
         status = "memory" if report.status in ("killed", "broken") else report.status
@@ -117,7 +118,7 @@ def _mark_broken(report: Report, detail: str) -> Report:
 
 
 def make_watch(program: Program, group: TreeGroup | None) -> TreeWatch | None:
-    """What a run's groups leave to be looked at."""
+    """A watch for the limits that a run's control groups do not enforce; None when they enforce all."""
     if group is not None and group.has_quota:
         return None
     limits = program.limits
@@ -128,7 +129,7 @@ INTERPRETER = os.path.realpath("/usr/bin/python3" if Path("/usr/bin/python3").ex
 
 
 def find_tool(name: str, package: str, sandbox: str) -> str:
-    """The path of what a sandbox needs. Raises: HostError where it is not installed."""
+    """Path of a command that a sandbox needs. Raises: HostError when it is not installed."""
     path = shutil.which(name)
     if path is None:
         raise HostError(
@@ -145,19 +146,19 @@ def _write_filter() -> IO[bytes]:
         code = build_deny_list(platform.machine())
     except KeyError:
         raise HostError(
-            f"no list of system calls for {platform.machine()}",
+            f"no seccomp list for {platform.machine()}",
             where="rlplan/runtime/sandbox/seccomp.py",
             rule="x86_64 or aarch64",
             way_out="run code_executor on one of these",
         ) from None
-    file = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the sandbox lives
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the sandbox
     file.write(code)
     file.flush()
     return file
 
 
 def compile_system_runner(before: str = "") -> Runner:
-    """The runner for the system's interpreter. before: code that runs first. Raises: HostError."""
+    """The runner for the system's interpreter. before: code that runs before the runner. Raises: HostError."""
     try:
         return compile_runner(INTERPRETER, before)
     except (OSError, subprocess.SubprocessError) as error:
@@ -165,7 +166,7 @@ def compile_system_runner(before: str = "") -> Runner:
 
 
 def find_interpreter_places() -> list[str]:
-    """The interpreter's standard library and the folders of the shared libraries. Raises: HostError."""
+    """Folders of the interpreter's standard library and shared libraries. Raises: HostError."""
     try:
         lines = subprocess.run(
             [INTERPRETER, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, timeout=scaled(START_S), check=True
@@ -180,7 +181,7 @@ def find_interpreter_places() -> list[str]:
 
 
 def _make_interpreter_view() -> tuple[str, ...]:
-    """What bwrap shows, read-only: the interpreter and its places; nothing else of the host."""
+    """Options that mount the interpreter and its folders read-only; nothing else of the host is visible."""
     view = ["--ro-bind", INTERPRETER, INTERPRETER]
     for place in find_interpreter_places():
         view += ["--ro-bind", place, place]
@@ -192,7 +193,7 @@ def _make_interpreter_view() -> tuple[str, ...]:
 
 def _make_interpreter_error(error: Exception) -> HostError:
     return HostError(
-        f"the interpreter for sandboxes does not answer: {error}",
+        f"the sandbox interpreter does not start: {error}",
         where=INTERPRETER,
         rule="a Python interpreter that every user may read",
         way_out="install the system's python3",
@@ -200,7 +201,7 @@ def _make_interpreter_error(error: Exception) -> HostError:
 
 
 def make_tree_groups(num_slots: int, memory_bytes: int) -> list[TreeGroup]:
-    """A group for each slot, those of drivers that were killed removed; none where not all may be made."""
+    """One control group per slot; an empty list when they cannot all be created. Stale groups are removed first."""
     remove_stale_groups()
     groups: list[TreeGroup] = []
     try:

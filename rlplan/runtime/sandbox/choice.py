@@ -1,6 +1,6 @@
-"""Which sandbox a run gets: the first that passes its self-test, or the one that is named; never none by itself.
+"""Choice of a run's sandbox: the named one, or the first that passes its self-test; never silently none.
 
-In: a name. Out: a sandbox that was seen to hold, or a HostError that says what is missing.
+In: a name. Out: a sandbox that passed its self-test, or a HostError that says what is missing.
 """
 
 import os
@@ -22,14 +22,14 @@ BACKENDS: dict[str, Callable[[int, Limits], Sandbox]] = {
     "sandlock": Landlocked,
     "gvisor": Gvisor,
 }
-"""By name, those that are taken by themselves first."""
+"""Sandboxes by name, in the order in which `auto` tries them."""
 NAMES = (AUTO, *BACKENDS, NONE)
 
 
 class Bare(Sandbox):
-    """No sandbox at all: the runner in a plain process, with rlimits only. For trusted programs only.
+    """No isolation: the runner starts as a plain process with rlimits. Use it for trusted programs only.
 
-    Chosen by name only (`rlplan run --sandbox none`), printed and recorded; nothing falls back to it.
+    It must be chosen by name (`rlplan run --sandbox none`), and the run prints and records the choice.
     """
 
     name = "none"
@@ -44,11 +44,11 @@ class Bare(Sandbox):
         return run_command(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
 
     def clean(self) -> None:
-        """Nothing is kept between runs."""
+        """Do nothing: no state is kept between runs."""
 
 
 def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> Sandbox:
-    """A tested sandbox for so many programs at once. Raises: HostError when there is none; SpecError for its name."""
+    """A tested sandbox for `num_slots` concurrent programs. Raises: HostError without one; SpecError for its name."""
     if name == NONE:
         return Bare(num_slots, limits)
     if name not in NAMES:
@@ -71,16 +71,16 @@ def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> 
         sandbox.close()
         reasons.append(f"{each}: {fault}")
     raise HostError(
-        f"no sandbox holds on this host ({'; '.join(reasons)})",
+        f"no sandbox works on this host ({'; '.join(reasons)})",
         where="code_executor",
-        rule="code that a model wrote runs in a sandbox that has passed its self-test, or not at all",
+        rule="code written by a model runs only in a sandbox that passed its self-test",
         way_out="`make system-packages` installs bubblewrap; in a container allow user namespaces; "
         "`--sandbox none` runs the code unprotected",
     )
 
 
 CANARY = "RLPLAN_CANARY"
-"""A variable of the driver's, for as long as the self-test lasts: programs inside do not see it."""
+"""Environment variable that the driver sets during the self-test; programs inside must not see it."""
 _ADDS = "print(sum(map(int, input().split())))"
 _TRIES = """
 import os, socket
@@ -109,7 +109,10 @@ print(",".join(said) or "held")
 
 
 def self_test(sandbox: Sandbox) -> str | None:
-    """What a sandbox fails at, or None: it adds two numbers, keeps files, network, environment and processes out."""
+    """The first failure of a sandbox, or None.
+
+    One program must add two numbers. A second one must reach neither files, network, environment nor host processes.
+    """
     adds = sandbox.run(Program(_ADDS, (Case(b"17 25\n"),)))
     if _read_output(adds) != "42":
         return adds.detail or f"a program that adds two numbers was {adds.status}, {adds.cases[0].status}"

@@ -1,10 +1,11 @@
-"""The sandbox of `sandlock`: Landlock and seccomp, no namespaces and no root; for hosts where bubblewrap may not run.
+"""The `sandlock` sandbox: Landlock and seccomp without namespaces or root, for hosts where bubblewrap may not run.
 
-In: programs. Out: reports. Nothing may be written anywhere, so that no file stays behind. Slower than bubblewrap: each
-sandbox is set up by an interpreter of its own. The whole tree's memory and CPU are looked at, for sandlock counts by
-process. Bubblewrap's list of denied calls is put on before the program is there: sandlock answers some calls itself.
-Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whatever the cause; and what
-a test leaves running ends with the program, not with the test.
+Programs cannot write anywhere, so no file stays behind. It is slower than bubblewrap, because an interpreter sets up
+each sandbox. sandlock counts memory and CPU per process, so a watch adds them up over the process tree. The seccomp
+list of bubblewrap is applied before the program is loaded, because sandlock answers some calls itself.
+
+In: programs. Out: reports. Left out: a process namespace. A program can kill its runner, so a missing verdict scores 0
+here whatever the cause. Processes that a test leaves behind end with the program, not with the test.
 """
 
 import importlib.util
@@ -15,10 +16,10 @@ from pathlib import Path
 
 from rlplan.errors import HostError
 from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
-from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, find_interpreter_places, compile_system_runner
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, compile_system_runner, find_interpreter_places
 from rlplan.runtime.sandbox.process import run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, Sandbox
-from rlplan.runtime.sandbox.seccomp import read_denied_calls, compose_filter_code
+from rlplan.runtime.sandbox.seccomp import compose_filter_code, read_denied_calls
 from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeWatch
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
@@ -45,7 +46,7 @@ while True:
 
 
 class Landlocked(Sandbox):
-    """See the module docstring. Raises: HostError where sandlock is not installed."""
+    """See the module docstring. Raises: HostError when sandlock is not installed."""
 
     name = "sandlock"
     cannot_hold = f"bugs of the kernel, a program that ends its own runner, {BETWEEN_LOOKS}"
@@ -78,7 +79,7 @@ class Landlocked(Sandbox):
         policy = {
             "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom"],
             "fs_writable": ["/dev/null"],
-            "fs_denied": ["/proc"],  # sandlock would make some of it up
+            "fs_denied": ["/proc"],  # sandlock would emulate parts of it
             "max_memory": self.limits.memory_bytes,
             "max_processes": self.limits.num_processes,
             "clean_env": True,

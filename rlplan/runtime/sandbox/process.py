@@ -1,7 +1,9 @@
-"""One sandbox's process: started, fed, read and ended, whatever it does.
+"""One sandbox's process: started, fed, read and ended, whatever the program inside does.
 
-In: a command and a program. Out: a Report. The command ends in the runner (runner.py), which speaks first, reports
-last, and proves that it is the runner with a nonce that no program inside can know before it has ended.
+The command ends in the runner (runner.py), which says that it is ready and reports last. A nonce proves that the report
+comes from the runner: it is sent after all cases, and no program inside can know it before it has ended.
+
+In: a command and a program. Out: a Report.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from rlplan.runtime.processes.machine_speed import patiently, scaled
 from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, report_without_results
 
 RUNNER = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
-"""The text of what runs inside."""
+"""Source of the runner, which starts inside the sandbox."""
 _LOADS = """
 import marshal, posix
 code = b""
@@ -28,41 +30,44 @@ while len(code) < {size}:
 exec(marshal.loads(code))
 """
 START_S = 10.0
-"""A sandbox, or the process of one of its cases, that is not up by then is broken; scaled, as are the next two."""
+"""Seconds for a sandbox, or for the process of one case, to start; scaled by machine speed, like the next two."""
 GRACE_S = 0.5
-"""Beyond a program's own limits, for the runner to report."""
+"""Seconds for the runner to report after the program's own limits have passed."""
 LEAVE_S, END_S = 0.05, 2.0
-"""How long a command may take to end by itself; with its children killed."""
+"""Seconds for a command to exit by itself, and to exit once its children were killed."""
 _READY, _BEGUN = b"ready\n", b"begun\n"
-"""What the runner says when it is up, and when the process of the first case is."""
-NOT_BEGUN = "its first case was not up in time"
-"""The detail of a timeout of which no program is guilty, unless it can stop its runner."""
+"""Messages of the runner: it is up; the process of the first case is up."""
+NOT_BEGUN = "its first case did not start in time"
+"""Detail of a timeout that a program can cause only where it can stop its runner."""
 _STATUSES = frozenset({"ok", "error", "timeout", "output", "killed", "broken"})
 _PIECE = 1 << 16
 _LINE = 64
-"""Bytes that the head of a case's result has at most."""
+"""Most bytes of the header line of a case's result."""
 
 
 Watch = Callable[[int], str | None]
-"""Asked with a process id again and again; a status ends it."""
+"""Called repeatedly with a process id; a returned status ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """The runner as code of one interpreter: what is given to it as flags, and what it then reads first.
+    """The runner, compiled once for one interpreter.
 
-    Compiling the text each time would be a third of a small program's time, and taking the code apart as a literal on
-    the command line a tenth.
+    Compiling the source for each program would take a third of a small program's time; a literal on the command line
+    would take a tenth.
     """
 
     flags: tuple[str, ...]
+    """Options of the interpreter; the last one is code that loads `code` from standard input."""
+
     code: bytes
+    """The marshalled code object, sent first on standard input."""
 
 
 def compile_runner(interpreter: str, before: str = "") -> Runner:
-    """The runner for an interpreter: isolated, without site packages, writing nothing. before: code that runs first.
+    """Compile the runner for an isolated interpreter without site packages. before: code that runs before the runner.
 
-    Raises: OSError, subprocess.SubprocessError when the interpreter does not answer.
+    Raises: OSError, subprocess.SubprocessError when the interpreter does not start.
     """
     compiles = (
         "import marshal, sys; sys.stdout.buffer.write(marshal.dumps(compile(sys.stdin.read(), 'runner', 'exec')))"
@@ -82,10 +87,10 @@ def run_command(
     watch: Watch | None = None,
     stop: int | None = None,
 ) -> Report:
-    """Run a program by a command that starts the runner, whose code goes in first.
+    """Run a program through a command that starts the runner, and send the runner's code first.
 
-    stop: a pipe's descriptor; its hanging up ends it. A runner
-    that ends without a verdict is `killed`: the caller knows whether a program may have done that.
+    stop: descriptor of a pipe whose hang-up ends the run. A runner without a verdict is reported as `killed`; the
+    caller knows whether a program can have killed it.
     """
     started = time.monotonic()
     nonce = secrets.token_hex(16).encode()
@@ -103,7 +108,8 @@ def run_command(
     except OSError as error:
         return report_without_results(program, "broken", f"{command[0]} does not start: {error.strerror}")
     start_s = scaled(START_S)
-    most = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)  # that an honest runner says
+    # An honest runner writes the cases' output and, per case, a header and an error line of at most 300 characters.
+    most = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
     talk = _Talk(process, code + _encode_request(program, stops_early, start_s) + nonce, most)
     try:
         status = talk.read_until_done(start_s, program.limits.total_s, watch, stop)
@@ -113,7 +119,7 @@ def run_command(
 
 
 class _Talk:
-    """The three pipes of a sandbox; reads no more than a limit."""
+    """The three pipes of a sandbox, read up to a limit."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", to_say: bytes, limit: int) -> None:
         assert process.stdin is not None, "a pipe"
@@ -126,9 +132,10 @@ class _Talk:
             os.set_blocking(pipe.fileno(), False)
 
     def read_until_done(self, start_s: float, total_s: float, watch: Watch | None, stop: int | None) -> str:
-        """Until it says no more (`done`), or `timeout`, `output`, `broken` (stopped from here), or what `watch` says.
+        """Serve the pipes until the process ends. Returns: `done`, `timeout`, `output`, `broken` or watch's status.
 
-        start_s: for the sandbox, and then its first case, to come up. total_s: for the program, once that is up.
+        start_s: limit for the sandbox to start, and again for its first case. total_s: limit from then on.
+        `broken` means that the sandbox was closed.
         """
         grace_s = scaled(GRACE_S)
         poll = select.poll()
@@ -159,7 +166,7 @@ class _Talk:
                 return status
 
     def _serve(self, descriptor: int) -> bool:
-        """Whether a pipe goes on."""
+        """Serve one pipe; whether it stays open."""
         return self._say() if descriptor == self.stdin.fileno() else self._hear(descriptor)
 
     def _say(self) -> bool:
@@ -184,7 +191,7 @@ class _Talk:
 
 
 def _encode_request(program: Program, stops_early: bool, start_s: float) -> bytes:
-    """What the runner reads, in Python's own notation, which needs no import inside: first what all cases share."""
+    """The runner's input as Python literals, which need no import inside: the shared request, then the cases."""
     limits = program.limits
     rlimits = {
         "RLIMIT_AS": limits.memory_bytes,
@@ -211,7 +218,7 @@ def _encode_request(program: Program, stops_early: bool, start_s: float) -> byte
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End what is left, innermost first, so that everybody is waited for by its own parent: no zombie stays."""
+    """End the remaining processes, innermost first: each parent then reaps its child, and no zombie stays."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -224,7 +231,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _kill_children(pid: int) -> bool:
-    """Whether there were any; the first of a process namespace takes everybody in it along."""
+    """Kill the children; whether there were any. Killing process 1 of a namespace ends all processes in it."""
     try:
         children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -240,7 +247,7 @@ def _make_report(program: Program, status: str, talk: _Talk, nonce: bytes, secon
         return report_without_results(program, status, "it was closed", seconds)
     if not talk.heard.startswith(_READY):
         last = talk.complaints.decode("utf-8", "replace").strip().splitlines()
-        return report_without_results(program, "broken", (last[-1] if last else f"it said nothing ({status})")[:300], seconds)
+        return report_without_results(program, "broken", (last[-1] if last else f"no output ({status})")[:300], seconds)
     if status == "timeout" and not talk.heard.startswith(_READY + _BEGUN):
         return report_without_results(program, status, NOT_BEGUN, seconds)
     results = _parse_verdict(memoryview(talk.heard)[len(_READY + _BEGUN) :], nonce) if status == "done" else None
@@ -253,7 +260,7 @@ def _make_report(program: Program, status: str, talk: _Talk, nonce: bytes, secon
 
 
 def _parse_verdict(text: memoryview | bytes, nonce: bytes) -> tuple[CaseResult, ...] | None:
-    """The results, if the runner said them: nonce, length, results, nonce, and nothing else. Copies none but these."""
+    """The results, if the runner wrote them: nonce, length, results, nonce and nothing else. Copies results only."""
     size, head = len(nonce), len(nonce) + 16
     if len(text) < head + size or text[:size] != nonce or text[-size:] != nonce:
         return None

@@ -1,8 +1,7 @@
-"""The system calls that a sandboxed program may not make, as a BPF program for `bwrap --seccomp`.
+"""The seccomp deny list for sandboxed programs, as a BPF program for `bwrap --seccomp`.
 
-In: a machine's name. Out: bytes of `struct sock_filter`. What is denied gives EPERM, so that a program may go on.
-Left out: reasons against a kernel bug in an allowed call; nothing on a shared kernel helps there.
-The calls and their numbers stand in syscalls.json.
+In: a machine's name. Out: bytes of `struct sock_filter`. A denied call fails with EPERM, so a program may continue.
+The calls and their numbers are in syscalls.json. Left out: protection from kernel bugs in allowed calls.
 """
 
 import errno
@@ -12,7 +11,7 @@ from pathlib import Path
 
 _CALLS = json.loads(Path(__file__).with_name("syscalls.json").read_text("utf-8"))
 _ARGUED: dict[str, dict[str, int]] = _CALLS["argued"]
-"""Calls of which some arguments are denied."""
+"""Calls that are denied for some arguments only."""
 _CLONE3 = 435
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -36,7 +35,7 @@ def _refuse(error: int) -> bytes:
 
 
 def read_denied_calls(machine: str) -> dict[str, int]:
-    """Names and numbers of the calls that are denied whatever their arguments."""
+    """Names and numbers of calls that are denied for all arguments."""
     calls: dict[str, int] = _CALLS["denied"][machine] | _CALLS["denied"]["both"]
     return calls
 
@@ -44,9 +43,9 @@ def read_denied_calls(machine: str) -> dict[str, int]:
 def build_deny_list(machine: str) -> bytes:
     """The filter for a machine (`x86_64`, `aarch64`). Raises: KeyError for any other.
 
-    Denied beside the list: new namespaces by clone, sockets but AF_UNIX, characters pushed into a terminal, the x32
-    way of calling, limits and cores of any process but the caller (the runner has the same uid). clone3 does not exist
-    (its flags cannot be read), so that libraries fall back to clone.
+    The filter also denies new namespaces through clone, sockets other than AF_UNIX, input injected into a terminal,
+    and the x32 ABI. A process may change the limits and CPU affinity of itself only, as the runner has the same uid.
+    clone3 fails with ENOSYS, because a filter cannot read its flags; libraries then fall back to clone.
     """
     argued = _ARGUED[machine]
     program = [_instruction(_LOAD, _ARCH), _instruction(_EQUAL, _AUDIT_ARCH[machine], 1, 0)]
@@ -80,11 +79,11 @@ def _lock(code):
         _fields_ = [("size", ctypes.c_ushort), ("code", ctypes.c_char_p)]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(Filter(len(code) // 8, code)), 0, 0):
-        raise OSError(ctypes.get_errno(), "no list of denied calls can be put on")
+        raise OSError(ctypes.get_errno(), "the seccomp filter cannot be installed")
 _lock({code!r})
 """
 
 
 def compose_filter_code(machine: str) -> str:
-    """Code that puts the list on, from inside, before a program is there. Raises: KeyError for another machine."""
+    """Code that installs the filter from inside, before the program is loaded. Raises: KeyError for other machines."""
     return _LOCK.format(code=build_deny_list(machine))

@@ -1,7 +1,7 @@
-"""Memory and CPU of a whole tree of processes: by control groups where some may be made, else by looking on.
+"""Memory and CPU limits of a process tree: control groups where they can be created, else periodic measurement.
 
-In: a limit in bytes. Out: a place that a process joins, where the kernel holds the limit and one core's worth of CPU;
-or a question to ask often. Left out: the CPU of what begins and ends between two looks and is not waited for.
+In: a limit in bytes. Out: a control group that a process joins, in which the kernel enforces the memory limit and one
+core of CPU; or a watch that is called often. Left out: CPU of processes that live between two looks and are not reaped.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ _V2 = Path("/sys/fs/cgroup")
 _V1, _V1_CPU = _V2 / "memory", _V2 / "cpu"
 _PERIOD_US = 100_000
 _SLACK = 1 << 20
-"""Bytes below a limit at which it is met: the kernel charges up to 64 pages at once, and may find too few left."""
-BETWEEN_LOOKS = "memory and CPU of what lives between two looks (20 ms)"
-"""What no limit holds where no control group may be made."""
+"""A peak this many bytes below the limit counts as the limit: the kernel charges up to 64 pages at once."""
+BETWEEN_LOOKS = "memory and CPU of processes that live less than 20 ms (between two looks)"
+"""Usage that no limit covers where control groups cannot be created."""
 _TMP = Path("/tmp")
-"""Of a sandbox."""
+"""Writable folder of a sandbox."""
 _NAME_BYTES = 1_024
-"""Of an inode and a directory's entry of a file system in memory: 960 by a control group's count, Linux 6.18."""
+"""Memory of one inode and directory entry in a tmpfs: 960 bytes by a control group's count on Linux 6.18."""
 _NUMBERS = itertools.count()
-"""Of the groups that this process has made: it may have several sandboxes."""
+"""Numbers in the names of groups: one process may open several sandboxes."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class TreeGroup:
-    """Control groups for the sandboxes of one slot, one after the other. Raises: OSError without one for memory.
+    """Control groups for the sandboxes of one slot. Raises: OSError when no memory group can be created.
 
-    The tree has one core's worth of CPU where the controller may be had (has_quota), so what all of it takes in a test
-    is never more than the test's seconds.
+    Where the CPU controller is available (has_quota), the tree gets one core, so its CPU seconds in a test never exceed
+    the test's wall-clock seconds.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -73,26 +73,26 @@ class TreeGroup:
 
     @property
     def joining(self) -> tuple[str, ...]:
-        """A command's beginning: the shell joins the groups and becomes the rest."""
+        """Command prefix: a shell that joins the groups and then executes the rest of the command."""
         joins = " && ".join(f"echo 0 > {folder}/cgroup.procs" for folder in self.folders)
         return ("/bin/sh", "-c", f'{joins} && exec "$@"', "sh")
 
     def begin(self) -> None:
-        """A run begins: what `ended` says is of this one."""
+        """Note the counters at the start of a run, so that `read_outcome` reports on this run only."""
         if self._is_v1:
             with contextlib.suppress(OSError):
-                (self.folder / "memory.max_usage_in_bytes").write_text("0")  # the most from now on
+                (self.folder / "memory.max_usage_in_bytes").write_text("0")  # resets the peak
         self._before = self._read_counts()
 
     def read_outcome(self) -> tuple[bool, bool]:
-        """Whether a want of memory has ended something in this run, and whether the group's own limit was met."""
+        """(whether the OOM killer ended a process in this run, whether the group's own limit was met)."""
         killed, full = (now > before for now, before in zip(self._read_counts(), self._before, strict=True))
-        if self._is_v1:  # newer kernels leave memory.failcnt at 0 where the limit with swap is the same
+        if self._is_v1:  # newer kernels leave memory.failcnt at 0 when the limit with swap is the same
             full = full or self._read_number("memory.max_usage_in_bytes", "") >= self.memory_bytes - _SLACK
         return killed, full
 
     def _read_counts(self) -> tuple[int, int]:
-        """Since the group was made: processes ended, and how often its limit was met."""
+        """(processes killed for lack of memory, times the limit was met) since the group was created."""
         if self._is_v1:
             return self._read_number("memory.oom_control", "oom_kill "), self._read_number("memory.failcnt", "")
         return self._read_number("memory.events", "oom_kill "), self._read_number("memory.events", "oom ")
@@ -102,7 +102,7 @@ class TreeGroup:
         return int(match.group(1)) if match else 0
 
     def close(self) -> None:
-        """Remove the groups; their last process may still be on its way out."""
+        """Remove the groups. Retries for a second, because the last process may still be exiting."""
         for folder in self.folders:
             for _ in range(50):
                 try:
@@ -115,7 +115,7 @@ class TreeGroup:
 
 
 def remove_stale_groups() -> int:
-    """Remove groups of drivers that are gone (killed before they could). Gives their number."""
+    """Remove groups of drivers that were killed before they could clean up. Returns: the number of removed folders."""
     count = 0
     for parent in (_V1, _V1_CPU, _V2):
         for folder in parent.glob(f"{PREFIX}-*-*"):
@@ -128,9 +128,10 @@ def remove_stale_groups() -> int:
 
 
 class TreeWatch:
-    """Without control groups: adds up what a process and all below it hold and took, each time it is asked.
+    """Limits without control groups: each call sums the memory and CPU of a process and its descendants.
 
-    For one run, whose CPU counts from the first look. memory_bytes, cpu_s: limits; None where a control group has it.
+    A watch serves one run, whose CPU counts from the first call. memory_bytes, cpu_s: limits, or None when a control
+    group enforces them.
     """
 
     def __init__(self, memory_bytes: int | None, cpu_s: float | None) -> None:
@@ -139,9 +140,12 @@ class TreeWatch:
         self._before: float | None = None
 
     def __call__(self, pid: int) -> str | None:
-        """What the tree below a process has had too much of: `memory`, `timeout` (CPU), or None."""
+        """The limit that the tree exceeds: `memory`, `timeout` (CPU) or None."""
         tree = _list_tree(pid)
-        if self.memory_bytes is not None and sum(map(_measure_memory, tree)) + _measure_name_bytes(tree) > self.memory_bytes:
+        if (
+            self.memory_bytes is not None
+            and sum(map(_measure_memory, tree)) + _measure_name_bytes(tree) > self.memory_bytes
+        ):
             return "memory"
         if self.cpu_s is None:
             return None
@@ -158,7 +162,7 @@ def _list_tree(pid: int) -> list[int]:
     while waiting:
         each = waiting.pop()
         found.append(each)
-        with contextlib.suppress(OSError):  # it may end while it is looked at
+        with contextlib.suppress(OSError):  # the process may end meanwhile
             for thread in Path(f"/proc/{each}/task").iterdir():
                 with contextlib.suppress(OSError):
                     waiting += [int(word) for word in (thread / "children").read_text().split()]
@@ -166,7 +170,7 @@ def _list_tree(pid: int) -> list[int]:
 
 
 def _measure_memory(pid: int) -> int:
-    """Bytes of memory of its own, and of files in memory."""
+    """Bytes of a process's anonymous memory and of its shared memory and tmpfs pages."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -175,10 +179,10 @@ def _measure_memory(pid: int) -> int:
 
 
 def _measure_name_bytes(tree: list[int]) -> int:
-    """Bytes that the kernel keeps for the names in a sandbox's own /tmp: links and empty files have no pages."""
+    """Kernel memory for the names in a sandbox's own /tmp, in bytes: links and empty files have no pages."""
     outside = _TMP.stat().st_dev
     for pid in reversed(tree):
-        with contextlib.suppress(OSError):  # it has ended, or may not be looked at
+        with contextlib.suppress(OSError):  # the process has ended, or may not be inspected
             inside = Path(f"/proc/{pid}/root{_TMP}")
             if inside.stat().st_dev != outside:
                 names = os.statvfs(inside)
@@ -187,7 +191,7 @@ def _measure_name_bytes(tree: list[int]) -> int:
 
 
 def _measure_cpu_s(pid: int) -> tuple[float, float]:
-    """Seconds of CPU: its own, and those of children that it has waited for."""
+    """CPU seconds: (the process's own, those of children that it has reaped)."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

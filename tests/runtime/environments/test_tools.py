@@ -80,7 +80,9 @@ Run = Callable[..., tuple[Completion, list[str]]]
 
 
 @pytest.fixture(scope="module")
-def run(spec: EnvironmentSpec, described: EnvironmentDescription, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(
+    spec: EnvironmentSpec, described: EnvironmentDescription, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Run]:
     """Gives the rollout in which the policy says these texts, and what it was told after its first turn."""
     folder = tmp_path_factory.mktemp("run")
     policy = write_policy(folder / "policy")

@@ -14,7 +14,7 @@ from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, make_tree_groups
 from rlplan.runtime.sandbox.choice import Bare, open_sandbox, self_test
 from rlplan.runtime.sandbox.programs import Case, Limits, Program
-from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, read_denied_calls, build_deny_list
+from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, build_deny_list, read_denied_calls
 from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, remove_stale_groups
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 from rlplan.units import MIB
