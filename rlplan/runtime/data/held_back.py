@@ -14,7 +14,7 @@ ONE_IN = 10
 """One of this many distinct prompts is held out."""
 
 
-def held_back(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+def split_held_out(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """(training prompts, held-out prompts); a tenth of the distinct texts is held out, at least 1 and at most `most`.
 
     The choice depends on texts and seed, not on the order of rows. A resumed run makes the same choice, and a text that
@@ -28,7 +28,7 @@ def held_back(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Pr
     return tuple(p for p in prompts if p.text not in chosen), tuple(p for p in prompts if p is first.get(p.text))
 
 
-def check_held_back(job: ResolvedJob) -> None:
+def check_can_hold_out(job: ResolvedJob) -> None:
     """Check that prompts can be held out. Raises: SpecError for pairs and labelled answers."""
     declared = job.algorithm.declaration
     if declared.given in ("pair", "unpaired") and not declared.trains_scalar:

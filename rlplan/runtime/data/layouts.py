@@ -30,13 +30,13 @@ MAX_WHY = 200
 PROMPTS = ("question", "problem", "instruction", "query", "input_text", "text", "content")
 """Prompt columns of other data sets, suggested to the user; a job must name its column."""
 ANSWERS = ("answer", "label", "solution", "ground_truth")
-OF_IMAGES = ("image", "images", "video", "videos")
+IMAGE_COLUMNS = ("image", "images", "video", "videos")
 """Names of image columns, and of image parts in messages, in verl, TRL and OpenRLHF."""
 MAX_NAMED = 10
 """Most columns that a message names."""
 
 
-def printable(text: str, limit: int = MAX_WHY) -> str:
+def make_printable(text: str, limit: int = MAX_WHY) -> str:
     """A safe text for a message: at most `limit` characters, with control characters escaped."""
     escaped = shown(text[: limit + 1], kept="").replace("\n", "\\n")
     return escaped if len(escaped) <= limit else escaped[: limit - 1] + "…"
@@ -46,7 +46,7 @@ class BadRowError(ValueError):
     """A row cannot be used; the text gives the reason, short and printable."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(printable(why))
+        super().__init__(make_printable(why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def detect(names: set[str], columns: Columns) -> str:
         return "trl"
     if "input" in names:
         return "openrlhf"
-    some = ", ".join(printable(name, 20) for name in sorted(names)[:MAX_NAMED]) or "none"
+    some = ", ".join(make_printable(name, 20) for name in sorted(names)[:MAX_NAMED]) or "none"
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     raise BadRowError(f"no column holds a prompt; the columns are {some}{more}")
 
@@ -136,7 +136,7 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
     Raises: BadRowError.
     """
     prompt_name = columns.prompt or ("input" if layout == "openrlhf" else "prompt")
-    images = image_cells(_bare(cells.get(columns.image))) if columns.image else []
+    images = read_image_cells(_unwrap(cells.get(columns.image))) if columns.image else []
     cells = {name: cell for name, cell in cells.items() if name != columns.image}
     _refuse_images(cells, prompt_name)
     used = {prompt_name, "id"}
@@ -146,45 +146,45 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
     prompt = cells.get(prompt_name)
     if prompt is None and "messages" in cells:
         prompt, cells = _split_messages(cells)
-    answer, answer_name = _answer(layout, cells, columns)
+    answer, answer_name = _find_answer(layout, cells, columns)
     if given == "pair" or (given == "unpaired" and "chosen" in cells):
-        prompt, chosen, rejected = _pair(cells, prompt)
+        prompt, chosen, rejected = _read_pair(cells, prompt)
         used |= {"chosen", "rejected"}
     elif given == "answer":
-        prompt, chosen = _imitated(cells, prompt, answer)
+        prompt, chosen = _read_target(cells, prompt, answer)
         used |= {"completion", "chosen", "rejected"}
     elif given:
-        said, is_good = _said(cells, "completion"), _bare(cells.get("label"))
+        completion, is_good = _read_completion(cells, "completion"), _unwrap(cells.get("label"))
         if not isinstance(is_good, bool):
             raise BadRowError("label must be true or false: whether the completion is good")
-        chosen, rejected = (said, None) if is_good else (None, said)
+        chosen, rejected = (completion, None) if is_good else (None, completion)
         used |= {"completion", "label"}
     used |= {"answer"} & {answer_name}  # under another name it stays a column, which reward functions may request
-    name = _bare(cells.get("id", _extra(cells).get("index")))
+    name = _unwrap(cells.get("id", _read_extra_info(cells).get("index")))
     return DataRow(
         id=f"row-{number}" if name is None or name == "" else str(name),
-        prompt=_text_or_chat(prompt, prompt_name),
+        prompt=_read_text_or_chat(prompt, prompt_name),
         answer=answer,
         chosen=chosen,
         rejected=rejected,
-        others=json.dumps({key: _bare(value) for key, value in cells.items() if key not in used}),
+        others=json.dumps({key: _unwrap(value) for key, value in cells.items() if key not in used}),
         images=tuple(images),
         number=number,
     )
 
 
-def image_cells(cell: Any) -> list[Any]:
+def read_image_cells(cell: Any) -> list[Any]:
     """The cells of a row's images. Raises: BadRowError."""
-    found = cell if isinstance(cell, list) else [] if _is_null(cell) else [cell]
-    if len(found) > MAX_IMAGES:
-        raise BadRowError(f"{len(found)} images, at most {MAX_IMAGES} a prompt")
-    return found
+    cells = cell if isinstance(cell, list) else [] if _is_null(cell) else [cell]
+    if len(cells) > MAX_IMAGES:
+        raise BadRowError(f"{len(cells)} images, at most {MAX_IMAGES} a prompt")
+    return cells
 
 
 def _refuse_images(cells: Cells, prompt_name: str) -> None:
     """Reject images without data.image_column: a prompt without its image is a different question."""
-    for name in OF_IMAGES:
-        if name != prompt_name and not _is_null(value := _bare(cells.get(name))) and value not in ("", []):
+    for name in IMAGE_COLUMNS:
+        if name != prompt_name and not _is_null(value := _unwrap(cells.get(name))) and value not in ("", []):
             raise BadRowError(
                 f"column '{name}' holds images: set data.image_column={name} if the policy takes images, else remove "
                 "the row, or the column if the text is a complete question"
@@ -194,60 +194,60 @@ def _refuse_images(cells: Cells, prompt_name: str) -> None:
 def _has_image(content: Any) -> bool:
     """Whether a message's content is a list of parts with an image or video: `{"type": "image_url", ...}`."""
     parts = content if isinstance(content, list) else []
-    return any(isinstance(part, Mapping) and str(part.get("type", "")).startswith(OF_IMAGES) for part in parts)
+    return any(isinstance(part, Mapping) and str(part.get("type", "")).startswith(IMAGE_COLUMNS) for part in parts)
 
 
-def _answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, str | None]:
+def _find_answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, str | None]:
     """(the right answer, the column that holds it)."""
     if columns.answer is not None:
         if columns.answer not in cells:
             raise BadRowError(f"there is no column '{columns.answer}'")
-        return _plain(cells[columns.answer]), columns.answer
+        return _read_answer(cells[columns.answer]), columns.answer
     if layout == "verl":
         model = cells.get("reward_model")
         _check_text(model, "reward_model")
         if not isinstance(model, Mapping) or "ground_truth" not in model:
             raise BadRowError("reward_model has no ground_truth")
-        return _plain(model["ground_truth"]), None
+        return _read_answer(model["ground_truth"]), None
     for name in ANSWERS:
         if not _is_null(cells.get(name)):
-            return _plain(cells[name]), name
+            return _read_answer(cells[name]), name
     return None, None
 
 
 def _split_messages(cells: Cells) -> tuple[Chat, Cells]:
     """(the prompt, the cells with a completion): all messages but the last, and the last one's content."""
-    chat = _text_or_chat(cells["messages"], "messages")
+    chat = _read_text_or_chat(cells["messages"], "messages")
     if isinstance(chat, str) or len(chat) < 2 or chat[-1]["role"] != "assistant":
         raise BadRowError("messages must end with an assistant message, after at least one other message")
     rest = {name: cell for name, cell in cells.items() if name != "messages"}
     return chat[:-1], rest | {"completion": chat[-1]["content"]}
 
 
-def _imitated(cells: Cells, prompt: Any, answer: str | None) -> tuple[Any, str | Chat]:
+def _read_target(cells: Cells, prompt: Any, answer: str | None) -> tuple[Any, str | Chat]:
     """(the prompt, the answer to imitate). A `chosen` that contains the prompt is split as in a pair."""
     name = next((name for name in ("completion", "chosen") if name in cells), None)
     is_pair = name == "chosen" and "rejected" in cells
     if is_pair and (prompt is None or (isinstance(cells["chosen"], list) and len(cells["chosen"]) > 1)):
-        return _pair(cells, prompt)[:2]
-    said = answer if name is None else _said(cells, name)
-    if not said:
+        return _read_pair(cells, prompt)[:2]
+    target = answer if name is None else _read_completion(cells, name)
+    if not target:
         raise BadRowError("no answer (completion, messages, chosen, answer, label, solution, ground_truth)")
-    return prompt, said
+    return prompt, target
 
 
-def _said(cells: Cells, name: str) -> str:
+def _read_completion(cells: Cells, name: str) -> str:
     """A completion: a text, or one assistant message."""
-    said = _text_or_chat(cells.get(name), name)
-    if isinstance(said, str):
-        return said
-    if len(said) != 1 or said[0]["role"] != "assistant":
+    completion = _read_text_or_chat(cells.get(name), name)
+    if isinstance(completion, str):
+        return completion
+    if len(completion) != 1 or completion[0]["role"] != "assistant":
         raise BadRowError(f"{name} must be one assistant message")
-    return said[0]["content"]
+    return completion[0]["content"]
 
 
-def _pair(cells: Cells, prompt: Any) -> tuple[Any, str | Chat, str | Chat]:
-    chosen, rejected = (_text_or_chat(cells.get(name), name) for name in ("chosen", "rejected"))
+def _read_pair(cells: Cells, prompt: Any) -> tuple[Any, str | Chat, str | Chat]:
+    chosen, rejected = (_read_text_or_chat(cells.get(name), name) for name in ("chosen", "rejected"))
     if type(chosen) is not type(rejected):
         raise BadRowError("chosen and rejected must both be chats or both be texts")
     if isinstance(chosen, list) and isinstance(rejected, list):
@@ -264,7 +264,7 @@ def _split_chats(prompt: Any, chosen: Chat, rejected: Chat) -> tuple[Any, str, s
 
     A text prompt that repeats the last common message is replaced by the common chat, as UltraFeedback needs it.
     """
-    shared = _num_shared(chosen, rejected)
+    shared = _count_shared(chosen, rejected)
     if prompt is None or (isinstance(prompt, str) and shared and chosen[shared - 1]["content"] == prompt):
         prompt = chosen[:shared]
     elif shared and chosen[:shared] != prompt:
@@ -278,24 +278,24 @@ def _split_chats(prompt: Any, chosen: Chat, rejected: Chat) -> tuple[Any, str, s
 def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
     """(prompt, chosen, rejected) of texts that contain the prompt (hh-rlhf), up to their last common `Assistant:`."""
     mark = "Assistant:"
-    at = chosen.rfind(mark, 0, _num_shared(chosen, rejected))
+    at = chosen.rfind(mark, 0, _count_shared(chosen, rejected))
     if at < 0:
         raise BadRowError("no prompt column, and chosen and rejected share no beginning that ends with `Assistant:`")
     at += len(mark)
     return chosen[:at], chosen[at:], rejected[at:]
 
 
-def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _count_shared(first: Sequence[Any], other: Sequence[Any]) -> int:
     """The number of leading elements that two sequences have in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, other, strict=False)))
 
 
-def _text_or_chat(value: Any, name: str) -> str | Chat:
+def _read_text_or_chat(value: Any, name: str) -> str | Chat:
     _check_text(value, name)
     if isinstance(value, str):
         if not value.strip():
             raise BadRowError(f"{name} is empty")
-        return _encodable(value, name)
+        return _check_encodable(value, name)
     if value is None:
         raise BadRowError(f"{name} is null")
     if isinstance(value, list) and value:
@@ -310,8 +310,8 @@ def _text_or_chat(value: Any, name: str) -> str | Chat:
     raise BadRowError(f"{name} is {type(value).__name__}, not a text or a chat")
 
 
-def _extra(cells: Cells) -> Cells:
-    extra = _bare(cells.get("extra_info"))
+def _read_extra_info(cells: Cells) -> Cells:
+    extra = _unwrap(cells.get("extra_info"))
     return extra if isinstance(extra, Mapping) else {}
 
 
@@ -320,7 +320,7 @@ def _is_null(value: Any) -> bool:
     return value is None or value != value
 
 
-def _bare(cell: Any) -> Any:
+def _unwrap(cell: Any) -> Any:
     return cell.value if isinstance(cell, NoText) else cell
 
 
@@ -329,15 +329,15 @@ def _check_text(value: Any, name: str) -> None:
         raise BadRowError(f"{name} holds {value.why}: write it as text")
 
 
-def _plain(value: Any) -> str:
+def _read_answer(value: Any) -> str:
     _check_text(value, "the answer")
     if _is_null(value):
         raise BadRowError("the answer is null")
     text = value if isinstance(value, str) else json.dumps(value)
-    return _encodable(text, "answer")
+    return _check_encodable(text, "answer")
 
 
-def _encodable(text: str, name: str) -> str:
+def _check_encodable(text: str, name: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

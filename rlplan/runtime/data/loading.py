@@ -12,7 +12,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Chat, Columns, DataRow, detect, likely_prompt, read_row
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.tables import read_table
-from rlplan.runtime.images.in_rows import with_parts
+from rlplan.runtime.images.in_rows import split_into_parts
 from rlplan.spec.base import shorten
 from rlplan.spec.declaration import Given
 from rlplan.spec.model_files import chat_template, tokenizer_config
@@ -32,7 +32,7 @@ class Loaded:
     template: str
     """How prompts were rendered, in words."""
 
-    def said(self, path: Path) -> str:
+    def summarize(self, path: Path) -> str:
         return f"{path.name}: {len(self.rows)} rows in the layout of {self.layout}, prompts are {self.template}"
 
 
@@ -40,7 +40,7 @@ class Loaded:
 class Wanted:
     """Requirements of a job's algorithm and rewards on every row."""
 
-    given: Given = ""
+    answer_kind: Given = ""
     """Kind of answers to learn from."""
 
     answers: bool = False
@@ -63,7 +63,7 @@ class Chats:
     tools: tuple[Any, ...] = ()
     """Schemas of the tools that the policy may call."""
 
-    def of(self, prompt: str | Chat) -> str | Chat:
+    def apply(self, prompt: str | Chat) -> str | Chat:
         if self.system is None and not self.tools:
             return prompt
         chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -71,7 +71,7 @@ class Chats:
         return chat if has_system else [{"role": "system", "content": str(self.system)}, *chat]
 
 
-def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, chats: Chats = Chats()) -> Loaded:
+def load_rows(path: Path, columns: Columns, model_folder: Path, needs: Wanted, chats: Chats = Chats()) -> Loaded:
     """The rows of a table. Raises: SpecError that lists bad rows; HostError when a package is missing."""
     rows: list[DataRow] = []
     faults: list[tuple[int, str]] = []
@@ -83,10 +83,10 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
                 raise BadRowError(cells)
             near = near or likely_prompt(cells)
             layout = layout or detect(set(cells), columns)
-            row = read_row(layout, number, cells, columns, given=wanted.given)
-            _check_answer(row, wanted)
+            row = read_row(layout, number, cells, columns, given=needs.answer_kind)
+            _check_answer(row, needs)
             if row.images and not isinstance(row.prompt, str):
-                with_parts(row.prompt, len(row.images))
+                split_into_parts(row.prompt, len(row.images))
             if row.id in first_with and "id" not in cells:  # verl's index counts within one source
                 row = replace(row, id=f"{row.id}-row-{number}")
             if row.id in first_with:
@@ -96,12 +96,12 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
         except BadRowError as error:
             faults.append((number, str(error)))
     if faults:
-        raise report(
+        raise report_bad_rows(
             path,
             faults,
             len(rows),
             rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns named by data.prompt_column and "
-            "data.answer_column" + (wanted.rule and f"; {wanted.rule}"),
+            "data.answer_column" + (needs.rule and f"; {needs.rule}"),
             way_out="fix or remove those rows" if layout or not near else f"data.prompt_column={near}",
         )
     if not rows:
@@ -111,34 +111,36 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
             rule="at least one row",
             way_out="add rows, or name another file",
         )
-    return _with_texts([replace(row, prompt=chats.of(row.prompt)) for row in rows], layout, model_folder, chats)
+    return _render_prompts([replace(row, prompt=chats.apply(row.prompt)) for row in rows], layout, model_folder, chats)
 
 
-def _check_answer(row: DataRow, wanted: Wanted) -> None:
-    if wanted.answers and row.answer is None:
+def _check_answer(row: DataRow, needs: Wanted) -> None:
+    if needs.answers and row.answer is None:
         raise BadRowError("no answer (answer, label, solution or ground_truth)")
-    if wanted.answers and not str(row.answer).strip():
+    if needs.answers and not str(row.answer).strip():
         raise BadRowError("the answer is empty, so an empty response would be right")
-    wanted.check(row.answer or "")
+    needs.check(row.answer or "")
 
 
-def report(path: Path, faults: Sequence[tuple[int, str]], num_good: int, *, rule: str, way_out: str) -> SpecError:
+def report_bad_rows(
+    path: Path, faults: Sequence[tuple[int, str]], num_good: int, *, rule: str, way_out: str
+) -> SpecError:
     """One error about all bad rows of a file. faults: (row number from 1, text of the BadRowError)."""
     by_cause: dict[str, list[int]] = {}
     for number, why in faults:
         by_cause.setdefault(why, []).append(number)
     first, later = [*by_cause.items()][:MAX_TOLD], [*by_cause.values()][MAX_TOLD:]
-    told = "; ".join(f"{_numbered(numbers)}: {why}" for why, numbers in first)
-    told += f"; and {sum(map(len, later))} more" if later else ""
+    causes = "; ".join(f"{_format_numbers(numbers)}: {why}" for why, numbers in first)
+    causes += f"; and {sum(map(len, later))} more" if later else ""
     return SpecError(
-        f"{len(faults)} of {len(faults) + num_good} rows cannot be used: {told}",
+        f"{len(faults)} of {len(faults) + num_good} rows cannot be used: {causes}",
         where=str(path),
         rule=rule,
         way_out=way_out,
     )
 
 
-def _numbered(rows: Sequence[int]) -> str:
+def _format_numbers(rows: Sequence[int]) -> str:
     """Row numbers in words.
 
     >>> _numbered([4]), _numbered(range(2, 202))
@@ -148,38 +150,38 @@ def _numbered(rows: Sequence[int]) -> str:
     return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:MAX_NUMBERS]))}{more}"
 
 
-def _with_texts(rows: list[DataRow], layout: str, model_folder: Path, style: Chats) -> Loaded:
+def _render_prompts(rows: list[DataRow], layout: str, model_folder: Path, style: Chats) -> Loaded:
     """Render chats as texts: with the policy's template, or by joining their contents if it has none."""
     chats = [row.prompt for row in rows if not isinstance(row.prompt, str)]
     if not chats:
         return Loaded(tuple(rows), layout, "text")
     template = chat_template(model_folder, has_tools=bool(style.tools))
     if template is None and style != Chats():
-        raise no_template(model_folder)
+        raise make_template_error(model_folder)
     if template:
         chats = [
-            with_parts(row.prompt, len(row.images)) if row.images else row.prompt
+            split_into_parts(row.prompt, len(row.images)) if row.images else row.prompt
             for row in rows
             if not isinstance(row.prompt, str)
         ]
-    texts = iter(_rendered(chats, model_folder, style.tools) if template else [_joined(chat) for chat in chats])
-    made = []
+    texts = iter(_render_chats(chats, model_folder, style.tools) if template else [_join_chat(chat) for chat in chats])
+    rendered_rows = []
     for row in rows:
         if isinstance(row.prompt, str):
-            made.append(row)
+            rendered_rows.append(row)
         elif template:
-            made.append(replace(row, prompt=next(texts), chat=row.prompt))
+            rendered_rows.append(replace(row, prompt=next(texts), chat=row.prompt))
         else:
-            made.append(replace(row, prompt=next(texts), joined=row.prompt))
+            rendered_rows.append(replace(row, prompt=next(texts), joined=row.prompt))
     how = "chats by the policy's template" if template else "chats, joined: the policy has no template"
-    return Loaded(tuple(made), layout, how)
+    return Loaded(tuple(rendered_rows), layout, how)
 
 
-def _joined(chat: Any) -> str:
+def _join_chat(chat: Any) -> str:
     return "\n".join(message["content"] for message in chat)
 
 
-def no_template(model_folder: Path) -> SpecError:
+def make_template_error(model_folder: Path) -> SpecError:
     """The error for a job that needs a chat template which the policy lacks."""
     return SpecError(
         "the policy has no chat template, which data.system_prompt and tools need",
@@ -193,10 +195,10 @@ def open_chats(model_folder: Path, *, has_tools: bool = False) -> ModelText:
     """Start the process that renders chats with the policy's template. Raises: SpecError."""
     template = chat_template(model_folder, has_tools=has_tools)
     if template is None:
-        raise no_template(model_folder)
+        raise make_template_error(model_folder)
     return ModelText(model_folder, template, tokenizer_config(model_folder))
 
 
-def _rendered(chats: Sequence[Any], model_folder: Path, tools: Sequence[Any]) -> list[str]:
+def _render_chats(chats: Sequence[Any], model_folder: Path, tools: Sequence[Any]) -> list[str]:
     with open_chats(model_folder, has_tools=bool(tools)) as model:
-        return model.rendered(chats, tools)
+        return model.render(chats, tools)

@@ -32,9 +32,9 @@ class Mixture:
     ) -> None:
         self.shares, self.seed, self.shuffles, self.difficulties = shares, seed, shuffles, difficulties
         self.num_rows = sum(share.num_rows for share in shares)
-        self.quotas = quotas_of(shares)
-        self._turns_of = lru_cache(maxsize=2)(self._turns)
-        self._order_of = lru_cache(maxsize=2 * len(shares))(self._order)
+        self.quotas = compute_quotas(shares)
+        self._turns_of = lru_cache(maxsize=2)(self._draw_turns)
+        self._order_of = lru_cache(maxsize=2 * len(shares))(self._draw_order)
 
     def row(self, number: int) -> int:
         """Index of the n-th prompt, from 0, in the concatenated rows of all data sets."""
@@ -43,17 +43,17 @@ class Mixture:
         own_epoch, own_index = divmod(epoch * self.quotas[source] + place, self.shares[source].num_rows)
         return sum(share.num_rows for share in self.shares[:source]) + self._order_of(source, own_epoch)[own_index]
 
-    def _turns(self, epoch: int) -> list[tuple[int, int]]:
+    def _draw_turns(self, epoch: int) -> list[tuple[int, int]]:
         """(data set, its prompts so far) for each position of an epoch: shuffled, or each set spread evenly."""
-        turns = [(source, place) for source, quota in enumerate(self.quotas) for place in range(quota)]
+        pairs = [(source, place) for source, quota in enumerate(self.quotas) for place in range(quota)]
         if not self.shuffles or self.difficulties:
-            return sorted(turns, key=lambda turn: ((turn[1] + 0.5) / self.quotas[turn[0]], turn[0]))
-        order = [source for source, _ in turns]
+            return sorted(pairs, key=lambda turn: ((turn[1] + 0.5) / self.quotas[turn[0]], turn[0]))
+        order = [source for source, _ in pairs]
         random.Random(f"{self.seed}/mixture/{epoch}").shuffle(order)
         taken = [iter(range(quota)) for quota in self.quotas]
         return [(source, next(taken[source])) for source in order]
 
-    def _order(self, source: int, epoch: int) -> list[int]:
+    def _draw_order(self, source: int, epoch: int) -> list[int]:
         """The order of a data set's rows in one epoch; rows of equal difficulty keep their shuffled order."""
         share, first = self.shares[source], sum(share.num_rows for share in self.shares[:source])
         order = list(range(share.num_rows))
@@ -64,10 +64,10 @@ class Mixture:
         return order
 
 
-def quotas_of(shares: Sequence[Share]) -> list[int]:
+def compute_quotas(shares: Sequence[Share]) -> list[int]:
     """Prompts of each data set in an epoch of the mixture, by weight; the largest remainders are rounded up.
 
-    >>> quotas_of([Share("a", 6, 3.0), Share("b", 4, 1.0)])  # 7.5 and 2.5 of 10
+    >>> compute_quotas([Share("a", 6, 3.0), Share("b", 4, 1.0)])  # 7.5 and 2.5 of 10
     [8, 2]
     """
     total, weights = sum(share.num_rows for share in shares), sum(share.weight for share in shares)

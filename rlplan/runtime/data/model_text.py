@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.layouts import BadRowError, printable
+from rlplan.runtime.data.layouts import BadRowError, make_printable
 from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
@@ -73,18 +73,22 @@ class ModelText:
         """(token rows, token columns, pixels) of an image file. Raises: BadRowError if it is not an image."""
         asked = {"image": base64.b64encode(data).decode(), "rule": asdict(rule)}
         try:
-            said = self._answer_to(asked, ANSWER_S)
+            answer = self._exchange(asked, ANSWER_S)
         except NoAnswerError as error:
-            raise self._failed(f"an image ended its process: {error}{self._last_words()}", is_chat=False) from None
-        if "error" in said:
-            raise BadRowError(str(said["error"]).removeprefix(f"{BadImageError.__module__}.{BadImageError.__name__}: "))
-        return said["rows"], said["columns"], base64.b64decode(said["pixels"])
+            raise self._make_error(
+                f"an image ended its process: {error}{self._read_last_words()}", is_chat=False
+            ) from None
+        if "error" in answer:
+            raise BadRowError(
+                str(answer["error"]).removeprefix(f"{BadImageError.__module__}.{BadImageError.__name__}: ")
+            )
+        return answer["rows"], answer["columns"], base64.b64decode(answer["pixels"])
 
     def special(self, token: int) -> str:
         """Text of a token of the vocabulary."""
         return str(self._ask({"id": token}, ANSWER_S, is_chat=False)["text"])
 
-    def rendered(self, chats: Sequence[Any], tools: Sequence[Any] = ()) -> list[str]:
+    def render(self, chats: Sequence[Any], tools: Sequence[Any] = ()) -> list[str]:
         """Render chats up to the policy's next turn. tools: tool schemas. Raises: SpecError when the template fails."""
         asked = [{"chat": chat, "tools": list(tools)} for chat in chats]
         return [str(self._ask(request, ANSWER_S, is_chat=True)["text"]) for request in asked]
@@ -93,36 +97,36 @@ class ModelText:
     def pid(self) -> int:
         return self._process.pid
 
-    def _answer_to(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The process's answer, which may be an error. Raises: NoAnswerError."""
-        self._process.say(json.dumps(request), Deadline(START_S))
-        return patiently(lambda wait: self._process.hear(Deadline(wait)), seconds, NoAnswerError)
+        self._process.send(json.dumps(request), Deadline(START_S))
+        return patiently(lambda wait: self._process.receive(Deadline(wait)), seconds, NoAnswerError)
 
     def _ask(self, request: dict[str, Any], seconds: float, *, is_chat: bool) -> dict[str, Any]:
         try:
-            answer = self._answer_to(request, seconds)
+            answer = self._exchange(request, seconds)
         except NoAnswerError as error:
-            raise self._failed(f"{error}{self._last_words()}", is_chat=is_chat) from None
+            raise self._make_error(f"{error}{self._read_last_words()}", is_chat=is_chat) from None
         if "error" in answer:
-            raise self._failed(str(answer["error"]), is_chat=is_chat)
+            raise self._make_error(str(answer["error"]), is_chat=is_chat)
         return answer
 
-    def _last_words(self) -> str:
+    def _read_last_words(self) -> str:
         self._log.seek(0)
         lines = self._log.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""
 
-    def _failed(self, why: str, *, is_chat: bool) -> SpecError:
+    def _make_error(self, why: str, *, is_chat: bool) -> SpecError:
         file = "chat_template.jinja" if (self.folder / "chat_template.jinja").exists() else "tokenizer_config.json"
         if is_chat:
             return SpecError(
-                f"the policy's chat template cannot render the prompts: {printable(why)}",
+                f"the policy's chat template cannot render the prompts: {make_printable(why)}",
                 where=str(self.folder / file),
                 rule=TEMPLATE_RULE,
                 way_out="fix the template, or give prompts as texts",
             )
         return SpecError(
-            f"the tokenizer cannot be read: {printable(why)}",
+            f"the tokenizer cannot be read: {make_printable(why)}",
             where=str(self.folder / "tokenizer.json"),
             rule=TOKENIZER_RULE,
             way_out="copy the model's tokenizer there again",
@@ -173,13 +177,13 @@ def main() -> None:
         try:
             if answers is None:
                 answers = _Answers(Path(request["folder"]), request["template"], request["config"])
-                found: dict[str, Any] = {"longest_token": max(map(len, answers.tokenizer.get_vocab()), default=1)}
+                answer: dict[str, Any] = {"longest_token": max(map(len, answers.tokenizer.get_vocab()), default=1)}
             else:
-                found = answers.answer(request)
-            said = json.dumps(found)
+                answer = answers.answer(request)
+            line_out = json.dumps(answer)
         except BaseException as error:  # a Rust panic in the tokenizer is not an Exception
-            said = json.dumps({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
-        out.write(said + "\n")
+            line_out = json.dumps({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
+        out.write(line_out + "\n")
         out.flush()
 
 

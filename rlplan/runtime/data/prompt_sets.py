@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.held_back import check_held_back, held_back
+from rlplan.runtime.data.held_back import check_can_hold_out, split_held_out
 from rlplan.runtime.data.loading import Chats
 from rlplan.runtime.data.mixing import Mixture, Share
 from rlplan.runtime.data.model_text import ModelText
@@ -53,30 +53,35 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
     """Read and tokenize all data sets. Raises: SpecError that lists bad rows and prompts that are too long."""
     _check_tokenizer(job)
     if job.needed_data.heldout is None:
-        check_held_back(job)
-    given, data, most = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
+        check_can_hold_out(job)
+    answer_kind, data, most = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
     environment = describe_environment(job.rollout.environment) if job.has_turns else NOTHING
     chats = Chats(data.system_prompt, environment.schemas)
-    said: list[str] = []
+    log_lines: list[str] = []
     judged: list[frozenset[str]] = []
     with ModelText(Path(job.policy.path)) as tokenizer:
 
-        def read(place: str, name: str, *, given: Given = "", is_judged: bool = True) -> tuple[Prompt, ...]:
-            prompts, line, columns = tokenize_file(located(place, "data"), job, tokenizer, chats, given=given)
-            said.append(line)
+        def read(place: str, name: str, *, answer_kind: Given = "", is_judged: bool = True) -> tuple[Prompt, ...]:
+            prompts, line, columns = tokenize_file(
+                located(place, "data"), job, tokenizer, chats, answer_kind=answer_kind
+            )
+            log_lines.append(line)
             judged.extend([columns] * is_judged)
             return tuple(replace(one, id=f"{name}/{one.id}", source=name) for one in prompts) if name else prompts
 
         is_mixed = len(data.sources) > 1
-        is_judged = not (given and data.heldout)
-        train = [read(each.path, each.label * is_mixed, given=given, is_judged=is_judged) for each in data.sources]
-        of_held: Given = given if job.algorithm.declaration.trains_scalar else ""
-        held = [read(place, name, given=of_held)[:most] for name, place in data.heldout_sets.items()]
+        is_judged = not (answer_kind and data.heldout)
+        train = [
+            read(each.path, each.label * is_mixed, answer_kind=answer_kind, is_judged=is_judged)
+            for each in data.sources
+        ]
+        heldout_kind: Given = answer_kind if job.algorithm.declaration.trains_scalar else ""
+        heldout = [read(place, name, answer_kind=heldout_kind)[:most] for name, place in data.heldout_sets.items()]
     _check_columns(train, job)
     if data.heldout is None:
-        train, held = _split(train, most, job.seed)
-        said.append(f"{sum(map(len, held))} of these prompts are held out, as data.heldout names none")
-    sets = PromptSets(sum(train, ()), sum(held, ()), tuple(said), frozenset.intersection(*judged), environment)
+        train, heldout = _split(train, most, job.seed)
+        log_lines.append(f"{sum(map(len, heldout))} of these prompts are held out, as data.heldout names none")
+    sets = PromptSets(sum(train, ()), sum(heldout, ()), tuple(log_lines), frozenset.intersection(*judged), environment)
     _check_turns(sets, job)
     _check_sets(sets, job)
     mixture_of(sets.train, job)
@@ -96,10 +101,10 @@ def _check_tokenizer(job: ResolvedJob) -> None:
 
 def _split(train: Sequence[tuple[Prompt, ...]], most: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
     """(training prompts, held-out prompts) of each data set."""
-    parts = [held_back(prompts, most, seed) for prompts in train]
-    held = [tuple(replace(one, source="") for one in part) for _, part in parts]
-    asked = {one.question for part in held for one in part}  # which another data set may have, too
-    return [tuple(one for one in part if one.question not in asked) for part, _ in parts], held
+    parts = [split_held_out(prompts, most, seed) for prompts in train]
+    heldout = [tuple(replace(one, source="") for one in part) for _, part in parts]
+    asked = {one.question for part in heldout for one in part}  # which another data set may have, too
+    return [tuple(one for one in part if one.question not in asked) for part, _ in parts], heldout
 
 
 def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
@@ -110,7 +115,7 @@ def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
     shares = [
         Share(source.label * is_mixed, count, source.weight) for source, count in zip(data.sources, counts, strict=True)
     ]
-    mixture = Mixture(shares, job.seed, shuffles=data.shuffles, difficulties=_difficulties(train, job))
+    mixture = Mixture(shares, job.seed, shuffles=data.shuffles, difficulties=_read_difficulties(train, job))
     for share, quota in zip(shares, mixture.quotas, strict=True):
         if not quota:
             raise SpecError(
@@ -122,12 +127,12 @@ def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
     return mixture
 
 
-def _difficulties(train: Sequence[Prompt], job: ResolvedJob) -> list[float]:
+def _read_difficulties(train: Sequence[Prompt], job: ResolvedJob) -> list[float]:
     column = job.needed_data.difficulty_column
     if column is None:
         return []
-    found = [json.loads(prompt.columns).get(column) for prompt in train]
-    for prompt, value in zip(train, found, strict=True):
+    values = [json.loads(prompt.columns).get(column) for prompt in train]
+    for prompt, value in zip(train, values, strict=True):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise SpecError(
                 f"{column} of {shorten(prompt.id)} is {'missing' if value is None else shorten(value)}",
@@ -135,7 +140,7 @@ def _difficulties(train: Sequence[Prompt], job: ResolvedJob) -> list[float]:
                 rule="a column with a number in every training row",
                 way_out="add it, or name another column",
             )
-    return [float(value) for value in found]
+    return [float(value) for value in values]
 
 
 def _check_turns(sets: PromptSets, job: ResolvedJob) -> None:

@@ -36,7 +36,7 @@ def check_role_tokenizers(job: ResolvedJob) -> None:
                 way_out="copy the model's tokenizer there",
             )
         if role is not Role.REWARD and theirs != token_ids(policy):
-            raise _other_tokens(role, path, token_ids(policy) or {}, theirs)
+            raise _make_mismatch_error(role, path, token_ids(policy) or {}, theirs)
     _check_vocabulary(job)
     if rereads(job):  # the driver loads this tokenizer in the run, so try it in a child process first
         with ModelText(Path(job.roles.paths[Role.REWARD])) as tokenizer:
@@ -115,12 +115,14 @@ def _check_vocabulary(job: ResolvedJob) -> None:
             )
 
 
-def _other_tokens(role: Role, path: str, mine: dict[str, int], theirs: dict[str, int]) -> SpecError:
-    different = [token for token in mine if theirs.get(token) != mine[token]] or [t for t in theirs if t not in mine]
+def _make_mismatch_error(role: Role, path: str, policy_ids: dict[str, int], role_ids: dict[str, int]) -> SpecError:
+    different = [token for token in policy_ids if role_ids.get(token) != policy_ids[token]] or [
+        t for t in role_ids if t not in policy_ids
+    ]
     example = different[0]
     return SpecError(
-        f"the {role} has other tokens than the policy: {example!r} is {mine.get(example, 'none')} of {len(mine)} in "
-        f"the policy's tokenizer, {theirs.get(example, 'none')} of {len(theirs)} in the {role}'s",
+        f"the {role} has other tokens than the policy: {example!r} is {policy_ids.get(example, 'none')} of {len(policy_ids)} in "
+        f"the policy's tokenizer, {role_ids.get(example, 'none')} of {len(role_ids)} in the {role}'s",
         where=f"roles.{role}.path: {Path(path) / 'tokenizer.json'}",
         rule=f"the {role} scores the policy's tokens one by one, so both need the same tokens with the same ids",
         way_out=f"use a {role} of the policy's family"

@@ -23,9 +23,9 @@ from typing import Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.reading import check_values, opened, read_bytes, read_lines
-from rlplan.runtime.data.layouts import NoText, printable
+from rlplan.runtime.data.layouts import NoText, make_printable
 from rlplan.runtime.processes.limits import limit_memory
-from rlplan.runtime.processes.line_process import ended
+from rlplan.runtime.processes.line_process import describe_exit
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.base import read_json, shorten
 
@@ -56,29 +56,31 @@ def read_table(path: Path, image_column: str | None = None) -> Iterator[tuple[in
     """
     try:
         if path.is_dir():
-            yield from _from_child(path, image_column)
+            yield from _read_in_child(path, image_column)
             return
         with opened(path, "the data"):
             pass  # it is a file
         if path.suffix in (".parquet", ".arrow"):
-            yield from _from_child(path, image_column)
+            yield from _read_in_child(path, image_column)
         elif path.suffix == ".json":
-            rows = _value(read_bytes(path, "the data", limit=MAX_JSON_BYTES).removeprefix(codecs.BOM_UTF8), "the file")
+            rows = _parse_value(
+                read_bytes(path, "the data", limit=MAX_JSON_BYTES).removeprefix(codecs.BOM_UTF8), "the file"
+            )
             if not isinstance(rows, list):
                 raise UnreadableTextError("the file is not a list of rows")
             for number, row in enumerate(rows, 1):
-                yield number, _row(row, "the item")
+                yield number, _check_row(row, "the item")
         elif path.suffix in DELIMITERS:
-            yield from _from_csv(path)
+            yield from _read_csv(path)
         else:
             for number, line in read_lines(path, "the data", limit=MAX_DATA_BYTES, max_line=MAX_LINE_BYTES):
                 if text := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
-                    yield number, _parsed(text)
+                    yield number, _parse_line(text)
     except UnreadableTextError as error:
-        raise _unreadable(path, str(error)) from None
+        raise _make_error(path, str(error)) from None
 
 
-def _from_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Rows with the column names of the first line; every cell is a text, and the header is not counted."""
     lines = read_lines(path, "the data", limit=MAX_DATA_BYTES, max_line=MAX_LINE_BYTES)
     text = (raw.decode("utf-8-sig" if number == 1 else "utf-8") + "\n" for number, raw in lines)
@@ -112,16 +114,16 @@ class _Doubled(dict[str, Any]):
     """The duplicate key."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) == len(pairs):
-        return made
-    doubled = _Doubled(made)
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    merged = dict(pairs)
+    if len(merged) == len(pairs):
+        return merged
+    doubled = _Doubled(merged)
     doubled.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
     return doubled
 
 
-def _row(value: Any, what: str) -> dict[str, Any] | str:
+def _check_row(value: Any, what: str) -> dict[str, Any] | str:
     """A JSON value as a row, or its fault as text."""
     if not isinstance(value, dict):
         return f"{what} is not a JSON object"
@@ -134,25 +136,25 @@ def _row(value: Any, what: str) -> dict[str, Any] | str:
     return value
 
 
-def _value(raw: bytes, what: str) -> Any:
+def _parse_value(raw: bytes, what: str) -> Any:
     try:
         text = raw.decode("utf-8")
         check_values(text)
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=_build_object)
     except UnicodeDecodeError:
         raise UnreadableTextError(f"{what} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UnreadableTextError(f"{what} is not JSON ({str(error)[:80]})") from None
 
 
-def _parsed(line: bytes) -> dict[str, Any] | str:
+def _parse_line(line: bytes) -> dict[str, Any] | str:
     try:
-        return _row(_value(line, "the line"), "the line")
+        return _check_row(_parse_value(line, "the line"), "the line")
     except UnreadableTextError as error:
         return str(error)
 
 
-def _from_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _read_in_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Rows from the child process, as a stream: neither process holds more than a batch of them."""
     with tempfile.TemporaryFile() as errors:
         command = module_command("rlplan.runtime.data.tables", str(path), *([image_column] if image_column else []))
@@ -162,14 +164,14 @@ def _from_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dic
             try:
                 assert process.stdout is not None, "a pipe"
                 for number, line in enumerate(process.stdout, 1):
-                    yield number, _from_line(line)
+                    yield number, _parse_child_line(line)
             finally:
                 deadline.cancel()
                 process.kill()
         errors.seek(0)
-        said = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+        error_lines = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
     if process.returncode:
-        last = said[-1] if said else ended(process.returncode)
+        last = error_lines[-1] if error_lines else describe_exit(process.returncode)
         if "No module named 'pyarrow'" in last:
             raise HostError(
                 "parquet and arrow files need pyarrow",
@@ -177,10 +179,10 @@ def _from_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dic
                 rule="pyarrow is installed",
                 way_out="pip install pyarrow, or write the rows as JSONL",
             )
-        raise _unreadable(path, printable(last))
+        raise _make_error(path, make_printable(last))
 
 
-def _from_line(line: bytes) -> dict[str, Any] | str:
+def _parse_child_line(line: bytes) -> dict[str, Any] | str:
     """Parse a line that `_line` wrote."""
     cells, whys = json.loads(line)
     if cells is None:
@@ -188,7 +190,7 @@ def _from_line(line: bytes) -> dict[str, Any] | str:
     return {name: NoText(value, whys[name]) if name in whys else value for name, value in cells.items()}
 
 
-def _unreadable(path: Path, why: str) -> SpecError:
+def _make_error(path: Path, why: str) -> SpecError:
     return SpecError(
         f"the data cannot be read: {why}",
         where=str(path),
@@ -202,10 +204,10 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if (path / "dataset_dict.json").is_file():
-        splits = _names(path / "dataset_dict.json", "splits")
+        splits = _read_names(path / "dataset_dict.json", "splits")
         path = path / next((split for split in SPLITS if split in splits), splits[0])
     if (path / "state.json").is_file():
-        return [path / name for name in _names(path / "state.json", "_data_files")]
+        return [path / name for name in _read_names(path / "state.json", "_data_files")]
     files = sorted(path.rglob("*.parquet"))
     chosen = [file for file in files if file.name.startswith("train")] or files
     if not chosen:
@@ -213,13 +215,13 @@ def _files(path: Path) -> list[Path]:
     return chosen
 
 
-def _names(file: Path, key: str) -> list[str]:
+def _read_names(file: Path, key: str) -> list[str]:
     """File names listed in a data set's metadata file. A name with a path is refused: it could leave the folder."""
     try:
-        found = read_json(file, file.name, limit=MAX_LIST_BYTES)
+        content = read_json(file, file.name, limit=MAX_LIST_BYTES)
     except SpecError as error:
         raise SystemExit(error.what) from None
-    parts = found.get(key) if isinstance(found, dict) else None
+    parts = content.get(key) if isinstance(content, dict) else None
     if not isinstance(parts, list) or not parts:
         raise SystemExit(f"{file.name} names no {key}")
     names: list[str] = []
@@ -243,26 +245,27 @@ def _check_offsets(table: Any) -> None:
                 raise
 
 
-def _lines(table: Any, image_column: str | None) -> Iterator[str]:
+def _format_rows(table: Any, image_column: str | None) -> Iterator[str]:
     """A table's rows as JSON lines; a row with invalid UTF-8 becomes a fault."""
     for index in range(table.num_rows):
         try:
-            yield _line(table.slice(index, 1).to_pylist()[0], image_column)
+            yield _format_row(table.slice(index, 1).to_pylist()[0], image_column)
         except UnicodeDecodeError:
             yield json.dumps([None, NOT_UTF8])
 
 
-def _line(row: dict[str, Any], image_column: str | None) -> str:
+def _format_row(row: dict[str, Any], image_column: str | None) -> str:
     """One row as JSON: [cells, types that JSON cannot represent by column]."""
     whys: dict[str, str] = {}
     cells = (
-        f"{json.dumps(name)}: {_cell(name, value, whys, is_image=name == image_column)}" for name, value in row.items()
+        f"{json.dumps(name)}: {_format_cell(name, value, whys, is_image=name == image_column)}"
+        for name, value in row.items()
     )
     return f"[{{{', '.join(cells)}}}, {json.dumps(whys)}]"
 
 
-def _cell(name: str, value: Any, whys: dict[str, str], *, is_image: bool) -> str:
-    def known(part: Any) -> str | None:
+def _format_cell(name: str, value: Any, whys: dict[str, str], *, is_image: bool) -> str:
+    def convert(part: Any) -> str | None:
         if isinstance(part, bytes) and is_image:
             return base64.b64encode(part).decode()
         if isinstance(part, bytes):
@@ -274,7 +277,7 @@ def _cell(name: str, value: Any, whys: dict[str, str], *, is_image: bool) -> str
         whys[name] = f"a {type(part).__name__}"
         return str(part)
 
-    return json.dumps(value, default=known)
+    return json.dumps(value, default=convert)
 
 
 def print_rows(path: Path, image_column: str | None = None) -> None:
@@ -299,7 +302,7 @@ def print_rows(path: Path, image_column: str | None = None) -> None:
                 tables = iter(pa.ipc.open_stream(pa.memory_map(str(file))))
             for table in tables:
                 _check_offsets(table)
-                for line in _lines(table, image_column):
+                for line in _format_rows(table, image_column):
                     left -= len(line)
                     if left < 0:
                         raise SystemExit(f"{file.name}: its rows take more than {MAX_RATIO} times the file's bytes")

@@ -41,7 +41,7 @@ class TextTokenizer:
 
 def end_tokens(model_folder: Path) -> frozenset[int]:
     """End-of-sequence tokens from the model's configuration. Raises: SpecError."""
-    found: set[int] = set()
+    tokens: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         path = model_folder / name
         data = read_json(path, name, limit=MAX_CONFIG_BYTES) if path.exists() else {}
@@ -54,5 +54,5 @@ def end_tokens(model_folder: Path) -> frozenset[int]:
                 rule="a JSON object with a token id or a list of token ids",
                 way_out=f"copy the model's {name} there again",
             )
-        found |= set(ends)
-    return frozenset(found)
+        tokens |= set(ends)
+    return frozenset(tokens)

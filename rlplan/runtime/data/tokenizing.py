@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
-from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report
+from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report_bad_rows
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.images.in_prompts import ImagePlaces
@@ -29,7 +29,7 @@ ALWAYS_ENCODED = 1 << 16
 
 
 def tokenize_file(
-    path: Path, job: ResolvedJob, tokenizer: ModelText, chats: Chats, *, given: Given
+    path: Path, job: ResolvedJob, tokenizer: ModelText, chats: Chats, *, answer_kind: Given
 ) -> tuple[tuple[Prompt, ...], str, frozenset[str]]:
     """(prompts in the file's order, a log line, columns that every row has if a reward function needs any).
 
@@ -37,21 +37,23 @@ def tokenize_file(
     """
     data = job.needed_data
     columns = Columns(data.prompt_column, data.answer_column, data.image_column)
-    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(given) if given else _wanted(job), chats)
+    loaded = load_rows(
+        path, columns, Path(job.policy.path), Wanted(answer_kind) if answer_kind else _collect_needs(job), chats
+    )
     encoder = _Encoder(job, tokenizer, path if path.is_dir() else path.parent)
     prompts: list[Prompt] = []
     faults: list[tuple[int, str]] = []
     left = MAX_PIXEL_BYTES
     for row in loaded.rows:
         try:
-            prompts.extend(_prompts(row, encoder, given))
+            prompts.extend(_make_prompts(row, encoder, answer_kind))
             left -= sum(len(image.pixels) for image in prompts[-1].images)
             if left < 0:
-                raise _too_many_pixels(path, row.number)
+                raise _make_pixel_error(path, row.number)
         except BadRowError as error:
             faults.append((row.number, str(error)))
     if faults:
-        raise report(
+        raise report_bad_rows(
             path,
             faults,
             len(prompts),
@@ -60,11 +62,11 @@ def tokenize_file(
             way_out="raise the limit, or shorten or remove those rows",
         )
     has_functions = any(isinstance(spec, FunctionSpec) for spec in job.rewards)
-    shared = _shared_columns(loaded.rows) if has_functions else frozenset[str]()
-    return tuple(prompts), loaded.said(path), shared
+    shared = _find_shared_columns(loaded.rows) if has_functions else frozenset[str]()
+    return tuple(prompts), loaded.summarize(path), shared
 
 
-def _too_many_pixels(path: Path, row: int) -> SpecError:
+def _make_pixel_error(path: Path, row: int) -> SpecError:
     return SpecError(
         f"the images of the first {row} rows have more than {MAX_PIXEL_BYTES} bytes of pixels",
         where=str(path),
@@ -81,7 +83,7 @@ class _Encoder:
         self.images = ImagePlaces(job, tokenizer) if job.takes_images else None
         self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
 
-    def prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+    def encode_prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
         """(tokens of a row's prompt with its images' tokens, the images)."""
         limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
         self._check_characters(str(row.prompt), what, limit)
@@ -89,17 +91,17 @@ class _Encoder:
         text = (
             str(row.prompt)
             if self.images is None or row.chat
-            else self.images.written(str(row.prompt), len(row.images))
+            else self.images.write_image_tokens(str(row.prompt), len(row.images))
         )
         tokens = self.tokenizer.tokens(text, adds_special_tokens=row.chat is None)
         images: tuple[PromptImage, ...] = ()
         if self.images is not None:
-            tokens, images = self.images.put_in(tokens, row.images, self.folder)
+            tokens, images = self.images.expand_images(tokens, row.images, self.folder)
         if not 0 < len(tokens) <= limit:
             raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
         return tokens, images
 
-    def answer(self, row: DataRow, key: str) -> tuple[int, ...]:
+    def encode_answer(self, row: DataRow, key: str) -> tuple[int, ...]:
         """Tokens of an answer, with the end-of-sequence token that the policy must learn."""
         limit, what, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
         self._check_characters(text, what, limit)
@@ -114,13 +116,13 @@ class _Encoder:
             raise BadRowError(f"{what} has {len(text)} characters, more than {limit} tokens can hold")
 
 
-def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
+def _make_prompts(row: DataRow, encoder: _Encoder, answer_kind: Given) -> list[Prompt]:
     """The prompts of a row: one, or two for a pair whose answers are labelled separately."""
-    there = [key for key in ("chosen", "rejected") if given and getattr(row, key) is not None]
-    right = str(row.answer or "") if row.answer is not None or not there else str(getattr(row, there[0]))
-    answers = tuple(encoder.answer(row, key) for key in there)
-    tokens, images = encoder.prompt(row)
-    whole = Prompt(
+    answer_keys = [key for key in ("chosen", "rejected") if answer_kind and getattr(row, key) is not None]
+    right = str(row.answer or "") if row.answer is not None or not answer_keys else str(getattr(row, answer_keys[0]))
+    answers = tuple(encoder.encode_answer(row, key) for key in answer_keys)
+    tokens, images = encoder.encode_prompt(row)
+    prompt = Prompt(
         row.id,
         str(row.prompt),
         right,
@@ -131,21 +133,23 @@ def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
         joined="" if row.joined is None else json.dumps(row.joined),
         images=images,
     )
-    if given != "unpaired":
-        return [whole]
+    if answer_kind != "unpaired":
+        return [prompt]
     return [
-        replace(whole, id=f"{row.id}/{key}" if len(there) > 1 else row.id, answers=(tokens,), is_good=key == "chosen")
-        for key, tokens in zip(there, answers, strict=True)
+        replace(
+            prompt, id=f"{row.id}/{key}" if len(answer_keys) > 1 else row.id, answers=(tokens,), is_good=key == "chosen"
+        )
+        for key, tokens in zip(answer_keys, answers, strict=True)
     ]
 
 
-def _shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
+def _find_shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
     """Columns that every row has, including `answer`, on which reward functions can rely."""
     of_each = ({*json.loads(row.others), *(["answer"] if row.answer is not None else [])} for row in rows)
     return frozenset(set.intersection(*of_each))
 
 
-def _wanted(job: ResolvedJob) -> Wanted:
+def _collect_needs(job: ResolvedJob) -> Wanted:
     """Requirements of the job's rewards on every row."""
     needs = [spec for spec in job.rewards if isinstance(spec, AnswerMatcherSpec | CodeExecutorSpec)]
     if any(isinstance(spec, CodeExecutorSpec) for spec in needs):

@@ -35,7 +35,7 @@ class ChatTurns:
 
     def encode_prompt(self, chat: Sequence[Message]) -> list[int]:
         """Tokens of a chat up to the policy's next turn. Raises: SpecError."""
-        return self.words.tokens(self.text.rendered([chat], self.tools)[0])
+        return self.words.tokens(self.text.render([chat], self.tools)[0])
 
     def encode_between(self, messages: Sequence[Message], last: int | None) -> list[int]:
         """Tokens of messages with the template's tokens around them. last: final token of the policy's turn.
@@ -43,7 +43,7 @@ class ChatTurns:
         Raises: SpecError when the template fails.
         """
         turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": STAND_IN}]
-        (whole,) = self.text.rendered([[*turn, *messages]], self.tools)
+        (whole,) = self.text.render([[*turn, *messages]], self.tools)
         _, found, after = whole.partition(STAND_IN)
         if not found or STAND_IN in after:
             raise SpecError(

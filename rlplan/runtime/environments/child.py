@@ -20,7 +20,7 @@ from rlplan.runtime.environments.tools import Tool, ToolError, describe_tools
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.line_process import Deadline, LateError, NoAnswerError
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.safe_path import run_file
+from rlplan.runtime.processes.safe_path import load_file
 from rlplan.vocabulary import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def main(setting: dict[str, Any]) -> None:
 def _load_named(path: str) -> Any:
     """The function or class FILE.py:NAME. Raises: any error of the file; _MissingError without that name."""
     file, _, name = path.rpartition(":")
-    module = run_file(file, f"job_{os.path.basename(file)[:-3]}")  # noqa: PTH119
+    module = load_file(file, f"job_{os.path.basename(file)[:-3]}")  # noqa: PTH119
     function = getattr(module, name, None)
     if not callable(function):
         raise _MissingError(file, name, module)

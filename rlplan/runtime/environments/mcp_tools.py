@@ -136,7 +136,7 @@ class _Stdio:
         number = next(self._ids)
         self._say({"id": number, "method": method, "params": parameters}, deadline)
         while True:
-            answer = self._process.hear(deadline)
+            answer = self._process.receive(deadline)
             if "method" not in answer and answer.get("id") == number:
                 return _read_result(answer)
             if "method" in answer and "id" in answer:
@@ -151,7 +151,7 @@ class _Stdio:
         self._process.close()
 
     def _say(self, message: dict[str, Any], deadline: Deadline) -> None:
-        self._process.say(json.dumps({"jsonrpc": "2.0", **message}), deadline)
+        self._process.send(json.dumps({"jsonrpc": "2.0", **message}), deadline)
 
 
 class _Http:

@@ -203,8 +203,8 @@ class _Child:
         try:
             process = self.process or self.start()
             deadline = Deadline(self.spec.timeout_s + (scaled(GRACE_S) if self.spec.is_remote else 0.0))
-            process.say(line, deadline)
-            answer = process.hear(deadline)
+            process.send(line, deadline)
+            answer = process.receive(deadline)
         except NoAnswerError as error:
             self.kill()
             return RawAnswer(failure=str(error), kind=TIMED_OUT if isinstance(error, LateError) else DIED)
@@ -221,7 +221,7 @@ class _Child:
             self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
         if self._is_closed:
             self.close()
-        self.hello = process.hear(Deadline(scaled(START_S), " while it started"))
+        self.hello = process.receive(Deadline(scaled(START_S), " while it started"))
         if "error" in self.hello and not self.describes:
             raise NoAnswerError(str(self.hello["error"]))
         return process

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlplan.runtime.environments.tools import Tool
-from rlplan.runtime.processes.awaiting import awaited
+from rlplan.runtime.processes.awaiting import run_awaitable
 from rlplan.runtime.rewards.child import list_accepted_names, select_arguments
 
 OURS = ("reset", "step", "close", "get_reward")
@@ -26,7 +26,7 @@ OURS = ("reset", "step", "close", "get_reward")
 
 def call_by_name(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
     """Call a function with the offered arguments that it accepts, by name."""
-    return awaited(function(**select_arguments(list_accepted_names(function), offered)))
+    return run_awaitable(function(**select_arguments(list_accepted_names(function), offered)))
 
 
 class Session:
@@ -44,12 +44,12 @@ class Session:
         return {"observation": observation[0] if isinstance(observation, tuple) else observation}
 
     def step(self, action: str) -> Any:
-        return parse_answer(awaited(self.made.step(action)))
+        return parse_answer(run_awaitable(self.made.step(action)))
 
     def finish(self) -> dict[str, Any]:
-        reward = awaited(self.made.get_reward()) if hasattr(self.made, "get_reward") else None
+        reward = run_awaitable(self.made.get_reward()) if hasattr(self.made, "get_reward") else None
         if hasattr(self.made, "close"):
-            awaited(self.made.close())
+            run_awaitable(self.made.close())
         return {"reward": reward}
 
 
@@ -66,7 +66,7 @@ class Turns:
         row_fields = {"prompt": list(row["prompt"]), "answer": row["answer"], "info": row.get("info", {})}
         self.state = {**row_fields, "task": row.get("task", ""), "completion": [], "responses": [], "turn": 0}
         if hasattr(self.made, "setup_state"):
-            changed = awaited(self.made.setup_state(self.state))
+            changed = run_awaitable(self.made.setup_state(self.state))
             self.state = self.state if changed is None else changed
         return {"observation": None}
 
@@ -75,7 +75,7 @@ class Turns:
         self.state["turn"] += 1
         if self._is_completed():
             return {"done": True}
-        response = awaited(self.made.env_response(self.messages, self.state))
+        response = run_awaitable(self.made.env_response(self.messages, self.state))
         if isinstance(response, tuple):
             response, self.state = response
         response = [{"role": "user", "content": response}] if isinstance(response, str) else response
@@ -103,7 +103,7 @@ class Turns:
         if ask is None:
             return False
         takes_messages = "messages" in inspect.signature(ask).parameters
-        return bool(awaited(ask(self.messages, self.state) if takes_messages else ask(self.state)))
+        return bool(run_awaitable(ask(self.messages, self.state) if takes_messages else ask(self.state)))
 
 
 class Environment:
@@ -129,7 +129,7 @@ class Environment:
         return {name: Tool(getattr(example, name), f"{file}:{name}") for name in named}
 
     def play(self, messages: list[dict[str, Any]], answer: str) -> Any:
-        return awaited(self.make(messages, answer))
+        return run_awaitable(self.make(messages, answer))
 
     def begin(self) -> Session | Turns:
         environment = self.make()

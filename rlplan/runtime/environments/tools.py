@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, get_type_hints
 
-from rlplan.runtime.processes.awaiting import awaited
+from rlplan.runtime.processes.awaiting import run_awaitable
 
 MAX_RESULT = 1 << 16
 """Most characters of a call's result."""
@@ -57,7 +57,7 @@ class Tool:
         except ValueError as error:
             return {"error": f"wrong arguments of {self.name}: {str(error)[:300]}", "kind": "wrong_arguments"}
         try:
-            result = awaited(self.function(**values))
+            result = run_awaitable(self.function(**values))
         except BaseException as error:  # SystemExit too: only the run ends this process
             traceback.print_exc()
             return {"error": f"{type(error).__name__}: {str(error)[:300]}", "kind": "raised"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplan.runtime.data.layouts import BadRowError
 from rlplan.runtime.data.model_text import ModelText
-from rlplan.runtime.images.in_rows import MARK, image_bytes, marked
+from rlplan.runtime.images.in_rows import MARK, insert_marks, read_image
 from rlplan.runtime.rollout.experience import PromptImage
 from rlplan.spec.models.config import read_config
 from rlplan.spec.models.families.image_sizes import rule_of
@@ -29,24 +29,24 @@ class ImagePlaces:
         self.token = int(config["image_token_id"])
         self.around = "".join(tokenizer.special(int(config[key])) for key in _AROUND)
 
-    def written(self, text: str, num_images: int) -> str:
+    def write_image_tokens(self, text: str, num_images: int) -> str:
         """A plain text in which each image mark is replaced by the image token and its start and end tokens."""
-        return marked(text, num_images).replace(MARK, self.around) if num_images else text
+        return insert_marks(text, num_images).replace(MARK, self.around) if num_images else text
 
-    def put_in(
+    def expand_images(
         self, tokens: Sequence[int], cells: Sequence[Any], folder: Path
     ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
         """Repeat each image token as often as its image needs. Raises: BadRowError."""
         places = [index for index, token in enumerate(tokens) if token == self.token]
         if len(places) != len(cells):
             raise BadRowError(f"the prompt has {len(places)} image tokens, but its row has {len(cells)} images")
-        made: list[int] = []
+        expanded: list[int] = []
         images: list[PromptImage] = []
         end = 0
         for place, cell in zip(places, cells, strict=True):
-            made += tokens[end:place]
-            rows, columns, pixels = self.tokenizer.image(image_bytes(cell, folder), self.rule)
-            images.append(PromptImage(len(made), rows, columns, self.rule.side, pixels))
-            made += [self.token] * images[-1].num_tokens
+            expanded += tokens[end:place]
+            rows, columns, pixels = self.tokenizer.image(read_image(cell, folder), self.rule)
+            images.append(PromptImage(len(expanded), rows, columns, self.rule.side, pixels))
+            expanded += [self.token] * images[-1].num_tokens
             end = place + 1
-        return (*made, *tokens[end:]), tuple(images)
+        return (*expanded, *tokens[end:]), tuple(images)

@@ -21,7 +21,7 @@ MARK = "<image>"
 """Mark of an image in a text, as in verl's data; without marks, images come before the text."""
 
 
-def image_bytes(cell: Any, folder: Path) -> bytes:
+def read_image(cell: Any, folder: Path) -> bytes:
     """Bytes of an image file, given as a path, a data URI, or Hugging Face's {bytes, path}. Raises: BadRowError."""
     if isinstance(cell, Mapping):
         packed = cell.get("bytes")
@@ -47,7 +47,7 @@ def image_bytes(cell: Any, folder: Path) -> bytes:
         raise BadRowError(f"the image {cell}: {error.what}") from None
 
 
-def marked(text: str, num_images: int) -> str:
+def insert_marks(text: str, num_images: int) -> str:
     """A text with a mark for every image. Raises: BadRowError when the number of marks differs.
 
     >>> marked("which color?", 2)
@@ -59,24 +59,24 @@ def marked(text: str, num_images: int) -> str:
     return text if count else MARK * num_images + text
 
 
-def with_parts(chat: Sequence[Mapping[str, str]], num_images: int) -> list[dict[str, Any]]:
+def split_into_parts(chat: Sequence[Mapping[str, str]], num_images: int) -> list[dict[str, Any]]:
     """Messages with lists of parts as contents, in the format of vision-language templates. Raises: BadRowError.
 
-    >>> with_parts([{"role": "user", "content": "this <image>?"}], 1)[0]["content"]
+    >>> split_into_parts([{"role": "user", "content": "this <image>?"}], 1)[0]["content"]
     [{'type': 'text', 'text': 'this '}, {'type': 'image'}, {'type': 'text', 'text': '?'}]
     """
     first = next((index for index, message in enumerate(chat) if message["role"] == "user"), 0)
     has_marks = any(MARK in message["content"] for message in chat)
-    told = [
-        marked(message["content"], num_images) if index == first and not has_marks else message["content"]
+    texts = [
+        insert_marks(message["content"], num_images) if index == first and not has_marks else message["content"]
         for index, message in enumerate(chat)
     ]
-    if (count := sum(text.count(MARK) for text in told)) != num_images:
+    if (count := sum(text.count(MARK) for text in texts)) != num_images:
         raise BadRowError(f"{count} times {MARK} in the prompt, and {num_images} images")
-    return [{**message, "content": _parts(text)} for message, text in zip(chat, told, strict=True)]
+    return [{**message, "content": _split_text(text)} for message, text in zip(chat, texts, strict=True)]
 
 
-def _parts(text: str) -> list[dict[str, str]]:
+def _split_text(text: str) -> list[dict[str, str]]:
     parts: list[dict[str, str]] = []
     for index, piece in enumerate(text.split(MARK)):
         parts += [{"type": "image"}] * bool(index)

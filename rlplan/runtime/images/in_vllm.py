@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from rlplan.runtime.images.tower import pillow_image
+from rlplan.runtime.images.tower import make_pillow_image
 from rlplan.runtime.rollout.experience import RolloutRequest
 
 ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
@@ -28,7 +28,7 @@ def engine_prompt(request: RolloutRequest) -> dict[str, Any]:
         return {"prompt_token_ids": tokens}
     for image in reversed(request.images):
         del tokens[image.first + 1 : image.first + image.num_tokens]
-    images = [pillow_image(image) for image in request.images]
+    images = [make_pillow_image(image) for image in request.images]
     return {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
 
 
@@ -45,7 +45,7 @@ def register_image_model() -> None:
 
     class Information(qwen2_5_vl.Qwen2_5_VLProcessingInfo):
         def get_image_processor(self, **_: Any) -> Any:
-            return _processor(AutoImageProcessor, self.ctx.model_config.model)
+            return _load_processor(AutoImageProcessor, self.ctx.model_config.model)
 
         def get_supported_mm_limits(self) -> dict[str, int | None]:
             return {"image": None}
@@ -80,12 +80,12 @@ def register_image_model() -> None:
 
             return [PromptReplacement(modality="image", target=[token], replacement=tokens_of)]
 
-    made = MULTIMODAL_REGISTRY.register_processor(
+    register = MULTIMODAL_REGISTRY.register_processor(
         Processor, info=Information, dummy_inputs=qwen2_5_vl.Qwen2_5_VLDummyInputsBuilder
     )
-    ModelRegistry.register_model(ARCHITECTURE, made(type(ARCHITECTURE, (qwen2_5_vl.__dict__[ARCHITECTURE],), {})))
+    ModelRegistry.register_model(ARCHITECTURE, register(type(ARCHITECTURE, (qwen2_5_vl.__dict__[ARCHITECTURE],), {})))
 
 
 @cache
-def _processor(kind: Any, folder: str) -> Any:
+def _load_processor(kind: Any, folder: str) -> Any:
     return kind.from_pretrained(folder, trust_remote_code=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlplan.runtime.models.start_checkpoint import weight_files
+from rlplan.runtime.models.start_checkpoint import list_weight_files
 from rlplan.runtime.rollout.experience import PromptImage
 
 _KEY = "rlplan_image_tower"
@@ -28,22 +28,22 @@ class ImageTower:
 
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         self.module = qwen.Qwen2_5_VisionTransformerPretrainedModel._from_config(config.vision_config, dtype=dtype)
-        self.module.load_state_dict(_tower_tensors(folder))
+        self.module.load_state_dict(_read_tower_tensors(folder))
         self.module.eval().requires_grad_(False)
         self.processor = AutoImageProcessor.from_pretrained(str(folder), trust_remote_code=False)
         self.rotary = qwen.Qwen2_5_VLRotaryEmbedding(config.text_config)
         self.num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in self.module.state_dict().values())
 
     @torch.no_grad()
-    def features(self, image: PromptImage) -> torch.Tensor:
+    def compute_features(self, image: PromptImage) -> torch.Tensor:
         """Embeddings of an image, one per token, [tokens, hidden]."""
-        values = self.processor(images=[pillow_image(image)], do_resize=False, return_tensors="pt")
-        found = self.module(values["pixel_values"].to(self.module.dtype), grid_thw=values["image_grid_thw"])
-        features: torch.Tensor = found.pooler_output
+        values = self.processor(images=[make_pillow_image(image)], do_resize=False, return_tensors="pt")
+        output = self.module(values["pixel_values"].to(self.module.dtype), grid_thw=values["image_grid_thw"])
+        features: torch.Tensor = output.pooler_output
         return features
 
 
-def pillow_image(image: PromptImage) -> Any:
+def make_pillow_image(image: PromptImage) -> Any:
     from PIL import Image
 
     return Image.frombytes("RGB", (image.columns * image.side, image.rows * image.side), image.pixels)
@@ -59,21 +59,23 @@ def give_tower(language_model: Any, folder: Path) -> None:
 
 def tower_of(language_model: Any) -> ImageTower | None:
     """The tower attached to a decoder, or None."""
-    found: ImageTower | None = language_model.__dict__.get(_KEY)
-    return found
+    tower: ImageTower | None = language_model.__dict__.get(_KEY)
+    return tower
 
 
-def embeddings(language_model: Any, tokens: torch.Tensor, images: Sequence[tuple[int, PromptImage]]) -> torch.Tensor:
+def embed_with_images(
+    language_model: Any, tokens: torch.Tensor, images: Sequence[tuple[int, PromptImage]]
+) -> torch.Tensor:
     """The decoder's input embeddings, [1, T, hidden]. images: (index of the image's first token in T, image)."""
     tower = tower_of(language_model)
     assert tower is not None, "a job with images gives its models a tower"
     embedded: torch.Tensor = language_model.model.embed_tokens(tokens)
     places = [index for first, image in images for index in range(first, first + image.num_tokens)]
-    features = torch.cat([tower.features(image) for _, image in images])
+    features = torch.cat([tower.compute_features(image) for _, image in images])
     return embedded.index_copy(1, torch.tensor(places), features.to(embedded.dtype).unsqueeze(0))
 
 
-def positions(num_tokens: int, images: Sequence[PromptImage]) -> list[list[int]]:
+def compute_positions(num_tokens: int, images: Sequence[PromptImage]) -> list[list[int]]:
     """Positions of a sequence's tokens in time, height and width, [3, num_tokens]; they are equal for text.
 
     An image has one time index, and the text after it continues after the image's longer side.
@@ -95,14 +97,14 @@ def positions(num_tokens: int, images: Sequence[PromptImage]) -> list[list[int]]
     return axes
 
 
-def _tower_tensors(folder: Path) -> dict[str, torch.Tensor]:
+def _read_tower_tensors(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import safe_open
 
-    found = dict[str, torch.Tensor]()
-    for path in weight_files(folder):
+    tensors = dict[str, torch.Tensor]()
+    for path in list_weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - no dictionary
                 start = next((start for start in _TENSORS if name.startswith(start)), None)
                 if start:
-                    found[name.removeprefix(start)] = file.get_tensor(name)
-    return found
+                    tensors[name.removeprefix(start)] = file.get_tensor(name)
+    return tensors

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from rlplan.memory.model.quantization import BASE_FORMATS
-from rlplan.runtime.models.quantized_base import quantize_base, whole_weight
+from rlplan.runtime.models.quantized_base import dequantize_weight, quantize_base
 from rlplan.runtime.models.start_checkpoint import save_tensors
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -46,7 +46,7 @@ def add_adapters(model: Any, job: ResolvedJob) -> None:
         _read_values(model, role.value, adapter, job, f"roles.{role}.adapter")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_trained(name))
-    for layer in _adapted_layers(model):
+    for layer in _list_adapted_layers(model):
         layer._active_adapter = [ADAPTER]
 
 
@@ -67,7 +67,7 @@ def computing_as(model: nn.Module, role: str) -> Iterator[None]:
 
     PEFT's own `set_adapter` would make the adapter trainable, so its private attribute is set instead.
     """
-    layers = _adapted_layers(model)
+    layers = _list_adapted_layers(model)
     has_adapter = any(role in layer.lora_A for layer in layers)
     for layer in layers:
         if has_adapter:
@@ -84,7 +84,7 @@ def computing_as(model: nn.Module, role: str) -> Iterator[None]:
                 layer.enable_adapters(True)
 
 
-def _adapted_layers(model: nn.Module) -> list[Any]:
+def _list_adapted_layers(model: nn.Module) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -100,7 +100,7 @@ def _inject(model: Any, name: str, adapter: LoraSpec, job: ResolvedJob) -> None:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are intended
-        inject_adapter_in_model(_config(adapter, job), model, adapter_name=name)
+        inject_adapter_in_model(_make_peft_config(adapter, job), model, adapter_name=name)
 
 
 @torch.no_grad()
@@ -112,8 +112,8 @@ def _read_values(model: nn.Module, name: str, adapter: LoraSpec, job: ResolvedJo
     parameters = dict(model.named_parameters())
     with safe_open(str(Path(str(adapter.path)) / WEIGHTS_FILE), framework="pt") as file:
         for stored in file.keys():  # noqa: SIM118 - no mapping
-            mine = stored.removeprefix(PEFT_PREFIX).removesuffix("weight") + f"{name}.weight"
-            parameters[mine].copy_(file.get_tensor(stored))
+            name_in_model = stored.removeprefix(PEFT_PREFIX).removesuffix("weight") + f"{name}.weight"
+            parameters[name_in_model].copy_(file.get_tensor(stored))
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Change:
     scaling: float
     """alpha / rank."""
 
-    def added_to(self, weight: torch.Tensor) -> torch.Tensor:
+    def merge(self, weight: torch.Tensor) -> torch.Tensor:
         """The updated weight as a new tensor, computed in fp32."""
         change = self.b.detach().float() @ self.a.detach().float()
         return (weight.float() + self.scaling * change).to(weight.dtype)
@@ -152,9 +152,9 @@ class MergedWeights(WeightSource):
         self._parameters = {name.replace(_BASE, "."): p for name, p in whole.items() if ".lora_" not in name}
 
     def read(self, name: str) -> torch.Tensor:
-        weight = whole_weight(self._parameters[name])
+        weight = dequantize_weight(self._parameters[name])
         change = self._changes.get(name)
-        return weight if change is None else change.added_to(weight)
+        return weight if change is None else change.merge(weight)
 
     def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
         changes = [self._changes[name] for name in names if name in self._changes]
@@ -170,7 +170,7 @@ class AdapterWeights(WeightSource):
         self._parameters = {name.replace(f".{ADAPTER}.", "."): p for name, p in whole if _is_trained(name)}
 
 
-def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+def list_adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The trained adapter's tensors by PEFT's names, as views. Under ZeRO-3 gather them first."""
     return {
         PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): parameter.detach()
@@ -182,15 +182,15 @@ def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 def save_adapter(module: nn.Module, job: ResolvedJob, folder: Path) -> None:
     """Write the trained adapter in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
     # Copies, because under ZeRO all tensors are views of one buffer, which safetensors refuses.
-    tensors = {name: tensor.clone().contiguous() for name, tensor in adapter_tensors(module).items()}
+    tensors = {name: tensor.clone().contiguous() for name, tensor in list_adapter_tensors(module).items()}
     with writing_file(folder / WEIGHTS_FILE, sum(tensor.nbytes for tensor in tensors.values())):
         folder.mkdir(parents=True, exist_ok=True)
         save_tensors(tensors, folder / WEIGHTS_FILE)
         assert job.training.lora is not None, "there are adapters"
-        _config(job.training.lora, job).save_pretrained(str(folder))
+        _make_peft_config(job.training.lora, job).save_pretrained(str(folder))
 
 
-def _config(adapter: LoraSpec, job: ResolvedJob) -> Any:
+def _make_peft_config(adapter: LoraSpec, job: ResolvedJob) -> Any:
     from peft import LoraConfig
 
     parameters = lora_parameters(job.load_model(), adapter.rank, adapter.target_modules)

@@ -29,7 +29,7 @@ class Scores:
     cap: float | None
     """Soft cap of scores; None without one."""
 
-    def of(self, query: torch.Tensor, key: torch.Tensor, first: int) -> torch.Tensor:
+    def compute(self, query: torch.Tensor, key: torch.Tensor, first: int) -> torch.Tensor:
         """Scores, [n, heads, rows, keys]; -inf where a query does not attend.
 
         query: [n, heads, rows, d]; key: [n, heads, keys, d]; first: position of the first query minus the first key's.
@@ -73,9 +73,9 @@ class _ByRows(torch.autograd.Function):
     ) -> torch.Tensor:
         output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         logs = query.new_empty(query.shape[1], query.shape[2], dtype=torch.float32)
-        for block in _blocks(lens, query.shape[1], scores.window):
+        for block in _split_blocks(lens, query.shape[1], scores.window):
             q, k, v = block.queries(query), block.keys(key, query), block.keys(value, query)
-            weights = scores.of(q, k, block.offset)
+            weights = scores.compute(q, k, block.offset)
             log = weights.logsumexp(-1)
             if sinks is not None:
                 log = torch.logaddexp(log, sinks.float()[:, None])
@@ -91,12 +91,12 @@ class _ByRows(torch.autograd.Function):
         scores: Scores = ctx.scores
         grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (query, key, value)]
         gradient, output = gradient.transpose(1, 2), output.transpose(1, 2)
-        of_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float32)
-        for block in _blocks(ctx.lens, query.shape[1], scores.window):
+        sink_grads = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float32)
+        for block in _split_blocks(ctx.lens, query.shape[1], scores.window):
             q, k, v = block.queries(query), block.keys(key, query), block.keys(value, query)
             g, log = block.queries(gradient), block.queries(logs[None, :, :, None])
             along = (g * block.queries(output)).sum(-1, keepdim=True)
-            weights = scores.of(q, k, block.offset)
+            weights = scores.compute(q, k, block.offset)
             slope = None if scores.cap is None else (weights / scores.cap).square_().neg_().add_(1)
             weights.sub_(log).exp_()
             block.add(grads[2], weights.transpose(-1, -2) @ g)
@@ -106,10 +106,10 @@ class _ByRows(torch.autograd.Function):
             by_score.mul_(scores.scale)
             block.put(grads[0], by_score @ k)
             block.add(grads[1], by_score.transpose(-1, -2) @ q)
-            if sinks is not None and of_sinks is not None:
-                of_sinks -= ((sinks.float()[:, None, None] - log).exp() * along).sum((0, 2, 3))
-        found = [part.to(whole.dtype) for part, whole in zip(grads, (query, key, value), strict=True)]
-        return (*found, None if of_sinks is None else of_sinks.to(sinks.dtype), None, None)
+            if sinks is not None and sink_grads is not None:
+                sink_grads -= ((sinks.float()[:, None, None] - log).exp() * along).sum((0, 2, 3))
+        results = [part.to(whole.dtype) for part, whole in zip(grads, (query, key, value), strict=True)]
+        return (*results, None if sink_grads is None else sink_grads.to(sinks.dtype), None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class _Block:
         return cut.transpose(0, 1)
 
 
-def _blocks(lens: tuple[int, ...], num_heads: int, window: int | None) -> Iterator[_Block]:
+def _split_blocks(lens: tuple[int, ...], num_heads: int, window: int | None) -> Iterator[_Block]:
     start = 0
     for length, run in groupby(lens):
         count = len(list(run))

@@ -45,7 +45,7 @@ def fetch_config(name: str, key: str = "model") -> Path:
 
     Raises: SpecError (no such model), HostError (no network).
     """
-    path = _cache() / name.replace("/", "--") / "config.json"
+    path = _find_cache() / name.replace("/", "--") / "config.json"
     if not path.exists():
         content = _download(name, key)
         partial = path.with_name(f"config.json.{os.getpid()}")
@@ -56,7 +56,7 @@ def fetch_config(name: str, key: str = "model") -> Path:
     return path
 
 
-def _cache() -> Path:
+def _find_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlplan" / "configs"
 
 
@@ -64,21 +64,21 @@ def _download(name: str, key: str) -> bytes:
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     url = f"{endpoint.rstrip('/')}/{quote(name)}/resolve/main/config.json"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        raise _unreachable(name, key, url, "HF_HUB_OFFLINE is set")
+        raise _make_unreachable_error(name, key, url, "HF_HUB_OFFLINE is set")
     try:
         try:
             return _get(url, "")
         except urllib.error.HTTPError as error:
-            if error.code not in NEEDS_A_TOKEN or not (token := _token()):
+            if error.code not in NEEDS_A_TOKEN or not (token := _read_token()):
                 raise
         return _get(url, token)
     except urllib.error.HTTPError as error:
         if error.code in (*NEEDS_A_TOKEN, 404):
-            raise refused(name, key, "config.json", f"HTTP {error.code}") from None
-        raise _unreachable(name, key, url, f"HTTP {error.code}") from None
+            raise make_refusal(name, key, "config.json", f"HTTP {error.code}") from None
+        raise _make_unreachable_error(name, key, url, f"HTTP {error.code}") from None
     except (OSError, HTTPException, ValueError) as error:  # no answer, or a malformed one
         reason = getattr(error, "reason", None) or error
-        raise _unreachable(name, key, url, str(reason) or type(error).__name__) from None
+        raise _make_unreachable_error(name, key, url, str(reason) or type(error).__name__) from None
 
 
 def _get(url: str, token: str) -> bytes:
@@ -115,11 +115,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return request
 
 
-def _token() -> str:
+def _read_token() -> str:
     """The user's token from the environment or from the file of `hf auth login`; empty without one."""
     if token := os.environ.get("HF_TOKEN", "").strip():
         return token
-    home = os.environ.get("HF_HOME") or str(_cache().parent.parent / "huggingface")
+    home = os.environ.get("HF_HOME") or str(_find_cache().parent.parent / "huggingface")
     path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
     try:
         return path.read_text("utf-8").strip()
@@ -127,7 +127,7 @@ def _token() -> str:
         return ""
 
 
-def refused(name: str, key: str, what: str, why: str) -> RlplanError:
+def make_refusal(name: str, key: str, what: str, why: str) -> RlplanError:
     """The error for a hub that answers, but refuses a file."""
     return SpecError(
         f"the hub does not provide the {what} of '{name}' ({why})",
@@ -138,7 +138,7 @@ def refused(name: str, key: str, what: str, why: str) -> RlplanError:
     )
 
 
-def _unreachable(name: str, key: str, url: str, why: str) -> HostError:
+def _make_unreachable_error(name: str, key: str, url: str, why: str) -> HostError:
     return HostError(
         f"model '{name}' is not bundled, and the hub cannot be reached: {why}",
         where=key,

@@ -17,8 +17,8 @@ from torch import nn
 
 from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce, rows_on_cpu
 from rlplan.runtime.device.layer import device_of
-from rlplan.runtime.images.tower import embeddings
-from rlplan.runtime.images.tower import positions as axes_of
+from rlplan.runtime.images.tower import compute_positions as axes_of
+from rlplan.runtime.images.tower import embed_with_images
 from rlplan.runtime.learning.packing import pack_best_fit
 from rlplan.runtime.models.sequence_parallel import Sharing
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair, TrainSample, chosen_indices
@@ -92,11 +92,11 @@ def score_packed(
     return [judged[index] for index in range(len(pairs))]
 
 
-def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing | None = None) -> torch.Tensor:
+def compute_predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing | None = None) -> torch.Tensor:
     """Hidden states that predict response tokens, [C, hidden]. sharing: set if `batch` is a rank's part of a pack."""
     seen = {"input_ids": batch.input_ids}
     if batch.images:
-        seen = {"inputs_embeds": embeddings(language_model, batch.input_ids, batch.images)}
+        seen = {"inputs_embeds": embed_with_images(language_model, batch.input_ids, batch.images)}
     output = language_model.model(
         **seen,
         position_ids=batch.position_ids,
@@ -125,26 +125,26 @@ class LogprobModel(nn.Module):
         self.language_model: Any = language_model
         self.sharing = sharing
         head: Any = self.language_model.lm_head
-        scale, cap = multiplier_and_cap(self.language_model.config)
+        scale, cap = read_multiplier_and_cap(self.language_model.config)
         head.forward = partial(_head_forward, head, temperature=temperature / scale, entropies=entropies, cap=cap)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
         """(log-probs of the response tokens at the sampling temperature, entropies)."""
-        part, states = self.own_states(batch)
+        part, states = self.compute_own_states(batch)
         logprobs, entropies = self.language_model.lm_head(states, part.targets)
-        return self.of_all(logprobs, batch), self.of_all(entropies, batch)
+        return self.gather_all(logprobs, batch), self.gather_all(entropies, batch)
 
-    def own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
+    def compute_own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
         """(this rank's part of a pack, the hidden states that predict its response tokens)."""
-        part = batch if self.sharing is None else self.sharing.own_part(batch)
-        return part, predicting_states(self.language_model, part, self.sharing)
+        part = batch if self.sharing is None else self.sharing.take_own_part(batch)
+        return part, compute_predicting_states(self.language_model, part, self.sharing)
 
-    def of_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    def gather_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Values of all response tokens of a pack, gathered from the ranks' parts."""
         return numbers if self.sharing is None or not len(batch.positions) else self.sharing.gather(numbers, batch)
 
 
-def multiplier_and_cap(config: Any) -> tuple[float, float | None]:
+def read_multiplier_and_cap(config: Any) -> tuple[float, float | None]:
     """(multiplier of the logits as in Cohere and Granite, soft cap as in Gemma 2)."""
     scale = float(getattr(config, "logit_scale", None) or 1) / float(getattr(config, "logits_scaling", None) or 1)
     return scale, getattr(config, "final_logit_softcapping", None)
@@ -192,7 +192,7 @@ class HeadLogprobs(torch.autograd.Function):
         logprobs, normalizer = (torch.empty(num_rows, dtype=torch.float32, device=hidden.device) for _ in range(2))
         entropies = torch.empty(num_rows if entropy != "none" else 0, dtype=torch.float32, device=hidden.device)
         work = _Workspace(hidden, weight, at_once, temperature, cap)
-        weights = work.beside()
+        weights = work.allocate_fp32()
         for multiplied in work.slices:
             work.multiply(multiplied)
             for rows, logits in work.upcast(multiplied):
@@ -211,13 +211,13 @@ class HeadLogprobs(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor, entropy_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, normalizer, *entropies = ctx.saved_tensors
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
         work = _Workspace(hidden, weight, ctx.at_once, ctx.temperature, ctx.cap)
-        factors = work.beside() if ctx.learns_entropy else None
+        factors = work.allocate_fp32() if ctx.learns_entropy else None
         for multiplied in work.slices:
             work.multiply(multiplied)
             for rows, logits in work.upcast(multiplied):
@@ -228,19 +228,19 @@ class HeadLogprobs(torch.autograd.Function):
                     at_target = torch.full_like(scale[rows], -1)
                 else:
                     factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
-                    factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
+                    factor.mul_((entropy_gradient[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
                     logits.exp_().mul_(factor.neg_())
                     at_target = scale[rows]
                 logits.scatter_add_(-1, targets[rows].unsqueeze(-1), at_target)
                 if slope is not None:
                     logits.mul_(slope)
                 work.put_back(rows, logits)
-            part, states = work.of(multiplied), hidden[multiplied]
+            part, states = work.get_rows(multiplied), hidden[multiplied]
             torch.mm(part, weight, out=hidden_gradient[multiplied])
             if factors is None:
-                of_row = -scale[multiplied]
-                hidden_gradient[multiplied] *= of_row
-                states = (states * of_row).to(states.dtype)
+                row_scale = -scale[multiplied]
+                hidden_gradient[multiplied] *= row_scale
+                states = (states * row_scale).to(states.dtype)
             if weight_gradient is not None:
                 weight_gradient.addmm_(part.T, states)
         return hidden_gradient, weight_gradient, None, None, None, None, None
@@ -259,29 +259,29 @@ class _Workspace:
     ) -> None:
         self.hidden, self.weight, self.temperature, self.cap = hidden, weight, temperature, cap
         num_multiplied, self.num_upcast = (min(len(hidden), rows) for rows in at_once)
-        self.slices = list(_parts(slice(0, len(hidden)), num_multiplied))
+        self.slices = list(_split_rows(slice(0, len(hidden)), num_multiplied))
         self.buffer = torch.empty(num_multiplied, weight.shape[0], dtype=hidden.dtype, device=hidden.device)
         self.first = 0
         """First row in the buffer."""
-        self.upcasts = None if hidden.dtype is torch.float32 else self.beside()
+        self.upcasts = None if hidden.dtype is torch.float32 else self.allocate_fp32()
 
-    def beside(self) -> torch.Tensor:
+    def allocate_fp32(self) -> torch.Tensor:
         """An fp32 buffer for the rows that are upcast together."""
         return torch.empty(self.num_upcast, self.weight.shape[0], dtype=torch.float32, device=self.hidden.device)
 
-    def of(self, rows: slice) -> torch.Tensor:
+    def get_rows(self, rows: slice) -> torch.Tensor:
         """The buffer's part for some rows."""
         return self.buffer[rows.start - self.first : rows.stop - self.first]
 
     def multiply(self, rows: slice) -> None:
         """Write the logits of some rows into the buffer, in the model's type."""
         self.first = rows.start
-        torch.mm(self.hidden[rows], self.weight.T, out=self.of(rows))
+        torch.mm(self.hidden[rows], self.weight.T, out=self.get_rows(rows))
 
     def upcast(self, multiplied: slice) -> Iterator[tuple[slice, torch.Tensor]]:
         """(rows, their logits in fp32, capped and divided by the temperature) for parts of the last multiplied rows."""
-        for rows in _parts(multiplied, self.num_upcast):
-            logits = self.of(rows)
+        for rows in _split_rows(multiplied, self.num_upcast):
+            logits = self.get_rows(rows)
             if self.upcasts is not None:
                 logits = self.upcasts[: len(logits)].copy_(logits)
             if self.cap is not None:
@@ -291,9 +291,9 @@ class _Workspace:
     def put_back(self, rows: slice, gradient: torch.Tensor) -> None:
         """Replace logits in the buffer by their gradient, in the model's type."""
         if self.upcasts is not None:
-            self.of(rows).copy_(gradient)
+            self.get_rows(rows).copy_(gradient)
 
 
-def _parts(rows: slice, size: int) -> Iterator[slice]:
+def _split_rows(rows: slice, size: int) -> Iterator[slice]:
     """Consecutive parts of `size` rows; the last one may be smaller."""
     return (slice(first, min(first + size, rows.stop)) for first in range(rows.start, rows.stop, size or 1))

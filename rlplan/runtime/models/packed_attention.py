@@ -65,9 +65,9 @@ def packed_attention(
     elif device is None or query.device.type == "cpu":
         output = _PerLength.apply(query, key, value, lens, scaling)
     elif has_flash(query.dtype, device.capability()):
-        output = _varlen(query, key, value, lens, scaling)
+        output = _attend_varlen(query, key, value, lens, scaling)
     else:
-        output = _run_by_run(query, key, value, lens, scaling)
+        output = _attend_by_runs(query, key, value, lens, scaling)
     if missing:
         output = output[..., :width]
     return output if sharing is None else sharing.to_tokens(output), None
@@ -102,7 +102,7 @@ class _PerLength(torch.autograd.Function):
     ) -> torch.Tensor:
         output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         sums = []
-        for part, (q, k, v) in _parts(query, key, value, lens):
+        for part, (q, k, v) in _split_runs(query, key, value, lens):
             result, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q, k, v, 0.0, True, scale=scale
             )
@@ -118,7 +118,7 @@ class _PerLength(torch.autograd.Function):
         grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
         gradient, output = gradient.transpose(1, 2), output.transpose(1, 2)
         groups = query.shape[1] // key.shape[1]
-        for (part, (q, k, v)), log_sum in zip(_parts(query, key, value, ctx.lens), sums, strict=True):
+        for (part, (q, k, v)), log_sum in zip(_split_runs(query, key, value, ctx.lens), sums, strict=True):
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 _cut(gradient, part, len(q)), q, k, v, _cut(output, part, len(q)), log_sum, 0.0, True, scale=ctx.scale
             )
@@ -128,7 +128,7 @@ class _PerLength(torch.autograd.Function):
         return (*grads, None, None)
 
 
-def _parts(
+def _split_runs(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: tuple[int, ...]
 ) -> Iterator[tuple[slice, _Tensors]]:
     """(tokens, fp32 tensors [n, heads, length, d]) for each run of n adjacent sequences of equal length.
@@ -154,16 +154,16 @@ def _cut(rows: torch.Tensor, part: slice, count: int) -> torch.Tensor:
     return cut.transpose(0, 1).float()
 
 
-def _run_by_run(
+def _attend_by_runs(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: tuple[int, ...], scale: float | None
 ) -> torch.Tensor:
     """Attention in fp32, one call per run of equally long sequences: for GPUs and types without flash attention."""
     attend = torch.nn.functional.scaled_dot_product_attention
-    parts = [attend(*qkv, is_causal=True, scale=scale) for _, qkv in _parts(query, key, value, lens)]
+    parts = [attend(*qkv, is_causal=True, scale=scale) for _, qkv in _split_runs(query, key, value, lens)]
     return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts]).unsqueeze(0).to(query.dtype)
 
 
-def _varlen(
+def _attend_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: tuple[int, ...], scale: float | None
 ) -> torch.Tensor:
     """All sequences in one call of torch's variable-length flash attention. Not yet run on a GPU."""

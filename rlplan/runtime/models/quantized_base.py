@@ -21,11 +21,11 @@ def quantize_base(model: Any, names: Iterable[str]) -> None:
     for name in names:
         parent, _, child = name.removesuffix(".weight").rpartition(".")
         owner = model.get_submodule(parent)
-        setattr(owner, child, _quantized(getattr(owner, child)))
+        setattr(owner, child, _quantize(getattr(owner, child)))
     model.is_loaded_in_4bit = True  # PEFT checks this attribute
 
 
-def whole_weight(parameter: torch.Tensor) -> torch.Tensor:
+def dequantize_weight(parameter: torch.Tensor) -> torch.Tensor:
     """A weight in its compute type: as it is, or dequantized from 4 bits."""
     state = getattr(parameter, "quant_state", None)
     if state is None:
@@ -45,7 +45,7 @@ def scales_of(parameter: torch.Tensor) -> list[torch.Tensor]:
     return [state.absmax, state.code, *nested]
 
 
-def _quantized(linear: nn.Linear) -> nn.Module:
+def _quantize(linear: nn.Linear) -> nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     dtype, device = linear.weight.dtype, linear.weight.device

@@ -31,20 +31,20 @@ class Sharing:
     index: int
     """This rank's index in the group."""
 
-    def own_part(self, pack: "TokenBatch") -> "TokenBatch":
+    def take_own_part(self, pack: "TokenBatch") -> "TokenBatch":
         """The pack with this rank's tokens and their positions; `sequence_lens` stays that of the whole pack."""
         padding = -pack.input_ids.shape[1] % self.size
         rows, places = (torch.nn.functional.pad(t, (0, padding)) for t in (pack.input_ids, pack.position_ids))
         share = rows.shape[1] // self.size
         first, last = self.index * share, (self.index + 1) * share
-        mine = (pack.positions >= first) & (pack.positions < last)
+        is_own = (pack.positions >= first) & (pack.positions < last)
         return replace(
             pack,
             input_ids=rows[:, first:last],
             position_ids=places[:, first:last],
             sequence_lens=(*pack.sequence_lens, padding) if padding else pack.sequence_lens,
-            positions=pack.positions[mine] - first,
-            targets=pack.targets[mine],
+            positions=pack.positions[is_own] - first,
+            targets=pack.targets[is_own],
         )
 
     def gather(self, numbers: torch.Tensor, pack: "TokenBatch") -> torch.Tensor:
@@ -75,12 +75,12 @@ def meet(size: int) -> Sharing | None:
 
     if size == 1:
         return None
-    mine, rank = None, dist.get_rank()
+    own_group, rank = None, dist.get_rank()
     for first in range(0, dist.get_world_size(), size):
         group = dist.new_group(list(range(first, first + size)))
         if first <= rank < first + size:
-            mine = group
-    return Sharing(mine, size, rank % size)
+            own_group = group
+    return Sharing(own_group, size, rank % size)
 
 
 class _Exchange(torch.autograd.Function):
@@ -89,11 +89,11 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, sharing: Sharing, to_heads: bool) -> torch.Tensor:
         ctx.sharing, ctx.to_heads = sharing, to_heads
-        return _exchanged(rows, sharing, to_heads=to_heads)
+        return _exchange(rows, sharing, to_heads=to_heads)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _exchanged(gradient, ctx.sharing, to_heads=not ctx.to_heads), None, None
+        return _exchange(gradient, ctx.sharing, to_heads=not ctx.to_heads), None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -116,7 +116,7 @@ class _Gather(torch.autograd.Function):
         return gradient[ctx.own], None, None
 
 
-def _exchanged(rows: torch.Tensor, sharing: Sharing, *, to_heads: bool) -> torch.Tensor:
+def _exchange(rows: torch.Tensor, sharing: Sharing, *, to_heads: bool) -> torch.Tensor:
     """Exchange [own tokens, heads, d] for [all tokens, own heads, d], or the reverse."""
     import torch.distributed as dist
 

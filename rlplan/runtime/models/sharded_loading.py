@@ -58,10 +58,10 @@ def _parameters_on_meta() -> Iterator[None]:
 
     register = nn.Module.register_parameter
 
-    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(self, name, None if param is None else nn.Parameter(param.to("meta"), requires_grad=False))
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]  # replaced on purpose
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]  # replaced on purpose
     try:
         yield
     finally:
@@ -86,13 +86,13 @@ def _fill(model: Any, folder: Path) -> None:
         for name, parameter in model.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
                 own_name = [(name, parameter)]  # the file has the model's own name, e.g. for stacked experts
-                for stored, part in own_name if name in files else in_checkpoint(_language_model(model), own_name):
+                for stored, part in own_name if name in files else in_checkpoint(_name_language_model(model), own_name):
                     if stored not in files and not name.startswith("score."):
                         raise KeyError(f"{stored} is in none of the files in {folder}")
                     if is_first:
                         part.copy_(files[stored].get_tensor(stored)) if stored in files else part.zero_()
 
 
-def _language_model(model: Any) -> str:
+def _name_language_model(model: Any) -> str:
     """Class name of the family's causal language model; a scalar model has the same decoder."""
     return type(model).__name__.replace("ForSequenceClassification", "ForCausalLM")

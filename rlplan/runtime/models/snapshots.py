@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import HostError, RlplanError
-from rlplan.runtime.models.hub import NEEDS_A_TOKEN, refused
+from rlplan.runtime.models.hub import NEEDS_A_TOKEN, make_refusal
 from rlplan.spec.files.hub_data import FILES as DATA_FILES
 from rlplan.spec.files.hub_data import HUB_DATA, id_and_part
 from rlplan.spec.model_files import KINDS
@@ -33,7 +33,7 @@ def cached_model(name: str) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(_snapshot(name, local_files_only=True))
+        folder = Path(_fetch_snapshot(name, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
     return folder if (folder / "config.json").is_file() and has_weights(folder) else None
@@ -48,16 +48,16 @@ def download_model(name: str, where: str, say: Callable[[str], None]) -> Path:
 
     cache = Path(HF_HUB_CACHE)
     try:
-        size = sum(file.file_size for file in _snapshot(name, dry_run=True) if file.will_download)
+        size = sum(file.file_size for file in _fetch_snapshot(name, dry_run=True) if file.will_download)
         _check_room(name, size, cache, where)
         say(f"downloading {name}, {format_bytes(size)}, into {cache}")
-        _snapshot(name)
+        _fetch_snapshot(name)
     except Exception as error:  # any error of the hub's library, its HTTP client or the disk
-        raise _failed(name, where, cache, error) from None
-    found = cached_model(name)
-    if found is None:
-        raise refused(name, where, "config.json with safetensors", "it has no such files")
-    return found
+        raise _make_error(name, where, cache, error) from None
+    folder = cached_model(name)
+    if folder is None:
+        raise make_refusal(name, where, "config.json with safetensors", "it has no such files")
+    return folder
 
 
 def located(place: str, key: str) -> Path:
@@ -71,18 +71,18 @@ def located(place: str, key: str) -> Path:
 
     name, part = id_and_part(place)
     try:
-        found = Path(_snapshot(name, repo_type="dataset", local_files_only=True)) / part
+        path = Path(_fetch_snapshot(name, repo_type="dataset", local_files_only=True)) / part
     except LocalEntryNotFoundError:
-        found = None
-    if found is None or not found.exists():
-        what = f"data set '{name}' is not on this machine" if found is None else f"data set '{name}' has no '{part}'"
+        path = None
+    if path is None or not path.exists():
+        what = f"data set '{name}' is not on this machine" if path is None else f"data set '{name}' has no '{part}'"
         raise HostError(
             what,
             where=key,
             rule="ORG/NAME, or ORG/NAME:PART for a file or a folder in it, in the hub's cache; or a path",
             way_out=f"with a network: hf download --repo-type dataset {name}; or {key}=FILE",
         )
-    return found
+    return path
 
 
 def download_data(places: Iterable[str | None], where: str, say: Callable[[str], None]) -> None:
@@ -92,16 +92,16 @@ def download_data(places: Iterable[str | None], where: str, say: Callable[[str],
 
     for name in dict.fromkeys(id_and_part(place)[0] for place in places if place and place.startswith(HUB_DATA)):
         with suppress(LocalEntryNotFoundError):
-            _snapshot(name, repo_type="dataset", local_files_only=True)
+            _fetch_snapshot(name, repo_type="dataset", local_files_only=True)
             continue
         say(f"downloading the data set {name} into {HF_HUB_CACHE}")
         try:
-            _snapshot(name, repo_type="dataset")
+            _fetch_snapshot(name, repo_type="dataset")
         except Exception as error:  # any error of the hub's library, its HTTP client or the disk
-            raise _failed(name, where, Path(HF_HUB_CACHE), error, "--repo-type dataset ") from None
+            raise _make_error(name, where, Path(HF_HUB_CACHE), error, "--repo-type dataset ") from None
 
 
-def _snapshot(name: str, **options: Any) -> Any:
+def _fetch_snapshot(name: str, **options: Any) -> Any:
     """The folder of a snapshot, or its files with `dry_run`. Raises: any error of the hub's library."""
     from huggingface_hub import snapshot_download
 
@@ -128,14 +128,14 @@ def _check_room(name: str, size: int, cache: Path, where: str) -> None:
         )
 
 
-def _failed(name: str, where: str, cache: Path, error: Exception, kind: str = "") -> RlplanError:
+def _make_error(name: str, where: str, cache: Path, error: Exception, kind: str = "") -> RlplanError:
     """A failed download as an error for the user."""
     if isinstance(error, RlplanError):
         return error
     cause = error.__cause__ or error
     code = getattr(getattr(cause, "response", None), "status_code", None)
     if code in (*NEEDS_A_TOKEN, 404):
-        return refused(name, where, "data set" if kind else "model", f"HTTP {code}")
+        return make_refusal(name, where, "data set" if kind else "model", f"HTTP {code}")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         return HostError(
             f"model '{name}' cannot be stored: {error.strerror}",

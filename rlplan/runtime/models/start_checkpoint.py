@@ -32,7 +32,7 @@ def load_language_model(folder: str, dtype: Any = None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, **_loading(dtype)).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, **_make_loading_options(dtype)).eval()
 
 
 def load_scalar_model(folder: str, dtype: Any = None) -> Any:
@@ -41,7 +41,7 @@ def load_scalar_model(folder: str, dtype: Any = None) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     model, information = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=1, output_loading_info=True, **_loading(dtype)
+        folder, num_labels=1, output_loading_info=True, **_make_loading_options(dtype)
     )
     if "score.weight" in information["missing_keys"]:
         torch.nn.init.zeros_(model.score.weight)
@@ -49,7 +49,7 @@ def load_scalar_model(folder: str, dtype: Any = None) -> Any:
     return model.eval()
 
 
-def _loading(dtype: Any) -> dict[str, Any]:
+def _make_loading_options(dtype: Any) -> dict[str, Any]:
     import torch
 
     from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
@@ -98,7 +98,7 @@ def write_language_part(model_folder: Path, out: Path) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     places = dict[str, str]()
-    for path in weight_files(model_folder):
+    for path in list_weight_files(model_folder):
         with safe_open(path, framework="pt") as file:
             named = [(decoder_name(stored), stored) for stored in file.keys()]  # noqa: SIM118 - no dictionary
             tensors = {name: file.get_tensor(stored) for name, stored in named if name is not None}
@@ -123,7 +123,7 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
         return
     if read_config(policy / "config.json").get("architectures") != language_config(config)["architectures"]:
         return  # e.g. a reward model, whose head has no place in the whole model
-    trained_files, whole = weight_files(policy), policy / "whole"
+    trained_files, whole = list_weight_files(policy), policy / "whole"
     with writing_file(trained_files[0]), ExitStack() as stack:
         shutil.rmtree(whole, ignore_errors=True)  # left by an interrupted export
         whole.mkdir()
@@ -133,7 +133,7 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
             trained |= dict.fromkeys(file.keys(), file)
         names = {name: name for name in trained}
         names.setdefault("lm_head.weight", "model.embed_tokens.weight")  # some files store a tied head twice
-        for path in weight_files(model_folder):
+        for path in list_weight_files(model_folder):
             with safe_open(path, framework="pt") as file:
                 places = {stored: names.get(decoder_name(stored) or "") for stored in file.keys()}  # noqa: SIM118
                 tensors = {
@@ -149,7 +149,7 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
     _copy((Path(INDEX), Path("config.json"), *processor_files(model_folder)), model_folder, policy)
 
 
-def weight_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: one file, or the files in its index."""
     index = folder / INDEX
     names = sorted(set(read_index(index).values())) if index.is_file() else [WEIGHTS]
@@ -174,12 +174,12 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
     checksums = dict[str, int]()
     family = config.architectures[0].replace("ForSequenceClassification", "ForCausalLM")
 
-    def copied() -> Iterator[tuple[str, Any]]:
+    def copy_to_host() -> Iterator[tuple[str, Any]]:
         for name, parameter in in_checkpoint(family, weights):
             checksums.update(of_named([(name, parameter)]))
             yield name, parameter.detach().to("cpu", copy=True)
 
-    _write_shards(copied(), out)
+    _write_shards(copy_to_host(), out)
     with writing_file(out / "config.json"):
         config.save_pretrained(str(out))
         _copy(tokenizer_files(tokenizer_folder), tokenizer_folder, out)

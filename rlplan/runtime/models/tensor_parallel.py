@@ -24,7 +24,7 @@ class PartWeights(WeightSource):
         part = super().read(name)
         whole = self._shapes.get(name, tuple(part.shape))
         cut = [axis for axis, size in enumerate(whole) if size != part.shape[axis]]
-        return _put_together(part, cut[0]) if cut else part
+        return _gather_parts(part, cut[0]) if cut else part
 
 
 def forget_input_check(engine: Any) -> None:
@@ -47,7 +47,7 @@ def norm_of_parts(parameters: list[nn.Parameter]) -> float:
     return float(squares.sum().sqrt())
 
 
-def _put_together(part: torch.Tensor, axis: int) -> torch.Tensor:
+def _gather_parts(part: torch.Tensor, axis: int) -> torch.Tensor:
     import torch.distributed as dist
 
     group = _group()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, predicting_states
+from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, compute_predicting_states
 from rlplan.runtime.models.sequence_parallel import Sharing
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample
 
@@ -23,8 +23,10 @@ class ValueModel(nn.Module):
         self.sharing = sharing
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
-        part = batch if self.sharing is None else self.sharing.own_part(batch)
-        values: torch.Tensor = self.language_model.score(predicting_states(self.language_model, part, self.sharing))
+        part = batch if self.sharing is None else self.sharing.take_own_part(batch)
+        values: torch.Tensor = self.language_model.score(
+            compute_predicting_states(self.language_model, part, self.sharing)
+        )
         values = values.squeeze(-1).float()
         return values if self.sharing is None or not len(batch.positions) else self.sharing.gather(values, batch)
 
@@ -41,10 +43,10 @@ class PolicyValueModel(LogprobModel):
         nn.init.zeros_(self.value_head.weight)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
-        part, rows = self.own_states(batch)
+        part, rows = self.compute_own_states(batch)
         logprobs, entropies = self.language_model.lm_head(rows, part.targets)
         numbers = logprobs, entropies, self.value_head(rows).squeeze(-1).float()
-        return tuple(self.of_all(each, batch) for each in numbers)
+        return tuple(self.gather_all(each, batch) for each in numbers)
 
 
 def whole_sequences(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 
-def awaited(value: Any) -> Any:
+def run_awaitable(value: Any) -> Any:
     """The value itself, or the result of an awaitable."""
     return _loop().run_until_complete(value) if inspect.isawaitable(value) else value
 

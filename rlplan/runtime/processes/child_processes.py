@@ -62,8 +62,8 @@ def with_their_children(pids: Iterable[int]) -> set[int]:
     """Processes and all their descendants, such as a logger's own server."""
     import psutil
 
-    found = set(pids)
+    all_pids = set(pids)
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    return found
+            all_pids |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return all_pids

@@ -40,7 +40,7 @@ def listen_for_signals() -> None:
 def raise_received() -> None:
     """Raises: InterruptedRunError if a signal arrived whose exception a library swallowed or replaced."""
     if _received is not None:
-        raise _interrupted(_received)
+        raise _make_interrupt(_received)
 
 
 def leave_lost_terminal() -> None:
@@ -65,24 +65,24 @@ def interruptible() -> Iterator[None]:
     """
     global _received, _signals
     _received, _signals = None, signals_to_hear()
-    with _handlers_kept():
+    with _restore_handlers():
         listen_for_signals()
         try:
             yield
         except SystemExit:
-            raise _interrupted(signal.SIGTERM) from None
+            raise _make_interrupt(signal.SIGTERM) from None
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ignore signals inside the block, which must bound its own duration."""
-    with _handlers_kept():
+    with _restore_handlers():
         _set_all(signal.SIG_IGN)
         yield
 
 
 @contextmanager
-def _handlers_kept() -> Iterator[None]:
+def _restore_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -103,10 +103,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
     _set_all(signal.SIG_IGN)
     _received = signal.Signals(number)
     leave_lost_terminal()
-    raise _interrupted(_received)
+    raise _make_interrupt(_received)
 
 
-def _interrupted(number: signal.Signals) -> InterruptedRunError:
+def _make_interrupt(number: signal.Signals) -> InterruptedRunError:
     error = InterruptedRunError(
         f"stopped by {number.name}",
         where="rlplan run",

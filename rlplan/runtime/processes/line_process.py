@@ -59,7 +59,7 @@ class Deadline:
     def is_over(self) -> bool:
         return time.monotonic() >= self.at
 
-    def wait_for(self, pipe: int, event: int) -> None:
+    def await_pipe(self, pipe: int, event: int) -> None:
         """Wait until a pipe can be read or written. Raises: LateError at the deadline."""
         poll = select.poll()
         poll.register(pipe, event)
@@ -87,35 +87,35 @@ class LineProcess:
         self.pid, self.max_bytes, self.unread = self._process.pid, max_bytes, b""
         os.set_blocking(self._pipes[0].fileno(), False)
 
-    def say(self, line: str, deadline: Deadline) -> None:
+    def send(self, line: str, deadline: Deadline) -> None:
         """Send a line. Raises: NoAnswerError when the process does not read it."""
         pipe, left = self._pipes[0].fileno(), memoryview(line.encode() + b"\n")
         while left:
-            deadline.wait_for(pipe, select.POLLOUT)
+            deadline.await_pipe(pipe, select.POLLOUT)
             try:
                 left = left[os.write(pipe, left[: select.PIPE_BUF]) :]
             except OSError:
-                raise NoAnswerError(self._death()) from None
+                raise NoAnswerError(self._describe_death()) from None
 
-    def hear(self, deadline: Deadline) -> dict[str, Any]:
+    def receive(self, deadline: Deadline) -> dict[str, Any]:
         """Wait for the next answer. Raises: NoAnswerError."""
         pipe = self._pipes[1].fileno()
         while b"\n" not in self.unread:
-            deadline.wait_for(pipe, select.POLLIN)
+            deadline.await_pipe(pipe, select.POLLIN)
             piece = os.read(pipe, 1 << 16)
             if not piece:
-                raise NoAnswerError(self._death())
+                raise NoAnswerError(self._describe_death())
             self.unread += piece
             if len(self.unread) > self.max_bytes:
                 raise TooLongError(f"an answer of more than {self.max_bytes} bytes")
         line, _, self.unread = self.unread.partition(b"\n")
         try:
-            said = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             raise GarbledError("an answer that is not JSON") from None
-        if not isinstance(said, dict):
+        if not isinstance(answer, dict):
             raise GarbledError("an answer that is not a JSON object")
-        return said
+        return answer
 
     def kill(self) -> None:
         """Kill the process group; a thread that waits for an answer gets an error."""
@@ -130,12 +130,12 @@ class LineProcess:
                 pipe.close()
         self._process.wait()
 
-    def _death(self) -> str:
+    def _describe_death(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return ended(self._process.wait(scaled(DEATH_S)))
+            return describe_exit(self._process.wait(scaled(DEATH_S)))
         return "its process closed its output"
 
 
-def ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, in words."""
     return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"

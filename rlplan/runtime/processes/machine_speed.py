@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from rlplan.runtime.processes.safe_path import alone_command
+from rlplan.runtime.processes.safe_path import make_isolated_command
 
 _WORK = "x = 0\nfor i in range(200_000): x += i * i % 7"
 REFERENCE_S = 0.05
@@ -33,7 +33,7 @@ def slowdown(max_age_s: float = FRESH_S) -> float:
     global _last
     with _measuring:
         if _last is None or time.monotonic() - _last[0] > max_age_s:
-            factor = factor_of(_measured_s())
+            factor = compute_factor(_measure_s())
             _last = time.monotonic(), factor
         return _last[1]
 
@@ -59,22 +59,24 @@ def patiently(wait: Callable[[float], Result], seconds: float, late: type[Except
         return wait(more)
 
 
-def factor_of(seconds: float) -> float:
+def compute_factor(seconds: float) -> float:
     """The slowdown for a measured time.
 
-    >>> factor_of(REFERENCE_S / 2), factor_of(4 * REFERENCE_S), factor_of(1000.0) == MOST
+    >>> compute_factor(REFERENCE_S / 2), compute_factor(4 * REFERENCE_S), compute_factor(1000.0) == MOST
     (1.0, 4.0, True)
     """
     return min(MOST, max(1.0, seconds / REFERENCE_S))
 
 
-def _measured_s() -> float:
+def _measure_s() -> float:
     """Measured seconds of the work; the limit if it takes longer, or if no process can be started."""
     limit_s, begun = MOST * REFERENCE_S, time.monotonic()
     try:
         # Its own process group, because a Ctrl-C that ends it would look like a slow machine. Not its own session:
         # Linux shares cores by session (sched_autogroup), and the waits are for processes of this session.
-        subprocess.run(alone_command(_WORK), stdin=subprocess.DEVNULL, process_group=0, timeout=limit_s, check=True)
+        subprocess.run(
+            make_isolated_command(_WORK), stdin=subprocess.DEVNULL, process_group=0, timeout=limit_s, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return limit_s
     return time.monotonic() - begun

@@ -17,7 +17,7 @@ BASE_EXECUTABLE: str = getattr(sys, "_base_executable", sys.executable)
 """The base interpreter of a virtual environment; typeshed lacks this private attribute of CPython."""
 
 
-def alone_command(code: str) -> list[str]:
+def make_isolated_command(code: str) -> list[str]:
     """`python -c CODE` with the standard library only."""
     return [sys.executable, "-I", "-S", "-c", code]
 
@@ -27,15 +27,15 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def run_file(path: str, name: str) -> ModuleType:
+def load_file(path: str, name: str) -> ModuleType:
     """Load a Python file named by the job; it may import from its own folder. Raises: any error of the file."""
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None, "a Python file"
-    assert found.loader is not None, "a Python file"
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a Python file"
+    assert spec.loader is not None, "a Python file"
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(Path(path).resolve().parent))
-    found.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 

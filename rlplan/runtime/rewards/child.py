@@ -21,9 +21,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlplan.runtime.processes.awaiting import awaited
+from rlplan.runtime.processes.awaiting import run_awaitable
 from rlplan.runtime.processes.child_processes import die_with_parent
-from rlplan.runtime.processes.safe_path import run_file
+from rlplan.runtime.processes.safe_path import load_file
 
 MAX_ANSWER = 4096
 """Most bytes of an answer about one response."""
@@ -76,7 +76,7 @@ def load_function(path: str, signature: str, columns: Collection[str] | None) ->
     columns: columns that every row has; None if unknown. Raises: TypeError when the parameters do not fit.
     """
     file, _, name = path.rpartition(":")
-    function = getattr(run_file(file, Path(file).stem), name, None)
+    function = getattr(load_file(file, Path(file).stem), name, None)
     if not callable(function):
         raise TypeError(f"{Path(file).name} has no function {name}")
     if _is_class_or_generator(function):
@@ -145,7 +145,7 @@ def _adapt_verl(function: Callable[..., Any]) -> Batch:
             "ground_truth": response["answer"],
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
-        values = awaited(function(**select_arguments(takes, everything)))
+        values = run_awaitable(function(**select_arguments(takes, everything)))
         value = values["score"] if isinstance(values, dict) else values
         return TypeError("it returned None, not a number") if value is None else value
 
@@ -175,7 +175,7 @@ def _adapt_trl(function: Callable[..., Any]) -> Batch:
             "log_extra": lambda column, values: None,
             "log_metric": lambda name, value: None,
         }
-        values = awaited(function(**select_arguments(takes, everything)))
+        values = run_awaitable(function(**select_arguments(takes, everything)))
         if callable(to_list := getattr(values, "tolist", None)):  # a tensor or an array
             values = to_list()
         if not isinstance(values, Sequence) or isinstance(values, str):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.processes.line_process import Deadline, GarbledError, LineProcess, NoAnswerError, ended
+from rlplan.runtime.processes.line_process import Deadline, GarbledError, LineProcess, NoAnswerError, describe_exit
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER, MAX_VALUE
@@ -93,7 +93,7 @@ class RewardProcess:
         process.max_bytes = 3 * MAX_ANSWER + MAX_VALUE * num_values
         deadline = Deadline(timeout_s)
         try:
-            process.say(json.dumps(request), deadline)
+            process.send(json.dumps(request), deadline)
             is_alone = True  # the request was sent whole, so a fork that fails now can be replaced by another fork
             answer = _receive(process, deadline)
             if has_begun := "begun" in answer:
@@ -101,7 +101,7 @@ class RewardProcess:
             if "ended" in answer:
                 # SIGKILL comes from the host (its OOM killer), so it is not the response's fault.
                 has_begun = has_begun and int(answer["ended"]) != -signal.SIGKILL
-                raise NoAnswerError(ended(int(answer["ended"])))
+                raise NoAnswerError(describe_exit(int(answer["ended"])))
             if process.unread:
                 raise GarbledError("it wrote more than one answer")
         except NoAnswerError as error:
@@ -118,7 +118,7 @@ class RewardProcess:
             3 * MAX_ANSWER,
             {**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        self._process.say(json.dumps(self.setting), _make_start_deadline())
+        self._process.send(json.dumps(self.setting), _make_start_deadline())
         return self._process
 
     def _ensure_ready(self) -> LineProcess:
@@ -163,7 +163,7 @@ class RewardProcess:
 
 
 def _receive(process: LineProcess, deadline: Deadline) -> dict[str, Any]:
-    answer = process.hear(deadline)
+    answer = process.receive(deadline)
     if not ANSWERS & set(answer):
         raise GarbledError("an unknown kind of answer")
     return answer

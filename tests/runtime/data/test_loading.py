@@ -40,7 +40,7 @@ def test_the_shipped_prompts_are_read_whole(split: str) -> None:
     loaded = load(path)
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [row.id for row in loaded.rows]
     assert all(row.answer == "".join(sorted(str(row.prompt).removeprefix("Sort: "))) for row in loaded.rows)
-    assert loaded.said(path).endswith("rows in the layout of rlplan, prompts are text")
+    assert loaded.summarize(path).endswith("rows in the layout of rlplan, prompts are text")
 
 
 def test_train_and_heldout_prompts_have_nothing_in_common() -> None:
@@ -109,7 +109,7 @@ def test_every_layout_becomes_the_same_row(tmp_path: Path, name: str, kind: str)
     (row,) = loaded.rows
     assert (row.id, row.prompt, row.answer) == (identity, "1 + 1?", "2")
     assert loaded.layout == layout
-    assert layout in loaded.said(path)
+    assert layout in loaded.summarize(path)
     others = json.loads(row.others)
     if name == "verl":
         assert others["data_source"] == "gsm8k"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.runtime.data.mixing import Mixture, Share, quotas_of
+from rlplan.runtime.data.mixing import Mixture, Share, compute_quotas
 
 ONE = [Share("", 50)]
 TWO = [Share("easy", 6, 3.0), Share("hard", 4, 1.0)]
@@ -36,7 +36,7 @@ def test_data_sets_are_mixed_by_weight_and_a_small_one_comes_again() -> None:
 def test_a_number_is_answered_alike_whatever_was_asked_before(sets: list[tuple[int, float]], number: int) -> None:
     shares = [Share(str(index), count, weight) for index, (count, weight) in enumerate(sets)]
     total = sum(count for count, _ in sets)
-    assert sum(quotas_of(shares)) == total
+    assert sum(compute_quotas(shares)) == total
     resumed, whole = Mixture(shares, 7), Mixture(shares, 7)
     for before in range(0, number, 17):
         whole.row(before)

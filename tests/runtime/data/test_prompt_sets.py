@@ -9,7 +9,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.identity import identity_of
-from rlplan.runtime.data.held_back import held_back
+from rlplan.runtime.data.held_back import split_held_out
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
@@ -190,7 +190,7 @@ def test_without_held_out_prompts_a_tenth_is_held_back_whatever_their_order(tmp_
     assert not held[0] & {prompt.text for prompt in sets[0].train}
     assert held[0] | {prompt.text for prompt in sets[0].train} == set(texts)
     assert sets[0].said[1] == "8 of these prompts are held out, as data.heldout names none"
-    assert len(held_back(sets[0].train, most=3, seed=1)[1]) == 3
+    assert len(split_held_out(sets[0].train, most=3, seed=1)[1]) == 3
 
 
 def test_too_few_prompts_are_said_with_those_that_are_held_out(tmp_path: Path) -> None:

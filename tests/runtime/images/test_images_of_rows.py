@@ -16,7 +16,7 @@ from rlplan.planner.rules import job_refusals
 from rlplan.runtime.data.layouts import BadRowError
 from rlplan.runtime.data.prompt_sets import PromptSets, load_prompts
 from rlplan.runtime.images.decoding import BadImageError, decode
-from rlplan.runtime.images.in_rows import image_bytes, with_parts
+from rlplan.runtime.images.in_rows import read_image, split_into_parts
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.models.families.image_sizes import ImageRule
 from rlplan.spec.resolved import on_a_cpu_host, settle
@@ -90,7 +90,7 @@ def test_an_image_is_a_path_a_data_uri_or_an_object(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(56, 56))
     packed = base64.b64encode(png(56, 56)).decode()
     cells: list[Any] = ["a.png", f"data:image/png;base64,{packed}", {"bytes": packed, "path": None}, {"path": "a.png"}]
-    assert {image_bytes(cell, tmp_path) for cell in cells} == {png(56, 56)}
+    assert {read_image(cell, tmp_path) for cell in cells} == {png(56, 56)}
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_what_is_no_image_of_the_data_is_a_bad_row(tmp_path: Path, cell: Any) ->
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "out.png").symlink_to(tmp_path / "a.png")
     with pytest.raises(BadRowError):
-        image_bytes(cell, tmp_path / "data")
+        read_image(cell, tmp_path / "data")
 
 
 def test_images_stand_at_their_marks_or_before_the_first_question() -> None:
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "color?"}]
-    assert with_parts(chat, 1)[1]["content"] == [{"type": "image"}, {"type": "text", "text": "color?"}]
+    assert split_into_parts(chat, 1)[1]["content"] == [{"type": "image"}, {"type": "text", "text": "color?"}]
     with pytest.raises(BadRowError, match="2 times <image> in the prompt, and 1 images"):
-        with_parts([{"role": "user", "content": "<image> or <image>?"}], 1)
+        split_into_parts([{"role": "user", "content": "<image> or <image>?"}], 1)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlplan.runtime.images.tower import give_tower, pillow_image, tower_of
+from rlplan.runtime.images.tower import give_tower, make_pillow_image, tower_of
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.start_checkpoint import load_language_model, write_language_part
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair
@@ -44,7 +44,7 @@ def _whole_logprobs(whole: Any, processor: Any, pair: SequencePair) -> torch.Ten
     tokens = torch.tensor([[*pair.prompt_tokens, *pair.response_tokens]])
     inputs: dict[str, Any] = {}
     if pair.images:
-        pixels = [pillow_image(image) for image in pair.images]
+        pixels = [make_pillow_image(image) for image in pair.images]
         kinds = torch.zeros_like(tokens)
         for image in pair.images:
             kinds[0, image.first : image.first + image.num_tokens] = 1

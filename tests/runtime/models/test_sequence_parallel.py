@@ -54,7 +54,7 @@ def test_states_are_shared_over_all_ranks_as_predicted(found: dict[str, tuple[An
 
 def test_parts_of_a_pack_are_the_pack_again() -> None:
     batch = make_batch([SequencePair((3, 4), (5, 6, 7)), SequencePair((8,), (9, 10, 11, 12, 13))])
-    parts = [Sharing(None, 4, index).own_part(batch) for index in range(4)]
+    parts = [Sharing(None, 4, index).take_own_part(batch) for index in range(4)]
     assert {part.input_ids.shape for part in parts} == {(1, 3)}
     assert {part.sequence_lens for part in parts} == {(5, 6, 1)}
     assert cat([part.input_ids for part in parts], 1)[0, :11].tolist() == batch.input_ids[0].tolist()

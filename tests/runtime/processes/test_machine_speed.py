@@ -10,7 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from rlplan.runtime.processes import machine_speed
-from rlplan.runtime.processes.machine_speed import FRESH_S, MOST, REFERENCE_S, factor_of, patiently, scaled, slowdown
+from rlplan.runtime.processes.machine_speed import (
+    FRESH_S,
+    MOST,
+    REFERENCE_S,
+    compute_factor,
+    patiently,
+    scaled,
+    slowdown,
+)
 
 NUM_RIVALS = 8
 
@@ -65,7 +73,7 @@ def test_the_factor_rises_where_others_want_the_same_core(on_one_core: None, for
 
 
 def test_the_factor_is_what_the_work_takes_against_the_reference_and_has_bounds() -> None:
-    assert [factor_of(share * REFERENCE_S) for share in (0.1, 1.0, 2.5, MOST, 1e9)] == [1.0, 1.0, 2.5, MOST, MOST]
+    assert [compute_factor(share * REFERENCE_S) for share in (0.1, 1.0, 2.5, MOST, 1e9)] == [1.0, 1.0, 2.5, MOST, MOST]
 
 
 def test_a_machine_on_which_nothing_starts_is_as_slow_as_can_be(
