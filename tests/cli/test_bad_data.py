@@ -72,7 +72,7 @@ def test_tests_that_cannot_be_taken_apart_are_said_with_the_rule_and_what_to_wri
     path.write_bytes(lines({**GOOD, "answer": "assert f(1) == 1"}, {**GOOD, "id": "b", "answer": free}))
     job = QUICKSTART.parent / "rewards" / "code-executor.yaml"
     words = ("1 of 2 rows", "row 2: its tests: `f(i)` is called anew for every `i`", "write one assertion for each")
-    rule = "the program's calls alone go into the sandbox"
+    rule = "tests must be splittable into calls of the program"
     check(run(rlplan, tmp_path, job, f"data.prompts={path}"), 2, *words, rule)
 
 

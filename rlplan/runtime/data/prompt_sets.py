@@ -67,7 +67,9 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
             )
             log_lines.append(line)
             judged.extend([columns] * is_judged)
-            return tuple(replace(one, id=f"{name}/{one.id}", source=name) for one in prompts) if name else prompts
+            if not name:
+                return prompts
+            return tuple(replace(prompt, id=f"{name}/{prompt.id}", source=name) for prompt in prompts)
 
         is_mixed = len(data.sources) > 1
         is_judged = not (answer_kind and data.heldout)
@@ -102,9 +104,9 @@ def _check_tokenizer(job: ResolvedJob) -> None:
 def _split(train: Sequence[tuple[Prompt, ...]], most: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
     """(training prompts, held-out prompts) of each data set."""
     parts = [split_held_out(prompts, most, seed) for prompts in train]
-    heldout = [tuple(replace(one, source="") for one in part) for _, part in parts]
-    asked = {one.question for part in heldout for one in part}  # which another data set may have, too
-    return [tuple(one for one in part if one.question not in asked) for part, _ in parts], heldout
+    heldout = [tuple(replace(prompt, source="") for prompt in part) for _, part in parts]
+    asked = {prompt.question for part in heldout for prompt in part}  # which another data set may have, too
+    return [tuple(prompt for prompt in part if prompt.question not in asked) for part, _ in parts], heldout
 
 
 def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
@@ -161,9 +163,9 @@ def _check_columns(train: Sequence[Sequence[Prompt]], job: ResolvedJob) -> None:
     columns = [{key for prompt in prompts for key in json.loads(prompt.columns)} for prompts in train]
     everywhere = set.intersection(*columns)
     differing = [
-        f"{name} has {', '.join(sorted(mine - everywhere))}"
-        for name, mine in zip(names, columns, strict=True)
-        if mine - everywhere
+        f"{name} has {', '.join(sorted(own - everywhere))}"
+        for name, own in zip(names, columns, strict=True)
+        if own - everywhere
     ]
     if differing:
         raise SpecError(

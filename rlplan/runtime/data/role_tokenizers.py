@@ -121,8 +121,9 @@ def _make_mismatch_error(role: Role, path: str, policy_ids: dict[str, int], role
     ]
     example = different[0]
     return SpecError(
-        f"the {role} has other tokens than the policy: {example!r} is {policy_ids.get(example, 'none')} of {len(policy_ids)} in "
-        f"the policy's tokenizer, {role_ids.get(example, 'none')} of {len(role_ids)} in the {role}'s",
+        f"the {role} has other tokens than the policy: {example!r} is {policy_ids.get(example, 'none')} of "
+        f"{len(policy_ids)} in the policy's tokenizer, {role_ids.get(example, 'none')} of {len(role_ids)} in the "
+        f"{role}'s",
         where=f"roles.{role}.path: {Path(path) / 'tokenizer.json'}",
         rule=f"the {role} scores the policy's tokens one by one, so both need the same tokens with the same ids",
         way_out=f"use a {role} of the policy's family"

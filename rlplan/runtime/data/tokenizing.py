@@ -166,4 +166,4 @@ def _check_tests(answer: str) -> None:
     try:
         read_tests(answer)
     except UnreadableTestsError as error:
-        raise BadRowError(f"tests: {error}") from None
+        raise BadRowError(f"its tests: {error}") from None

@@ -43,9 +43,9 @@ class ChatTurns:
         Raises: SpecError when the template fails.
         """
         turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": STAND_IN}]
-        (whole,) = self.text.render([[*turn, *messages]], self.tools)
-        _, found, after = whole.partition(STAND_IN)
-        if not found or STAND_IN in after:
+        (rendered,) = self.text.render([[*turn, *messages]], self.tools)
+        _, separator, after = rendered.partition(STAND_IN)
+        if not separator or STAND_IN in after:
             raise SpecError(
                 "the policy's chat template does not write an earlier turn of the policy exactly once and unchanged",
                 where=str(self.folder / "chat_template.jinja"),

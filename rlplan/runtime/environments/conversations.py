@@ -104,7 +104,7 @@ class Conversations:
         self.submit(requests, timeout_s)
         while len(finished) < len(requests):
             collected, measured = self.collect(COLLECT_S, 1, timeout_s, kind)
-            finished |= {one.id: one for one in collected}
+            finished |= {rollout.id: rollout for rollout in collected}
             measurements = merged([*measurements, *measured])
             if time.monotonic() > deadline:
                 raise RunError(
@@ -126,13 +126,13 @@ class Conversations:
             self.chat.close()
 
     def _advance_all(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
-        for (name, what), said in self.pool.take_answers():
+        for (name, what), answer in self.pool.take_answers():
             self._num_asked -= 1
-            self._handle_answer(self._talking[name], what, said)
+            self._handle_answer(self._talking[name], what, answer)
         self._send(timeout_s)
         wait_s = min(max_wait_s, ANSWER_S) if self._num_asked else max_wait_s
-        turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
-        for turn in turns:
+        finished_turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
+        for turn in finished_turns:
             conversation = self._talking[turn.id.rpartition(".")[0]]
             (completion,) = turn.completions
             conversation.append_policy_turn(completion, self.words.text(completion.tokens))

@@ -75,10 +75,10 @@ def register_image_model() -> None:
             config = self.info.get_hf_config()
             token, merged = config.image_token_id, config.vision_config.spatial_merge_size**2
 
-            def tokens_of(index: int) -> list[int]:
+            def repeat_token(index: int) -> list[int]:
                 return [token] * (int(out_mm_kwargs["image"][index]["image_grid_thw"].data.prod()) // merged)
 
-            return [PromptReplacement(modality="image", target=[token], replacement=tokens_of)]
+            return [PromptReplacement(modality="image", target=[token], replacement=repeat_token)]
 
     register = MULTIMODAL_REGISTRY.register_processor(
         Processor, info=Information, dummy_inputs=qwen2_5_vl.Qwen2_5_VLDummyInputsBuilder

@@ -122,8 +122,8 @@ class _PerLength(torch.autograd.Function):
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 _cut(gradient, part, len(q)), q, k, v, _cut(output, part, len(q)), log_sum, 0.0, True, scale=ctx.scale
             )
-            for whole, one in zip(grads, parts, strict=True):
-                summed = one if one.shape[1] == whole.shape[1] else one.unflatten(1, (-1, groups)).sum(2)
+            for whole, grad in zip(grads, parts, strict=True):
+                summed = grad if grad.shape[1] == whole.shape[1] else grad.unflatten(1, (-1, groups)).sum(2)
                 whole[0, :, part] = summed.transpose(0, 1).flatten(1, 2)
         return (*grads, None, None)
 

@@ -221,16 +221,16 @@ def load_math(begin: Callable[[], None]) -> Callable[[dict[str, Any]], Any]:
 
     def compare(right: Any, text: str) -> Any:
         try:
-            said = read(text)
+            parsed = read(text)
         except MemoryError:
             raise
         except Exception:
-            said = []
-        if verify(right, said, timeout_seconds=None):  # does not raise when one of several readings is incomparable
+            parsed = []
+        if verify(right, parsed, timeout_seconds=None):  # does not raise when one of several readings is incomparable
             return True
-        if all(isinstance(reading, str) for reading in said):
+        if all(isinstance(reading, str) for reading in parsed):
             return Noted(0.0, "unreadable")
-        return bool(verify(right, said, timeout_seconds=None, raise_on_error=True))
+        return bool(verify(right, parsed, timeout_seconds=None, raise_on_error=True))
 
     return call
 

@@ -100,22 +100,21 @@ def _read_pairs(tests: dict[str, Any]) -> list[Check]:
         return [Pair(Case(stdin=i.encode()), o, prints=True) for i, o in zip(inputs, outputs, strict=True)]
     if not isinstance(name, str) or not name.isidentifier():
         raise UnreadableTestsError("fn_name must be the name of a function")
-    return [_make_call(name, given, right) for given, right in zip(inputs, outputs, strict=True)]
+    return [_make_call(name, arguments, right) for arguments, right in zip(inputs, outputs, strict=True)]
 
 
-def _make_call(name: str, given: Any, right: Any) -> Pair:
+def _make_call(name: str, arguments: Any, right: Any) -> Pair:
     """A call in LeetCode's format: one JSON value per line, or a list of arguments; a method if Solution exists."""
-    if isinstance(given, str):
+    if isinstance(arguments, str):
         try:
-            given = [json.loads(line) for line in given.splitlines() if line.strip()]
+            arguments = [json.loads(line) for line in arguments.splitlines() if line.strip()]
             right = json.loads(right) if isinstance(right, str) else right
         except ValueError:
             raise UnreadableTestsError("arguments of a call must be JSON, one value per line") from None
-    if not isinstance(given, list):
+    if not isinstance(arguments, list):
         raise UnreadableTestsError("arguments of a call must be a list")
-    arguments = ", ".join(repr(each) for each in given)
     target = f"(Solution().{name} if 'Solution' in globals() else {of_program(name)})"
-    return Pair(Case(call=f"{target}({arguments})"), right)
+    return Pair(Case(call=f"{target}({', '.join(map(repr, arguments))})"), right)
 
 
 def _read_assertions(source: str, entry_point: str = "") -> list[Check]:

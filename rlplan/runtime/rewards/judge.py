@@ -93,12 +93,12 @@ class Judge:
     def _match_answer(self, spec: AnswerMatcherSpec, response: Response) -> tuple[float, str]:
         if spec.compares == "text":
             return match_answer(spec, response.text, response.prompt.answer), ""
-        said, right = extract_answer(spec, response.text), response.prompt.answer.strip()
-        if not said or said == right:
-            return float(bool(said)), ""
-        if len(said) > MAX_MATH_TEXT:
+        extracted, right = extract_answer(spec, response.text), response.prompt.answer.strip()
+        if not extracted or extracted == right:
+            return float(bool(extracted)), ""
+        if len(extracted) > MAX_MATH_TEXT:
             return 0.0, "too_long"
-        return self._processes[spec.label].ask({"text": said, "answer": right})
+        return self._processes[spec.label].ask({"text": extracted, "answer": right})
 
 
 def make_function_process(spec: FunctionSpec) -> RewardProcess:

@@ -238,13 +238,13 @@ class _Watched:
             os.close(descriptor)
         for descriptor in self._list_descriptors(self.feed) if self.feeds else self._list_descriptors():
             os.close(descriptor)
-        printed, said = self.got[self.out], self.got[self.report]
-        status = "output" if self.status == "ok" and max(len(printed), len(said)) > self.limit else self.status
+        printed, reported = self.got[self.out], self.got[self.report]
+        status = "output" if self.status == "ok" and max(len(printed), len(reported)) > self.limit else self.status
         if status == "ok" and os.WIFSIGNALED(code):
             status = "timeout" if os.WTERMSIG(code) == SIGXCPU else "killed"
         if status == "ok" and os.WEXITSTATUS(code):
-            return "error", printed, said if said[:1] == b"x" else b"xexit code %d" % os.WEXITSTATUS(code)
-        return status, printed, said
+            return "error", printed, reported if reported[:1] == b"x" else b"xexit code %d" % os.WEXITSTATUS(code)
+        return status, printed, reported
 
 
 def _end_others() -> None:
@@ -287,16 +287,18 @@ def _run_case(
         os.close(descriptor)
     child = _Watched(pid, case["stdin"], (stdin_write, out_read, report_read), limit)
     child.watch(request["start_s"], request["case_s"], begin)
-    status, printed, said = child.close()
+    status, printed, reported = child.close()
     if not child.is_up:
         return _judge_failed_start(has_run, 0), b"", b"the process of a case did not come up: " + status.encode()
     if status == "error":
-        return status, b"", said[1:]
+        return status, b"", reported[1:]
     if status != "ok":
         return status, b"", b""
     if case["call"] is None:
         return status, printed, b""
-    return (status, said[1:], b"") if said[:1] == b"v" else ("killed", b"", b"it ended before it returned a value")
+    return (
+        (status, reported[1:], b"") if reported[:1] == b"v" else ("killed", b"", b"it ended before it returned a value")
+    )
 
 
 def main() -> None:

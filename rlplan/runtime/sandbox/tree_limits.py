@@ -158,15 +158,15 @@ class TreeWatch:
 
 
 def _list_tree(pid: int) -> list[int]:
-    found, waiting = [], [pid]
+    pids, waiting = [], [pid]
     while waiting:
-        each = waiting.pop()
-        found.append(each)
+        current = waiting.pop()
+        pids.append(current)
         with contextlib.suppress(OSError):  # the process may end meanwhile
-            for thread in Path(f"/proc/{each}/task").iterdir():
+            for thread in Path(f"/proc/{current}/task").iterdir():
                 with contextlib.suppress(OSError):
                     waiting += [int(word) for word in (thread / "children").read_text().split()]
-    return found
+    return pids
 
 
 def _measure_memory(pid: int) -> int:

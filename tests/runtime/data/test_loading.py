@@ -176,14 +176,17 @@ def test_texts_that_hold_their_prompt_are_cut_after_it(tmp_path: Path) -> None:
         ({"prompt": "x", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
         (
             {"prompt": "x", "chosen": "a", "rejected": " a\n"},
-            "chosen and rejected are the same, spaces around them aside",
+            "chosen and rejected are the same apart from surrounding spaces",
         ),
         ({"prompt": "x", "chosen": None, "rejected": "a"}, "chosen is null"),
         ({"prompt": "x", "chosen": "", "rejected": "a"}, "chosen is empty"),
-        ({"prompt": "x", "chosen": [said("a")], "rejected": "a"}, "chosen is a chat and rejected a text"),
-        ({"chosen": "left", "rejected": "right"}, "there is no prompt"),
-        ({"chosen": [USER], "rejected": [USER, said("a")]}, "must differ in one last message"),
-        ({"chosen": [{"role": "user"}], "rejected": [USER]}, "a message is an object with the texts role and content"),
+        ({"prompt": "x", "chosen": [said("a")], "rejected": "a"}, "chosen and rejected must both be chats"),
+        ({"chosen": "left", "rejected": "right"}, "no prompt column"),
+        ({"chosen": [USER], "rejected": [USER, said("a")]}, "must differ in one final assistant message"),
+        (
+            {"chosen": [{"role": "user"}], "rejected": [USER]},
+            "a message must be an object with the texts role and content",
+        ),
         ({"prompt": "x", "chosen": "a"}, "rejected is null"),
     ],
 )
@@ -234,7 +237,7 @@ def test_a_column_whose_name_is_no_text_is_told(tmp_path: Path, kind: str) -> No
     _write_table(path, pa.table({"prompt": ["one"], "zzzz": ["1"]}))
     (file,) = [path] if path.is_file() else path.rglob("*.arrow")
     file.write_bytes(file.read_bytes().replace(b"zzzz", b"z\xeezz"))
-    with pytest.raises(SpecError, match="a column's name is no UTF-8 text"):
+    with pytest.raises(SpecError, match="a column's name is not UTF-8"):
         load(path)
 
 
@@ -284,7 +287,7 @@ def test_indices_of_several_sources_are_no_duplicate_ids(tmp_path: Path) -> None
             b'[{"prompt": "x", "answer": "y"}, "hello", 5, null]',
             "3 of 4 rows cannot be used: rows 2, 3, 4: the item is no JSON",
         ),
-        (b'{"prompt": "x"}', "the file is no list of rows"),
+        (b'{"prompt": "x"}', "the file is not a list of rows"),
         (b'[{"prompt": "x"', "the file is not JSON"),
         (b'["caf\xe9"]', "the file is not UTF-8"),
         (b"[" * 100_000, "the file is not JSON"),
@@ -370,7 +373,7 @@ def test_a_csv_has_its_columns_in_the_first_line_and_cells_of_several_lines(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("prompt,answer\nSort: 1,1\nSort: 2\n", "row 2: the row has 1 cells, the first line names 2 columns"),
         ("prompt,prompt\na,b\n", "the column 'prompt' occurs twice"),
@@ -379,10 +382,10 @@ def test_a_csv_has_its_columns_in_the_first_line_and_cells_of_several_lines(tmp_
         ("", "the prompt file is empty"),
     ],
 )
-def test_a_csv_that_is_none_says_where_it_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_a_csv_that_is_none_says_where_it_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "train.csv"
     path.write_text(text)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         load(path)
 
 

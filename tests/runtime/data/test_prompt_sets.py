@@ -95,7 +95,7 @@ def sorting(path: Path, first: int, count: int, **columns: Any) -> str:
     return str(path)
 
 
-def mixed(folder: Path, hard: dict[str, Any] | None = None, **data: Any) -> ResolvedJob:
+def make_mixed_job(folder: Path, hard: dict[str, Any] | None = None, **data: Any) -> ResolvedJob:
     return make_job(
         data={
             "prompts": [
@@ -112,7 +112,7 @@ def mixed(folder: Path, hard: dict[str, Any] | None = None, **data: Any) -> Reso
 
 
 def test_data_sets_are_mixed_by_weight_under_their_names(tmp_path: Path) -> None:
-    job = mixed(tmp_path)
+    job = make_mixed_job(tmp_path)
     sets = load_prompts(job)
     maker = RequestMaker(job, sets)
     assert Counter(maker.prompt(number).source for number in range(10)) == {"easy": 8, "second": 2}
@@ -122,21 +122,21 @@ def test_data_sets_are_mixed_by_weight_under_their_names(tmp_path: Path) -> None
 
 def test_unequal_columns_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="data sets with unequal columns are mixed: easy has level; second has grade"):
-        load_prompts(mixed(tmp_path, {"grade": 2}))
+        load_prompts(make_mixed_job(tmp_path, {"grade": 2}))
 
 
 def test_a_curriculum_needs_a_number_in_every_row(tmp_path: Path) -> None:
-    job = mixed(tmp_path, difficulty_column="level")
+    job = make_mixed_job(tmp_path, difficulty_column="level")
     maker = RequestMaker(job, load_prompts(job))
     assert [maker.prompt(n).source for n in range(10)].count("second") == 2
     with pytest.raises(SpecError, match="grade of 'easy/10000' is not there"):
-        load_prompts(mixed(tmp_path, difficulty_column="grade"))
+        load_prompts(make_mixed_job(tmp_path, difficulty_column="grade"))
     with pytest.raises(SpecError, match="level of 'second/20000' is 'x'"):
-        load_prompts(mixed(tmp_path, {"level": "x"}, difficulty_column="level"))
+        load_prompts(make_mixed_job(tmp_path, {"level": "x"}, difficulty_column="level"))
 
 
 def test_a_weight_of_no_prompt_is_refused(tmp_path: Path) -> None:
-    job = mixed(tmp_path)
+    job = make_mixed_job(tmp_path)
     assert job.data is not None
     sources = [job.data.sources[0], job.data.sources[1].model_copy(update={"weight": 1e-6})]
     with pytest.raises(SpecError, match="second has a weight of 1e-06, which is none of 10 prompts"):
@@ -169,7 +169,7 @@ def test_paths_of_a_mixture_are_relative_to_the_job_and_must_exist(tmp_path: Pat
 
 
 def test_a_run_goes_on_only_with_the_same_mixture(tmp_path: Path) -> None:
-    job = mixed(tmp_path)
+    job = make_mixed_job(tmp_path)
     assert job.data is not None
     other = job.data.model_copy(update={"prompts": job.data.sources[:1]})
     calmer = job.data.model_copy(update={"shuffles": False})
@@ -180,15 +180,15 @@ def test_a_run_goes_on_only_with_the_same_mixture(tmp_path: Path) -> None:
 
 def test_without_held_out_prompts_a_tenth_is_held_back_whatever_their_order(tmp_path: Path) -> None:
     texts = [f"Sort: {number}" for number in range(10, 90)]
-    one, other = (
+    first, other = (
         write_rows(tmp_path / f"{n}.jsonl", *order) for n, order in enumerate((texts + texts[:9], texts[::-1]))
     )
-    sets = [load_prompts(make_job(**{"data.prompts": file, "data.heldout": None})) for file in (one, other)]
-    held = [{prompt.text for prompt in each.heldout} for each in sets]
-    assert held[0] == held[1]
-    assert len(sets[0].heldout) == len(held[0]) == 8
-    assert not held[0] & {prompt.text for prompt in sets[0].train}
-    assert held[0] | {prompt.text for prompt in sets[0].train} == set(texts)
+    sets = [load_prompts(make_job(**{"data.prompts": file, "data.heldout": None})) for file in (first, other)]
+    heldout = [{prompt.text for prompt in each.heldout} for each in sets]
+    assert heldout[0] == heldout[1]
+    assert len(sets[0].heldout) == len(heldout[0]) == 8
+    assert not heldout[0] & {prompt.text for prompt in sets[0].train}
+    assert heldout[0] | {prompt.text for prompt in sets[0].train} == set(texts)
     assert sets[0].said[1] == "8 of these prompts are held out, as data.heldout names none"
     assert len(split_held_out(sets[0].train, most=3, seed=1)[1]) == 3
 

@@ -60,13 +60,13 @@ def test_pixels_are_those_of_the_processor() -> None:
     noise = np.random.default_rng(1).integers(0, 256, (61, 90, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "PNG")
-    found = decode(file.getvalue(), RULE)
-    shape = (found["rows"] * 28, found["columns"] * 28, 3)
-    ours = Image.fromarray(np.frombuffer(base64.b64decode(found["pixels"]), np.uint8).reshape(shape))
+    decoded = decode(file.getvalue(), RULE)
+    shape = (decoded["rows"] * 28, decoded["columns"] * 28, 3)
+    ours = Image.fromarray(np.frombuffer(base64.b64decode(decoded["pixels"]), np.uint8).reshape(shape))
     processor = Qwen2VLImageProcessorPil(size={"shortest_edge": RULE.min_pixels, "longest_edge": RULE.max_pixels})
-    mine = processor(images=[ours], do_resize=False, return_tensors="np")["pixel_values"]
+    own_values = processor(images=[ours], do_resize=False, return_tensors="np")["pixel_values"]
     theirs = processor(images=[Image.fromarray(noise)], return_tensors="np")["pixel_values"]
-    assert np.abs(mine - theirs).max() < 1e-6
+    assert np.abs(own_values - theirs).max() < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.repository.at_night import at_night
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a command would have printed."""
+    """The output of a command."""
 
     stdout: str = ""
     stderr: str = ""
@@ -101,7 +101,7 @@ def test_an_answer_that_is_too_long_is_no_config(hub: Hub, tmp_path: Path) -> No
 
 def test_no_other_scheme_than_http_is_followed(tmp_path: Path) -> None:
     answer = fetch("someone/model", f"file://{tmp_path}", tmp_path)
-    assert "is no address of a hub" in answer.stderr
+    assert "is not an http" in answer.stderr
 
 
 def test_a_switched_off_hub_is_not_asked(hub: Hub, tmp_path: Path) -> None:

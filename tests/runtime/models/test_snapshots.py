@@ -47,7 +47,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def make_ready(job: Path) -> Plan:
-    """What a run does with its models before it starts anything."""
+    """The plan of a job whose models are ready, as a run prepares them before it starts anything."""
     plan = with_models("run", job, (), None)
     preflight.check_plan(plan)
     load_prompts(plan.job)
@@ -58,10 +58,10 @@ def test_a_hub_id_is_fetched_whole_once_and_then_read_from_the_cache(
     hub: Hub, job: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_ready(job)
-    folder, said = Path(plan.job.policy.path), capfd.readouterr().err
+    folder, errors = Path(plan.job.policy.path), capfd.readouterr().err
     assert plan.model_name == WHOLE
-    assert f"downloading {WHOLE}, 3." in said
-    assert f"into {job.parent}/hf/hub" in said
+    assert f"downloading {WHOLE}, 3." in errors
+    assert f"into {job.parent}/hf/hub" in errors
     assert len(read_checkpoint(folder)) == len(read_checkpoint(EXAMPLES / "models" / "sorter"))
     assert (folder / "chat_template.jinja").read_bytes() == TEMPLATE
     assert not {"pytorch_model.bin", "modeling.py", "original"} & {path.name for path in folder.iterdir()}

@@ -62,11 +62,11 @@ def mathematics() -> Iterator[Judge]:
     judge.close()
 
 
-def said_of(judge: Judge, text: str, answer: str = "12") -> Verdict:
+def judge_text(judge: Judge, text: str, answer: str = "12") -> Verdict:
     return judge.judge(Response(Prompt("1", "p", answer, (1,)), text))
 
 
-def judged(*specs: FunctionSpec | AnswerMatcherSpec, text: str = "12", answer: str = "12") -> Verdict:
+def judge_once(*specs: FunctionSpec | AnswerMatcherSpec, text: str = "12", answer: str = "12") -> Verdict:
     judge = Judge(specs, None)
     try:
         judge.start()
@@ -129,24 +129,24 @@ def test_a_reward_that_hangs_does_not_outlive_a_run_that_is_killed() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("good", 1.0), ("good_as_verl", 1.0), ("tensor", 0.5)])
 def test_good_functions_of_both_signatures_give_their_numbers(name: str, value: float) -> None:
-    assert judged(function(name)).values == {"function": value}
+    assert judge_once(function(name)).values == {"function": value}
 
 
 def test_a_wrong_signature_is_said_before_anything_runs() -> None:
     with pytest.raises(SpecError, match=r"it takes \(question, reply\): neither"):
-        judged(function("wrong_signature"))
+        judge_once(function("wrong_signature"))
     with pytest.raises(SpecError, match="has no function absent"):
-        judged(function("absent"))
+        judge_once(function("absent"))
 
 
 REFUSED = {
     ("trl", "wrong_signature"): "it takes (question, reply), and no completion_ids or completions",
     ("verl", "wrong_signature"): "it takes (question, reply), and no solution_str",
-    ("trl", "without_parameters"): "it takes ()",
-    ("verl", "without_parameters"): "it takes ()",
+    ("trl", "takes_no_parameters"): "it takes ()",
+    ("verl", "takes_no_parameters"): "it takes ()",
     ("auto", "verl_with_more"): "missing a required argument: 'needed'",
     ("auto", "asks_for_a_column"): "missing a required argument: 'level'; given by name are prompts, completions",
-    ("auto", "by_position"): "completion_ids, trainer_state, log_extra, log_metric, answer, hint",
+    ("auto", "takes_positions"): "completion_ids, trainer_state, log_extra, log_metric, answer, hint",
     ("auto", "generates"): "generates is a class or a generator",
     ("auto", "Built"): "Built is a class or a generator",
 }
@@ -182,7 +182,7 @@ def test_a_function_that_hangs_while_it_is_imported_is_told_with_the_deadline_th
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)\n")
     spec = FunctionSpec(kind="function", path=f"{tmp_path / 'hangs.py'}:f", timeout_s=1.0)
     with pytest.raises(SpecError, match="timeout after 2 s before it was ready"):
-        judged(spec)
+        judge_once(spec)
 
 
 MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math", timeout_s=scaled(3.0))
@@ -193,7 +193,7 @@ MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math",
     [(r"\frac{1}{2}", "0.5", 1.0), ("0.5", r"\frac{1}{2}", 1.0), ("1/3", "0.5", 0.0), ("(x+1)^2", "x^2+2x+1", 1.0)],
 )
 def test_mathematics_is_compared_by_what_it_means(mathematics: Judge, text: str, answer: str, value: float) -> None:
-    assert said_of(mathematics, text, answer).values == {"answer_matcher": value}
+    assert judge_text(mathematics, text, answer).values == {"answer_matcher": value}
 
 
 HEDGES = (
@@ -205,7 +205,7 @@ HEDGES = (
 
 
 def test_several_answers_are_no_answer(mathematics: Judge) -> None:
-    verdicts = {text: said_of(mathematics, text) for text in HEDGES}
+    verdicts = {text: judge_text(mathematics, text) for text in HEDGES}
     assert {text: verdict.values for text, verdict in verdicts.items() if verdict.values["answer_matcher"]} == {}
 
 
@@ -216,7 +216,7 @@ CODE_IN_MATHEMATICS = ("__import__('os').system('touch {}')", "open('{}', 'w').w
 @pytest.mark.parametrize("frame", at_night(FRAMES, but=("{}", r"\text{{{}}}")))
 def test_code_in_a_mathematical_answer_does_nothing(mathematics: Judge, tmp_path: Path, frame: str) -> None:
     for code in CODE_IN_MATHEMATICS:
-        verdict = said_of(mathematics, frame.format(code.format(tmp_path / "touched")))
+        verdict = judge_text(mathematics, frame.format(code.format(tmp_path / "touched")))
         assert verdict.failure or verdict.values == {"answer_matcher": 0.0}, "code is not run, and is never right"
     assert list(tmp_path.iterdir()) == []
 
@@ -240,7 +240,7 @@ def test_towers_cost_their_timeout_one_after_the_other_and_are_a_zero_that_is_no
 
 
 def test_a_row_whose_own_answer_takes_too_long_is_a_failure_and_no_zero() -> None:
-    verdict = judged(MATH.model_copy(update={"timeout_s": TIMEOUT_S}), text="1", answer=TOWERS[0])
+    verdict = judge_once(MATH.model_copy(update={"timeout_s": TIMEOUT_S}), text="1", answer=TOWERS[0])
     assert (verdict.values, verdict.notes) == ({}, {})
     assert verdict.failure.startswith("answer_matcher: ")
 
@@ -258,13 +258,13 @@ def test_many_responses_that_exhaust_their_limits_are_an_alarm() -> None:
 
 def test_what_is_no_mathematics_is_wrong_and_noted(mathematics: Judge) -> None:
     for text, note in {r"\frac{": "unreadable", "9**9**9**9": "unreadable", "1" * 5000: "too_long"}.items():
-        verdict = said_of(mathematics, text)
+        verdict = judge_text(mathematics, text)
         assert (verdict.values, verdict.notes) == ({"answer_matcher": 0.0}, {f"answer_matcher/{note}": 1}), text
 
 
 def test_python_s_power_is_a_power(mathematics: Judge) -> None:
-    assert said_of(mathematics, "2**3", "8").values == {"answer_matcher": 1.0}
-    assert said_of(mathematics, "2**3", "2").values == {"answer_matcher": 0.0}
+    assert judge_text(mathematics, "2**3", "8").values == {"answer_matcher": 1.0}
+    assert judge_text(mathematics, "2**3", "2").values == {"answer_matcher": 0.0}
 
 
 @pytest.mark.parametrize("name", ["good", "raises"])

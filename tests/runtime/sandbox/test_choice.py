@@ -1,4 +1,4 @@
-"""Which sandbox there is: one that was seen to hold, or none at all; never one that does not hold."""
+"""The choice of a sandbox: one that passed its self-test, or none at all."""
 
 import os
 import re
@@ -30,9 +30,9 @@ def test_without_a_sandbox_the_run_is_refused(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "sandlock", None)  # as if it were not installed
     job = make_job(rewards=[{"kind": "code_executor"}])
-    with pytest.raises(HostError, match=r"no sandbox holds on this host.*bwrap is not installed") as caught:
+    with pytest.raises(HostError, match=r"no sandbox works on this host.*bwrap is not installed") as caught:
         RewardPool(job)
-    assert "or not at all" in caught.value.rule
+    assert "only in a sandbox" in caught.value.rule
     reward_pool = RewardPool(job, "none")
     assert reward_pool.sandbox is not None
     assert reward_pool.sandbox.name == "none"
@@ -86,24 +86,24 @@ def test_groups_of_a_driver_that_was_killed_are_swept() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root makes control groups here")
     code = "from rlplan.runtime.sandbox.tree_limits import TreeGroup; print(TreeGroup(1 << 28).folder)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    mine = TreeGroup(1 << 28)
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    own_group = TreeGroup(1 << 28)
     remove_stale_groups()  # another run beside this one may have been first
-    assert said
-    assert not Path(said).exists()
-    assert mine.folder.is_dir()
-    mine.close()
-    assert not mine.folder.exists()
+    assert output
+    assert not Path(output).exists()
+    assert own_group.folder.is_dir()
+    own_group.close()
+    assert not own_group.folder.exists()
 
 
 def test_two_sandboxes_of_a_process_have_groups_of_their_own() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root makes control groups here")
-    one, other = (make_tree_groups(2, 1 << 28) for _ in range(2))
+    first_groups, other = (make_tree_groups(2, 1 << 28) for _ in range(2))
     try:
-        assert len({group.folder for group in (*one, *other)}) == 4
+        assert len({group.folder for group in (*first_groups, *other)}) == 4
     finally:
-        for group in (*one, *other):
+        for group in (*first_groups, *other):
             group.close()
 
 

@@ -1,6 +1,6 @@
-"""What a program brings about is a 0; what the sandbox or the host does to it is `broken`, and out of its reach.
+"""Blame: failures that a program causes score 0; failures of the sandbox or the host are `broken`, out of its reach.
 
-Also here: the CPU that all of its processes have together.
+Also here: the CPU that all processes of a program use together.
 """
 
 import os
@@ -52,14 +52,14 @@ def test_all_processes_of_a_program_together_have_one_core(sandbox: Bubblewrap) 
 
 @pytest.mark.parametrize("source", [SPINS, SPINS_UNSEEN])
 def test_where_no_control_group_may_be_made_the_cpu_of_a_tree_is_looked_at(source: str) -> None:
-    watch, said = TreeWatch(None, 0.5), []
+    watch, statuses = TreeWatch(None, 0.5), []
     tree = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
     try:
-        wait_for(lambda: said.append(watch(tree.pid)) or said[-1], 30, pause_s=0.02)
+        wait_for(lambda: statuses.append(watch(tree.pid)) or statuses[-1], 30, pause_s=0.02)
     finally:
         os.killpg(tree.pid, 9)
         tree.wait()
-    assert said[-1] == "timeout"
+    assert statuses[-1] == "timeout"
 
 
 def test_a_run_that_is_looked_at_ends_when_it_has_had_its_cpu(sandbox: Bubblewrap) -> None:
@@ -87,7 +87,7 @@ def _late():
     _setsid()
 posix.setsid = _late
 """
-"""For the runner, before it begins: every case's process is a second late, as on a machine with other work."""
+"""Code before the runner that makes every case's process a second late, as on a loaded machine."""
 
 
 def test_a_case_that_comes_up_late_has_all_of_its_time_and_of_the_whole_program_s(sandbox: Bubblewrap) -> None:
