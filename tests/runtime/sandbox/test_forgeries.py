@@ -84,7 +84,7 @@ def test_there_are_enough_forgeries() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         b"",
         b"ok 0 1\nt",
