@@ -11,7 +11,6 @@ import base64
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, make_printable
 from rlplan.runtime.images.decoding import BadImageError, decode
+from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import patiently
@@ -169,10 +169,9 @@ class _Answers:
 def main() -> None:
     """Answer until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the driver's to handle
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # text that libraries print must not mix with the answers
+    channel = AnswerChannel()
     answers: _Answers | None = None
-    for line in sys.stdin.buffer:
+    for line in channel.requests:
         request = json.loads(line)
         try:
             if answers is None:
@@ -180,11 +179,9 @@ def main() -> None:
                 answer: dict[str, Any] = {"longest_token": max(map(len, answers.tokenizer.get_vocab()), default=1)}
             else:
                 answer = answers.answer(request)
-            line_out = json.dumps(answer)
+            channel.send(answer)
         except BaseException as error:  # a Rust panic in the tokenizer is not an Exception
-            line_out = json.dumps({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
-        out.write(line_out + "\n")
-        out.flush()
+            channel.send({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplan.runtime.environments.protocols import Environment, load_environment
 from rlplan.runtime.environments.tools import Tool, ToolError, describe_tools
+from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.line_process import Deadline, LateError, NoAnswerError
 from rlplan.runtime.processes.machine_speed import scaled
@@ -144,13 +145,12 @@ def _connect(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[M
 def main(setting: dict[str, Any]) -> None:
     """Answer until standard input closes."""
     die_with_parent()
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # text that the job's code prints must not mix with the answers
+    channel = AnswerChannel()
     answers = Answers(setting)
-    _say(out, answers.hello)
+    _say(channel, answers.hello)
     if "error" in answers.hello:
         return
-    for line in sys.stdin:
+    for line in channel.requests:
         try:
             answer = answers.answer(json.loads(line))
         except NoAnswerError as failure:
@@ -158,7 +158,7 @@ def main(setting: dict[str, Any]) -> None:
         except Exception as failure:
             traceback.print_exc()
             answer = {"error": _describe_error(failure), "kind": "raised"}
-        _say(out, answer)
+        _say(channel, answer)
 
 
 def _load_named(path: str) -> Any:
@@ -175,14 +175,12 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _say(answers: Any, what: dict[str, Any]) -> None:
+def _say(channel: AnswerChannel, answer: dict[str, Any]) -> None:
     """Write one answer; a value that JSON cannot represent becomes an error."""
     try:
-        line = json.dumps(what)
+        channel.send(answer)
     except (TypeError, ValueError) as failure:
-        line = json.dumps({"error": f"the answer is not JSON: {failure}", "kind": "wrong_result"})
-    answers.write(line + "\n")
-    answers.flush()
+        channel.send({"error": f"the answer is not JSON: {failure}", "kind": "wrong_result"})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ In: an address, requests. Out: answers in the format of a local environment.
 
 import json
 import os
-import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from http.client import HTTPException, HTTPMessage
@@ -23,7 +22,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from rlplan.runtime.environments.protocols import parse_answer
-from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateError, NoAnswerError, TooLongError
+from rlplan.runtime.processes.line_process import Deadline, GarbledError, NoAnswerError, TooLongError
 from rlplan.vocabulary import TOKEN_VARIABLE
 
 MAX_BYTES = 1 << 20
@@ -71,22 +70,22 @@ def post(
         sent["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(url, json.dumps(content).encode(), sent, method="POST")
     try:
-        with _build_opener(url).open(request, timeout=_compute_remaining_s(deadline)) as answer:
+        with _build_opener(url).open(request, timeout=deadline.check()) as answer:
             read = b""
             while not is_enough(read) and (part := answer.read1(_CHUNK_BYTES)):
                 read += part
                 if len(read) > MAX_BYTES:
                     raise TooLongError(f"an answer of more than {MAX_BYTES} bytes")
-                _compute_remaining_s(deadline)
+                deadline.check()
             return read, answer.headers
     except HTTPError as error:
         raise NoAnswerError(f"{url} answered with status {error.code}") from None
     except TimeoutError:
-        raise _make_late_error(deadline) from None
+        raise deadline.make_error() from None
     except (URLError, OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
-            raise _make_late_error(deadline) from None
+            raise deadline.make_error() from None
         raise NoAnswerError(f"{url} does not answer: {str(reason)[:200] or type(error).__name__}") from None
 
 
@@ -96,17 +95,6 @@ def parse_json(text: bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise GarbledError("an answer that is not JSON") from None
-
-
-def _compute_remaining_s(deadline: Deadline) -> float:
-    """Positive seconds until a deadline. Raises: LateError."""
-    if deadline.is_over:
-        raise _make_late_error(deadline)
-    return max(1e-3, deadline.at - time.monotonic())
-
-
-def _make_late_error(deadline: Deadline) -> LateError:
-    return LateError(f"timeout after {deadline.seconds:.4g} s{deadline.during}")
 
 
 def _build_opener(url: str) -> urllib.request.OpenerDirector:

@@ -56,15 +56,26 @@ class Deadline:
         object.__setattr__(self, "at", time.monotonic() + self.seconds)
 
     @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.at
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self.at - time.monotonic())
+
+    def make_error(self) -> LateError:
+        """The error for a deadline that has passed."""
+        return LateError(f"timeout after {self.seconds:.4g} s{self.during}")
+
+    def check(self) -> float:
+        """Positive seconds until the deadline. Raises: LateError when none are left."""
+        if not (remaining_s := self.remaining_s):
+            raise self.make_error()
+        return remaining_s
 
     def await_pipe(self, pipe: int, event: int) -> None:
         """Wait until a pipe can be read or written. Raises: LateError at the deadline."""
         poll = select.poll()
         poll.register(pipe, event)
-        if not poll.poll(1000 * max(0.0, self.at - time.monotonic())):
-            raise LateError(f"timeout after {self.seconds:.4g} s{self.during}")
+        if not poll.poll(1000 * self.remaining_s):
+            raise self.make_error()
 
 
 class LineProcess:

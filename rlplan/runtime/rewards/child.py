@@ -19,8 +19,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.awaiting import run_awaitable
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.safe_path import load_file
@@ -290,41 +291,35 @@ def _limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def _serve(call: Callable[[dict[str, Any]], dict[str, Any]], requests: BinaryIO, answers: int, memory: int = 0) -> None:
-    for line in requests:
-        _say(answers, _answer_line(call, line, memory))
+def _serve(call: Callable[[dict[str, Any]], dict[str, Any]], channel: AnswerChannel, memory: int = 0) -> None:
+    for line in channel.requests:
+        _say(channel, _answer_line(call, line, memory))
 
 
-def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], requests: BinaryIO, answers: int) -> None:
+def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], channel: AnswerChannel) -> None:
     """Answer in a fork of this process: a fork that hangs is killed, and the next one need not import anything."""
     while True:
         pid = os.fork()
         if pid == 0:
             die_with_parent()
             sys.addaudithook(_refuse)
-            _say(answers, {"ready": os.getpid()})
-            _serve(call, requests, answers)
+            _say(channel, {"ready": os.getpid()})
+            _serve(call, channel)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code == 0:
             return
-        _say(answers, {"ended": code})
+        _say(channel, {"ended": code})
 
 
-def _say(answers: int, what: dict[str, Any]) -> None:
-    limit = MAX_ANSWER + MAX_VALUE * len(what.get("values", ()))
-    left = memoryview(json.dumps(what).encode()[:limit] + b"\n")
-    while left:
-        left = left[os.write(answers, left) :]
+def _say(channel: AnswerChannel, answer: dict[str, Any]) -> None:
+    channel.send(answer, MAX_ANSWER + MAX_VALUE * len(answer.get("values", ())))
 
 
 def main() -> None:
     die_with_parent()
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nowhere, descriptor)
-    setting = json.loads(requests.readline())
+    channel = AnswerChannel(discards_prints=True)
+    setting = json.loads(channel.requests.readline())
     memory, is_math, takes_batches = setting["memory"], setting["kind"] == "math", False
     resource.setrlimit(
         resource.RLIMIT_DATA, (memory, memory if is_math else resource.getrlimit(resource.RLIMIT_DATA)[1])
@@ -332,16 +327,16 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         if is_math:
-            compare = load_math(partial(_say, answers, {"begun": True}))
+            compare = load_math(partial(_say, channel, {"begun": True}))
             compare({"text": "1", "answer": "2"})  # triggers lazy imports before the first fork
         else:
             function, takes_batches = load_function(setting["path"], setting["signature"], setting.get("columns"))
     except BaseException as error:
-        return _say(answers, {"unable": f"{type(error).__name__}: {str(error)[:250]}"})
+        return _say(channel, {"unable": f"{type(error).__name__}: {str(error)[:250]}"})
     if is_math:
-        return _serve_in_forks(lambda request: _encode_number(compare(request)), requests, answers)
-    _say(answers, {"ready": 0, "takes_batches": takes_batches})
-    return _serve(partial(_compute_values, function), requests, answers, memory)
+        return _serve_in_forks(lambda request: _encode_number(compare(request)), channel)
+    _say(channel, {"ready": 0, "takes_batches": takes_batches})
+    return _serve(partial(_compute_values, function), channel, memory)
 
 
 if __name__ == "__main__":

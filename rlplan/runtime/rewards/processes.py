@@ -106,7 +106,7 @@ class RewardProcess:
                 raise GarbledError("it wrote more than one answer")
         except NoAnswerError as error:
             self._replace(by_a_fork=is_alone and not isinstance(error, GarbledError))
-            if has_begun and ("ended" in answer or deadline.is_over):
+            if has_begun and ("ended" in answer or not deadline.remaining_s):
                 raise ExhaustedError("killed" if "ended" in answer else "timeout") from None
             raise
         return answer
