@@ -153,7 +153,7 @@ def main(setting: dict[str, Any]) -> None:
     for line in channel.requests:
         try:
             answer = answers.answer(json.loads(line))
-        except NoAnswerError as failure:
+        except NoAnswerError as failure:  # a server of the job, not this process
             answer = {"error": str(failure), "kind": "timed_out" if isinstance(failure, LateError) else "died"}
         except Exception as failure:
             traceback.print_exc()

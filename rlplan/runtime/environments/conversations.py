@@ -175,7 +175,7 @@ class Conversations:
         if conversation.num_left <= 1:
             return self._end_at_limit(conversation)
         conversation.results = {}
-        for place, call in enumerate(conversation.calls):
+        for place, call in enumerate(conversation.calls):  # invalid calls end at once, valid ones when the pool answers
             if call.fault:
                 conversation.end_call(place, call.fault, f"error: {call.why}")
                 continue

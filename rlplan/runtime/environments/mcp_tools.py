@@ -265,6 +265,7 @@ def _classify_error(error: NoAnswerError) -> str:
 
 
 if __name__ == "__main__":
+    # The server sees the arguments and search path of `python FILE`.
     die_with_parent()
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))

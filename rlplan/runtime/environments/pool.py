@@ -172,7 +172,7 @@ class EnvironmentPool:
         if session is None:
             return self._shared
         if session not in self._place:
-            load = Counter(self._place.values())
+            load = Counter(self._place.values())  # the process with the fewest sessions gets a new one
             self._place[session] = min(range(len(self._pinned)), key=lambda place: load[place])
         return self._pinned[self._place[session]]
 
@@ -202,6 +202,7 @@ class _Child:
     def ask(self, line: str) -> RawAnswer:
         try:
             process = self.process or self.start()
+            # A process that waits for a server has the same deadline itself; it must be able to report the timeout.
             deadline = Deadline(self.spec.timeout_s + (scaled(GRACE_S) if self.spec.is_remote else 0.0))
             process.send(line, deadline)
             answer = process.receive(deadline)
@@ -219,7 +220,7 @@ class _Child:
         command = module_command("rlplan.runtime.environments.child", json.dumps(self.setting))
         with (self.log or Path(os.devnull)).open("ab") as log:
             self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
-        if self._is_closed:
+        if self._is_closed:  # `close` may have come between the check above and the assignment
             self.close()
         self.hello = process.receive(Deadline(scaled(START_S), " while it started"))
         if "error" in self.hello and not self.describes:

@@ -33,23 +33,23 @@ class Session:
     """One rollout's environment: an object with `reset`."""
 
     def __init__(self, environment: Any) -> None:
-        self.made = environment
+        self.environment = environment
 
     def tool(self, name: str) -> Tool:
-        return Tool(getattr(self.made, name), name)
+        return Tool(getattr(self.environment, name), name)
 
     def reset(self, row: dict[str, Any]) -> dict[str, Any]:
         """Start a rollout. row: the prompt's columns, with `prompt` and `answer`."""
-        observation = call_by_name(self.made.reset, row)
+        observation = call_by_name(self.environment.reset, row)
         return {"observation": observation[0] if isinstance(observation, tuple) else observation}
 
     def step(self, action: str) -> Any:
-        return parse_answer(run_awaitable(self.made.step(action)))
+        return parse_answer(run_awaitable(self.environment.step(action)))
 
     def finish(self) -> dict[str, Any]:
-        reward = run_awaitable(self.made.get_reward()) if hasattr(self.made, "get_reward") else None
-        if hasattr(self.made, "close"):
-            run_awaitable(self.made.close())
+        reward = run_awaitable(self.environment.get_reward()) if hasattr(self.environment, "get_reward") else None
+        if hasattr(self.environment, "close"):
+            run_awaitable(self.environment.close())
         return {"reward": reward}
 
 
@@ -57,7 +57,7 @@ class Turns:
     """One rollout of a verifiers environment, which keeps its state in a dictionary."""
 
     def __init__(self, environment: Any) -> None:
-        self.made = environment
+        self.environment = environment
         self.messages: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
 
@@ -65,8 +65,8 @@ class Turns:
         self.messages = list(row["prompt"])
         row_fields = {"prompt": list(row["prompt"]), "answer": row["answer"], "info": row.get("info", {})}
         self.state = {**row_fields, "task": row.get("task", ""), "completion": [], "responses": [], "turn": 0}
-        if hasattr(self.made, "setup_state"):
-            changed = run_awaitable(self.made.setup_state(self.state))
+        if hasattr(self.environment, "setup_state"):
+            changed = run_awaitable(self.environment.setup_state(self.state))
             self.state = self.state if changed is None else changed
         return {"observation": None}
 
@@ -75,7 +75,7 @@ class Turns:
         self.state["turn"] += 1
         if self._is_completed():
             return {"done": True}
-        response = run_awaitable(self.made.env_response(self.messages, self.state))
+        response = run_awaitable(self.environment.env_response(self.messages, self.state))
         if isinstance(response, tuple):
             response, self.state = response
         response = [{"role": "user", "content": response}] if isinstance(response, str) else response
@@ -85,7 +85,7 @@ class Turns:
 
     def finish(self) -> dict[str, Any]:
         """The weighted sum of the rubric's reward functions."""
-        rubric = getattr(self.made, "rubric", None)
+        rubric = getattr(self.environment, "rubric", None)
         functions = _get_list(rubric, "funcs", "reward_funcs")
         weights = _get_list(rubric, "weights", "reward_weights") or [1.0] * len(functions)
         offered = {**self.state, "state": self.state, "parser": getattr(rubric, "parser", None)}
@@ -99,7 +99,7 @@ class Turns:
         self.state["completion"].append(message)
 
     def _is_completed(self) -> bool:
-        ask = getattr(self.made, "is_completed", None)
+        ask = getattr(self.environment, "is_completed", None)
         if ask is None:
             return False
         takes_messages = "messages" in inspect.signature(ask).parameters
@@ -145,6 +145,7 @@ def load_environment(factory: Callable[..., Any]) -> Environment:
     if needed:
         return Environment(None, factory, is_function=True)
     environment = factory()
+    # A verifiers environment keeps a rollout's state in a dictionary, so one object serves all rollouts.
     is_shared = hasattr(environment, "env_response")
     return Environment(environment, (lambda: environment) if is_shared else factory, is_function=False)
 

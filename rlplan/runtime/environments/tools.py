@@ -73,6 +73,7 @@ class Tool:
         values = {}
         for name, value in arguments.items():
             try:
+                # Strict validation of JSON, not of Python values: JSON has no tuples, sets or dates of its own.
                 values[name] = self.adapters[name].validate_json(json.dumps(value), strict=True)
             except ValueError as error:
                 why = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)

@@ -84,6 +84,7 @@ class BatchedFunctions:
 
     def close(self) -> None:
         """End every process and abandon running calls."""
+        # Processes are closed before the threads are joined: a thread may wait for an answer of its process.
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes.values():
             process.close()

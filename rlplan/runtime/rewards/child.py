@@ -141,6 +141,7 @@ def _adapt_verl(function: Callable[..., Any]) -> Batch:
     def call(response: dict[str, Any]) -> Any:
         columns = response["columns"]
         everything = {
+            # verl's rows always have a data_source; rows of other layouts get a constant.
             "data_source": columns.get("data_source", "rlplan"),
             "solution_str": response["text"],
             "ground_truth": response["answer"],
@@ -205,11 +206,11 @@ def load_math(begin: Callable[[], None]) -> Callable[[dict[str, Any]], Any]:
         options = {"parsing_timeout": None, "raise_on_error": True}
         return parse(f"${text}$", **options) or parse(text, **options)
 
-    @lru_cache(maxsize=64)  # the responses of a group have one answer
+    @lru_cache(maxsize=64)  # all responses of a group have the same answer
     def read_answer(answer: str) -> Any:
         if not (right := read(answer)):
             raise ValueError(f"the row's answer {answer[:80]!r} is not a mathematical expression")
-        verify(right, read("1"), timeout_seconds=None)
+        verify(right, read("1"), timeout_seconds=None)  # an answer that exhausts a limit alone does so before `begin`
         return right
 
     def call(request: dict[str, Any]) -> Any:
@@ -301,7 +302,7 @@ def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], channel: A
     while True:
         pid = os.fork()
         if pid == 0:
-            die_with_parent()
+            die_with_parent()  # the setting is not inherited by forks
             sys.addaudithook(_refuse)
             _say(channel, {"ready": os.getpid()})
             _serve(call, channel)
@@ -321,6 +322,7 @@ def main() -> None:
     channel = AnswerChannel(discards_prints=True)
     setting = json.loads(channel.requests.readline())
     memory, is_math, takes_batches = setting["memory"], setting["kind"] == "math", False
+    # A function's soft limit grows with each batch (_limit_memory), so only mathematics gets a hard limit.
     resource.setrlimit(
         resource.RLIMIT_DATA, (memory, memory if is_math else resource.getrlimit(resource.RLIMIT_DATA)[1])
     )

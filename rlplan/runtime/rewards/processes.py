@@ -90,7 +90,7 @@ class RewardProcess:
 
     def _exchange(self, request: dict[str, Any], timeout_s: float, num_values: int = 0) -> dict[str, Any]:
         process, is_alone, has_begun = self._ensure_ready(), False, False
-        process.max_bytes = 3 * MAX_ANSWER + MAX_VALUE * num_values
+        process.max_bytes = 3 * MAX_ANSWER + MAX_VALUE * num_values  # `begun`, `ended` and the answer may come together
         deadline = Deadline(timeout_s)
         try:
             process.send(json.dumps(request), deadline)
@@ -116,7 +116,7 @@ class RewardProcess:
             module_command("rlplan.runtime.rewards.child"),
             subprocess.DEVNULL,
             3 * MAX_ANSWER,
-            {**os.environ, "OMP_NUM_THREADS": "1"},
+            {**os.environ, "OMP_NUM_THREADS": "1"},  # several reward processes share the host's cores
         )
         self._process.send(json.dumps(self.setting), _make_start_deadline())
         return self._process

@@ -151,6 +151,7 @@ class RewardPool:
 
     def close(self) -> None:
         """End every process and abandon running judgments."""
+        # Processes are closed before the threads are joined: a thread may wait for an answer of its process.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._batched.close()
         for judge in self._all:

@@ -46,7 +46,7 @@ class Bubblewrap(Sandbox):
         self._uids = ClaimedUids(num_slots)
         self.cannot_hold = "bugs of the kernel"
         if not self._groups:
-            self.cannot_hold += f", {BETWEEN_LOOKS} (no control group may be made here)"
+            self.cannot_hold += f", {BETWEEN_LOOKS} (control groups cannot be created here)"
         super().__init__(num_slots, limits)
 
     def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
@@ -80,15 +80,16 @@ class Bubblewrap(Sandbox):
         uid = str(self._uids.numbers[slot])
         drop = (self._setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--") if self._is_root else ()
         return (
-            *drop,
+            *drop,  # setpriv comes first: only root may change the uid, and bwrap then runs unprivileged
             self._bwrap,
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--new-session"),
             # The runner is process 1 of its namespace: no program inside can kill or stop it, and bwrap waits for it.
             *("--as-pid-1", "--die-with-parent", "--clearenv", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME"),
-            *("/tmp", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
+            *("/tmp", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),  # 65534 is nobody
             *self._view,
             *("--size", str(self.limits.disk_bytes), "--tmpfs", "/tmp", "--dir", "/dev"),
             *(part for name in ("null", "zero", "urandom") for part in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")),
+            # The root is bwrap's own tmpfs, which the size limit above does not cover, so it becomes read-only.
             *("--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(descriptor), "--"),
             INTERPRETER,
             *self._runner.flags,

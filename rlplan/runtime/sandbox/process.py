@@ -95,6 +95,7 @@ def run_command(
     started = time.monotonic()
     nonce = secrets.token_hex(16).encode()
     try:
+        # An empty environment and the root folder: neither secrets nor the run folder reach the sandbox's own tools.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -146,6 +147,7 @@ class _Talk:
         poll.register(self.stderr, select.POLLIN)
         deadline, is_up, has_begun = time.monotonic() + start_s, False, False
         while True:
+            # A watch needs a look every 20 ms (BETWEEN_LOOKS); otherwise nothing happens before the deadline.
             for descriptor, _ in poll.poll(20 if watch else 1000 * max(0.0, deadline - time.monotonic()) + 1):
                 if descriptor == stop:
                     return "broken"
@@ -197,7 +199,7 @@ def _encode_request(program: Program, stops_early: bool, start_s: float) -> byte
         "RLIMIT_AS": limits.memory_bytes,
         "RLIMIT_NPROC": limits.num_processes,
         "RLIMIT_FSIZE": limits.file_bytes,
-        "RLIMIT_NOFILE": 64,
+        "RLIMIT_NOFILE": 64,  # closerange(4, 64) in the runner depends on it
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
@@ -233,6 +235,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def _kill_children(pid: int) -> bool:
     """Kill the children; whether there were any. Killing process 1 of a namespace ends all processes in it."""
     try:
+        # bwrap stays outside as the parent of the sandbox's process 1, so its child is the one to kill first.
         children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return False

@@ -111,14 +111,14 @@ def _encode(value: object, depth: int = 0) -> bytes:
 def _set_up(request: "Request", pipes: "tuple[int, int, int]") -> None:
     """Prepare a child before it loads the program."""
     stdin, out, report = pipes
-    os.setsid()
+    os.setsid()  # its own process group, which `_kill` ends as a whole
     os.dup2(stdin, 0)
     os.dup2(out, 1)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     os.dup2(report, 3)
-    os.closerange(4, 64)
+    os.closerange(4, 64)  # the runner's own pipes; RLIMIT_NOFILE is 64
     _signal.signal(SIGINT, _signal.default_int_handler)
-    cpu = max(1, int(request["case_s"] + 0.999))
+    cpu = max(1, int(request["case_s"] + 0.999))  # RLIMIT_CPU takes whole seconds
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
@@ -302,7 +302,7 @@ def _run_case(
 
 
 def main() -> None:
-    # Process 1 of a namespace gets only the signals it handles, and Python handles SIGINT by default.
+    # A program can send its process 1 only signals that process 1 handles, and Python handles SIGINT by default.
     _signal.signal(SIGINT, _signal.SIG_IGN)
     request: Request = eval(_read_part())
     for name, value in request["rlimits"].items():

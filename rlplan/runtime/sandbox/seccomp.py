@@ -48,9 +48,10 @@ def build_deny_list(machine: str) -> bytes:
     clone3 fails with ENOSYS, because a filter cannot read its flags; libraries then fall back to clone.
     """
     argued = _ARGUED[machine]
+    # Another architecture's call numbers would bypass the list, so a call through one kills the process.
     program = [_instruction(_LOAD, _ARCH), _instruction(_EQUAL, _AUDIT_ARCH[machine], 1, 0)]
     program += [_instruction(_RETURN, _KILL), _instruction(_LOAD, _NUMBER)]
-    if machine == "x86_64":
+    if machine == "x86_64":  # numbers from 0x40000000 on are the x32 ABI
         program += [_instruction(_AT_LEAST, 0x40000000, 0, 1), _instruction(_RETURN, _KILL)]
     for number in read_denied_calls(machine).values():
         program += [_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
@@ -58,6 +59,7 @@ def build_deny_list(machine: str) -> bytes:
     injections = [
         each for code in _TERMINAL_INJECTION for each in (_instruction(_EQUAL, code, 0, 1), _refuse(errno.EPERM))
     ]
+    # A jump of 0 in `test` runs the next instruction, which denies the call; a jump of 1 skips it.
     for number, position, test in (
         (argued["clone"], 0, [_instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)]),
         (argued["socket"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
@@ -72,6 +74,7 @@ def build_deny_list(machine: str) -> bytes:
     return b"".join(program)
 
 
+# prctl 38 is PR_SET_NO_NEW_PRIVS, without which only root may install a filter; 22, 2 is PR_SET_SECCOMP, FILTER.
 _LOCK = """
 import ctypes
 def _lock(code):

@@ -53,7 +53,7 @@ class TreeGroup:
     def _limit_memory(self, memory_bytes: int) -> None:
         name, swap = ("limit_in_bytes", "memsw.limit_in_bytes") if self._is_v1 else ("max", "swap.max")
         (self.folder / f"memory.{name}").write_text(str(memory_bytes))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # kernels without swap accounting lack the file; v1 counts memory and swap
             (self.folder / f"memory.{swap}").write_text(str(memory_bytes if self._is_v1 else 0))
 
     def _limit_cpu(self, folder: Path) -> bool:
@@ -136,25 +136,25 @@ class TreeWatch:
 
     def __init__(self, memory_bytes: int | None, cpu_s: float | None) -> None:
         self.memory_bytes, self.cpu_s = memory_bytes, cpu_s
-        self._took: dict[int, float] = {}
-        self._before: float | None = None
+        self._used_s: dict[int, float] = {}
+        self._before_s: float | None = None
 
     def __call__(self, pid: int) -> str | None:
         """The limit that the tree exceeds: `memory`, `timeout` (CPU) or None."""
         tree = _list_tree(pid)
-        if (
-            self.memory_bytes is not None
-            and sum(map(_measure_memory, tree)) + _measure_name_bytes(tree) > self.memory_bytes
-        ):
-            return "memory"
+        if self.memory_bytes is not None:
+            total = sum(map(_measure_memory, tree)) + _measure_name_bytes(tree)
+            if total > self.memory_bytes:
+                return "memory"
         if self.cpu_s is None:
             return None
-        took = {each: _measure_cpu_s(each) for each in tree}
-        self._took |= {each: own for each, (own, _) in took.items()}
-        took_s = max(sum(map(sum, took.values())), sum(self._took.values()))
-        if self._before is None:
-            self._before = took_s
-        return "timeout" if took_s - self._before > self.cpu_s else None
+        used = {process: _measure_cpu_s(process) for process in tree}
+        self._used_s |= {process: own_s for process, (own_s, _) in used.items()}
+        # A process that ended counts in its parent's reaped time, or, if nobody reaped it, as it was last seen.
+        total_s = max(sum(map(sum, used.values())), sum(self._used_s.values()))
+        if self._before_s is None:
+            self._before_s = total_s
+        return "timeout" if total_s - self._before_s > self.cpu_s else None
 
 
 def _list_tree(pid: int) -> list[int]:
@@ -163,7 +163,7 @@ def _list_tree(pid: int) -> list[int]:
         current = waiting.pop()
         pids.append(current)
         with contextlib.suppress(OSError):  # the process may end meanwhile
-            for thread in Path(f"/proc/{current}/task").iterdir():
+            for thread in Path(f"/proc/{current}/task").iterdir():  # any thread can be a parent
                 with contextlib.suppress(OSError):
                     waiting += [int(word) for word in (thread / "children").read_text().split()]
     return pids
@@ -181,7 +181,7 @@ def _measure_memory(pid: int) -> int:
 def _measure_name_bytes(tree: list[int]) -> int:
     """Kernel memory for the names in a sandbox's own /tmp, in bytes: links and empty files have no pages."""
     outside = _TMP.stat().st_dev
-    for pid in reversed(tree):
+    for pid in reversed(tree):  # the innermost processes see the sandbox's file systems, bwrap itself the host's
         with contextlib.suppress(OSError):  # the process has ended, or may not be inspected
             inside = Path(f"/proc/{pid}/root{_TMP}")
             if inside.stat().st_dev != outside:
@@ -193,8 +193,9 @@ def _measure_name_bytes(tree: list[int]) -> int:
 def _measure_cpu_s(pid: int) -> tuple[float, float]:
     """CPU seconds: (the process's own, those of children that it has reaped)."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # The command's name may hold spaces and brackets, so the fields start after the last bracket.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0, 0.0
-    own, waited_for = (sum(map(int, words[at : at + 2])) / _TICKS_PER_S for at in (11, 13))
-    return own, waited_for
+    own, reaped = (sum(map(int, fields[index : index + 2])) / _TICKS_PER_S for index in (11, 13))  # utime + stime
+    return own, reaped
