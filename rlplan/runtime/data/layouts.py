@@ -119,9 +119,7 @@ def detect(names: set[str], columns: Columns) -> str:
         return "rlplan"
     if {"prompt", "reward_model"} <= names:
         return "verl"
-    if {"chosen", "rejected"} <= names or "messages" in names:
-        return "trl"
-    if "prompt" in names:
+    if {"chosen", "rejected"} <= names or names & {"messages", "prompt"}:
         return "trl"
     if "input" in names:
         return "openrlhf"
@@ -144,7 +142,7 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
     if columns.prompt and columns.prompt not in cells:
         raise BadRowError(f"there is no column '{columns.prompt}'")
     prompt = cells.get(prompt_name)
-    if prompt is None and "messages" in cells:
+    if prompt is None and "messages" in cells:  # TRL's conversational format for SFT
         prompt, cells = _split_messages(cells)
     answer, answer_name = _find_answer(layout, cells, columns)
     if given == "pair" or (given == "unpaired" and "chosen" in cells):
@@ -160,7 +158,7 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
         chosen, rejected = (completion, None) if is_good else (None, completion)
         used |= {"completion", "label"}
     used |= {"answer"} & {answer_name}  # under another name it stays a column, which reward functions may request
-    name = _unwrap(cells.get("id", _read_extra_info(cells).get("index")))
+    name = _unwrap(cells.get("id", _read_extra_info(cells).get("index")))  # verl keeps an index in extra_info
     return DataRow(
         id=f"row-{number}" if name is None or name == "" else str(name),
         prompt=_read_text_or_chat(prompt, prompt_name),
@@ -307,7 +305,7 @@ def _read_text_or_chat(value: Any, name: str) -> str | Chat:
             ):
                 raise BadRowError(f"{name}: a message must be an object with the texts role and content")
         return [{"role": message["role"], "content": message["content"]} for message in value]
-    raise BadRowError(f"{name} is {type(value).__name__}, not a text or a chat")
+    raise BadRowError(f"{name} is a {type(value).__name__}, not a text or a chat")
 
 
 def _read_extra_info(cells: Cells) -> Cells:

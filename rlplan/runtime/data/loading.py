@@ -82,11 +82,12 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, needs: Wanted, c
             if isinstance(cells, str):
                 raise BadRowError(cells)
             near = near or likely_prompt(cells)
+            # The first readable row decides; later rows of a JSON file that lack its columns are bad rows.
             layout = layout or detect(set(cells), columns)
             row = read_row(layout, number, cells, columns, given=needs.answer_kind)
             _check_answer(row, needs)
             if row.images and not isinstance(row.prompt, str):
-                split_into_parts(row.prompt, len(row.images))
+                split_into_parts(row.prompt, len(row.images))  # checks the number of marks; rendering splits again
             if row.id in first_with and "id" not in cells:  # verl's index counts within one source
                 row = replace(row, id=f"{row.id}-row-{number}")
             if row.id in first_with:

@@ -99,6 +99,7 @@ class ModelText:
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The process's answer, which may be an error. Raises: NoAnswerError."""
+        # Sending blocks while the process still starts, so it has the longer deadline.
         self._process.send(json.dumps(request), Deadline(START_S))
         return patiently(lambda wait: self._process.receive(Deadline(wait)), seconds, NoAnswerError)
 
@@ -141,7 +142,7 @@ class _Answers:
 
         if template is not None:
             from transformers import PreTrainedTokenizerFast
-        limit_memory(MORE_BYTES)
+        limit_memory(MORE_BYTES)  # after the imports, which are trusted, and before the first file of the model
         self.tokenizer, self.template = Tokenizer.from_file(str(folder / "tokenizer.json")), template
         if template is not None:
             names = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -72,6 +72,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
             return tuple(replace(prompt, id=f"{name}/{prompt.id}", source=name) for prompt in prompts)
 
         is_mixed = len(data.sources) > 1
+        # Rewards judge responses to these rows, unless the rows hold answers and held-out prompts have their own file.
         is_judged = not (answer_kind and data.heldout)
         train = [
             read(each.path, each.label * is_mixed, answer_kind=answer_kind, is_judged=is_judged)
@@ -105,8 +106,8 @@ def _split(train: Sequence[tuple[Prompt, ...]], most: int, seed: int) -> tuple[l
     """(training prompts, held-out prompts) of each data set."""
     parts = [split_held_out(prompts, most, seed) for prompts in train]
     heldout = [tuple(replace(prompt, source="") for prompt in part) for _, part in parts]
-    asked = {prompt.question for part in heldout for prompt in part}  # which another data set may have, too
-    return [tuple(prompt for prompt in part if prompt.question not in asked) for part, _ in parts], heldout
+    questions = {prompt.question for part in heldout for prompt in part}  # another data set may contain them too
+    return [tuple(prompt for prompt in part if prompt.question not in questions) for part, _ in parts], heldout
 
 
 def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:

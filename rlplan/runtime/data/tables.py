@@ -159,7 +159,7 @@ def _read_in_child(path: Path, image_column: str | None) -> Iterator[tuple[int, 
     with tempfile.TemporaryFile() as errors:
         command = module_command("rlplan.runtime.data.tables", str(path), *([image_column] if image_column else []))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
-            deadline = threading.Timer(TIMEOUT_S, process.kill)
+            deadline = threading.Timer(TIMEOUT_S, process.kill)  # reading its output would otherwise block forever
             deadline.start()
             try:
                 assert process.stdout is not None, "a pipe"
@@ -292,10 +292,11 @@ def print_rows(path: Path, image_column: str | None = None) -> None:
     stored = sum(file.stat().st_size for file in files)
     left = min(MAX_DATA_BYTES, max(MIN_UNPACKED_BYTES, MAX_RATIO * stored))
     pa.set_cpu_count(1)  # each thread maps its own memory, which counts against the limit
-    limit_memory(MORE_BYTES + max(file.stat().st_size for file in files))
+    limit_memory(MORE_BYTES + max(file.stat().st_size for file in files))  # arrow files are mapped whole
     for file in files:
         try:
             if file.suffix == ".parquet":
+                # The footer's strings are bounded, because a forged length would allocate gigabytes.
                 source = pa.parquet.ParquetFile(file, thrift_string_size_limit=1 << 24)
                 tables = (batch for batch in source.iter_batches(BATCH_ROWS, use_threads=False))
             else:

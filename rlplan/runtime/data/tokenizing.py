@@ -81,7 +81,7 @@ class _Encoder:
     def __init__(self, job: ResolvedJob, tokenizer: ModelText, folder: Path) -> None:
         self.tokenizer, self.workload, self.folder = tokenizer, job.workload, folder
         self.images = ImagePlaces(job, tokenizer) if job.takes_images else None
-        self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
+        self.end = sorted(end_tokens(Path(job.policy.path)))[:1]  # a model may have several; one suffices to learn
 
     def encode_prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
         """(tokens of a row's prompt with its images' tokens, the images)."""
@@ -145,8 +145,8 @@ def _make_prompts(row: DataRow, encoder: _Encoder, answer_kind: Given) -> list[P
 
 def _find_shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
     """Columns that every row has, including `answer`, on which reward functions can rely."""
-    of_each = ({*json.loads(row.others), *(["answer"] if row.answer is not None else [])} for row in rows)
-    return frozenset(set.intersection(*of_each))
+    columns = ({*json.loads(row.others), *(["answer"] if row.answer is not None else [])} for row in rows)
+    return frozenset(set.intersection(*columns))
 
 
 def _collect_needs(job: ResolvedJob) -> Wanted:

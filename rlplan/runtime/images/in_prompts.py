@@ -42,7 +42,7 @@ class ImagePlaces:
             raise BadRowError(f"the prompt has {len(places)} image tokens, but its row has {len(cells)} images")
         expanded: list[int] = []
         images: list[PromptImage] = []
-        end = 0
+        end = 0  # tokens up to here are in `expanded`
         for place, cell in zip(places, cells, strict=True):
             expanded += tokens[end:place]
             rows, columns, pixels = self.tokenizer.image(read_image(cell, folder), self.rule)

@@ -26,7 +26,7 @@ def engine_prompt(request: RolloutRequest) -> dict[str, Any]:
     tokens = list(request.prompt)
     if not request.images:
         return {"prompt_token_ids": tokens}
-    for image in reversed(request.images):
+    for image in reversed(request.images):  # from the end, so that earlier indices stay valid
         del tokens[image.first + 1 : image.first + image.num_tokens]
     images = [make_pillow_image(image) for image in request.images]
     return {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}

@@ -47,7 +47,7 @@ def add_adapters(model: Any, job: ResolvedJob) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_trained(name))
     for layer in _list_adapted_layers(model):
-        layer._active_adapter = [ADAPTER]
+        layer._active_adapter = [ADAPTER]  # the trained adapter is active outside of `computing_as`
 
 
 def add_trained_adapter(model: Any, job: ResolvedJob) -> None:

@@ -94,7 +94,7 @@ def _get(url: str, token: str) -> bytes:
             content += part
             if len(content) > MAX_CONFIG_BYTES:
                 raise ValueError(f"more than {MAX_CONFIG_BYTES} bytes")
-            if time.monotonic() > end:
+            if time.monotonic() > end:  # urllib's timeout bounds a single read, not the download
                 raise TimeoutError(f"not read within {TIMEOUT_S} s")
     return content
 

@@ -55,10 +55,12 @@ def packed_attention(
     lens = sequence_lens or (query.shape[2],)
     window, cap, sinks = (options.get(name) for name in ("sliding_window", "softcap", "s_aux"))
     _check(module, query, lens, options, is_shared=sharing is not None)
+
     width, missing = value.shape[-1], query.shape[-1] - value.shape[-1]
     if missing:  # latent attention (MLA) has smaller values than keys, which no kernel accepts
         value = torch.nn.functional.pad(value, (0, missing))
     device = device_of(query.device)
+    # A window as long as the longest sequence changes nothing, so the fused kernels apply.
     if cap is not None or sinks is not None or (window is not None and max(lens) > window):
         score = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, window, cap)
         output = attend_by_rows(query, key, value, sinks, lens, score)

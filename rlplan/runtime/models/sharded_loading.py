@@ -37,7 +37,7 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
         with deepspeed.zero.Init(config_dict_or_path=config):
             model = build()
         _compute_buffers(model, build)
-    model.tie_weights()
+    model.tie_weights()  # before loading, so that a tied head is one parameter and is loaded once
     _fill(model, Path(folder))
     model.config.architectures = [type(model).__name__]  # saved with the model; a scalar head changes the class
     return model.eval()

@@ -23,8 +23,8 @@ class PartWeights(WeightSource):
     def read(self, name: str) -> torch.Tensor:
         part = super().read(name)
         whole = self._shapes.get(name, tuple(part.shape))
-        cut = [axis for axis, size in enumerate(whole) if size != part.shape[axis]]
-        return _gather_parts(part, cut[0]) if cut else part
+        axes = [axis for axis, size in enumerate(whole) if size != part.shape[axis]]  # AutoTP shards one axis
+        return _gather_parts(part, axes[0]) if axes else part
 
 
 def forget_input_check(engine: Any) -> None:

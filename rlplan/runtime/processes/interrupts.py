@@ -100,7 +100,7 @@ def _set_all(handler: Callable[[int, FrameType | None], object] | signal.Handler
 
 def _stop(number: int, frame: FrameType | None) -> None:
     global _received
-    _set_all(signal.SIG_IGN)
+    _set_all(signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
     _received = signal.Signals(number)
     leave_lost_terminal()
     raise _make_interrupt(_received)

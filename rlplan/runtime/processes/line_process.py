@@ -104,6 +104,7 @@ class LineProcess:
         while left:
             deadline.await_pipe(pipe, select.POLLOUT)
             try:
+                # POLLOUT guarantees room for PIPE_BUF bytes only.
                 left = left[os.write(pipe, left[: select.PIPE_BUF]) :]
             except OSError:
                 raise NoAnswerError(self._describe_death()) from None

@@ -148,7 +148,7 @@ def _adapt_verl(function: Callable[..., Any]) -> Batch:
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
         values = run_awaitable(function(**select_arguments(takes, everything)))
-        value = values["score"] if isinstance(values, dict) else values
+        value = values["score"] if isinstance(values, dict) else values  # verl accepts a dict with more metrics
         return TypeError("it returned None, not a number") if value is None else value
 
     return lambda request: [call(response) for response in request["responses"]]

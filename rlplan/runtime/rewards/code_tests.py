@@ -127,7 +127,9 @@ def _read_assertions(source: str, entry_point: str = "") -> list[Check]:
     tree = _Candidate(entry).visit(tree)
     own = frozenset(name for node in ast.walk(tree) for name in _list_bound_names(node))
     tests = [each.test for each in _list_asserts(tree.body, own)]
-    tests = [test for test in tests if not (isinstance(test, ast.Constant) and test.value)]  # `assert True` proves none
+    tests = [
+        test for test in tests if not (isinstance(test, ast.Constant) and test.value)
+    ]  # `assert True` tests nothing
     names = Names(own, _find_shadowing(tests, entry_point), called(ast.Call(entry, [], [])) if entry_point else "")
     return [split(test, names) for test in tests]
 
