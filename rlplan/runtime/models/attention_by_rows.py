@@ -137,26 +137,32 @@ class _Block:
         return self.first - self.first_key
 
     def queries(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._cut(rows)[:, :, self.first : self.last].float()
+        return cut_sequences(rows, self.part, self.count)[:, :, self.first : self.last].float()
 
     def keys(self, rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """Keys or values, repeated to the number of query heads."""
-        part = self._cut(rows)[:, :, self.first_key : self.last].float()
+        part = cut_sequences(rows, self.part, self.count)[:, :, self.first_key : self.last].float()
         groups = query.shape[1] // rows.shape[1]
         return part.repeat_interleave(groups, 1) if groups > 1 else part
 
     def put(self, rows: torch.Tensor, part: torch.Tensor) -> None:
-        self._cut(rows)[:, :, self.first : self.last] = part
+        cut_sequences(rows, self.part, self.count)[:, :, self.first : self.last] = part
 
     def add(self, rows: torch.Tensor, part: torch.Tensor) -> None:
         """Add gradients of keys or values, summed over the query heads that share a key head."""
-        summed = part if part.shape[1] == rows.shape[1] else part.unflatten(1, (rows.shape[1], -1)).sum(2)
-        self._cut(rows)[:, :, self.first_key : self.last] += summed
+        summed = sum_groups(part, rows.shape[1])
+        cut_sequences(rows, self.part, self.count)[:, :, self.first_key : self.last] += summed
 
-    def _cut(self, rows: torch.Tensor) -> torch.Tensor:
-        """A view of [1, heads, T, d] as [n, heads, length, d]."""
-        cut: torch.Tensor = rows[0, :, self.part].unflatten(1, (self.count, -1))
-        return cut.transpose(0, 1)
+
+def cut_sequences(rows: torch.Tensor, part: slice, count: int) -> torch.Tensor:
+    """A part of [1, heads, T, d] with `count` equally long sequences, as a view [count, heads, length, d]."""
+    cut: torch.Tensor = rows[0, :, part].unflatten(1, (count, -1))
+    return cut.transpose(0, 1)
+
+
+def sum_groups(part: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Gradients of key heads from those of query heads [n, heads, length, d], summed over the heads that share one."""
+    return part if part.shape[1] == num_heads else part.unflatten(1, (num_heads, -1)).sum(2)
 
 
 def _split_blocks(lens: tuple[int, ...], num_heads: int, window: int | None) -> Iterator[_Block]:

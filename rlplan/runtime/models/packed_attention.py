@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rlplan.runtime.device.layer import device_of
-from rlplan.runtime.models.attention_by_rows import Scores, attend_by_rows
+from rlplan.runtime.models.attention_by_rows import Scores, attend_by_rows, cut_sequences, sum_groups
 from rlplan.runtime.models.sequence_parallel import Sharing
 
 PACKED = "rlplan_packed"
@@ -119,14 +119,12 @@ class _PerLength(torch.autograd.Function):
         query, key, value, output, *sums = ctx.saved_tensors
         grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
         gradient, output = gradient.transpose(1, 2), output.transpose(1, 2)
-        groups = query.shape[1] // key.shape[1]
         for (part, (q, k, v)), log_sum in zip(_split_runs(query, key, value, ctx.lens), sums, strict=True):
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 _cut(gradient, part, len(q)), q, k, v, _cut(output, part, len(q)), log_sum, 0.0, True, scale=ctx.scale
             )
             for whole, grad in zip(grads, parts, strict=True):
-                summed = grad if grad.shape[1] == whole.shape[1] else grad.unflatten(1, (-1, groups)).sum(2)
-                whole[0, :, part] = summed.transpose(0, 1).flatten(1, 2)
+                whole[0, :, part] = sum_groups(grad, whole.shape[1]).transpose(0, 1).flatten(1, 2)
         return (*grads, None, None)
 
 
@@ -152,8 +150,7 @@ def _split_runs(
 
 def _cut(rows: torch.Tensor, part: slice, count: int) -> torch.Tensor:
     """[1, heads, T, d] to [count, heads, length, d] in fp32."""
-    cut: torch.Tensor = rows[0, :, part].unflatten(1, (count, -1))
-    return cut.transpose(0, 1).float()
+    return cut_sequences(rows, part, count).float()
 
 
 def _attend_by_runs(

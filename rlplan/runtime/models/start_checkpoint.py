@@ -106,7 +106,7 @@ def write_language_part(model_folder: Path, out: Path) -> None:
             save_tensors(tensors, out / path.name)
             places |= dict.fromkeys(tensors, path.name)
     if set(places.values()) != {WEIGHTS}:
-        (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        _write_index(out, places, {})
     (out / "config.json").write_text(json.dumps(language_config(read_config(model_folder / "config.json"))))
     _copy(tokenizer_files(model_folder), model_folder, out)
 
@@ -216,7 +216,11 @@ def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
         file = f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors"
         (out / f"part-{number}").replace(out / file)
         places |= dict.fromkeys(sizes, file)
-    metadata = {"total_size": sum(size for sizes in parts for size in sizes.values())}
+    _write_index(out, places, {"total_size": sum(size for sizes in parts for size in sizes.values())})
+
+
+def _write_index(out: Path, places: Mapping[str, str], metadata: Mapping[str, int]) -> None:
+    """Write the index of numbered files. places: file of each tensor."""
     with writing_file(out / INDEX):
         (out / INDEX).write_text(json.dumps({"metadata": metadata, "weight_map": places}, indent=2) + "\n")
 

@@ -54,12 +54,7 @@ class RewardProcess:
 
         Raises: RewardFailure; ExhaustedError when the response exhausted a limit after `begun` (child.py).
         """
-        try:
-            answer = self._exchange(request, self.timeout_s)
-        except NoAnswerError as error:
-            raise RewardFailure(_explain(error)) from None
-        if "failure" in answer:
-            raise RewardFailure(str(answer["failure"]))
+        answer = self._answer(request, self.timeout_s)
         return check_number(float.fromhex(str(answer["value"]))), str(answer.get("note", ""))
 
     @property
@@ -80,15 +75,21 @@ class RewardProcess:
         of its responses' timeouts. Raises: RewardFailure without any answer.
         """
         timeout_s = max(self.timeout_s, min(longest_s, self.timeout_s * len(responses)))
+        answer = self._answer({"responses": list(responses), "progress": progress}, timeout_s, len(responses))
+        return [None if value is None else _read_number(value) for value in answer["values"]]
+
+    def _answer(self, request: dict[str, Any], timeout_s: float, num_values: int = 0) -> dict[str, Any]:
+        """The reward's answer. Raises: RewardFailure, ExhaustedError."""
         try:
-            answer = self._exchange({"responses": list(responses), "progress": progress}, timeout_s, len(responses))
+            answer = self._exchange(request, timeout_s, num_values)
         except NoAnswerError as error:
             raise RewardFailure(_explain(error)) from None
         if "failure" in answer:
             raise RewardFailure(str(answer["failure"]))
-        return [None if value is None else _read_number(value) for value in answer["values"]]
+        return answer
 
-    def _exchange(self, request: dict[str, Any], timeout_s: float, num_values: int = 0) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, Any], timeout_s: float, num_values: int) -> dict[str, Any]:
+        """Send a request and receive its answer; a process that fails is replaced. Raises: NoAnswerError."""
         process, is_alone, has_begun = self._ensure_ready(), False, False
         process.max_bytes = 3 * MAX_ANSWER + MAX_VALUE * num_values  # `begun`, `ended` and the answer may come together
         deadline = Deadline(timeout_s)
