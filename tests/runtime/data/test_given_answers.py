@@ -41,7 +41,7 @@ def test_a_judged_answer_is_good_or_bad_by_its_label(tmp_path: Path) -> None:
     [
         ("answer", {"prompt": "x"}, "no answer"),
         ("answer", {"messages": [USER]}, "messages must end with an assistant message"),
-        ("answer", {"prompt": "x", "completion": [USER]}, "completion must be one message of the assistant's"),
+        ("answer", {"prompt": "x", "completion": [USER]}, "completion must be one assistant message"),
         ("unpaired", {"prompt": "x", "completion": "a"}, "label must be true or false"),
         ("unpaired", {"prompt": "x", "label": True}, "completion is null"),
     ],

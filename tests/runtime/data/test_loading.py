@@ -63,7 +63,7 @@ def test_a_byte_order_mark_blank_lines_and_windows_line_ends_are_fine(tmp_path: 
 def test_an_empty_answer_is_a_bad_row_where_a_reward_compares_with_it(tmp_path: Path, answer: str) -> None:
     path = jsonl(tmp_path / "p.jsonl", [{"prompt": "x", "answer": answer}])
     assert load(path, answers=False).rows[0].answer == answer
-    with pytest.raises(SpecError, match="row 1: its answer is empty"):
+    with pytest.raises(SpecError, match="row 1: the answer is empty"):
         load(path)
 
 
@@ -249,7 +249,9 @@ def test_bytes_that_are_text_are_read_and_what_json_does_not_know_is_no_answer(t
     answers = pa.array([b"12", b"caf\xe9"], pa.binary())
     beside = {"day": [day, day], "image": pa.array([b"\xff", b"\xff"], pa.binary()), "raw": pa.array([b"a", b"b"])}
     _write_table(path, pa.table({"prompt": pa.array([b"one", b"two"]), "answer": answers, **beside}))
-    with pytest.raises(SpecError, match=r"1 of 2 rows cannot be used: row 2: the answer holds bytes that are no UTF-8"):
+    with pytest.raises(
+        SpecError, match=r"1 of 2 rows cannot be used: row 2: the answer holds bytes that are not UTF-8"
+    ):
         load(path)
     (row, _) = load(path, columns=Columns(answer="raw")).rows
     assert (row.prompt, row.answer) == ("one", "a")
@@ -271,7 +273,7 @@ def test_a_null_answer_of_a_table_of_numbers_is_null(tmp_path: Path) -> None:
 
     path = tmp_path / "data.parquet"
     _write_table(path, pa.table({"prompt": ["a", "b"], "answer": [1.0, float("nan")]}))
-    with pytest.raises(SpecError, match=r"1 of 2 rows cannot be used: row 2: it has no answer"):
+    with pytest.raises(SpecError, match=r"1 of 2 rows cannot be used: row 2: no answer"):
         load(path)
 
 
@@ -285,7 +287,7 @@ def test_indices_of_several_sources_are_no_duplicate_ids(tmp_path: Path) -> None
     [
         (
             b'[{"prompt": "x", "answer": "y"}, "hello", 5, null]',
-            "3 of 4 rows cannot be used: rows 2, 3, 4: the item is no JSON",
+            "3 of 4 rows cannot be used: rows 2, 3, 4: the item is not a JSON",
         ),
         (b'{"prompt": "x"}', "the file is not a list of rows"),
         (b'[{"prompt": "x"', "the file is not JSON"),
@@ -329,14 +331,14 @@ WRONG_NAMES = (
     ("dataset_dict.json", "{bad", "dataset_dict.json is not JSON"),
     ("dataset_dict.json", "[]", "dataset_dict.json names no splits"),
     ("dataset_dict.json", '{"splits": []}', "dataset_dict.json names no splits"),
-    ("dataset_dict.json", '{"splits": ["../../elsewhere"]}', "names '../../elsewhere', which is no name of"),
+    ("dataset_dict.json", '{"splits": ["../../elsewhere"]}', "names '../../elsewhere', which is not a plain file name"),
     ("state.json", "{}", "state.json names no _data_files"),
     ("state.json", '{"_data_files": "x"}', "state.json names no _data_files"),
-    ("state.json", '{"_data_files": [{}]}', "names None, which is no name of"),
+    ("state.json", '{"_data_files": [{}]}', "names None, which is not a plain file name"),
     (
         "state.json",
         '{"_data_files": [{"filename": "../good.arrow"}]}',
-        "names '../good.arrow', which is no name of",
+        "names '../good.arrow', which is not a plain file name",
     ),
     ("state.json", '{"_data_files": [{"filename": "absent.arrow"}]}', "absent.arrow is no file"),
 )

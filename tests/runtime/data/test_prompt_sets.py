@@ -74,7 +74,7 @@ def test_the_columns_that_every_row_has_are_known_where_a_function_may_ask_for_t
 
 def test_too_few_prompts_for_a_step_are_refused(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "train.jsonl", "Sort: 12", "Sort: 13")
-    with pytest.raises(SpecError, match="2 prompts, 4 a step"):
+    with pytest.raises(SpecError, match="2 training prompts, 4 per step"):
         load_prompts(make_job(**{"data.prompts": file}))
 
 
@@ -121,7 +121,7 @@ def test_data_sets_are_mixed_by_weight_under_their_names(tmp_path: Path) -> None
 
 
 def test_unequal_columns_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="data sets with unequal columns are mixed: easy has level; second has grade"):
+    with pytest.raises(SpecError, match="mixed data sets have different columns: easy has level; second has grade"):
         load_prompts(make_mixed_job(tmp_path, {"grade": 2}))
 
 
@@ -129,7 +129,7 @@ def test_a_curriculum_needs_a_number_in_every_row(tmp_path: Path) -> None:
     job = make_mixed_job(tmp_path, difficulty_column="level")
     maker = RequestMaker(job, load_prompts(job))
     assert [maker.prompt(n).source for n in range(10)].count("second") == 2
-    with pytest.raises(SpecError, match="grade of 'easy/10000' is not there"):
+    with pytest.raises(SpecError, match="grade of 'easy/10000' is missing"):
         load_prompts(make_mixed_job(tmp_path, difficulty_column="grade"))
     with pytest.raises(SpecError, match="level of 'second/20000' is 'x'"):
         load_prompts(make_mixed_job(tmp_path, {"level": "x"}, difficulty_column="level"))
@@ -139,7 +139,7 @@ def test_a_weight_of_no_prompt_is_refused(tmp_path: Path) -> None:
     job = make_mixed_job(tmp_path)
     assert job.data is not None
     sources = [job.data.sources[0], job.data.sources[1].model_copy(update={"weight": 1e-6})]
-    with pytest.raises(SpecError, match="second has a weight of 1e-06, which is none of 10 prompts"):
+    with pytest.raises(SpecError, match="second has a weight of 1e-06, which gives it 0 of 10 prompts"):
         load_prompts(job.model_copy(update={"data": job.data.model_copy(update={"prompts": tuple(sources)})}))
 
 
@@ -196,7 +196,7 @@ def test_without_held_out_prompts_a_tenth_is_held_back_whatever_their_order(tmp_
 def test_too_few_prompts_are_said_with_those_that_are_held_out(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "train.jsonl", *(f"Sort: {number}" for number in range(10, 42)))
     job = make_job(**{"data.prompts": file, "data.heldout": None, "workload.num_prompts_per_step": 32})
-    with pytest.raises(SpecError, match="29 prompts beside 3 that are held out, 32 a step"):
+    with pytest.raises(SpecError, match="29 training prompts besides 3 held-out ones, 32 per step"):
         load_prompts(job)
 
 

@@ -74,7 +74,7 @@ def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: Environment
 def test_an_answer_without_an_observation_is_the_end_whatever_it_says_of_it(value: dict[str, Any]) -> None:
     assert read_answer(RawAnswer(value)) == Answer((), value.get("reward"), True)
     assert not read_answer(RawAnswer({"observation": "on", "reward": 1.0, "done": False})).is_end
-    assert read_answer(RawAnswer({"done": 0})).failure == "done is '0', neither true nor false"
+    assert read_answer(RawAnswer({"done": 0})).failure == "done is '0', not true or false"
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_gymnasium_s_tuples_are_taken_and_what_reset_says_is_added_to_the_prompt
 
 def test_a_prompt_that_reset_has_made_too_long_is_masked(play: Play) -> None:
     (completion,) = play("Gym", "a", max_prompt_len=6)
-    assert completion.failure == "with what reset adds a prompt has 7 tokens, workload.max_prompt_len=6"
+    assert completion.failure == "with the text from reset the prompt has 7 tokens, more than workload.max_prompt_len=6"
 
 
 def test_methods_of_trl_s_environments_are_tools_with_state(play: Play) -> None:

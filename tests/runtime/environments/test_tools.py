@@ -135,13 +135,13 @@ def test_calls_of_one_turn_run_side_by_side_and_are_answered_in_their_order(run:
 @pytest.mark.parametrize(
     ("turn", "outcome", "error_text"),
     [
-        (call("sub", a=1), "unknown_tool", "error: there is no tool sub; there are add, bad, later"),
+        (call("sub", a=1), "unknown_tool", "error: there is no tool sub; available tools: add, bad, later"),
         ("<call>{add</call>", "not_json", "error: the call is not JSON"),
-        ("<call>[1]</call>", "not_json", "error: a call is an object with name and arguments"),
+        ("<call>[1]</call>", "not_json", "error: a call must be an object with name and arguments"),
         ('<call>{"name": "add", "argu', "not_json", "error: the call is not JSON"),
-        (call("add"), "wrong_arguments", "a is missing"),
+        (call("add"), "wrong_arguments", "missing: a"),
         (call("add", a="2"), "wrong_arguments", "a: "),
-        (call("add", a=1, c=2), "wrong_arguments", "there is no c; it takes a, b"),
+        (call("add", a=1, c=2), "wrong_arguments", "unknown: c; known: a, b"),
         (call("bad", how="well"), "wrong_arguments", "how: "),
         (call("bad", how="raise"), "raised", "no"),
         (call("bad", how="exit"), "raised", "1"),
@@ -179,7 +179,7 @@ def test_no_more_than_so_many_calls_of_a_turn_are_made() -> None:
     assert [each.fault for each in calls] == [""] * MAX_CALLS + ["too_many"]
     many = read_calls("<call>" + json.dumps([{"name": "add"}] * 20_000) + "</call>", PATTERN, ["add"])
     assert len(many) == MAX_CALLS + 1
-    assert many[-1].why == "19968 calls beyond the first 32 of the turn are not made"
+    assert many[-1].why == "19968 calls after the first 32 of the turn were ignored"
     deep = read_calls("<call>" + "[" * 100_000, PATTERN, ["add"])
     assert [each.fault for each in deep] == ["not_json"]
 
@@ -210,4 +210,4 @@ def test_a_tool_that_is_not_in_its_file_is_told_what_is(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text("import os\ndef add(a: int): ...\ndef _own(): ...\ndef take(a: int): ...\n")
     with pytest.raises(SpecError, match="the tool cannot be used") as refused:
         describe_environment(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:nope",)))
-    assert refused.value.way_out == "one of add, take"
+    assert refused.value.way_out == "use one of add, take"

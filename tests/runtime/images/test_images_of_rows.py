@@ -133,7 +133,7 @@ def test_prompts_have_a_token_for_every_part_of_their_images(job_file: Path) -> 
     ("change", "why"),
     [
         ({"image": "none.png"}, "row 2: the image none.png"),
-        ({"prompt": "<|image_pad|> <image> color ?"}, "row 2: the prompt has 2 image tokens, and its row 1 images"),
+        ({"prompt": "<|image_pad|> <image> color ?"}, "row 2: the prompt has 2 image tokens, but its row has 1 images"),
         ({"image": ["1.png", "2.png"]}, "row 2: 1 times <image> in the prompt, and 2 images"),
         ({"image": ["1.png"] * 17}, "row 2: 17 images, at most 16"),
         ({"image": "job.yaml"}, "row 2: an image that cannot be read"),

@@ -48,7 +48,7 @@ def test_a_config_is_fetched_once_and_then_read_from_the_cache(hub: Hub, tmp_pat
 
 def test_a_model_that_the_hub_does_not_have_is_said_to_be_missing(hub: Hub, tmp_path: Path) -> None:
     answer = fetch("someone/else", hub.address, tmp_path)
-    assert "the hub gives no config.json of 'someone/else' (HTTP 404)" in answer.stderr
+    assert "the hub does not provide the config.json of 'someone/else' (HTTP 404)" in answer.stderr
     assert not (tmp_path / "rlplan").exists()
 
 

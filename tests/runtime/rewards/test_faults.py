@@ -27,9 +27,9 @@ from tests.waiting import at_most, own_processes, wait_for
 FAULTY = Path(__file__).with_name("faulty.py")
 TIMEOUT_S, HANG_S = 2.0, 0.5
 FAULTS = {
-    "nan": "it gave nan",
-    "infinite": "it gave inf",
-    "minus_infinite": "it gave -inf",
+    "nan": "it returned nan",
+    "infinite": "it returned inf",
+    "minus_infinite": "it returned -inf",
     "nothing": "NoneType",
     "raises": "KeyError: 'ground truth'",
     "exits": "SystemExit",
@@ -39,10 +39,10 @@ FAULTS = {
     "hangs_and_swallows": "timeout",
     "too_many": "2 values for 1",
     "too_few": "0 values for 1",
-    "text": "it gave str",
-    "huge_result": "it gave str",
+    "text": "it returned str",
+    "huge_result": "it returned str",
     "huge_number": "OverflowError",
-    "prints_without_end": "it gave nan",
+    "prints_without_end": "it returned nan",
     "takes_all_memory": "MemoryError",
     "leaves_threads": "with threads at work",
     "tower": "timeout",
@@ -133,19 +133,19 @@ def test_good_functions_of_both_signatures_give_their_numbers(name: str, value: 
 
 
 def test_a_wrong_signature_is_said_before_anything_runs() -> None:
-    with pytest.raises(SpecError, match=r"it takes \(question, reply\): neither"):
+    with pytest.raises(SpecError, match=r"it takes \(question, reply\), which is neither"):
         judge_once(function("wrong_signature"))
     with pytest.raises(SpecError, match="has no function absent"):
         judge_once(function("absent"))
 
 
 REFUSED = {
-    ("trl", "wrong_signature"): "it takes (question, reply), and no completion_ids or completions",
-    ("verl", "wrong_signature"): "it takes (question, reply), and no solution_str",
+    ("trl", "wrong_signature"): "it takes (question, reply), but not completion_ids or completions",
+    ("verl", "wrong_signature"): "it takes (question, reply), but not solution_str",
     ("trl", "takes_no_parameters"): "it takes ()",
     ("verl", "takes_no_parameters"): "it takes ()",
     ("auto", "verl_with_more"): "missing a required argument: 'needed'",
-    ("auto", "asks_for_a_column"): "missing a required argument: 'level'; given by name are prompts, completions",
+    ("auto", "asks_for_a_column"): "missing a required argument: 'level'; the arguments are prompts, completions",
     ("auto", "takes_positions"): "completion_ids, trainer_state, log_extra, log_metric, answer, hint",
     ("auto", "generates"): "generates is a class or a generator",
     ("auto", "Built"): "Built is a class or a generator",
@@ -181,7 +181,7 @@ def test_a_function_that_hangs_while_it_is_imported_is_told_with_the_deadline_th
     monkeypatch.setattr(machine_speed, "_last", (time.monotonic(), 4.0))
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)\n")
     spec = FunctionSpec(kind="function", path=f"{tmp_path / 'hangs.py'}:f", timeout_s=1.0)
-    with pytest.raises(SpecError, match="timeout after 2 s before it was ready"):
+    with pytest.raises(SpecError, match="timeout after 2 s while it started"):
         judge_once(spec)
 
 
