@@ -218,8 +218,8 @@ def _split_messages(cells: Cells) -> tuple[Chat, Cells]:
     chat = _read_text_or_chat(cells["messages"], "messages")
     if isinstance(chat, str) or len(chat) < 2 or chat[-1]["role"] != "assistant":
         raise BadRowError("messages must end with an assistant message, after at least one other message")
-    rest = {name: cell for name, cell in cells.items() if name != "messages"}
-    return chat[:-1], rest | {"completion": chat[-1]["content"]}
+    others = {name: cell for name, cell in cells.items() if name != "messages"}
+    return chat[:-1], others | {"completion": chat[-1]["content"]}
 
 
 def _read_target(cells: Cells, prompt: Any, answer: str | None) -> tuple[Any, str | Chat]:

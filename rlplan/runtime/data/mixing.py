@@ -72,7 +72,7 @@ def compute_quotas(shares: Sequence[Share]) -> list[int]:
     """
     total, weights = sum(share.num_rows for share in shares), sum(share.weight for share in shares)
     exact = [share.weight / weights * total for share in shares]
-    quotas = [int(each) for each in exact]
+    quotas = [int(share_rows) for share_rows in exact]
     by_remainder = sorted(range(len(shares)), key=lambda index: (quotas[index] - exact[index], index))
     for index in by_remainder[: total - sum(quotas)]:
         quotas[index] += 1

@@ -44,9 +44,11 @@ class ModelText:
     def __init__(self, folder: Path, template: str | None = None, config: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        alone = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+        variables = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
         command = module_command("rlplan.runtime.data.model_text")
-        self._process = LineProcess(command, self._log, MAX_ANSWER_BYTES, os.environ | alone | {"HF_HUB_OFFLINE": "1"})
+        self._process = LineProcess(
+            command, self._log, MAX_ANSWER_BYTES, os.environ | variables | {"HF_HUB_OFFLINE": "1"}
+        )
         try:
             start = {"folder": str(folder), "template": template, "config": dict(config or {})}
             self.longest_token = int(self._ask(start, START_S, is_chat=template is not None)["longest_token"])
@@ -71,9 +73,9 @@ class ModelText:
 
     def image(self, data: bytes, rule: ImageRule) -> tuple[int, int, bytes]:
         """(token rows, token columns, pixels) of an image file. Raises: BadRowError if it is not an image."""
-        asked = {"image": base64.b64encode(data).decode(), "rule": asdict(rule)}
+        request = {"image": base64.b64encode(data).decode(), "rule": asdict(rule)}
         try:
-            answer = self._exchange(asked, ANSWER_S)
+            answer = self._exchange(request, ANSWER_S)
         except NoAnswerError as error:
             raise self._make_error(
                 f"an image ended its process: {error}{self._read_last_words()}", is_chat=False
@@ -90,8 +92,8 @@ class ModelText:
 
     def render(self, chats: Sequence[Any], tools: Sequence[Any] = ()) -> list[str]:
         """Render chats up to the policy's next turn. tools: tool schemas. Raises: SpecError when the template fails."""
-        asked = [{"chat": chat, "tools": list(tools)} for chat in chats]
-        return [str(self._ask(request, ANSWER_S, is_chat=True)["text"]) for request in asked]
+        requests = [{"chat": chat, "tools": list(tools)} for chat in chats]
+        return [str(self._ask(request, ANSWER_S, is_chat=True)["text"]) for request in requests]
 
     @property
     def pid(self) -> int:

@@ -54,7 +54,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
     _check_tokenizer(job)
     if job.needed_data.heldout is None:
         check_can_hold_out(job)
-    answer_kind, data, most = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
+    answer_kind, data, max_heldout = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
     environment = describe_environment(job.rollout.environment) if job.has_turns else NOTHING
     chats = Chats(data.system_prompt, environment.schemas)
     log_lines: list[str] = []
@@ -75,14 +75,16 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
         # Rewards judge responses to these rows, unless the rows hold answers and held-out prompts have their own file.
         is_judged = not (answer_kind and data.heldout)
         train = [
-            read(each.path, each.label * is_mixed, answer_kind=answer_kind, is_judged=is_judged)
-            for each in data.sources
+            read(source.path, source.label * is_mixed, answer_kind=answer_kind, is_judged=is_judged)
+            for source in data.sources
         ]
         heldout_kind: Given = answer_kind if job.algorithm.declaration.trains_scalar else ""
-        heldout = [read(place, name, answer_kind=heldout_kind)[:most] for name, place in data.heldout_sets.items()]
+        heldout = [
+            read(place, name, answer_kind=heldout_kind)[:max_heldout] for name, place in data.heldout_sets.items()
+        ]
     _check_columns(train, job)
     if data.heldout is None:
-        train, heldout = _split(train, most, job.seed)
+        train, heldout = _split(train, max_heldout, job.seed)
         log_lines.append(f"{sum(map(len, heldout))} of these prompts are held out, as data.heldout names none")
     sets = PromptSets(sum(train, ()), sum(heldout, ()), tuple(log_lines), frozenset.intersection(*judged), environment)
     _check_turns(sets, job)
@@ -102,9 +104,9 @@ def _check_tokenizer(job: ResolvedJob) -> None:
         )
 
 
-def _split(train: Sequence[tuple[Prompt, ...]], most: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
+def _split(train: Sequence[tuple[Prompt, ...]], max_heldout: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
     """(training prompts, held-out prompts) of each data set."""
-    parts = [split_held_out(prompts, most, seed) for prompts in train]
+    parts = [split_held_out(prompts, max_heldout, seed) for prompts in train]
     heldout = [tuple(replace(prompt, source="") for prompt in part) for _, part in parts]
     questions = {prompt.question for part in heldout for prompt in part}  # another data set may contain them too
     return [tuple(prompt for prompt in part if prompt.question not in questions) for part, _ in parts], heldout

@@ -85,8 +85,8 @@ class _Encoder:
 
     def encode_prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
         """(tokens of a row's prompt with its images' tokens, the images)."""
-        limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
-        self._check_characters(str(row.prompt), what, limit)
+        limit, name = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
+        self._check_characters(str(row.prompt), name, limit)
         # Special tokens are added to plain texts only: a template writes a BOS token itself, if there is one.
         text = (
             str(row.prompt)
@@ -98,16 +98,16 @@ class _Encoder:
         if self.images is not None:
             tokens, images = self.images.expand_images(tokens, row.images, self.folder)
         if not 0 < len(tokens) <= limit:
-            raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
+            raise BadRowError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
         return tokens, images
 
     def encode_answer(self, row: DataRow, key: str) -> tuple[int, ...]:
         """Tokens of an answer, with the end-of-sequence token that the policy must learn."""
-        limit, what, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
-        self._check_characters(text, what, limit)
+        limit, name, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
+        self._check_characters(text, name, limit)
         tokens = (*self.tokenizer.tokens(text, adds_special_tokens=False), *self.end)
         if len(tokens) > limit:
-            raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
+            raise BadRowError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
         return tokens
 
     def _check_characters(self, text: str, what: str, limit: int) -> None:

@@ -39,8 +39,8 @@ class _MissingError(Exception):
     def __init__(self, file: str, name: str, module: ModuleType) -> None:
         super().__init__(f"there is no function '{name}' in {os.path.basename(file)}")  # noqa: PTH119
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
-        there = [key for key in own if not key.startswith("_")][:10]
-        self.way_out = f"use one of {', '.join(there)}" if there else "write it: the file has no function"
+        names = [key for key in own if not key.startswith("_")][:10]
+        self.way_out = f"use one of {', '.join(names)}" if names else "write it: the file has no function"
 
 
 class Answers:

@@ -83,15 +83,15 @@ class Conversation:
 
     def make_next_request(self) -> RolloutRequest:
         """The engine's request for the next turn."""
-        whole = self.request
+        group = self.request
         return RolloutRequest(
             id=f"{self.name}.{self.num_turns}",
             prompt=(*self.prompt.tokens, *self.tokens),
             num_samples=1,
-            temperature=whole.temperature,
-            seed=whole.seed + self.sample + self.num_turns * TURN_STRIDE,
+            temperature=group.temperature,
+            seed=group.seed + self.sample + self.num_turns * TURN_STRIDE,
             max_tokens=self.num_left,
-            session=whole.id,
+            session=group.id,
         )
 
     def append_policy_turn(self, turn: Completion, text: str) -> None:

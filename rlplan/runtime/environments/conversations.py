@@ -126,9 +126,9 @@ class Conversations:
             self.chat.close()
 
     def _advance_all(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
-        for (name, what), answer in self.pool.take_answers():
+        for (name, request), answer in self.pool.take_answers():
             self._num_asked -= 1
-            self._handle_answer(self._talking[name], what, answer)
+            self._handle_answer(self._talking[name], request, answer)
         self._send(timeout_s)
         wait_s = min(max_wait_s, ANSWER_S) if self._num_asked else max_wait_s
         finished_turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
@@ -139,9 +139,9 @@ class Conversations:
             self._answer_turn(conversation, completion)
         return measurements
 
-    def _ask(self, conversation: Conversation, what: int | str, question: dict[str, Any], *, is_shared: bool) -> None:
+    def _ask(self, conversation: Conversation, key: int | str, question: dict[str, Any], *, is_shared: bool) -> None:
         session = None if is_shared else conversation.name
-        self.pool.ask((conversation.name, what), question, session)
+        self.pool.ask((conversation.name, key), question, session)
         self._num_asked += 1
 
     def _begin(self, conversation: Conversation) -> None:
@@ -191,18 +191,18 @@ class Conversations:
             tools = [{"role": "tool", "name": n, "content": text} for n, text in zip(named, results, strict=True)]
             self._continue(conversation, tools)
 
-    def _handle_answer(self, conversation: Conversation, what: int | str, answered: RawAnswer) -> None:
-        """Handle an answer of the pool. what: the request: the index of a call, `reset`, `step` or `finish`."""
-        if isinstance(what, int):
+    def _handle_answer(self, conversation: Conversation, request: int | str, answered: RawAnswer) -> None:
+        """Handle an answer of the pool. request: the index of a tool call, or `reset`, `step` or `finish`."""
+        if isinstance(request, int):
             text = answered.value if isinstance(answered.value, str) else f"error: {answered.failure}"
-            conversation.end_call(what, answered.kind or OK, text)
+            conversation.end_call(request, answered.kind or OK, text)
             return self._continue_after_calls(conversation)
-        if what == "finish":
+        if request == "finish":
             return self._finish(conversation, answered)
         answer = read_answer(answered)
         if answer.failure:
             return self._end(conversation, FAILED, answer.failure)
-        if what == "reset":
+        if request == "reset":
             return self._reset(conversation, answer.messages)
         conversation.add_reward(answer.reward)
         if answer.is_end:
@@ -245,10 +245,10 @@ class Conversations:
 
     def _encode_observation(self, conversation: Conversation, messages: Sequence[Message]) -> list[int]:
         """Tokens of messages, each truncated to max_observation_len."""
-        most = self.spec.max_observation_len
+        max_tokens = self.spec.max_observation_len
         if not conversation.prompt.chat:
-            return self.words.tokens("".join(message["content"] for message in messages))[:most]
-        cut = [{**message, "content": self.words.cut(message["content"], most)} for message in messages]
+            return self.words.tokens("".join(message["content"] for message in messages))[:max_tokens]
+        cut = [{**message, "content": self.words.cut(message["content"], max_tokens)} for message in messages]
         return self._get_chat(conversation.prompt).encode_between(cut, conversation.tokens[-1])
 
     def _get_chat(self, prompt: Prompt) -> ChatTurns:
@@ -282,8 +282,8 @@ class Conversations:
         samples = self._finished[name]
         samples[conversation.sample] = conversation.make_completion()
         if len(samples) == conversation.request.num_samples:
-            whole = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
-            self._ready.setdefault(_parse_kind(name), []).append(whole)
+            finished = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
+            self._ready.setdefault(_parse_kind(name), []).append(finished)
             self.fleet.end_session(name)
             del self._finished[name], self._requests[name]
 

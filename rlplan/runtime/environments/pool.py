@@ -95,9 +95,9 @@ def describe_environment(spec: EnvironmentSpec) -> EnvironmentDescription:
         child.kill()
     if "error" in hello:
         key = hello.get("key", "path" if spec.path else "tools")
-        what = {"tools": "tool", "mcp": "MCP server"}.get(key, "environment")
+        kind = {"tools": "tool", "mcp": "MCP server"}.get(key, "environment")
         raise SpecError(
-            f"the {what} cannot be used: {hello['error']}",
+            f"the {kind} cannot be used: {hello['error']}",
             where=f"rollout.environment.{key}: {hello.get('where', spec.path or ', '.join(spec.tools))}",
             rule=hello.get("rule", "a Python file that loads, and a function or class in it"),
             way_out=hello.get("way_out", "correct it; docs/runtime/environments.md lists the supported forms"),

@@ -141,7 +141,9 @@ def load_environment(factory: Callable[..., Any]) -> Environment:
     if inspect.isclass(factory):
         return Environment(factory, factory, is_function=False)
     parameters = inspect.signature(factory).parameters.values()
-    needed = [each for each in parameters if each.default is each.empty and each.kind not in (2, 4)]
+    needed = [
+        parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind not in (2, 4)
+    ]
     if needed:
         return Environment(None, factory, is_function=True)
     environment = factory()

@@ -62,8 +62,8 @@ def _parse_calls(text: str, names: Collection[str]) -> Iterator[ToolCall]:
         return
     if parsed == []:
         yield ToolCall("", fault=NOT_JSON, why="the list of calls is empty")
-    for each in parsed if isinstance(parsed, list) else [parsed]:
-        yield _parse_call(each, names)
+    for call in parsed if isinstance(parsed, list) else [parsed]:
+        yield _parse_call(call, names)
 
 
 def _parse_call(call: Any, names: Collection[str]) -> ToolCall:

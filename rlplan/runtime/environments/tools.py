@@ -67,8 +67,8 @@ class Tool:
         """Validate arguments. Raises: ValueError with the fault."""
         if unknown := set(arguments) - set(self.parameters):
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(self.parameters)}")
-        needed = {name for name, each in self.parameters.items() if each.default is each.empty}
-        if missing := needed - set(arguments):
+        required = {name for name, parameter in self.parameters.items() if parameter.default is parameter.empty}
+        if missing := required - set(arguments):
             raise ValueError(f"missing: {', '.join(sorted(missing))}")
         values = {}
         for name, value in arguments.items():

@@ -139,17 +139,18 @@ class MergedWeights(WeightSource):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        whole = self._parameters
+        parameters = self._parameters
         self._changes = {
             name.replace(_BASE, "."): _Change(
-                whole[name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight")],
-                whole[name.replace(f"{_BASE}weight", f".lora_B.{ADAPTER}.weight")],
+                parameters[name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight")],
+                parameters[name.replace(f"{_BASE}weight", f".lora_B.{ADAPTER}.weight")],
                 cast(Any, module.get_submodule(name.removesuffix(f"{_BASE}weight"))).scaling[ADAPTER],
             )
-            for name in whole
-            if name.endswith(f"{_BASE}weight") and name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight") in whole
+            for name in parameters
+            if name.endswith(f"{_BASE}weight")
+            and name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight") in parameters
         }
-        self._parameters = {name.replace(_BASE, "."): p for name, p in whole.items() if ".lora_" not in name}
+        self._parameters = {name.replace(_BASE, "."): p for name, p in parameters.items() if ".lora_" not in name}
 
     def read(self, name: str) -> torch.Tensor:
         weight = dequantize_weight(self._parameters[name])

@@ -56,22 +56,22 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     """Pack sequences. Without any, the batch has one dummy token and no response, so that ranks can stay in step."""
     tokens: list[int] = []
     has_images = any(sequence.images for sequence in sequences)
-    places: list[list[int]] = [[], [], []] if has_images else [[]]
+    axes: list[list[int]] = [[], [], []] if has_images else [[]]
     images: list[tuple[int, PromptImage]] = []
     positions, targets, lengths = [], [], []
     for sequence in sequences:
         images += [(len(tokens) + image.first, image) for image in sequence.images]
         first = len(tokens) + len(sequence.prompt_tokens) - 1
-        asked = chosen_indices(len(sequence.response_tokens), sequence.observed)
+        chosen = chosen_indices(len(sequence.response_tokens), sequence.observed)
         tokens += [*sequence.prompt_tokens, *sequence.response_tokens]
-        for axis, numbers in zip(places, axes_of(sequence.num_tokens, sequence.images), strict=False):
+        for axis, numbers in zip(axes, axes_of(sequence.num_tokens, sequence.images), strict=False):
             axis += numbers
-        positions += [first + index for index in asked]
-        targets += [sequence.response_tokens[index] for index in asked]
-        lengths.append(len(asked))
+        positions += [first + index for index in chosen]
+        targets += [sequence.response_tokens[index] for index in chosen]
+        lengths.append(len(chosen))
     return TokenBatch(
         input_ids=torch.tensor([tokens or [0]]),
-        position_ids=torch.tensor(places).unsqueeze(1) if has_images else torch.tensor([places[0] or [0]]),
+        position_ids=torch.tensor(axes).unsqueeze(1) if has_images else torch.tensor([axes[0] or [0]]),
         sequence_lens=tuple(sequence.num_tokens for sequence in sequences) or (1,),
         positions=torch.tensor(positions, dtype=torch.long),
         targets=torch.tensor(targets, dtype=torch.long),

@@ -123,8 +123,8 @@ class _PerLength(torch.autograd.Function):
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 _cut(gradient, part, len(q)), q, k, v, _cut(output, part, len(q)), log_sum, 0.0, True, scale=ctx.scale
             )
-            for whole, grad in zip(grads, parts, strict=True):
-                whole[0, :, part] = sum_groups(grad, whole.shape[1]).transpose(0, 1).flatten(1, 2)
+            for total, grad in zip(grads, parts, strict=True):
+                total[0, :, part] = sum_groups(grad, total.shape[1]).transpose(0, 1).flatten(1, 2)
         return (*grads, None, None)
 
 

@@ -103,8 +103,8 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, numbers: torch.Tensor, sharing: Sharing, counts: list[int]) -> torch.Tensor:
         import torch.distributed as dist
 
-        most = max(counts)
-        padded = torch.nn.functional.pad(numbers, (0, most - len(numbers)))
+        longest = max(counts)
+        padded = torch.nn.functional.pad(numbers, (0, longest - len(numbers)))
         parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded, group=sharing.group)
         first = sum(counts[: sharing.index])

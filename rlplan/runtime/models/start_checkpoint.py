@@ -123,10 +123,10 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
         return
     if read_config(policy / "config.json").get("architectures") != language_config(config)["architectures"]:
         return  # e.g. a reward model, whose head has no place in the whole model
-    trained_files, whole = list_weight_files(policy), policy / "whole"
+    trained_files, folder = list_weight_files(policy), policy / "whole"
     with writing_file(trained_files[0]), ExitStack() as stack:
-        shutil.rmtree(whole, ignore_errors=True)  # left by an interrupted export
-        whole.mkdir()
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted export
+        folder.mkdir()
         trained = dict[str, Any]()
         for path in trained_files:
             file = stack.enter_context(safe_open(path, framework="pt"))
@@ -140,12 +140,12 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
                     stored: trained[name].get_tensor(name) if name else file.get_tensor(stored)
                     for stored, name in places.items()
                 }
-                save_tensors(tensors, whole / path.name)
+                save_tensors(tensors, folder / path.name)
     for path in (*trained_files, policy / INDEX):
         path.unlink(missing_ok=True)
-    for path in list(whole.iterdir()):
+    for path in list(folder.iterdir()):
         path.replace(policy / path.name)
-    whole.rmdir()
+    folder.rmdir()
     _copy((Path(INDEX), Path("config.json"), *processor_files(model_folder)), model_folder, policy)
 
 

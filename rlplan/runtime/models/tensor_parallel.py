@@ -22,8 +22,8 @@ class PartWeights(WeightSource):
 
     def read(self, name: str) -> torch.Tensor:
         part = super().read(name)
-        whole = self._shapes.get(name, tuple(part.shape))
-        axes = [axis for axis, size in enumerate(whole) if size != part.shape[axis]]  # AutoTP shards one axis
+        full_shape = self._shapes.get(name, tuple(part.shape))
+        axes = [axis for axis, size in enumerate(full_shape) if size != part.shape[axis]]  # AutoTP shards one axis
         return _gather_parts(part, axes[0]) if axes else part
 
 

@@ -46,7 +46,7 @@ class PolicyValueModel(LogprobModel):
         part, rows = self.compute_own_states(batch)
         logprobs, entropies = self.language_model.lm_head(rows, part.targets)
         numbers = logprobs, entropies, self.value_head(rows).squeeze(-1).float()
-        return tuple(self.gather_all(each, batch) for each in numbers)
+        return tuple(self.gather_all(part_values, batch) for part_values in numbers)
 
 
 def whole_sequences(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:

@@ -69,9 +69,9 @@ class BatchedFunctions:
         """Call every function once. progress: (finished steps, all steps)."""
         verdicts = BatchVerdicts(start_s=time.time())
         if responses:
-            asked = [request_about(response) for response in responses]
+            requests = [request_about(response) for response in responses]
             calls = {
-                label: self._threads.submit(process.ask_batch, asked, progress, self.longest_s)
+                label: self._threads.submit(process.ask_batch, requests, progress, self.longest_s)
                 for label, process in self._processes.items()
             }
             for label, call in calls.items():

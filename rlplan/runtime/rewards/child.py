@@ -120,15 +120,19 @@ def check_parameters(function: Callable[..., Any], kind: str, columns: Collectio
 def _is_class_or_generator(function: Any) -> bool:
     called = (function, getattr(function, "__call__", None))  # noqa: B004  # covers objects with a __call__ method
     kinds = (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    return inspect.isclass(function) or any(is_one(each) for is_one in kinds for each in called)
+    return inspect.isclass(function) or any(is_kind(candidate) for is_kind in kinds for candidate in called)
 
 
 def list_accepted_names(function: Callable[..., Any]) -> set[str] | None:
     """Names of a function's keyword arguments; None when it accepts any (`**kwargs`)."""
     parameters = inspect.signature(function).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    return {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
 
 
 def select_arguments(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _read(answer: str) -> list[Check]:
         return _read_pairs(tests)
     if isinstance(tests, dict) and isinstance(tests.get("test"), str):
         return _read_assertions(tests["test"], str(tests.get("entry_point", "")))
-    if isinstance(tests, str) or (isinstance(tests, list) and all(isinstance(each, str) for each in tests)):
+    if isinstance(tests, str) or (isinstance(tests, list) and all(isinstance(text, str) for text in tests)):
         return _read_assertions(tests if isinstance(tests, str) else "\n".join(tests))
     raise UnreadableTestsError("neither inputs and outputs nor assert statements")
 
@@ -95,7 +95,7 @@ def _read_pairs(tests: dict[str, Any]) -> list[Check]:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise UnreadableTestsError("inputs and outputs must be lists of the same length")
     if name is None:
-        if not all(isinstance(each, str) for each in (*inputs, *outputs)):
+        if not all(isinstance(text, str) for text in (*inputs, *outputs)):
             raise UnreadableTestsError("inputs and outputs of a program must be texts")
         return [Pair(Case(stdin=i.encode()), o, prints=True) for i, o in zip(inputs, outputs, strict=True)]
     if not isinstance(name, str) or not name.isidentifier():
@@ -126,7 +126,7 @@ def _read_assertions(source: str, entry_point: str = "") -> list[Check]:
         raise UnreadableTestsError(f"the assert statements are not Python: {error}") from None
     tree = _Candidate(entry).visit(tree)
     own = frozenset(name for node in ast.walk(tree) for name in _list_bound_names(node))
-    tests = [each.test for each in _list_asserts(tree.body, own)]
+    tests = [statement.test for statement in _list_asserts(tree.body, own)]
     tests = [
         test for test in tests if not (isinstance(test, ast.Constant) and test.value)
     ]  # `assert True` tests nothing
@@ -182,11 +182,11 @@ def _list_bound_names(node: ast.AST) -> list[str]:
     """Names that a statement of the tests binds, except `math` and its functions under their own names."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         is_from_math = isinstance(node, ast.ImportFrom) and node.module == "math"
-        known = {each for each in node.names if not each.asname and (is_from_math or each.name == "math")}
-        return [(each.asname or each.name).partition(".")[0] for each in node.names if each not in known]
+        known = {alias for alias in node.names if not alias.asname and (is_from_math or alias.name == "math")}
+        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names if alias not in known]
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+        return [alias.id for target in targets for alias in ast.walk(target) if isinstance(alias, ast.Name)]
     return [node.name] if isinstance(node, ast.FunctionDef) else []
 
 

@@ -34,7 +34,7 @@ class RewardPool:
         self.has_processes = any(runs_elsewhere(spec) for spec in job.rewards)
         self._pool_size = job.limits.num_reward_workers if self.has_processes else 1
         limits = [make_limits(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
-        widest = max(limits, key=lambda each: each.memory_bytes, default=None)
+        widest = max(limits, key=lambda limit: limit.memory_bytes, default=None)
         self.sandbox = open_sandbox(sandbox, self._pool_size, widest) if widest else None
         self._batched = BatchedFunctions(job.rewards, job.limits.action_timeout_s)
         self._alone: tuple[RewardSpec, ...] = ()
@@ -128,13 +128,13 @@ class RewardPool:
     def check_failures(self, rollouts: Sequence[Rollout], step: int) -> None:
         """Raises: RunError when more rollouts of a step have no reward than the job allows."""
         reasons = Counter(rollout.failure for rollout in rollouts if rollout.failure)
-        most = self.job.limits.max_failed_rewards
-        if reasons.total() > most * len(rollouts):
+        max_share = self.job.limits.max_failed_rewards
+        if reasons.total() > max_share * len(rollouts):
             reason, count = reasons.most_common(1)[0]
             raise RunError(
                 f"{reasons.total()} of {len(rollouts)} rollouts have no reward; {count} because of {reason}",
                 where=f"step {step}, rewards",
-                rule=f"at most {most:.0%} of a step's rewards may fail (limits.max_failed_rewards)",
+                rule=f"at most {max_share:.0%} of a step's rewards may fail (limits.max_failed_rewards)",
                 way_out="fix the reward or the rows that it cannot judge; failures.jsonl in the run folder lists them",
             )
 

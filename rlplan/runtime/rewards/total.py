@@ -83,4 +83,4 @@ def finish_rewards(
         random.Random(f"{job.seed}/shuffle/{step}").shuffle(rewards)
         for rollout, reward in zip(judged, rewards, strict=True):
             rollout.reward, rollout.turn_rewards = reward, ()
-    return [each for each in (*rollouts, *baselines) if each.has_failed and id(each) not in had_failed]
+    return [rollout for rollout in (*rollouts, *baselines) if rollout.has_failed and id(rollout) not in had_failed]

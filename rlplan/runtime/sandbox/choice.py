@@ -59,17 +59,17 @@ def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> 
             way_out="leave the option out",
         )
     reasons = []
-    for each in BACKENDS if name == AUTO else (name,):
+    for backend in BACKENDS if name == AUTO else (name,):
         try:
-            sandbox = BACKENDS[each](num_slots, limits)
+            sandbox = BACKENDS[backend](num_slots, limits)
         except RlplanError as error:
-            reasons.append(f"{each}: {error.what}")
+            reasons.append(f"{backend}: {error.what}")
             continue
         fault = self_test(sandbox)
         if fault is None:
             return sandbox
         sandbox.close()
-        reasons.append(f"{each}: {fault}")
+        reasons.append(f"{backend}: {fault}")
     raise HostError(
         f"no sandbox works on this host ({'; '.join(reasons)})",
         where="code_executor",

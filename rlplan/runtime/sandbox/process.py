@@ -110,8 +110,8 @@ def run_command(
         return report_without_results(program, "broken", f"{command[0]} does not start: {error.strerror}")
     start_s = scaled(START_S)
     # An honest runner writes the cases' output and, per case, a header and an error line of at most 300 characters.
-    most = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
-    talk = _Talk(process, code + _encode_request(program, stops_early, start_s) + nonce, most)
+    max_output_bytes = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
+    talk = _Talk(process, code + _encode_request(program, stops_early, start_s) + nonce, max_output_bytes)
     try:
         status = talk.read_until_done(start_s, program.limits.total_s, watch, stop)
     finally:
@@ -122,12 +122,12 @@ def run_command(
 class _Talk:
     """The three pipes of a sandbox, read up to a limit."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", to_say: bytes, limit: int) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", unsent: bytes, limit: int) -> None:
         assert process.stdin is not None, "a pipe"
         assert process.stdout is not None, "a pipe"
         assert process.stderr is not None, "a pipe"
-        self.process, self.to_say, self.limit = process, memoryview(to_say), limit
-        self.heard, self.complaints = bytearray(), bytearray()
+        self.process, self.unsent, self.limit = process, memoryview(unsent), limit
+        self.output, self.errors = bytearray(), bytearray()
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         for pipe in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(pipe.fileno(), False)
@@ -156,39 +156,39 @@ class _Talk:
                     if descriptor == self.stdout.fileno():
                         return "done"
             now = time.monotonic()
-            if not is_up and self.heard.startswith(_READY):
+            if not is_up and self.output.startswith(_READY):
                 is_up, deadline = True, now + start_s + grace_s
-            if not has_begun and self.heard.startswith(_READY + _BEGUN):
+            if not has_begun and self.output.startswith(_READY + _BEGUN):
                 has_begun, deadline = True, now + total_s + grace_s
             if now > deadline:
                 return "timeout"
-            if len(self.heard) > self.limit:
+            if len(self.output) > self.limit:
                 return "output"
             if is_up and watch is not None and (status := watch(self.process.pid)):
                 return status
 
     def _serve(self, descriptor: int) -> bool:
         """Serve one pipe; whether it stays open."""
-        return self._say() if descriptor == self.stdin.fileno() else self._hear(descriptor)
+        return self._write() if descriptor == self.stdin.fileno() else self._read(descriptor)
 
-    def _say(self) -> bool:
+    def _write(self) -> bool:
         try:
-            self.to_say = self.to_say[os.write(self.stdin.fileno(), self.to_say[:_PIECE]) :]
+            self.unsent = self.unsent[os.write(self.stdin.fileno(), self.unsent[:_PIECE]) :]
         except BlockingIOError:
             return True
         except OSError:
             return False
-        return len(self.to_say) > 0
+        return len(self.unsent) > 0
 
-    def _hear(self, descriptor: int) -> bool:
+    def _read(self, descriptor: int) -> bool:
         try:
             piece = os.read(descriptor, _PIECE)
         except BlockingIOError:
             return True
         if descriptor == self.stdout.fileno():
-            self.heard += piece
-        elif len(self.complaints) < _PIECE:
-            self.complaints += piece
+            self.output += piece
+        elif len(self.errors) < _PIECE:
+            self.errors += piece
         return bool(piece)
 
 
@@ -248,12 +248,12 @@ def _kill_children(pid: int) -> bool:
 def _make_report(program: Program, status: str, talk: _Talk, nonce: bytes, seconds: float) -> Report:
     if status == "broken":
         return report_without_results(program, status, "it was closed", seconds)
-    if not talk.heard.startswith(_READY):
-        last = talk.complaints.decode("utf-8", "replace").strip().splitlines()
+    if not talk.output.startswith(_READY):
+        last = talk.errors.decode("utf-8", "replace").strip().splitlines()
         return report_without_results(program, "broken", (last[-1] if last else f"no output ({status})")[:300], seconds)
-    if status == "timeout" and not talk.heard.startswith(_READY + _BEGUN):
+    if status == "timeout" and not talk.output.startswith(_READY + _BEGUN):
         return report_without_results(program, status, NOT_BEGUN, seconds)
-    results = _parse_verdict(memoryview(talk.heard)[len(_READY + _BEGUN) :], nonce) if status == "done" else None
+    results = _parse_verdict(memoryview(talk.output)[len(_READY + _BEGUN) :], nonce) if status == "done" else None
     if results is None or len(results) > len(program.cases):
         return report_without_results(program, status if status != "done" else "killed", "", seconds)
     if results and results[-1].status == "broken":

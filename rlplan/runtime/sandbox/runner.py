@@ -170,7 +170,7 @@ class _Watched:
             self.end = os.pidfd_open(pid)
         except OSError:  # gVisor has no pidfd; `watch` then polls the child
             self.end = -1
-        self.got = {self.out: b"", self.report: b""}
+        self.received = {self.out: b"", self.report: b""}
         self.status, self.has_ended, self.feeds, self.is_up = "ok", False, True, False
         self.poll = select.poll()
         for descriptor in self._list_descriptors(*pipes):
@@ -202,7 +202,7 @@ class _Watched:
             self.has_ended = True
         elif not self._take(descriptor):
             self.poll.unregister(descriptor)
-        elif len(self.got[descriptor]) > self.limit:
+        elif len(self.received[descriptor]) > self.limit:
             self.status = "output"
 
     def _feed(self) -> None:
@@ -225,7 +225,7 @@ class _Watched:
         is_open = bool(piece)
         if descriptor == self.report and not self.is_up and is_open:
             self.is_up, piece = True, piece[len(_UP) :]
-        self.got[descriptor] += piece
+        self.received[descriptor] += piece
         return is_open
 
     def close(self) -> "tuple[str, bytes, bytes]":
@@ -233,12 +233,12 @@ class _Watched:
         _kill(self.pid)
         code = os.waitpid(self.pid, 0)[1]
         for descriptor in (self.out, self.report):  # output that it wrote before it ended
-            while len(self.got[descriptor]) <= self.limit and self._take(descriptor):
+            while len(self.received[descriptor]) <= self.limit and self._take(descriptor):
                 pass
             os.close(descriptor)
         for descriptor in self._list_descriptors(self.feed) if self.feeds else self._list_descriptors():
             os.close(descriptor)
-        printed, reported = self.got[self.out], self.got[self.report]
+        printed, reported = self.received[self.out], self.received[self.report]
         status = "output" if self.status == "ok" and max(len(printed), len(reported)) > self.limit else self.status
         if status == "ok" and os.WIFSIGNALED(code):
             status = "timeout" if os.WTERMSIG(code) == SIGXCPU else "killed"

@@ -57,7 +57,9 @@ def build_deny_list(machine: str) -> bytes:
         program += [_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
     program += [_instruction(_EQUAL, _CLONE3, 0, 1), _refuse(errno.ENOSYS)]
     injections = [
-        each for code in _TERMINAL_INJECTION for each in (_instruction(_EQUAL, code, 0, 1), _refuse(errno.EPERM))
+        instruction
+        for code in _TERMINAL_INJECTION
+        for instruction in (_instruction(_EQUAL, code, 0, 1), _refuse(errno.EPERM))
     ]
     # A jump of 0 in `test` runs the next instruction, which denies the call; a jump of 1 skips it.
     for number, position, test in (
