@@ -14,7 +14,7 @@ ONE_IN = 10
 """One of this many distinct prompts is held out."""
 
 
-def split_held_out(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+def split_held_out(prompts: Sequence[Prompt], max_heldout: int, seed: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """(training prompts, held-out prompts); a tenth of the distinct texts is held out, at least 1 and at most `most`.
 
     The choice depends on texts and seed, not on the order of rows. A resumed run makes the same choice, and a text that
@@ -23,7 +23,7 @@ def split_held_out(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tup
     texts = sorted(
         {prompt.text for prompt in prompts}, key=lambda text: hashlib.sha256(f"{seed} {text}".encode()).digest()
     )
-    chosen = set(texts[: min(most, max(1, len(texts) // ONE_IN))])
+    chosen = set(texts[: min(max_heldout, max(1, len(texts) // ONE_IN))])
     first = {prompt.text: prompt for prompt in reversed(prompts) if prompt.text in chosen}
     return tuple(p for p in prompts if p.text not in chosen), tuple(p for p in prompts if p is first.get(p.text))
 

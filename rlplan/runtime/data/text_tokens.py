@@ -33,7 +33,7 @@ class TextTokenizer:
     def tokens(self, text: str, *, adds_special_tokens: bool = False) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens).ids)
 
-    def cut(self, text: str, most: int) -> str:
+    def truncate(self, text: str, most: int) -> str:
         """A text truncated to at most `most` tokens."""
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return text if len(encoded.ids) <= most else text[: encoded.offsets[most - 1][1]]

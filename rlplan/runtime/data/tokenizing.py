@@ -110,10 +110,10 @@ class _Encoder:
             raise BadRowError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
         return tokens
 
-    def _check_characters(self, text: str, what: str, limit: int) -> None:
+    def _check_characters(self, text: str, name: str, limit: int) -> None:
         """Reject texts that are far too long before tokenizing, which takes hundreds of bytes per character."""
         if len(text) > max(ALWAYS_ENCODED, limit * self.tokenizer.longest_token):
-            raise BadRowError(f"{what} has {len(text)} characters, more than {limit} tokens can hold")
+            raise BadRowError(f"{name} has {len(text)} characters, more than {limit} tokens can hold")
 
 
 def _make_prompts(row: DataRow, encoder: _Encoder, answer_kind: Given) -> list[Prompt]:

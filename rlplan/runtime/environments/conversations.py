@@ -1,9 +1,9 @@
 """Conversations: multi-turn rollouts on engines that only generate single turns.
 
 Each rollout advances independently. When a turn ends, its tool calls run, or the environment answers. The answer is
-appended, through the chat template if the prompt is a chat, and the next turn goes to the same engine, whose prefix
-cache holds the keys and values so far. A rollout never exceeds `workload.max_response_len` tokens, so it needs no more
-memory than one long turn.
+appended, through the chat template if the prompt is a chat. The next turn goes to the same engine, whose prefix cache
+holds the keys and values so far. A rollout never exceeds `workload.max_response_len` tokens, so it needs no more memory
+than one long turn.
 
 In: requests for whole rollouts, in the engines' own format. Out: finished requests. A completion has the policy's turns
 and the messages between them in one sequence of tokens.
@@ -248,7 +248,7 @@ class Conversations:
         max_tokens = self.spec.max_observation_len
         if not conversation.prompt.chat:
             return self.words.tokens("".join(message["content"] for message in messages))[:max_tokens]
-        cut = [{**message, "content": self.words.cut(message["content"], max_tokens)} for message in messages]
+        cut = [{**message, "content": self.words.truncate(message["content"], max_tokens)} for message in messages]
         return self._get_chat(conversation.prompt).encode_between(cut, conversation.tokens[-1])
 
     def _get_chat(self, prompt: Prompt) -> ChatTurns:

@@ -49,8 +49,8 @@ class RemoteEnvironment:
             return parse_answer(self._ask("step", {**session, "action": question["step"]}, deadline))
         return self._ask("close", session, deadline)
 
-    def _ask(self, what: str, content: dict[str, Any], deadline: Deadline) -> Any:
-        text, _ = post(f"{self.url}/{what}", content, deadline)
+    def _ask(self, method: str, content: dict[str, Any], deadline: Deadline) -> Any:
+        text, _ = post(f"{self.url}/{method}", content, deadline)
         return parse_json(text)
 
 

@@ -105,7 +105,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> urllib.request.Request | None:
-        """The next request. Raises: ValueError."""
+        """The redirected request. Raises: ValueError when TLS would be lost."""
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme != old.scheme and new.scheme != "https":
             raise ValueError(f"it redirects from {old.scheme}:// to {new.scheme}://")

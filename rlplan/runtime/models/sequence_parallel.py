@@ -47,12 +47,12 @@ class Sharing:
             targets=pack.targets[is_own],
         )
 
-    def gather(self, numbers: torch.Tensor, pack: "TokenBatch") -> torch.Tensor:
+    def gather(self, values: torch.Tensor, pack: "TokenBatch") -> torch.Tensor:
         """One value per position of the whole pack, gathered from all ranks; gradients flow to the own ones only."""
         length = pack.input_ids.shape[1] + -pack.input_ids.shape[1] % self.size
         owners = pack.positions // (length // self.size)
         counts = torch.bincount(owners, minlength=self.size).tolist()
-        whole: torch.Tensor = _Gather.apply(numbers, self, counts)
+        whole: torch.Tensor = _Gather.apply(values, self, counts)
         return whole
 
     def to_heads(self, rows: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ def meet(size: int) -> Sharing | None:
 
 
 class _Exchange(torch.autograd.Function):
-    """See `_exchanged`, of which each way is the other's gradient."""
+    """`_exchange` with a gradient, which is the exchange in the other direction."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, sharing: Sharing, to_heads: bool) -> torch.Tensor:

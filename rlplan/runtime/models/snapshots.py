@@ -39,7 +39,7 @@ def cached_model(name: str) -> Path | None:
     return folder if (folder / "config.json").is_file() and has_weights(folder) else None
 
 
-def download_model(name: str, where: str, say: Callable[[str], None]) -> Path:
+def download_model(name: str, where: str, tell: Callable[[str], None]) -> Path:
     """Download a model into the hub's cache. where: the job's key, for messages. say: receives a line for the user.
 
     Raises: SpecError (no such model on the hub), HostError (no network, no disk space).
@@ -50,7 +50,7 @@ def download_model(name: str, where: str, say: Callable[[str], None]) -> Path:
     try:
         size = sum(file.file_size for file in _fetch_snapshot(name, dry_run=True) if file.will_download)
         _check_room(name, size, cache, where)
-        say(f"downloading {name}, {format_bytes(size)}, into {cache}")
+        tell(f"downloading {name}, {format_bytes(size)}, into {cache}")
         _fetch_snapshot(name)
     except Exception as error:  # any error of the hub's library, its HTTP client or the disk
         raise _make_error(name, where, cache, error) from None

@@ -1,7 +1,7 @@
 """The bubblewrap sandbox: a program runs in its own namespaces with one small tmpfs, no /proc and no network.
 
-Several layers protect the host: setpriv gives each slot its own uid (as root), control groups limit memory and CPU of
-the process tree, bwrap applies a seccomp deny list, and the runner sets rlimits before it loads the program.
+Several layers protect the host. As root, setpriv gives each slot its own uid. Control groups limit memory and CPU of
+the process tree. bwrap applies a seccomp deny list, and the runner sets rlimits before it loads the program.
 
 In: programs. Out: reports. Left out: protection from kernel bugs; use a virtual machine for hostile tenants.
 """

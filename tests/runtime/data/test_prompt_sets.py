@@ -190,7 +190,7 @@ def test_without_held_out_prompts_a_tenth_is_held_back_whatever_their_order(tmp_
     assert not heldout[0] & {prompt.text for prompt in sets[0].train}
     assert heldout[0] | {prompt.text for prompt in sets[0].train} == set(texts)
     assert sets[0].said[1] == "8 of these prompts are held out, as data.heldout names none"
-    assert len(split_held_out(sets[0].train, most=3, seed=1)[1]) == 3
+    assert len(split_held_out(sets[0].train, max_heldout=3, seed=1)[1]) == 3
 
 
 def test_too_few_prompts_are_said_with_those_that_are_held_out(tmp_path: Path) -> None:
