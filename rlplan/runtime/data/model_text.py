@@ -22,17 +22,15 @@ from rlplan.runtime.data.layouts import BadRowError, make_printable
 from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.limits import limit_memory
-from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
+from rlplan.runtime.processes.line_process import START_S, Deadline, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import patiently
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.models.families.image_sizes import ImageRule
 
 MORE_BYTES = 1 << 31
 """Memory limit on top of the libraries: the largest published tokenizers take about 500 MB while they load."""
-START_S = 60.0
-"""Seconds to import the libraries and to load the tokenizer."""
 ANSWER_S = 10.0
-"""Seconds for one text or chat; both limits are scaled by machine speed."""
+"""Seconds for one text or chat; scaled by machine speed, like START_S for the first answer."""
 MAX_ANSWER_BYTES = 1 << 24
 TEMPLATE_RULE = "a chat template that takes messages with role and content"
 TOKENIZER_RULE = "a tokenizer.json of the tokenizers library, which takes at most 2 GiB and 10 s a text"

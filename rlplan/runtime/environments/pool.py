@@ -22,7 +22,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.runtime.environments.tool_calls import DIED, TIMED_OUT
-from rlplan.runtime.processes.line_process import Deadline, LateError, LineProcess, NoAnswerError
+from rlplan.runtime.processes.line_process import Deadline, LateError, LineProcess, NoAnswerError, make_start_deadline
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
@@ -30,8 +30,8 @@ from rlplan.spec.parts.environment import EnvironmentSpec
 MAX_ANSWER_BYTES = 1 << 20
 GRACE_S = 1.0
 """Seconds after a deadline for a process to report that its server timed out, before it is killed; scaled."""
-START_S, CLOSE_S = 60.0, 5.0
-"""Seconds for the job's imports before the first request, and for threads to end; scaled by machine speed."""
+CLOSE_S = 5.0
+"""Seconds for threads to end; scaled by machine speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class _Child:
             self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
         if self._is_closed:  # `close` may have come between the check above and the assignment
             self.close()
-        self.hello = process.receive(Deadline(scaled(START_S), " while it started"))
+        self.hello = process.receive(make_start_deadline())
         if "error" in self.hello and not self.describes:
             raise NoAnswerError(str(self.hello["error"]))
         return process

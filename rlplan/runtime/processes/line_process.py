@@ -19,6 +19,8 @@ from typing import IO, Any
 
 from rlplan.runtime.processes.machine_speed import scaled
 
+START_S = 60.0
+"""Seconds for a process to import its packages, and the job's files; scaled by machine speed."""
 DEATH_S = 1.0
 """Seconds for a process to exit after it closed its output; scaled by machine speed."""
 
@@ -76,6 +78,11 @@ class Deadline:
         poll.register(pipe, event)
         if not poll.poll(1000 * self.remaining_s):
             raise self.make_error()
+
+
+def make_start_deadline() -> Deadline:
+    """The deadline for the first answer of a new process."""
+    return Deadline(scaled(START_S), " while it started")
 
 
 class LineProcess:

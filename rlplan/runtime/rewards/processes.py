@@ -12,14 +12,18 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.processes.line_process import Deadline, GarbledError, LineProcess, NoAnswerError, describe_exit
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.line_process import (
+    Deadline,
+    GarbledError,
+    LineProcess,
+    NoAnswerError,
+    describe_exit,
+    make_start_deadline,
+)
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER, MAX_VALUE
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, check_number
 
-START_S = 60.0
-"""Seconds for a process to import its packages; scaled by machine speed."""
 ANSWERS = {"value", "values", "failure", "ready", "unable", "ended", "begun"}
 """Keys of valid answers (child.py)."""
 
@@ -119,14 +123,14 @@ class RewardProcess:
             3 * MAX_ANSWER,
             {**os.environ, "OMP_NUM_THREADS": "1"},  # several reward processes share the host's cores
         )
-        self._process.send(json.dumps(self.setting), _make_start_deadline())
+        self._process.send(json.dumps(self.setting), make_start_deadline())
         return self._process
 
     def _ensure_ready(self) -> LineProcess:
         """The process, ready for a request. Raises: NoAnswerError when it does not start."""
         if self._is_ready and self._process is not None:
             return self._process
-        deadline = _make_start_deadline()
+        deadline = make_start_deadline()
         try:
             process = self._process or self._launch()
             answer = _receive(process, deadline)
@@ -181,7 +185,3 @@ def _read_number(value: dict[str, Any]) -> float | RewardFailure:
 
 def _explain(error: NoAnswerError) -> str:
     return "it wrote into the run's own pipe" if isinstance(error, GarbledError) else str(error)
-
-
-def _make_start_deadline() -> Deadline:
-    return Deadline(scaled(START_S), " while it started")

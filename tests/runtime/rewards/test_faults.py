@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from rlplan.errors import RunError, SpecError
-from rlplan.runtime.processes import machine_speed
+from rlplan.runtime.processes import line_process, machine_speed
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.rewards import processes
 from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
 from rlplan.runtime.rewards.verdict import Verdict
@@ -177,7 +176,7 @@ def test_a_function_is_given_the_columns_that_it_asks_for_and_no_more() -> None:
 def test_a_function_that_hangs_while_it_is_imported_is_told_with_the_deadline_that_a_slow_machine_lengthened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "START_S", 0.5)
+    monkeypatch.setattr(line_process, "START_S", 0.5)
     monkeypatch.setattr(machine_speed, "_last", (time.monotonic(), 4.0))
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)\n")
     spec = FunctionSpec(kind="function", path=f"{tmp_path / 'hangs.py'}:f", timeout_s=1.0)
