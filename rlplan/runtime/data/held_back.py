@@ -17,7 +17,7 @@ ONE_IN = 10
 def split_held_out(
     prompts: Sequence[Prompt], max_heldout: int, seed: int
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """(training prompts, held-out prompts); a tenth of the distinct texts is held out, at least 1 and at most `max_heldout`.
+    """(training prompts, held-out prompts). A tenth of the distinct texts is held out: 1 to `max_heldout`.
 
     The choice depends on texts and seed, not on the order of rows. A resumed run makes the same choice, and a text that
     occurs twice is never in both parts.
