@@ -12,11 +12,10 @@ import json
 import os
 import sys
 import traceback
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlplan.runtime.environments.protocols import Environment, load_environment
-from rlplan.runtime.environments.tools import Tool, ToolError, describe_tools
+from rlplan.runtime.environments.tools import Tool, UnusableError, describe_tools
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.line_process import Deadline, LateError, NoAnswerError
@@ -31,16 +30,6 @@ if TYPE_CHECKING:
 CONNECT_S = 15.0
 """Seconds for a server to describe itself before a run; scaled by machine speed."""
 LOST = "its state was lost when another rollout ended the process"
-
-
-class _MissingError(Exception):
-    """A file lacks the named function."""
-
-    def __init__(self, file: str, name: str, module: ModuleType) -> None:
-        super().__init__(f"there is no function '{name}' in {os.path.basename(file)}")  # noqa: PTH119
-        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
-        names = [key for key in own if not key.startswith("_")][:10]
-        self.way_out = f"use one of {', '.join(names)}" if names else "write it: the file has no function"
 
 
 class Answers:
@@ -61,11 +50,8 @@ class Answers:
         self._asked = ("path", setting["path"])
         try:
             self.hello = self._describe()
-        except ToolError as error:
-            self.hello = {"error": str(error), "key": "tools", "where": error.where, "rule": error.rule}
-            self.hello["way_out"] = error.way_out
-        except _MissingError as error:
-            self.hello = {"error": str(error), "way_out": error.way_out}
+        except UnusableError as error:
+            self.hello = {"error": str(error), **error.parts}
         except NoAnswerError as error:
             rule = "a server must answer before a run starts, with a schema for each tool"
             self.hello = {"error": str(error), "rule": rule}
@@ -76,7 +62,7 @@ class Answers:
             self.hello = dict(zip(("key", "where"), self._asked, strict=True)) | self.hello
 
     def _describe(self) -> dict[str, Any]:
-        """Load and describe everything. Raises: any error of the job's files, ToolError, NoAnswerError."""
+        """Load and describe everything. Raises: any error of the job's files, UnusableError, NoAnswerError."""
         path, describes = self.setting["path"], self.setting["describes"]
         if path is not None:
             self.environment = load_environment(_load_named(path))
@@ -162,12 +148,17 @@ def main(setting: dict[str, Any]) -> None:
 
 
 def _load_named(path: str) -> Any:
-    """The function or class FILE.py:NAME. Raises: any error of the file; _MissingError without that name."""
+    """The function or class FILE.py:NAME. Raises: any error of the file; UnusableError without that name."""
     file, _, name = path.rpartition(":")
     module = load_file(file, f"job_{os.path.basename(file)[:-3]}")  # noqa: PTH119
     function = getattr(module, name, None)
     if not callable(function):
-        raise _MissingError(file, name, module)
+        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+        names = [key for key in own if not key.startswith("_")][:10]
+        raise UnusableError(
+            f"there is no function '{name}' in {os.path.basename(file)}",  # noqa: PTH119
+            way_out=f"use one of {', '.join(names)}" if names else "write it: the file has no function",
+        )
     return function
 
 

@@ -18,15 +18,21 @@ MAX_RESULT = 1 << 16
 """Most characters of a call's result."""
 
 
-class ToolError(Exception):
-    """A function cannot be used as a tool. It carries the parts of an error message."""
+class UnusableError(Exception):
+    """A job's file cannot be used. parts: further parts of the error message (key, where, rule, way_out)."""
 
-    rule = "a plain function; each argument has a type annotation and a line under `Args:` in the docstring"
+    def __init__(self, what: str, **parts: str) -> None:
+        super().__init__(what)
+        self.parts = parts
+
+
+class ToolError(UnusableError):
+    """A function cannot be used as a tool."""
 
     def __init__(self, what: str, where: str) -> None:
-        super().__init__(what)
-        self.where = where
-        self.way_out = "example: def add(a: int) with a docstring that has a summary, `Args:` and `a: First number.`"
+        rule = "a plain function; each argument has a type annotation and a line under `Args:` in the docstring"
+        way_out = "example: def add(a: int) with a docstring that has a summary, `Args:` and `a: First number.`"
+        super().__init__(what, key="tools", where=where, rule=rule, way_out=way_out)
 
 
 class Tool:

@@ -105,13 +105,10 @@ def _fetch_snapshot(name: str, **options: Any) -> Any:
     """The folder of a snapshot, or its files with `dry_run`. Raises: any error of the hub's library."""
     from huggingface_hub import snapshot_download
 
-    of_data = options.get("repo_type") == "dataset"
-    patterns = (
-        {"allow_patterns": [f"*{ending}" for ending in DATA_FILES]}
-        if of_data
-        else {"allow_patterns": [*FILES], "ignore_patterns": [*OTHERS]}
-    )
-    options |= patterns
+    if options.get("repo_type") == "dataset":
+        options["allow_patterns"] = [f"*{ending}" for ending in DATA_FILES]
+    else:
+        options |= {"allow_patterns": [*FILES], "ignore_patterns": [*OTHERS]}
     return snapshot_download(name, library_name="rlplan", library_version=__version__, **options)
 
 
