@@ -55,12 +55,10 @@ def read_table(path: Path, image_column: str | None = None) -> Iterator[tuple[in
     Raises: SpecError, HostError when the table cannot be read at all.
     """
     try:
-        if path.is_dir():
-            yield from _read_in_child(path, image_column)
-            return
-        with opened(path, "the data"):
-            pass  # it is a file
-        if path.suffix in (".parquet", ".arrow"):
+        if not path.is_dir():
+            with opened(path, "the data"):
+                pass  # raises an error for the user if there is no such file
+        if path.is_dir() or path.suffix in (".parquet", ".arrow"):
             yield from _read_in_child(path, image_column)
         elif path.suffix == ".json":
             rows = _parse_value(
@@ -90,13 +88,10 @@ def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
         if doubled := [name for name, count in Counter(names).items() if count > 1]:
             raise UnreadableTextError(f"the column {shorten(doubled[0])} occurs twice in the first line")
         for number, cells in enumerate((row for row in rows if row), 1):
-            fits = len(cells) == len(names)
-            yield (
-                number,
-                dict(zip(names, cells, strict=True))
-                if fits
-                else (f"the row has {len(cells)} cells, the first line names {len(names)} columns"),
-            )
+            if len(cells) == len(names):
+                yield number, dict(zip(names, cells, strict=True))
+            else:
+                yield number, f"the row has {len(cells)} cells, the first line names {len(names)} columns"
     except UnicodeDecodeError:
         raise UnreadableTextError("the file is not UTF-8") from None
     except csv.Error as error:
