@@ -9,7 +9,6 @@ Left out: configs for planning (hub.py, which needs no library); other hosts of 
 
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,8 @@ OTHERS = tuple(f"*/{kind}" for kind in FILES if kind != "*.jinja")
 
 def cached_model(name: str) -> Path | None:
     """Folder of a model that is complete in the hub's cache, else None. Uses no network."""
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = Path(_fetch_snapshot(name, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-    return folder if (folder / "config.json").is_file() and has_weights(folder) else None
+    folder = _find_snapshot(name)
+    return folder if folder is not None and (folder / "config.json").is_file() and has_weights(folder) else None
 
 
 def download_model(name: str, where: str, tell: Callable[[str], None]) -> Path:
@@ -67,38 +61,40 @@ def located(place: str, key: str) -> Path:
     """
     if not place.startswith(HUB_DATA):
         return Path(place)
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     name, part = id_and_part(place)
-    try:
-        path = Path(_fetch_snapshot(name, repo_type="dataset", local_files_only=True)) / part
-    except LocalEntryNotFoundError:
-        path = None
-    if path is None or not path.exists():
-        what = f"data set '{name}' is not on this machine" if path is None else f"data set '{name}' has no '{part}'"
+    folder = _find_snapshot(name, repo_type="dataset")
+    if folder is None or not (folder / part).exists():
         raise HostError(
-            what,
+            f"data set '{name}' " + ("is not on this machine" if folder is None else f"has no '{part}'"),
             where=key,
             rule="ORG/NAME, or ORG/NAME:PART for a file or a folder in it, in the hub's cache; or a path",
             way_out=f"with a network: hf download --repo-type dataset {name}; or {key}=FILE",
         )
-    return path
+    return folder / part
 
 
 def download_data(places: Iterable[str | None], where: str, say: Callable[[str], None]) -> None:
     """Download the hub data sets among these places that the cache lacks. Raises: SpecError, HostError."""
     from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
     for name in dict.fromkeys(id_and_part(place)[0] for place in places if place and place.startswith(HUB_DATA)):
-        with suppress(LocalEntryNotFoundError):
-            _fetch_snapshot(name, repo_type="dataset", local_files_only=True)
+        if _find_snapshot(name, repo_type="dataset") is not None:
             continue
         say(f"downloading the data set {name} into {HF_HUB_CACHE}")
         try:
             _fetch_snapshot(name, repo_type="dataset")
         except Exception as error:  # any error of the hub's library, its HTTP client or the disk
             raise _make_error(name, where, Path(HF_HUB_CACHE), error, "--repo-type dataset ") from None
+
+
+def _find_snapshot(name: str, **options: Any) -> Path | None:
+    """The folder of a snapshot in the hub's cache; None if it is missing or incomplete."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(_fetch_snapshot(name, local_files_only=True, **options))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def _fetch_snapshot(name: str, **options: Any) -> Any:
