@@ -34,14 +34,15 @@ class RewardPool:
         self.has_processes = any(runs_elsewhere(spec) for spec in job.rewards)
         self._pool_size = job.limits.num_reward_workers if self.has_processes else 1
         limits = [make_limits(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
+        # One sandbox serves all code rewards, so its control groups get the largest limit; programs have their own too.
         widest = max(limits, key=lambda limit: limit.memory_bytes, default=None)
         self.sandbox = open_sandbox(sandbox, self._pool_size, widest) if widest else None
         self._batched = BatchedFunctions(job.rewards, job.limits.action_timeout_s)
-        self._alone: tuple[RewardSpec, ...] = ()
-        self._all: list[Judge] = []
-        self._judges: queue.SimpleQueue[Judge] = queue.SimpleQueue()
+        self._single_rewards: tuple[RewardSpec, ...] = ()
+        self._all_judges: list[Judge] = []
+        self._free_judges: queue.SimpleQueue[Judge] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(self._pool_size, thread_name_prefix="reward")
-        self._begun: dict[str, tuple[str, Future[Verdict]]] = {}
+        self._started: dict[str, tuple[str, Future[Verdict]]] = {}
         self._lock = threading.Lock()
         self._notes: Counter[str] = Counter()
         self._num_judged = 0
@@ -55,30 +56,31 @@ class RewardPool:
         with self._lock:
             self._prepare_judges(columns)
         if self.is_early:
-            for judge in self._all:
+            for judge in self._all_judges:
                 judge.start(columns)
 
     def _prepare_judges(self, columns: Collection[str] | None = None) -> None:
         """Start the batch functions and create judges for the other rewards, once. Raises: SpecError."""
-        if self._all:
+        if self._all_judges:
             return
         self._batched.start(columns)
-        self._alone = tuple(spec for spec in self.job.rewards if spec.label not in self._batched.labels)
-        self._all = [Judge(self._alone, self.sandbox) for _ in range(self._pool_size)]
-        for judge in self._all:
-            self._judges.put(judge)
+        self._single_rewards = tuple(spec for spec in self.job.rewards if spec.label not in self._batched.labels)
+        self._all_judges = [Judge(self._single_rewards, self.sandbox) for _ in range(self._pool_size)]
+        for judge in self._all_judges:
+            self._free_judges.put(judge)
 
     @property
     def is_early(self) -> bool:
         """Whether responses are judged as soon as they finish. Raises: SpecError."""
-        return any(runs_elsewhere(spec) for spec in self._alone)
+        return any(runs_elsewhere(spec) for spec in self._single_rewards)
 
     def begin(self, key: str, response: Response) -> None:
         """Start to judge a response in the background, unless that was started already."""
         with self._lock:
-            begun = self._begun.get(key)
-            if self.is_early and (begun is None or begun[0] != response.text):
-                self._begun[key] = (response.text, self._pool.submit(self._judge, response))
+            started = self._started.get(key)
+            # After a fault a rollout may be generated again, with the same key and another text.
+            if self.is_early and (started is None or started[0] != response.text):
+                self._started[key] = (response.text, self._pool.submit(self._judge, response))
 
     def judge(self, rollouts: Sequence[Rollout], num_steps_done: int = 0) -> None:
         """Write `rewards`, `reward` and `failure` of every unjudged rollout; together they form one batch.
@@ -103,9 +105,9 @@ class RewardPool:
         if verdicts and self.has_processes:
             spans += [] if self._span is None else [self._span]
             self._span = min(start_s for start_s, _ in spans), max(end_s for _, end_s in spans)
-        with self._lock:
+        with self._lock:  # only now: `begin` must find a rollout until its verdict is written
             for rollout in rollouts:
-                self._begun.pop(rollout.id, None)
+                self._started.pop(rollout.id, None)
 
     def take_notes(self) -> tuple[Counter[str], int]:
         """(counts of notes such as a program's timeout, judged rollouts) since the last call."""
@@ -123,7 +125,7 @@ class RewardPool:
         self.take_notes()
         self.take_span()
         with self._lock:
-            self._begun.clear()
+            self._started.clear()
 
     def check_failures(self, rollouts: Sequence[Rollout], step: int) -> None:
         """Raises: RunError when more rollouts of a step have no reward than the job allows."""
@@ -154,26 +156,26 @@ class RewardPool:
         # Processes are closed before the threads are joined: a thread may wait for an answer of its process.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._batched.close()
-        for judge in self._all:
+        for judge in self._all_judges:
             judge.close()
         if self.sandbox is not None:
             self.sandbox.close()
         self._pool.shutdown(wait=True)
-        for judge in self._all:  # again: a thread may just have replaced a process
+        for judge in self._all_judges:  # again: a thread may just have replaced a process
             judge.close()
 
     def _judge(self, response: Response) -> Verdict:
-        judge = self._judges.get()
+        judge = self._free_judges.get()
         try:
             return judge.judge(response)
         finally:
-            self._judges.put(judge)
+            self._free_judges.put(judge)
 
     def _await_verdict(self, rollout: Rollout, deadline: float) -> Verdict:
         if not self.is_early:
             return self._judge(_make_response(rollout))
         with self._lock:
-            _, future = self._begun[rollout.id]
+            _, future = self._started[rollout.id]
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError:

@@ -113,7 +113,7 @@ class Sandbox(ABC):
     def __init__(self, num_slots: int, limits: Limits) -> None:
         """num_slots: programs that may run at the same time."""
         self.limits = limits
-        self.stop, self._keep = os.pipe()
+        self.stop, self._stop_writer = os.pipe()
         """A descriptor that hangs up when the sandbox is closed; each running program is then ended."""
         self._is_closed = False
         self._num_slots, self._slots = num_slots, queue.SimpleQueue[int]()
@@ -138,7 +138,7 @@ class Sandbox(ABC):
         if self._is_closed:
             return
         self._is_closed = True
-        os.close(self._keep)
+        os.close(self._stop_writer)
         with suppress(queue.Empty):
             for _ in range(self._num_slots):
                 self._slots.get(timeout=scaled(CLOSE_S))

@@ -304,7 +304,7 @@ def test_responses_are_judged_before_they_are_asked_for() -> None:
         reward_pool.start()
         each = rollout(0)
         reward_pool.begin(each.id, Response(each.prompt, each.text))
-        wait_for(reward_pool._begun[each.id][1].done, 5, pause_s=0.01)
+        wait_for(reward_pool._started[each.id][1].done, 5, pause_s=0.01)
         asked = time.time()
         reward_pool.judge([each])
         assert each.reward == 1.0
