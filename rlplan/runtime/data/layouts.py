@@ -305,7 +305,7 @@ def _read_text_or_chat(value: Any, name: str) -> str | Chat:
             ):
                 raise BadRowError(f"{name}: a message must be an object with the texts role and content")
         return [{"role": message["role"], "content": message["content"]} for message in value]
-    raise BadRowError(f"{name} is a {type(value).__name__}, not a text or a chat")
+    raise BadRowError(f"{name} is {type(value).__name__}, not a text or a chat")
 
 
 def _read_extra_info(cells: Cells) -> Cells:
