@@ -61,13 +61,15 @@ class Conversations:
         """chat: renders prompts that are chats. max_prompt_len: limit of a prompt that the environment extended."""
         self.fleet, self.pool, self.words, self.prompt_of = fleet, pool, words, prompt_of
         self.spec, self.described, self.chat, self.max_prompt_len = pool.spec, pool.described, chat, max_prompt_len
-        self._talking: dict[str, Conversation] = {}
+        self._running: dict[str, Conversation] = {}
         self._finished: dict[str, dict[int, Completion]] = {}
+        """Completions of each running request, by sample."""
         self._requests: dict[str, RolloutRequest] = {}
         self._ready: dict[str, list[FinishedRequest]] = {}
+        """Finished requests by kind, until `collect` takes them."""
         self._unsent: list[RolloutRequest] = []
-        self._num_asked = 0
-        self._moving = threading.RLock()
+        self._num_pending = 0
+        self._lock = threading.RLock()
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -78,7 +80,7 @@ class Conversations:
 
     def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> None:
         """Start rollouts in addition to the running ones. Requests that were submitted before are ignored."""
-        with self._moving:
+        with self._lock:
             for request in [request for request in requests if request.id not in self._requests]:
                 self._requests[request.id], self._finished[request.id] = request, {}
                 prompt = self.prompt_of(request.id)
@@ -90,7 +92,7 @@ class Conversations:
         self, max_wait_s: float, at_least: int, timeout_s: float, kind: str = "generate"
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
         """Rollouts of a kind that ended since the last call; rollouts of all kinds are advanced."""
-        with self._moving:
+        with self._lock:
             measurements = self._advance_all(max_wait_s, timeout_s)
             return self._ready.pop(kind, []), measurements
 
@@ -127,13 +129,13 @@ class Conversations:
 
     def _advance_all(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
         for (name, request), answer in self.pool.take_answers():
-            self._num_asked -= 1
-            self._handle_answer(self._talking[name], request, answer)
+            self._num_pending -= 1
+            self._handle_answer(self._running[name], request, answer)
         self._send(timeout_s)
-        wait_s = min(max_wait_s, ANSWER_S) if self._num_asked else max_wait_s
+        wait_s = min(max_wait_s, ANSWER_S) if self._num_pending else max_wait_s
         finished_turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
         for turn in finished_turns:
-            conversation = self._talking[turn.id.rpartition(".")[0]]
+            conversation = self._running[turn.id.rpartition(".")[0]]
             (completion,) = turn.completions
             conversation.append_policy_turn(completion, self.words.text(completion.tokens))
             self._answer_turn(conversation, completion)
@@ -142,11 +144,11 @@ class Conversations:
     def _ask(self, conversation: Conversation, key: int | str, question: dict[str, Any], *, is_shared: bool) -> None:
         session = None if is_shared else conversation.name
         self.pool.ask((conversation.name, key), question, session)
-        self._num_asked += 1
+        self._num_pending += 1
 
     def _begin(self, conversation: Conversation) -> None:
         """Start a rollout: reset its environment if it is stateful, else request the first turn."""
-        self._talking[conversation.name] = conversation
+        self._running[conversation.name] = conversation
         if not self.described.is_stateful:
             return self._begin_turn(conversation)
         prompt = conversation.prompt
@@ -276,7 +278,7 @@ class Conversations:
             answer = read_answer(last_answer)
             conversation.add_reward(answer.reward)
             conversation.failure = answer.failure
-        del self._talking[conversation.name]
+        del self._running[conversation.name]
         self.pool.forget(conversation.name)
         name = conversation.request.id
         samples = self._finished[name]

@@ -124,8 +124,11 @@ class EnvironmentPool:
         self._work = threading.Condition()
         self._is_closed = False
         self._shared: deque[tuple[Any, str]] = deque()
+        """Requests that any process may answer."""
         self._pinned: list[deque[tuple[Any, str]]] = [deque() for _ in range(spec.num_workers)]
-        self._place: dict[str, int] = {}
+        """Requests that need the state of a certain process."""
+        self._places: dict[str, int] = {}
+        """Index of each session's process."""
         self._answers: queue.SimpleQueue[tuple[Any, RawAnswer]] = queue.SimpleQueue()
         run = uuid.uuid4().hex
         self._children = [_Child(spec, log, run) for _ in range(spec.num_workers)]
@@ -145,7 +148,7 @@ class EnvironmentPool:
     def forget(self, session: str) -> None:
         """Forget a session; no request of it will follow."""
         with self._work:
-            self._place.pop(session, None)
+            self._places.pop(session, None)
 
     def take_answers(self) -> list[tuple[Any, RawAnswer]]:
         answers = []
@@ -171,10 +174,10 @@ class EnvironmentPool:
     def _get_queue(self, session: str | None) -> deque[tuple[Any, str]]:
         if session is None:
             return self._shared
-        if session not in self._place:
-            load = Counter(self._place.values())  # the process with the fewest sessions gets a new one
-            self._place[session] = min(range(len(self._pinned)), key=lambda place: load[place])
-        return self._pinned[self._place[session]]
+        if session not in self._places:
+            load = Counter(self._places.values())  # the process with the fewest sessions gets a new one
+            self._places[session] = min(range(len(self._pinned)), key=lambda place: load[place])
+        return self._pinned[self._places[session]]
 
     def _next(self, place: int) -> tuple[Any, str] | None:
         with self._work:
