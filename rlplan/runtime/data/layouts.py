@@ -175,7 +175,7 @@ def read_image_cells(cell: Any) -> list[Any]:
     """The cells of a row's images. Raises: BadRowError."""
     cells = cell if isinstance(cell, list) else [] if _is_null(cell) else [cell]
     if len(cells) > MAX_IMAGES:
-        raise BadRowError(f"{len(cells)} images, at most {MAX_IMAGES} a prompt")
+        raise BadRowError(f"{len(cells)} images, at most {MAX_IMAGES} per prompt")
     return cells
 
 
@@ -339,5 +339,5 @@ def _check_encodable(text: str, name: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRowError(f"{name} holds half a character (a lone surrogate)") from None
+        raise BadRowError(f"{name} holds a lone surrogate, which is not a character") from None
     return text

@@ -55,7 +55,7 @@ def insert_marks(text: str, num_images: int) -> str:
     """
     count = text.count(MARK)
     if count not in (0, num_images):
-        raise BadRowError(f"{count} times {MARK} in the prompt, and {num_images} images")
+        raise BadRowError(f"{count} {MARK} marks in the prompt, and {num_images} images in its row")
     return text if count else MARK * num_images + text
 
 
@@ -72,7 +72,7 @@ def split_into_parts(chat: Sequence[Mapping[str, str]], num_images: int) -> list
         for index, message in enumerate(chat)
     ]
     if (count := sum(text.count(MARK) for text in texts)) != num_images:
-        raise BadRowError(f"{count} times {MARK} in the prompt, and {num_images} images")
+        raise BadRowError(f"{count} {MARK} marks in the prompt, and {num_images} images in its row")
     return [{**message, "content": _split_text(text)} for message, text in zip(chat, texts, strict=True)]
 
 

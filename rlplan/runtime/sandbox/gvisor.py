@@ -45,7 +45,7 @@ class Gvisor(Sandbox):
         self._groups = make_tree_groups(num_slots, limits.memory_bytes + OWN_BYTES) if os.geteuid() == 0 else []
         if not self._groups:
             raise HostError(
-                "gVisor would have no memory limit",
+                "gVisor cannot limit memory on this host",
                 where="runsc",
                 rule="it needs root and a memory control group",
                 way_out="use another sandbox, which watches memory itself",

@@ -66,7 +66,7 @@ def test_a_table_that_is_none_is_one_message(tmp_path: Path, name: str) -> None:
             b'{"prompt": [{"role": "user", "content": [{"type": "image_url"}]}], "answer": "y"}',
             "a message holds an image, which prompts cannot",
         ),
-        (b'{"id": "b", "prompt": "\\ud800", "answer": "y"}', "half a character"),
+        (b'{"id": "b", "prompt": "\\ud800", "answer": "y"}', "a lone surrogate"),
         (b'{"id": "a", "prompt": "x", "answer": "y"}', "id 'a' is also the id of row 1"),
         (b"[1, 2]", "not a JSON object"),
         (b"null", "not a JSON object"),

@@ -107,7 +107,7 @@ def test_what_is_no_image_of_the_data_is_a_bad_row(tmp_path: Path, cell: Any) ->
 def test_images_stand_at_their_marks_or_before_the_first_question() -> None:
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "color?"}]
     assert split_into_parts(chat, 1)[1]["content"] == [{"type": "image"}, {"type": "text", "text": "color?"}]
-    with pytest.raises(BadRowError, match="2 times <image> in the prompt, and 1 images"):
+    with pytest.raises(BadRowError, match="2 <image> marks in the prompt, and 1 images in its row"):
         split_into_parts([{"role": "user", "content": "<image> or <image>?"}], 1)
 
 
@@ -134,7 +134,7 @@ def test_prompts_have_a_token_for_every_part_of_their_images(job_file: Path) -> 
     [
         ({"image": "none.png"}, "row 2: the image none.png"),
         ({"prompt": "<|image_pad|> <image> color ?"}, "row 2: the prompt has 2 image tokens, but its row has 1 images"),
-        ({"image": ["1.png", "2.png"]}, "row 2: 1 times <image> in the prompt, and 2 images"),
+        ({"image": ["1.png", "2.png"]}, "row 2: 1 <image> marks in the prompt, and 2 images in its row"),
         ({"image": ["1.png"] * 17}, "row 2: 17 images, at most 16"),
         ({"image": "job.yaml"}, "row 2: an image that cannot be read"),
     ],
