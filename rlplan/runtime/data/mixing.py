@@ -40,13 +40,14 @@ class Mixture:
         """Index of the n-th prompt, from 0, in the concatenated rows of all data sets."""
         epoch, index = divmod(number, self.num_rows)
         source, place = self._turns_of(epoch)[index]
+        # Epochs of the mixture use a fixed number of the data set's prompts each, so its own position follows directly.
         own_epoch, own_index = divmod(epoch * self.quotas[source] + place, self.shares[source].num_rows)
         return sum(share.num_rows for share in self.shares[:source]) + self._order_of(source, own_epoch)[own_index]
 
     def _draw_turns(self, epoch: int) -> list[tuple[int, int]]:
         """(data set, its prompts so far) for each position of an epoch: shuffled, or each set spread evenly."""
         pairs = [(source, place) for source, quota in enumerate(self.quotas) for place in range(quota)]
-        if not self.shuffles or self.difficulties:
+        if not self.shuffles or self.difficulties:  # a curriculum must rise evenly in all data sets
             return sorted(pairs, key=lambda turn: ((turn[1] + 0.5) / self.quotas[turn[0]], turn[0]))
         order = [source for source, _ in pairs]
         random.Random(f"{self.seed}/mixture/{epoch}").shuffle(order)

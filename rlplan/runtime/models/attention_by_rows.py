@@ -76,9 +76,9 @@ class _ByRows(torch.autograd.Function):
         for block in _split_blocks(lens, query.shape[1], scores.window):
             q, k, v = block.queries(query), block.keys(key, query), block.keys(value, query)
             weights = scores.compute(q, k, block.offset)
-            log = weights.logsumexp(-1)
+            log = weights.logsumexp(-1)  # log of the softmax's denominator, the only value per query that is kept
             if sinks is not None:
-                log = torch.logaddexp(log, sinks.float()[:, None])
+                log = torch.logaddexp(log, sinks.float()[:, None])  # one more term of the denominator
             block.put(output.transpose(1, 2), weights.sub_(log.unsqueeze(-1)).exp_() @ v)
             block.put(logs[None, :, :, None], log.unsqueeze(-1))
         ctx.save_for_backward(query, key, value, output, logs, sinks)
@@ -95,19 +95,23 @@ class _ByRows(torch.autograd.Function):
         for block in _split_blocks(ctx.lens, query.shape[1], scores.window):
             q, k, v = block.queries(query), block.keys(key, query), block.keys(value, query)
             g, log = block.queries(gradient), block.queries(logs[None, :, :, None])
-            along = (g * block.queries(output)).sum(-1, keepdim=True)
+            # D_i = g_i o_i, which equals sum_j P_ij (g_i v_j). Source: FlashAttention-2, arXiv:2307.08691, algorithm 2.
+            row_dots = (g * block.queries(output)).sum(-1, keepdim=True)
             weights = scores.compute(q, k, block.offset)
+            # The derivative of c tanh(s / c) is 1 - tanh^2, and the score holds c tanh.
             slope = None if scores.cap is None else (weights / scores.cap).square_().neg_().add_(1)
-            weights.sub_(log).exp_()
+            weights.sub_(log).exp_()  # P
             block.add(grads[2], weights.transpose(-1, -2) @ g)
-            by_score = (g @ v.transpose(-1, -2)).sub_(along).mul_(weights)
+            score_grads = (g @ v.transpose(-1, -2)).sub_(row_dots).mul_(weights)  # P (g v - D)
             if slope is not None:
-                by_score.mul_(slope.masked_fill_(weights == 0, 0))
-            by_score.mul_(scores.scale)
-            block.put(grads[0], by_score @ k)
-            block.add(grads[1], by_score.transpose(-1, -2) @ q)
+                # A masked score of -inf has an infinite slope, and 0 times infinity would be NaN.
+                score_grads.mul_(slope.masked_fill_(weights == 0, 0))
+            score_grads.mul_(scores.scale)
+            block.put(grads[0], score_grads @ k)
+            block.add(grads[1], score_grads.transpose(-1, -2) @ q)
             if sinks is not None and sink_grads is not None:
-                sink_grads -= ((sinks.float()[:, None, None] - log).exp() * along).sum((0, 2, 3))
+                # The sink's value is zero, so its score's gradient is P_sink (0 - D).
+                sink_grads -= ((sinks.float()[:, None, None] - log).exp() * row_dots).sum((0, 2, 3))
         results = [part.to(whole.dtype) for part, whole in zip(grads, (query, key, value), strict=True)]
         return (*results, None if sink_grads is None else sink_grads.to(sinks.dtype), None, None)
 

@@ -196,12 +196,12 @@ class HeadLogprobs(torch.autograd.Function):
         for multiplied in work.slices:
             work.multiply(multiplied)
             for rows, logits in work.upcast(multiplied):
-                largest = logits.amax(-1, keepdim=True)
+                largest = logits.amax(-1, keepdim=True)  # subtracted before exp, which would overflow
                 part = torch.sub(logits, largest, out=weights[: len(logits)]).exp_()
                 total = part.sum(-1)
                 normalizer[rows] = largest.squeeze(-1) + total.log()
                 logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
-                if entropy != "none":
+                if entropy != "none":  # H = log Z - sum softmax * logits
                     entropies[rows] = normalizer[rows] - part.mul_(logits).sum(-1) / total
         ctx.temperature, ctx.at_once, ctx.cap = temperature, at_once, cap
         ctx.learns_entropy = entropy == "learned"
@@ -221,12 +221,14 @@ class HeadLogprobs(torch.autograd.Function):
         for multiplied in work.slices:
             work.multiply(multiplied)
             for rows, logits in work.upcast(multiplied):
+                # The derivative of cap * tanh(z / cap) is 1 - tanh^2; the logits hold cap * tanh / temperature.
                 slope = None if ctx.cap is None else (logits * (ctx.temperature / ctx.cap)).square_().neg_().add_(1)
-                logits.sub_(normalizer[rows].unsqueeze(-1))
+                logits.sub_(normalizer[rows].unsqueeze(-1))  # log softmax
                 if factors is None:
-                    logits.exp_()
+                    logits.exp_()  # softmax - one_hot; the factor -g / temperature follows below
                     at_target = torch.full_like(scale[rows], -1)
                 else:
+                    # softmax * -(g_H (log softmax + H) + g) / temperature, plus g / temperature at the target
                     factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
                     factor.mul_((entropy_gradient[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
                     logits.exp_().mul_(factor.neg_())

@@ -49,7 +49,7 @@ class Sharing:
 
     def gather(self, values: torch.Tensor, pack: "TokenBatch") -> torch.Tensor:
         """One value per position of the whole pack, gathered from all ranks; gradients flow to the own ones only."""
-        length = pack.input_ids.shape[1] + -pack.input_ids.shape[1] % self.size
+        length = pack.input_ids.shape[1] + -pack.input_ids.shape[1] % self.size  # padded as in `take_own_part`
         owners = pack.positions // (length // self.size)
         counts = torch.bincount(owners, minlength=self.size).tolist()
         whole: torch.Tensor = _Gather.apply(values, self, counts)
@@ -104,7 +104,7 @@ class _Gather(torch.autograd.Function):
         import torch.distributed as dist
 
         longest = max(counts)
-        padded = torch.nn.functional.pad(numbers, (0, longest - len(numbers)))
+        padded = torch.nn.functional.pad(numbers, (0, longest - len(numbers)))  # all_gather needs equal sizes
         parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded, group=sharing.group)
         first = sum(counts[: sharing.index])
