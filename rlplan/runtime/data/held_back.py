@@ -10,7 +10,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.resolved import ResolvedJob
 
-ONE_IN = 10
+HELDOUT_DIVISOR = 10
 """One of this many distinct prompts is held out."""
 
 
@@ -25,7 +25,7 @@ def split_held_out(
     texts = sorted(
         {prompt.text for prompt in prompts}, key=lambda text: hashlib.sha256(f"{seed} {text}".encode()).digest()
     )
-    chosen = set(texts[: min(max_heldout, max(1, len(texts) // ONE_IN))])
+    chosen = set(texts[: min(max_heldout, max(1, len(texts) // HELDOUT_DIVISOR))])
     first = {prompt.text: prompt for prompt in reversed(prompts) if prompt.text in chosen}
     return tuple(p for p in prompts if p.text not in chosen), tuple(p for p in prompts if p is first.get(p.text))
 

@@ -17,7 +17,7 @@ from rlplan.spec.base import shorten
 from rlplan.spec.declaration import Given
 from rlplan.spec.model_files import chat_template, tokenizer_config
 
-MAX_TOLD, MAX_NUMBERS = 10, 3
+MAX_CAUSES, MAX_ROW_NUMBERS = 10, 3
 """Most causes that a message lists, and most rows that it names for each."""
 
 
@@ -130,7 +130,7 @@ def report_bad_rows(
     by_cause: dict[str, list[int]] = {}
     for number, why in faults:
         by_cause.setdefault(why, []).append(number)
-    first, later = [*by_cause.items()][:MAX_TOLD], [*by_cause.values()][MAX_TOLD:]
+    first, later = [*by_cause.items()][:MAX_CAUSES], [*by_cause.values()][MAX_CAUSES:]
     causes = "; ".join(f"{_format_numbers(numbers)}: {why}" for why, numbers in first)
     causes += f"; and {sum(map(len, later))} more" if later else ""
     return SpecError(
@@ -147,8 +147,8 @@ def _format_numbers(rows: Sequence[int]) -> str:
     >>> _numbered([4]), _numbered(range(2, 202))
     ('row 4', 'rows 2, 3, 4 and 197 more')
     """
-    more = f" and {len(rows) - MAX_NUMBERS} more" if len(rows) > MAX_NUMBERS else ""
-    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:MAX_NUMBERS]))}{more}"
+    more = f" and {len(rows) - MAX_ROW_NUMBERS} more" if len(rows) > MAX_ROW_NUMBERS else ""
+    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:MAX_ROW_NUMBERS]))}{more}"
 
 
 def _render_prompts(rows: list[DataRow], layout: str, model_folder: Path, style: Chats) -> Loaded:

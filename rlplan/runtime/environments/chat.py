@@ -16,7 +16,7 @@ from rlplan.runtime.data.loading import open_chats
 from rlplan.runtime.data.text_tokens import TextTokenizer, end_tokens
 
 Message = dict[str, Any]
-STAND_IN = "rlplan's stand-in for a turn"
+PLACEHOLDER = "rlplan's stand-in for a turn"
 """Placeholder for the policy's turn in the rendered chat."""
 
 
@@ -42,10 +42,10 @@ class ChatTurns:
 
         Raises: SpecError when the template fails.
         """
-        turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": STAND_IN}]
+        turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": PLACEHOLDER}]
         (rendered,) = self.text.render([[*turn, *messages]], self.tools)
-        _, separator, after = rendered.partition(STAND_IN)
-        if not separator or STAND_IN in after:
+        _, separator, after = rendered.partition(PLACEHOLDER)
+        if not separator or PLACEHOLDER in after:
             raise SpecError(
                 "the policy's chat template does not write an earlier turn of the policy exactly once and unchanged",
                 where=str(self.folder / "chat_template.jinja"),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 15.0
 """Seconds for a server to describe itself before a run; scaled by machine speed."""
-LOST = "its state was lost when another rollout ended the process"
+LOST_STATE = "its state was lost when another rollout ended the process"
 
 
 class Answers:
@@ -112,7 +112,7 @@ class Answers:
 
     def _get_session(self, name: str) -> Any:
         if name not in self.sessions:
-            raise RuntimeError(LOST)
+            raise RuntimeError(LOST_STATE)
         return self.sessions[name]
 
 

@@ -56,11 +56,11 @@ class McpServer:
         self._wire: _Stdio | _Http | None = None
         self._tools: dict[str, dict[str, Any]] = {}
 
-    def tools(self, deadline: Deadline) -> dict[str, dict[str, Any]]:
+    def list_tools(self, deadline: Deadline) -> dict[str, dict[str, Any]]:
         """Schemas by name. Raises: NoAnswerError, McpError."""
         if self._wire is None:
             self._wire = _Stdio(self.place) if self.place.endswith(".py") else _Http(self.place)
-            self._tools = self._list_tools(self._wire, deadline)
+            self._tools = self._fetch_tools(self._wire, deadline)
         return self._tools
 
     def describe_tools(self, deadline: Deadline) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ class McpServer:
         from jsonschema.exceptions import SchemaError
 
         try:
-            schemas = [*self.tools(deadline).values()]
+            schemas = [*self.list_tools(deadline).values()]
             for schema in schemas:
                 Draft202012Validator.check_schema(schema["function"]["parameters"])
         except McpError as error:
@@ -82,11 +82,11 @@ class McpServer:
     def call(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
         """Call a tool. Returns: its result as text, or an error with its outcome."""
         try:
-            schema = self.tools(deadline)[name]["function"]["parameters"]
+            schema = self.list_tools(deadline)[name]["function"]["parameters"]
             if wrong := _find_fault(arguments, schema):
                 return {"error": f"wrong arguments of {name}: {wrong}", "kind": WRONG}
-            assert self._wire is not None, "tools has connected"
-            return _as_text(name, self._wire.ask("tools/call", {"name": name, "arguments": arguments}, deadline))
+            assert self._wire is not None, "list_tools has connected"
+            return _read_text(name, self._wire.ask("tools/call", {"name": name, "arguments": arguments}, deadline))
         except McpError as error:
             kind = WRONG if error.code == _WRONG_PARAMETERS else RAISED
             return {"error": f"{name}: {str(error)[:300]}", "kind": kind}
@@ -101,7 +101,7 @@ class McpServer:
         if wire is not None:
             wire.close()
 
-    def _list_tools(self, wire: "_Stdio | _Http", deadline: Deadline) -> dict[str, dict[str, Any]]:
+    def _fetch_tools(self, wire: "_Stdio | _Http", deadline: Deadline) -> dict[str, dict[str, Any]]:
         try:
             client = {"name": "rlplan", "version": __version__}
             hello = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
@@ -240,7 +240,7 @@ def _find_fault(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
     return f"{place}: {first.message[:300]}" if place else str(first.message)[:300]
 
 
-def _as_text(name: str, result: dict[str, Any]) -> dict[str, Any]:
+def _read_text(name: str, result: dict[str, Any]) -> dict[str, Any]:
     blocks = result.get("content")
     if not isinstance(blocks, list) or not all(_is_text(block) for block in blocks):
         return {"error": f"{name} returned something other than text", "kind": WRONG_RESULT}

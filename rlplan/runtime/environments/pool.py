@@ -179,13 +179,13 @@ class EnvironmentPool:
             self._places[session] = min(range(len(self._pinned)), key=lambda place: load[place])
         return self._pinned[self._places[session]]
 
-    def _next(self, place: int) -> tuple[Any, str] | None:
+    def _take_next(self, place: int) -> tuple[Any, str] | None:
         with self._work:
             self._work.wait_for(lambda: self._is_closed or self._pinned[place] or self._shared)
             return None if self._is_closed else (self._pinned[place] or self._shared).popleft()
 
     def _serve(self, place: int, child: "_Child") -> None:
-        while (question := self._next(place)) is not None:
+        while (question := self._take_next(place)) is not None:
             key, line = question
             self._answers.put((key, child.ask(line)))
 

@@ -21,7 +21,8 @@ from rlplan.runtime.environments.tools import Tool
 from rlplan.runtime.processes.awaiting import run_awaitable
 from rlplan.runtime.rewards.child import list_accepted_names, select_arguments
 
-OURS = ("reset", "step", "close", "get_reward")
+CALLED_METHODS = ("reset", "step", "close", "get_reward")
+"""Methods of an environment that rlplan calls; the policy calls the others as tools."""
 
 
 def call_by_name(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
@@ -53,7 +54,7 @@ class Session:
         return {"reward": reward}
 
 
-class Turns:
+class VerifiersSession:
     """One rollout of a verifiers environment, which keeps its state in a dictionary."""
 
     def __init__(self, environment: Any) -> None:
@@ -125,15 +126,15 @@ class Environment:
         example = self.make()
         names = [name for name, _ in inspect.getmembers(example, inspect.ismethod)]
         file = where.rpartition(":")[0]
-        named = [name for name in names if name not in OURS and not name.startswith("_")]
+        named = [name for name in names if name not in CALLED_METHODS and not name.startswith("_")]
         return {name: Tool(getattr(example, name), f"{file}:{name}") for name in named}
 
     def play(self, messages: list[dict[str, Any]], answer: str) -> Any:
         return run_awaitable(self.make(messages, answer))
 
-    def begin(self) -> Session | Turns:
+    def begin(self) -> Session | VerifiersSession:
         environment = self.make()
-        return Turns(environment) if self.has_turns else Session(environment)
+        return VerifiersSession(environment) if self.has_turns else Session(environment)
 
 
 def load_environment(factory: Callable[..., Any]) -> Environment:

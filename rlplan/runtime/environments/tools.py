@@ -67,7 +67,7 @@ class Tool:
         except BaseException as error:  # SystemExit too: only the run ends this process
             traceback.print_exc()
             return {"error": f"{type(error).__name__}: {str(error)[:300]}", "kind": "raised"}
-        return self._as_text(result)
+        return self._convert_result(result)
 
     def _validate(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate arguments. Raises: ValueError with the fault."""
@@ -86,7 +86,7 @@ class Tool:
                 raise ValueError(f"{name}: {why}") from None
         return values
 
-    def _as_text(self, result: Any) -> dict[str, Any]:
+    def _convert_result(self, result: Any) -> dict[str, Any]:
         try:
             text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:

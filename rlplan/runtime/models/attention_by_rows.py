@@ -74,7 +74,7 @@ class _ByRows(torch.autograd.Function):
         output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         logs = query.new_empty(query.shape[1], query.shape[2], dtype=torch.float32)
         for block in _split_blocks(lens, query.shape[1], scores.window):
-            q, k, v = block.queries(query), block.keys(key, query), block.keys(value, query)
+            q, k, v = block.select_queries(query), block.select_keys(key, query), block.select_keys(value, query)
             weights = scores.compute(q, k, block.offset)
             log = weights.logsumexp(-1)  # log of the softmax's denominator, the only value per query that is kept
             if sinks is not None:
@@ -93,10 +93,10 @@ class _ByRows(torch.autograd.Function):
         gradient, output = gradient.transpose(1, 2), output.transpose(1, 2)
         sink_grads = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float32)
         for block in _split_blocks(ctx.lens, query.shape[1], scores.window):
-            q, k, v = block.queries(query), block.keys(key, query), block.keys(value, query)
-            g, log = block.queries(gradient), block.queries(logs[None, :, :, None])
+            q, k, v = block.select_queries(query), block.select_keys(key, query), block.select_keys(value, query)
+            g, log = block.select_queries(gradient), block.select_queries(logs[None, :, :, None])
             # D_i = g_i o_i, which equals sum_j P_ij (g_i v_j). Source: FlashAttention-2, arXiv:2307.08691, algorithm 2.
-            row_dots = (g * block.queries(output)).sum(-1, keepdim=True)
+            row_dots = (g * block.select_queries(output)).sum(-1, keepdim=True)
             weights = scores.compute(q, k, block.offset)
             # The derivative of c tanh(s / c) is 1 - tanh^2, and the score holds c tanh.
             slope = None if scores.cap is None else (weights / scores.cap).square_().neg_().add_(1)
@@ -140,10 +140,10 @@ class _Block:
         """Position of the first query minus the first key's."""
         return self.first - self.first_key
 
-    def queries(self, rows: torch.Tensor) -> torch.Tensor:
+    def select_queries(self, rows: torch.Tensor) -> torch.Tensor:
         return cut_sequences(rows, self.part, self.count)[:, :, self.first : self.last].float()
 
-    def keys(self, rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    def select_keys(self, rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """Keys or values, repeated to the number of query heads."""
         part = cut_sequences(rows, self.part, self.count)[:, :, self.first_key : self.last].float()
         groups = query.shape[1] // rows.shape[1]

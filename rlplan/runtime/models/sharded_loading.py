@@ -45,14 +45,14 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
 
 def _compute_buffers(model: Any, build: Callable[[], Any]) -> None:
     """Replace the buffers of a model built inside `deepspeed.zero.Init` by those of one built outside."""
-    with _parameters_on_meta():
+    with _create_on_meta():
         computed = dict(build().named_buffers())
     for name, buffer in model.named_buffers():
         buffer.data = computed[name].to(buffer.device)
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _create_on_meta() -> Iterator[None]:
     """Modules created inside the block have parameters on the meta device, and real buffers."""
     from torch import nn
 

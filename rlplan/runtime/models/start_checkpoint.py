@@ -199,7 +199,7 @@ def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
     for stale in out.glob("part-*"):  # left by an interrupted save
         stale.unlink()
     for name, tensor in tensors:
-        if shard and _num_bytes(shard) + tensor.nbytes > MAX_SHARD_BYTES:
+        if shard and _sum_bytes(shard) + tensor.nbytes > MAX_SHARD_BYTES:
             save_tensors(shard, out / f"part-{len(parts)}")
             parts.append({name: tensor.nbytes for name, tensor in shard.items()})
             shard = {}
@@ -233,7 +233,7 @@ def save_tensors(tensors: Mapping[str, Any], path: Path) -> None:
     from safetensors.torch import save_file
 
     partial = path.with_name(f"{path.name}.part")
-    with writing_file(path, _num_bytes(tensors)):
+    with writing_file(path, _sum_bytes(tensors)):
         try:
             partial.unlink(missing_ok=True)
             partial.touch()
@@ -245,7 +245,7 @@ def save_tensors(tensors: Mapping[str, Any], path: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _num_bytes(tensors: Mapping[str, Any]) -> int:
+def _sum_bytes(tensors: Mapping[str, Any]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 

@@ -43,20 +43,20 @@ def norm_of_parts(parameters: list[nn.Parameter]) -> float:
     for parameter in parameters:
         if parameter.grad is not None:
             squares[int(not is_model_parallel_parameter(parameter))] += parameter.grad.double().square().sum().cpu()
-    dist.all_reduce(squares[:1], group=_group())
+    dist.all_reduce(squares[:1], group=_get_group())
     return float(squares.sum().sqrt())
 
 
 def _gather_parts(part: torch.Tensor, axis: int) -> torch.Tensor:
     import torch.distributed as dist
 
-    group = _group()
+    group = _get_group()
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, part.contiguous(), group=group)
     return torch.cat(parts, axis)
 
 
-def _group() -> Any:
+def _get_group() -> Any:
     from deepspeed.utils import groups
 
     return groups.get_tensor_model_parallel_group()

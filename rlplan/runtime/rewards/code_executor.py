@@ -53,10 +53,10 @@ def grade_program(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sa
     results = iter(report.cases)
     num_right = sum(check.holds(tuple(itertools.islice(results, len(check.cases)))) for check in checks)
     value = num_right / len(checks) if spec.credit == "fraction" else float(num_right == len(checks))
-    return value, "" if value == 1.0 else _note(report)
+    return value, "" if value == 1.0 else _find_note(report)
 
 
-def _note(report: Report) -> str:
+def _find_note(report: Report) -> str:
     if report.status != "done":
         return report.status
     bad = [result.status for result in report.cases if result.status not in ("ok", "missing")]

@@ -24,7 +24,7 @@ from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER, MAX_VALUE
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, check_number
 
-ANSWERS = {"value", "values", "failure", "ready", "unable", "ended", "begun"}
+ANSWER_KEYS = {"value", "values", "failure", "ready", "unable", "ended", "begun"}
 """Keys of valid answers (child.py)."""
 
 
@@ -169,7 +169,7 @@ class RewardProcess:
 
 def _receive(process: LineProcess, deadline: Deadline) -> dict[str, Any]:
     answer = process.receive(deadline)
-    if not ANSWERS & set(answer):
+    if not ANSWER_KEYS & set(answer):
         raise GarbledError("an unknown kind of answer")
     return answer
 

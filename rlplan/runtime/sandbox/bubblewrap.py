@@ -56,7 +56,7 @@ class Bubblewrap(Sandbox):
         # Opened anew for each run: bwrap reads the filter from the descriptor's offset, which a dup would share.
         descriptor = os.open(f"/proc/self/fd/{self._filter.fileno()}", os.O_RDONLY)
         try:
-            command = (*(group.joining if group else ()), *self._command(slot, descriptor))
+            command = (*(group.joining if group else ()), *self._make_command(slot, descriptor))
             report = run_command(
                 command,
                 self._runner.code,
@@ -76,7 +76,7 @@ class Bubblewrap(Sandbox):
         self._filter.close()
         self._uids.close()
 
-    def _command(self, slot: int, descriptor: int) -> tuple[str, ...]:
+    def _make_command(self, slot: int, descriptor: int) -> tuple[str, ...]:
         uid = str(self._uids.numbers[slot])
         drop = (self._setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--") if self._is_root else ()
         return (

@@ -89,7 +89,7 @@ class Gvisor(Sandbox):
             "ociVersion": "1.0.0",
             "hostname": "sandbox",
             "root": {"path": "root", "readonly": True},
-            "mounts": self._mounts(),
+            "mounts": self._make_mounts(),
             "linux": {"namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]},
             "process": {
                 "terminal": False,
@@ -103,7 +103,7 @@ class Gvisor(Sandbox):
         }
         (self._folder / "config.json").write_text(json.dumps(config))
 
-    def _mounts(self) -> list[dict[str, object]]:
+    def _make_mounts(self) -> list[dict[str, object]]:
         """Mounts of the interpreter, and empty file systems that hide what gVisor shows by default."""
         shown: list[dict[str, object]] = [
             {"destination": place, "type": "bind", "source": place, "options": ["ro", "bind"]}

@@ -68,14 +68,14 @@ class Landlocked(Sandbox):
         self._uids = ClaimedUids(num_slots)
 
     def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
-        command, limits = self._command(self._uids.numbers[slot]), program.limits
+        command, limits = self._make_command(self._uids.numbers[slot]), program.limits
         watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
         return run_command(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop)
 
     def clean(self) -> None:
         self._uids.close()
 
-    def _command(self, uid: int) -> tuple[str, ...]:
+    def _make_command(self, uid: int) -> tuple[str, ...]:
         policy = {
             "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom"],
             "fs_writable": ["/dev/null"],

@@ -26,12 +26,12 @@ _NUMBER, _ARCH, _ARGUMENT = 0, 4, 16
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 
 
-def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _encode_instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
 def _refuse(error: int) -> bytes:
-    return _instruction(_RETURN, 0x00050000 | error)
+    return _encode_instruction(_RETURN, 0x00050000 | error)
 
 
 def read_denied_calls(machine: str) -> dict[str, int]:
@@ -49,30 +49,30 @@ def build_deny_list(machine: str) -> bytes:
     """
     argued = _ARGUED[machine]
     # Another architecture's call numbers would bypass the list, so a call through one kills the process.
-    program = [_instruction(_LOAD, _ARCH), _instruction(_EQUAL, _AUDIT_ARCH[machine], 1, 0)]
-    program += [_instruction(_RETURN, _KILL), _instruction(_LOAD, _NUMBER)]
+    program = [_encode_instruction(_LOAD, _ARCH), _encode_instruction(_EQUAL, _AUDIT_ARCH[machine], 1, 0)]
+    program += [_encode_instruction(_RETURN, _KILL), _encode_instruction(_LOAD, _NUMBER)]
     if machine == "x86_64":  # numbers from 0x40000000 on are the x32 ABI
-        program += [_instruction(_AT_LEAST, 0x40000000, 0, 1), _instruction(_RETURN, _KILL)]
+        program += [_encode_instruction(_AT_LEAST, 0x40000000, 0, 1), _encode_instruction(_RETURN, _KILL)]
     for number in read_denied_calls(machine).values():
-        program += [_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
-    program += [_instruction(_EQUAL, _CLONE3, 0, 1), _refuse(errno.ENOSYS)]
+        program += [_encode_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+    program += [_encode_instruction(_EQUAL, _CLONE3, 0, 1), _refuse(errno.ENOSYS)]
     injections = [
         instruction
         for code in _TERMINAL_INJECTION
-        for instruction in (_instruction(_EQUAL, code, 0, 1), _refuse(errno.EPERM))
+        for instruction in (_encode_instruction(_EQUAL, code, 0, 1), _refuse(errno.EPERM))
     ]
     # A jump of 0 in `test` runs the next instruction, which denies the call; a jump of 1 skips it.
     for number, position, test in (
-        (argued["clone"], 0, [_instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)]),
-        (argued["socket"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
-        (argued["socketpair"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
+        (argued["clone"], 0, [_encode_instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)]),
+        (argued["socket"], 0, [_encode_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
+        (argued["socketpair"], 0, [_encode_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
         (argued["ioctl"], 1, injections),
-        (argued["prlimit64"], 0, [_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
-        (argued["sched_setaffinity"], 0, [_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
+        (argued["prlimit64"], 0, [_encode_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
+        (argued["sched_setaffinity"], 0, [_encode_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
     ):
-        body = [_instruction(_LOAD, _ARGUMENT + 8 * position), *test, _instruction(_RETURN, _ALLOW)]
-        program += [_instruction(_EQUAL, number, 0, len(body)), *body]
-    program.append(_instruction(_RETURN, _ALLOW))
+        body = [_encode_instruction(_LOAD, _ARGUMENT + 8 * position), *test, _encode_instruction(_RETURN, _ALLOW)]
+        program += [_encode_instruction(_EQUAL, number, 0, len(body)), *body]
+    program.append(_encode_instruction(_RETURN, _ALLOW))
     return b"".join(program)
 
 
