@@ -47,7 +47,7 @@ class Mixture:
     def _draw_turns(self, epoch: int) -> list[tuple[int, int]]:
         """(data set, its prompts so far) for each position of an epoch: shuffled, or each set spread evenly."""
         pairs = [(source, place) for source, quota in enumerate(self.quotas) for place in range(quota)]
-        if not self.shuffles or self.difficulties:  # a curriculum must rise evenly in all data sets
+        if not self.shuffles or self.difficulties:  # spread evenly, so that a curriculum rises alike in all data sets
             return sorted(pairs, key=lambda turn: ((turn[1] + 0.5) / self.quotas[turn[0]], turn[0]))
         order = [source for source, _ in pairs]
         random.Random(f"{self.seed}/mixture/{epoch}").shuffle(order)

@@ -42,7 +42,7 @@ def grade_program(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sa
     except UnreadableTestsError as error:
         raise RewardFailure(f"the row's tests: {error}") from None
     source = extract_program(text, spec.pattern)
-    # Python refuses null bytes and lone surrogates in a source, and the sandbox's protocol cannot carry the latter.
+    # Python cannot compile a source with null bytes or lone surrogates.
     if source is None or "\0" in source or not _is_text(source):
         return 0.0, "no_program"
     source = spec.template.replace("{prompt}", prompt.text).replace("{program}", source)
