@@ -144,7 +144,7 @@ def report_bad_rows(
 def _format_numbers(rows: Sequence[int]) -> str:
     """Row numbers in words.
 
-    >>> _numbered([4]), _numbered(range(2, 202))
+    >>> _format_numbers([4]), _format_numbers(range(2, 202))
     ('row 4', 'rows 2, 3, 4 and 197 more')
     """
     more = f" and {len(rows) - MAX_ROW_NUMBERS} more" if len(rows) > MAX_ROW_NUMBERS else ""

@@ -255,8 +255,10 @@ def resident_bytes(pids: Sequence[int]) -> int:
 def read_answer(raw: RawAnswer) -> Answer:
     """Check a process's answer; an invalid answer becomes a failure.
 
-    >>> read_answer(Said({"observation": "too low"})).said[0]["content"], read_answer(Said({"reward": "1"})).failure
-    ('too low', "reward is '1', not a finite number")
+    >>> read_answer(RawAnswer({"observation": "too low"})).messages[0]["content"]
+    'too low'
+    >>> read_answer(RawAnswer({"reward": "1"})).failure
+    "reward is '1', not a finite number"
     """
     answer = raw.value
     if raw.failure:

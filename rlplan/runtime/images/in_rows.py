@@ -50,7 +50,7 @@ def read_image(cell: Any, folder: Path) -> bytes:
 def insert_marks(text: str, num_images: int) -> str:
     """A text with a mark for every image. Raises: BadRowError when the number of marks differs.
 
-    >>> marked("which color?", 2)
+    >>> insert_marks("which color?", 2)
     '<image><image>which color?'
     """
     count = text.count(MARK)

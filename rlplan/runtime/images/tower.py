@@ -80,7 +80,7 @@ def compute_positions(num_tokens: int, images: Sequence[PromptImage]) -> list[li
 
     An image has one time index, and the text after it continues after the image's longer side.
 
-    >>> positions(6, [PromptImage(first=1, rows=1, columns=3, side=28, pixels=b"")])
+    >>> compute_positions(6, [PromptImage(first=1, rows=1, columns=3, side=28, pixels=b"")])
     [[0, 1, 1, 1, 4, 5], [0, 1, 1, 1, 4, 5], [0, 1, 2, 3, 4, 5]]
     """
     axes: list[list[int]] = [[], [], []]
