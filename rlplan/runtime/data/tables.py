@@ -178,7 +178,7 @@ def _read_in_child(path: Path, image_column: str | None) -> Iterator[tuple[int, 
 
 
 def _parse_child_line(line: bytes) -> dict[str, Any] | str:
-    """Parse a line that `_line` wrote."""
+    """Parse a line that `_format_row` wrote."""
     cells, whys = json.loads(line)
     if cells is None:
         return str(whys)
@@ -236,7 +236,7 @@ def _check_offsets(table: Any) -> None:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            if "UTF8" not in str(error):  # UTF-8 is checked last, and `_lines` reports it per row
+            if "UTF8" not in str(error):  # UTF-8 is checked last, and `_format_rows` reports it per row
                 raise
 
 
