@@ -1,7 +1,8 @@
 """Safe path: processes of a run import installed packages only, never files of the current folder (as `python -P`).
 
-`python -m` and Ray put the current folder first on a new process's search path. A `torch.py` in a bundle or beside a
-job file would then run. Only a file named by the job (a reward, an environment) may import modules from its own folder.
+`python -m` and Ray put the current folder first on a new process's search path. A module called `torch` in a bundle or
+beside a job file would then run. Only a file named by the job (a reward, an environment) may import modules from its
+own folder.
 
 In: a module of rlplan. Out: the command that runs it; for Ray, a job that does not change the path.
 """

@@ -78,20 +78,20 @@ def read_tests(answer: str) -> tuple[Check, ...]:
 
 def _read(answer: str) -> list[Check]:
     try:
-        tests = json.loads(answer)
+        content = json.loads(answer)
     except (ValueError, RecursionError):
-        tests = answer
-    if isinstance(tests, dict) and "inputs" in tests:
-        return _read_pairs(tests)
-    if isinstance(tests, dict) and isinstance(tests.get("test"), str):
-        return _read_assertions(tests["test"], str(tests.get("entry_point", "")))
-    if isinstance(tests, str) or (isinstance(tests, list) and all(isinstance(text, str) for text in tests)):
-        return _read_assertions(tests if isinstance(tests, str) else "\n".join(tests))
+        content = answer
+    if isinstance(content, dict) and "inputs" in content:
+        return _read_pairs(content)
+    if isinstance(content, dict) and isinstance(content.get("test"), str):
+        return _read_assertions(content["test"], str(content.get("entry_point", "")))
+    if isinstance(content, str) or (isinstance(content, list) and all(isinstance(text, str) for text in content)):
+        return _read_assertions(content if isinstance(content, str) else "\n".join(content))
     raise UnreadableTestsError("neither inputs and outputs nor assert statements")
 
 
-def _read_pairs(tests: dict[str, Any]) -> list[Check]:
-    inputs, outputs, name = tests["inputs"], tests.get("outputs"), tests.get("fn_name")
+def _read_pairs(content: dict[str, Any]) -> list[Check]:
+    inputs, outputs, name = content["inputs"], content.get("outputs"), content.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise UnreadableTestsError("inputs and outputs must be lists of the same length")
     if name is None:
@@ -127,9 +127,8 @@ def _read_assertions(source: str, entry_point: str = "") -> list[Check]:
     tree = _Candidate(entry).visit(tree)
     own = frozenset(name for node in ast.walk(tree) for name in _list_bound_names(node))
     tests = [statement.test for statement in _list_asserts(tree.body, own)]
-    tests = [
-        test for test in tests if not (isinstance(test, ast.Constant) and test.value)
-    ]  # `assert True` tests nothing
+    # `assert True` tests nothing.
+    tests = [test for test in tests if not (isinstance(test, ast.Constant) and test.value)]
     names = Names(own, _find_shadowing(tests, entry_point), called(ast.Call(entry, [], [])) if entry_point else "")
     return [split(test, names) for test in tests]
 
