@@ -23,10 +23,10 @@ def lines(*rows: Any) -> bytes:
 
 HELDOUT = ("heldout", "several")
 BAD: dict[str, tuple[bytes, tuple[str, ...]]] = {
-    "a missing column": (lines(GOOD, {"id": "b", "prompt": "x"}), ("1 of 2 rows", "row 2: it has no answer")),
+    "a missing column": (lines(GOOD, {"id": "b", "prompt": "x"}), ("1 of 2 rows", "row 2: no answer")),
     "a null prompt": (lines(GOOD, {"id": "b", "prompt": None, "answer": "1"}), ("row 2: prompt is null",)),
     "invalid UTF-8": (lines(GOOD, b'{"prompt": "caf\xe9"}\n'), ("row 2: the line is not UTF-8",)),
-    "duplicate ids": (lines(GOOD, GOOD), ("row 2: id 'a' is also that of row 1",)),
+    "duplicate ids": (lines(GOOD, GOOD), ("row 2: id 'a' is also the id of row 1",)),
     "an empty file": (b"", ("the prompt file is empty",)),
     "several": (lines(5, {"prompt": ""}, GOOD, GOOD), ("3 of 4 rows", "row 1: ", "row 2: ", "row 4: ")),
     "too long": (lines({**GOOD, "prompt": "Sort: " + "1" * 50}), ("has 51 tokens, the limit is 8",)),
@@ -72,7 +72,7 @@ def test_tests_that_cannot_be_taken_apart_are_said_with_the_rule_and_what_to_wri
     path.write_bytes(lines({**GOOD, "answer": "assert f(1) == 1"}, {**GOOD, "id": "b", "answer": free}))
     job = QUICKSTART.parent / "rewards" / "code-executor.yaml"
     words = ("1 of 2 rows", "row 2: its tests: `f(i)` is called anew for every `i`", "write one assertion for each")
-    rule = "the program's calls alone go into the sandbox"
+    rule = "tests must be splittable into calls of the program"
     check(run(rlplan, tmp_path, job, f"data.prompts={path}"), 2, *words, rule)
 
 
@@ -80,7 +80,7 @@ def test_tests_that_cannot_be_taken_apart_are_said_with_the_rule_and_what_to_wri
     ("source", "words", "times"),
     at_night(
         [
-            ("def f(question, reply): return 1.0", ("it takes (question, reply): neither",), 1),
+            ("def f(question, reply): return 1.0", ("it takes (question, reply), which is neither",), 1),
             ("def g(completions, **rest): return [1.0]", ("has no function f",), 1),
             ("import nothing_of_this_name", ("ModuleNotFoundError",), 1),
             ("def f(:", ("SyntaxError",), 2),

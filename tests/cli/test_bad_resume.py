@@ -62,7 +62,7 @@ def test_a_resume_in_place_that_is_refused_leaves_the_run_as_it_was(rlplan: Call
 
 def test_a_missing_sandbox_writes_nothing(rlplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    for name, code, word in (("bubblewrap", 4, "no sandbox holds on this host"), ("bubblewrp", 2, "Did you mean")):
+    for name, code, word in (("bubblewrap", 4, "no sandbox works on this host"), ("bubblewrp", 2, "Did you mean")):
         check(rlplan("run", PROGRAMS, "--sandbox", name, "--out", tmp_path / "run"), code, word)
         assert list(tmp_path.iterdir()) == []
 

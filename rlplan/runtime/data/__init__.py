@@ -1,1 +1,1 @@
-"""Data sets, chat templates and tokenizers: from rows to prompts."""
+"""Data sets, chat templates and tokenizers: rows become tokenized prompts."""

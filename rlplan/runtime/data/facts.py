@@ -1,6 +1,6 @@
-"""Facts about a job's data, as the planner and people want them: what was read, and how long prompts and responses are.
+"""Facts about a job's data for the planner and the user: the files read, and the lengths of prompts and responses.
 
-In: tokenized prompts, finished rollouts. Out: plain values; `response_lengths` can be pasted into a job as it stands.
+In: tokenized prompts, finished rollouts. Out: plain values; `response_lengths` can be pasted into a job unchanged.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from rlplan.spec.parts.lengths import histogram_of
 
 
 def data_facts(prompts: PromptSets) -> dict[str, object]:
-    """data.json: lines about the files, and the lengths of prompts in tokens."""
+    """The content of data.json: lines about the files, and the prompt lengths in tokens."""
     lengths = [len(prompt.tokens) for prompt in prompts.train]
     return {
         "schema_version": 1,
@@ -23,7 +23,7 @@ def data_facts(prompts: PromptSets) -> dict[str, object]:
 
 
 def lengths_as_json(counts: Counter[int]) -> dict[str, object]:
-    """`workload.response_lengths` and the mean. counts: how many responses had so many tokens; at least one."""
+    """`workload.response_lengths` and the mean length. counts: number of responses by length; at least one."""
     mean = sum(length * count for length, count in counts.items()) / counts.total()
     return {
         "mean_response_len": max(1, round(mean)),

@@ -1,9 +1,14 @@
-"""Layouts: what rows of other people's data sets look like, told by their columns, and what they mean here.
+"""Layouts: the columns of known data set formats, detected from a row and converted to one form.
 
-In: rows as dictionaries. Out: rows of ours. Known: our own; verl's (`prompt` a chat, `reward_model.ground_truth`);
-TRL's (`prompt` a text or a chat; `completion`, with `label` where it was judged; `messages`, the last of which is the
-answer; preferences as `chosen` and `rejected`, with the prompt in both where there is none beside them); OpenRLHF's
-(`input`, `label`); and columns that the job names.
+Supported are columns that the job names, and these layouts:
+
+- rlplan: `id`, `prompt`, `answer`;
+- verl: `prompt` as a chat, `reward_model.ground_truth`;
+- TRL: `prompt` as a text or chat; `completion`, optionally with a `label`; `messages`, ending with the answer; or
+  preferences as `chosen` and `rejected`, which both contain the prompt if there is no `prompt` column;
+- OpenRLHF: `input`, `label`.
+
+In: rows as dictionaries. Out: DataRows.
 """
 
 import json
@@ -21,63 +26,60 @@ Chat = list[dict[str, str]]
 
 
 MAX_WHY = 200
-"""Characters of what is wrong with a row."""
+"""Most characters of a message about a bad row."""
 PROMPTS = ("question", "problem", "instruction", "query", "input_text", "text", "content")
-"""What other data sets call their prompts; a job has to say so."""
+"""Prompt columns of other data sets, suggested to the user; a job must name its column."""
 ANSWERS = ("answer", "label", "solution", "ground_truth")
-OF_IMAGES = ("image", "images", "video", "videos")
-"""Columns, and kinds of a message's parts, that verl, TRL and OpenRLHF hold images in."""
+IMAGE_COLUMNS = ("image", "images", "video", "videos")
+"""Names of image columns, and of image parts in messages, in verl, TRL and OpenRLHF."""
 MAX_NAMED = 10
-"""Columns that a message names."""
+"""Most columns that a message names."""
 
 
-def printable(text: str, limit: int = MAX_WHY) -> str:
-    """A text for a message, whatever a file holds: at most `limit` characters, those for terminals escaped."""
+def make_printable(text: str, limit: int = MAX_WHY) -> str:
+    """A safe text for a message: at most `limit` characters, with control characters escaped."""
     escaped = shown(text[: limit + 1], kept="").replace("\n", "\\n")
     return escaped if len(escaped) <= limit else escaped[: limit - 1] + "…"
 
 
 class BadRowError(ValueError):
-    """A row that cannot be used; the text says why, short and printable."""
+    """A row cannot be used; the text gives the reason, short and printable."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(printable(why))
+        super().__init__(make_printable(why))
 
 
 @dataclass(frozen=True, slots=True)
 class NoText:
-    """A cell that JSON does not know.
-
-    Fit for a column beside, and for no prompt and no answer.
-    """
+    """A cell with values that JSON cannot represent. It may be an extra column, but not a prompt or an answer."""
 
     value: Any
-    """The cell with texts in place of dates and such, and null in place of bytes."""
+    """The cell with dates and the like as texts, and bytes as null."""
 
     why: str
-    """What JSON does not know of it."""
+    """Type that JSON cannot represent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names that the job gives; None: as the layout has them."""
+    """Column names from the job; None means the layout's own."""
 
     prompt: str | None = None
     answer: str | None = None
     image: str | None = None
-    """None: a row with an image is a bad row."""
+    """None makes a row with an image a bad row."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
     id: str
-    """The row's own, or its number."""
+    """The row's id, or `row-NUMBER`."""
 
     prompt: str | Chat
-    """A text, or a chat that a template makes one of."""
+    """A text, or a chat that is not rendered yet."""
 
     answer: str | None = None
-    """The right answer, or the tests of a program; None where the row has none."""
+    """The right answer, or the tests of a program; None without one."""
 
     chosen: str | Chat | None = None
     rejected: str | Chat | None = None
@@ -85,56 +87,54 @@ class DataRow:
     """The other columns as a JSON object."""
 
     chat: Chat | None = None
-    """What the policy's template has made `prompt` of; None where it is a text of the file's own."""
+    """The chat from which the policy's template rendered `prompt`; None if the file has a text."""
 
     joined: Chat | None = None
-    """The chat whose contents are `prompt`, line by line, where the policy has no template."""
+    """The chat whose contents were joined to `prompt` because the policy has no template."""
 
     images: tuple[Any, ...] = ()
-    """What its image column holds, one an image."""
+    """Cells of the image column, one per image."""
 
     number: int = field(default=0, compare=False)
-    """Where it stands in its file, from 1."""
+    """Row number in its file, from 1."""
 
 
 def likely_prompt(cells: Cells) -> str:
-    """The column that is likely to be the prompt: one of a usual name, else the longest text; empty without one.
+    """The column that probably holds the prompt: one with a common name, else the longest text; empty without one.
 
     >>> likely_prompt({"answer": "a long text of a solution", "question": "How many?"}), likely_prompt({"n": 1})
     ('question', '')
     """
-    named = {name: value for name, value in cells.items() if len(name) <= MAX_WHY}  # one that can be typed
+    named = {name: value for name, value in cells.items() if len(name) <= MAX_WHY}  # names that fit in a message
     texts = {name: value for name, value in named.items() if isinstance(value, str) and name not in ANSWERS}
     usual = [name for name in PROMPTS if name in texts]
     return usual[0] if usual else max(texts, key=lambda name: len(texts[name]), default="")
 
 
 def detect(names: set[str], columns: Columns) -> str:
-    """The layout of a table by its columns. Raises: BadRowError when it has none that is known."""
+    """The layout of a table, detected from its columns. Raises: BadRowError for an unknown layout."""
     if columns.prompt or columns.answer:
         return "columns"
     if {"id", "prompt", "answer"} == names or {"id", "prompt", "chosen", "rejected"} == names:
         return "rlplan"
     if {"prompt", "reward_model"} <= names:
         return "verl"
-    if {"chosen", "rejected"} <= names or "messages" in names:
-        return "trl"
-    if "prompt" in names:
+    if {"chosen", "rejected"} <= names or names & {"messages", "prompt"}:
         return "trl"
     if "input" in names:
         return "openrlhf"
-    some = ", ".join(printable(name, 20) for name in sorted(names)[:MAX_NAMED]) or "none"
+    some = ", ".join(make_printable(name, 20) for name in sorted(names)[:MAX_NAMED]) or "none"
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    raise BadRowError(f"no column holds a prompt: there are {some}{more}")
+    raise BadRowError(f"no column holds a prompt; the columns are {some}{more}")
 
 
 def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given: Given = "") -> DataRow:
-    """The row as one of ours. number: from 1, its id where it has none. given: the answers that it must hold.
+    """Convert a row. number: row number from 1, its id if it has none. answer_kind: answers that it must hold.
 
     Raises: BadRowError.
     """
     prompt_name = columns.prompt or ("input" if layout == "openrlhf" else "prompt")
-    images = image_cells(_bare(cells.get(columns.image))) if columns.image else []
+    images = read_image_cells(_unwrap(cells.get(columns.image))) if columns.image else []
     cells = {name: cell for name, cell in cells.items() if name != columns.image}
     _refuse_images(cells, prompt_name)
     used = {prompt_name, "id"}
@@ -142,182 +142,183 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
     if columns.prompt and columns.prompt not in cells:
         raise BadRowError(f"there is no column '{columns.prompt}'")
     prompt = cells.get(prompt_name)
-    if prompt is None and "messages" in cells:
+    if prompt is None and "messages" in cells:  # TRL's conversational format for SFT
         prompt, cells = _split_messages(cells)
-    answer, answer_name = _answer(layout, cells, columns)
+    answer, answer_name = _find_answer(layout, cells, columns)
     if given == "pair" or (given == "unpaired" and "chosen" in cells):
-        prompt, chosen, rejected = _pair(cells, prompt)
+        prompt, chosen, rejected = _read_pair(cells, prompt)
         used |= {"chosen", "rejected"}
     elif given == "answer":
-        prompt, chosen = _imitated(cells, prompt, answer)
+        prompt, chosen = _read_target(cells, prompt, answer)
         used |= {"completion", "chosen", "rejected"}
     elif given:
-        said, is_good = _said(cells, "completion"), _bare(cells.get("label"))
+        completion, is_good = _read_completion(cells, "completion"), _unwrap(cells.get("label"))
         if not isinstance(is_good, bool):
-            raise BadRowError("label is not true or false: whether its completion is good")
-        chosen, rejected = (said, None) if is_good else (None, said)
+            raise BadRowError("label must be true or false: whether the completion is good")
+        chosen, rejected = (completion, None) if is_good else (None, completion)
         used |= {"completion", "label"}
-    used |= {"answer"} & {answer_name}  # under another name it goes to functions that ask for that
-    name = _bare(cells.get("id", _extra(cells).get("index")))
+    used |= {"answer"} & {answer_name}  # under another name it stays a column, which reward functions may request
+    name = _unwrap(cells.get("id", _read_extra_info(cells).get("index")))  # verl keeps an index in extra_info
     return DataRow(
         id=f"row-{number}" if name is None or name == "" else str(name),
-        prompt=_text_or_chat(prompt, prompt_name),
+        prompt=_read_text_or_chat(prompt, prompt_name),
         answer=answer,
         chosen=chosen,
         rejected=rejected,
-        others=json.dumps({key: _bare(value) for key, value in cells.items() if key not in used}),
+        others=json.dumps({key: _unwrap(value) for key, value in cells.items() if key not in used}),
         images=tuple(images),
         number=number,
     )
 
 
-def image_cells(cell: Any) -> list[Any]:
-    """What stands for each image of a row. Raises: BadRowError."""
-    found = cell if isinstance(cell, list) else [] if _is_null(cell) else [cell]
-    if len(found) > MAX_IMAGES:
-        raise BadRowError(f"{len(found)} images, at most {MAX_IMAGES} a prompt")
-    return found
+def read_image_cells(cell: Any) -> list[Any]:
+    """The cells of a row's images. Raises: BadRowError."""
+    cells = cell if isinstance(cell, list) else [] if _is_null(cell) else [cell]
+    if len(cells) > MAX_IMAGES:
+        raise BadRowError(f"{len(cells)} images, at most {MAX_IMAGES} per prompt")
+    return cells
 
 
 def _refuse_images(cells: Cells, prompt_name: str) -> None:
-    """A prompt without its image is another question."""
-    for name in OF_IMAGES:
-        if name != prompt_name and not _is_null(value := _bare(cells.get(name))) and value not in ("", []):
+    """Reject images without data.image_column: a prompt without its image is a different question."""
+    for name in IMAGE_COLUMNS:
+        if name != prompt_name and not _is_null(value := _unwrap(cells.get(name))) and value not in ("", []):
             raise BadRowError(
-                f"column '{name}' is for images, and prompts here are texts: data.image_column={name} where the policy "
-                "takes images, else remove the row, or the column where its text asks everything"
+                f"column '{name}' holds images: set data.image_column={name} if the policy takes images, else remove "
+                "the row, or the column if the text is a complete question"
             )
 
 
 def _has_image(content: Any) -> bool:
-    """Whether a message's content is a list of parts and one of them is not text: `{"type": "image_url", ...}`."""
+    """Whether a message's content is a list of parts with an image or video: `{"type": "image_url", ...}`."""
     parts = content if isinstance(content, list) else []
-    return any(isinstance(part, Mapping) and str(part.get("type", "")).startswith(OF_IMAGES) for part in parts)
+    return any(isinstance(part, Mapping) and str(part.get("type", "")).startswith(IMAGE_COLUMNS) for part in parts)
 
 
-def _answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, str | None]:
-    """(the right answer, the column that had it)."""
+def _find_answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, str | None]:
+    """(the right answer, the column that holds it)."""
     if columns.answer is not None:
         if columns.answer not in cells:
             raise BadRowError(f"there is no column '{columns.answer}'")
-        return _plain(cells[columns.answer]), columns.answer
+        return _read_answer(cells[columns.answer]), columns.answer
     if layout == "verl":
         model = cells.get("reward_model")
         _check_text(model, "reward_model")
         if not isinstance(model, Mapping) or "ground_truth" not in model:
             raise BadRowError("reward_model has no ground_truth")
-        return _plain(model["ground_truth"]), None
+        return _read_answer(model["ground_truth"]), None
     for name in ANSWERS:
         if not _is_null(cells.get(name)):
-            return _plain(cells[name]), name
+            return _read_answer(cells[name]), name
     return None, None
 
 
 def _split_messages(cells: Cells) -> tuple[Chat, Cells]:
-    """(the prompt, the cells with a completion): all but the last message, and what the assistant says in it."""
-    chat = _text_or_chat(cells["messages"], "messages")
+    """(the prompt, the cells with a completion): all messages but the last, and the last one's content."""
+    chat = _read_text_or_chat(cells["messages"], "messages")
     if isinstance(chat, str) or len(chat) < 2 or chat[-1]["role"] != "assistant":
-        raise BadRowError("messages must end with one of the assistant's, after at least one other")
-    rest = {name: cell for name, cell in cells.items() if name != "messages"}
-    return chat[:-1], rest | {"completion": chat[-1]["content"]}
+        raise BadRowError("messages must end with an assistant message, after at least one other message")
+    others = {name: cell for name, cell in cells.items() if name != "messages"}
+    return chat[:-1], others | {"completion": chat[-1]["content"]}
 
 
-def _imitated(cells: Cells, prompt: Any, answer: str | None) -> tuple[Any, str | Chat]:
-    """(the prompt, what is imitated). A `chosen` that is told with its prompt is read as a pair's."""
+def _read_target(cells: Cells, prompt: Any, answer: str | None) -> tuple[Any, str | Chat]:
+    """(the prompt, the answer to imitate). A `chosen` that contains the prompt is split as in a pair."""
     name = next((name for name in ("completion", "chosen") if name in cells), None)
     is_pair = name == "chosen" and "rejected" in cells
     if is_pair and (prompt is None or (isinstance(cells["chosen"], list) and len(cells["chosen"]) > 1)):
-        return _pair(cells, prompt)[:2]
-    said = answer if name is None else _said(cells, name)
-    if not said:
-        raise BadRowError("it has no answer (completion, messages, chosen, answer, label, solution, ground_truth)")
-    return prompt, said
+        return _read_pair(cells, prompt)[:2]
+    target = answer if name is None else _read_completion(cells, name)
+    if not target:
+        raise BadRowError("no answer (completion, messages, chosen, answer, label, solution, ground_truth)")
+    return prompt, target
 
 
-def _said(cells: Cells, name: str) -> str:
-    """An answer: a text, or one message of the assistant's."""
-    said = _text_or_chat(cells.get(name), name)
-    if isinstance(said, str):
-        return said
-    if len(said) != 1 or said[0]["role"] != "assistant":
-        raise BadRowError(f"{name} must be one message of the assistant's")
-    return said[0]["content"]
+def _read_completion(cells: Cells, name: str) -> str:
+    """A completion: a text, or one assistant message."""
+    completion = _read_text_or_chat(cells.get(name), name)
+    if isinstance(completion, str):
+        return completion
+    if len(completion) != 1 or completion[0]["role"] != "assistant":
+        raise BadRowError(f"{name} must be one assistant message")
+    return completion[0]["content"]
 
 
-def _pair(cells: Cells, prompt: Any) -> tuple[Any, str | Chat, str | Chat]:
-    chosen, rejected = (_text_or_chat(cells.get(name), name) for name in ("chosen", "rejected"))
+def _read_pair(cells: Cells, prompt: Any) -> tuple[Any, str | Chat, str | Chat]:
+    chosen, rejected = (_read_text_or_chat(cells.get(name), name) for name in ("chosen", "rejected"))
     if type(chosen) is not type(rejected):
-        raise BadRowError("chosen is a chat and rejected a text, or the other way round")
+        raise BadRowError("chosen and rejected must both be chats or both be texts")
     if isinstance(chosen, list) and isinstance(rejected, list):
         prompt, chosen, rejected = _split_chats(prompt, chosen, rejected)
     elif prompt is None:
         prompt, chosen, rejected = _split_texts(str(chosen), str(rejected))
     if str(chosen).strip() == str(rejected).strip():
-        raise BadRowError("chosen and rejected are the same, spaces around them aside")
+        raise BadRowError("chosen and rejected are the same apart from surrounding spaces")
     return prompt, chosen, rejected
 
 
 def _split_chats(prompt: Any, chosen: Chat, rejected: Chat) -> tuple[Any, str, str]:
-    """Both chats without what they begin with in common: the prompt, where there is none of its own, or one that is a
-    text and says what their last common message says (UltraFeedback).
+    """(prompt, chosen, rejected): the common beginning of both chats is the prompt if the row has no prompt column.
+
+    A text prompt that repeats the last common message is replaced by the common chat, as UltraFeedback needs it.
     """
-    shared = _num_shared(chosen, rejected)
+    shared = _count_shared(chosen, rejected)
     if prompt is None or (isinstance(prompt, str) and shared and chosen[shared - 1]["content"] == prompt):
         prompt = chosen[:shared]
     elif shared and chosen[:shared] != prompt:
-        raise BadRowError("chosen and rejected begin with another prompt than the row's")
+        raise BadRowError("chosen and rejected do not begin with the row's prompt")
     ends = chosen[shared:], rejected[shared:]
     if not prompt or any(len(end) != 1 or end[0]["role"] != "assistant" for end in ends):
-        raise BadRowError("chosen and rejected must differ in one last message of the assistant's")
+        raise BadRowError("chosen and rejected must differ in one final assistant message")
     return prompt, ends[0][0]["content"], ends[1][0]["content"]
 
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """Texts that hold the prompt too, as hh-rlhf has them: up to the last `Assistant:` that they have in common."""
+    """(prompt, chosen, rejected) of texts that contain the prompt (hh-rlhf), up to their last common `Assistant:`."""
     mark = "Assistant:"
-    at = chosen.rfind(mark, 0, _num_shared(chosen, rejected))
+    at = chosen.rfind(mark, 0, _count_shared(chosen, rejected))
     if at < 0:
-        raise BadRowError("there is no prompt, and chosen and rejected have none in common that ends with `Assistant:`")
+        raise BadRowError("no prompt column, and chosen and rejected share no beginning that ends with `Assistant:`")
     at += len(mark)
     return chosen[:at], chosen[at:], rejected[at:]
 
 
-def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many parts two begin with in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _count_shared(first: Sequence[Any], other: Sequence[Any]) -> int:
+    """The number of leading elements that two sequences have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, other, strict=False)))
 
 
-def _text_or_chat(value: Any, name: str) -> str | Chat:
+def _read_text_or_chat(value: Any, name: str) -> str | Chat:
     _check_text(value, name)
     if isinstance(value, str):
         if not value.strip():
             raise BadRowError(f"{name} is empty")
-        return _encodable(value, name)
+        return _check_encodable(value, name)
     if value is None:
         raise BadRowError(f"{name} is null")
     if isinstance(value, list) and value:
         for message in value:
             if isinstance(message, Mapping) and _has_image(message.get("content")):
-                raise BadRowError(f"{name}: a message holds an image, and prompts here are texts: remove the row")
+                raise BadRowError(f"{name}: a message holds an image, which prompts cannot: remove the row")
             if not isinstance(message, Mapping) or not all(
                 isinstance(message.get(k), str) for k in ("role", "content")
             ):
-                raise BadRowError(f"{name}: a message is an object with the texts role and content")
+                raise BadRowError(f"{name}: a message must be an object with the texts role and content")
         return [{"role": message["role"], "content": message["content"]} for message in value]
     raise BadRowError(f"{name} is {type(value).__name__}, not a text or a chat")
 
 
-def _extra(cells: Cells) -> Cells:
-    extra = _bare(cells.get("extra_info"))
+def _read_extra_info(cells: Cells) -> Cells:
+    extra = _unwrap(cells.get("extra_info"))
     return extra if isinstance(extra, Mapping) else {}
 
 
 def _is_null(value: Any) -> bool:
-    """None, or the NaN that tables of numbers have in its place."""
+    """Whether a cell is None, or NaN as in tables of numbers."""
     return value is None or value != value
 
 
-def _bare(cell: Any) -> Any:
+def _unwrap(cell: Any) -> Any:
     return cell.value if isinstance(cell, NoText) else cell
 
 
@@ -326,17 +327,17 @@ def _check_text(value: Any, name: str) -> None:
         raise BadRowError(f"{name} holds {value.why}: write it as text")
 
 
-def _plain(value: Any) -> str:
+def _read_answer(value: Any) -> str:
     _check_text(value, "the answer")
     if _is_null(value):
         raise BadRowError("the answer is null")
     text = value if isinstance(value, str) else json.dumps(value)
-    return _encodable(text, "answer")
+    return _check_encodable(text, "answer")
 
 
-def _encodable(text: str, name: str) -> str:
+def _check_encodable(text: str, name: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRowError(f"{name} holds half a character (a lone surrogate)") from None
+        raise BadRowError(f"{name} holds a lone surrogate, which is not a character") from None
     return text

@@ -1,15 +1,16 @@
-"""ModelText: what a model's folder makes of texts and chats, by its tokenizer and its chat template.
+"""ModelText: runs a model's tokenizer and chat template in a child process with limits.
 
-In: a folder; texts and chats. Out: token ids and texts. Both files may be a stranger's: a tokenizer of a few bytes can
-take gigabytes or abort its process, a template can loop for ever. So they work in a process of their own, with limits,
-and the driver holds neither the libraries nor the tokenizer. Run as a module it is that process: JSON, line by line.
+Neither file can be trusted: a tokenizer of a few bytes can use gigabytes or abort its process, and a template can loop
+forever. The driver also saves the memory of the libraries and the tokenizer. Run as a module, this file is the child
+process, which speaks JSON line by line.
+
+In: a folder; texts and chats. Out: token ids and texts.
 """
 
 import base64
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,34 +18,35 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.layouts import BadRowError, printable
+from rlplan.runtime.data.layouts import BadRowError, make_printable
 from rlplan.runtime.images.decoding import BadImageError, decode
+from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.limits import limit_memory
-from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
+from rlplan.runtime.processes.line_process import START_S, Deadline, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import patiently
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.models.families.image_sizes import ImageRule
 
 MORE_BYTES = 1 << 31
-"""Beside the libraries: the largest published tokenizers take some 500 MB while they are read."""
-START_S = 60.0
-"""To import the libraries and to read the tokenizer, and to render the first chat."""
+"""Memory limit on top of the libraries: the largest published tokenizers take about 500 MB while they load."""
 ANSWER_S = 10.0
-"""For one text or chat; both are scaled."""
+"""Seconds for one text or chat; scaled by machine speed, like START_S for the first answer."""
 MAX_ANSWER_BYTES = 1 << 24
 TEMPLATE_RULE = "a chat template that takes messages with role and content"
 TOKENIZER_RULE = "a tokenizer.json of the tokenizers library, which takes at most 2 GiB and 10 s a text"
 
 
 class ModelText:
-    """A context manager. template: the folder's chat template; without one, chats are not rendered."""
+    """See the module docstring; usable as a context manager. template: chat template of the folder, if chats occur."""
 
     def __init__(self, folder: Path, template: str | None = None, config: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        alone = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+        variables = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
         command = module_command("rlplan.runtime.data.model_text")
-        self._process = LineProcess(command, self._log, MAX_ANSWER_BYTES, os.environ | alone | {"HF_HUB_OFFLINE": "1"})
+        self._process = LineProcess(
+            command, self._log, MAX_ANSWER_BYTES, os.environ | variables | {"HF_HUB_OFFLINE": "1"}
+        )
         try:
             start = {"folder": str(folder), "template": template, "config": dict(config or {})}
             self.longest_token = int(self._ask(start, START_S, is_chat=template is not None)["longest_token"])
@@ -64,63 +66,68 @@ class ModelText:
         self._log.close()
 
     def tokens(self, text: str, *, adds_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text. Raises: SpecError where the tokenizer fails."""
+        """Token ids of a text. Raises: SpecError when the tokenizer fails."""
         return tuple(self._ask({"text": text, "special": adds_special_tokens}, ANSWER_S, is_chat=False)["tokens"])
 
     def image(self, data: bytes, rule: ImageRule) -> tuple[int, int, bytes]:
-        """(rows, columns) of tokens of an image file, and its pixels. Raises: BadRowError where it is none."""
-        asked = {"image": base64.b64encode(data).decode(), "rule": asdict(rule)}
+        """(token rows, token columns, pixels) of an image file. Raises: BadRowError if it is not an image."""
+        request = {"image": base64.b64encode(data).decode(), "rule": asdict(rule)}
         try:
-            said = self._answer_to(asked, ANSWER_S)
+            answer = self._exchange(request, ANSWER_S)
         except NoAnswerError as error:
-            raise self._failed(f"an image ended its process: {error}{self._last_words()}", is_chat=False) from None
-        if "error" in said:
-            raise BadRowError(str(said["error"]).removeprefix(f"{BadImageError.__module__}.{BadImageError.__name__}: "))
-        return said["rows"], said["columns"], base64.b64decode(said["pixels"])
+            raise self._make_error(
+                f"an image ended its process: {error}{self._read_last_words()}", is_chat=False
+            ) from None
+        if "error" in answer:
+            raise BadRowError(
+                str(answer["error"]).removeprefix(f"{BadImageError.__module__}.{BadImageError.__name__}: ")
+            )
+        return answer["rows"], answer["columns"], base64.b64decode(answer["pixels"])
 
     def special(self, token: int) -> str:
-        """How a token of the vocabulary is written."""
+        """Text of a token of the vocabulary."""
         return str(self._ask({"id": token}, ANSWER_S, is_chat=False)["text"])
 
-    def rendered(self, chats: Sequence[Any], tools: Sequence[Any] = ()) -> list[str]:
-        """Chats as texts, up to where the policy speaks. tools: their schemas. Raises: SpecError where it fails."""
-        asked = [{"chat": chat, "tools": list(tools)} for chat in chats]
-        return [str(self._ask(request, ANSWER_S, is_chat=True)["text"]) for request in asked]
+    def render(self, chats: Sequence[Any], tools: Sequence[Any] = ()) -> list[str]:
+        """Render chats up to the policy's next turn. tools: tool schemas. Raises: SpecError when the template fails."""
+        requests = [{"chat": chat, "tools": list(tools)} for chat in chats]
+        return [str(self._ask(request, ANSWER_S, is_chat=True)["text"]) for request in requests]
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def _answer_to(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What the process says, an error too. Raises: NoAnswerError."""
-        self._process.say(json.dumps(request), Deadline(START_S))
-        return patiently(lambda wait: self._process.hear(Deadline(wait)), seconds, NoAnswerError)
+    def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """The process's answer, which may be an error. Raises: NoAnswerError."""
+        # Sending blocks while the process still starts, so it has the longer deadline.
+        self._process.send(json.dumps(request), Deadline(START_S))
+        return patiently(lambda wait: self._process.receive(Deadline(wait)), seconds, NoAnswerError)
 
     def _ask(self, request: dict[str, Any], seconds: float, *, is_chat: bool) -> dict[str, Any]:
         try:
-            answer = self._answer_to(request, seconds)
+            answer = self._exchange(request, seconds)
         except NoAnswerError as error:
-            raise self._failed(f"{error}{self._last_words()}", is_chat=is_chat) from None
+            raise self._make_error(f"{error}{self._read_last_words()}", is_chat=is_chat) from None
         if "error" in answer:
-            raise self._failed(str(answer["error"]), is_chat=is_chat)
+            raise self._make_error(str(answer["error"]), is_chat=is_chat)
         return answer
 
-    def _last_words(self) -> str:
+    def _read_last_words(self) -> str:
         self._log.seek(0)
         lines = self._log.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""
 
-    def _failed(self, why: str, *, is_chat: bool) -> SpecError:
+    def _make_error(self, why: str, *, is_chat: bool) -> SpecError:
         file = "chat_template.jinja" if (self.folder / "chat_template.jinja").exists() else "tokenizer_config.json"
         if is_chat:
             return SpecError(
-                f"the policy's chat template does not take the prompts: {printable(why)}",
+                f"the policy's chat template cannot render the prompts: {make_printable(why)}",
                 where=str(self.folder / file),
                 rule=TEMPLATE_RULE,
-                way_out="mend the template, or give prompts as texts",
+                way_out="fix the template, or give prompts as texts",
             )
         return SpecError(
-            f"the tokenizer cannot be read: {printable(why)}",
+            f"the tokenizer cannot be read: {make_printable(why)}",
             where=str(self.folder / "tokenizer.json"),
             rule=TOKENIZER_RULE,
             way_out="copy the model's tokenizer there again",
@@ -128,14 +135,14 @@ class ModelText:
 
 
 class _Answers:
-    """The process's side."""
+    """The child's side: it loads the tokenizer and answers requests."""
 
     def __init__(self, folder: Path, template: str | None, config: Mapping[str, Any]) -> None:
         from tokenizers import Tokenizer
 
         if template is not None:
             from transformers import PreTrainedTokenizerFast
-        limit_memory(MORE_BYTES)
+        limit_memory(MORE_BYTES)  # after the imports, which are trusted, and before the first file of the model
         self.tokenizer, self.template = Tokenizer.from_file(str(folder / "tokenizer.json")), template
         if template is not None:
             names = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -163,22 +170,19 @@ class _Answers:
 def main() -> None:
     """Answer until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the driver's to handle
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    channel = AnswerChannel()
     answers: _Answers | None = None
-    for line in sys.stdin.buffer:
+    for line in channel.requests:
         request = json.loads(line)
         try:
             if answers is None:
                 answers = _Answers(Path(request["folder"]), request["template"], request["config"])
-                found: dict[str, Any] = {"longest_token": max(map(len, answers.tokenizer.get_vocab()), default=1)}
+                answer: dict[str, Any] = {"longest_token": max(map(len, answers.tokenizer.get_vocab()), default=1)}
             else:
-                found = answers.answer(request)
-            said = json.dumps(found)
-        except BaseException as error:  # a panic of the tokenizer's Rust is no Exception
-            said = json.dumps({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
-        out.write(said + "\n")
-        out.flush()
+                answer = answers.answer(request)
+            channel.send(answer)
+        except BaseException as error:  # a Rust panic in the tokenizer is not an Exception
+            channel.send({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Prompt sets: everything that a run trains on and is evaluated on, tokenized, or a message about what will not do.
+"""Prompt sets: all tokenized training and held-out prompts of a run.
 
-In: a job. Out: PromptSets. Left out: rows (loading.py), which prompt comes when (mixing.py).
+In: a job. Out: PromptSets, or an error about unusable data. Left out: rows (loading.py), the order (mixing.py).
 """
 
 import json
@@ -11,14 +11,14 @@ from itertools import groupby
 from pathlib import Path
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.held_back import check_held_back, held_back
+from rlplan.runtime.data.held_back import check_can_hold_out, split_held_out
 from rlplan.runtime.data.loading import Chats
 from rlplan.runtime.data.mixing import Mixture, Share
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.environments.chat import ChatTurns
-from rlplan.runtime.environments.pool import NOTHING, Described, describe
+from rlplan.runtime.environments.pool import NOTHING, EnvironmentDescription, describe_environment
 from rlplan.runtime.models.snapshots import located
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
@@ -29,54 +29,64 @@ from rlplan.spec.resolved import ResolvedJob
 @dataclass(frozen=True)
 class PromptSets:
     train: tuple[Prompt, ...]
-    """Of one data set after the other, in the order of their files."""
+    """Training prompts, one data set after the other, in the order of the files."""
 
     heldout: tuple[Prompt, ...]
-    """The same."""
+    """Held-out prompts in the same order."""
 
     said: tuple[str, ...] = ()
     """A line about each file that was read."""
 
     columns: frozenset[str] = frozenset()
-    """That every row has whose responses are judged; empty where no reward function asks for any."""
+    """Columns of every row whose responses are judged; empty if no reward function needs any."""
 
-    environment: Described = NOTHING
-    """What answers the policy between its turns, where anything does."""
+    environment: EnvironmentDescription = NOTHING
+    """The job's environment and tools."""
 
     @property
     def has_chats(self) -> bool:
-        """Whether any prompt was made by the policy's chat template."""
+        """Whether the policy's chat template rendered any prompt."""
         return any(prompt.chat for prompt in (*self.train, *self.heldout))
 
 
 def load_prompts(job: ResolvedJob) -> PromptSets:
-    """Read and tokenize all data sets. Raises: SpecError that lists bad rows and prompts over the limit."""
+    """Read and tokenize all data sets. Raises: SpecError that lists bad rows and prompts that are too long."""
     _check_tokenizer(job)
     if job.needed_data.heldout is None:
-        check_held_back(job)
-    given, data, most = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
-    environment = describe(job.rollout.environment) if job.has_turns else NOTHING
+        check_can_hold_out(job)
+    answer_kind, data, max_heldout = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
+    environment = describe_environment(job.rollout.environment) if job.has_turns else NOTHING
     chats = Chats(data.system_prompt, environment.schemas)
-    said: list[str] = []
+    log_lines: list[str] = []
     judged: list[frozenset[str]] = []
     with ModelText(Path(job.policy.path)) as tokenizer:
 
-        def read(place: str, name: str, *, given: Given = "", is_judged: bool = True) -> tuple[Prompt, ...]:
-            prompts, line, columns = tokenize_file(located(place, "data"), job, tokenizer, chats, given=given)
-            said.append(line)
+        def read(place: str, name: str, *, answer_kind: Given = "", is_judged: bool = True) -> tuple[Prompt, ...]:
+            prompts, line, columns = tokenize_file(
+                located(place, "data"), job, tokenizer, chats, answer_kind=answer_kind
+            )
+            log_lines.append(line)
             judged.extend([columns] * is_judged)
-            return tuple(replace(one, id=f"{name}/{one.id}", source=name) for one in prompts) if name else prompts
+            if not name:
+                return prompts
+            return tuple(replace(prompt, id=f"{name}/{prompt.id}", source=name) for prompt in prompts)
 
         is_mixed = len(data.sources) > 1
-        is_judged = not (given and data.heldout)
-        train = [read(each.path, each.label * is_mixed, given=given, is_judged=is_judged) for each in data.sources]
-        of_held: Given = given if job.algorithm.declaration.trains_scalar else ""
-        held = [read(place, name, given=of_held)[:most] for name, place in data.heldout_sets.items()]
+        # Rewards judge responses to these rows, unless the rows hold answers and held-out prompts have their own file.
+        is_judged = not (answer_kind and data.heldout)
+        train = [
+            read(source.path, source.label * is_mixed, answer_kind=answer_kind, is_judged=is_judged)
+            for source in data.sources
+        ]
+        heldout_kind: Given = answer_kind if job.algorithm.declaration.trains_scalar else ""
+        heldout = [
+            read(place, name, answer_kind=heldout_kind)[:max_heldout] for name, place in data.heldout_sets.items()
+        ]
     _check_columns(train, job)
     if data.heldout is None:
-        train, held = _split(train, most, job.seed)
-        said.append(f"{sum(map(len, held))} of these prompts are held out, as data.heldout names none")
-    sets = PromptSets(sum(train, ()), sum(held, ()), tuple(said), frozenset.intersection(*judged), environment)
+        train, heldout = _split(train, max_heldout, job.seed)
+        log_lines.append(f"{sum(map(len, heldout))} of these prompts are held out, as data.heldout names none")
+    sets = PromptSets(sum(train, ()), sum(heldout, ()), tuple(log_lines), frozenset.intersection(*judged), environment)
     _check_turns(sets, job)
     _check_sets(sets, job)
     mixture_of(sets.train, job)
@@ -94,52 +104,52 @@ def _check_tokenizer(job: ResolvedJob) -> None:
         )
 
 
-def _split(train: Sequence[tuple[Prompt, ...]], most: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
-    """(what is trained on, what is held out) of each data set."""
-    parts = [held_back(prompts, most, seed) for prompts in train]
-    held = [tuple(replace(one, source="") for one in part) for _, part in parts]
-    asked = {one.question for part in held for one in part}  # which another data set may have, too
-    return [tuple(one for one in part if one.question not in asked) for part, _ in parts], held
+def _split(train: Sequence[tuple[Prompt, ...]], max_heldout: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
+    """(training prompts, held-out prompts) of each data set."""
+    parts = [split_held_out(prompts, max_heldout, seed) for prompts in train]
+    heldout = [tuple(replace(prompt, source="") for prompt in part) for _, part in parts]
+    questions = {prompt.question for part in heldout for prompt in part}  # another data set may contain them too
+    return [tuple(prompt for prompt in part if prompt.question not in questions) for part, _ in parts], heldout
 
 
 def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
-    """Which of the prompts is the n-th. Raises: SpecError for a weight, or a difficulty, that will not do."""
+    """The order of the training prompts. Raises: SpecError for an unusable weight or difficulty."""
     data = job.needed_data
     counts = [len([*prompts]) for _, prompts in groupby(train, key=lambda prompt: prompt.source)]
     is_mixed = len(data.sources) > 1
     shares = [
         Share(source.label * is_mixed, count, source.weight) for source, count in zip(data.sources, counts, strict=True)
     ]
-    mixture = Mixture(shares, job.seed, shuffles=data.shuffles, difficulties=_difficulties(train, job))
+    mixture = Mixture(shares, job.seed, shuffles=data.shuffles, difficulties=_read_difficulties(train, job))
     for share, quota in zip(shares, mixture.quotas, strict=True):
         if not quota:
             raise SpecError(
-                f"{share.name} has a weight of {share.weight:g}, which is none of {len(train)} prompts",
+                f"{share.name} has a weight of {share.weight:g}, which gives it 0 of {len(train)} prompts per epoch",
                 where="data.prompts",
-                rule="of every data set at least one prompt in as many as all data sets have",
+                rule="every data set contributes at least one prompt per epoch",
                 way_out="give it a larger weight, or leave it out",
             )
     return mixture
 
 
-def _difficulties(train: Sequence[Prompt], job: ResolvedJob) -> list[float]:
+def _read_difficulties(train: Sequence[Prompt], job: ResolvedJob) -> list[float]:
     column = job.needed_data.difficulty_column
     if column is None:
         return []
-    found = [json.loads(prompt.columns).get(column) for prompt in train]
-    for prompt, value in zip(train, found, strict=True):
+    values = [json.loads(prompt.columns).get(column) for prompt in train]
+    for prompt, value in zip(train, values, strict=True):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise SpecError(
-                f"{column} of {shorten(prompt.id)} is {'not there' if value is None else shorten(value)}",
+                f"{column} of {shorten(prompt.id)} is {'missing' if value is None else shorten(value)}",
                 where="data.difficulty_column",
-                rule="a column with a number in every row that is trained on",
+                rule="a column with a number in every training row",
                 way_out="add it, or name another column",
             )
-    return [float(value) for value in found]
+    return [float(value) for value in values]
 
 
 def _check_turns(sets: PromptSets, job: ResolvedJob) -> None:
-    """The chat template takes what will be said between the policy's turns. Raises: SpecError."""
+    """Check that the chat template accepts the messages between the policy's turns. Raises: SpecError."""
     if not job.has_turns or not sets.has_chats:
         return
     folder = Path(job.policy.path)
@@ -151,34 +161,34 @@ def _check_turns(sets: PromptSets, job: ResolvedJob) -> None:
 
 
 def _check_columns(train: Sequence[Sequence[Prompt]], job: ResolvedJob) -> None:
-    """Data sets that are mixed have the same columns. Raises: SpecError that names those that differ."""
+    """Check that mixed data sets have the same columns. Raises: SpecError with the differing columns."""
     names = [source.label for source in job.needed_data.sources]
     columns = [{key for prompt in prompts for key in json.loads(prompt.columns)} for prompts in train]
     everywhere = set.intersection(*columns)
     differing = [
-        f"{name} has {', '.join(sorted(mine - everywhere))}"
-        for name, mine in zip(names, columns, strict=True)
-        if mine - everywhere
+        f"{name} has {', '.join(sorted(own - everywhere))}"
+        for name, own in zip(names, columns, strict=True)
+        if own - everywhere
     ]
     if differing:
         raise SpecError(
-            f"data sets with unequal columns are mixed: {'; '.join(differing)}, which not all of them have",
+            f"mixed data sets have different columns: {'; '.join(differing)}, which not all of them have",
             where="data.prompts",
-            rule="every data set of a mixture has the same columns beside prompt and answer",
+            rule="all data sets of a mixture have the same columns apart from prompt and answer",
             way_out="add the missing columns, or remove those that not all data sets have",
         )
 
 
 def _check_sets(sets: PromptSets, job: ResolvedJob) -> None:
-    """Enough for a step, and nothing held out that is trained on. Raises: SpecError."""
+    """Check that there are enough prompts for a step, and that no held-out prompt is trained on. Raises: SpecError."""
     data = job.needed_data
     if len(sets.train) < job.workload.num_prompts_per_step:
-        rest = "" if data.heldout else f" beside {len(sets.heldout)} that are held out"
+        heldout = "" if data.heldout else f" besides {len(sets.heldout)} held-out ones"
         raise SpecError(
-            f"{len(sets.train)} prompts{rest}, {job.workload.num_prompts_per_step} a step",
+            f"{len(sets.train)} training prompts{heldout}, {job.workload.num_prompts_per_step} per step",
             where=", ".join(source.path for source in data.sources),
             rule="at least workload.num_prompts_per_step prompts",
-            way_out="add prompts or take fewer a step",
+            way_out="add prompts, or use fewer per step",
         )
     shared = {prompt.question for prompt in sets.train} & {prompt.question for prompt in sets.heldout}
     if shared:
@@ -186,5 +196,5 @@ def _check_sets(sets: PromptSets, job: ResolvedJob) -> None:
             f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared)[0])}",
             where=", ".join(data.heldout_sets.values()) or "data.prompts",
             rule="held-out prompts are not trained on",
-            way_out="remove them from one",
+            way_out="remove them from one of the two",
         )

@@ -1,9 +1,9 @@
-"""Tokenizers of the roles: which agree with the policy's, and what a role reads where its own does not.
+"""Tokenizers of the roles: they are compared with the policy's, and a reward model may re-tokenize the text.
 
-In: a job. Out: a SpecError before anything starts, or the tokens that a role gets of a rollout.
+Reference, teacher and value model score the policy's tokens one by one, so their tokenizers must be the same. A reward
+model gives one number per text, so with another tokenizer it tokenizes the text again.
 
-Reference, teacher and value judge the policy's tokens one by one, so they must know the same ones. A reward model gives
-one number for a whole text: with another tokenizer it reads the text anew.
+In: a job. Out: a SpecError before anything starts, or the tokens of a rollout for a role.
 """
 
 from functools import lru_cache
@@ -18,11 +18,11 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 MAX_TOKENIZER_BYTES = 1 << 26
-"""Of a tokenizer.json: the largest published ones have some 40 MB."""
+"""Most bytes of a tokenizer.json; the largest published ones have about 40 MB."""
 
 
 def check_role_tokenizers(job: ResolvedJob) -> None:
-    """Raises: SpecError when a role that judges tokens has others than the policy, or a vocabulary too small."""
+    """Raises: SpecError when a role that scores tokens has other tokens, or when its vocabulary is too small."""
     policy = Path(job.policy.path)
     for role, path in job.roles.paths.items():
         if role not in job.scored_roles:
@@ -32,26 +32,26 @@ def check_role_tokenizers(job: ResolvedJob) -> None:
             raise SpecError(
                 f"the {role} has no tokenizer",
                 where=str(Path(path) / "tokenizer.json"),
-                rule="a role's folder has a tokenizer.json, so that its tokens can be compared with the policy's",
-                way_out="copy the tokenizer of the model there",
+                rule="a role's folder has a tokenizer.json, which is compared with the policy's",
+                way_out="copy the model's tokenizer there",
             )
         if role is not Role.REWARD and theirs != token_ids(policy):
-            raise _other_tokens(role, path, token_ids(policy) or {}, theirs)
+            raise _make_mismatch_error(role, path, token_ids(policy) or {}, theirs)
     _check_vocabulary(job)
-    if rereads(job):  # by the driver, in the run: whether it can be read at all is tried apart from it
+    if rereads(job):  # the driver loads this tokenizer in the run, so try it in a child process first
         with ModelText(Path(job.roles.paths[Role.REWARD])) as tokenizer:
             tokenizer.tokens("a text")
 
 
 def rereads(job: ResolvedJob) -> bool:
-    """Whether the reward model has another tokenizer than the policy, and reads texts anew."""
+    """Whether the reward model has another tokenizer than the policy, and so re-tokenizes texts."""
     path = job.roles.paths.get(Role.REWARD)
     return path is not None and token_ids(Path(path)) != token_ids(Path(job.policy.path))
 
 
 @lru_cache(maxsize=8)
 def token_ids(folder: Path) -> dict[str, int] | None:
-    """Every token of a folder's `tokenizer.json` with its id; None without the file. Raises: SpecError."""
+    """Ids of all tokens in a folder's `tokenizer.json`; None without the file. Raises: SpecError."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
@@ -63,7 +63,7 @@ def token_ids(folder: Path) -> dict[str, int] | None:
         added = {entry["content"]: entry["id"] for entry in data.get("added_tokens") or ()}
         ids = {**vocabulary, **added}
         if not all(type(number) is int and number >= 0 for number in ids.values()):
-            raise ValueError("a token's id is no number")
+            raise ValueError("a token's id is not a number")
         return ids
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SpecError(
@@ -75,7 +75,7 @@ def token_ids(folder: Path) -> dict[str, int] | None:
 
 
 class RoleReaders:
-    """What each role reads of a rollout. num_cut: sequences of the reward model that lost their beginning."""
+    """The tokens of a rollout for each role. num_cut: reward-model sequences that were truncated at the beginning."""
 
     def __init__(self, job: ResolvedJob) -> None:
         self.job = job
@@ -84,7 +84,7 @@ class RoleReaders:
         self._words = TextTokenizer(Path(job.roles.paths.get(Role.REWARD, "")))
 
     def sequence(self, role: Role, rollout: Rollout) -> SequencePair:
-        """The tokens of prompt and response, as the role knows them."""
+        """Tokens of prompt and response in the role's vocabulary."""
         if role is not Role.REWARD or not self.rereads:
             prompt, completion = rollout.prompt, rollout.completion
             return SequencePair(prompt.tokens, completion.tokens, completion.observed, prompt.images)
@@ -94,13 +94,13 @@ class RoleReaders:
         return SequencePair(tokens[-limit:], ())
 
     def take_num_cut(self) -> int | None:
-        """How many sequences were cut since the last call; None where nothing is read anew."""
+        """The number of sequences truncated since the last call; None if the reward model does not re-tokenize."""
         cut, self.num_cut = self.num_cut, 0
         return cut if self.rereads else None
 
 
 def _check_vocabulary(job: ResolvedJob) -> None:
-    """Every token that a role is asked about must have a row in its table."""
+    """Check that every token that a role may get has a row in its embedding table. Raises: SpecError."""
     policy = token_ids(Path(job.policy.path)) or {}
     largest = max(policy.values(), default=-1)
     for role, model in job.load_role_models().items():
@@ -108,21 +108,24 @@ def _check_vocabulary(job: ResolvedJob) -> None:
         needed = max(own.values(), default=-1) if role is Role.REWARD else largest
         if needed >= model.vocab_size:
             raise SpecError(
-                f"the {role} has {model.vocab_size} tokens in its table, its tokenizer's largest id is {needed}",
+                f"the {role} has {model.vocab_size} tokens in its embedding table, its largest token id is {needed}",
                 where=f"{job.roles.paths.get(role, job.policy.path)}: config.json: vocab_size",
-                rule="a row for every token of the tokenizer",
-                way_out="take the tokenizer that belongs to the model",
+                rule="the embedding table has a row for every token of the tokenizer",
+                way_out="use the tokenizer that belongs to the model",
             )
 
 
-def _other_tokens(role: Role, path: str, mine: dict[str, int], theirs: dict[str, int]) -> SpecError:
-    different = [token for token in mine if theirs.get(token) != mine[token]] or [t for t in theirs if t not in mine]
+def _make_mismatch_error(role: Role, path: str, policy_ids: dict[str, int], role_ids: dict[str, int]) -> SpecError:
+    different = [token for token in policy_ids if role_ids.get(token) != policy_ids[token]] or [
+        t for t in role_ids if t not in policy_ids
+    ]
     example = different[0]
     return SpecError(
-        f"the {role} has other tokens than the policy: {example!r} is {mine.get(example, 'none')} of {len(mine)} in "
-        f"the policy's tokenizer, {theirs.get(example, 'none')} of {len(theirs)} in the {role}'s",
+        f"the {role} has other tokens than the policy: {example!r} is {policy_ids.get(example, 'none')} of "
+        f"{len(policy_ids)} in the policy's tokenizer, {role_ids.get(example, 'none')} of {len(role_ids)} in the "
+        f"{role}'s",
         where=f"roles.{role}.path: {Path(path) / 'tokenizer.json'}",
-        rule=f"the {role} judges the policy's tokens one by one: both have the same tokens with the same ids",
-        way_out=f"take a {role} of the policy's family"
+        rule=f"the {role} scores the policy's tokens one by one, so both need the same tokens with the same ids",
+        way_out=f"use a {role} of the policy's family"
         + ("; a reward model (roles.reward) may have its own" if role is not Role.REWARD else ""),
     )

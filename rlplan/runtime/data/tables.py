@@ -1,9 +1,10 @@
-"""Tables: rows of a file or a local Hugging Face data set, one dictionary each.
+"""Tables: rows of a file or a local Hugging Face data set, as one dictionary per row.
 
-In: JSONL, JSON, CSV, TSV, parquet, or a folder (`save_to_disk`, or parquet files as the Hub has them). Out: rows with
-numbers.
-Run as a process of its own where pyarrow is needed, so that the driver does not hold it: it prints rows as JSON lines.
-Left out: the network; a data set is downloaded before.
+Parquet and arrow files are read in a child process, so that the driver does not load pyarrow. Run as a module, this
+file is that process, which prints rows as JSON lines.
+
+In: JSONL, JSON, CSV, TSV, parquet, or a folder (`save_to_disk`, or the Hub's parquet files). Out: numbered rows.
+Left out: downloads.
 """
 
 import base64
@@ -22,76 +23,75 @@ from typing import Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.reading import check_values, opened, read_bytes, read_lines
-from rlplan.runtime.data.layouts import NoText, printable
+from rlplan.runtime.data.layouts import NoText, make_printable
 from rlplan.runtime.processes.limits import limit_memory
-from rlplan.runtime.processes.line_process import ended
+from rlplan.runtime.processes.line_process import describe_exit
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.base import read_json, shorten
 
 MAX_DATA_BYTES = 1 << 30
-"""Of a file of lines, and of the rows of a table once they are unpacked."""
+"""Most bytes of a line-based file, and of the unpacked rows of a table."""
 MAX_LINE_BYTES = 1 << 26
 MAX_JSON_BYTES = 1 << 28
-"""Of a list of rows in one JSON value, which is read whole."""
+"""Most bytes of a list of rows in one JSON value, which is read as a whole."""
 MAX_RATIO, MIN_UNPACKED_BYTES = 100, 1 << 28
-"""Rows may take so many times the bytes of their files, and this much in any case: 100 KB can unpack to gigabytes."""
+"""Unpacked rows may have at most MAX_RATIO times the bytes of their files; MIN_UNPACKED_BYTES are always allowed.
+
+The bound stops compression bombs: 100 KB of parquet can unpack to gigabytes."""
 BATCH_ROWS = 64
 MORE_BYTES = 1 << 30
-"""That a table's batch may take beside the libraries and the file."""
+"""Memory limit of the child process on top of the libraries and the file."""
 TIMEOUT_S = 600.0
 NOT_UTF8 = "the row is not UTF-8"
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MAX_LIST_BYTES = 1 << 26
-"""Of a data set's list of its own files."""
+"""Most bytes of a data set's list of files."""
 SPLITS = ("train", "test", "validation")
 
 
 def read_table(path: Path, image_column: str | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(number from 1, the row or what is wrong with it). image_column: whose bytes are kept, in base64.
+    """(row number from 1, the row or its fault as text). image_column: column whose bytes are kept as base64.
 
-    Raises: SpecError, HostError when nothing can be read.
+    Raises: SpecError, HostError when the table cannot be read at all.
     """
     try:
-        if path.is_dir():
-            yield from _from_child(path, image_column)
-            return
-        with opened(path, "the data"):
-            pass  # it is a file
-        if path.suffix in (".parquet", ".arrow"):
-            yield from _from_child(path, image_column)
+        if not path.is_dir():
+            with opened(path, "the data"):
+                pass  # raises an error for the user if there is no such file
+        if path.is_dir() or path.suffix in (".parquet", ".arrow"):
+            yield from _read_in_child(path, image_column)
         elif path.suffix == ".json":
-            rows = _value(read_bytes(path, "the data", limit=MAX_JSON_BYTES).removeprefix(codecs.BOM_UTF8), "the file")
+            rows = _parse_value(
+                read_bytes(path, "the data", limit=MAX_JSON_BYTES).removeprefix(codecs.BOM_UTF8), "the file"
+            )
             if not isinstance(rows, list):
-                raise UnreadableTextError("the file is no list of rows")
+                raise UnreadableTextError("the file is not a list of rows")
             for number, row in enumerate(rows, 1):
-                yield number, _row(row, "the item")
+                yield number, _check_row(row, "the item")
         elif path.suffix in DELIMITERS:
-            yield from _from_csv(path)
+            yield from _read_csv(path)
         else:
             for number, line in read_lines(path, "the data", limit=MAX_DATA_BYTES, max_line=MAX_LINE_BYTES):
                 if text := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
-                    yield number, _parsed(text)
+                    yield number, _parse_line(text)
     except UnreadableTextError as error:
-        raise _unreadable(path, str(error)) from None
+        raise _make_error(path, str(error)) from None
 
 
-def _from_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Rows under the names of the first line, every cell a text; numbers count rows, the names not among them."""
+def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Rows with the column names of the first line; every cell is a text, and the header is not counted."""
     lines = read_lines(path, "the data", limit=MAX_DATA_BYTES, max_line=MAX_LINE_BYTES)
     text = (raw.decode("utf-8-sig" if number == 1 else "utf-8") + "\n" for number, raw in lines)
     try:
         rows = csv.reader(text, delimiter=DELIMITERS[path.suffix], strict=True)
         names = next(rows, [])
         if doubled := [name for name, count in Counter(names).items() if count > 1]:
-            raise UnreadableTextError(f"the column {shorten(doubled[0])} occurs twice in its first line")
+            raise UnreadableTextError(f"the column {shorten(doubled[0])} occurs twice in the first line")
         for number, cells in enumerate((row for row in rows if row), 1):
-            fits = len(cells) == len(names)
-            yield (
-                number,
-                dict(zip(names, cells, strict=True))
-                if fits
-                else (f"the row has {len(cells)} cells, the first line names {len(names)} columns"),
-            )
+            if len(cells) == len(names):
+                yield number, dict(zip(names, cells, strict=True))
+            else:
+                yield number, f"the row has {len(cells)} cells, the first line names {len(names)} columns"
     except UnicodeDecodeError:
         raise UnreadableTextError("the file is not UTF-8") from None
     except csv.Error as error:
@@ -99,28 +99,29 @@ def _from_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
 
 
 class UnreadableTextError(ValueError):
-    """A text holds no JSON; says why."""
+    """A text is not valid; the message gives the reason."""
 
 
 class _Doubled(dict[str, Any]):
-    """An object in which a key occurs twice; of the two it is not clear which is meant."""
+    """A JSON object with a duplicate key, whose value is ambiguous."""
 
     key = ""
+    """The duplicate key."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) == len(pairs):
-        return made
-    doubled = _Doubled(made)
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    merged = dict(pairs)
+    if len(merged) == len(pairs):
+        return merged
+    doubled = _Doubled(merged)
     doubled.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
     return doubled
 
 
-def _row(value: Any, what: str) -> dict[str, Any] | str:
-    """The value as a row, or why it is none."""
+def _check_row(value: Any, what: str) -> dict[str, Any] | str:
+    """A JSON value as a row, or its fault as text."""
     if not isinstance(value, dict):
-        return f"{what} is no JSON object"
+        return f"{what} is not a JSON object"
     left: list[Any] = [value]
     while left:
         each = left.pop()
@@ -130,42 +131,42 @@ def _row(value: Any, what: str) -> dict[str, Any] | str:
     return value
 
 
-def _value(raw: bytes, what: str) -> Any:
+def _parse_value(raw: bytes, what: str) -> Any:
     try:
         text = raw.decode("utf-8")
         check_values(text)
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=_build_object)
     except UnicodeDecodeError:
         raise UnreadableTextError(f"{what} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UnreadableTextError(f"{what} is not JSON ({str(error)[:80]})") from None
 
 
-def _parsed(line: bytes) -> dict[str, Any] | str:
+def _parse_line(line: bytes) -> dict[str, Any] | str:
     try:
-        return _row(_value(line, "the line"), "the line")
+        return _check_row(_parse_value(line, "the line"), "the line")
     except UnreadableTextError as error:
         return str(error)
 
 
-def _from_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Rows as the process prints them: neither it nor this one holds more than some of them."""
+def _read_in_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Rows from the child process, as a stream: neither process holds more than a batch of them."""
     with tempfile.TemporaryFile() as errors:
         command = module_command("rlplan.runtime.data.tables", str(path), *([image_column] if image_column else []))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
-            deadline = threading.Timer(TIMEOUT_S, process.kill)
+            deadline = threading.Timer(TIMEOUT_S, process.kill)  # reading its output would otherwise block forever
             deadline.start()
             try:
                 assert process.stdout is not None, "a pipe"
                 for number, line in enumerate(process.stdout, 1):
-                    yield number, _from_line(line)
+                    yield number, _parse_child_line(line)
             finally:
                 deadline.cancel()
                 process.kill()
         errors.seek(0)
-        said = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+        error_lines = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
     if process.returncode:
-        last = said[-1] if said else ended(process.returncode)
+        last = error_lines[-1] if error_lines else describe_exit(process.returncode)
         if "No module named 'pyarrow'" in last:
             raise HostError(
                 "parquet and arrow files need pyarrow",
@@ -173,18 +174,18 @@ def _from_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dic
                 rule="pyarrow is installed",
                 way_out="pip install pyarrow, or write the rows as JSONL",
             )
-        raise _unreadable(path, printable(last))
+        raise _make_error(path, make_printable(last))
 
 
-def _from_line(line: bytes) -> dict[str, Any] | str:
-    """What `_line` wrote."""
+def _parse_child_line(line: bytes) -> dict[str, Any] | str:
+    """Parse a line that `_format_row` wrote."""
     cells, whys = json.loads(line)
     if cells is None:
         return str(whys)
     return {name: NoText(value, whys[name]) if name in whys else value for name, value in cells.items()}
 
 
-def _unreadable(path: Path, why: str) -> SpecError:
+def _make_error(path: Path, why: str) -> SpecError:
     return SpecError(
         f"the data cannot be read: {why}",
         where=str(path),
@@ -194,14 +195,14 @@ def _unreadable(path: Path, why: str) -> SpecError:
 
 
 def _files(path: Path) -> list[Path]:
-    """The parquet or arrow files of a folder; of a data set with splits the training one."""
+    """The parquet or arrow files of a folder; a data set with splits gives its training split."""
     if path.is_file():
         return [path]
     if (path / "dataset_dict.json").is_file():
-        splits = _names(path / "dataset_dict.json", "splits")
+        splits = _read_names(path / "dataset_dict.json", "splits")
         path = path / next((split for split in SPLITS if split in splits), splits[0])
     if (path / "state.json").is_file():
-        return [path / name for name in _names(path / "state.json", "_data_files")]
+        return [path / name for name in _read_names(path / "state.json", "_data_files")]
     files = sorted(path.rglob("*.parquet"))
     chosen = [file for file in files if file.name.startswith("train")] or files
     if not chosen:
@@ -209,99 +210,101 @@ def _files(path: Path) -> list[Path]:
     return chosen
 
 
-def _names(file: Path, key: str) -> list[str]:
-    """Names in a data set's own file of things that lie beside it: nothing there leads out of the folder."""
+def _read_names(file: Path, key: str) -> list[str]:
+    """File names listed in a data set's metadata file. A name with a path is refused: it could leave the folder."""
     try:
-        found = read_json(file, file.name, limit=MAX_LIST_BYTES)
+        content = read_json(file, file.name, limit=MAX_LIST_BYTES)
     except SpecError as error:
         raise SystemExit(error.what) from None
-    parts = found.get(key) if isinstance(found, dict) else None
+    parts = content.get(key) if isinstance(content, dict) else None
     if not isinstance(parts, list) or not parts:
         raise SystemExit(f"{file.name} names no {key}")
     names: list[str] = []
     for part in parts:
         name = part.get("filename") if isinstance(part, dict) else part
         if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
-            raise SystemExit(f"{file.name}: {key} names {shorten(name)}, which is no name of something beside it")
+            raise SystemExit(f"{file.name}: {key} names {shorten(name)}, which is not a plain file name")
         names.append(name)
     return names
 
 
 def _check_offsets(table: Any) -> None:
-    """Arrow follows offsets of a file without looking where they lead. Raises: pyarrow.ArrowInvalid."""
+    """Check a table's offsets, which pyarrow otherwise follows unchecked. Raises: pyarrow.ArrowInvalid."""
     import pyarrow as pa
 
     for column in table.columns:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            if "UTF8" not in str(error):  # which is looked at last, and told row by row
+            if "UTF8" not in str(error):  # UTF-8 is checked last, and `_format_rows` reports it per row
                 raise
 
 
-def _lines(table: Any, image_column: str | None) -> Iterator[str]:
-    """A table's rows as JSON, made one by one; one that holds bytes which are no text says so."""
+def _format_rows(table: Any, image_column: str | None) -> Iterator[str]:
+    """A table's rows as JSON lines; a row with invalid UTF-8 becomes a fault."""
     for index in range(table.num_rows):
         try:
-            yield _line(table.slice(index, 1).to_pylist()[0], image_column)
+            yield _format_row(table.slice(index, 1).to_pylist()[0], image_column)
         except UnicodeDecodeError:
             yield json.dumps([None, NOT_UTF8])
 
 
-def _line(row: dict[str, Any], image_column: str | None) -> str:
-    """[the cells, by column what of them JSON does not know]."""
+def _format_row(row: dict[str, Any], image_column: str | None) -> str:
+    """One row as JSON: [cells, types that JSON cannot represent by column]."""
     whys: dict[str, str] = {}
     cells = (
-        f"{json.dumps(name)}: {_cell(name, value, whys, is_image=name == image_column)}" for name, value in row.items()
+        f"{json.dumps(name)}: {_format_cell(name, value, whys, is_image=name == image_column)}"
+        for name, value in row.items()
     )
     return f"[{{{', '.join(cells)}}}, {json.dumps(whys)}]"
 
 
-def _cell(name: str, value: Any, whys: dict[str, str], *, is_image: bool) -> str:
-    def known(part: Any) -> str | None:
+def _format_cell(name: str, value: Any, whys: dict[str, str], *, is_image: bool) -> str:
+    def convert(part: Any) -> str | None:
         if isinstance(part, bytes) and is_image:
             return base64.b64encode(part).decode()
         if isinstance(part, bytes):
             try:
                 return part.decode("utf-8")
             except UnicodeDecodeError:
-                whys[name] = "bytes that are no UTF-8 text"
+                whys[name] = "bytes that are not UTF-8 text"
                 return None
         whys[name] = f"a {type(part).__name__}"
         return str(part)
 
-    return json.dumps(value, default=known)
+    return json.dumps(value, default=convert)
 
 
 def print_rows(path: Path, image_column: str | None = None) -> None:
-    """The rows of a table that pyarrow reads, as JSON lines. Raises: SystemExit, with what is wrong with it."""
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others map a gigabyte ahead of what is asked for
+    """Print the rows of a parquet or arrow table as JSON lines. Raises: SystemExit with the table's fault."""
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # other pools map a gigabyte ahead, over the memory limit
     import pyarrow as pa
     import pyarrow.parquet
 
     files = _files(path)
     if missing := [file.name for file in files if not file.is_file()]:
-        raise SystemExit(f"{missing[0]} is no file")
+        raise SystemExit(f"{missing[0]} is not a file")
     stored = sum(file.stat().st_size for file in files)
     left = min(MAX_DATA_BYTES, max(MIN_UNPACKED_BYTES, MAX_RATIO * stored))
-    pa.set_cpu_count(1)  # each thread maps memory of its own
-    limit_memory(MORE_BYTES + max(file.stat().st_size for file in files))
+    pa.set_cpu_count(1)  # each thread maps its own memory, which counts against the limit
+    limit_memory(MORE_BYTES + max(file.stat().st_size for file in files))  # arrow files are mapped whole
     for file in files:
         try:
             if file.suffix == ".parquet":
+                # The footer's strings are bounded, because a forged length would allocate gigabytes.
                 source = pa.parquet.ParquetFile(file, thrift_string_size_limit=1 << 24)
                 tables = (batch for batch in source.iter_batches(BATCH_ROWS, use_threads=False))
             else:
                 tables = iter(pa.ipc.open_stream(pa.memory_map(str(file))))
             for table in tables:
                 _check_offsets(table)
-                for line in _lines(table, image_column):
+                for line in _format_rows(table, image_column):
                     left -= len(line)
                     if left < 0:
                         raise SystemExit(f"{file.name}: its rows take more than {MAX_RATIO} times the file's bytes")
                     print(line)
         except UnicodeDecodeError:
-            raise SystemExit(f"{file.name}: a column's name is no UTF-8 text") from None
+            raise SystemExit(f"{file.name}: a column's name is not UTF-8") from None
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise SystemExit(f"{file.name}: {str(error)[:200] or 'its rows take too much memory'}") from None
 

@@ -1,4 +1,4 @@
-"""Text and tokens of a model: its tokenizer, and which tokens end a sequence.
+"""A model's tokenizer in this process, and its end-of-sequence tokens.
 
 In: a model's folder. Out: texts and token ids.
 """
@@ -15,7 +15,7 @@ from rlplan.spec.models.language_part import language_config
 
 
 class TextTokenizer:
-    """A folder's tokenizer, read when it is first asked."""
+    """A folder's tokenizer, loaded on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,21 +27,21 @@ class TextTokenizer:
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
     def text(self, tokens: Sequence[int], *, keeps_special: bool = False) -> str:
-        """Text of tokens, special ones left out."""
+        """Text of tokens, without special tokens unless `keeps_special`."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not keeps_special))
 
     def tokens(self, text: str, *, adds_special_tokens: bool = False) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens).ids)
 
-    def cut(self, text: str, most: int) -> str:
-        """A text of at most so many tokens: what is longer loses its end."""
+    def truncate(self, text: str, most: int) -> str:
+        """A text truncated to at most `most` tokens."""
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return text if len(encoded.ids) <= most else text[: encoded.offsets[most - 1][1]]
 
 
 def end_tokens(model_folder: Path) -> frozenset[int]:
-    """Tokens that end a sequence, by the model's own configuration. Raises: SpecError."""
-    found: set[int] = set()
+    """End-of-sequence tokens from the model's configuration. Raises: SpecError."""
+    tokens: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         path = model_folder / name
         data = read_json(path, name, limit=MAX_CONFIG_BYTES) if path.exists() else {}
@@ -51,8 +51,8 @@ def end_tokens(model_folder: Path) -> frozenset[int]:
             raise SpecError(
                 f"eos_token_id is {shorten(value)}",
                 where=f"{path}: eos_token_id",
-                rule="a JSON object, in it the id of a token or a list of such",
+                rule="a JSON object with a token id or a list of token ids",
                 way_out=f"copy the model's {name} there again",
             )
-        found |= set(ends)
-    return frozenset(found)
+        tokens |= set(ends)
+    return frozenset(tokens)

@@ -1,4 +1,4 @@
-"""Tokenizing: rows become prompts, or one message that lists the rows which do not fit the job's lengths.
+"""Tokenizing: rows become prompts, or one message lists the rows that exceed the job's lengths.
 
 In: a prompt file, a job, the policy's tokenizer. Out: tokenized prompts, and the columns that every row has.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
-from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report
+from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report_bad_rows
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.images.in_prompts import ImagePlaces
@@ -23,104 +23,106 @@ from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, Funct
 from rlplan.spec.resolved import ResolvedJob
 
 MAX_PIXEL_BYTES = 1 << 30
-"""Of all images of a file, at the size that the policy sees."""
+"""Most bytes of the pixels of all images of a file, at the size that the policy sees."""
 ALWAYS_ENCODED = 1 << 16
-"""Characters of a text that is tokenized however few tokens are allowed: some tokenizers leave spaces out."""
+"""Texts up to this many characters are always tokenized: some tokenizers drop spaces, so characters prove little."""
 
 
 def tokenize_file(
-    path: Path, job: ResolvedJob, tokenizer: ModelText, chats: Chats, *, given: Given
+    path: Path, job: ResolvedJob, tokenizer: ModelText, chats: Chats, *, answer_kind: Given
 ) -> tuple[tuple[Prompt, ...], str, frozenset[str]]:
-    """(prompts in the file's order, a line about what was read, columns of every row where a function wants any).
+    """(prompts in the file's order, a log line, columns that every row has if a reward function needs any).
 
-    given: the answers that rows hold. Raises: SpecError that lists bad rows.
+    answer_kind: answers that rows must hold. Raises: SpecError that lists bad rows.
     """
     data = job.needed_data
     columns = Columns(data.prompt_column, data.answer_column, data.image_column)
-    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(given) if given else _wanted(job), chats)
+    loaded = load_rows(
+        path, columns, Path(job.policy.path), Wanted(answer_kind) if answer_kind else _collect_needs(job), chats
+    )
     encoder = _Encoder(job, tokenizer, path if path.is_dir() else path.parent)
     prompts: list[Prompt] = []
     faults: list[tuple[int, str]] = []
     left = MAX_PIXEL_BYTES
     for row in loaded.rows:
         try:
-            prompts.extend(_prompts(row, encoder, given))
+            prompts.extend(_make_prompts(row, encoder, answer_kind))
             left -= sum(len(image.pixels) for image in prompts[-1].images)
             if left < 0:
-                raise _too_many_pixels(path, row.number)
+                raise _make_pixel_error(path, row.number)
         except BadRowError as error:
             faults.append((row.number, str(error)))
     if faults:
-        raise report(
+        raise report_bad_rows(
             path,
             faults,
             len(prompts),
-            rule="1 to workload.max_prompt_len tokens a prompt, at most workload.max_response_len a given answer, "
-            "the end of sequence among them",
+            rule="a prompt has 1 to workload.max_prompt_len tokens, and an answer at most workload.max_response_len "
+            "with its end-of-sequence token",
             way_out="raise the limit, or shorten or remove those rows",
         )
     has_functions = any(isinstance(spec, FunctionSpec) for spec in job.rewards)
-    shared = _shared_columns(loaded.rows) if has_functions else frozenset[str]()
-    return tuple(prompts), loaded.said(path), shared
+    shared = _find_shared_columns(loaded.rows) if has_functions else frozenset[str]()
+    return tuple(prompts), loaded.summarize(path), shared
 
 
-def _too_many_pixels(path: Path, row: int) -> SpecError:
+def _make_pixel_error(path: Path, row: int) -> SpecError:
     return SpecError(
-        f"the images of the first {row} rows take more than {MAX_PIXEL_BYTES} bytes as pixels",
+        f"the images of the first {row} rows have more than {MAX_PIXEL_BYTES} bytes of pixels",
         where=str(path),
-        rule="the driver holds the images of all prompts",
-        way_out="a smaller data.max_image_pixels, or fewer rows",
+        rule="the driver holds the images of all prompts in memory",
+        way_out="lower data.max_image_pixels, or use fewer rows",
     )
 
 
 class _Encoder:
-    """Texts as tokens within the job's lengths."""
+    """Tokenizes prompts and answers, and checks them against the job's lengths."""
 
     def __init__(self, job: ResolvedJob, tokenizer: ModelText, folder: Path) -> None:
         self.tokenizer, self.workload, self.folder = tokenizer, job.workload, folder
         self.images = ImagePlaces(job, tokenizer) if job.takes_images else None
-        self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
+        self.end = sorted(end_tokens(Path(job.policy.path)))[:1]  # a model may have several; one suffices to learn
 
-    def prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
-        """Its tokens, those of images among them, and the images."""
-        limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
-        self._check_characters(str(row.prompt), what, limit)
-        # A template writes a sequence's first token itself, where there is one.
+    def encode_prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+        """(tokens of a row's prompt with its images' tokens, the images)."""
+        limit, name = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
+        self._check_characters(str(row.prompt), name, limit)
+        # Special tokens are added to plain texts only: a template writes a BOS token itself, if there is one.
         text = (
             str(row.prompt)
             if self.images is None or row.chat
-            else self.images.written(str(row.prompt), len(row.images))
+            else self.images.write_image_tokens(str(row.prompt), len(row.images))
         )
         tokens = self.tokenizer.tokens(text, adds_special_tokens=row.chat is None)
         images: tuple[PromptImage, ...] = ()
         if self.images is not None:
-            tokens, images = self.images.put_in(tokens, row.images, self.folder)
+            tokens, images = self.images.expand_images(tokens, row.images, self.folder)
         if not 0 < len(tokens) <= limit:
-            raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
+            raise BadRowError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
         return tokens, images
 
-    def answer(self, row: DataRow, key: str) -> tuple[int, ...]:
-        """With the end of sequence that the policy would have to say."""
-        limit, what, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
-        self._check_characters(text, what, limit)
+    def encode_answer(self, row: DataRow, key: str) -> tuple[int, ...]:
+        """Tokens of an answer, with the end-of-sequence token that the policy must learn."""
+        limit, name, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
+        self._check_characters(text, name, limit)
         tokens = (*self.tokenizer.tokens(text, adds_special_tokens=False), *self.end)
         if len(tokens) > limit:
-            raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
+            raise BadRowError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
         return tokens
 
-    def _check_characters(self, text: str, what: str, limit: int) -> None:
-        """Before tokenizing, which takes hundreds of bytes a character."""
+    def _check_characters(self, text: str, name: str, limit: int) -> None:
+        """Reject texts that are far too long before tokenizing, which takes hundreds of bytes per character."""
         if len(text) > max(ALWAYS_ENCODED, limit * self.tokenizer.longest_token):
-            raise BadRowError(f"{what} has {len(text)} characters, more than {limit} tokens can hold")
+            raise BadRowError(f"{name} has {len(text)} characters, more than {limit} tokens can hold")
 
 
-def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
-    """One; of a pair whose answers are judged one by one two."""
-    there = [key for key in ("chosen", "rejected") if given and getattr(row, key) is not None]
-    right = str(row.answer or "") if row.answer is not None or not there else str(getattr(row, there[0]))
-    answers = tuple(encoder.answer(row, key) for key in there)
-    tokens, images = encoder.prompt(row)
-    whole = Prompt(
+def _make_prompts(row: DataRow, encoder: _Encoder, answer_kind: Given) -> list[Prompt]:
+    """The prompts of a row: one, or two for a pair whose answers are labelled separately."""
+    answer_keys = [key for key in ("chosen", "rejected") if answer_kind and getattr(row, key) is not None]
+    right = str(row.answer or "") if row.answer is not None or not answer_keys else str(getattr(row, answer_keys[0]))
+    answers = tuple(encoder.encode_answer(row, key) for key in answer_keys)
+    tokens, images = encoder.encode_prompt(row)
+    prompt = Prompt(
         row.id,
         str(row.prompt),
         right,
@@ -131,29 +133,31 @@ def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
         joined="" if row.joined is None else json.dumps(row.joined),
         images=images,
     )
-    if given != "unpaired":
-        return [whole]
+    if answer_kind != "unpaired":
+        return [prompt]
     return [
-        replace(whole, id=f"{row.id}/{key}" if len(there) > 1 else row.id, answers=(tokens,), is_good=key == "chosen")
-        for key, tokens in zip(there, answers, strict=True)
+        replace(
+            prompt, id=f"{row.id}/{key}" if len(answer_keys) > 1 else row.id, answers=(tokens,), is_good=key == "chosen"
+        )
+        for key, tokens in zip(answer_keys, answers, strict=True)
     ]
 
 
-def _shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
-    """What a reward function can count on, the right answer among it."""
-    of_each = ({*json.loads(row.others), *(["answer"] if row.answer is not None else [])} for row in rows)
-    return frozenset(set.intersection(*of_each))
+def _find_shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
+    """Columns that every row has, including `answer`, on which reward functions can rely."""
+    columns = ({*json.loads(row.others), *(["answer"] if row.answer is not None else [])} for row in rows)
+    return frozenset(set.intersection(*columns))
 
 
-def _wanted(job: ResolvedJob) -> Wanted:
-    """What the job's rewards need of a row."""
+def _collect_needs(job: ResolvedJob) -> Wanted:
+    """Requirements of the job's rewards on every row."""
     needs = [spec for spec in job.rewards if isinstance(spec, AnswerMatcherSpec | CodeExecutorSpec)]
     if any(isinstance(spec, CodeExecutorSpec) for spec in needs):
         return Wanted(
             answers=True,
             check=_check_tests,
-            rule="tests of which the program's calls alone go into the sandbox, and the rest is evaluated outside "
-            "(docs/job.md, Prompt files)",
+            rule="tests must be splittable into calls of the program, which run in the sandbox, and conditions, which "
+            "are evaluated outside (docs/job.md, Prompt files)",
         )
     return Wanted(answers=bool(needs))
 

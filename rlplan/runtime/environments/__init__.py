@@ -1,1 +1,1 @@
-"""Environments: what answers the policy between the turns of a rollout."""
+"""Environments and tools that answer the policy between the turns of a rollout."""

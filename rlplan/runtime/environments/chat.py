@@ -1,8 +1,10 @@
-"""ChatTurns: the tokens between two turns of the policy's, as its chat template writes them.
+"""ChatTurns: the tokens between two turns of the policy, as its chat template writes them.
 
-In: what was said to the policy after its turn. Out: token ids from where that turn ended to where the next begins. The
-policy's own tokens are never made anew of their text: a template is shown a stand-in for them, and what it writes after
-that is what is kept. So what it would make of earlier turns (dropping their thoughts, trimming spaces) does not happen.
+The policy's own tokens are never re-encoded from text. The template renders a placeholder in their place, and only the
+text after the placeholder is kept. The template therefore cannot change earlier turns, for example drop their reasoning
+or trim spaces.
+
+In: the messages after a turn of the policy. Out: token ids from the end of that turn to the start of the next.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,12 +16,12 @@ from rlplan.runtime.data.loading import open_chats
 from rlplan.runtime.data.text_tokens import TextTokenizer, end_tokens
 
 Message = dict[str, Any]
-STAND_IN = "rlplan's stand-in for a turn"
-"""Said by the policy in what the template is shown."""
+PLACEHOLDER = "rlplan's stand-in for a turn"
+"""Placeholder for the policy's turn in the rendered chat."""
 
 
 class ChatTurns:
-    """See the module docstring. tools: schemas of what the policy may call. `close` ends the template's process."""
+    """See the module docstring. tools: schemas of the tools that the policy may call. `close` ends the process."""
 
     def __init__(self, folder: Path, words: TextTokenizer, tools: Sequence[Any] = ()) -> None:
         self.folder, self.words, self.tools = folder, words, tools
@@ -27,28 +29,28 @@ class ChatTurns:
         self.text = open_chats(folder, has_tools=bool(self.tools))
 
     def check(self, roles: Collection[str]) -> None:
-        """See that the template takes messages of these roles after the policy's. Raises: SpecError."""
+        """Check that the template accepts messages of these roles after the policy's turn. Raises: SpecError."""
         for role in roles:
-            self.between([{"role": role, "name": "tool", "content": "said"}], None)
+            self.encode_between([{"role": role, "name": "tool", "content": "said"}], None)
 
-    def prompt(self, chat: Sequence[Message]) -> list[int]:
-        """Tokens of a chat up to where the policy speaks. Raises: SpecError."""
-        return self.words.tokens(self.text.rendered([chat], self.tools)[0])
+    def encode_prompt(self, chat: Sequence[Message]) -> list[int]:
+        """Tokens of a chat up to the policy's next turn. Raises: SpecError."""
+        return self.words.tokens(self.text.render([chat], self.tools)[0])
 
-    def between(self, said: Sequence[Message], last: int | None) -> list[int]:
-        """Tokens of what was said, with all around it. last: the token that the policy's turn has ended with.
+    def encode_between(self, messages: Sequence[Message], last: int | None) -> list[int]:
+        """Tokens of messages with the template's tokens around them. last: final token of the policy's turn.
 
-        Raises: SpecError where the template fails.
+        Raises: SpecError when the template fails.
         """
-        turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": STAND_IN}]
-        (whole,) = self.text.rendered([[*turn, *said]], self.tools)
-        _, found, after = whole.partition(STAND_IN)
-        if not found or STAND_IN in after:
+        turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": PLACEHOLDER}]
+        (rendered,) = self.text.render([[*turn, *messages]], self.tools)
+        _, separator, after = rendered.partition(PLACEHOLDER)
+        if not separator or PLACEHOLDER in after:
             raise SpecError(
-                "the policy's chat template does not write an earlier turn of the policy once, as it was said",
+                "the policy's chat template does not write an earlier turn of the policy exactly once and unchanged",
                 where=str(self.folder / "chat_template.jinja"),
-                rule="in rollouts of several turns what the template writes after a turn is appended to its tokens",
-                way_out="mend the template, or give prompts as texts (without tools and data.system_prompt)",
+                rule="in multi-turn rollouts the template's text after a turn is appended to the turn's tokens",
+                way_out="fix the template, or give prompts as texts (without tools and data.system_prompt)",
             )
         tokens = self.words.tokens(after)
         return tokens[1:] if last in self.ends and tokens[:1] == [last] else tokens

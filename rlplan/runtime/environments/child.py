@@ -1,24 +1,26 @@
-"""The process in which a job's environment and tools answer: a loop over lines of JSON.
+"""The child process in which a job's environment and tools run: it answers JSON requests line by line.
 
-In: a setting as its argument; then one line a question: `play` (all turns, of a function), `reset`, `step` and `finish`
-(of a rollout's own environment, by `session`), `call` (of a tool). Out: one line an answer, {"said": ...}, or
-{"error": "...", "kind": "..."}. The first line out says what was found. What is printed goes to the run's log, and so
-does what raises. It is the job's own code, and runs with the user's rights; servers that a job names are asked here.
+A request is `play` (all turns, for a function), `reset`, `step` or `finish` (of a rollout's environment, by `session`),
+or `call` (of a tool). An answer is {"said": ...} or {"error": "...", "kind": "..."}. The first line describes the
+environment. Printed text and tracebacks go to the run's log. The code is the job's own and runs with the user's rights;
+requests to the job's servers are made here too.
+
+In: a setting as the argument, then one JSON request per line. Out: one JSON answer per line.
 """
 
 import json
 import os
 import sys
 import traceback
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlplan.runtime.environments.protocols import Environment, load_environment
-from rlplan.runtime.environments.tools import Tool, ToolError, describe_tools
+from rlplan.runtime.environments.tools import Tool, UnusableError, describe_tools
+from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.line_process import Deadline, LateError, NoAnswerError
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.safe_path import run_file
+from rlplan.runtime.processes.safe_path import load_file
 from rlplan.vocabulary import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -26,58 +28,47 @@ if TYPE_CHECKING:
     from rlplan.runtime.environments.remote import RemoteEnvironment
 
 CONNECT_S = 15.0
-"""For a server to say what it has, before a run; scaled."""
-LOST = "its state was lost with its process, which another rollout had ended"
-
-
-class _MissingError(Exception):
-    """A file without the function that is named."""
-
-    def __init__(self, file: str, name: str, module: ModuleType) -> None:
-        super().__init__(f"there is no function '{name}' in {os.path.basename(file)}")  # noqa: PTH119
-        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
-        there = [key for key in own if not key.startswith("_")][:10]
-        self.way_out = f"one of {', '.join(there)}" if there else "write it: the file has none"
+"""Seconds for a server to describe itself before a run; scaled by machine speed."""
+LOST_STATE = "its state was lost when another rollout ended the process"
 
 
 class Answers:
-    """What the setting names: path, tools (FILE.py:NAME), url, mcp. describes: whether schemas are asked for.
+    """The environment and tools of a setting.
 
-    run: an id of this run, which is part of the sessions' ids at a server.
+    Keys of the setting: path, tools (FILE.py:NAME), url, mcp; describes (whether schemas are wanted); run (an id that
+    is part of the session ids at a server).
     """
 
     def __init__(self, setting: dict[str, Any]) -> None:
         self.setting = setting
         self.environment: Environment | None = None
-        self.remote, self.servers = _remote(setting)
+        self.remote, self.servers = _connect(setting)
         self.tools: dict[str, Tool] = {}
         self.served: dict[str, McpServer] = {}
-        """The server of each tool that MCP servers have, by the tool's name."""
+        """MCP server of each served tool, by the tool's name."""
         self.sessions: dict[str, Any] = {}
         self._asked = ("path", setting["path"])
         try:
-            self.hello = self._hello()
-        except ToolError as error:
-            self.hello = {"error": str(error), "key": "tools", "where": error.where, "rule": error.rule}
-            self.hello["way_out"] = error.way_out
-        except _MissingError as error:
-            self.hello = {"error": str(error), "way_out": error.way_out}
+            self.hello = self._describe()
+        except UnusableError as error:
+            self.hello = {"error": str(error), **error.parts}
         except NoAnswerError as error:
-            self.hello = {"error": str(error), "rule": "a server answers before a run starts, each tool with a schema"}
-            self.hello["way_out"] = f"start it, or correct the address; a token is given in {TOKEN_VARIABLE}"
-        except BaseException as error:  # a file can end its process
-            self.hello = {"error": _words(error)}
+            rule = "a server must answer before a run starts, with a schema for each tool"
+            self.hello = {"error": str(error), "rule": rule}
+            self.hello["way_out"] = f"start it, or correct the address; set a token in {TOKEN_VARIABLE}"
+        except BaseException as error:  # a job's file may raise SystemExit
+            self.hello = {"error": _describe_error(error)}
         if "error" in self.hello:
             self.hello = dict(zip(("key", "where"), self._asked, strict=True)) | self.hello
 
-    def _hello(self) -> dict[str, Any]:
-        """What there is. Raises: what the job's own files do, ToolError, _MissingError, NoAnswerError."""
+    def _describe(self) -> dict[str, Any]:
+        """Load and describe everything. Raises: any error of the job's files, UnusableError, NoAnswerError."""
         path, describes = self.setting["path"], self.setting["describes"]
         if path is not None:
-            self.environment = load_environment(_found(path))
+            self.environment = load_environment(_load_named(path))
         for place in self.setting["tools"]:
             self._asked = ("tools", place)
-            tool = Tool(_found(place), place)
+            tool = Tool(_load_named(place), place)
             self.tools[tool.name] = tool
         self._asked = ("path", path) if path else self._asked
         methods = self.environment.tools(str(path)) if self.environment else {}
@@ -87,7 +78,7 @@ class Answers:
             self.remote.check(Deadline(scaled(CONNECT_S)))
         for server in self.servers:
             self._asked = ("mcp", server.place)
-            described = server.described(Deadline(scaled(CONNECT_S)))
+            described = server.describe_tools(Deadline(scaled(CONNECT_S)))
             schemas += described if describes else []
             self.served |= {schema["function"]["name"]: server for schema in described}
         return {
@@ -103,7 +94,7 @@ class Answers:
             name, arguments = question["call"], question["arguments"]
             if name in self.served:
                 return self.served[name].call(name, arguments, Deadline(self.setting["timeout_s"]))
-            tool = self.tools[name] if session is None else self._session(session).tool(name)
+            tool = self.tools[name] if session is None else self._get_session(session).tool(name)
             return tool.call(arguments)
         if self.remote is not None:
             return {"said": self.remote.answer(question)}
@@ -114,19 +105,19 @@ class Answers:
             self.sessions[session] = self.environment.begin()
             return {"said": self.sessions[session].reset(question["reset"])}
         if "step" in question:
-            return {"said": self._session(session).step(question["step"])}
-        ended = self._session(session)
+            return {"said": self._get_session(session).step(question["step"])}
+        ended = self._get_session(session)
         del self.sessions[session]
         return {"said": ended.finish()}
 
-    def _session(self, name: str) -> Any:
+    def _get_session(self, name: str) -> Any:
         if name not in self.sessions:
-            raise RuntimeError(LOST)
+            raise RuntimeError(LOST_STATE)
         return self.sessions[name]
 
 
-def _remote(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[McpServer]]":
-    """What speaks HTTP or MCP is imported where a job names such a thing, and nowhere else."""
+def _connect(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[McpServer]]":
+    """The HTTP environment and MCP servers of a setting; their modules are imported only for jobs that use them."""
     if not (setting["url"] or setting["mcp"]):
         return None, []
     from rlplan.runtime.environments.mcp_tools import McpServer
@@ -140,45 +131,47 @@ def _remote(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[Mc
 def main(setting: dict[str, Any]) -> None:
     """Answer until standard input closes."""
     die_with_parent()
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the job's code prints is no answer
+    channel = AnswerChannel()
     answers = Answers(setting)
-    _say(out, answers.hello)
+    _say(channel, answers.hello)
     if "error" in answers.hello:
         return
-    for line in sys.stdin:
+    for line in channel.requests:
         try:
-            said = answers.answer(json.loads(line))
-        except NoAnswerError as failure:
-            said = {"error": str(failure), "kind": "timed_out" if isinstance(failure, LateError) else "died"}
+            answer = answers.answer(json.loads(line))
+        except NoAnswerError as failure:  # a server of the job, not this process
+            answer = {"error": str(failure), "kind": "timed_out" if isinstance(failure, LateError) else "died"}
         except Exception as failure:
             traceback.print_exc()
-            said = {"error": _words(failure), "kind": "raised"}
-        _say(out, said)
+            answer = {"error": _describe_error(failure), "kind": "raised"}
+        _say(channel, answer)
 
 
-def _found(path: str) -> Any:
-    """What FILE.py:NAME names. Raises: whatever the file does; _MissingError where it has no such name."""
+def _load_named(path: str) -> Any:
+    """The function or class FILE.py:NAME. Raises: any error of the file; UnusableError without that name."""
     file, _, name = path.rpartition(":")
-    module = run_file(file, f"job_{os.path.basename(file)[:-3]}")  # noqa: PTH119
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise _MissingError(file, name, module)
-    return found
+    module = load_file(file, f"job_{os.path.basename(file)[:-3]}")  # noqa: PTH119
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+        names = [key for key in own if not key.startswith("_")][:10]
+        raise UnusableError(
+            f"there is no function '{name}' in {os.path.basename(file)}",  # noqa: PTH119
+            way_out=f"use one of {', '.join(names)}" if names else "write it: the file has no function",
+        )
+    return function
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _say(answers: Any, what: dict[str, Any]) -> None:
-    """Write a line; what JSON does not know is said to be so."""
+def _say(channel: AnswerChannel, answer: dict[str, Any]) -> None:
+    """Write one answer; a value that JSON cannot represent becomes an error."""
     try:
-        line = json.dumps(what)
+        channel.send(answer)
     except (TypeError, ValueError) as failure:
-        line = json.dumps({"error": f"the answer is not JSON: {failure}", "kind": "wrong_result"})
-    answers.write(line + "\n")
-    answers.flush()
+        channel.send({"error": f"the answer is not JSON: {failure}", "kind": "wrong_result"})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Conversation: one rollout of several turns under way, as tokens and as messages.
+"""Conversation: the state of one running multi-turn rollout, as tokens and as messages.
 
-In: turns of the policy's and what is said between them. Out: requests for further turns; at the end a completion.
+In: turns of the policy and the messages between them. Out: requests for further turns, and at the end a completion.
 """
 
 from collections.abc import Sequence
@@ -11,82 +11,87 @@ from rlplan.runtime.environments.tool_calls import ToolCall
 from rlplan.runtime.rollout.experience import Completion, Prompt, RolloutRequest, WeightSpan
 
 TURN_STRIDE = 1 << 40
-"""How far the seeds of one turn lie from the next one's: no turn draws what another drew."""
+"""Distance between the seeds of successive turns, so that no two turns sample with the same seed."""
 ANSWERED, FINAL, MAX_TURNS, CONTEXT, FAILED = "answered", "final", "max_turns", "context", "failed"
-"""Why a rollout goes no further: the environment said so; a turn called no tool and there is no environment; there were
-enough turns; the next one does not fit; something failed."""
+"""Reasons why a rollout ends, in this order.
+
+The environment ended it; a turn called no tool and there is no environment; the turn limit is reached; the next turn
+does not fit; something failed."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One rollout under way. R: its response tokens so far; C: those of them that the policy chose."""
+    """One running rollout. R: response tokens so far; C: the ones among them that the policy sampled."""
 
     request: RolloutRequest
-    """For the whole group."""
+    """Request of the whole group."""
 
     sample: int
-    """Its number in the group, from 0."""
+    """Index in the group, from 0."""
 
     prompt: Prompt
     messages: list[dict[str, Any]]
-    """What was said, as chat messages (role, content), the prompt first."""
+    """All chat messages (role, content) so far, starting with the prompt."""
 
     tokens: list[int] = field(default_factory=list)
     """Token ids of the response so far, [R]."""
 
     logprobs: list[float] = field(default_factory=list)
-    """The engine's log-probs of the chosen tokens, [C]."""
+    """Log-probs of the sampled tokens from the engine, [C]."""
 
     spans: list[WeightSpan] = field(default_factory=list)
-    """The weights that tokens were sampled from; places in `tokens`."""
+    """Weight version of each stretch of `tokens`."""
 
     observed: list[tuple[int, int]] = field(default_factory=list)
-    """(start, end) in `tokens` of what the environment said."""
+    """(start, end) in `tokens` of the environment's messages."""
 
     num_turns: int = 0
-    """The policy's turns so far."""
+    """Finished turns of the policy."""
 
     finish_reason: str = ""
-    """Of the policy's last turn."""
+    """Finish reason of the policy's last turn."""
 
     rewards: list[tuple[int, float]] = field(default_factory=list)
-    """(C when it was given, reward)."""
+    """(C at the time of the reward, reward)."""
 
     calls: list[ToolCall] = field(default_factory=list)
-    """Of the last turn."""
+    """Tool calls of the last turn."""
 
     results: dict[int, str] = field(default_factory=dict)
-    """What those of them that have ended gave, by their place."""
+    """Results of finished calls, by index in `calls`."""
 
     outcomes: list[str] = field(default_factory=list)
-    """How calls of all turns ended."""
+    """Outcomes of the calls of all turns."""
 
     is_changed: bool = False
-    """Whether the environment has added to the prompt."""
+    """Whether the environment appended text to the prompt."""
 
     ended: str = ""
+    """Reason why the rollout ended; empty while it runs."""
+
     failure: str = ""
+    """Error that ended the rollout; empty without one."""
 
     @property
     def name(self) -> str:
-        """Unlike that of any other rollout under way."""
+        """A name that is unique among the running rollouts."""
         return f"{self.request.id}#{self.sample}"
 
     @property
     def num_left(self) -> int:
         return self.request.max_tokens - len(self.tokens)
 
-    def next_turn(self) -> RolloutRequest:
-        """What the engine is asked for now."""
-        whole = self.request
+    def make_next_request(self) -> RolloutRequest:
+        """The engine's request for the next turn."""
+        group = self.request
         return RolloutRequest(
             id=f"{self.name}.{self.num_turns}",
             prompt=(*self.prompt.tokens, *self.tokens),
             num_samples=1,
-            temperature=whole.temperature,
-            seed=whole.seed + self.sample + self.num_turns * TURN_STRIDE,
+            temperature=group.temperature,
+            seed=group.seed + self.sample + self.num_turns * TURN_STRIDE,
             max_tokens=self.num_left,
-            session=whole.id,
+            session=group.id,
         )
 
     def append_policy_turn(self, turn: Completion, text: str) -> None:
@@ -98,22 +103,22 @@ class Conversation:
         self.num_turns += 1
         self.finish_reason = turn.finish_reason
 
-    def append_observation(self, said: Sequence[dict[str, Any]], tokens: Sequence[int]) -> None:
+    def append_observation(self, messages: Sequence[dict[str, Any]], tokens: Sequence[int]) -> None:
         self.observed.append((len(self.tokens), len(self.tokens) + len(tokens)))
         self.tokens += tokens
-        self.messages += said
+        self.messages += messages
 
     def add_reward(self, reward: float | None) -> None:
         if reward is not None:
             self.rewards.append((len(self.logprobs), reward))
 
-    def end_call(self, place: int, outcome: str, said: str) -> None:
-        """A call of the last turn has ended."""
+    def end_call(self, place: int, outcome: str, result: str) -> None:
+        """Record the outcome and result of one call of the last turn."""
         self.outcomes.append(outcome)
-        self.results[place] = said
+        self.results[place] = result
 
-    def completion(self) -> Completion:
-        """The whole, as far as it went. A game that ends without a reward has won none."""
+    def make_completion(self) -> Completion:
+        """The rollout so far as one completion. Without a reward from the environment its reward is 0."""
         return Completion(
             tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),

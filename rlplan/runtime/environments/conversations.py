@@ -1,13 +1,13 @@
-"""Conversations: rollouts of several turns, on engines that know of single turns only.
+"""Conversations: multi-turn rollouts on engines that only generate single turns.
 
-In: requests for whole rollouts, as the engines themselves take them. Out: finished requests, whose completions have the
-policy's turns and what was said between them in one row of tokens.
+Each rollout advances independently. When a turn ends, its tool calls run, or the environment answers. The answer is
+appended, through the chat template if the prompt is a chat. The next turn goes to the same engine, whose prefix cache
+holds the keys and values so far. A rollout never exceeds `workload.max_response_len` tokens, so it needs no more memory
+than one long turn.
 
-Each rollout goes on by itself: when its turn has ended, the tools that it calls are run, or the environment is asked;
-what they say is appended, by the chat template where the prompt is a chat, and sent back to the same engine, where keys
-and values of everything before lie in the prefix cache. A rollout never has more tokens than
-`workload.max_response_len`, so that no process needs more memory than for one long turn.
-Left out: where environment and tools run (pool.py); what a reward is worth (rewards/total.py).
+In: requests for whole rollouts, in the engines' own format. Out: finished requests. A completion has the policy's turns
+and the messages between them in one sequence of tokens.
+Left out: processes of environment and tools (pool.py); the value of rewards (rewards/total.py).
 """
 
 import json
@@ -29,24 +29,24 @@ from rlplan.runtime.environments.conversation import (
     MAX_TURNS,
     Conversation,
 )
-from rlplan.runtime.environments.pool import EnvironmentPool, Said, read_answer
+from rlplan.runtime.environments.pool import EnvironmentPool, RawAnswer, read_answer
 from rlplan.runtime.environments.tool_calls import OK, read_calls
 from rlplan.runtime.measure.memory_meter import Measurement, merged
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Prompt, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
 
 COLLECT_S = 0.2
-"""How long engines wait for a turn to end before they answer with none."""
+"""Seconds that engines wait for a turn to end before they return nothing."""
 
 ANSWER_S = 0.01
-"""The same while an environment may answer at the same time."""
+"""The same wait while answers of the environment are pending."""
 
 
 class Conversations:
-    """See the module docstring. It is asked like a Fleet. prompt_of: the prompt of a request, by the request's id.
+    """See the module docstring. It has the interface of a Fleet. prompt_of: maps a request id to its prompt.
 
-    Requests are told apart by the first part of their ids (`generate/...`), so that two threads may each wait for
-    theirs: each call of `collect` moves all rollouts on.
+    The first part of a request's id is its kind (`generate/...`). Two threads may each wait for their own kind, because
+    every call of `collect` advances all rollouts.
     """
 
     def __init__(
@@ -58,16 +58,18 @@ class Conversations:
         chat: ChatTurns | None = None,
         max_prompt_len: int | None = None,
     ) -> None:
-        """chat: where prompts are chats. max_prompt_len: tokens of a prompt that the environment has added to."""
+        """chat: renders prompts that are chats. max_prompt_len: limit of a prompt that the environment extended."""
         self.fleet, self.pool, self.words, self.prompt_of = fleet, pool, words, prompt_of
         self.spec, self.described, self.chat, self.max_prompt_len = pool.spec, pool.described, chat, max_prompt_len
-        self._talking: dict[str, Conversation] = {}
+        self._running: dict[str, Conversation] = {}
         self._finished: dict[str, dict[int, Completion]] = {}
+        """Completions of each running request, by sample."""
         self._requests: dict[str, RolloutRequest] = {}
         self._ready: dict[str, list[FinishedRequest]] = {}
+        """Finished requests by kind, until `collect` takes them."""
         self._unsent: list[RolloutRequest] = []
-        self._num_asked = 0
-        self._moving = threading.RLock()
+        self._num_pending = 0
+        self._lock = threading.RLock()
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -77,47 +79,47 @@ class Conversations:
         return self.fleet.paused(timeout_s)
 
     def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> None:
-        """Begin rollouts, beside those under way. What has been submitted already is left as it is."""
-        with self._moving:
+        """Start rollouts in addition to the running ones. Requests that were submitted before are ignored."""
+        with self._lock:
             for request in [request for request in requests if request.id not in self._requests]:
                 self._requests[request.id], self._finished[request.id] = request, {}
                 prompt = self.prompt_of(request.id)
                 for sample in range(request.num_samples):
-                    self._begin(Conversation(request, sample, prompt, _messages(prompt)))
+                    self._begin(Conversation(request, sample, prompt, _make_messages(prompt)))
             self._send(timeout_s)
 
     def collect(
         self, max_wait_s: float, at_least: int, timeout_s: float, kind: str = "generate"
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
-        """Rollouts of a kind that have ended since the last time. Everybody's are moved on for a moment."""
-        with self._moving:
-            measurements = self._move_on(max_wait_s, timeout_s)
+        """Rollouts of a kind that ended since the last call; rollouts of all kinds are advanced."""
+        with self._lock:
+            measurements = self._advance_all(max_wait_s, timeout_s)
             return self._ready.pop(kind, []), measurements
 
     def generate(
         self, requests: Sequence[RolloutRequest], timeout_s: float
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
-        """Complete all rollouts; results in the requests' order."""
-        deadline, kind = time.monotonic() + timeout_s, _kind(requests[0].id)
+        """Complete all rollouts. Returns: results in the order of the requests."""
+        deadline, kind = time.monotonic() + timeout_s, _parse_kind(requests[0].id)
         finished: dict[str, FinishedRequest] = {}
         measurements: list[Measurement] = []
         self.submit(requests, timeout_s)
         while len(finished) < len(requests):
             collected, measured = self.collect(COLLECT_S, 1, timeout_s, kind)
-            finished |= {one.id: one for one in collected}
+            finished |= {rollout.id: rollout for rollout in collected}
             measurements = merged([*measurements, *measured])
             if time.monotonic() > deadline:
                 raise RunError(
                     f"{len(requests) - len(finished)} of {len(requests)} rollouts did not end within {timeout_s:.0f} s",
                     where=", ".join(self.processes),
-                    rule="every wait has a deadline (limits.action_timeout_s)",
+                    rule="rollouts must end within limits.action_timeout_s",
                     way_out="allow fewer turns (rollout.environment.max_turns), or raise the limit",
                 )
         return [finished[request.id] for request in requests], measurements
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that answer, and of the one that renders chats."""
+        """Ids of the environment's processes and of the process that renders chats."""
         return [*self.pool.pids, *([] if self.chat is None else [self.chat.text.pid])]
 
     def close(self) -> None:
@@ -125,36 +127,36 @@ class Conversations:
         if self.chat is not None:
             self.chat.close()
 
-    def _move_on(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
-        for (name, what), said in self.pool.ready():
-            self._num_asked -= 1
-            self._hear(self._talking[name], what, said)
+    def _advance_all(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
+        for (name, request), answer in self.pool.take_answers():
+            self._num_pending -= 1
+            self._handle_answer(self._running[name], request, answer)
         self._send(timeout_s)
-        wait_s = min(max_wait_s, ANSWER_S) if self._num_asked else max_wait_s
-        turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
-        for turn in turns:
-            conversation = self._talking[turn.id.rpartition(".")[0]]
+        wait_s = min(max_wait_s, ANSWER_S) if self._num_pending else max_wait_s
+        finished_turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
+        for turn in finished_turns:
+            conversation = self._running[turn.id.rpartition(".")[0]]
             (completion,) = turn.completions
             conversation.append_policy_turn(completion, self.words.text(completion.tokens))
-            self._answer(conversation, completion)
+            self._answer_turn(conversation, completion)
         return measurements
 
-    def _ask(self, conversation: Conversation, what: int | str, question: dict[str, Any], *, is_shared: bool) -> None:
+    def _ask(self, conversation: Conversation, key: int | str, question: dict[str, Any], *, is_shared: bool) -> None:
         session = None if is_shared else conversation.name
-        self.pool.ask((conversation.name, what), question, session)
-        self._num_asked += 1
+        self.pool.ask((conversation.name, key), question, session)
+        self._num_pending += 1
 
     def _begin(self, conversation: Conversation) -> None:
-        """The first turn, or, where each rollout has an environment of its own, its reset before."""
-        self._talking[conversation.name] = conversation
+        """Start a rollout: reset its environment if it is stateful, else request the first turn."""
+        self._running[conversation.name] = conversation
         if not self.described.is_stateful:
             return self._begin_turn(conversation)
         prompt = conversation.prompt
         row = {**json.loads(prompt.columns), "prompt": conversation.messages, "answer": prompt.answer}
         return self._ask(conversation, "reset", {"reset": row}, is_shared=False)
 
-    def _answer(self, conversation: Conversation, turn: Completion) -> None:
-        """Have the turn that has just ended answered: by the tools that it calls, else by the environment."""
+    def _answer_turn(self, conversation: Conversation, turn: Completion) -> None:
+        """Request answers to a finished turn: from the tools that it calls, else from the environment."""
         names = self.described.tool_names
         text = self.words.text(turn.tokens, keeps_special=True) if names else ""
         conversation.calls = read_calls(text, self.spec.call_pattern, names) if names else []
@@ -169,95 +171,96 @@ class Conversations:
         return self._ask(conversation, "step", question, is_shared=not self.described.is_stateful)
 
     def _call(self, conversation: Conversation) -> None:
-        """Run the tools that the turn calls, all at once; what cannot be run is answered with what is wrong."""
+        """Run all tool calls of a turn concurrently; an invalid call is answered with an error message."""
         if conversation.num_turns == self.spec.max_turns:
             return self._end(conversation, MAX_TURNS)
         if conversation.num_left <= 1:
-            return self._end_at_the_limit(conversation)
+            return self._end_at_limit(conversation)
         conversation.results = {}
-        for place, call in enumerate(conversation.calls):
+        for place, call in enumerate(conversation.calls):  # invalid calls end at once, valid ones when the pool answers
             if call.fault:
                 conversation.end_call(place, call.fault, f"error: {call.why}")
                 continue
             question = {"call": call.name, "arguments": call.arguments}
             self._ask(conversation, place, question, is_shared=call.name not in self.described.methods)
-        return self._go_on_after_calls(conversation)
+        return self._continue_after_calls(conversation)
 
-    def _go_on_after_calls(self, conversation: Conversation) -> None:
-        """With what all of them gave, in their order."""
+    def _continue_after_calls(self, conversation: Conversation) -> None:
+        """Continue with the results of all calls, in call order, once the last one has finished."""
         if len(conversation.results) == len(conversation.calls):
-            said = [conversation.results[place] for place in range(len(conversation.calls))]
+            results = [conversation.results[place] for place in range(len(conversation.calls))]
             named = [call.name or "unknown" for call in conversation.calls]
-            tools = [{"role": "tool", "name": n, "content": text} for n, text in zip(named, said, strict=True)]
-            self._go_on(conversation, tools)
+            tools = [{"role": "tool", "name": n, "content": text} for n, text in zip(named, results, strict=True)]
+            self._continue(conversation, tools)
 
-    def _hear(self, conversation: Conversation, what: int | str, said: Said) -> None:
-        """what: the question: the place of a call, `reset`, `step` or `finish`."""
-        if isinstance(what, int):
-            text = said.value if isinstance(said.value, str) else f"error: {said.failure}"
-            conversation.end_call(what, said.kind or OK, text)
-            return self._go_on_after_calls(conversation)
-        if what == "finish":
-            return self._finish(conversation, said)
-        answer = read_answer(said)
+    def _handle_answer(self, conversation: Conversation, request: int | str, answered: RawAnswer) -> None:
+        """Handle an answer of the pool. request: the index of a tool call, or `reset`, `step` or `finish`."""
+        if isinstance(request, int):
+            text = answered.value if isinstance(answered.value, str) else f"error: {answered.failure}"
+            conversation.end_call(request, answered.kind or OK, text)
+            return self._continue_after_calls(conversation)
+        if request == "finish":
+            return self._finish(conversation, answered)
+        answer = read_answer(answered)
         if answer.failure:
             return self._end(conversation, FAILED, answer.failure)
-        if what == "reset":
-            return self._reset(conversation, answer.said)
+        if request == "reset":
+            return self._reset(conversation, answer.messages)
         conversation.add_reward(answer.reward)
         if answer.is_end:
             return self._end(conversation, ANSWERED)
-        return self._go_on(conversation, answer.said)
+        return self._continue(conversation, answer.messages)
 
-    def _reset(self, conversation: Conversation, said: Sequence[Message]) -> None:
-        """Begin with what the environment adds to the last message of the prompt, if anything."""
-        added = "".join(message["content"] for message in said)
+    def _reset(self, conversation: Conversation, added_messages: Sequence[Message]) -> None:
+        """Append the environment's first observation to the last message of the prompt, and request the first turn."""
+        added = "".join(message["content"] for message in added_messages)
         if not added:
             return self._begin_turn(conversation)
         prompt, last = conversation.prompt, conversation.messages[-1]
         conversation.messages[-1] = {**last, "content": last["content"] + added}
         try:
-            tokens = self._chat_of(prompt).prompt(conversation.messages) if prompt.chat else None
+            tokens = self._get_chat(prompt).encode_prompt(conversation.messages) if prompt.chat else None
         except SpecError as error:
             return self._end(conversation, FAILED, str(error))
         tokens = tokens or self.words.tokens(prompt.text + added, adds_special_tokens=True)
         if self.max_prompt_len is not None and len(tokens) > self.max_prompt_len:
             why = (
-                f"with what reset adds a prompt has {len(tokens)} tokens, workload.max_prompt_len={self.max_prompt_len}"
+                f"with the text from reset the prompt has {len(tokens)} tokens, "
+                f"more than workload.max_prompt_len={self.max_prompt_len}"
             )
             return self._end(conversation, FAILED, why)
         conversation.prompt, conversation.is_changed = replace(prompt, tokens=tuple(tokens)), True
         return self._begin_turn(conversation)
 
-    def _go_on(self, conversation: Conversation, said: Sequence[Message]) -> None:
-        """Go on with another turn, where there is one left and room for it."""
+    def _continue(self, conversation: Conversation, messages: Sequence[Message]) -> None:
+        """Append messages and request another turn, unless the turn or context limit is reached."""
         if conversation.num_turns == self.spec.max_turns:
             return self._end(conversation, MAX_TURNS)
         try:
-            tokens = self._tokens(conversation, said)
+            tokens = self._encode_observation(conversation, messages)
         except SpecError as error:
             return self._end(conversation, FAILED, str(error))
         if len(tokens) >= conversation.num_left:
-            return self._end_at_the_limit(conversation)
-        conversation.append_observation(said, tokens)
+            return self._end_at_limit(conversation)
+        conversation.append_observation(messages, tokens)
         return self._begin_turn(conversation)
 
-    def _tokens(self, conversation: Conversation, said: Sequence[Message]) -> list[int]:
-        """What was said as tokens, each message without what is beyond max_observation_len."""
-        most = self.spec.max_observation_len
+    def _encode_observation(self, conversation: Conversation, messages: Sequence[Message]) -> list[int]:
+        """Tokens of messages, each truncated to max_observation_len."""
+        max_tokens = self.spec.max_observation_len
         if not conversation.prompt.chat:
-            return self.words.tokens("".join(message["content"] for message in said))[:most]
-        cut = [{**message, "content": self.words.cut(message["content"], most)} for message in said]
-        return self._chat_of(conversation.prompt).between(cut, conversation.tokens[-1])
+            return self.words.tokens("".join(message["content"] for message in messages))[:max_tokens]
+        cut = [{**message, "content": self.words.truncate(message["content"], max_tokens)} for message in messages]
+        return self._get_chat(conversation.prompt).encode_between(cut, conversation.tokens[-1])
 
-    def _chat_of(self, prompt: Prompt) -> ChatTurns:
+    def _get_chat(self, prompt: Prompt) -> ChatTurns:
         assert self.chat is not None, f"{prompt.id} is a chat"
         return self.chat
 
     def _begin_turn(self, conversation: Conversation) -> None:
-        self._unsent.append(conversation.next_turn())
+        self._unsent.append(conversation.make_next_request())
 
-    def _end_at_the_limit(self, conversation: Conversation) -> None:
+    def _end_at_limit(self, conversation: Conversation) -> None:
         why = ""
         if self.spec.at_context_limit == "mask":
             why = f"the next turn does not fit workload.max_response_len={conversation.request.max_tokens}"
@@ -267,35 +270,35 @@ class Conversations:
         conversation.ended, conversation.failure = why, failure
         if self.described.is_stateful:
             return self._ask(conversation, "finish", {"finish": conversation.name}, is_shared=False)
-        return self._finish(conversation, Said())
+        return self._finish(conversation, RawAnswer())
 
-    def _finish(self, conversation: Conversation, said: Said) -> None:
-        """said: the last words of an environment of the rollout's own, a reward maybe."""
-        if not conversation.failure and said != Said():
-            answer = read_answer(said)
+    def _finish(self, conversation: Conversation, last_answer: RawAnswer) -> None:
+        """End a rollout. last_answer: final answer of a stateful environment, which may hold a reward."""
+        if not conversation.failure and last_answer != RawAnswer():
+            answer = read_answer(last_answer)
             conversation.add_reward(answer.reward)
             conversation.failure = answer.failure
-        del self._talking[conversation.name]
+        del self._running[conversation.name]
         self.pool.forget(conversation.name)
         name = conversation.request.id
         samples = self._finished[name]
-        samples[conversation.sample] = conversation.completion()
+        samples[conversation.sample] = conversation.make_completion()
         if len(samples) == conversation.request.num_samples:
-            whole = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
-            self._ready.setdefault(_kind(name), []).append(whole)
+            finished = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
+            self._ready.setdefault(_parse_kind(name), []).append(finished)
             self.fleet.end_session(name)
             del self._finished[name], self._requests[name]
 
     def _send(self, timeout_s: float) -> None:
-        """Hand turns to the engines; what could not be handed over now is tried again."""
+        """Send turns to the engines. If this fails, they stay queued for the next call."""
         if self._unsent:
             self.fleet.submit(self._unsent, timeout_s)
             self._unsent = []
 
 
-def _messages(prompt: Prompt) -> list[Message]:
+def _make_messages(prompt: Prompt) -> list[Message]:
     return list(json.loads(prompt.chat)) if prompt.chat else [{"role": "user", "content": prompt.text}]
 
 
-def _kind(request_id: str) -> str:
+def _parse_kind(request_id: str) -> str:
     return request_id.partition("/")[0]

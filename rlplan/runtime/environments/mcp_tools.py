@@ -1,11 +1,11 @@
-"""Tools of MCP servers: listed with their schemas, called with a deadline, over stdio or HTTP.
+"""Client for tools of MCP servers: lists them with their schemas and calls them with a deadline, over stdio or HTTP.
 
-In: places, each a Python file that is a server over stdio or an address (streamable HTTP). Out: schemas as chat
-templates take them, and what calls gave, as text. It speaks JSON-RPC itself: initialize, tools/list, tools/call.
-Left out: resources, prompts, sampling. A server's own requests are answered over stdio alone: `ping` with a result, any
-other with an error.
+The client implements three JSON-RPC methods: initialize, tools/list and tools/call. Requests from a server are answered
+over stdio only: `ping` with a result, any other with an error. Run as a module, this file is the process of a stdio
+server, which ends with the process that started it.
 
-Run as a module it is the process of a server over stdio, which ends with the process that started it.
+In: places; each is a Python file (a stdio server) or an address (streamable HTTP). Out: schemas in the format of chat
+templates, and results as text. Left out: resources, prompts, sampling.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.environments.remote import MAX_BYTES, as_json, post
+from rlplan.runtime.environments.remote import MAX_BYTES, parse_json, post
 from rlplan.runtime.environments.tool_calls import DIED, RAISED, TIMED_OUT, TOO_LONG, WRONG, WRONG_RESULT
 from rlplan.runtime.environments.tools import MAX_RESULT
 from rlplan.runtime.processes.child_processes import die_with_parent
@@ -33,15 +33,15 @@ from rlplan.version import __version__
 
 PROTOCOL_VERSION = "2025-06-18"
 MAX_TOOLS = 128
-"""Of one server."""
+"""Most tools of one server."""
 MAX_NAME = 128
-"""Characters of a tool's name."""
+"""Most characters of a tool's name."""
 _NO_METHOD, _WRONG_PARAMETERS = -32601, -32602
-"""JSON-RPC 2.0, section 5.1."""
+"""Error codes of JSON-RPC 2.0, section 5.1."""
 
 
 class McpError(Exception):
-    """A server said that something went wrong. code: JSON-RPC's."""
+    """A server reported an error. code: JSON-RPC error code."""
 
     def __init__(self, code: object, message: str) -> None:
         super().__init__(message)
@@ -49,73 +49,75 @@ class McpError(Exception):
 
 
 class McpServer:
-    """One server, connected to when first needed, and anew after a failure. place: a Python file or an address."""
+    """One server. It connects on first use and reconnects after a failure. place: a Python file or an address."""
 
     def __init__(self, place: str) -> None:
         self.place = place
         self._wire: _Stdio | _Http | None = None
         self._tools: dict[str, dict[str, Any]] = {}
 
-    def tools(self, deadline: Deadline) -> dict[str, dict[str, Any]]:
+    def list_tools(self, deadline: Deadline) -> dict[str, dict[str, Any]]:
         """Schemas by name. Raises: NoAnswerError, McpError."""
         if self._wire is None:
             self._wire = _Stdio(self.place) if self.place.endswith(".py") else _Http(self.place)
-            self._tools = self._listed(self._wire, deadline)
+            self._tools = self._fetch_tools(self._wire, deadline)
         return self._tools
 
-    def described(self, deadline: Deadline) -> list[dict[str, Any]]:
-        """The schemas, where they are schemas. Raises: NoAnswerError."""
+    def describe_tools(self, deadline: Deadline) -> list[dict[str, Any]]:
+        """Schemas of all tools, checked to be valid JSON schemas. Raises: NoAnswerError."""
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
 
         try:
-            found = [*self.tools(deadline).values()]
-            for schema in found:
+            schemas = [*self.list_tools(deadline).values()]
+            for schema in schemas:
                 Draft202012Validator.check_schema(schema["function"]["parameters"])
         except McpError as error:
             raise NoAnswerError(str(error)) from None
         except SchemaError as error:
             name = schema["function"]["name"]
-            raise NoAnswerError(f"what {name} takes is no JSON schema: {error.message[:200]}") from None
-        return found
+            raise NoAnswerError(f"the input schema of {name} is not valid: {error.message[:200]}") from None
+        return schemas
 
     def call(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
-        """What a tool gave as text, or an error with its outcome."""
+        """Call a tool. Returns: its result as text, or an error with its outcome."""
         try:
-            schema = self.tools(deadline)[name]["function"]["parameters"]
-            if wrong := _wrong(arguments, schema):
+            schema = self.list_tools(deadline)[name]["function"]["parameters"]
+            if wrong := _find_fault(arguments, schema):
                 return {"error": f"wrong arguments of {name}: {wrong}", "kind": WRONG}
-            assert self._wire is not None, "tools has connected"
-            return _as_text(name, self._wire.ask("tools/call", {"name": name, "arguments": arguments}, deadline))
+            assert self._wire is not None, "list_tools has connected"
+            return _read_text(name, self._wire.ask("tools/call", {"name": name, "arguments": arguments}, deadline))
         except McpError as error:
             kind = WRONG if error.code == _WRONG_PARAMETERS else RAISED
             return {"error": f"{name}: {str(error)[:300]}", "kind": kind}
         except NoAnswerError as error:
             self.close()
-            return {"error": f"{name}: {error}", "kind": _kind(error)}
+            return {"error": f"{name}: {error}", "kind": _classify_error(error)}
         except KeyError:
-            return {"error": f"the server at {self.place} has no tool {name} any more", "kind": RAISED}
+            return {"error": f"the server at {self.place} no longer has the tool {name}", "kind": RAISED}
 
     def close(self) -> None:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
 
-    def _listed(self, wire: "_Stdio | _Http", deadline: Deadline) -> dict[str, dict[str, Any]]:
+    def _fetch_tools(self, wire: "_Stdio | _Http", deadline: Deadline) -> dict[str, dict[str, Any]]:
         try:
             client = {"name": "rlplan", "version": __version__}
             hello = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
             wire.ask("initialize", hello, deadline)
             wire.tell("notifications/initialized", deadline)
-            found: dict[str, dict[str, Any]] = {}
+            schemas: dict[str, dict[str, Any]] = {}
             cursor: dict[str, Any] = {}
             while True:
                 page = wire.ask("tools/list", cursor, deadline)
-                found |= {schema["function"]["name"]: schema for schema in map(_schema, _list_in(page, "tools"))}
-                if len(found) > MAX_TOOLS:
+                schemas |= {
+                    schema["function"]["name"]: schema for schema in map(_read_schema, _read_list(page, "tools"))
+                }
+                if len(schemas) > MAX_TOOLS:
                     raise McpError(0, f"it has more than {MAX_TOOLS} tools")
                 if not page.get("nextCursor"):
-                    return found
+                    return schemas
                 cursor = {"cursor": page["nextCursor"]}
         except BaseException:
             self.close()
@@ -123,7 +125,7 @@ class McpServer:
 
 
 class _Stdio:
-    """A server in a process of its own, a line a message."""
+    """A server in a child process, with one JSON message per line."""
 
     def __init__(self, file: str) -> None:
         self._ids = itertools.count(1)
@@ -134,13 +136,13 @@ class _Stdio:
         number = next(self._ids)
         self._say({"id": number, "method": method, "params": parameters}, deadline)
         while True:
-            said = self._process.hear(deadline)
-            if "method" not in said and said.get("id") == number:
-                return _result(said)
-            if "method" in said and "id" in said:
+            answer = self._process.receive(deadline)
+            if "method" not in answer and answer.get("id") == number:
+                return _read_result(answer)
+            if "method" in answer and "id" in answer:
                 alive: dict[str, Any] = {"result": {}}
-                none = {"error": {"code": _NO_METHOD, "message": "not offered"}}
-                self._say({"id": said["id"], **(alive if said["method"] == "ping" else none)}, deadline)
+                none = {"error": {"code": _NO_METHOD, "message": "not supported"}}
+                self._say({"id": answer["id"], **(alive if answer["method"] == "ping" else none)}, deadline)
 
     def tell(self, method: str, deadline: Deadline) -> None:
         self._say({"method": method}, deadline)
@@ -149,11 +151,11 @@ class _Stdio:
         self._process.close()
 
     def _say(self, message: dict[str, Any], deadline: Deadline) -> None:
-        self._process.say(json.dumps({"jsonrpc": "2.0", **message}), deadline)
+        self._process.send(json.dumps({"jsonrpc": "2.0", **message}), deadline)
 
 
 class _Http:
-    """A server at an address: each message a POST, answered with JSON or with a stream of events."""
+    """A server at an address. Each message is a POST, answered with JSON or a stream of server-sent events."""
 
     def __init__(self, url: str) -> None:
         self.url, self._ids = url, itertools.count(1)
@@ -163,14 +165,16 @@ class _Http:
         """Raises: NoAnswerError, McpError."""
         number = next(self._ids)
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": parameters}
-        text, headers = post(self.url, message, deadline, self._headers, lambda read: _event(read, number) is not None)
+        text, headers = post(
+            self.url, message, deadline, self._headers, lambda read: _find_event(read, number) is not None
+        )
         if session := headers.get("Mcp-Session-Id"):
             self._headers["Mcp-Session-Id"] = session
         is_stream = headers.get_content_type() == "text/event-stream"
-        said = _event(text, number) if is_stream else as_json(text)
-        if not isinstance(said, dict) or said.get("id") != number:
+        answer = _find_event(text, number) if is_stream else parse_json(text)
+        if not isinstance(answer, dict) or answer.get("id") != number:
             raise GarbledError("an answer to another request")
-        result = _result(said)
+        result = _read_result(answer)
         if method == "initialize":
             self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", PROTOCOL_VERSION))
         return result
@@ -179,40 +183,40 @@ class _Http:
         post(self.url, {"jsonrpc": "2.0", "method": method}, deadline, self._headers)
 
     def close(self) -> None:
-        """Nothing is held open between two messages."""
+        """Do nothing: no connection stays open between messages."""
 
 
-def _event(read: bytes, number: int) -> dict[str, Any] | None:
-    """The answer among the whole events of a stream, so far. Source: the WHATWG's server-sent events."""
+def _find_event(read: bytes, number: int) -> dict[str, Any] | None:
+    """The answer to request `number` among the complete events so far. Source: WHATWG server-sent events."""
     for event in read.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
         data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
         with contextlib.suppress(ValueError):
-            said = json.loads(data)
-            if isinstance(said, dict) and "method" not in said and said.get("id") == number:
-                return said
+            answer = json.loads(data)
+            if isinstance(answer, dict) and "method" not in answer and answer.get("id") == number:
+                return answer
     return None
 
 
-def _result(said: dict[str, Any]) -> dict[str, Any]:
+def _read_result(answer: dict[str, Any]) -> dict[str, Any]:
     """Raises: McpError, GarbledError."""
-    if "error" in said:
-        error = said["error"] if isinstance(said["error"], dict) else {}
-        raise McpError(error.get("code"), str(error.get("message", "an error without words")))
-    if not isinstance(said.get("result"), dict):
+    if "error" in answer:
+        error = answer["error"] if isinstance(answer["error"], dict) else {}
+        raise McpError(error.get("code"), str(error.get("message", "an error without a message")))
+    if not isinstance(answer.get("result"), dict):
         raise GarbledError("an answer without a result")
-    found: dict[str, Any] = said["result"]
-    return found
+    result: dict[str, Any] = answer["result"]
+    return result
 
 
-def _list_in(page: dict[str, Any], name: str) -> list[Any]:
-    found = page.get(name)
-    if not isinstance(found, list):
+def _read_list(page: dict[str, Any], name: str) -> list[Any]:
+    items = page.get(name)
+    if not isinstance(items, list):
         raise GarbledError(f"an answer without {name}")
-    return found
+    return items
 
 
-def _schema(tool: Any) -> dict[str, Any]:
-    """As chat templates take it. Raises: McpError."""
+def _read_schema(tool: Any) -> dict[str, Any]:
+    """A tool's schema in the format of chat templates. Raises: McpError."""
     name, parameters = (tool.get("name"), tool.get("inputSchema")) if isinstance(tool, dict) else (None, None)
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not isinstance(parameters, dict):
         raise McpError(0, f"a tool without a name or without an inputSchema: {str(tool)[:200]}")
@@ -220,8 +224,8 @@ def _schema(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _wrong(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
-    """What a schema has against arguments; references to elsewhere are not followed."""
+def _find_fault(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
+    """The first violation of a schema by arguments; empty without one. External references are not followed."""
     from jsonschema import Draft202012Validator
     from referencing import Registry
     from referencing.exceptions import Unresolvable
@@ -229,22 +233,22 @@ def _wrong(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
     try:
         first = next(Draft202012Validator(schema, registry=Registry()).iter_errors(arguments), None)
     except Unresolvable:
-        return ""  # the server itself reads them
+        return ""  # the server validates the arguments itself
     if first is None:
         return ""
     place = ".".join(map(str, first.absolute_path))
     return f"{place}: {first.message[:300]}" if place else str(first.message)[:300]
 
 
-def _as_text(name: str, result: dict[str, Any]) -> dict[str, Any]:
+def _read_text(name: str, result: dict[str, Any]) -> dict[str, Any]:
     blocks = result.get("content")
     if not isinstance(blocks, list) or not all(_is_text(block) for block in blocks):
-        return {"error": f"{name} gave something other than text", "kind": WRONG_RESULT}
+        return {"error": f"{name} returned something other than text", "kind": WRONG_RESULT}
     text = "\n".join(block["text"] for block in blocks)
     if result.get("isError"):
         return {"error": f"{name}: {text[:300]}", "kind": RAISED}
     if len(text) > MAX_RESULT:
-        return {"error": f"{name} gave {len(text)} characters, the limit is {MAX_RESULT}", "kind": TOO_LONG}
+        return {"error": f"{name} returned {len(text)} characters, the limit is {MAX_RESULT}", "kind": TOO_LONG}
     return {"said": text}
 
 
@@ -252,7 +256,7 @@ def _is_text(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
 
 
-def _kind(error: NoAnswerError) -> str:
+def _classify_error(error: NoAnswerError) -> str:
     if isinstance(error, LateError):
         return TIMED_OUT
     if isinstance(error, GarbledError):
@@ -261,6 +265,7 @@ def _kind(error: NoAnswerError) -> str:
 
 
 if __name__ == "__main__":
+    # The server sees the arguments and search path of `python FILE`.
     die_with_parent()
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))

@@ -1,9 +1,10 @@
-"""EnvironmentPool: processes that answer the policy between its turns, each question with a deadline.
+"""EnvironmentPool: child processes that run a job's environment and tools, with a deadline for each request.
 
-In: questions by key. Out: what was said, by key, as it comes, in any order. A process that dies, hangs or says what is
-no answer is a failure with its reason, never a silent zero; it is killed, and another takes its place. Questions of one
-session go to one process, which keeps its state; with the process the state of all its sessions is lost, and their next
-question is a failure. Left out: what becomes of an answer (conversations.py).
+A process that dies, hangs or sends an invalid answer causes a failure with a reason, never a silent zero. It is killed
+and replaced. All requests of a session go to one process, which keeps the session's state. When a process dies, its
+sessions are lost, and their next request is a failure.
+
+In: requests by key. Out: answers by key, in any order. Left out: the handling of answers (conversations.py).
 """
 
 import json
@@ -21,46 +22,46 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.runtime.environments.tool_calls import DIED, TIMED_OUT
-from rlplan.runtime.processes.line_process import Deadline, LateError, LineProcess, NoAnswerError
+from rlplan.runtime.processes.line_process import Deadline, LateError, LineProcess, NoAnswerError, make_start_deadline
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20
 GRACE_S = 1.0
-"""After a deadline, for a process that waits for a server to report the timeout before it is killed. Scaled."""
-START_S, CLOSE_S = 60.0, 5.0
-"""For the job's own imports, which come before the first question; for threads to end. Both scaled."""
+"""Seconds after a deadline for a process to report that its server timed out, before it is killed; scaled."""
+CLOSE_S = 5.0
+"""Seconds for threads to end; scaled by machine speed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """What a job's environment and tools are, as their process has found them."""
+class EnvironmentDescription:
+    """Properties of a job's environment and tools, reported by their process."""
 
     is_stateful: bool = False
-    """Whether each rollout has an environment of its own."""
+    """Whether each rollout has its own environment object."""
 
     has_tools_alone: bool = False
-    """Whether that has nothing but methods which the policy calls."""
+    """Whether that object has only methods that the policy calls, and no `step`."""
 
     methods: tuple[str, ...] = ()
-    """Their names."""
+    """Names of those methods."""
 
     schemas: tuple[Any, ...] = ()
-    """Of every tool, as a chat template takes them."""
+    """Schemas of all tools, in the format of chat templates."""
 
     @property
     def tool_names(self) -> list[str]:
         return [schema["function"]["name"] for schema in self.schemas]
 
 
-NOTHING = Described()
+NOTHING = EnvironmentDescription()
 """No environment and no tools."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A process's answer to a question. failure: why there is none; kind: the same as one of tool_calls.OUTCOMES."""
+class RawAnswer:
+    """A process's unchecked answer. failure: why there is none; kind: the failure as one of tool_calls.OUTCOMES."""
 
     value: Any = None
     failure: str = ""
@@ -69,59 +70,66 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an environment says of a turn."""
+    """An environment's checked answer to a turn."""
 
-    said: tuple[dict[str, Any], ...] = ()
-    """Messages for another turn."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """Messages before the next turn."""
 
     reward: float | None = None
     is_end: bool = True
+    """Whether the rollout ends here."""
+
     failure: str = ""
-    """Why there is none."""
+    """Reason why there is no valid answer; empty if there is one."""
 
 
-def describe(spec: EnvironmentSpec) -> Described:
-    """Start one process, have it say what it has found, and end it. Raises: SpecError when that cannot be used."""
+def describe_environment(spec: EnvironmentSpec) -> EnvironmentDescription:
+    """Start one process, read its description, and end it. Raises: SpecError when environment or tools are unusable."""
     child = _Child(spec, None, uuid.uuid4().hex, describes=True)
     try:
         child.start()
-        found = child.hello
+        hello = child.hello
     except NoAnswerError as error:
-        found = {"error": str(error)}
+        hello = {"error": str(error)}
     finally:
         child.kill()
-    if "error" in found:
-        key = found.get("key", "path" if spec.path else "tools")
-        what = {"tools": "tool", "mcp": "MCP server"}.get(key, "environment")
+    if "error" in hello:
+        key = hello.get("key", "path" if spec.path else "tools")
+        kind = {"tools": "tool", "mcp": "MCP server"}.get(key, "environment")
         raise SpecError(
-            f"the {what} cannot be used: {found['error']}",
-            where=f"rollout.environment.{key}: {found.get('where', spec.path or ', '.join(spec.tools))}",
-            rule=found.get("rule", "a Python file that can be loaded, and a function or a class in it"),
-            way_out=found.get("way_out", "correct it; docs/runtime/environments.md shows what it may be"),
+            f"the {kind} cannot be used: {hello['error']}",
+            where=f"rollout.environment.{key}: {hello.get('where', spec.path or ', '.join(spec.tools))}",
+            rule=hello.get("rule", "a Python file that loads, and a function or class in it"),
+            way_out=hello.get("way_out", "correct it; docs/runtime/environments.md lists the supported forms"),
         )
-    names = [schema["function"]["name"] for schema in found["schemas"]]
+    names = [schema["function"]["name"] for schema in hello["schemas"]]
     if len(set(names)) < len(names):
         raise SpecError(
-            f"two tools have one name: {', '.join(names)}",
+            f"two tools have the same name: {', '.join(names)}",
             where="rollout.environment.tools",
-            rule="functions, methods of the environment and tools of MCP servers each have a name of their own",
+            rule="functions, methods of the environment and tools of MCP servers have unique names",
             way_out="rename one",
         )
-    return Described(found["is_stateful"], found["has_tools_alone"], tuple(found["methods"]), tuple(found["schemas"]))
+    return EnvironmentDescription(
+        hello["is_stateful"], hello["has_tools_alone"], tuple(hello["methods"]), tuple(hello["schemas"])
+    )
 
 
 class EnvironmentPool:
     """See the module docstring. `close` ends every process."""
 
-    def __init__(self, spec: EnvironmentSpec, log: Path, described: Described = NOTHING) -> None:
-        """log: what the processes print."""
+    def __init__(self, spec: EnvironmentSpec, log: Path, described: EnvironmentDescription = NOTHING) -> None:
+        """log: file for the output of the processes."""
         self.spec, self.described = spec, described
         self._work = threading.Condition()
         self._is_closed = False
         self._shared: deque[tuple[Any, str]] = deque()
+        """Requests that any process may answer."""
         self._pinned: list[deque[tuple[Any, str]]] = [deque() for _ in range(spec.num_workers)]
-        self._place: dict[str, int] = {}
-        self._answers: queue.SimpleQueue[tuple[Any, Said]] = queue.SimpleQueue()
+        """Requests that need the state of a certain process."""
+        self._places: dict[str, int] = {}
+        """Index of each session's process."""
+        self._answers: queue.SimpleQueue[tuple[Any, RawAnswer]] = queue.SimpleQueue()
         run = uuid.uuid4().hex
         self._children = [_Child(spec, log, run) for _ in range(spec.num_workers)]
         self._threads = [
@@ -131,22 +139,22 @@ class EnvironmentPool:
             thread.start()
 
     def ask(self, key: Any, question: dict[str, Any], session: str | None = None) -> None:
-        """Begin to ask. session: whose state it is about; None: any process may answer."""
+        """Queue a request. session: the session whose state it needs; None: any process may answer."""
         line = json.dumps({**question, "session": session})
         with self._work:
-            self._queue_of(session).append((key, line))
+            self._get_queue(session).append((key, line))
             self._work.notify_all()
 
     def forget(self, session: str) -> None:
-        """Nothing more is asked in a session."""
+        """Forget a session; no request of it will follow."""
         with self._work:
-            self._place.pop(session, None)
+            self._places.pop(session, None)
 
-    def ready(self) -> list[tuple[Any, Said]]:
-        found = []
+    def take_answers(self) -> list[tuple[Any, RawAnswer]]:
+        answers = []
         while not self._answers.empty():
-            found.append(self._answers.get())
-        return found
+            answers.append(self._answers.get())
+        return answers
 
     @property
     def pids(self) -> list[int]:
@@ -163,30 +171,30 @@ class EnvironmentPool:
         for child in self._children:
             child.kill()
 
-    def _queue_of(self, session: str | None) -> deque[tuple[Any, str]]:
+    def _get_queue(self, session: str | None) -> deque[tuple[Any, str]]:
         if session is None:
             return self._shared
-        if session not in self._place:
-            load = Counter(self._place.values())
-            self._place[session] = min(range(len(self._pinned)), key=lambda place: load[place])
-        return self._pinned[self._place[session]]
+        if session not in self._places:
+            load = Counter(self._places.values())  # the process with the fewest sessions gets a new one
+            self._places[session] = min(range(len(self._pinned)), key=lambda place: load[place])
+        return self._pinned[self._places[session]]
 
-    def _next(self, place: int) -> tuple[Any, str] | None:
+    def _take_next(self, place: int) -> tuple[Any, str] | None:
         with self._work:
             self._work.wait_for(lambda: self._is_closed or self._pinned[place] or self._shared)
             return None if self._is_closed else (self._pinned[place] or self._shared).popleft()
 
     def _serve(self, place: int, child: "_Child") -> None:
-        while (question := self._next(place)) is not None:
+        while (question := self._take_next(place)) is not None:
             key, line = question
             self._answers.put((key, child.ask(line)))
 
 
 class _Child:
-    """One process, started when it is first needed. hello: what it has said of itself."""
+    """One process, started on first use. hello: its own description."""
 
     def __init__(self, spec: EnvironmentSpec, log: Path | None, run: str, *, describes: bool = False) -> None:
-        """run: an id of this run, part of the sessions' ids at a server. describes: whether it gives tools' schemas."""
+        """run: id of this run, part of session ids at a server. describes: whether tool schemas are wanted."""
         self.spec, self.log, self.describes = spec, log, describes
         named = {"path": spec.path, "tools": spec.tools, "url": spec.url, "mcp": spec.mcp, "timeout_s": spec.timeout_s}
         self.setting = {**named, "describes": describes, "run": run}
@@ -194,48 +202,49 @@ class _Child:
         self.hello: dict[str, Any] = {}
         self._is_closed = False
 
-    def ask(self, line: str) -> Said:
+    def ask(self, line: str) -> RawAnswer:
         try:
             process = self.process or self.start()
+            # A process that waits for a server has the same deadline itself; it must be able to report the timeout.
             deadline = Deadline(self.spec.timeout_s + (scaled(GRACE_S) if self.spec.is_remote else 0.0))
-            process.say(line, deadline)
-            said = process.hear(deadline)
+            process.send(line, deadline)
+            answer = process.receive(deadline)
         except NoAnswerError as error:
             self.kill()
-            return Said(failure=str(error), kind=TIMED_OUT if isinstance(error, LateError) else DIED)
-        if "error" in said:
-            return Said(failure=str(said["error"])[:500], kind=str(said.get("kind", DIED)))
-        return Said(said.get("said"))
+            return RawAnswer(failure=str(error), kind=TIMED_OUT if isinstance(error, LateError) else DIED)
+        if "error" in answer:
+            return RawAnswer(failure=str(answer["error"])[:500], kind=str(answer.get("kind", DIED)))
+        return RawAnswer(answer.get("said"))
 
     def start(self) -> LineProcess:
-        """Start it and hear whether everything is there. Raises: NoAnswerError."""
+        """Start the process and read its description. Raises: NoAnswerError."""
         if self._is_closed:
             raise NoAnswerError("the run has ended")
         command = module_command("rlplan.runtime.environments.child", json.dumps(self.setting))
         with (self.log or Path(os.devnull)).open("ab") as log:
             self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
-        if self._is_closed:
+        if self._is_closed:  # `close` may have come between the check above and the assignment
             self.close()
-        self.hello = process.hear(Deadline(scaled(START_S), " before it was ready"))
+        self.hello = process.receive(make_start_deadline())
         if "error" in self.hello and not self.describes:
             raise NoAnswerError(str(self.hello["error"]))
         return process
 
     def kill(self) -> None:
-        """End it, with everything that it started."""
+        """End the process and its process group."""
         process, self.process = self.process, None
         if process is not None:
             process.close()
 
     def close(self) -> None:
-        """End it for good; the thread that waits for its answer puts it away."""
+        """End the process for good; the thread that waits for its answer then cleans up."""
         self._is_closed, process = True, self.process
         if process is not None:
             process.kill()
 
 
 def resident_bytes(pids: Sequence[int]) -> int:
-    """Of processes, those that have ended left out."""
+    """Resident memory of processes, in bytes; processes that have ended count as 0."""
     total = 0
     for pid in pids:
         with suppress(OSError, IndexError):
@@ -243,27 +252,29 @@ def resident_bytes(pids: Sequence[int]) -> int:
     return total
 
 
-def read_answer(said: Said) -> Answer:
-    """What a process said, checked: an answer that is none is a failure.
+def read_answer(raw: RawAnswer) -> Answer:
+    """Check a process's answer; an invalid answer becomes a failure.
 
-    >>> read_answer(Said({"observation": "too low"})).said[0]["content"], read_answer(Said({"reward": "1"})).failure
-    ('too low', "reward is '1', not a finite number")
+    >>> read_answer(RawAnswer({"observation": "too low"})).messages[0]["content"]
+    'too low'
+    >>> read_answer(RawAnswer({"reward": "1"})).failure
+    "reward is '1', not a finite number"
     """
-    answer = said.value
-    if said.failure:
-        return Answer(failure=said.failure)
+    answer = raw.value
+    if raw.failure:
+        return Answer(failure=raw.failure)
     if not isinstance(answer, dict) or not set(answer) <= {"observation", "reward", "done"}:
         return Answer(failure=f"the answer is {str(answer)[:200]!r}, not a dict with observation, reward or both")
     observation, reward = answer.get("observation"), answer.get("reward")
-    one = [] if observation is None else [{"role": "user", "content": observation}]
-    messages = observation if isinstance(observation, list) else one
+    single = [] if observation is None else [{"role": "user", "content": observation}]
+    messages = observation if isinstance(observation, list) else single
     if not all(_is_message(message) for message in messages):
-        return Answer(failure=f"observation is {str(observation)[:200]!r}, not a text")
+        return Answer(failure=f"observation is {str(observation)[:200]!r}, not a text or a list of messages")
     if reward is not None and not _is_number(reward):
         return Answer(failure=f"reward is {str(reward)[:200]!r}, not a finite number")
     is_done = answer.get("done", reward is not None)
     if not isinstance(is_done, bool):
-        return Answer(failure=f"done is {str(is_done)[:200]!r}, neither true nor false")
+        return Answer(failure=f"done is {str(is_done)[:200]!r}, not true or false")
     return Answer(tuple(messages), None if reward is None else float(reward), is_done or not messages)
 
 

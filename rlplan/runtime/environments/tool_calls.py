@@ -1,6 +1,6 @@
-"""Tool calls: what a turn of the policy's asks for, as JSON that a model wrote, and how each call ended.
+"""Tool calls in a turn of the policy, as JSON written by a model, and the outcomes of calls.
 
-In: the text of a turn. Out: calls, each with what is wrong with it. Left out: running them (tools.py).
+In: the text of a turn. Out: calls, each with its fault if it is invalid. Left out: running them (tools.py).
 """
 
 import json
@@ -13,63 +13,67 @@ import regex
 from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
 
 MAX_CALLS = 32
-"""Of one turn; those beyond are answered with one error for all of them."""
+"""Most calls of one turn; the calls beyond are answered with one error for all."""
 OK, NOT_JSON, UNKNOWN, WRONG, TOO_MANY = "ok", "not_json", "unknown_tool", "wrong_arguments", "too_many"
 RAISED, WRONG_RESULT, TOO_LONG, TIMED_OUT, DIED = "raised", "wrong_result", "too_long", "timed_out", "died"
 BY_THE_POLICY = (NOT_JSON, UNKNOWN, WRONG, TOO_MANY)
 BY_THE_TOOL = (RAISED, WRONG_RESULT, TOO_LONG, TIMED_OUT, DIED)
 OUTCOMES = (OK, *BY_THE_POLICY, *BY_THE_TOOL)
-"""How a call can end: well, by a fault of the policy's, or by one of the tool's."""
+"""Outcomes of a call: success, a fault of the policy, or a fault of the tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call, or what stands in a call's place. fault: its outcome where it cannot be made; why: in words."""
+    """One valid or invalid call."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     fault: str = ""
+    """Outcome of an invalid call; empty for a valid one."""
+
     why: str = ""
+    """The fault in words, which the policy reads."""
 
 
 def read_calls(text: str, pattern: str, names: Collection[str]) -> list[ToolCall]:
-    """The calls in a turn, in their order. names: of the tools that there are.
+    """The calls in a turn, in order. names: names of the available tools.
 
     >>> turn = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "ad'
     >>> [(call.name, call.fault) for call in read_calls(turn, r"<tool_call>(.*?)(?:</tool_call>|$)", ["add"])]
     [('add', ''), ('', 'not_json')]
     """
     try:
-        found = regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
-        groups = [match.group(1) or "" for match in found]
+        matches = regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
+        groups = [match.group(1) or "" for match in matches]
     except TimeoutError:
         return [ToolCall("", fault=NOT_JSON, why="rollout.environment.call_pattern took too long on this turn")]
-    calls = [call for group in groups for call in _calls_in(group, names)]
+    calls = [call for group in groups for call in _parse_calls(group, names)]
     if beyond := len(calls[MAX_CALLS:]):
-        why = f"{beyond} calls beyond the first {MAX_CALLS} of the turn are not made"
+        why = f"{beyond} calls after the first {MAX_CALLS} of the turn were ignored"
         calls[MAX_CALLS:] = [ToolCall("", fault=TOO_MANY, why=why)]
     return calls
 
 
-def _calls_in(text: str, names: Collection[str]) -> Iterator[ToolCall]:
+def _parse_calls(text: str, names: Collection[str]) -> Iterator[ToolCall]:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         yield ToolCall("", fault=NOT_JSON, why=f"the call is not JSON: {str(error)[:200]}")
         return
-    if found == []:
+    if parsed == []:
         yield ToolCall("", fault=NOT_JSON, why="the list of calls is empty")
-    for each in found if isinstance(found, list) else [found]:
-        yield _call(each, names)
+    for call in parsed if isinstance(parsed, list) else [parsed]:
+        yield _parse_call(call, names)
 
 
-def _call(found: Any, names: Collection[str]) -> ToolCall:
-    name = found.get("name") if isinstance(found, dict) else None
+def _parse_call(call: Any, names: Collection[str]) -> ToolCall:
+    name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str):
-        return ToolCall("", fault=NOT_JSON, why="a call is an object with name and arguments")
+        return ToolCall("", fault=NOT_JSON, why="a call must be an object with name and arguments")
     if name not in names:
-        return ToolCall(name, fault=UNKNOWN, why=f"there is no tool {name[:80]}; there are {', '.join(sorted(names))}")
-    arguments = found.get("arguments", found.get("parameters", {}))
+        why = f"there is no tool {name[:80]}; available tools: {', '.join(sorted(names))}"
+        return ToolCall(name, fault=UNKNOWN, why=why)
+    arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(arguments, dict):
-        return ToolCall(name, fault=WRONG, why="arguments is no object")
+        return ToolCall(name, fault=WRONG, why="arguments must be an object")
     return ToolCall(name, arguments)

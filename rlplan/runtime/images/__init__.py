@@ -1,1 +1,1 @@
-"""Images in prompts: from a row of a data set to the embeddings that a policy sees."""
+"""Images in prompts: from a data set's row to the embeddings that a policy gets."""

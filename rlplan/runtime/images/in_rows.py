@@ -1,7 +1,9 @@
-"""Images of a row: what its image column holds, and where in the prompt each image stands.
+"""Images of a row: the files in its image column, and the position of each image in the prompt.
 
-In: cells, the folder of the data, prompts. Out: files' bytes; prompts with a place for every image. A path is relative
-to the data and stays below it. Left out: addresses on a network, and decoding (decoding.py).
+A path must be relative to the data's folder and stay inside it.
+
+In: cells, the folder of the data, prompts. Out: bytes of files; prompts with a mark for every image.
+Left out: network addresses, and decoding (decoding.py).
 """
 
 import base64
@@ -16,11 +18,11 @@ from rlplan.runtime.data.layouts import BadRowError
 from rlplan.runtime.images.decoding import MAX_FILE_BYTES
 
 MARK = "<image>"
-"""Stands in a text where an image does, as in verl's data; without one, images come before the first text."""
+"""Mark of an image in a text, as in verl's data; without marks, images come before the text."""
 
 
-def image_bytes(cell: Any, folder: Path) -> bytes:
-    """The file of an image: a path, a data URI, or Hugging Face's {bytes, path}. Raises: BadRowError."""
+def read_image(cell: Any, folder: Path) -> bytes:
+    """Bytes of an image file, given as a path, a data URI, or Hugging Face's {bytes, path}. Raises: BadRowError."""
     if isinstance(cell, Mapping):
         packed = cell.get("bytes")
         cell = f"data:image/any;base64,{packed}" if packed else cell.get("path")
@@ -29,11 +31,11 @@ def image_bytes(cell: Any, folder: Path) -> bytes:
     if cell.startswith("data:"):
         head, _, packed = cell.partition(",")
         if not head.endswith(";base64") or len(packed) > 2 * MAX_FILE_BYTES:
-            raise BadRowError(f"an image's data URI is in base64, of at most {MAX_FILE_BYTES} bytes")
+            raise BadRowError(f"an image's data URI must be base64 of at most {MAX_FILE_BYTES} bytes")
         try:
             return base64.b64decode(packed, validate=True)
         except (binascii.Error, ValueError):
-            raise BadRowError("an image's data URI is no base64") from None
+            raise BadRowError("an image's data URI is not valid base64") from None
     path = Path(cell)
     if "://" in cell or "\0" in cell or path.is_absolute() or ".." in path.parts:
         raise BadRowError(f"the image {cell} is not a path below the data's folder")
@@ -45,36 +47,36 @@ def image_bytes(cell: Any, folder: Path) -> bytes:
         raise BadRowError(f"the image {cell}: {error.what}") from None
 
 
-def marked(text: str, num_images: int) -> str:
-    """A text with a mark for every image.
+def insert_marks(text: str, num_images: int) -> str:
+    """A text with a mark for every image. Raises: BadRowError when the number of marks differs.
 
-    >>> marked("which color?", 2)
+    >>> insert_marks("which color?", 2)
     '<image><image>which color?'
     """
     count = text.count(MARK)
     if count not in (0, num_images):
-        raise BadRowError(f"{count} times {MARK} in the prompt, and {num_images} images")
+        raise BadRowError(f"{count} {MARK} marks in the prompt, and {num_images} images in its row")
     return text if count else MARK * num_images + text
 
 
-def with_parts(chat: Sequence[Mapping[str, str]], num_images: int) -> list[dict[str, Any]]:
-    """Messages whose contents are parts, as templates of vision-language models take them. Raises: BadRowError.
+def split_into_parts(chat: Sequence[Mapping[str, str]], num_images: int) -> list[dict[str, Any]]:
+    """Messages with lists of parts as contents, in the format of vision-language templates. Raises: BadRowError.
 
-    >>> with_parts([{"role": "user", "content": "this <image>?"}], 1)[0]["content"]
+    >>> split_into_parts([{"role": "user", "content": "this <image>?"}], 1)[0]["content"]
     [{'type': 'text', 'text': 'this '}, {'type': 'image'}, {'type': 'text', 'text': '?'}]
     """
     first = next((index for index, message in enumerate(chat) if message["role"] == "user"), 0)
     has_marks = any(MARK in message["content"] for message in chat)
-    told = [
-        marked(message["content"], num_images) if index == first and not has_marks else message["content"]
+    texts = [
+        insert_marks(message["content"], num_images) if index == first and not has_marks else message["content"]
         for index, message in enumerate(chat)
     ]
-    if (count := sum(text.count(MARK) for text in told)) != num_images:
-        raise BadRowError(f"{count} times {MARK} in the prompt, and {num_images} images")
-    return [{**message, "content": _parts(text)} for message, text in zip(chat, told, strict=True)]
+    if (count := sum(text.count(MARK) for text in texts)) != num_images:
+        raise BadRowError(f"{count} {MARK} marks in the prompt, and {num_images} images in its row")
+    return [{**message, "content": _split_text(text)} for message, text in zip(chat, texts, strict=True)]
 
 
-def _parts(text: str) -> list[dict[str, str]]:
+def _split_text(text: str) -> list[dict[str, str]]:
     parts: list[dict[str, str]] = []
     for index, piece in enumerate(text.split(MARK)):
         parts += [{"type": "image"}] * bool(index)

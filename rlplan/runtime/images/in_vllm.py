@@ -1,10 +1,11 @@
-"""Images in requests: vLLM's Qwen2.5-VL with an image processor that needs no torchvision.
+"""Images in vLLM: prompts with images, and a Qwen2.5-VL class whose image processor needs no torchvision.
 
-In: prompts and their images. Out: vLLM's prompts, and a model class registered with vLLM in place of its own.
-vLLM 0.32's module takes one function from a module of transformers that imports torchvision, which a CPU install leaves
-out (requirements/README.md); transformers has the same function beside its image processor on Pillow, so that module
-stands in. Its processing class asks for a processor of videos too, which has no such form: here there are images alone.
-Pixels have the processor's size already (images/decoding.py). Left out: videos.
+vLLM 0.32 imports one function from a transformers module that needs torchvision, which a CPU install omits
+(requirements/README.md). transformers has the same function in its Pillow-based module, which is registered instead.
+vLLM's processor also needs a video processor, which has no Pillow form, so the class here supports images only. Pixels
+already have the processor's size (images/decoding.py).
+
+In: prompts and their images. Out: vLLM's prompts, and a registered model class. Left out: videos.
 """
 
 import importlib
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from rlplan.runtime.images.tower import pillow_image
+from rlplan.runtime.images.tower import make_pillow_image
 from rlplan.runtime.rollout.experience import RolloutRequest
 
 ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
@@ -21,19 +22,19 @@ _THEIRS, _WITH_PILLOW = (f"transformers.models.qwen2_vl.image_processing_{name}q
 
 
 def engine_prompt(request: RolloutRequest) -> dict[str, Any]:
-    """vLLM's form of a prompt: of each image one token, for which vLLM puts as many as the image has."""
+    """A prompt in vLLM's format, with one token per image, which vLLM repeats as often as the image needs."""
     tokens = list(request.prompt)
     if not request.images:
         return {"prompt_token_ids": tokens}
-    for image in reversed(request.images):
+    for image in reversed(request.images):  # from the end, so that earlier indices stay valid
         del tokens[image.first + 1 : image.first + image.num_tokens]
-    images = [pillow_image(image) for image in request.images]
+    images = [make_pillow_image(image) for image in request.images]
     return {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
 
 
 @cache
 def register_image_model() -> None:
-    """Make vLLM load the class of this module for the architecture. Once a process."""
+    """Make vLLM load this module's class for the architecture. Runs once per process."""
     sys.modules.setdefault(_THEIRS, importlib.import_module(_WITH_PILLOW))
     from transformers import AutoImageProcessor, BatchFeature
     from vllm.model_executor.models import qwen2_5_vl
@@ -44,7 +45,7 @@ def register_image_model() -> None:
 
     class Information(qwen2_5_vl.Qwen2_5_VLProcessingInfo):
         def get_image_processor(self, **_: Any) -> Any:
-            return _processor(AutoImageProcessor, self.ctx.model_config.model)
+            return _load_processor(AutoImageProcessor, self.ctx.model_config.model)
 
         def get_supported_mm_limits(self) -> dict[str, int | None]:
             return {"image": None}
@@ -53,14 +54,14 @@ def register_image_model() -> None:
             return {"text_kwargs": set(), "images_kwargs": set()}
 
         def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> dict[str, int]:
-            """Of the longest prompt's size: larger images do not come."""
+            """Most tokens per image: no image has more than the longest prompt."""
             return {"image": min(seq_len, self.get_max_image_tokens())}
 
     class Processor(qwen2_5_vl.Qwen2_5_VLMultiModalProcessor):
         requires_tokenizer = False
 
         def get_dummy_inputs(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
-            """Of the smallest image: the KV cache's size is given, and nothing is profiled."""
+            """Dummy inputs of the smallest image size: vLLM does not profile, because the KV-cache size is given."""
             count, side = mm_counts.get("image", 0), 2 * self.info.get_image_processor().patch_size
             images = self.dummy_inputs._get_dummy_images(width=side, height=side, num_images=count, overrides=None)
             items = self.info.parse_mm_data({"image": images}, validate=False)
@@ -74,17 +75,17 @@ def register_image_model() -> None:
             config = self.info.get_hf_config()
             token, merged = config.image_token_id, config.vision_config.spatial_merge_size**2
 
-            def tokens_of(index: int) -> list[int]:
+            def repeat_token(index: int) -> list[int]:
                 return [token] * (int(out_mm_kwargs["image"][index]["image_grid_thw"].data.prod()) // merged)
 
-            return [PromptReplacement(modality="image", target=[token], replacement=tokens_of)]
+            return [PromptReplacement(modality="image", target=[token], replacement=repeat_token)]
 
-    made = MULTIMODAL_REGISTRY.register_processor(
+    register = MULTIMODAL_REGISTRY.register_processor(
         Processor, info=Information, dummy_inputs=qwen2_5_vl.Qwen2_5_VLDummyInputsBuilder
     )
-    ModelRegistry.register_model(ARCHITECTURE, made(type(ARCHITECTURE, (qwen2_5_vl.__dict__[ARCHITECTURE],), {})))
+    ModelRegistry.register_model(ARCHITECTURE, register(type(ARCHITECTURE, (qwen2_5_vl.__dict__[ARCHITECTURE],), {})))
 
 
 @cache
-def _processor(kind: Any, folder: str) -> Any:
+def _load_processor(kind: Any, folder: str) -> Any:
     return kind.from_pretrained(folder, trust_remote_code=False)

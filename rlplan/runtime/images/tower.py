@@ -1,10 +1,9 @@
-"""The tower of a vision-language policy, frozen, beside the decoder that is trained: images become embeddings.
+"""The frozen vision tower of a vision-language policy: it turns images into embeddings for the trained decoder.
 
-In: the whole model's folder, a batch whose prompts have images. Out: the decoder's inputs: embeddings with the images'
-in their places, and positions on three axes (M-RoPE). Left out: videos, and training the tower (verl's
-`freeze_vision_tower` is on).
+The tower is not a submodule of the decoder, so code that counts, saves or sends the decoder's weights does not see it.
 
-The tower is no submodule of the decoder, so whoever counts, saves or sends the decoder's weights does not meet it.
+In: the whole model's folder, a batch with images. Out: the decoder's inputs: embeddings of text and images, and
+positions on three axes (M-RoPE). Left out: videos, and training the tower (verl's `freeze_vision_tower` is on).
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlplan.runtime.models.start_checkpoint import weight_files
+from rlplan.runtime.models.start_checkpoint import list_weight_files
 from rlplan.runtime.rollout.experience import PromptImage
 
 _KEY = "rlplan_image_tower"
@@ -29,58 +28,59 @@ class ImageTower:
 
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         self.module = qwen.Qwen2_5_VisionTransformerPretrainedModel._from_config(config.vision_config, dtype=dtype)
-        self.module.load_state_dict(_tower_tensors(folder))
+        self.module.load_state_dict(_read_tower_tensors(folder))
         self.module.eval().requires_grad_(False)
         self.processor = AutoImageProcessor.from_pretrained(str(folder), trust_remote_code=False)
         self.rotary = qwen.Qwen2_5_VLRotaryEmbedding(config.text_config)
         self.num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in self.module.state_dict().values())
 
     @torch.no_grad()
-    def features(self, image: PromptImage) -> torch.Tensor:
-        """One embedding a token of the image, [tokens, hidden]."""
-        values = self.processor(images=[pillow_image(image)], do_resize=False, return_tensors="pt")
-        found = self.module(values["pixel_values"].to(self.module.dtype), grid_thw=values["image_grid_thw"])
-        features: torch.Tensor = found.pooler_output
+    def compute_features(self, image: PromptImage) -> torch.Tensor:
+        """Embeddings of an image, one per token, [tokens, hidden]."""
+        values = self.processor(images=[make_pillow_image(image)], do_resize=False, return_tensors="pt")
+        output = self.module(values["pixel_values"].to(self.module.dtype), grid_thw=values["image_grid_thw"])
+        features: torch.Tensor = output.pooler_output
         return features
 
 
-def pillow_image(image: PromptImage) -> Any:
+def make_pillow_image(image: PromptImage) -> Any:
     from PIL import Image
 
     return Image.frombytes("RGB", (image.columns * image.side, image.rows * image.side), image.pixels)
 
 
 def give_tower(language_model: Any, folder: Path) -> None:
-    """Make a decoder take images, with the tower of the whole model in a folder."""
+    """Let a decoder accept images, with the vision tower of the whole model in a folder."""
     tower = ImageTower(folder, next(language_model.parameters()).dtype)
-    language_model.model.rotary_emb = (
-        tower.rotary
-    )  # of text, whose axes are alike, it gives what the decoder's own does
+    # On text, whose three axes are equal, M-RoPE gives the same result as the decoder's own rotary embedding.
+    language_model.model.rotary_emb = tower.rotary
     language_model.__dict__[_KEY] = tower
 
 
 def tower_of(language_model: Any) -> ImageTower | None:
-    """The one that a decoder was given."""
-    found: ImageTower | None = language_model.__dict__.get(_KEY)
-    return found
+    """The tower attached to a decoder, or None."""
+    tower: ImageTower | None = language_model.__dict__.get(_KEY)
+    return tower
 
 
-def embeddings(language_model: Any, tokens: torch.Tensor, images: Sequence[tuple[int, PromptImage]]) -> torch.Tensor:
-    """What the decoder sees in place of token ids, [1, T, hidden]. images: (index of its first token in T, image)."""
+def embed_with_images(
+    language_model: Any, tokens: torch.Tensor, images: Sequence[tuple[int, PromptImage]]
+) -> torch.Tensor:
+    """The decoder's input embeddings, [1, T, hidden]. images: (index of the image's first token in T, image)."""
     tower = tower_of(language_model)
     assert tower is not None, "a job with images gives its models a tower"
     embedded: torch.Tensor = language_model.model.embed_tokens(tokens)
     places = [index for first, image in images for index in range(first, first + image.num_tokens)]
-    features = torch.cat([tower.features(image) for _, image in images])
+    features = torch.cat([tower.compute_features(image) for _, image in images])
     return embedded.index_copy(1, torch.tensor(places), features.to(embedded.dtype).unsqueeze(0))
 
 
-def positions(num_tokens: int, images: Sequence[PromptImage]) -> list[list[int]]:
-    """Places of a sequence's tokens in time, height and width, [3, num_tokens]; text has one number for all.
+def compute_positions(num_tokens: int, images: Sequence[PromptImage]) -> list[list[int]]:
+    """Positions of a sequence's tokens in time, height and width, [3, num_tokens]; they are equal for text.
 
-    An image stands in one moment, and text goes on after its longer side.
+    An image has one time index, and the text after it continues after the image's longer side.
 
-    >>> positions(6, [PromptImage(first=1, rows=1, columns=3, side=28, pixels=b"")])
+    >>> compute_positions(6, [PromptImage(first=1, rows=1, columns=3, side=28, pixels=b"")])
     [[0, 1, 1, 1, 4, 5], [0, 1, 1, 1, 4, 5], [0, 1, 2, 3, 4, 5]]
     """
     axes: list[list[int]] = [[], [], []]
@@ -97,14 +97,14 @@ def positions(num_tokens: int, images: Sequence[PromptImage]) -> list[list[int]]
     return axes
 
 
-def _tower_tensors(folder: Path) -> dict[str, torch.Tensor]:
+def _read_tower_tensors(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import safe_open
 
-    found = dict[str, torch.Tensor]()
-    for path in weight_files(folder):
+    tensors = dict[str, torch.Tensor]()
+    for path in list_weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - no dictionary
                 start = next((start for start in _TENSORS if name.startswith(start)), None)
                 if start:
-                    found[name.removeprefix(start)] = file.get_tensor(name)
-    return found
+                    tensors[name.removeprefix(start)] = file.get_tensor(name)
+    return tensors

@@ -1,1 +1,1 @@
-"""The models themselves: where they come from, their heads and adapters, ranks that share one."""
+"""Models: download and loading, heads, adapters, attention, and ranks that share one model."""

@@ -1,9 +1,10 @@
-"""LoRA adapters in a trained module, by PEFT: added, switched off, merged into the weights, written in PEFT's layout.
+"""LoRA adapters through PEFT: injected, disabled, merged into weights, and saved in PEFT's layout.
+
+The base is frozen and shared. With the adapters disabled it is bit for bit the reference model. Frozen roles may have
+their own adapters on it, of which one is active at a time. With `lora.base_dtype` the base is in 4 bits
+(quantized_base.py).
 
 In: a Hugging Face module and the job's `training.lora`. Out: the same module with adapters beside its linear layers.
-The base is frozen and shared: with the adapters off it is the reference, to the bit, and frozen roles may have adapters
-of their own on it, one of which computes at a time. With a `lora.base_dtype` its linear layers are in 4 bits
-(quantized_base.py).
 """
 
 import warnings
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from rlplan.memory.model.quantization import BASE_FORMATS
-from rlplan.runtime.models.quantized_base import quantize_base, whole_weight
+from rlplan.runtime.models.quantized_base import dequantize_weight, quantize_base
 from rlplan.runtime.models.start_checkpoint import save_tensors
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -27,14 +28,14 @@ from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import ResolvedJob
 
 ADAPTER = "default"
-"""PEFT's name for an adapter that has none."""
+"""PEFT's default name of an adapter, used for the trained one."""
 _BASE = ".base_layer."
 
 
 def add_adapters(model: Any, job: ResolvedJob) -> None:
-    """Put what is trained beside the frozen base, with the values that it starts from, and the roles' own adapters.
+    """Add the trained adapter with its start values, and the adapters of frozen roles.
 
-    Raises: SpecError where a file has other tensors than its configuration says.
+    Raises: SpecError when a file's tensors do not match its configuration.
     """
     add_trained_adapter(model, job)
     lora = job.training.lora
@@ -45,12 +46,12 @@ def add_adapters(model: Any, job: ResolvedJob) -> None:
         _read_values(model, role.value, adapter, job, f"roles.{role}.adapter")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_trained(name))
-    for layer in _adapted_layers(model):
-        layer._active_adapter = [ADAPTER]
+    for layer in _list_adapted_layers(model):
+        layer._active_adapter = [ADAPTER]  # the trained adapter is active outside of `computing_as`
 
 
 def add_trained_adapter(model: Any, job: ResolvedJob) -> None:
-    """Put adapters beside the linear layers that the job names, and freeze everything else. B is zero."""
+    """Add the trained adapter to the job's target modules and freeze everything else. B starts at zero."""
     model.requires_grad_(False)
     if job.training.quantization != "none":
         quantize_base(
@@ -62,11 +63,11 @@ def add_trained_adapter(model: Any, job: ResolvedJob) -> None:
 
 @contextmanager
 def computing_as(model: nn.Module, role: str) -> Iterator[None]:
-    """Inside the block the module computes with the adapter of a frozen role, or with its base alone where it has none.
+    """Inside the block the module computes with a frozen role's adapter, or with the base if the role has none.
 
-    Which adapter is active is set as PEFT keeps it: its own `set_adapter` would make the adapter trainable.
+    PEFT's own `set_adapter` would make the adapter trainable, so its private attribute is set instead.
     """
-    layers = _adapted_layers(model)
+    layers = _list_adapted_layers(model)
     has_adapter = any(role in layer.lora_A for layer in layers)
     for layer in layers:
         if has_adapter:
@@ -83,14 +84,14 @@ def computing_as(model: nn.Module, role: str) -> Iterator[None]:
                 layer.enable_adapters(True)
 
 
-def _adapted_layers(model: nn.Module) -> list[Any]:
+def _list_adapted_layers(model: nn.Module) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
 
 
 def _is_trained(name: str) -> bool:
-    """Whether a parameter is the trained adapter's: neither the base's nor one of a frozen role."""
+    """Whether a parameter belongs to the trained adapter, not to the base or a frozen role."""
     return ".lora_" in name and f".{ADAPTER}." in name
 
 
@@ -98,8 +99,8 @@ def _inject(model: Any, name: str, adapter: LoraSpec, job: ResolvedJob) -> None:
     from peft import inject_adapter_in_model
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are meant
-        inject_adapter_in_model(_config(adapter, job), model, adapter_name=name)
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are intended
+        inject_adapter_in_model(_make_peft_config(adapter, job), model, adapter_name=name)
 
 
 @torch.no_grad()
@@ -111,48 +112,50 @@ def _read_values(model: nn.Module, name: str, adapter: LoraSpec, job: ResolvedJo
     parameters = dict(model.named_parameters())
     with safe_open(str(Path(str(adapter.path)) / WEIGHTS_FILE), framework="pt") as file:
         for stored in file.keys():  # noqa: SIM118 - no mapping
-            mine = stored.removeprefix(PEFT_PREFIX).removesuffix("weight") + f"{name}.weight"
-            parameters[mine].copy_(file.get_tensor(stored))
+            name_in_model = stored.removeprefix(PEFT_PREFIX).removesuffix("weight") + f"{name}.weight"
+            parameters[name_in_model].copy_(file.get_tensor(stored))
 
 
 @dataclass(frozen=True)
 class _Change:
-    """What adapters add to a weight: scaling * B A."""
+    """The update of a weight by an adapter: scaling * B A."""
 
     a: nn.Parameter
     b: nn.Parameter
     scaling: float
+    """alpha / rank."""
 
-    def added_to(self, weight: torch.Tensor) -> torch.Tensor:
-        """A new tensor; computed in fp32, as a forward pass in fp32 would compute it."""
+    def merge(self, weight: torch.Tensor) -> torch.Tensor:
+        """The updated weight as a new tensor, computed in fp32."""
         change = self.b.detach().float() @ self.a.detach().float()
         return (weight.float() + self.scaling * change).to(weight.dtype)
 
 
 class MergedWeights(WeightSource):
-    """The weights of a module without adapters that computes the same: each change is added as its tensor is asked for.
+    """Weights of an equivalent module without adapters; each update is merged when its tensor is read.
 
-    One weight at a time exists anew; the module itself is not changed.
+    Only one merged weight exists at a time, and the module itself is not changed.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        whole = self._parameters
+        parameters = self._parameters
         self._changes = {
             name.replace(_BASE, "."): _Change(
-                whole[name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight")],
-                whole[name.replace(f"{_BASE}weight", f".lora_B.{ADAPTER}.weight")],
+                parameters[name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight")],
+                parameters[name.replace(f"{_BASE}weight", f".lora_B.{ADAPTER}.weight")],
                 cast(Any, module.get_submodule(name.removesuffix(f"{_BASE}weight"))).scaling[ADAPTER],
             )
-            for name in whole
-            if name.endswith(f"{_BASE}weight") and name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight") in whole
+            for name in parameters
+            if name.endswith(f"{_BASE}weight")
+            and name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight") in parameters
         }
-        self._parameters = {name.replace(_BASE, "."): p for name, p in whole.items() if ".lora_" not in name}
+        self._parameters = {name.replace(_BASE, "."): p for name, p in parameters.items() if ".lora_" not in name}
 
     def read(self, name: str) -> torch.Tensor:
-        weight = whole_weight(self._parameters[name])
+        weight = dequantize_weight(self._parameters[name])
         change = self._changes.get(name)
-        return weight if change is None else change.added_to(weight)
+        return weight if change is None else change.merge(weight)
 
     def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
         changes = [self._changes[name] for name in names if name in self._changes]
@@ -160,7 +163,7 @@ class MergedWeights(WeightSource):
 
 
 class AdapterWeights(WeightSource):
-    """The adapters of a module alone, by PEFT's names without their prefix: what an engine that has the base needs."""
+    """Weights of the trained adapter only, with PEFT's names without their prefix, for an engine that has the base."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -168,8 +171,8 @@ class AdapterWeights(WeightSource):
         self._parameters = {name.replace(f".{ADAPTER}.", "."): p for name, p in whole if _is_trained(name)}
 
 
-def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The adapters by PEFT's names, as views. Under ZeRO-3 gather them first."""
+def list_adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The trained adapter's tensors by PEFT's names, as views. Under ZeRO-3 gather them first."""
     return {
         PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): parameter.detach()
         for name, parameter in module.named_parameters()
@@ -178,17 +181,17 @@ def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save_adapter(module: nn.Module, job: ResolvedJob, folder: Path) -> None:
-    """Write the adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
-    # Copied, for under ZeRO they are all views of one buffer, which the format refuses.
-    tensors = {name: tensor.clone().contiguous() for name, tensor in adapter_tensors(module).items()}
+    """Write the trained adapter in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
+    # Copies, because under ZeRO all tensors are views of one buffer, which safetensors refuses.
+    tensors = {name: tensor.clone().contiguous() for name, tensor in list_adapter_tensors(module).items()}
     with writing_file(folder / WEIGHTS_FILE, sum(tensor.nbytes for tensor in tensors.values())):
         folder.mkdir(parents=True, exist_ok=True)
         save_tensors(tensors, folder / WEIGHTS_FILE)
         assert job.training.lora is not None, "there are adapters"
-        _config(job.training.lora, job).save_pretrained(str(folder))
+        _make_peft_config(job.training.lora, job).save_pretrained(str(folder))
 
 
-def _config(adapter: LoraSpec, job: ResolvedJob) -> Any:
+def _make_peft_config(adapter: LoraSpec, job: ResolvedJob) -> Any:
     from peft import LoraConfig
 
     parameters = lora_parameters(job.load_model(), adapter.rank, adapter.target_modules)

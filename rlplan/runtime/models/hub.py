@@ -1,10 +1,11 @@
-"""The hub, without its library: a model's `config.json` by id, as a file. Whole models: snapshots.py.
+"""Download of a model's `config.json` from the Hugging Face hub without its library. Whole models: snapshots.py.
 
-In: an id such as `Qwen/Qwen2.5-7B`. Out: a path in the user's cache, where a config stays once it has been fetched.
-Python's own HTTP client, for a light installation plans with models that are not bundled, too: the hub's library brings
-fourteen more packages. HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN, HF_TOKEN_PATH and HF_HOME mean what they mean to it.
-A token is sent only where the hub refuses to answer without one, and never to another host.
-Left out: retries; the caller says what to do without a network. Bounded: ten seconds, two megabytes.
+The client uses Python's own HTTP, because a light installation must plan models that are not bundled, and the hub's
+library needs fourteen more packages. HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN, HF_TOKEN_PATH and HF_HOME work as there.
+A token is sent only if the hub refuses a request without one, and never to another host. A download is limited to ten
+seconds and two megabytes.
+
+In: an id such as `Qwen/Qwen2.5-7B`. Out: a path in the user's cache, where a fetched config stays. Left out: retries.
 """
 
 import os
@@ -27,7 +28,7 @@ _ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 TIMEOUT_S = 10
 CHUNK_BYTES = 1 << 16
 NEEDS_A_TOKEN = (401, 403)
-"""What the hub answers for a model that not everybody may read, or that is not there: it does not say which."""
+"""Statuses for a gated or missing model; the hub does not tell which."""
 
 
 def looks_like_an_id(name: str) -> bool:
@@ -40,22 +41,22 @@ def looks_like_an_id(name: str) -> bool:
 
 
 def fetch_config(name: str, key: str = "model") -> Path:
-    """The file of a model's `config.json`. key: of the job, for messages.
+    """Path of a model's `config.json`, downloaded if needed. key: the job's key, for messages.
 
     Raises: SpecError (no such model), HostError (no network).
     """
-    path = _cache() / name.replace("/", "--") / "config.json"
+    path = _find_cache() / name.replace("/", "--") / "config.json"
     if not path.exists():
         content = _download(name, key)
         partial = path.with_name(f"config.json.{os.getpid()}")
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(content)
-            partial.replace(path)  # a reader finds a whole file or none
+            partial.replace(path)  # atomic, so that a concurrent reader never sees a partial file
     return path
 
 
-def _cache() -> Path:
+def _find_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlplan" / "configs"
 
 
@@ -63,27 +64,27 @@ def _download(name: str, key: str) -> bytes:
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     url = f"{endpoint.rstrip('/')}/{quote(name)}/resolve/main/config.json"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        raise _unreachable(name, key, url, "HF_HUB_OFFLINE is set")
+        raise _make_unreachable_error(name, key, url, "HF_HUB_OFFLINE is set")
     try:
         try:
             return _get(url, "")
         except urllib.error.HTTPError as error:
-            if error.code not in NEEDS_A_TOKEN or not (token := _token()):
+            if error.code not in NEEDS_A_TOKEN or not (token := _read_token()):
                 raise
         return _get(url, token)
     except urllib.error.HTTPError as error:
         if error.code in (*NEEDS_A_TOKEN, 404):
-            raise refused(name, key, "config.json", f"HTTP {error.code}") from None
-        raise _unreachable(name, key, url, f"HTTP {error.code}") from None
-    except (OSError, HTTPException, ValueError) as error:  # no answer, or none of HTTP
+            raise make_refusal(name, key, "config.json", f"HTTP {error.code}") from None
+        raise _make_unreachable_error(name, key, url, f"HTTP {error.code}") from None
+    except (OSError, HTTPException, ValueError) as error:  # no answer, or a malformed one
         reason = getattr(error, "reason", None) or error
-        raise _unreachable(name, key, url, str(reason) or type(error).__name__) from None
+        raise _make_unreachable_error(name, key, url, str(reason) or type(error).__name__) from None
 
 
 def _get(url: str, token: str) -> bytes:
     """One GET. Raises: HTTPError, OSError, HTTPException, ValueError."""
     if urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError(f"{url} is no address of a hub (http:// or https://)")
+        raise ValueError(f"{url} is not an http:// or https:// address")
     request = urllib.request.Request(url, headers={"User-Agent": f"rlplan/{__version__}"})
     if token:
         request.add_header("Authorization", f"Bearer {token}")
@@ -93,32 +94,32 @@ def _get(url: str, token: str) -> bytes:
             content += part
             if len(content) > MAX_CONFIG_BYTES:
                 raise ValueError(f"more than {MAX_CONFIG_BYTES} bytes")
-            if time.monotonic() > end:
+            if time.monotonic() > end:  # urllib's timeout bounds a single read, not the download
                 raise TimeoutError(f"not read within {TIMEOUT_S} s")
     return content
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Python's own would send the token to wherever the answer leads, and go on without TLS."""
+    """Redirects that drop the token for other hosts and keep TLS; Python's default does neither."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> urllib.request.Request | None:
-        """The next request. Raises: ValueError."""
+        """The redirected request. Raises: ValueError when TLS would be lost."""
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme != old.scheme and new.scheme != "https":
-            raise ValueError(f"it leads from {old.scheme}:// to {new.scheme}://")
+            raise ValueError(f"it redirects from {old.scheme}:// to {new.scheme}://")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None and (old.scheme, old.netloc) != (new.scheme, new.netloc):
             request.remove_header("Authorization")
         return request
 
 
-def _token() -> str:
-    """The user's token, where there is one: in the environment, or in the file that `hf auth login` makes."""
+def _read_token() -> str:
+    """The user's token from the environment or from the file of `hf auth login`; empty without one."""
     if token := os.environ.get("HF_TOKEN", "").strip():
         return token
-    home = os.environ.get("HF_HOME") or str(_cache().parent.parent / "huggingface")
+    home = os.environ.get("HF_HOME") or str(_find_cache().parent.parent / "huggingface")
     path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
     try:
         return path.read_text("utf-8").strip()
@@ -126,21 +127,21 @@ def _token() -> str:
         return ""
 
 
-def refused(name: str, key: str, what: str, why: str) -> RlplanError:
-    """That the hub is there and does not give what is asked of it, as an error for people."""
+def make_refusal(name: str, key: str, what: str, why: str) -> RlplanError:
+    """The error for a hub that answers, but refuses a file."""
     return SpecError(
-        f"the hub gives no {what} of '{name}' ({why})",
+        f"the hub does not provide the {what} of '{name}' ({why})",
         where=key,
         rule="a public model, or one that the token in HF_TOKEN may read." + did_you_mean(name, load_catalogue()),
-        way_out=f"check the id; for a model with terms of use accept them on the hub and set HF_TOKEN; or give a "
-        f"path in its place: {key}={'config.json' if what == 'config.json' else 'FOLDER'}",
+        way_out=f"check the id; for a gated model accept its terms on the hub and set HF_TOKEN; or give a "
+        f"path instead: {key}={'config.json' if what == 'config.json' else 'FOLDER'}",
     )
 
 
-def _unreachable(name: str, key: str, url: str, why: str) -> HostError:
+def _make_unreachable_error(name: str, key: str, url: str, why: str) -> HostError:
     return HostError(
         f"model '{name}' is not bundled, and the hub cannot be reached: {why}",
         where=key,
         rule="models that are not bundled come from the hub." + did_you_mean(name, load_catalogue()),
-        way_out=f"with a network: curl -fLo config.json {url}; then give that path in its place: {key}=config.json",
+        way_out=f"with a network: curl -fLo config.json {url}; then give that path instead: {key}=config.json",
     )

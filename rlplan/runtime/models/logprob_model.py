@@ -1,9 +1,10 @@
-"""A causal language model that gives log-probs of the response tokens instead of logits.
+"""A causal language model that returns log-probs of the response tokens instead of logits.
 
-In: token ids of sequences, packed into one row. Out: log-prob and entropy of every response token.
-Sequences stand one after the other without padding; positions restart with each, and none sees another
-(packed_attention.py). The head runs on response positions only and a few rows at a time, in both passes, so that the
-logits never exist whole.
+Sequences are packed into one row without padding. Positions restart with each sequence, and no sequence attends to
+another (packed_attention.py). The head runs only on positions that predict response tokens, a few rows at a time in
+both passes, so the full logits never exist.
+
+In: token ids of packed sequences. Out: log-prob and entropy of every response token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,8 @@ from torch import nn
 
 from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce, rows_on_cpu
 from rlplan.runtime.device.layer import device_of
-from rlplan.runtime.images.tower import embeddings
-from rlplan.runtime.images.tower import positions as axes_of
+from rlplan.runtime.images.tower import compute_positions as axes_of
+from rlplan.runtime.images.tower import embed_with_images
 from rlplan.runtime.learning.packing import pack_best_fit
 from rlplan.runtime.models.sequence_parallel import Sharing
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair, TrainSample, chosen_indices
@@ -27,50 +28,50 @@ Entropies = Literal["none", "seen", "learned"]
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Sequences one after the other in one row of T tokens; the policy chose C of them."""
+    """Packed sequences in one row of T tokens, of which the policy sampled C."""
 
     input_ids: torch.Tensor
     """Token ids, [1, T]."""
 
     position_ids: torch.Tensor
-    """Positions, from 0 in each sequence, [1, T]; in time, height and width, [3, 1, T], where there are images."""
+    """Positions from 0 in each sequence, [1, T]; with images in time, height and width, [3, 1, T]."""
 
     sequence_lens: tuple[int, ...]
-    """Tokens of each sequence, T together."""
+    """Tokens of each sequence; their sum is T."""
 
     positions: torch.Tensor
-    """Indices into T whose hidden state predicts a chosen token, [C]."""
+    """Indices into T whose hidden states predict the sampled tokens, [C]."""
 
     targets: torch.Tensor
-    """Ids of the chosen tokens, [C]."""
+    """Ids of the sampled tokens, [C]."""
 
     lengths: tuple[int, ...]
-    """Chosen tokens of each sequence, C together."""
+    """Sampled tokens of each sequence; their sum is C."""
 
     images: tuple[tuple[int, PromptImage], ...] = ()
-    """(index of its first token in T, image)."""
+    """(index of the image's first token in T, image)."""
 
 
 def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
-    """Put sequences one after the other. Without any, a dummy of one token and no response."""
+    """Pack sequences. Without any, the batch has one dummy token and no response, so that ranks can stay in step."""
     tokens: list[int] = []
     has_images = any(sequence.images for sequence in sequences)
-    places: list[list[int]] = [[], [], []] if has_images else [[]]
+    axes: list[list[int]] = [[], [], []] if has_images else [[]]
     images: list[tuple[int, PromptImage]] = []
     positions, targets, lengths = [], [], []
     for sequence in sequences:
         images += [(len(tokens) + image.first, image) for image in sequence.images]
         first = len(tokens) + len(sequence.prompt_tokens) - 1
-        asked = chosen_indices(len(sequence.response_tokens), sequence.observed)
+        chosen = chosen_indices(len(sequence.response_tokens), sequence.observed)
         tokens += [*sequence.prompt_tokens, *sequence.response_tokens]
-        for axis, numbers in zip(places, axes_of(sequence.num_tokens, sequence.images), strict=False):
+        for axis, numbers in zip(axes, axes_of(sequence.num_tokens, sequence.images), strict=False):
             axis += numbers
-        positions += [first + index for index in asked]
-        targets += [sequence.response_tokens[index] for index in asked]
-        lengths.append(len(asked))
+        positions += [first + index for index in chosen]
+        targets += [sequence.response_tokens[index] for index in chosen]
+        lengths.append(len(chosen))
     return TokenBatch(
         input_ids=torch.tensor([tokens or [0]]),
-        position_ids=torch.tensor(places).unsqueeze(1) if has_images else torch.tensor([places[0] or [0]]),
+        position_ids=torch.tensor(axes).unsqueeze(1) if has_images else torch.tensor([axes[0] or [0]]),
         sequence_lens=tuple(sequence.num_tokens for sequence in sequences) or (1,),
         positions=torch.tensor(positions, dtype=torch.long),
         targets=torch.tensor(targets, dtype=torch.long),
@@ -82,7 +83,7 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
 def score_packed(
     pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
 ) -> list[tuple[float, ...]]:
-    """Numbers of each response's tokens, in the order of `pairs`, packed into passes of at most `max_tokens`."""
+    """Scores of each response's tokens, in the order of `pairs`, from packed passes of at most `max_tokens`."""
     judged: dict[int, tuple[float, ...]] = {}
     for pack in pack_best_fit([pair.num_tokens for pair in pairs], max_tokens):
         batch = make_batch([pairs[index] for index in pack])
@@ -91,11 +92,11 @@ def score_packed(
     return [judged[index] for index in range(len(pairs))]
 
 
-def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing | None = None) -> torch.Tensor:
-    """Hidden states that predict response tokens, [tokens, hidden]. sharing: `batch` is this rank's part of a pack."""
+def compute_predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing | None = None) -> torch.Tensor:
+    """Hidden states that predict response tokens, [C, hidden]. sharing: set if `batch` is a rank's part of a pack."""
     seen = {"input_ids": batch.input_ids}
     if batch.images:
-        seen = {"inputs_embeds": embeddings(language_model, batch.input_ids, batch.images)}
+        seen = {"inputs_embeds": embed_with_images(language_model, batch.input_ids, batch.images)}
     output = language_model.model(
         **seen,
         position_ids=batch.position_ids,
@@ -108,14 +109,13 @@ def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing |
 
 
 class LogprobModel(nn.Module):
-    """Wraps a Hugging Face causal LM. `forward` gives (log-probs, entropies), both fp32 of shape [tokens].
+    """A Hugging Face causal LM whose `forward` returns (log-probs, entropies), both fp32 of shape [C].
 
-    entropies: `none` takes them not at all, `seen` without gradient, `learned` with one.
+    The head's `forward` is replaced by one that returns log-probs. The head is still called as a module, because ZeRO-3
+    gathers parameters in module hooks.
 
-    The head's own forward is replaced: it gives log-probs. Called as a module, so that code that hooks into modules to
-    bring parameters along (ZeRO-3) still can.
-
-    sharing: ranks that compute a pass together. Every one gets the whole pack and gives the numbers of all its tokens.
+    entropies: `none` skips them, `seen` computes them without gradient, `learned` with gradient.
+    sharing: ranks that compute a pass together. Each gets the whole pack and returns the values of all its tokens.
     """
 
     def __init__(
@@ -125,27 +125,27 @@ class LogprobModel(nn.Module):
         self.language_model: Any = language_model
         self.sharing = sharing
         head: Any = self.language_model.lm_head
-        scale, cap = multiplier_and_cap(self.language_model.config)
+        scale, cap = read_multiplier_and_cap(self.language_model.config)
         head.forward = partial(_head_forward, head, temperature=temperature / scale, entropies=entropies, cap=cap)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
-        """Log-probs of the response tokens at the sampling temperature, and the entropies there."""
-        part, states = self.own_states(batch)
+        """(log-probs of the response tokens at the sampling temperature, entropies)."""
+        part, states = self.compute_own_states(batch)
         logprobs, entropies = self.language_model.lm_head(states, part.targets)
-        return self.of_all(logprobs, batch), self.of_all(entropies, batch)
+        return self.gather_all(logprobs, batch), self.gather_all(entropies, batch)
 
-    def own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
+    def compute_own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
         """(this rank's part of a pack, the hidden states that predict its response tokens)."""
-        part = batch if self.sharing is None else self.sharing.own_part(batch)
-        return part, predicting_states(self.language_model, part, self.sharing)
+        part = batch if self.sharing is None else self.sharing.take_own_part(batch)
+        return part, compute_predicting_states(self.language_model, part, self.sharing)
 
-    def of_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
-        """Numbers of all response tokens of a pack, where this rank has those of its part."""
+    def gather_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Values of all response tokens of a pack, gathered from the ranks' parts."""
         return numbers if self.sharing is None or not len(batch.positions) else self.sharing.gather(numbers, batch)
 
 
-def multiplier_and_cap(config: Any) -> tuple[float, float | None]:
-    """What a family does with its head's logits: multiplies them (Cohere, Granite), caps them (Gemma 2)."""
+def read_multiplier_and_cap(config: Any) -> tuple[float, float | None]:
+    """(multiplier of the logits as in Cohere and Granite, soft cap as in Gemma 2)."""
     scale = float(getattr(config, "logit_scale", None) or 1) / float(getattr(config, "logits_scaling", None) or 1)
     return scale, getattr(config, "final_logit_softcapping", None)
 
@@ -167,14 +167,14 @@ def _head_forward(
 
 
 class HeadLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature)[target] with some rows of logits at a time; and entropies.
+    """log softmax(hidden @ weight.T / temperature)[target] and entropies, a few rows of logits at a time.
 
     cap: logits z become cap * tanh(z / cap) before they are divided by the temperature.
 
-    The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
-    g * (one_hot(target) - softmax) / temperature, and for an entropy H beside it -g_H * softmax * (log softmax + H).
-    Without the latter a row's factor g / temperature is left to the rows of hidden states, of which a vocabulary has
-    many times the numbers.
+    The backward pass recomputes the logits and overwrites them with their gradient,
+    g * (one_hot(target) - softmax) / temperature; an entropy H adds -g_H * softmax * (log softmax + H).
+    Without an entropy the factor g / temperature is applied to the hidden states instead, which have far fewer columns
+    than the vocabulary.
     """
 
     @staticmethod
@@ -192,16 +192,16 @@ class HeadLogprobs(torch.autograd.Function):
         logprobs, normalizer = (torch.empty(num_rows, dtype=torch.float32, device=hidden.device) for _ in range(2))
         entropies = torch.empty(num_rows if entropy != "none" else 0, dtype=torch.float32, device=hidden.device)
         work = _Workspace(hidden, weight, at_once, temperature, cap)
-        weights = work.beside()
+        weights = work.allocate_fp32()
         for multiplied in work.slices:
             work.multiply(multiplied)
             for rows, logits in work.upcast(multiplied):
-                largest = logits.amax(-1, keepdim=True)
+                largest = logits.amax(-1, keepdim=True)  # subtracted before exp, which would overflow
                 part = torch.sub(logits, largest, out=weights[: len(logits)]).exp_()
                 total = part.sum(-1)
                 normalizer[rows] = largest.squeeze(-1) + total.log()
                 logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
-                if entropy != "none":
+                if entropy != "none":  # H = log Z - sum softmax * logits
                     entropies[rows] = normalizer[rows] - part.mul_(logits).sum(-1) / total
         ctx.temperature, ctx.at_once, ctx.cap = temperature, at_once, cap
         ctx.learns_entropy = entropy == "learned"
@@ -211,43 +211,45 @@ class HeadLogprobs(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor, entropy_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, normalizer, *entropies = ctx.saved_tensors
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
         work = _Workspace(hidden, weight, ctx.at_once, ctx.temperature, ctx.cap)
-        factors = work.beside() if ctx.learns_entropy else None
+        factors = work.allocate_fp32() if ctx.learns_entropy else None
         for multiplied in work.slices:
             work.multiply(multiplied)
             for rows, logits in work.upcast(multiplied):
+                # The derivative of cap * tanh(z / cap) is 1 - tanh^2; the logits hold cap * tanh / temperature.
                 slope = None if ctx.cap is None else (logits * (ctx.temperature / ctx.cap)).square_().neg_().add_(1)
-                logits.sub_(normalizer[rows].unsqueeze(-1))
+                logits.sub_(normalizer[rows].unsqueeze(-1))  # log softmax
                 if factors is None:
-                    logits.exp_()
+                    logits.exp_()  # softmax - one_hot; the factor -g / temperature follows below
                     at_target = torch.full_like(scale[rows], -1)
                 else:
+                    # softmax * -(g_H (log softmax + H) + g) / temperature, plus g / temperature at the target
                     factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
-                    factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
+                    factor.mul_((entropy_gradient[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
                     logits.exp_().mul_(factor.neg_())
                     at_target = scale[rows]
                 logits.scatter_add_(-1, targets[rows].unsqueeze(-1), at_target)
                 if slope is not None:
                     logits.mul_(slope)
                 work.put_back(rows, logits)
-            part, states = work.of(multiplied), hidden[multiplied]
+            part, states = work.get_rows(multiplied), hidden[multiplied]
             torch.mm(part, weight, out=hidden_gradient[multiplied])
             if factors is None:
-                of_row = -scale[multiplied]
-                hidden_gradient[multiplied] *= of_row
-                states = (states * of_row).to(states.dtype)
+                row_scale = -scale[multiplied]
+                hidden_gradient[multiplied] *= row_scale
+                states = (states * row_scale).to(states.dtype)
             if weight_gradient is not None:
                 weight_gradient.addmm_(part.T, states)
         return hidden_gradient, weight_gradient, None, None, None, None, None
 
 
 class _Workspace:
-    """Memory for the logits of some rows, used again for the next ones: in the model's type, and of fewer in fp32."""
+    """Reused memory for the logits of some rows: many rows in the model's type, and fewer at a time in fp32."""
 
     def __init__(
         self,
@@ -259,29 +261,29 @@ class _Workspace:
     ) -> None:
         self.hidden, self.weight, self.temperature, self.cap = hidden, weight, temperature, cap
         num_multiplied, self.num_upcast = (min(len(hidden), rows) for rows in at_once)
-        self.slices = list(_parts(slice(0, len(hidden)), num_multiplied))
+        self.slices = list(_split_rows(slice(0, len(hidden)), num_multiplied))
         self.buffer = torch.empty(num_multiplied, weight.shape[0], dtype=hidden.dtype, device=hidden.device)
         self.first = 0
-        """Row that lies first in the buffer."""
-        self.upcasts = None if hidden.dtype is torch.float32 else self.beside()
+        """First row in the buffer."""
+        self.upcasts = None if hidden.dtype is torch.float32 else self.allocate_fp32()
 
-    def beside(self) -> torch.Tensor:
-        """Room for as many rows in fp32 as are taken together."""
+    def allocate_fp32(self) -> torch.Tensor:
+        """An fp32 buffer for the rows that are upcast together."""
         return torch.empty(self.num_upcast, self.weight.shape[0], dtype=torch.float32, device=self.hidden.device)
 
-    def of(self, rows: slice) -> torch.Tensor:
-        """What lies in the buffer for some rows."""
+    def get_rows(self, rows: slice) -> torch.Tensor:
+        """The buffer's part for some rows."""
         return self.buffer[rows.start - self.first : rows.stop - self.first]
 
     def multiply(self, rows: slice) -> None:
-        """Logits of some rows into the buffer, in the model's type."""
+        """Write the logits of some rows into the buffer, in the model's type."""
         self.first = rows.start
-        torch.mm(self.hidden[rows], self.weight.T, out=self.of(rows))
+        torch.mm(self.hidden[rows], self.weight.T, out=self.get_rows(rows))
 
     def upcast(self, multiplied: slice) -> Iterator[tuple[slice, torch.Tensor]]:
-        """(some rows, their logits in fp32, capped, over the temperature), of those that were multiplied last."""
-        for rows in _parts(multiplied, self.num_upcast):
-            logits = self.of(rows)
+        """(rows, their logits in fp32, capped and divided by the temperature) for parts of the last multiplied rows."""
+        for rows in _split_rows(multiplied, self.num_upcast):
+            logits = self.get_rows(rows)
             if self.upcasts is not None:
                 logits = self.upcasts[: len(logits)].copy_(logits)
             if self.cap is not None:
@@ -289,11 +291,11 @@ class _Workspace:
             yield rows, logits if self.temperature == 1 else logits.div_(self.temperature)
 
     def put_back(self, rows: slice, gradient: torch.Tensor) -> None:
-        """The logits' gradient in place of the logits, in the model's type."""
+        """Replace logits in the buffer by their gradient, in the model's type."""
         if self.upcasts is not None:
-            self.of(rows).copy_(gradient)
+            self.get_rows(rows).copy_(gradient)
 
 
-def _parts(rows: slice, size: int) -> Iterator[slice]:
-    """Parts of so many rows, the last one smaller."""
+def _split_rows(rows: slice, size: int) -> Iterator[slice]:
+    """Consecutive parts of `size` rows; the last one may be smaller."""
     return (slice(first, min(first + size, rows.stop)) for first in range(rows.start, rows.stop, size or 1))

@@ -1,10 +1,10 @@
-"""A frozen base in 4-bit normal floats (QLoRA), by bitsandbytes: linear layers replaced in place, and read again.
+"""A frozen base in 4-bit NormalFloat (QLoRA) through bitsandbytes: linear layers are replaced in place.
 
-In: a Hugging Face module and the names of its weights. Out: the same module whose linear layers multiply by 4-bit
-weights; whole tensors of them, dequantised. Left out: adapters beside them (adapters.py).
+On CPUs with bf16 instructions bitsandbytes 0.50 converts weights to another format in evaluation mode. Training and
+scoring would then round differently, so the conversion is disabled.
 
-bitsandbytes 0.50 has kernels for CPUs too. There it turns weights over to a format of its own when a module is
-evaluated, on processors with bf16 instructions: that would round differently in training and in scoring, so it is off.
+In: a Hugging Face module and the names of its weights. Out: the same module with 4-bit linear layers, and their
+dequantized weights on request. Left out: adapters (adapters.py).
 """
 
 from collections.abc import Iterable
@@ -17,16 +17,16 @@ QUANT_TYPE = "nf4"
 
 
 def quantize_base(model: Any, names: Iterable[str]) -> None:
-    """Replace the linear layers of these weights, one after the other, so that one of them at a time exists twice."""
+    """Replace the linear layers of these weights one by one, so that only one of them exists twice at a time."""
     for name in names:
         parent, _, child = name.removesuffix(".weight").rpartition(".")
         owner = model.get_submodule(parent)
-        setattr(owner, child, _quantized(getattr(owner, child)))
-    model.is_loaded_in_4bit = True  # PEFT asks for it
+        setattr(owner, child, _quantize(getattr(owner, child)))
+    model.is_loaded_in_4bit = True  # PEFT checks this attribute
 
 
-def whole_weight(parameter: torch.Tensor) -> torch.Tensor:
-    """A weight as a matmul reads it: itself, or dequantised from 4 bits."""
+def dequantize_weight(parameter: torch.Tensor) -> torch.Tensor:
+    """A weight in its compute type: as it is, or dequantized from 4 bits."""
     state = getattr(parameter, "quant_state", None)
     if state is None:
         return parameter.detach()
@@ -37,7 +37,7 @@ def whole_weight(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def scales_of(parameter: torch.Tensor) -> list[torch.Tensor]:
-    """What stands beside a weight's 4 bits: scales, their own scales and offset, and the codes of both."""
+    """Tensors stored beside a 4-bit weight: scales, their scales and offset (double quantization), and both codes."""
     state = getattr(parameter, "quant_state", None)
     if state is None:
         return []
@@ -45,7 +45,7 @@ def scales_of(parameter: torch.Tensor) -> list[torch.Tensor]:
     return [state.absmax, state.code, *nested]
 
 
-def _quantized(linear: nn.Linear) -> nn.Module:
+def _quantize(linear: nn.Linear) -> nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     dtype, device = linear.weight.dtype, linear.weight.device

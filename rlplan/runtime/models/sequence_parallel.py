@@ -1,11 +1,12 @@
-"""Ulysses: ranks share a pack, each with a part of its tokens; around attention they exchange tokens for heads.
+"""Ulysses sequence parallelism: ranks split the tokens of a pack, and exchange tokens for heads around attention.
 
-In: a process group, a pack that all its ranks have whole. Out: a rank's part of the pack; numbers of all its tokens.
-Source: Jacobs et al. 2023, arXiv:2309.14509, section 3. DeepSpeed's own (`UlyssesSPAttentionHF`) knows rows of one
-sequence; packed ones need each sequence's end on every rank, so the exchange is ours. DeepSpeed shares states over all
-ranks as ever: a rank's gradient is that of its own tokens, and their sum over all ranks is the whole one.
+DeepSpeed's `UlyssesSPAttentionHF` supports rows of one sequence only. Packed rows need the ends of all sequences on
+every rank, so the exchange is implemented here. ZeRO still partitions states over all ranks: each rank has the gradient
+of its own tokens, and the sum over ranks is the full gradient. A pack whose tokens do not divide by the number of ranks
+is padded with one more sequence, which is never read.
 
-A pack that the ranks do not divide is filled up with tokens of a sequence that is not read.
+In: a process group, and a pack that all its ranks hold. Out: a rank's part of the pack; values of all its tokens.
+Source: Jacobs et al. 2023, arXiv:2309.14509, section 3.
 """
 
 from dataclasses import dataclass, replace
@@ -19,38 +20,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sharing:
-    """This rank's place among those that compute a pass together. group: torch's process group."""
+    """This rank's position among the ranks that compute a pass together."""
 
     group: Any
-    size: int
-    index: int
+    """Process group of torch."""
 
-    def own_part(self, pack: "TokenBatch") -> "TokenBatch":
-        """The pack with this rank's tokens, and those of its positions that lie among them; lengths stay whole."""
+    size: int
+    """Number of ranks in the group."""
+
+    index: int
+    """This rank's index in the group."""
+
+    def take_own_part(self, pack: "TokenBatch") -> "TokenBatch":
+        """The pack with this rank's tokens and their positions; `sequence_lens` stays that of the whole pack."""
         padding = -pack.input_ids.shape[1] % self.size
         rows, places = (torch.nn.functional.pad(t, (0, padding)) for t in (pack.input_ids, pack.position_ids))
         share = rows.shape[1] // self.size
         first, last = self.index * share, (self.index + 1) * share
-        mine = (pack.positions >= first) & (pack.positions < last)
+        is_own = (pack.positions >= first) & (pack.positions < last)
         return replace(
             pack,
             input_ids=rows[:, first:last],
             position_ids=places[:, first:last],
             sequence_lens=(*pack.sequence_lens, padding) if padding else pack.sequence_lens,
-            positions=pack.positions[mine] - first,
-            targets=pack.targets[mine],
+            positions=pack.positions[is_own] - first,
+            targets=pack.targets[is_own],
         )
 
-    def gather(self, numbers: torch.Tensor, pack: "TokenBatch") -> torch.Tensor:
-        """One number for each position of the whole pack, from every rank's own. Gradients stay where they belong."""
-        length = pack.input_ids.shape[1] + -pack.input_ids.shape[1] % self.size
+    def gather(self, values: torch.Tensor, pack: "TokenBatch") -> torch.Tensor:
+        """One value per position of the whole pack, gathered from all ranks; gradients flow to the own ones only."""
+        length = pack.input_ids.shape[1] + -pack.input_ids.shape[1] % self.size  # padded as in `take_own_part`
         owners = pack.positions // (length // self.size)
         counts = torch.bincount(owners, minlength=self.size).tolist()
-        whole: torch.Tensor = _Gather.apply(numbers, self, counts)
+        whole: torch.Tensor = _Gather.apply(values, self, counts)
         return whole
 
     def to_heads(self, rows: torch.Tensor) -> torch.Tensor:
-        """[1, heads, own tokens, d] to [1, own heads, all tokens, d]; fewer heads than ranks are repeated."""
+        """Exchange [1, heads, own tokens, d] for [1, own heads, all tokens, d]; fewer heads than ranks are repeated."""
         heads = rows[0].transpose(0, 1)
         if heads.shape[1] % self.size:
             heads = heads.repeat_interleave(self.size // heads.shape[1], 1)
@@ -58,47 +64,47 @@ class Sharing:
         return exchanged.transpose(0, 1).unsqueeze(0)
 
     def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """[1, all tokens, own heads, d] to [1, own tokens, heads, d]."""
+        """Exchange [1, all tokens, own heads, d] for [1, own tokens, heads, d]."""
         exchanged: torch.Tensor = _Exchange.apply(rows[0], self, False)
         return exchanged.unsqueeze(0)
 
 
 def meet(size: int) -> Sharing | None:
-    """The group of this rank: `size` neighbours. Collective: every rank calls it. None where each computes alone."""
+    """Create groups of `size` adjacent ranks; this rank's one, or None for size 1. Collective: every rank calls it."""
     import torch.distributed as dist
 
     if size == 1:
         return None
-    mine, rank = None, dist.get_rank()
+    own_group, rank = None, dist.get_rank()
     for first in range(0, dist.get_world_size(), size):
         group = dist.new_group(list(range(first, first + size)))
         if first <= rank < first + size:
-            mine = group
-    return Sharing(mine, size, rank % size)
+            own_group = group
+    return Sharing(own_group, size, rank % size)
 
 
 class _Exchange(torch.autograd.Function):
-    """See `_exchanged`, of which each way is the other's gradient."""
+    """`_exchange` with a gradient, which is the exchange in the other direction."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, sharing: Sharing, to_heads: bool) -> torch.Tensor:
         ctx.sharing, ctx.to_heads = sharing, to_heads
-        return _exchanged(rows, sharing, to_heads=to_heads)
+        return _exchange(rows, sharing, to_heads=to_heads)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _exchanged(gradient, ctx.sharing, to_heads=not ctx.to_heads), None, None
+        return _exchange(gradient, ctx.sharing, to_heads=not ctx.to_heads), None, None
 
 
 class _Gather(torch.autograd.Function):
-    """Numbers of every rank, one after the other. counts: how many each has."""
+    """Concatenates the values of all ranks. counts: number of values per rank."""
 
     @staticmethod
     def forward(ctx: Any, numbers: torch.Tensor, sharing: Sharing, counts: list[int]) -> torch.Tensor:
         import torch.distributed as dist
 
-        most = max(counts)
-        padded = torch.nn.functional.pad(numbers, (0, most - len(numbers)))
+        longest = max(counts)
+        padded = torch.nn.functional.pad(numbers, (0, longest - len(numbers)))  # all_gather needs equal sizes
         parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded, group=sharing.group)
         first = sum(counts[: sharing.index])
@@ -110,13 +116,13 @@ class _Gather(torch.autograd.Function):
         return gradient[ctx.own], None, None
 
 
-def _exchanged(rows: torch.Tensor, sharing: Sharing, *, to_heads: bool) -> torch.Tensor:
-    """[own tokens, heads, d] to [all tokens, own heads, d], or the other way."""
+def _exchange(rows: torch.Tensor, sharing: Sharing, *, to_heads: bool) -> torch.Tensor:
+    """Exchange [own tokens, heads, d] for [all tokens, own heads, d], or the reverse."""
     import torch.distributed as dist
 
     parts = rows.unflatten(1, (sharing.size, -1)).transpose(0, 1) if to_heads else rows.unflatten(0, (sharing.size, -1))
     sent = parts.contiguous()
     received = torch.empty_like(sent)
-    # Part i goes to rank i, and comes from it. As bytes, for gloo does not know every type.
+    # Part i goes to rank i and comes from it. Sent as bytes, because gloo does not support every type.
     dist.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), group=sharing.group)
     return received.flatten(0, 1) if to_heads else received.transpose(0, 1).flatten(1, 2)

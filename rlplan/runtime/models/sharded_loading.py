@@ -1,11 +1,12 @@
-"""Loading a model whose ranks share its weights from the start: no rank ever holds more of it than one tensor.
+"""Loading a model under ZeRO-3: parameters are partitioned from the start, and a rank holds at most one whole tensor.
 
-In: a Hugging Face folder, DeepSpeed's ZeRO-3 config; the ranks have met. Out: a module whose parameters are cut.
-Rank 0 alone reads the files, tensor by tensor, and the others get their shares over the group.
+Rank 0 reads the files tensor by tensor, and the others receive their shards over the process group.
 
-Inside `deepspeed.zero.Init` every tensor that is made is in the model's 16 bits (DeepSpeed 0.19.8,
-`zero_wrapper_for_fp_tensor_constructor`), also what a model computes for itself: angles of rotary positions from
-frequencies in bf16 are off by whole turns after a few hundred tokens. Such buffers are computed again outside.
+Inside `deepspeed.zero.Init` every new tensor has the model's 16-bit type (DeepSpeed 0.19.8,
+`zero_wrapper_for_fp_tensor_constructor`), including buffers that a model computes. Rotary angles from bf16 frequencies
+are off by whole turns after a few hundred tokens, so buffers are computed again outside.
+
+In: a Hugging Face folder, DeepSpeed's ZeRO-3 config, initialized process groups. Out: a module with sharded parameters.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 
 
 def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: bool = False) -> Any:
-    """A model in evaluation mode, its weights those of the folder. is_scalar: with one output instead of a head.
+    """Load a model in evaluation mode. is_scalar: with one output instead of a language-model head.
 
     Collective: every rank calls it. A scalar head that the folder lacks starts at zero.
     """
@@ -32,35 +33,35 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
     if is_scalar:
         kind, shape.num_labels = AutoModelForSequenceClassification, 1
     build = partial(kind.from_config, shape, dtype=dtype, attn_implementation=PACKED, trust_remote_code=False)
-    with no_init_weights():  # there is nothing whole to draw start weights into
+    with no_init_weights():  # random initialization would need whole tensors
         with deepspeed.zero.Init(config_dict_or_path=config):
             model = build()
         _compute_buffers(model, build)
-    model.tie_weights()
+    model.tie_weights()  # before loading, so that a tied head is one parameter and is loaded once
     _fill(model, Path(folder))
-    model.config.architectures = [type(model).__name__]  # what it is now, for when it is saved
+    model.config.architectures = [type(model).__name__]  # saved with the model; a scalar head changes the class
     return model.eval()
 
 
 def _compute_buffers(model: Any, build: Callable[[], Any]) -> None:
-    """Give a model that was built inside `deepspeed.zero.Init` the buffers that it has when it is built outside."""
-    with _parameters_on_meta():
+    """Replace the buffers of a model built inside `deepspeed.zero.Init` by those of one built outside."""
+    with _create_on_meta():
         computed = dict(build().named_buffers())
     for name, buffer in model.named_buffers():
         buffer.data = computed[name].to(buffer.device)
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Modules that are made inside keep the shapes of their parameters alone; their buffers are real."""
+def _create_on_meta() -> Iterator[None]:
+    """Modules created inside the block have parameters on the meta device, and real buffers."""
     from torch import nn
 
     register = nn.Module.register_parameter
 
-    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(self, name, None if param is None else nn.Parameter(param.to("meta"), requires_grad=False))
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]  # replaced on purpose
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]  # replaced on purpose
     try:
         yield
     finally:
@@ -68,7 +69,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _fill(model: Any, folder: Path) -> None:
-    """Give every parameter its numbers, one after the other. Raises: KeyError, on every rank, where one is missing."""
+    """Load the parameters one by one. Raises: KeyError on every rank when a tensor is missing."""
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -84,14 +85,14 @@ def _fill(model: Any, folder: Path) -> None:
         files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - no dictionary
         for name, parameter in model.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
-                own_name = [(name, parameter)]  # such as experts that are stacked in the file too
-                for stored, part in own_name if name in files else in_checkpoint(_language_model(model), own_name):
+                own_name = [(name, parameter)]  # the file has the model's own name, e.g. for stacked experts
+                for stored, part in own_name if name in files else in_checkpoint(_name_language_model(model), own_name):
                     if stored not in files and not name.startswith("score."):
                         raise KeyError(f"{stored} is in none of the files in {folder}")
                     if is_first:
                         part.copy_(files[stored].get_tensor(stored)) if stored in files else part.zero_()
 
 
-def _language_model(model: Any) -> str:
-    """The family by its language model's name: a scalar model of it has the same decoder."""
+def _name_language_model(model: Any) -> str:
+    """Class name of the family's causal language model; a scalar model has the same decoder."""
     return type(model).__name__.replace("ForSequenceClassification", "ForCausalLM")

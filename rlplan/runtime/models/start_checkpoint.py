@@ -1,8 +1,9 @@
-"""Models on disk: the start checkpoint that every process loads, and the policy that a run leaves behind.
+"""Models on disk: the start checkpoint that every process loads, and the policy that a run saves.
 
-In: a Hugging Face folder. Out: a module, or a folder. Weights are safetensors; nothing is unpickled, no code is loaded.
-Of a vision-language model every process loads the language part, a decoder like any other; what a run leaves behind is
-the whole model again.
+Weights are safetensors; nothing is unpickled, and no model code is loaded. Processes load only the decoder of a
+vision-language model; the saved policy is the whole model again.
+
+In: a Hugging Face folder. Out: a module, or a folder.
 """
 
 import json
@@ -25,27 +26,30 @@ MAX_SHARD_BYTES = 5 * 10**9
 
 
 def load_language_model(folder: str, dtype: Any = None) -> Any:
-    """A Hugging Face causal LM in evaluation mode (dropout would blur the ratio), on the CPU. dtype: else fp32."""
+    """Load a Hugging Face causal LM on the CPU, in evaluation mode: dropout would add noise to the ratio.
+
+    dtype: fp32 by default.
+    """
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, **_loading(dtype)).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, **_make_loading_options(dtype)).eval()
 
 
 def load_scalar_model(folder: str, dtype: Any = None) -> Any:
-    """A Hugging Face sequence classifier with one label. From a language model its head starts at zero."""
+    """Load a Hugging Face sequence classifier with one label. A head that the folder lacks starts at zero."""
     import torch
     from transformers import AutoModelForSequenceClassification
 
     model, information = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=1, output_loading_info=True, **_loading(dtype)
+        folder, num_labels=1, output_loading_info=True, **_make_loading_options(dtype)
     )
     if "score.weight" in information["missing_keys"]:
         torch.nn.init.zeros_(model.score.weight)
-    model.config.architectures = [type(model).__name__]  # what it is now, for when it is saved
+    model.config.architectures = [type(model).__name__]  # saved with the model; the folder may name a causal LM
     return model.eval()
 
 
-def _loading(dtype: Any) -> dict[str, Any]:
+def _make_loading_options(dtype: Any) -> dict[str, Any]:
     import torch
 
     from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
@@ -56,9 +60,9 @@ def _loading(dtype: Any) -> dict[str, Any]:
 
 
 def warm_up(architecture: str, *, backward: bool) -> None:
-    """Make torch and transformers load what they load lazily: the model's code, math kernels, thread pools.
+    """Trigger the lazy loading in torch and transformers: model code, math kernels, thread pools.
 
-    All of it then belongs to the process before any model, and not to the first thing that a model does.
+    Their memory then counts as part of the process, not of the first operation of a model.
     """
     import torch
     import transformers
@@ -71,7 +75,7 @@ def warm_up(architecture: str, *, backward: bool) -> None:
 
 
 def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
-    """Draw start weights for a folder that has only a config. The same seed gives the same file."""
+    """Write random start weights for a folder that has only a config. The same seed gives the same file."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -89,12 +93,12 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
 
 
 def write_language_part(model_folder: Path, out: Path) -> None:
-    """A vision-language model's decoder as a folder of its own: every file of weights without the tower's."""
+    """Write a vision-language model's decoder as a model folder: the weight files without the vision tower."""
     from safetensors import safe_open
 
     out.mkdir(parents=True, exist_ok=True)
     places = dict[str, str]()
-    for path in weight_files(model_folder):
+    for path in list_weight_files(model_folder):
         with safe_open(path, framework="pt") as file:
             named = [(decoder_name(stored), stored) for stored in file.keys()]  # noqa: SIM118 - no dictionary
             tensors = {name: file.get_tensor(stored) for name, stored in named if name is not None}
@@ -102,15 +106,15 @@ def write_language_part(model_folder: Path, out: Path) -> None:
             save_tensors(tensors, out / path.name)
             places |= dict.fromkeys(tensors, path.name)
     if set(places.values()) != {WEIGHTS}:
-        (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        _write_index(out, places, {})
     (out / "config.json").write_text(json.dumps(language_config(read_config(model_folder / "config.json"))))
     _copy(tokenizer_files(model_folder), model_folder, out)
 
 
 def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
-    """Make a saved policy the whole model again, where it is the language part of one with weights.
+    """Turn a saved decoder back into the whole vision-language model, if the model folder is one with weights.
 
-    The files are the model's own, with the trained weights in place of those that they held. The language part's go.
+    The result has the model's own files, with trained weights in them. The decoder's files are removed.
     """
     from safetensors import safe_open
 
@@ -118,35 +122,35 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
     if not is_vision_language(config) or not has_weights(model_folder):
         return
     if read_config(policy / "config.json").get("architectures") != language_config(config)["architectures"]:
-        return  # such as a reward model, whose head the whole model has no place for
-    trained_files, whole = weight_files(policy), policy / "whole"
+        return  # e.g. a reward model, whose head has no place in the whole model
+    trained_files, folder = list_weight_files(policy), policy / "whole"
     with writing_file(trained_files[0]), ExitStack() as stack:
-        shutil.rmtree(whole, ignore_errors=True)  # of an export that was ended
-        whole.mkdir()
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted export
+        folder.mkdir()
         trained = dict[str, Any]()
         for path in trained_files:
             file = stack.enter_context(safe_open(path, framework="pt"))
             trained |= dict.fromkeys(file.keys(), file)
         names = {name: name for name in trained}
-        names.setdefault("lm_head.weight", "model.embed_tokens.weight")  # of a tied head that is stored twice
-        for path in weight_files(model_folder):
+        names.setdefault("lm_head.weight", "model.embed_tokens.weight")  # some files store a tied head twice
+        for path in list_weight_files(model_folder):
             with safe_open(path, framework="pt") as file:
                 places = {stored: names.get(decoder_name(stored) or "") for stored in file.keys()}  # noqa: SIM118
                 tensors = {
                     stored: trained[name].get_tensor(name) if name else file.get_tensor(stored)
                     for stored, name in places.items()
                 }
-                save_tensors(tensors, whole / path.name)
+                save_tensors(tensors, folder / path.name)
     for path in (*trained_files, policy / INDEX):
         path.unlink(missing_ok=True)
-    for path in list(whole.iterdir()):
+    for path in list(folder.iterdir()):
         path.replace(policy / path.name)
-    whole.rmdir()
+    folder.rmdir()
     _copy((Path(INDEX), Path("config.json"), *processor_files(model_folder)), model_folder, policy)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a folder: one, or those that its index names."""
+def list_weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: one file, or the files in its index."""
     index = folder / INDEX
     names = sorted(set(read_index(index).values())) if index.is_file() else [WEIGHTS]
     return [folder / name for name in names]
@@ -160,9 +164,9 @@ def _copy(names: Iterable[Path], folder: Path, out: Path) -> None:
 
 
 def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, tokenizer_folder: Path) -> dict[str, int]:
-    """Write a model's safetensors with its config, beside a copy of the tokenizer. Returns: the weights' checksums.
+    """Write a model's safetensors and config, and copy the tokenizer. Returns: checksums of the weights.
 
-    Each tensor is copied to the host, for under ZeRO they are all views of one buffer, which the format refuses.
+    Each tensor is copied to the host, because under ZeRO all are views of one buffer, which safetensors refuses.
     """
     from rlplan.runtime.weight_sync.checksums import of_named
     from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
@@ -170,12 +174,12 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
     checksums = dict[str, int]()
     family = config.architectures[0].replace("ForSequenceClassification", "ForCausalLM")
 
-    def copied() -> Iterator[tuple[str, Any]]:
+    def copy_to_host() -> Iterator[tuple[str, Any]]:
         for name, parameter in in_checkpoint(family, weights):
             checksums.update(of_named([(name, parameter)]))
             yield name, parameter.detach().to("cpu", copy=True)
 
-    _write_shards(copied(), out)
+    _write_shards(copy_to_host(), out)
     with writing_file(out / "config.json"):
         config.save_pretrained(str(out))
         _copy(tokenizer_files(tokenizer_folder), tokenizer_folder, out)
@@ -183,25 +187,25 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
 
 
 def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
-    """Write tensors as they come, one file's at a time: `model.safetensors`, or numbered files and their index.
+    """Write tensors as they arrive, holding those of one file: `model.safetensors`, or numbered files and an index.
 
-    A numbered file's name says how many there are, so it gets its name last. A write that is cut off leaves no file
-    that looks whole.
+    A numbered file's name includes the number of files, so files are renamed at the end. An interrupted write leaves no
+    file that looks complete.
     """
     parts: list[dict[str, int]] = []
     shard = dict[str, Any]()
     with writing_file(out / WEIGHTS):
         out.mkdir(parents=True, exist_ok=True)
-    for stale in out.glob("part-*"):  # of a save that was cut off
+    for stale in out.glob("part-*"):  # left by an interrupted save
         stale.unlink()
     for name, tensor in tensors:
-        if shard and _num_bytes(shard) + tensor.nbytes > MAX_SHARD_BYTES:
+        if shard and _sum_bytes(shard) + tensor.nbytes > MAX_SHARD_BYTES:
             save_tensors(shard, out / f"part-{len(parts)}")
             parts.append({name: tensor.nbytes for name, tensor in shard.items()})
             shard = {}
         shard[name] = tensor
     save_tensors(shard, out / (f"part-{len(parts)}" if parts else WEIGHTS))
-    for earlier in (out / INDEX, *out.glob("model-*.safetensors")):  # of an earlier save, which is whole until here
+    for earlier in (out / INDEX, *out.glob("model-*.safetensors")):  # an earlier save stays complete until here
         earlier.unlink(missing_ok=True)
     if not parts:
         return
@@ -212,20 +216,24 @@ def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
         file = f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors"
         (out / f"part-{number}").replace(out / file)
         places |= dict.fromkeys(sizes, file)
-    metadata = {"total_size": sum(size for sizes in parts for size in sizes.values())}
+    _write_index(out, places, {"total_size": sum(size for sizes in parts for size in sizes.values())})
+
+
+def _write_index(out: Path, places: Mapping[str, str], metadata: Mapping[str, int]) -> None:
+    """Write the index of numbered files. places: file of each tensor."""
     with writing_file(out / INDEX):
         (out / INDEX).write_text(json.dumps({"metadata": metadata, "weight_map": places}, indent=2) + "\n")
 
 
 def save_tensors(tensors: Mapping[str, Any], path: Path) -> None:
-    """Write one safetensors file that whoever may read new files of this process may read. Raises: RunError.
+    """Write one safetensors file with this process's default file mode. Raises: RunError.
 
-    safetensors writes a temporary file of mode 600 and gives it the name. A write that fails leaves what was there.
+    safetensors itself creates a file of mode 600, so its mode is set afterwards. A failed write leaves the old file.
     """
     from safetensors.torch import save_file
 
     partial = path.with_name(f"{path.name}.part")
-    with writing_file(path, _num_bytes(tensors)):
+    with writing_file(path, _sum_bytes(tensors)):
         try:
             partial.unlink(missing_ok=True)
             partial.touch()
@@ -237,7 +245,7 @@ def save_tensors(tensors: Mapping[str, Any], path: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _num_bytes(tensors: Mapping[str, Any]) -> int:
+def _sum_bytes(tensors: Mapping[str, Any]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -252,4 +260,4 @@ if __name__ == "__main__":
             write_language_part(source, out)
     except RunError as error:
         print(error, file=sys.stderr)
-        sys.exit(disk_number(error.__cause__ or error))  # the driver says it once more
+        sys.exit(disk_number(error.__cause__ or error))  # the driver raises the same error again from this code

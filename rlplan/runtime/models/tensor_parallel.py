@@ -1,7 +1,7 @@
-"""DeepSpeed's AutoTP: ranks that each have a part of every decoder layer; whole weights put together from the parts.
+"""Tensor parallelism by DeepSpeed's AutoTP: whole weights and the gradient norm are computed from the ranks' shards.
 
-In: a module that DeepSpeed has cut. Out: whole tensors, one after the other; the gradient's norm over all parts.
-Left out: how it is cut (`emit.deepspeed.tensor_parallel_section` says so to DeepSpeed).
+In: a module that DeepSpeed has sharded. Out: whole tensors, one by one; the gradient norm over all shards.
+Left out: the sharding itself (configured by `emit.deepspeed.tensor_parallel_section`).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from rlplan.runtime.weight_sync.source import WeightSource
 
 
 class PartWeights(WeightSource):
-    """The weights of a module whose layers are cut over ranks. Iterating is collective: these ranks all do."""
+    """Whole weights of a module that is sharded over ranks. Iterating is collective: all these ranks must do it."""
 
     def __init__(self, module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__(module)
@@ -22,20 +22,20 @@ class PartWeights(WeightSource):
 
     def read(self, name: str) -> torch.Tensor:
         part = super().read(name)
-        whole = self._shapes.get(name, tuple(part.shape))
-        cut = [axis for axis, size in enumerate(whole) if size != part.shape[axis]]
-        return _put_together(part, cut[0]) if cut else part
+        full_shape = self._shapes.get(name, tuple(part.shape))
+        axes = [axis for axis, size in enumerate(full_shape) if size != part.shape[axis]]  # AutoTP shards one axis
+        return _gather_parts(part, axes[0]) if axes else part
 
 
 def forget_input_check(engine: Any) -> None:
-    """DeepSpeed compares the ranks' first inputs, which it can only where these are plain tensors."""
+    """Remove DeepSpeed's check that all ranks get the same first input, which supports only plain tensors."""
     check = getattr(engine, "first_dataloader_check", None)
     if check is not None:
         check.remove()
 
 
 def norm_of_parts(parameters: list[nn.Parameter]) -> float:
-    """The gradient's norm: of cut tensors over all ranks, of whole ones once."""
+    """Gradient norm: sharded tensors count on every rank, replicated ones once."""
     import torch.distributed as dist
     from deepspeed.runtime.utils import is_model_parallel_parameter
 
@@ -43,20 +43,20 @@ def norm_of_parts(parameters: list[nn.Parameter]) -> float:
     for parameter in parameters:
         if parameter.grad is not None:
             squares[int(not is_model_parallel_parameter(parameter))] += parameter.grad.double().square().sum().cpu()
-    dist.all_reduce(squares[:1], group=_group())
+    dist.all_reduce(squares[:1], group=_get_group())
     return float(squares.sum().sqrt())
 
 
-def _put_together(part: torch.Tensor, axis: int) -> torch.Tensor:
+def _gather_parts(part: torch.Tensor, axis: int) -> torch.Tensor:
     import torch.distributed as dist
 
-    group = _group()
+    group = _get_group()
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, part.contiguous(), group=group)
     return torch.cat(parts, axis)
 
 
-def _group() -> Any:
+def _get_group() -> Any:
     from deepspeed.utils import groups
 
     return groups.get_tensor_model_parallel_group()

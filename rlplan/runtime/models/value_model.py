@@ -1,6 +1,6 @@
 """A decoder with a scalar head: a value for every response token, or a reward for a whole sequence.
 
-In: a TokenBatch. Out: one number for each of its response tokens: what the state before that token is worth.
+In: a TokenBatch. Out: one number per response token: the value of the state before that token.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, predicting_states
+from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, compute_predicting_states
 from rlplan.runtime.models.sequence_parallel import Sharing
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample
 
 
 class ValueModel(nn.Module):
-    """Wraps a Hugging Face sequence classifier with one label. `forward` gives values, fp32 of shape [tokens]."""
+    """A Hugging Face sequence classifier with one label; `forward` returns values, fp32 of shape [tokens]."""
 
     def __init__(self, language_model: nn.Module, sharing: Sharing | None = None) -> None:
         super().__init__()
@@ -23,14 +23,16 @@ class ValueModel(nn.Module):
         self.sharing = sharing
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
-        part = batch if self.sharing is None else self.sharing.own_part(batch)
-        values: torch.Tensor = self.language_model.score(predicting_states(self.language_model, part, self.sharing))
+        part = batch if self.sharing is None else self.sharing.take_own_part(batch)
+        values: torch.Tensor = self.language_model.score(
+            compute_predicting_states(self.language_model, part, self.sharing)
+        )
         values = values.squeeze(-1).float()
         return values if self.sharing is None or not len(batch.positions) else self.sharing.gather(values, batch)
 
 
 class PolicyValueModel(LogprobModel):
-    """A policy with a value head on its backbone. `forward` gives (log-probs, entropies, values), each [tokens]."""
+    """A policy with a value head on its backbone; `forward` returns (log-probs, entropies, values), each [tokens]."""
 
     def __init__(
         self, language_model: Any, temperature: float, entropies: Entropies = "seen", sharing: Sharing | None = None
@@ -41,12 +43,12 @@ class PolicyValueModel(LogprobModel):
         nn.init.zeros_(self.value_head.weight)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
-        part, rows = self.own_states(batch)
+        part, rows = self.compute_own_states(batch)
         logprobs, entropies = self.language_model.lm_head(rows, part.targets)
         numbers = logprobs, entropies, self.value_head(rows).squeeze(-1).float()
-        return tuple(self.of_all(each, batch) for each in numbers)
+        return tuple(self.gather_all(part_values, batch) for part_values in numbers)
 
 
 def whole_sequences(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:
-    """Sequences whose only value is the one after their last token: one token more stands there, unseen."""
+    """Sequences with one dummy response token, so that the only value is that of the state after the last token."""
     return [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (0,)) for pair in pairs]

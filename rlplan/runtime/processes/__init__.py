@@ -1,1 +1,1 @@
-"""Rules that every process of a run keeps: its path, its end, signals, waits that scale."""
+"""Processes of a run: search path, lifetime, signals, memory limits, deadlines and JSON over pipes."""

@@ -1,18 +1,18 @@
-"""Awaiting: what is async is run to its end in this process's own loop; what is not is left as it is."""
+"""Calls of functions that may be async, from synchronous code."""
 
 import inspect
 from functools import cache
 from typing import Any
 
 
-def awaited(value: Any) -> Any:
-    """A value, or what a coroutine gives."""
-    return _loop().run_until_complete(value) if inspect.isawaitable(value) else value
+def run_awaitable(value: Any) -> Any:
+    """The value itself, or the result of an awaitable."""
+    return _get_loop().run_until_complete(value) if inspect.isawaitable(value) else value
 
 
 @cache
-def _loop() -> Any:
-    """The loop that serves all calls of a process: a client that a file keeps belongs to its loop."""
-    import asyncio  # some 5 MB that most processes need not hold
+def _get_loop() -> Any:
+    """The event loop for all calls of a process: an async client in a user's file is bound to its first loop."""
+    import asyncio  # about 5 MB, which most processes do not need
 
     return asyncio.new_event_loop()

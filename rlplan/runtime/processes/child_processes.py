@@ -1,4 +1,4 @@
-"""Child processes of a driver: found, and ended, whatever happens to them or to the driver at the same time.
+"""Child processes of a driver: they are listed and signalled safely while processes come and go.
 
 In: process ids. Out: psutil's processes. Left out: processes of other hosts, which only Ray reaches.
 """
@@ -17,9 +17,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent is gone, however that ends and whatever this one is busy with.
+    """Ask the kernel to kill this process when its parent ends, however the parent ends.
 
-    Linux counts the parent's thread: it must be one that lives as long as this process is needed.
+    Linux means the parent's thread: the thread that starts this process must live as long as the process is needed.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -31,9 +31,9 @@ def child_processes() -> "list[psutil.Process]":
 
 
 def is_copy(process: "psutil.Process") -> bool:
-    """Whether a child is still a fork of this process, which has not yet begun a program of its own.
+    """Whether a child is still a fork of this process that has not called exec yet.
 
-    Its resident memory is ours, counted once more. Raises: psutil.Error where it is gone.
+    Its resident memory would be counted twice. Raises: psutil.Error when the child is gone.
     """
     import psutil
 
@@ -41,7 +41,7 @@ def is_copy(process: "psutil.Process") -> bool:
 
 
 def find_process(pid: int) -> "psutil.Process | None":
-    """The process of that id; None where it is gone."""
+    """The process with that id; None if it is gone."""
     import psutil
 
     try:
@@ -51,7 +51,7 @@ def find_process(pid: int) -> "psutil.Process | None":
 
 
 def send_signal(process: "psutil.Process", number: signal.Signals) -> None:
-    """Send a signal to a process that may be gone already."""
+    """Send a signal to a process that may already be gone."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -59,11 +59,11 @@ def send_signal(process: "psutil.Process", number: signal.Signals) -> None:
 
 
 def with_their_children(pids: Iterable[int]) -> set[int]:
-    """Processes and everything that they have started, such as a logger's own server."""
+    """Processes and all their descendants, such as a logger's own server."""
     import psutil
 
-    found = set(pids)
+    all_pids = set(pids)
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    return found
+            all_pids |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return all_pids

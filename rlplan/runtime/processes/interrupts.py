@@ -1,9 +1,10 @@
-"""Interrupts: Ctrl-C, SIGTERM and SIGHUP become one InterruptedRunError in the main thread; clean-up is left alone.
+"""Interrupts: Ctrl-C, SIGTERM and SIGHUP raise one InterruptedRunError in the main thread, and never disturb clean-up.
 
-In: signals; SIGHUP is that of a lost terminal. Out: an exception, once. Outside the main thread (where Python has no
-signals) nothing is changed. An exception that is raised inside a library may be swallowed there: Ray catches every
-`Exception` in the loop in which it waits for its own processes to answer. So the signal is remembered, and raised again
-when we listen anew.
+A library may swallow an exception that is raised inside it: Ray catches every `Exception` while it waits for its own
+processes to start. The signal is therefore remembered, and the error is raised again by `listen_for_signals`. Outside
+the main thread, where Python handles no signals, nothing is changed.
+
+In: signals; SIGHUP means a lost terminal. Out: an exception, once.
 """
 
 import os
@@ -22,30 +23,30 @@ _received: signal.Signals | None = None
 
 
 def signals_to_hear() -> tuple[signal.Signals, ...]:
-    """The signals that end a command. A SIGHUP that is ignored when it begins stays ignored: `nohup` asked for it."""
+    """The signals that end a command. SIGHUP stays ignored if it was ignored at the start, as `nohup` does."""
     is_kept_alive = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(number for number in SIGNALS if number is not signal.SIGHUP or not is_kept_alive)
 
 
 def listen_for_signals() -> None:
-    """From now on the first SIGINT, SIGTERM or SIGHUP raises InterruptedRunError, and later ones are ignored.
+    """Raise InterruptedRunError at the first SIGINT, SIGTERM or SIGHUP from now on, and ignore later ones.
 
-    Raises: InterruptedRunError at once where one came before and its exception was swallowed.
+    Raises: InterruptedRunError at once if an earlier one was swallowed.
     """
     raise_received()
     _set_all(_stop)
 
 
 def raise_received() -> None:
-    """Raises: InterruptedRunError where a signal came whose exception a library swallowed or made another one of."""
+    """Raises: InterruptedRunError if a signal arrived whose exception a library swallowed or replaced."""
     if _received is not None:
-        raise _interrupted(_received)
+        raise _make_interrupt(_received)
 
 
 def leave_lost_terminal() -> None:
-    """Discard what is still printed to a terminal that has hung up, or to a pipe whose reader died with it.
+    """Redirect output to /dev/null if the terminal has hung up, or if a pipe's reader is gone.
 
-    Each write would fail (EIO, EPIPE) and end the clean-up half-way.
+    Otherwise the next write would fail (EIO, EPIPE) and abort the clean-up.
     """
     for descriptor in (1, 2):
         poll = select.poll()
@@ -58,30 +59,30 @@ def leave_lost_terminal() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Listen for signals inside the block; afterwards the handlers are as before.
+    """Handle signals inside the block, and restore the previous handlers afterwards.
 
-    Ray's own SIGTERM handler, in place for a moment while Ray starts, raises SystemExit: that is an interrupt too.
+    Ray installs its own SIGTERM handler while it starts, which raises SystemExit; that counts as an interrupt too.
     """
     global _received, _signals
     _received, _signals = None, signals_to_hear()
-    with _handlers_kept():
+    with _restore_handlers():
         listen_for_signals()
         try:
             yield
         except SystemExit:
-            raise _interrupted(signal.SIGTERM) from None
+            raise _make_interrupt(signal.SIGTERM) from None
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore signals inside the block, which is bounded by itself."""
-    with _handlers_kept():
+    """Ignore signals inside the block, which must bound its own duration."""
+    with _restore_handlers():
         _set_all(signal.SIG_IGN)
         yield
 
 
 @contextmanager
-def _handlers_kept() -> Iterator[None]:
+def _restore_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -99,17 +100,17 @@ def _set_all(handler: Callable[[int, FrameType | None], object] | signal.Handler
 
 def _stop(number: int, frame: FrameType | None) -> None:
     global _received
-    _set_all(signal.SIG_IGN)
+    _set_all(signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
     _received = signal.Signals(number)
     leave_lost_terminal()
-    raise _interrupted(_received)
+    raise _make_interrupt(_received)
 
 
-def _interrupted(number: signal.Signals) -> InterruptedRunError:
+def _make_interrupt(number: signal.Signals) -> InterruptedRunError:
     error = InterruptedRunError(
         f"stopped by {number.name}",
         where="rlplan run",
-        rule="a run continues until its last step",
+        rule="a run ends after its last step",
         way_out="the run folder keeps every finished step; start the job again in a new folder",
     )
     error.exit_code = 128 + number

@@ -1,6 +1,6 @@
-"""Limits: how much a process that reads what a stranger made may take; set by itself, after its imports.
+"""Memory limit that a process sets for itself after its imports, before it reads an untrusted file.
 
-In: bytes. Out: a process whose further allocations fail, or end it. Left out: seconds, which the caller watches.
+In: bytes. Out: a process in which allocations over the limit fail. Left out: time limits, which the caller enforces.
 """
 
 import resource
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def limit_memory(more: int) -> None:
-    """Let this process map at most so many bytes more than it has mapped, and leave no core file."""
+    """Let this process map at most `more` bytes in addition to its current mappings, and write no core file."""
     mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = mapped + more if hard == resource.RLIM_INFINITY else min(hard, mapped + more)

@@ -1,7 +1,9 @@
-"""LineProcess: a process that is asked and answers line by line, in JSON, each time with a deadline.
+"""LineProcess: a child process that gets requests and returns answers as JSON lines, each with a deadline.
 
-In: a command, and lines. Out: answers, or a NoAnswerError that says why there is none. It is started in a process group
-of its own, which ends with it.
+It runs in its own process group, which is killed with it. Rewards, environments, tokenizers and MCP servers all run
+untrusted or fragile code through this mechanism.
+
+In: a command, and lines. Out: answers, or a NoAnswerError with the reason.
 """
 
 import contextlib
@@ -17,51 +19,74 @@ from typing import IO, Any
 
 from rlplan.runtime.processes.machine_speed import scaled
 
+START_S = 60.0
+"""Seconds for a process to import its packages, and the job's files; scaled by machine speed."""
 DEATH_S = 1.0
-"""To be gone once its output is closed; scaled."""
+"""Seconds for a process to exit after it closed its output; scaled by machine speed."""
 
 
 class NoAnswerError(Exception):
-    """Nothing came that is an answer; says why."""
+    """There is no valid answer; the message gives the reason."""
 
 
 class LateError(NoAnswerError):
-    """Nothing came in time."""
+    """No answer arrived before the deadline."""
 
 
 class GarbledError(NoAnswerError):
-    """What came is no answer."""
+    """The output is not a valid answer."""
 
 
 class TooLongError(GarbledError):
-    """What came is longer than an answer may be."""
+    """The output is longer than an answer may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """So many seconds from now. during: what took longer, for the message."""
+    """A point in time, counted from the creation of this object."""
 
     seconds: float
+    """Allowed time."""
+
     during: str = ""
+    """Suffix of the timeout message, such as ` while it started`."""
+
     at: float = field(init=False)
+    """The deadline on the monotonic clock."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", time.monotonic() + self.seconds)
 
     @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.at
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self.at - time.monotonic())
 
-    def wait_for(self, pipe: int, event: int) -> None:
-        """Until a pipe can be read or written. Raises: LateError at the deadline."""
+    def make_error(self) -> LateError:
+        """The error for a deadline that has passed."""
+        return LateError(f"timeout after {self.seconds:.4g} s{self.during}")
+
+    def check(self) -> float:
+        """Positive seconds until the deadline. Raises: LateError when none are left."""
+        if not (remaining_s := self.remaining_s):
+            raise self.make_error()
+        return remaining_s
+
+    def await_pipe(self, pipe: int, event: int) -> None:
+        """Wait until a pipe can be read or written. Raises: LateError at the deadline."""
         poll = select.poll()
         poll.register(pipe, event)
-        if not poll.poll(1000 * max(0.0, self.at - time.monotonic())):
-            raise LateError(f"timeout after {self.seconds:.4g} s{self.during}")
+        if not poll.poll(1000 * self.remaining_s):
+            raise self.make_error()
+
+
+def make_start_deadline() -> Deadline:
+    """The deadline for the first answer of a new process."""
+    return Deadline(scaled(START_S), " while it started")
 
 
 class LineProcess:
-    """See the module docstring. errors: where its standard error goes. max_bytes: of an answer. unread: after it."""
+    """See the module docstring. `unread` holds output that follows the last answer."""
 
     def __init__(
         self,
@@ -80,55 +105,56 @@ class LineProcess:
         self.pid, self.max_bytes, self.unread = self._process.pid, max_bytes, b""
         os.set_blocking(self._pipes[0].fileno(), False)
 
-    def say(self, line: str, deadline: Deadline) -> None:
-        """Raises: NoAnswerError where it does not take the line."""
+    def send(self, line: str, deadline: Deadline) -> None:
+        """Send a line. Raises: NoAnswerError when the process does not read it."""
         pipe, left = self._pipes[0].fileno(), memoryview(line.encode() + b"\n")
         while left:
-            deadline.wait_for(pipe, select.POLLOUT)
+            deadline.await_pipe(pipe, select.POLLOUT)
             try:
+                # POLLOUT guarantees room for PIPE_BUF bytes only.
                 left = left[os.write(pipe, left[: select.PIPE_BUF]) :]
             except OSError:
-                raise NoAnswerError(self._death()) from None
+                raise NoAnswerError(self._describe_death()) from None
 
-    def hear(self, deadline: Deadline) -> dict[str, Any]:
-        """The next answer. Raises: NoAnswerError."""
+    def receive(self, deadline: Deadline) -> dict[str, Any]:
+        """Wait for the next answer. Raises: NoAnswerError."""
         pipe = self._pipes[1].fileno()
         while b"\n" not in self.unread:
-            deadline.wait_for(pipe, select.POLLIN)
+            deadline.await_pipe(pipe, select.POLLIN)
             piece = os.read(pipe, 1 << 16)
             if not piece:
-                raise NoAnswerError(self._death())
+                raise NoAnswerError(self._describe_death())
             self.unread += piece
             if len(self.unread) > self.max_bytes:
                 raise TooLongError(f"an answer of more than {self.max_bytes} bytes")
         line, _, self.unread = self.unread.partition(b"\n")
         try:
-            said = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             raise GarbledError("an answer that is not JSON") from None
-        if not isinstance(said, dict):
-            raise GarbledError("an answer that is no JSON object")
-        return said
+        if not isinstance(answer, dict):
+            raise GarbledError("an answer that is not a JSON object")
+        return answer
 
     def kill(self) -> None:
-        """End it with everything that it started in its group; a thread that waits for its answer gets an error."""
+        """Kill the process group; a thread that waits for an answer gets an error."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it, and leave nothing of it."""
+        """Kill the process group, close the pipes and reap the process."""
         self.kill()
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.close()
         self._process.wait()
 
-    def _death(self) -> str:
+    def _describe_death(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return ended(self._process.wait(scaled(DEATH_S)))
+            return describe_exit(self._process.wait(scaled(DEATH_S)))
         return "its process closed its output"
 
 
-def ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, in words."""
     return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"

@@ -1,9 +1,10 @@
-"""How slow this machine is now, and our own short waits made so many times longer.
+"""Machine speed: internal timeouts grow with the measured slowdown of this machine.
 
-In: seconds that suffice on a machine that has nothing else to do. Out: seconds that suffice here and now. Measured: the
-wall time of a Python process that does a fixed piece of work, which a slow core, a busy machine and a quota of CPU
-lengthen alike.
-Left out: what a job says (timeouts of rewards, tests and environments, `limits`) is by the clock; a network's waits.
+The measurement is the wall-clock time of a Python process with a fixed amount of work. A slow core, other load and a
+CPU quota all lengthen it.
+
+In: seconds that suffice on an idle reference machine. Out: seconds that suffice here and now.
+Left out: timeouts set by a job (rewards, tests, environments, `limits`), which are wall-clock; network waits.
 """
 
 import subprocess
@@ -12,15 +13,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from rlplan.runtime.processes.safe_path import alone_command
+from rlplan.runtime.processes.safe_path import make_isolated_command
 
 _WORK = "x = 0\nfor i in range(200_000): x += i * i % 7"
 REFERENCE_S = 0.05
-"""Seconds of a process that does the work: the least of 25, on one core of an Intel Xeon at 2.5 GHz, Python 3.11."""
+"""Seconds of the reference process: minimum of 25 runs on one core of an Intel Xeon at 2.5 GHz, Python 3.11."""
 MOST = 20.0
-"""However slow the machine is: a wait ends."""
+"""Largest factor, so that every wait ends."""
 FRESH_S = 10.0
-"""How long a measurement holds: one each ten seconds is half a percent of a core."""
+"""Seconds for which a measurement is reused; one every ten seconds costs half a percent of a core."""
 
 Result = TypeVar("Result")
 _measuring = threading.Lock()
@@ -28,27 +29,27 @@ _last: tuple[float, float] | None = None
 
 
 def slowdown(max_age_s: float = FRESH_S) -> float:
-    """How many times longer than on the reference the work takes now: 1 to MOST, measured no longer ago than this."""
+    """Current slowdown relative to the reference, from 1 to MOST. max_age_s: largest age of a reused measurement."""
     global _last
     with _measuring:
         if _last is None or time.monotonic() - _last[0] > max_age_s:
-            factor = factor_of(_measured_s())
+            factor = compute_factor(_measure_s())
             _last = time.monotonic(), factor
         return _last[1]
 
 
 def scaled(seconds: float) -> float:
-    """Seconds to wait here and now for what takes at most so many on the reference.
+    """A timeout of the reference machine, scaled to this machine.
 
-    Only for waits of our own, such as for a process to come up or to go: a limit that a job names is by the clock.
+    It is for internal waits, such as for a process to start or exit. Limits from a job are wall-clock.
     """
     return seconds * slowdown()
 
 
 def patiently(wait: Callable[[float], Result], seconds: float, late: type[Exception]) -> Result:
-    """What a wait gives, after `scaled(seconds)` at most. late: what it raises when its seconds have passed.
+    """Wait for at most `scaled(seconds)`. late: the exception that `wait` raises when its seconds have passed.
 
-    For waits that hardly ever last: nothing is measured unless the seconds have passed.
+    It suits waits that are almost always short: the machine is measured only after `seconds` have passed.
     """
     try:
         return wait(seconds)
@@ -58,22 +59,24 @@ def patiently(wait: Callable[[float], Result], seconds: float, late: type[Except
         return wait(more)
 
 
-def factor_of(seconds: float) -> float:
-    """The slowdown that a measurement means.
+def compute_factor(seconds: float) -> float:
+    """The slowdown for a measured time.
 
-    >>> factor_of(REFERENCE_S / 2), factor_of(4 * REFERENCE_S), factor_of(1000.0) == MOST
+    >>> compute_factor(REFERENCE_S / 2), compute_factor(4 * REFERENCE_S), compute_factor(1000.0) == MOST
     (1.0, 4.0, True)
     """
     return min(MOST, max(1.0, seconds / REFERENCE_S))
 
 
-def _measured_s() -> float:
-    """Seconds of the work; those of MOST where it takes longer, or where no process can be started at all."""
+def _measure_s() -> float:
+    """Measured seconds of the work; the limit if it takes longer, or if no process can be started."""
     limit_s, begun = MOST * REFERENCE_S, time.monotonic()
     try:
-        # In a process group of its own: a Ctrl-C that ends it would pass for a slow machine. Not in a session of its
-        # own: Linux shares out a core by sessions (sched_autogroup), and the waits are for processes of this one.
-        subprocess.run(alone_command(_WORK), stdin=subprocess.DEVNULL, process_group=0, timeout=limit_s, check=True)
+        # Its own process group, because a Ctrl-C that ends it would look like a slow machine. Not its own session:
+        # Linux shares cores by session (sched_autogroup), and the waits are for processes of this session.
+        subprocess.run(
+            make_isolated_command(_WORK), stdin=subprocess.DEVNULL, process_group=0, timeout=limit_s, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return limit_s
     return time.monotonic() - begun

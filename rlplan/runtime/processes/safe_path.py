@@ -1,10 +1,10 @@
-"""Safe path: processes of a run import what is installed, never what lies in the current folder (as `python -P`).
+"""Safe path: processes of a run import installed packages only, never files of the current folder (as `python -P`).
 
-`python -m` and Ray put the current folder at the front of a new process's search path, so that a `torch.py` in a
-bundle, or beside a job file, would be run. A file that the job names (a reward's, an environment's) brings its own
-folder along.
+`python -m` and Ray put the current folder first on a new process's search path. A module called `torch` in a bundle or
+beside a job file would then run. Only a file named by the job (a reward, an environment) may import modules from its
+own folder.
 
-In: a module of ours. Out: the command that runs it; for Ray, a job that leaves the path alone.
+In: a module of rlplan. Out: the command that runs it; for Ray, a job that does not change the path.
 """
 
 import importlib.util
@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any
 
 BASE_EXECUTABLE: str = getattr(sys, "_base_executable", sys.executable)
-"""The interpreter beneath a virtual environment, by CPython's own name for it, which typeshed does not have."""
+"""The base interpreter of a virtual environment; typeshed lacks this private attribute of CPython."""
 
 
-def alone_command(code: str) -> list[str]:
-    """`python -c CODE` with Python's own library alone."""
+def make_isolated_command(code: str) -> list[str]:
+    """`python -c CODE` with the standard library only."""
     return [sys.executable, "-I", "-S", "-c", code]
 
 
@@ -28,23 +28,22 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def run_file(path: str, name: str) -> ModuleType:
-    """A Python file that the job names, as a module; it finds what lies beside it. Raises: whatever the file does."""
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None, "a Python file"
-    assert found.loader is not None, "a Python file"
-    module = importlib.util.module_from_spec(found)
+def load_file(path: str, name: str) -> ModuleType:
+    """Load a Python file named by the job; it may import from its own folder. Raises: any error of the file."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a Python file"
+    assert spec.loader is not None, "a Python file"
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(Path(path).resolve().parent))
-    found.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
 def ray_job() -> Any:
-    """A Ray job whose workers are given neither the script's folder nor the current one.
+    """A Ray job whose workers get neither the script's folder nor the current one on their path.
 
-    Ray leaves both out where a job brings a folder of its own, and asks the job whether it does. Source: Ray 2.60.0,
-    _private/worker.py, `connect`.
+    Ray omits both for a job that claims its own working directory. Source: Ray 2.60.0, _private/worker.py, `connect`.
     """
     from ray.job_config import JobConfig
 
@@ -56,9 +55,9 @@ def ray_job() -> Any:
 
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""As `python -P`, for all that a process starts in its turn."""
+"""Environment variable with the effect of `python -P` on all descendants of a process."""
 
 
 def keep_path_in_children() -> None:
-    """In a worker: the programs that its engine starts do not look into the current folder either."""
+    """Keep the current folder off the path of programs that a worker's engine starts."""
     os.environ.update(SAFE_PATH)

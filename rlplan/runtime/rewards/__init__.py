@@ -1,1 +1,1 @@
-"""Rewards that follow rules: judged in processes of their own."""
+"""Rule-based rewards, computed in child processes."""

@@ -1,12 +1,12 @@
-"""Functions of TRL's signature: called once with all responses of a batch, as TRL's trainers call them.
+"""Reward functions with TRL's signature, called once with all responses of a batch, as TRL's trainers call them.
 
-A reward may compare the responses of a batch with each other, so how many come in one call is part of what it means. A
-batch is what is asked for together: all rollouts of a step, group after group; all greedy baselines of a step; all
-responses to held-out prompts; and with dynamic sampling the groups that were generated together.
+A reward may compare the responses of a batch, so the batch is part of its definition. A batch holds what is requested
+together: all rollouts of a step, group by group; all greedy baselines of a step; all responses to held-out prompts; or,
+with dynamic sampling, the groups that were generated together.
 
-In: responses. Out: for each of them the function's number, why there is none, or None where the function leaves it to
-the other rewards. Functions work at the same time, each in one process, which keeps what the function remembers.
-Left out: rewards of one response (judge.py).
+In: responses. Out: for each response a number, the reason for a failure, or None when the function leaves it to other
+rewards. Functions run concurrently, each in one process that keeps the function's state.
+Left out: rewards of single responses (judge.py).
 """
 
 import time
@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from rlplan.runtime.rewards.judge import Response, function_process, request_about
+from rlplan.runtime.rewards.judge import Response, make_function_process, request_about
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import RewardFailure
 from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
@@ -22,23 +22,24 @@ from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
 
 @dataclass(slots=True)
 class BatchVerdicts:
-    """What the functions say of a batch."""
+    """Answers of all batch functions about one batch."""
 
     answers: dict[str, list[float | RewardFailure | None]] = field(default_factory=dict)
-    """One for each response, by the reward's name."""
+    """Answers by reward name, one per response."""
 
     start_s: float = 0.0
-    """When the first call began, in seconds since 1970."""
+    """Start of the first call, in seconds since 1970."""
 
     end_s: float = 0.0
+    """End of the last call, in seconds since 1970."""
 
-    def of(self, index: int) -> dict[str, float | RewardFailure | None]:
-        """The answers about one response of the batch."""
+    def get_answers(self, index: int) -> dict[str, float | RewardFailure | None]:
+        """Answers about one response of the batch, by reward name."""
         return {label: answers[index] for label, answers in self.answers.items()}
 
 
 class BatchedFunctions:
-    """See the module docstring. longest_s: the most seconds of one call."""
+    """See the module docstring. longest_s: time limit of one call, in seconds."""
 
     def __init__(self, rewards: Sequence[RewardSpec], longest_s: float) -> None:
         self.longest_s = longest_s
@@ -48,9 +49,9 @@ class BatchedFunctions:
         self._threads = ThreadPoolExecutor(max(1, len(self._functions)), thread_name_prefix="batched-reward")
 
     def start(self, columns: Collection[str] | None = None) -> None:
-        """Load the functions that may take batches, and keep the processes of those that do. Raises: SpecError."""
+        """Load the functions, and keep the processes of those that take batches. Raises: SpecError."""
         for spec in self._functions:
-            process = function_process(spec)
+            process = make_function_process(spec)
             try:
                 process.start(columns)
                 if process.takes_batches:
@@ -61,16 +62,16 @@ class BatchedFunctions:
 
     @property
     def labels(self) -> frozenset[str]:
-        """Names of the rewards that take batches, once they have started."""
+        """Names of the rewards that take batches; known after `start`."""
         return frozenset(self._processes)
 
     def judge(self, responses: Sequence[Response], progress: tuple[int, int]) -> BatchVerdicts:
-        """Call every function once. progress: steps done, and in all."""
+        """Call every function once. progress: (finished steps, all steps)."""
         verdicts = BatchVerdicts(start_s=time.time())
         if responses:
-            asked = [request_about(response) for response in responses]
+            requests = [request_about(response) for response in responses]
             calls = {
-                label: self._threads.submit(process.ask_batch, asked, progress, self.longest_s)
+                label: self._threads.submit(process.ask_batch, requests, progress, self.longest_s)
                 for label, process in self._processes.items()
             }
             for label, call in calls.items():
@@ -82,10 +83,11 @@ class BatchedFunctions:
         return verdicts
 
     def close(self) -> None:
-        """End every process; a call that is under way is given up."""
+        """End every process and abandon running calls."""
+        # Processes are closed before the threads are joined: a thread may wait for an answer of its process.
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes.values():
             process.close()
         self._threads.shutdown(wait=True)
-        for process in self._processes.values():  # one that was just being replaced
+        for process in self._processes.values():  # again: a thread may just have replaced a process
             process.close()

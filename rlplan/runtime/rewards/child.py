@@ -1,11 +1,12 @@
-"""A reward's own process: asked line by line, answers line by line; nothing that happens in it reaches the run.
+"""The child process of one reward: it reads a JSON request per line and writes a JSON answer per line.
 
-In: JSON lines on the standard input. Out: JSON lines on the descriptor that was the standard output; what the reward
-itself prints goes nowhere. Started by `processes.py`; deadlines are kept there, for here nothing can be trusted to.
-Before the first answer comes `{"ready": pid}`, of a process that may be killed alone, or 0; or `{"unable": why}`.
-A function is asked about a batch of responses and answers with a value for each; `"takes_batches"` beside `ready` says
-that it is called once with all of them, as TRL calls it. Before an answer of mathematics comes `{"begun": true}` once
-the row's own answer is seen to be in order.
+`processes.py` starts it and enforces the deadlines, because the code in here cannot be trusted to. Text that the reward
+prints is discarded. The first line is `{"ready": pid}` or `{"unable": why}`; `pid` names a fork that may be killed
+alone, or is 0. A function gets a batch of responses and returns a value for each; `"takes_batches"` in the first line
+means that it is called once with the whole batch, as TRL does. Before a mathematical comparison the child writes
+`{"begun": true}` once it has parsed the row's own answer.
+
+In: JSON lines on standard input. Out: JSON lines on the descriptor that was standard output.
 """
 
 import inspect
@@ -18,35 +19,38 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from rlplan.runtime.processes.awaiting import awaited
+from rlplan.runtime.processes.answer_channel import AnswerChannel
+from rlplan.runtime.processes.awaiting import run_awaitable
 from rlplan.runtime.processes.child_processes import die_with_parent
-from rlplan.runtime.processes.safe_path import run_file
+from rlplan.runtime.processes.safe_path import load_file
 
 MAX_ANSWER = 4096
-"""Bytes of an answer about one response."""
+"""Most bytes of an answer about one response."""
 MAX_VALUE = 400
-"""Bytes of a value or of a failure in an answer about a batch."""
+"""Most bytes of one value or failure in an answer about a batch."""
 MEMORY_PER_BYTE = 8
-"""Bytes that a request may take beside the reward's own limit, as Python's objects, for each of its bytes: the ids of
-tokens take most, some 40 bytes for 7 digits and a comma."""
-GIVEN = {
+"""Bytes of Python objects per byte of a request, allowed on top of the reward's memory limit.
+
+Token ids need the most: about 40 bytes for 7 digits and a comma."""
+OFFERED = {
     "trl": ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
 }
-"""What a function of each signature is given; TRL's also gets the row's columns."""
-RESPONSE = {"trl": {"completions", "completion_ids"}, "verl": {"solution_str"}}
-"""Of these, what holds the response: a function that takes none of it judges nothing."""
+"""Arguments offered to a function, by signature; a TRL function also gets the row's columns."""
+RESPONSE_NAMES = {"trl": {"completions", "completion_ids"}, "verl": {"solution_str"}}
+"""Arguments that hold the response; a function that accepts none of them cannot judge it."""
 
 
 class Noted(float):
-    """A reward with a note of something that is no failure."""
+    """A reward with a note about an event that is not a failure."""
 
     note: str
+    """One word, such as `memory`."""
 
     def __new__(cls, value: float, note: str) -> "Noted":
-        """value: the reward. note: a word."""
+        """A number with a note."""
         noted = super().__new__(cls, value)
         noted.note = note
         return noted
@@ -54,103 +58,112 @@ class Noted(float):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What TRL's trainer tells a function about its progress, as far as a run knows it."""
+    """The fields of TRL's trainer state that a run knows."""
 
     global_step: int
-    """Optimization steps that are done."""
+    """Finished optimization steps."""
+
     max_steps: int
+    """Optimization steps of the whole run."""
 
 
 Batch = Callable[[dict[str, Any]], Sequence[Any]]
-"""Takes a request and gives a value for each of its `responses`, or an exception in place of one."""
+"""A function of a request; it returns a value or an exception for each of the request's `responses`."""
 
 
 def load_function(path: str, signature: str, columns: Collection[str] | None) -> tuple[Batch, bool]:
-    """(the user's function as one that takes a request, whether it is called once for a whole batch).
+    """(the user's function, adapted to take a request; whether it is called once for a whole batch).
 
-    columns: those that every row has; None: not known. Raises: TypeError when it cannot be called with what there is.
+    columns: columns that every row has; None if unknown. Raises: TypeError when the parameters do not fit.
     """
     file, _, name = path.rpartition(":")
-    function = getattr(run_file(file, Path(file).stem), name, None)
+    function = getattr(load_file(file, Path(file).stem), name, None)
     if not callable(function):
         raise TypeError(f"{Path(file).name} has no function {name}")
-    if _is_no_plain_function(function):
-        raise TypeError(f"{name} is a class or a generator: a plain or an async function is called")
-    kind = signature_of(function) if signature == "auto" else signature
+    if _is_class_or_generator(function):
+        raise TypeError(f"{name} is a class or a generator; it must be a plain or async function")
+    kind = detect_signature(function) if signature == "auto" else signature
     check_parameters(function, kind, columns)
-    return (_as_trl(function), True) if kind == "trl" else (_as_verl(function), False)
+    return (_adapt_trl(function), True) if kind == "trl" else (_adapt_verl(function), False)
 
 
-def signature_of(function: Callable[..., Any]) -> str:
-    """`trl` or `verl`, by the names of the parameters. Raises: TypeError."""
+def detect_signature(function: Callable[..., Any]) -> str:
+    """`trl` or `verl`, detected from the parameter names. Raises: TypeError."""
     parameters = inspect.signature(function).parameters
     if {"solution_str", "ground_truth"} <= set(parameters):
         return "verl"
-    if RESPONSE["trl"] & set(parameters):
+    if RESPONSE_NAMES["trl"] & set(parameters):
         return "trl"
     raise TypeError(
-        f"it takes ({', '.join(parameters)}): neither (prompts, completions, **columns) as TRL's "
-        "nor (data_source, solution_str, ground_truth, extra_info) as verl's"
+        f"it takes ({', '.join(parameters)}), which is neither TRL's signature (prompts, completions, **columns) "
+        "nor verl's (data_source, solution_str, ground_truth, extra_info)"
     )
 
 
 def check_parameters(function: Callable[..., Any], kind: str, columns: Collection[str] | None) -> None:
-    """Bind what a call will give to the function's parameters. Raises: TypeError when that cannot be done."""
-    takes, signature = taken_by(function), inspect.signature(function)
-    if takes is not None and not takes & RESPONSE[kind]:
-        raise TypeError(f"it takes ({', '.join(signature.parameters)}), and no {' or '.join(sorted(RESPONSE[kind]))}")
-    offered = set(GIVEN[kind])
+    """Check that a call's arguments bind to the function's parameters. Raises: TypeError when they do not."""
+    takes, signature = list_accepted_names(function), inspect.signature(function)
+    if takes is not None and not takes & RESPONSE_NAMES[kind]:
+        raise TypeError(
+            f"it takes ({', '.join(signature.parameters)}), but not {' or '.join(sorted(RESPONSE_NAMES[kind]))}"
+        )
+    offered = set(OFFERED[kind])
     if kind == "trl":
         offered |= set(signature.parameters if columns is None else columns)
     try:
-        signature.bind(**chosen(takes, dict.fromkeys(offered)))
+        signature.bind(**select_arguments(takes, dict.fromkeys(offered)))
     except TypeError as error:
-        names = ", ".join([*GIVEN[kind], *sorted(offered - set(GIVEN[kind]))])
-        raise TypeError(f"{error}; given by name are {names}") from None
+        names = ", ".join([*OFFERED[kind], *sorted(offered - set(OFFERED[kind]))])
+        raise TypeError(f"{error}; the arguments are {names}") from None
 
 
-def _is_no_plain_function(function: Any) -> bool:
-    called = (function, getattr(function, "__call__", None))  # noqa: B004  # what an object does when it is called
+def _is_class_or_generator(function: Any) -> bool:
+    called = (function, getattr(function, "__call__", None))  # noqa: B004  # covers objects with a __call__ method
     kinds = (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    return inspect.isclass(function) or any(is_one(each) for is_one in kinds for each in called)
+    return inspect.isclass(function) or any(is_kind(candidate) for is_kind in kinds for candidate in called)
 
 
-def taken_by(function: Callable[..., Any]) -> set[str] | None:
-    """Names of what a function can be given by name; None: whatever there is."""
+def list_accepted_names(function: Callable[..., Any]) -> set[str] | None:
+    """Names of a function's keyword arguments; None when it accepts any (`**kwargs`)."""
     parameters = inspect.signature(function).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    return {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
 
 
-def chosen(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]:
+def select_arguments(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if takes is None or name in takes}
 
 
-def _as_verl(function: Callable[..., Any]) -> Batch:
-    takes = taken_by(function)
+def _adapt_verl(function: Callable[..., Any]) -> Batch:
+    takes = list_accepted_names(function)
 
     def call(response: dict[str, Any]) -> Any:
         columns = response["columns"]
         everything = {
+            # verl's rows always have a data_source; rows of other layouts get a constant.
             "data_source": columns.get("data_source", "rlplan"),
             "solution_str": response["text"],
             "ground_truth": response["answer"],
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
-        values = awaited(function(**chosen(takes, everything)))
-        value = values["score"] if isinstance(values, dict) else values
-        return TypeError("it gave None, not a number") if value is None else value
+        values = run_awaitable(function(**select_arguments(takes, everything)))
+        value = values["score"] if isinstance(values, dict) else values  # verl accepts a dict with more metrics
+        return TypeError("it returned None, not a number") if value is None else value
 
     return lambda request: [call(response) for response in request["responses"]]
 
 
-def _as_trl(function: Callable[..., Any]) -> Batch:
-    """One call for all responses of a request, with lists as TRL gives them; a None among the values stays one.
+def _adapt_trl(function: Callable[..., Any]) -> Batch:
+    """Adapt a TRL function: one call with the lists of all responses; None among the values is kept.
 
-    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Left out: what is logged by `log_extra` and `log_metric`.
+    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Left out: values passed to `log_extra` and `log_metric`.
     """
-    takes = taken_by(function)
+    takes = list_accepted_names(function)
 
     def call(request: dict[str, Any]) -> Sequence[Any]:
         responses = request["responses"]
@@ -168,39 +181,40 @@ def _as_trl(function: Callable[..., Any]) -> Batch:
             "log_extra": lambda column, values: None,
             "log_metric": lambda name, value: None,
         }
-        values = awaited(function(**chosen(takes, everything)))
+        values = run_awaitable(function(**select_arguments(takes, everything)))
         if callable(to_list := getattr(values, "tolist", None)):  # a tensor or an array
             values = to_list()
         if not isinstance(values, Sequence) or isinstance(values, str):
-            raise TypeError(f"it gave {type(values).__name__}, not a list with one number for each completion")
+            raise TypeError(f"it returned {type(values).__name__}, not a list with one number per completion")
         if len(values) != len(responses):
-            raise TypeError(f"it gave {len(values)} values for {len(responses)} completion{'s' * (len(responses) > 1)}")
+            plural = "s" * (len(responses) > 1)
+            raise TypeError(f"it returned {len(values)} values for {len(responses)} completion{plural}")
         return values
 
     return call
 
 
 def load_math(begin: Callable[[], None]) -> Callable[[dict[str, Any]], Any]:
-    """Compares mathematics: the answer is parsed as what is right, then the response. Deadlines are the parent's.
+    """A function that compares a response with the row's answer as mathematics; the parent enforces deadlines.
 
-    A response that cannot be read as mathematics is wrong, and noted; so is one that takes all memory or levels; two
-    that cannot be compared are a failure. begin: called once the row's answer was compared with a plain number, so that
-    what exhausts a limit from then on is the response's doing.
+    A response that cannot be parsed, or that exhausts memory or recursion, is wrong and noted. Two expressions that
+    cannot be compared are a failure. begin: called once the row's answer was compared with a plain number; a limit that
+    is exhausted after that is the response's fault.
     """
     from math_verify import parse, verify
 
     def read(text: str) -> Any:
-        text = text.replace("**", "^")  # Python's power, of which LaTeX would read the first factor alone
+        text = text.replace("**", "^")  # LaTeX would read only the first factor of Python's power operator
         if _POWER_OF_POWERS.search(text):
-            raise ValueError(f"{text[:80]!r} does not say which power comes first")
+            raise ValueError(f"{text[:80]!r} is ambiguous: it chains powers without brackets")
         options = {"parsing_timeout": None, "raise_on_error": True}
         return parse(f"${text}$", **options) or parse(text, **options)
 
-    @lru_cache(maxsize=64)  # the responses of a group have one answer
+    @lru_cache(maxsize=64)  # all responses of a group have the same answer
     def read_answer(answer: str) -> Any:
         if not (right := read(answer)):
-            raise ValueError(f"the row's answer {answer[:80]!r} is no mathematics")
-        verify(right, read("1"), timeout_seconds=None)
+            raise ValueError(f"the row's answer {answer[:80]!r} is not a mathematical expression")
+        verify(right, read("1"), timeout_seconds=None)  # an answer that exhausts a limit alone does so before `begin`
         return right
 
     def call(request: dict[str, Any]) -> Any:
@@ -213,16 +227,16 @@ def load_math(begin: Callable[[], None]) -> Callable[[dict[str, Any]], Any]:
 
     def compare(right: Any, text: str) -> Any:
         try:
-            said = read(text)
+            parsed = read(text)
         except MemoryError:
             raise
         except Exception:
-            said = []
-        if verify(right, said, timeout_seconds=None):  # also when one of several readings cannot be compared
+            parsed = []
+        if verify(right, parsed, timeout_seconds=None):  # does not raise when one of several readings is incomparable
             return True
-        if all(isinstance(reading, str) for reading in said):
+        if all(isinstance(reading, str) for reading in parsed):
             return Noted(0.0, "unreadable")
-        return bool(verify(right, said, timeout_seconds=None, raise_on_error=True))
+        return bool(verify(right, parsed, timeout_seconds=None, raise_on_error=True))
 
     return call
 
@@ -238,17 +252,17 @@ _REFUSED = (
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """A process with this hook writes no file, starts no other and opens no connection, whatever a response says.
+    """Audit hook that denies writing files, starting processes and opening connections.
 
-    A second lock: mathematics is parsed by packages that evaluate what they have taken apart. Not a sandbox.
+    It is a second line of defense, not a sandbox: the packages that parse mathematics evaluate parts of it.
     """
     writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
     if writes or event.startswith(_REFUSED):
-        raise PermissionError(f"{event} has nothing to do with mathematics")
+        raise PermissionError(f"{event} is not allowed while comparing mathematics")
 
 
-def _number(value: Any) -> dict[str, Any]:
-    """A value as it can travel. Arrays and tensors of one number say so themselves (`item`)."""
+def _encode_number(value: Any) -> dict[str, Any]:
+    """A value as JSON. One-element arrays and tensors are unwrapped with their `item` method."""
     if isinstance(value, Exception):
         return {"failure": str(value)[:MAX_VALUE]}
     if value is not None and not isinstance(value, bool | int | float | str) and callable(getattr(value, "item", None)):
@@ -259,83 +273,78 @@ def _number(value: Any) -> dict[str, Any]:
         except OverflowError as error:
             return {"failure": f"OverflowError: {error}"}
         return {"value": number.hex(), **({"note": value.note} if isinstance(value, Noted) else {})}
-    return {"failure": f"it gave {'None' if value is None else type(value).__name__[:MAX_VALUE]}, not a number"}
+    return {"failure": f"it returned {'None' if value is None else type(value).__name__[:MAX_VALUE]}, not a number"}
 
 
-def _values(call: Batch, request: dict[str, Any]) -> dict[str, Any]:
-    """An answer about a batch; null for a None, with which a function leaves a response to the other rewards."""
-    return {"values": [None if value is None else _number(value) for value in call(request)]}
+def _compute_values(call: Batch, request: dict[str, Any]) -> dict[str, Any]:
+    """An answer about a batch; null stands for None, with which a function leaves a response to other rewards."""
+    return {"values": [None if value is None else _encode_number(value) for value in call(request)]}
 
 
-def _answer(call: Callable[[dict[str, Any]], dict[str, Any]], line: bytes, memory: int = 0) -> dict[str, Any]:
-    """memory: what the reward may take beside its request; 0 where the process has a hard limit."""
+def _answer_line(call: Callable[[dict[str, Any]], dict[str, Any]], line: bytes, memory: int = 0) -> dict[str, Any]:
+    """Answer one request. memory: bytes allowed in addition to the request; 0 when the process has a hard limit."""
     try:
         if memory:
             _limit_memory(memory + MEMORY_PER_BYTE * len(line))
         return call(json.loads(line))
-    except BaseException as error:  # also SystemExit and KeyboardInterrupt: the run decides when this process ends
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: only the run ends this process
         return {"failure": f"{type(error).__name__}: {str(error)[:250]}"}
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Set the soft limit: a function is the user's own code, and each batch of responses has a size of its own."""
+    """Set the soft memory limit, which can be raised again for a larger batch."""
     resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def _serve(call: Callable[[dict[str, Any]], dict[str, Any]], requests: BinaryIO, answers: int, memory: int = 0) -> None:
-    for line in requests:
-        _say(answers, _answer(call, line, memory))
+def _serve(call: Callable[[dict[str, Any]], dict[str, Any]], channel: AnswerChannel, memory: int = 0) -> None:
+    for line in channel.requests:
+        _say(channel, _answer_line(call, line, memory))
 
 
-def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], requests: BinaryIO, answers: int) -> None:
-    """Answer in a copy of this process: one that hangs is killed, and the next has nothing to import again."""
+def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], channel: AnswerChannel) -> None:
+    """Answer in a fork of this process: a fork that hangs is killed, and the next one need not import anything."""
     while True:
         pid = os.fork()
         if pid == 0:
-            die_with_parent()
+            die_with_parent()  # the setting is not inherited by forks
             sys.addaudithook(_refuse)
-            _say(answers, {"ready": os.getpid()})
-            _serve(call, requests, answers)
+            _say(channel, {"ready": os.getpid()})
+            _serve(call, channel)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code == 0:
             return
-        _say(answers, {"ended": code})
+        _say(channel, {"ended": code})
 
 
-def _say(answers: int, what: dict[str, Any]) -> None:
-    limit = MAX_ANSWER + MAX_VALUE * len(what.get("values", ()))
-    left = memoryview(json.dumps(what).encode()[:limit] + b"\n")
-    while left:
-        left = left[os.write(answers, left) :]
+def _say(channel: AnswerChannel, answer: dict[str, Any]) -> None:
+    channel.send(answer, MAX_ANSWER + MAX_VALUE * len(answer.get("values", ())))
 
 
 def main() -> None:
     die_with_parent()
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nowhere, descriptor)
-    setting = json.loads(requests.readline())
+    channel = AnswerChannel(discards_prints=True)
+    setting = json.loads(channel.requests.readline())
     memory, is_math, takes_batches = setting["memory"], setting["kind"] == "math", False
+    # A function's soft limit grows with each batch (_limit_memory), so only mathematics gets a hard limit.
     resource.setrlimit(
         resource.RLIMIT_DATA, (memory, memory if is_math else resource.getrlimit(resource.RLIMIT_DATA)[1])
     )
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         if is_math:
-            compare = load_math(partial(_say, answers, {"begun": True}))
-            compare({"text": "1", "answer": "2"})  # loads what is loaded late
+            compare = load_math(partial(_say, channel, {"begun": True}))
+            compare({"text": "1", "answer": "2"})  # triggers lazy imports before the first fork
         else:
             function, takes_batches = load_function(setting["path"], setting["signature"], setting.get("columns"))
     except BaseException as error:
-        return _say(answers, {"unable": f"{type(error).__name__}: {str(error)[:250]}"})
+        return _say(channel, {"unable": f"{type(error).__name__}: {str(error)[:250]}"})
     if is_math:
-        return _serve_in_forks(lambda request: _number(compare(request)), requests, answers)
-    _say(answers, {"ready": 0, "takes_batches": takes_batches})
-    return _serve(partial(_values, function), requests, answers, memory)
+        return _serve_in_forks(lambda request: _encode_number(compare(request)), channel)
+    _say(channel, {"ready": 0, "takes_batches": takes_batches})
+    return _serve(partial(_compute_values, function), channel, memory)
 
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # threads that a reward has left do not hold it up
+    os._exit(0)  # does not wait for threads that a reward left behind

@@ -1,10 +1,11 @@
-"""Tests of a program: what it is given goes into the sandbox, what would be right stays here.
+"""Tests of a program: inputs go into the sandbox, and expected results stay outside.
 
-In: a row's answer: {"inputs": [...], "outputs": [...]} as verl has them (with "fn_name" for calls), assert statements
-as a text or a list (MBPP), or {"test": text, "entry_point": name} (HumanEval). Out: cases, and what is right for each.
-Assertions are taken apart, never executed (assertions/split.py): the calls of the program go in, and what is asserted
-of their values is evaluated here. What would have to be executed first is an error of the row: loops, branches, calls
+Assertions are split, never executed (assertions/split.py). The calls of the program go into the sandbox, and the
+condition on their values is evaluated here. Tests that need execution are an error of the row: loops, branches, calls
 without an assertion, and variables or modules of the tests.
+
+In: a row's answer. It holds verl's {"inputs": [...], "outputs": [...]} (with "fn_name" for calls), assert statements
+as a text or a list (MBPP), or {"test": text, "entry_point": name} (HumanEval). Out: cases and their expected results.
 """
 
 import ast
@@ -22,27 +23,28 @@ MAX_TESTS = 1000
 
 
 class Check(Protocol):
-    """What is tested of a program, and what is right."""
+    """One test of a program, with its expected result."""
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """What goes into the sandbox."""
+        """Cases that run in the sandbox."""
 
     def holds(self, results: Sequence[CaseResult]) -> bool:
-        """Whether what came out is right. results: one a case. Values are plain data; none has a say in it."""
+        """Whether the results are right; one result per case. Values are plain data without methods of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A case with what is right."""
+    """A case with its expected result."""
 
     case: Case
-    """What the program is given."""
+    """Input of the program."""
 
     right: Any
-    """What it must print, or give back."""
+    """Expected output or return value."""
 
     prints: bool = False
+    """Whether the printed output is compared instead of a return value."""
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -53,9 +55,9 @@ class Pair:
         if result.status != "ok":
             return False
         if self.prints:
-            return _lines(result.output.decode("utf-8", "replace")) == _lines(str(self.right))
+            return _split_lines(result.output.decode("utf-8", "replace")) == _split_lines(str(self.right))
         try:
-            return _same(decode(result.output), self.right)
+            return _are_equal(decode(result.output), self.right)
         except UnreadableValueError:
             return False
 
@@ -70,64 +72,64 @@ def read_tests(answer: str) -> tuple[Check, ...]:
         raise UnreadableTestsError(f"they cannot be read: {str(error)[:100] or type(error).__name__}") from None
     count = sum(len(check.cases) for check in checks)
     if not 0 < count <= MAX_TESTS:
-        raise UnreadableTestsError(f"{count} tests; 1 to {MAX_TESTS} are taken; add some, or leave some out")
+        raise UnreadableTestsError(f"{count} tests; a row must have 1 to {MAX_TESTS}")
     return tuple(checks)
 
 
 def _read(answer: str) -> list[Check]:
     try:
-        found = json.loads(answer)
+        content = json.loads(answer)
     except (ValueError, RecursionError):
-        found = answer
-    if isinstance(found, dict) and "inputs" in found:
-        return _of_pairs(found)
-    if isinstance(found, dict) and isinstance(found.get("test"), str):
-        return _of_assertions(found["test"], str(found.get("entry_point", "")))
-    if isinstance(found, str) or (isinstance(found, list) and all(isinstance(each, str) for each in found)):
-        return _of_assertions(found if isinstance(found, str) else "\n".join(found))
+        content = answer
+    if isinstance(content, dict) and "inputs" in content:
+        return _read_pairs(content)
+    if isinstance(content, dict) and isinstance(content.get("test"), str):
+        return _read_assertions(content["test"], str(content.get("entry_point", "")))
+    if isinstance(content, str) or (isinstance(content, list) and all(isinstance(text, str) for text in content)):
+        return _read_assertions(content if isinstance(content, str) else "\n".join(content))
     raise UnreadableTestsError("neither inputs and outputs nor assert statements")
 
 
-def _of_pairs(found: dict[str, Any]) -> list[Check]:
-    inputs, outputs, name = found["inputs"], found.get("outputs"), found.get("fn_name")
+def _read_pairs(content: dict[str, Any]) -> list[Check]:
+    inputs, outputs, name = content["inputs"], content.get("outputs"), content.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise UnreadableTestsError("inputs and outputs are lists of the same length")
+        raise UnreadableTestsError("inputs and outputs must be lists of the same length")
     if name is None:
-        if not all(isinstance(each, str) for each in (*inputs, *outputs)):
-            raise UnreadableTestsError("what a program reads and prints is text")
+        if not all(isinstance(text, str) for text in (*inputs, *outputs)):
+            raise UnreadableTestsError("inputs and outputs of a program must be texts")
         return [Pair(Case(stdin=i.encode()), o, prints=True) for i, o in zip(inputs, outputs, strict=True)]
     if not isinstance(name, str) or not name.isidentifier():
-        raise UnreadableTestsError("fn_name is no function's name")
-    return [_call(name, given, right) for given, right in zip(inputs, outputs, strict=True)]
+        raise UnreadableTestsError("fn_name must be the name of a function")
+    return [_make_call(name, arguments, right) for arguments, right in zip(inputs, outputs, strict=True)]
 
 
-def _call(name: str, given: Any, right: Any) -> Pair:
-    """LeetCode's way: one JSON value a line or a list of arguments; a method where there is a class Solution."""
-    if isinstance(given, str):
+def _make_call(name: str, arguments: Any, right: Any) -> Pair:
+    """A call in LeetCode's format: one JSON value per line, or a list of arguments; a method if Solution exists."""
+    if isinstance(arguments, str):
         try:
-            given = [json.loads(line) for line in given.splitlines() if line.strip()]
+            arguments = [json.loads(line) for line in arguments.splitlines() if line.strip()]
             right = json.loads(right) if isinstance(right, str) else right
         except ValueError:
-            raise UnreadableTestsError("arguments of a call are JSON, one a line") from None
-    if not isinstance(given, list):
-        raise UnreadableTestsError("arguments of a call are a list")
-    arguments = ", ".join(repr(each) for each in given)
+            raise UnreadableTestsError("arguments of a call must be JSON, one value per line") from None
+    if not isinstance(arguments, list):
+        raise UnreadableTestsError("arguments of a call must be a list")
     target = f"(Solution().{name} if 'Solution' in globals() else {of_program(name)})"
-    return Pair(Case(call=f"{target}({arguments})"), right)
+    return Pair(Case(call=f"{target}({', '.join(map(repr, arguments))})"), right)
 
 
-def _of_assertions(source: str, entry_point: str = "") -> list[Check]:
-    """entry_point: HumanEval's name of what is tested, for which `candidate` stands."""
+def _read_assertions(source: str, entry_point: str = "") -> list[Check]:
+    """Read assert statements. entry_point: name of HumanEval's tested function, which replaces `candidate`."""
     try:
         tree = ast.parse(source)
         entry = ast.parse(entry_point or "candidate", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnreadableTestsError(f"the assert statements are not Python: {error}") from None
     tree = _Candidate(entry).visit(tree)
-    own = frozenset(name for node in ast.walk(tree) for name in _bound(node))
-    tests = [each.test for each in _asserts(tree.body, own)]
+    own = frozenset(name for node in ast.walk(tree) for name in _list_bound_names(node))
+    tests = [statement.test for statement in _list_asserts(tree.body, own)]
+    # `assert True` tests nothing.
     tests = [test for test in tests if not (isinstance(test, ast.Constant) and test.value)]
-    names = Names(own, _shadowing(tests, entry_point), called(ast.Call(entry, [], [])) if entry_point else "")
+    names = Names(own, _find_shadowing(tests, entry_point), called(ast.Call(entry, [], [])) if entry_point else "")
     return [split(test, names) for test in tests]
 
 
@@ -139,8 +141,8 @@ class _Candidate(ast.NodeTransformer):
         return self.entry if node.id == "candidate" else node
 
 
-def _shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[str]:
-    """Functions of the program's that are called as one of Python's: the tested one, or the only one that is called."""
+def _find_shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[str]:
+    """The program's functions that shadow a Python builtin: the tested function, or the only one that is called."""
     if entry_point:
         return frozenset({entry_point} if is_python(entry_point) else ())
     calls = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.Call) and called(node)]
@@ -149,51 +151,53 @@ def _shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[str]:
     return frozenset(names if is_one and all(map(is_python, names)) else ())
 
 
-def _asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool = False) -> list[ast.Assert]:
-    """Those of a module and of HumanEval's `def check(candidate)`; the rest is what has no say in them."""
-    found = []
+def _list_asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool = False) -> list[ast.Assert]:
+    """Assertions of a module and of HumanEval's `def check(candidate)`.
+
+    Other statements must not affect them. Raises: UnreadableTestsError.
+    """
+    asserts = []
     for node in body:
         if isinstance(node, ast.Assert):
-            found.append(node)
+            asserts.append(node)
         elif isinstance(node, ast.FunctionDef) and not is_inside:
-            found += _asserts(node.body, own, is_inside=True)
+            asserts += _list_asserts(node.body, own, is_inside=True)
         elif not (
             isinstance(node, ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom | ast.Pass)
             or (isinstance(node, ast.Expr) and _is_idle(node.value, own))
         ):
             raise UnreadableTestsError(
-                f"`{ast.unparse(node).splitlines()[0][:80]}` would have to be executed; write assertions that each "
-                "stand by themselves"
+                f"`{ast.unparse(node).splitlines()[0][:80]}` would have to be executed; write independent assertions"
             )
-    return found
+    return asserts
 
 
 def _is_idle(node: ast.expr, own: frozenset[str]) -> bool:
-    """Whether a statement of its own changes nothing of the program's: a docstring, `print(...)`, `check(f)`."""
+    """Whether an expression statement has no effect on the program: a docstring, `print(...)`, `check(f)`."""
     return isinstance(node, ast.Constant | ast.Name) or (isinstance(node, ast.Call) and called(node) in {"print", *own})
 
 
-def _bound(node: ast.AST) -> list[str]:
-    """Names to which a statement of the tests gives a value, but for `math` and its functions under their own names."""
+def _list_bound_names(node: ast.AST) -> list[str]:
+    """Names that a statement of the tests binds, except `math` and its functions under their own names."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         is_from_math = isinstance(node, ast.ImportFrom) and node.module == "math"
-        known = {each for each in node.names if not each.asname and (is_from_math or each.name == "math")}
-        return [(each.asname or each.name).partition(".")[0] for each in node.names if each not in known]
+        known = {alias for alias in node.names if not alias.asname and (is_from_math or alias.name == "math")}
+        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names if alias not in known]
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+        return [alias.id for target in targets for alias in ast.walk(target) if isinstance(alias, ast.Name)]
     return [node.name] if isinstance(node, ast.FunctionDef) else []
 
 
-def _same(value: Any, right: Any) -> bool:
-    """Equal as Python has it, lists and tuples apart only where the row says tuple."""
+def _are_equal(value: Any, right: Any) -> bool:
+    """Equality as in Python, but a tuple equals a list when the row expects a list."""
     if isinstance(right, list) and isinstance(value, tuple):
         value = list(value)
     if isinstance(right, list) and isinstance(value, list):
-        return len(value) == len(right) and all(_same(a, b) for a, b in zip(value, right, strict=True))
+        return len(value) == len(right) and all(_are_equal(a, b) for a, b in zip(value, right, strict=True))
     return bool(value == right)
 
 
-def _lines(text: str) -> list[str]:
-    """Lines without the spaces at their ends and without empty lines at the end."""
+def _split_lines(text: str) -> list[str]:
+    """Lines without trailing spaces, and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

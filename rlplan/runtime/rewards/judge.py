@@ -1,7 +1,9 @@
-"""Judge: what one response is worth by rewards that look at it alone, one after the other; each thread has one.
+"""Judge: computes the rewards of one response, one reward after the other; each thread has its own Judge.
 
-In: a response with its prompt. Out: a Verdict. Rewards that take processes have their own here, kept between responses.
-A function that is called with a batch gets a batch of one from here; batches.py gives it whole ones.
+A Judge keeps the child processes of its rewards between responses. It calls a batch function with a batch of one;
+batches.py calls it with whole batches.
+
+In: a response with its prompt. Out: a Verdict.
 """
 
 import json
@@ -9,19 +11,19 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rlplan.runtime.rewards.code_executor import grade
+from rlplan.runtime.rewards.code_executor import grade_program
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, Verdict
-from rlplan.runtime.rewards.verifiers import answer_in, check_format, match_answer
+from rlplan.runtime.rewards.verifiers import check_format, extract_answer, match_answer
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Sandbox
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec, RewardSpec
 from rlplan.units import GIB
 
 MATH_MEMORY = GIB
-"""Bytes that comparing mathematics may take before its process is ended."""
+"""Memory limit of a process that compares mathematics, in bytes."""
 MAX_MATH_TEXT = 4096
-"""Characters of an answer that are read as mathematics; what is longer is none."""
+"""Most characters of an answer that is read as mathematics; a longer one is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +34,20 @@ class Response:
 
 
 class Judge:
-    """See the module docstring. sandbox: for code; None where no reward runs any."""
+    """See the module docstring. sandbox: runs code; None when no reward needs it."""
 
     def __init__(self, rewards: Sequence[RewardSpec], sandbox: Sandbox | None) -> None:
         self.rewards, self.sandbox = rewards, sandbox
         self._processes: dict[str, RewardProcess] = {}
         for spec in rewards:
             if isinstance(spec, FunctionSpec):
-                self._processes[spec.label] = function_process(spec)
+                self._processes[spec.label] = make_function_process(spec)
             elif isinstance(spec, AnswerMatcherSpec) and spec.compares == "math":
                 setting = {"kind": "math", "memory": MATH_MEMORY}
                 self._processes[spec.label] = RewardProcess(spec.label, setting, spec.timeout_s)
 
     def start(self, columns: Collection[str] | None = None) -> None:
-        """Start its processes. columns: that every row has. Raises: SpecError when one cannot work at all."""
+        """Start the processes. columns: columns that every row has. Raises: SpecError when a reward cannot work."""
         for process in self._processes.values():
             process.start(columns)
 
@@ -54,14 +56,14 @@ class Judge:
             process.close()
 
     def judge(self, response: Response) -> Verdict:
-        """Every reward, up to the first that fails; without those that judge this response not."""
+        """Compute the rewards up to the first that fails; a reward that returns None is left out."""
         start_s = time.time()
         values: dict[str, float] = {}
         notes: dict[str, int] = {}
         failure = ""
         for spec in self.rewards:
             try:
-                value = self._value(spec, response, notes)
+                value = self._compute_value(spec, response, notes)
                 values |= {} if value is None else {spec.label: value}
             except ExhaustedError as error:
                 values[spec.label], notes[f"{spec.label}/{error.note}"] = 0.0, 1
@@ -70,7 +72,7 @@ class Judge:
                 break
         return Verdict(values, failure, notes, start_s, time.time())
 
-    def _value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float | None:
+    def _compute_value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float | None:
         match spec:
             case FormatCheckerSpec():
                 return check_format(spec, response.text)
@@ -80,26 +82,26 @@ class Judge:
                     raise answer
                 return answer
             case AnswerMatcherSpec():
-                value, note = self._matches(spec, response)
+                value, note = self._match_answer(spec, response)
             case CodeExecutorSpec():
                 assert self.sandbox is not None, "a sandbox was opened"
-                value, note = grade(spec, response.text, response.prompt, self.sandbox)
+                value, note = grade_program(spec, response.text, response.prompt, self.sandbox)
         if note:
             notes[f"{spec.label}/{note}"] = 1
         return value
 
-    def _matches(self, spec: AnswerMatcherSpec, response: Response) -> tuple[float, str]:
+    def _match_answer(self, spec: AnswerMatcherSpec, response: Response) -> tuple[float, str]:
         if spec.compares == "text":
             return match_answer(spec, response.text, response.prompt.answer), ""
-        said, right = answer_in(spec, response.text), response.prompt.answer.strip()
-        if not said or said == right:
-            return float(bool(said)), ""
-        if len(said) > MAX_MATH_TEXT:
+        extracted, right = extract_answer(spec, response.text), response.prompt.answer.strip()
+        if not extracted or extracted == right:
+            return float(bool(extracted)), ""
+        if len(extracted) > MAX_MATH_TEXT:
             return 0.0, "too_long"
-        return self._processes[spec.label].ask({"text": said, "answer": right})
+        return self._processes[spec.label].ask({"text": extracted, "answer": right})
 
 
-def function_process(spec: FunctionSpec) -> RewardProcess:
+def make_function_process(spec: FunctionSpec) -> RewardProcess:
     setting = {"kind": "function", "path": spec.path, "signature": spec.signature, "memory": spec.memory}
     return RewardProcess(spec.label, setting, spec.timeout_s)
 

@@ -1,25 +1,25 @@
-"""A rollout's reward once everybody has judged it: rules, and a reward model beside them.
+"""A rollout's total reward: rule-based rewards, the environment's reward, the reward model and the length penalty.
 
-In: rollouts with their scores. Out: their `reward`, in place.
+In: rollouts with their scores. Out: their `reward`, written in place.
 """
 
 import random
 from collections.abc import Sequence
 
-from rlplan.runtime.rewards.verdict import RewardFailure, finite
+from rlplan.runtime.rewards.verdict import RewardFailure, check_number
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.spec.parts.rewards import ENVIRONMENT
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 REWARD_MODEL = "reward_model"
-"""The name of a learned reward among a rollout's rewards."""
+"""Name of the reward model's score among a rollout's rewards."""
 OVERLONG = "overlong"
-"""The name of the penalty for long answers among them."""
+"""Name of the penalty for long responses among a rollout's rewards."""
 
 
 def overlong_penalty(rollout: Rollout, job: ResolvedJob) -> float:
-    """0 up to max_response_len - overlong_buffer tokens, then falling evenly to -overlong_penalty at max_response_len.
+    """Length penalty: 0 up to max_response_len - overlong_buffer tokens, then linear to -overlong_penalty.
 
     Source: DAPO, Yu et al. 2025, arXiv:2503.14476, equation 13 (there a penalty of 1).
     """
@@ -29,7 +29,7 @@ def overlong_penalty(rollout: Rollout, job: ResolvedJob) -> float:
 
 
 def add_environment(rollouts: Sequence[Rollout], job: ResolvedJob) -> None:
-    """What the environment gave each rollout. One of which it has said nothing has failed, and its rules count not."""
+    """Add the environment's reward to each rollout. A rollout on which the environment failed is marked as failed."""
     environment = job.rollout.environment
     for rollout in rollouts if job.has_turns else ():
         if environment.has_environment:
@@ -44,9 +44,9 @@ def add_environment(rollouts: Sequence[Rollout], job: ResolvedJob) -> None:
 
 
 def _add_score(rollout: Rollout, job: ResolvedJob) -> bool:
-    """Add what the reward model said; whether it said a number."""
+    """Add the reward model's score; whether it was a finite number."""
     try:
-        rollout.rewards[REWARD_MODEL] = finite(rollout.scores[Role.REWARD][0])
+        rollout.rewards[REWARD_MODEL] = check_number(rollout.scores[Role.REWARD][0])
     except RewardFailure as error:
         rollout.has_failed, rollout.failure, rollout.reward = True, f"{REWARD_MODEL}: {error.reason}", 0.0
         return False
@@ -57,9 +57,9 @@ def _add_score(rollout: Rollout, job: ResolvedJob) -> bool:
 def finish_rewards(
     rollouts: Sequence[Rollout], baselines: Sequence[Rollout], job: ResolvedJob, step: int
 ) -> list[Rollout]:
-    """Add what environment and reward model said and what is taken off long answers; then compare with the baselines.
+    """Add the environment's reward, the reward model's score and the length penalty, then set the baselines.
 
-    Rewards are dealt out anew where the job's controls say so. Returns: rollouts that have failed only now.
+    The control `shuffle_rewards` permutes the rewards. Returns: rollouts that failed during this call.
     """
     add_environment((*rollouts, *baselines), job)
     had_failed = {id(rollout) for rollout in (*rollouts, *baselines) if rollout.has_failed}
@@ -83,4 +83,4 @@ def finish_rewards(
         random.Random(f"{job.seed}/shuffle/{step}").shuffle(rewards)
         for rollout, reward in zip(judged, rewards, strict=True):
             rollout.reward, rollout.turn_rewards = reward, ()
-    return [each for each in (*rollouts, *baselines) if each.has_failed and id(each) not in had_failed]
+    return [rollout for rollout in (*rollouts, *baselines) if rollout.has_failed and id(rollout) not in had_failed]

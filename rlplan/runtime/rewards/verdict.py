@@ -1,7 +1,9 @@
-"""The reward of one response, or why there is none.
+"""The reward of one response, or the reason why it has none.
 
-In: what a reward gave. Out: a finite number, or a RewardFailure with its reason: never a silent 0. A response that
-exhausts its own limits has failed by its own doing: 0, noted (ExhaustedError), or a policy could learn to be left out.
+A failure never becomes a silent 0. A response that exhausts its own limits does score 0, with a note (ExhaustedError);
+otherwise a policy could learn to exhaust them and be left out of training.
+
+In: the value of a reward. Out: a finite number, or a RewardFailure with its reason.
 """
 
 import math
@@ -9,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_REASON = 300
-"""Characters of a reason that are kept."""
+"""Most characters of a reason; the rest is cut off."""
 
 
-class RewardFailure(Exception):  # noqa: N818  # a value of the run's, caught and counted, not an error of ours
-    """A reward could not be computed. reason: for people, short."""
+class RewardFailure(Exception):  # noqa: N818  # an expected outcome that the run counts, not a bug
+    """A reward could not be computed. reason: a short text for the user."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason[:MAX_REASON])
@@ -21,11 +23,11 @@ class RewardFailure(Exception):  # noqa: N818  # a value of the run's, caught an
 
 
 EXHAUSTED = ("timeout", "memory", "output", "killed")
-"""Notes of responses that exhausted their limits: `killed` where one was ended without saying why."""
+"""Notes on responses that exhausted a limit; `killed` means that the process ended without a reason."""
 
 
 class ExhaustedError(Exception):
-    """A response has exhausted a limit while it was judged. note: which, one of EXHAUSTED."""
+    """A response exhausted a limit while it was judged. note: the limit, one of EXHAUSTED."""
 
     def __init__(self, note: str) -> None:
         super().__init__(note)
@@ -34,33 +36,34 @@ class ExhaustedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the rewards say of one response."""
+    """Rewards of one response."""
 
     values: dict[str, float] = field(default_factory=dict)
-    """Unweighted, by reward name."""
+    """Unweighted rewards by name."""
 
     failure: str = ""
-    """Of the first reward that failed; then `values` are partial. Empty: none has."""
+    """Reason of the first reward that failed, in which case `values` are partial; empty without a failure."""
 
     notes: dict[str, int] = field(default_factory=dict)
-    """How often something happened that is no failure, such as a program's timeout."""
+    """Counts of events that are not failures, such as a program's timeout."""
 
     start_s: float = 0.0
-    """When judging began, in seconds since 1970."""
+    """Start of judging, in seconds since 1970."""
 
     end_s: float = 0.0
+    """End of judging, in seconds since 1970."""
 
 
-def finite(value: Any) -> float:
-    """A reward as a number. Raises: RewardFailure for what is none, or not finite."""
+def check_number(value: Any) -> float:
+    """A reward as a finite number. Raises: RewardFailure for any other value."""
     if isinstance(value, bool):
         return float(value)
     if not isinstance(value, int | float):
-        raise RewardFailure(f"it gave {type(value).__name__}, not a number")
+        raise RewardFailure(f"it returned {type(value).__name__}, not a number")
     try:
         number = float(value)
     except OverflowError:
-        raise RewardFailure("it gave a number too large") from None
+        raise RewardFailure("it returned a number that is too large") from None
     if not math.isfinite(number):
-        raise RewardFailure(f"it gave {number}")
+        raise RewardFailure(f"it returned {number}")
     return number

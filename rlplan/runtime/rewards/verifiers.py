@@ -1,8 +1,8 @@
-"""Verifiers that are a pattern: rule-based rewards on the text of a response, computed in the driver.
+"""Regular-expression verifiers: rule-based rewards on the text of a response, computed in the driver.
 
-In: a reward's spec, the response and the right answer. Out: 0 or 1.
-A pattern that takes too long is that response's own doing, an ExhaustedError: the response makes it slow.
-Left out: what takes a process of its own (judge.py).
+The response decides how long a pattern runs, so a pattern that takes too long is an ExhaustedError of the response.
+
+In: a reward's spec, the response and the right answer. Out: 0 or 1. Left out: rewards in child processes (judge.py).
 """
 
 from typing import Any
@@ -13,27 +13,27 @@ from rlplan.runtime.rewards.verdict import ExhaustedError
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FormatCheckerSpec, RewardSpec
 
 PATTERN_TIMEOUT_S = 1.0
-"""A pattern takes microseconds; one that takes this long goes back and forth without end."""
+"""Time limit of one pattern, in seconds. A normal one takes microseconds; this long means catastrophic backtracking."""
 
 
 def match_answer(spec: AnswerMatcherSpec, text: str, answer: str) -> float:
-    """1 when the first group of the pattern's first match equals the answer, whitespace around it aside."""
-    said = answer_in(spec, text)
-    return float(said is not None and said == answer.strip())
+    """1 when the first group of the pattern's first match equals the answer, ignoring surrounding whitespace."""
+    extracted = extract_answer(spec, text)
+    return float(extracted is not None and extracted == answer.strip())
 
 
-def answer_in(spec: AnswerMatcherSpec, text: str) -> str | None:
-    """The first group of the pattern's first match, without whitespace around it."""
-    match = _matched(regex.search, spec, text)
+def extract_answer(spec: AnswerMatcherSpec, text: str) -> str | None:
+    """The first group of the pattern's first match, without surrounding whitespace; None without a match."""
+    match = _match_pattern(regex.search, spec, text)
     return None if match is None or match.group(1) is None else str(match.group(1)).strip()
 
 
 def check_format(spec: FormatCheckerSpec, text: str) -> float:
-    return float(_matched(regex.fullmatch, spec, text.strip()) is not None)
+    return float(_match_pattern(regex.fullmatch, spec, text.strip()) is not None)
 
 
-def _matched(function: Any, spec: RewardSpec, text: str) -> Any:
-    """A match or None. `concurrent` lets other threads run, so that deadlines and signals are heard."""
+def _match_pattern(function: Any, spec: RewardSpec, text: str) -> Any:
+    """A match or None. `concurrent` releases the GIL, so that deadlines and signals are still served."""
     pattern = getattr(spec, "pattern", "")
     try:
         return function(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)

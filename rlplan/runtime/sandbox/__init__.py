@@ -1,1 +1,1 @@
-"""Where programs of a model are run, and what they may do there."""
+"""Sandboxes for programs that a model wrote."""

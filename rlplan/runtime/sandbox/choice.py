@@ -1,6 +1,6 @@
-"""Which sandbox a run gets: the first that passes its self-test, or the one that is named; never none by itself.
+"""Choice of a run's sandbox: the named one, or the first that passes its self-test; never silently none.
 
-In: a name. Out: a sandbox that was seen to hold, or a HostError that says what is missing.
+In: a name. Out: a sandbox that passed its self-test, or a HostError that says what is missing.
 """
 
 import os
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
-from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap, system_runner
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap, compile_system_runner
 from rlplan.runtime.sandbox.gvisor import Gvisor
 from rlplan.runtime.sandbox.landlocked import Landlocked
-from rlplan.runtime.sandbox.process import run_in
+from rlplan.runtime.sandbox.process import run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Limits, Program, Report, Sandbox
 
 AUTO, NONE = "auto", "none"
@@ -22,14 +22,14 @@ BACKENDS: dict[str, Callable[[int, Limits], Sandbox]] = {
     "sandlock": Landlocked,
     "gvisor": Gvisor,
 }
-"""By name, those that are taken by themselves first."""
+"""Sandboxes by name, in the order in which `auto` tries them."""
 NAMES = (AUTO, *BACKENDS, NONE)
 
 
 class Bare(Sandbox):
-    """No sandbox at all: the runner in a plain process, with rlimits only. For trusted programs only.
+    """No isolation: the runner starts as a plain process with rlimits. Use it for trusted programs only.
 
-    Chosen by name only (`rlplan run --sandbox none`), printed and recorded; nothing falls back to it.
+    It must be chosen by name (`rlplan run --sandbox none`), and the run prints and records the choice.
     """
 
     name = "none"
@@ -37,18 +37,18 @@ class Bare(Sandbox):
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__(num_slots, limits)
-        self._runner = system_runner()
+        self._runner = compile_system_runner()
 
-    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+    def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         command = (INTERPRETER, *self._runner.flags)
-        return run_in(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
+        return run_command(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
 
     def clean(self) -> None:
-        """Nothing is kept between runs."""
+        """Do nothing: no state is kept between runs."""
 
 
 def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> Sandbox:
-    """A tested sandbox for so many programs at once. Raises: HostError when there is none; SpecError for its name."""
+    """A tested sandbox for `num_slots` concurrent programs. Raises: HostError without one; SpecError for its name."""
     if name == NONE:
         return Bare(num_slots, limits)
     if name not in NAMES:
@@ -59,28 +59,28 @@ def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> 
             way_out="leave the option out",
         )
     reasons = []
-    for each in BACKENDS if name == AUTO else (name,):
+    for backend in BACKENDS if name == AUTO else (name,):
         try:
-            sandbox = BACKENDS[each](num_slots, limits)
+            sandbox = BACKENDS[backend](num_slots, limits)
         except RlplanError as error:
-            reasons.append(f"{each}: {error.what}")
+            reasons.append(f"{backend}: {error.what}")
             continue
         fault = self_test(sandbox)
         if fault is None:
             return sandbox
         sandbox.close()
-        reasons.append(f"{each}: {fault}")
+        reasons.append(f"{backend}: {fault}")
     raise HostError(
-        f"no sandbox holds on this host ({'; '.join(reasons)})",
+        f"no sandbox works on this host ({'; '.join(reasons)})",
         where="code_executor",
-        rule="code that a model wrote runs in a sandbox that has passed its self-test, or not at all",
+        rule="code written by a model runs only in a sandbox that passed its self-test",
         way_out="`make system-packages` installs bubblewrap; in a container allow user namespaces; "
         "`--sandbox none` runs the code unprotected",
     )
 
 
 CANARY = "RLPLAN_CANARY"
-"""A variable of the driver's, for as long as the self-test lasts: programs inside do not see it."""
+"""Environment variable that the driver sets during the self-test; programs inside must not see it."""
 _ADDS = "print(sum(map(int, input().split())))"
 _TRIES = """
 import os, socket
@@ -109,9 +109,12 @@ print(",".join(said) or "held")
 
 
 def self_test(sandbox: Sandbox) -> str | None:
-    """What a sandbox fails at, or None: it adds two numbers, keeps files, network, environment and processes out."""
+    """The first failure of a sandbox, or None.
+
+    One program must add two numbers. A second one must reach neither files, network, environment nor host processes.
+    """
     adds = sandbox.run(Program(_ADDS, (Case(b"17 25\n"),)))
-    if _printed(adds) != "42":
+    if _read_output(adds) != "42":
         return adds.detail or f"a program that adds two numbers was {adds.status}, {adds.cases[0].status}"
     with (
         tempfile.NamedTemporaryFile("w", prefix=f"rlplan-canary-{os.getpid()}-") as secret,
@@ -128,11 +131,11 @@ def self_test(sandbox: Sandbox) -> str | None:
         )
         os.environ[CANARY] = "1"
         try:
-            said = _printed(sandbox.run(Program(tries, (Case(),))))
+            output = _read_output(sandbox.run(Program(tries, (Case(),))))
         finally:
             del os.environ[CANARY]
-    return None if said == "held" else f"a program {said or 'broke it'}"
+    return None if output == "held" else f"a program {output or 'broke it'}"
 
 
-def _printed(report: Report) -> str:
+def _read_output(report: Report) -> str:
     return report.cases[0].output.decode("utf-8", "replace").strip() if report.status == "done" else ""

@@ -1,10 +1,11 @@
-"""The sandbox of `sandlock`: Landlock and seccomp, no namespaces and no root; for hosts where bubblewrap may not run.
+"""The `sandlock` sandbox: Landlock and seccomp without namespaces or root, for hosts where bubblewrap may not run.
 
-In: programs. Out: reports. Nothing may be written anywhere, so that no file stays behind. Slower than bubblewrap: each
-sandbox is set up by an interpreter of its own. The whole tree's memory and CPU are looked at, for sandlock counts by
-process. Bubblewrap's list of denied calls is put on before the program is there: sandlock answers some calls itself.
-Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whatever the cause; and what
-a test leaves running ends with the program, not with the test.
+Programs cannot write anywhere, so no file stays behind. It is slower than bubblewrap, because an interpreter sets up
+each sandbox. sandlock counts memory and CPU per process, so a watch adds them up over the process tree. The seccomp
+list of bubblewrap is applied before the program is loaded, because sandlock answers some calls itself.
+
+In: programs. Out: reports. Left out: a process namespace. A program can kill its runner, so a missing verdict scores 0
+here whatever the cause. Processes that a test leaves behind end with the program, not with the test.
 """
 
 import importlib.util
@@ -15,10 +16,10 @@ from pathlib import Path
 
 from rlplan.errors import HostError
 from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
-from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, interpreter_places, system_runner
-from rlplan.runtime.sandbox.process import run_in
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, compile_system_runner, find_interpreter_places
+from rlplan.runtime.sandbox.process import run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, Sandbox
-from rlplan.runtime.sandbox.seccomp import denied_calls, locking
+from rlplan.runtime.sandbox.seccomp import compose_filter_code, read_denied_calls
 from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeWatch
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
@@ -45,14 +46,14 @@ while True:
 
 
 class Landlocked(Sandbox):
-    """See the module docstring. Raises: HostError where sandlock is not installed."""
+    """See the module docstring. Raises: HostError when sandlock is not installed."""
 
     name = "sandlock"
     cannot_hold = f"bugs of the kernel, a program that ends its own runner, {BETWEEN_LOOKS}"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        found = importlib.util.find_spec("sandlock")
-        if found is None or found.origin is None:
+        package = importlib.util.find_spec("sandlock")
+        if package is None or package.origin is None:
             raise HostError(
                 "sandlock is not installed",
                 where="this Python environment",
@@ -60,30 +61,30 @@ class Landlocked(Sandbox):
                 way_out="pip install sandlock",
             )
         super().__init__(num_slots, limits)
-        self._packages = str(Path(found.origin).parent.parent)
-        self._runner = system_runner(locking(os.uname().machine))
-        self._places = interpreter_places()
+        self._packages = str(Path(package.origin).parent.parent)
+        self._runner = compile_system_runner(compose_filter_code(os.uname().machine))
+        self._places = find_interpreter_places()
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
         self._uids = ClaimedUids(num_slots)
 
-    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
-        command, limits = self._command(self._uids.numbers[slot]), program.limits
+    def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+        command, limits = self._make_command(self._uids.numbers[slot]), program.limits
         watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
-        return run_in(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop)
+        return run_command(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop)
 
     def clean(self) -> None:
         self._uids.close()
 
-    def _command(self, uid: int) -> tuple[str, ...]:
+    def _make_command(self, uid: int) -> tuple[str, ...]:
         policy = {
             "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom"],
             "fs_writable": ["/dev/null"],
-            "fs_denied": ["/proc"],  # sandlock would make some of it up
+            "fs_denied": ["/proc"],  # sandlock would emulate parts of it
             "max_memory": self.limits.memory_bytes,
             "max_processes": self.limits.num_processes,
             "clean_env": True,
             "no_coredump": True,
-            "extra_deny_syscalls": list(denied_calls(os.uname().machine)),
+            "extra_deny_syscalls": list(read_denied_calls(os.uname().machine)),
         }
         ids = ("--reuid", str(uid), "--regid", str(uid), "--clear-groups")
         drop = (self._setpriv, *ids, "--inh-caps=-all", "--bounding-set=-all", "--") if self._setpriv else ()

@@ -1,7 +1,9 @@
-"""One sandbox's process: started, fed, read and ended, whatever it does.
+"""One sandbox's process: started, fed, read and ended, whatever the program inside does.
 
-In: a command and a program. Out: a Report. The command ends in the runner (runner.py), which speaks first, reports
-last, and proves that it is the runner with a nonce that no program inside can know before it has ended.
+The command ends in the runner (runner.py), which says that it is ready and reports last. A nonce proves that the report
+comes from the runner: it is sent after all cases, and no program inside can know it before it has ended.
+
+In: a command and a program. Out: a Report.
 """
 
 import contextlib
@@ -16,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.runtime.processes.machine_speed import patiently, scaled
-from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, unknown
+from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, report_without_results
 
 RUNNER = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
-"""The text of what runs inside."""
+"""Source of the runner, which starts inside the sandbox."""
 _LOADS = """
 import marshal, posix
 code = b""
@@ -28,41 +30,44 @@ while len(code) < {size}:
 exec(marshal.loads(code))
 """
 START_S = 10.0
-"""A sandbox, or the process of one of its cases, that is not up by then is broken; scaled, as are the next two."""
+"""Seconds for a sandbox, or for the process of one case, to start; scaled by machine speed, like the next two."""
 GRACE_S = 0.5
-"""Beyond a program's own limits, for the runner to report."""
+"""Seconds for the runner to report after the program's own limits have passed."""
 LEAVE_S, END_S = 0.05, 2.0
-"""How long a command may take to end by itself; with its children killed."""
+"""Seconds for a command to exit by itself, and to exit once its children were killed."""
 _READY, _BEGUN = b"ready\n", b"begun\n"
-"""What the runner says when it is up, and when the process of the first case is."""
-NOT_BEGUN = "its first case was not up in time"
-"""The detail of a timeout of which no program is guilty, unless it can stop its runner."""
+"""Messages of the runner: it is up; the process of the first case is up."""
+NOT_BEGUN = "its first case did not start in time"
+"""Detail of a timeout that a program can cause only where it can stop its runner."""
 _STATUSES = frozenset({"ok", "error", "timeout", "output", "killed", "broken"})
 _PIECE = 1 << 16
 _LINE = 64
-"""Bytes that the head of a case's result has at most."""
+"""Most bytes of the header line of a case's result."""
 
 
 Watch = Callable[[int], str | None]
-"""Asked with a process id again and again; a status ends it."""
+"""Called repeatedly with a process id; a returned status ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """The runner as code of one interpreter: what is given to it as flags, and what it then reads first.
+    """The runner, compiled once for one interpreter.
 
-    Compiling the text each time would be a third of a small program's time, and taking the code apart as a literal on
-    the command line a tenth.
+    Compiling the source for each program would take a third of a small program's time; a literal on the command line
+    would take a tenth.
     """
 
     flags: tuple[str, ...]
+    """Options of the interpreter; the last one is code that loads `code` from standard input."""
+
     code: bytes
+    """The marshalled code object, sent first on standard input."""
 
 
-def runner_for(interpreter: str, before: str = "") -> Runner:
-    """The runner for an interpreter: isolated, without site packages, writing nothing. before: code that runs first.
+def compile_runner(interpreter: str, before: str = "") -> Runner:
+    """Compile the runner for an isolated interpreter without site packages. before: code that runs before the runner.
 
-    Raises: OSError, subprocess.SubprocessError when the interpreter does not answer.
+    Raises: OSError, subprocess.SubprocessError when the interpreter does not start.
     """
     compiles = (
         "import marshal, sys; sys.stdout.buffer.write(marshal.dumps(compile(sys.stdin.read(), 'runner', 'exec')))"
@@ -72,7 +77,7 @@ def runner_for(interpreter: str, before: str = "") -> Runner:
     return Runner(("-I", "-S", "-B", "-X", "utf8", "-c", _LOADS.format(size=len(done.stdout))), done.stdout)
 
 
-def run_in(
+def run_command(
     command: Sequence[str],
     code: bytes,
     program: Program,
@@ -82,14 +87,15 @@ def run_in(
     watch: Watch | None = None,
     stop: int | None = None,
 ) -> Report:
-    """Run a program by a command that starts the runner, whose code goes in first.
+    """Run a program through a command that starts the runner, and send the runner's code first.
 
-    stop: a pipe's descriptor; its hanging up ends it. A runner
-    that ends without a verdict is `killed`: the caller knows whether a program may have done that.
+    stop: descriptor of a pipe whose hang-up ends the run. A runner without a verdict is reported as `killed`; the
+    caller knows whether a program can have killed it.
     """
     started = time.monotonic()
     nonce = secrets.token_hex(16).encode()
     try:
+        # An empty environment and the root folder: neither secrets nor the run folder reach the sandbox's own tools.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -101,34 +107,36 @@ def run_in(
             start_new_session=True,
         )
     except OSError as error:
-        return unknown(program, "broken", f"{command[0]} does not start: {error.strerror}")
+        return report_without_results(program, "broken", f"{command[0]} does not start: {error.strerror}")
     start_s = scaled(START_S)
-    most = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)  # that an honest runner says
-    talk = _Talk(process, code + _request(program, stops_early, start_s) + nonce, most)
+    # An honest runner writes the cases' output and, per case, a header and an error line of at most 300 characters.
+    max_output_bytes = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
+    talk = _Talk(process, code + _encode_request(program, stops_early, start_s) + nonce, max_output_bytes)
     try:
-        status = talk.listen(start_s, program.limits.total_s, watch, stop)
+        status = talk.read_until_done(start_s, program.limits.total_s, watch, stop)
     finally:
         _end(process)
-    return _report(program, status, talk, nonce, time.monotonic() - started)
+    return _make_report(program, status, talk, nonce, time.monotonic() - started)
 
 
 class _Talk:
-    """The three pipes of a sandbox; reads no more than a limit."""
+    """The three pipes of a sandbox, read up to a limit."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", to_say: bytes, limit: int) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", unsent: bytes, limit: int) -> None:
         assert process.stdin is not None, "a pipe"
         assert process.stdout is not None, "a pipe"
         assert process.stderr is not None, "a pipe"
-        self.process, self.to_say, self.limit = process, memoryview(to_say), limit
-        self.heard, self.complaints = bytearray(), bytearray()
+        self.process, self.unsent, self.limit = process, memoryview(unsent), limit
+        self.output, self.errors = bytearray(), bytearray()
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         for pipe in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(pipe.fileno(), False)
 
-    def listen(self, start_s: float, total_s: float, watch: Watch | None, stop: int | None) -> str:
-        """Until it says no more (`done`), or `timeout`, `output`, `broken` (stopped from here), or what `watch` says.
+    def read_until_done(self, start_s: float, total_s: float, watch: Watch | None, stop: int | None) -> str:
+        """Serve the pipes until the process ends. Returns: `done`, `timeout`, `output`, `broken` or watch's status.
 
-        start_s: for the sandbox, and then its first case, to come up. total_s: for the program, once that is up.
+        start_s: limit for the sandbox to start, and again for its first case. total_s: limit from then on.
+        `broken` means that the sandbox was closed.
         """
         grace_s = scaled(GRACE_S)
         poll = select.poll()
@@ -139,6 +147,7 @@ class _Talk:
         poll.register(self.stderr, select.POLLIN)
         deadline, is_up, has_begun = time.monotonic() + start_s, False, False
         while True:
+            # A watch needs a look every 20 ms (BETWEEN_LOOKS); otherwise nothing happens before the deadline.
             for descriptor, _ in poll.poll(20 if watch else 1000 * max(0.0, deadline - time.monotonic()) + 1):
                 if descriptor == stop:
                     return "broken"
@@ -147,50 +156,50 @@ class _Talk:
                     if descriptor == self.stdout.fileno():
                         return "done"
             now = time.monotonic()
-            if not is_up and self.heard.startswith(_READY):
+            if not is_up and self.output.startswith(_READY):
                 is_up, deadline = True, now + start_s + grace_s
-            if not has_begun and self.heard.startswith(_READY + _BEGUN):
+            if not has_begun and self.output.startswith(_READY + _BEGUN):
                 has_begun, deadline = True, now + total_s + grace_s
             if now > deadline:
                 return "timeout"
-            if len(self.heard) > self.limit:
+            if len(self.output) > self.limit:
                 return "output"
             if is_up and watch is not None and (status := watch(self.process.pid)):
                 return status
 
     def _serve(self, descriptor: int) -> bool:
-        """Whether a pipe goes on."""
-        return self._say() if descriptor == self.stdin.fileno() else self._hear(descriptor)
+        """Serve one pipe; whether it stays open."""
+        return self._write() if descriptor == self.stdin.fileno() else self._read(descriptor)
 
-    def _say(self) -> bool:
+    def _write(self) -> bool:
         try:
-            self.to_say = self.to_say[os.write(self.stdin.fileno(), self.to_say[:_PIECE]) :]
+            self.unsent = self.unsent[os.write(self.stdin.fileno(), self.unsent[:_PIECE]) :]
         except BlockingIOError:
             return True
         except OSError:
             return False
-        return len(self.to_say) > 0
+        return len(self.unsent) > 0
 
-    def _hear(self, descriptor: int) -> bool:
+    def _read(self, descriptor: int) -> bool:
         try:
             piece = os.read(descriptor, _PIECE)
         except BlockingIOError:
             return True
         if descriptor == self.stdout.fileno():
-            self.heard += piece
-        elif len(self.complaints) < _PIECE:
-            self.complaints += piece
+            self.output += piece
+        elif len(self.errors) < _PIECE:
+            self.errors += piece
         return bool(piece)
 
 
-def _request(program: Program, stops_early: bool, start_s: float) -> bytes:
-    """What the runner reads, in Python's own notation, which needs no import inside: first what all cases share."""
+def _encode_request(program: Program, stops_early: bool, start_s: float) -> bytes:
+    """The runner's input as Python literals, which need no import inside: the shared request, then the cases."""
     limits = program.limits
     rlimits = {
         "RLIMIT_AS": limits.memory_bytes,
         "RLIMIT_NPROC": limits.num_processes,
         "RLIMIT_FSIZE": limits.file_bytes,
-        "RLIMIT_NOFILE": 64,
+        "RLIMIT_NOFILE": 64,  # closerange(4, 64) in the runner depends on it
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
@@ -211,7 +220,7 @@ def _request(program: Program, stops_early: bool, start_s: float) -> bytes:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End what is left, innermost first, so that everybody is waited for by its own parent: no zombie stays."""
+    """End the remaining processes, innermost first: each parent then reaps its child, and no zombie stays."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -224,8 +233,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _kill_children(pid: int) -> bool:
-    """Whether there were any; the first of a process namespace takes everybody in it along."""
+    """Kill the children; whether there were any. Killing process 1 of a namespace ends all processes in it."""
     try:
+        # bwrap stays outside as the parent of the sandbox's process 1, so its child is the one to kill first.
         children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return False
@@ -235,39 +245,39 @@ def _kill_children(pid: int) -> bool:
     return bool(children)
 
 
-def _report(program: Program, status: str, talk: _Talk, nonce: bytes, seconds: float) -> Report:
+def _make_report(program: Program, status: str, talk: _Talk, nonce: bytes, seconds: float) -> Report:
     if status == "broken":
-        return unknown(program, status, "it was closed", seconds)
-    if not talk.heard.startswith(_READY):
-        last = talk.complaints.decode("utf-8", "replace").strip().splitlines()
-        return unknown(program, "broken", (last[-1] if last else f"it said nothing ({status})")[:300], seconds)
-    if status == "timeout" and not talk.heard.startswith(_READY + _BEGUN):
-        return unknown(program, status, NOT_BEGUN, seconds)
-    results = _verdict(memoryview(talk.heard)[len(_READY + _BEGUN) :], nonce) if status == "done" else None
+        return report_without_results(program, status, "it was closed", seconds)
+    if not talk.output.startswith(_READY):
+        last = talk.errors.decode("utf-8", "replace").strip().splitlines()
+        return report_without_results(program, "broken", (last[-1] if last else f"no output ({status})")[:300], seconds)
+    if status == "timeout" and not talk.output.startswith(_READY + _BEGUN):
+        return report_without_results(program, status, NOT_BEGUN, seconds)
+    results = _parse_verdict(memoryview(talk.output)[len(_READY + _BEGUN) :], nonce) if status == "done" else None
     if results is None or len(results) > len(program.cases):
-        return unknown(program, status if status != "done" else "killed", "", seconds)
+        return report_without_results(program, status if status != "done" else "killed", "", seconds)
     if results and results[-1].status == "broken":
-        return unknown(program, "broken", results[-1].detail, seconds)
+        return report_without_results(program, "broken", results[-1].detail, seconds)
     missing = (CaseResult("missing"),) * (len(program.cases) - len(results))
     return Report("done", (*results, *missing), "", seconds)
 
 
-def _verdict(said: memoryview | bytes, nonce: bytes) -> tuple[CaseResult, ...] | None:
-    """The results, if the runner said them: nonce, length, results, nonce, and nothing else. Copies none but these."""
+def _parse_verdict(text: memoryview | bytes, nonce: bytes) -> tuple[CaseResult, ...] | None:
+    """The results, if the runner wrote them: nonce, length, results, nonce and nothing else. Copies results only."""
     size, head = len(nonce), len(nonce) + 16
-    if len(said) < head + size or said[:size] != nonce or said[-size:] != nonce:
+    if len(text) < head + size or text[:size] != nonce or text[-size:] != nonce:
         return None
-    end = len(said) - size
-    if int(bytes(said[size:head]), 16) != end - head:
+    end = len(text) - size
+    if int(bytes(text[size:head]), 16) != end - head:
         return None
     results, at = [], head
     while at < end:
-        line = bytes(said[at : min(end, at + _LINE)]).partition(b"\n")[0]
+        line = bytes(text[at : min(end, at + _LINE)]).partition(b"\n")[0]
         status, detail_size, output_size = line.decode("ascii").split(" ")
         detail_at = at + len(line) + 1
         output_at = detail_at + int(detail_size, 16)
         at = output_at + int(output_size, 16)
         assert status in _STATUSES, "the runner is ours"
-        detail = bytes(said[detail_at:output_at]).decode("utf-8", "replace")
-        results.append(CaseResult(status, bytes(said[output_at:at]), detail))
+        detail = bytes(text[detail_at:output_at]).decode("utf-8", "replace")
+        results.append(CaseResult(status, bytes(text[output_at:at]), detail))
     return tuple(results)

@@ -1,7 +1,7 @@
-"""What goes into a sandbox and what comes out, as plain values; and what all sandboxes have in common.
+"""Programs and reports as plain values, and the base class of all sandboxes.
 
-In: a program's source, and cases: what it reads, or a call of one of its functions. Out: what it printed or gave back.
-Never in: what would have been right. The comparison is done outside (rewards/code_executor.py).
+In: a program's source and its cases: standard input, or a call of one of its functions. Out: printed text or values.
+The expected results never enter a sandbox; rewards/code_executor.py compares outside.
 """
 
 import os
@@ -15,46 +15,49 @@ from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.units import MIB
 
 CLOSE_S = 5.0
-"""For programs at work to be ended; scaled."""
+"""Seconds for running programs to end when a sandbox is closed; scaled by machine speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     stdin: bytes = b""
-    """What it reads, as a program."""
+    """Standard input of the program."""
 
     call: str | None = None
-    """An expression to evaluate, the program being a module; None runs it as a program."""
+    """Expression to evaluate with the program loaded as a module; None runs it as a script."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a whole sandbox, where a field does not say otherwise.
+    """Limits of one sandbox.
 
-    CPU of all processes together: one core's worth (tree_limits.py), or cpu_s where that cannot be had.
+    A control group gives all processes together one core of CPU (tree_limits.py). Without one, cpu_s limits their sum.
     """
 
     case_s: float = 4.0
-    """Of each case by the clock, from when its process is up; and of CPU of each of its processes."""
+    """Wall-clock limit of one case once its process is up, and CPU limit of each of its processes."""
 
     total_s: float = 30.0
-    """By the clock, from when the first case is up."""
+    """Wall-clock limit of all cases, counted from when the first one is up."""
 
     memory_bytes: int = 512 * MIB
-    """Of all processes and files together."""
+    """Memory of all processes and files in memory."""
 
     num_processes: int = 32
     output_bytes: int = MIB
-    """Printed by one case."""
+    """Output of one case."""
 
     total_output_bytes: int = 8 * MIB
-    """Printed by all cases, for the driver holds it."""
+    """Output of all cases, which the driver holds in memory."""
 
     file_bytes: int = 16 * MIB
+    """Size of one file."""
+
     disk_bytes: int = 32 * MIB
-    """Of all files together."""
+    """Size of all files together."""
 
     def cpu_s(self, num_cases: int) -> float:
+        """CPU seconds that the process tree may use for so many cases."""
         return min(self.total_s, num_cases * self.case_s)
 
 
@@ -63,7 +66,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A source and its cases, which each start it anew in one sandbox."""
+    """A source and its cases. All cases run in one sandbox, and each starts the program again."""
 
     source: str
     cases: tuple[Case, ...]
@@ -76,82 +79,86 @@ class CaseResult:
     """`ok`, `error`, `timeout`, `output` (too much of it), `killed` or `missing`."""
 
     output: bytes = b""
-    """What it printed, or the value that it gave back, encoded (values.py)."""
+    """Printed text, or the encoded return value (values.py)."""
 
     detail: str = ""
-    """The error's last line."""
+    """Last line of the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     status: str
-    """`done`, or why some cases have no result: `timeout`, `memory`, `killed` (the program's doing), or `broken` (the
-    sandbox's own failure or the host's, that no program brings about).
+    """`done`, or why some cases have no result.
+
+    The program caused `timeout`, `memory` and `killed`. `broken` is a failure of the sandbox or the host.
     """
 
     cases: tuple[CaseResult, ...]
     detail: str = ""
-    """What happened; empty where the status says it all."""
+    """Cause in words; empty when the status is sufficient."""
 
     seconds: float = 0.0
+    """Wall-clock time of the run."""
 
 
 class Sandbox(ABC):
-    """One way to run untrusted programs, some at a time. name: as `rlplan run --sandbox` has it."""
+    """Base class of the sandboxes, which run untrusted programs in a fixed number of slots."""
 
     name: str
+    """Its name in `rlplan run --sandbox`."""
+
     cannot_hold: str
-    """What gets past it, in words."""
+    """Attacks that it does not stop, in words."""
 
     def __init__(self, num_slots: int, limits: Limits) -> None:
-        """num_slots: programs at the same time."""
+        """num_slots: programs that may run at the same time."""
         self.limits = limits
-        self.stop, self._keep = os.pipe()
-        """A descriptor that hangs up when the sandbox is closed, which ends what runs."""
+        self.stop, self._stop_writer = os.pipe()
+        """A descriptor that hangs up when the sandbox is closed; each running program is then ended."""
         self._is_closed = False
         self._num_slots, self._slots = num_slots, queue.SimpleQueue[int]()
         for slot in range(num_slots):
             self._slots.put(slot)
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
-        """Run a program to its end or its limits. stops_early: after the first case that does not end well.
+        """Run a program to its end or its limits. stops_early: stop after the first case that fails.
 
-        Safe to call from several threads; raises nothing of a program's.
+        Safe to call from several threads. Errors of the program are reported, never raised.
         """
         slot = self._slots.get()
         try:
             if self._is_closed:
-                return unknown(program, "broken", "it was closed")
-            return self.run_at(slot, program, stops_early=stops_early)
+                return report_without_results(program, "broken", "it was closed")
+            return self.run_in_slot(slot, program, stops_early=stops_early)
         finally:
             self._slots.put(slot)
 
     def close(self) -> None:
-        """End what runs, and leave nothing behind."""
+        """End all running programs and remove everything that the sandbox created."""
         if self._is_closed:
             return
         self._is_closed = True
-        os.close(self._keep)
+        os.close(self._stop_writer)
         with suppress(queue.Empty):
             for _ in range(self._num_slots):
                 self._slots.get(timeout=scaled(CLOSE_S))
-        self._slots.put(0)  # for callers that come after it was closed: they get a report that says so
+        self._slots.put(0)  # later callers get a slot and a report that the sandbox is closed, instead of waiting
         os.close(self.stop)
         self.clean()
 
     @abstractmethod
-    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
-        """Run a program in a slot that no other program has at the same time."""
+    def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+        """Run a program in a slot that no other program uses at the same time."""
 
     @abstractmethod
     def clean(self) -> None:
-        """Remove what was kept between runs; no program runs any more."""
+        """Remove state that is kept between runs. Called once, when no program runs any more."""
 
 
-def unknown(program: Program, status: str, detail: str = "", seconds: float = 0.0) -> Report:
+def report_without_results(program: Program, status: str, detail: str = "", seconds: float = 0.0) -> Report:
     """A report in which no case has a result."""
     return Report(status, tuple(CaseResult("missing") for _ in program.cases), detail, seconds)
 
 
 Plain = Any
-"""A value of Python's own types: None, bool, int, float, complex, str, bytes, list, tuple, set, dict."""
+"""A value of built-in types only: None, bool, int, float, complex, str, bytes, list, tuple, set, dict."""

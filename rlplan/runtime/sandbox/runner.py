@@ -1,17 +1,17 @@
-"""Runs inside the sandbox, alone with the standard library: it is given to the interpreter as text.
+"""The runner: the first process inside a sandbox, which runs a program's cases one by one and reports their results.
 
-It reads a request from its standard input, says that it is ready, starts the program anew for each case in a child of
-its own, and reports. Children inherit neither its input nor its output. A case is read when those before it are done:
-none is given the input of a later one. The nonce that makes a report valid is the last thing on the input, and is read
-when all children are done: no memory that a child ever had holds it.
+It has the standard library only; the interpreter gets it as text. It reads a request from standard input, says that it
+is ready, forks a child for each case, and reports. Children inherit neither its input nor its output. Each case is read
+when the earlier ones are done, so no case sees the input of a later one. The nonce that makes a report valid comes last
+on the input. It is read when all children are done, so no child's memory ever held it.
 
-A case whose child did not come up is `broken` where the program cannot be to blame: a child says that it has come up
-before it looks at the program, and what has been said cannot be taken back.
+A child says that it is up before it loads the program, and cannot take that back. A case whose child did not come up
+is therefore `broken`, unless the program's earlier cases can have caused it.
 
 Annotations with brackets or bars are quoted: the interpreter may be as old as Python 3.9, and `typing` takes 5 ms.
 """
 
-import posix as os  # `os` itself takes a millisecond
+import posix as os  # importing `os` itself takes a millisecond
 import resource
 import select
 import sys
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypedDict
 
     class Request(TypedDict):
-        """What all cases share: see `_request` of process.py, which writes it."""
+        """Settings shared by all cases; written by `_encode_request` of process.py."""
 
         source: str
         num_cases: int
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
         """One case."""
 
         stdin: bytes
-        """What the program reads."""
+        """Standard input of the program."""
 
         call: str | None
-        """The expression whose value is given back; None runs the program for its output."""
+        """Expression whose value is returned; None runs the program for its output."""
 
 else:
-    import _signal  # `signal` takes 5 ms, most of them for `enum`
+    import _signal  # importing `signal` takes 5 ms, most of them for `enum`
 
 SIGINT, SIGKILL, SIGXCPU, ENOMEM = 2, 9, 24, 12
 _LOOK_MS = 5
-"""Between two looks at a child that no descriptor tells of."""
+"""Milliseconds between two looks at a child without a pidfd."""
 _UP = b"u"
-"""The first that a child says on the report pipe."""
+"""First byte that a child writes to the report pipe."""
 
 
 def _read_exactly(size: int) -> bytes:
@@ -65,7 +65,7 @@ def _read_exactly(size: int) -> bytes:
 
 
 def _read_part() -> bytes:
-    """A part of the input, as it is: its length stands before it."""
+    """The next part of the input, which is preceded by its length."""
     return _read_exactly(int(_read_exactly(16), 16))
 
 
@@ -91,7 +91,7 @@ def _encode(value: object, depth: int = 0) -> bytes:
         return b"s%d:" % len(data) + data
     if isinstance(value, (bytes, bytearray)):
         return b"b%d:" % len(value) + bytes(value)
-    # Each kind's own iterator, which a class of the program's cannot replace; it takes values of its kind alone.
+    # The built-in type's own iterator: a subclass in the program could replace __iter__ and run code here.
     kinds: tuple[tuple[type, bytes, Callable[[Any], Iterator[object]]], ...] = (
         (list, b"l", list.__iter__),
         (tuple, b"u", tuple.__iter__),
@@ -105,27 +105,27 @@ def _encode(value: object, depth: int = 0) -> bytes:
     if isinstance(value, dict):
         pairs = [part for pair in dict.items(value) for part in pair]
         return b"m%d;" % (len(pairs) // 2) + b"".join(_encode(part, depth + 1) for part in pairs)
-    raise TypeError(f"a {type(value).__name__} cannot be given back")
+    raise TypeError(f"a {type(value).__name__} cannot be returned")
 
 
 def _set_up(request: "Request", pipes: "tuple[int, int, int]") -> None:
-    """All that a child does before it looks at the program."""
+    """Prepare a child before it loads the program."""
     stdin, out, report = pipes
-    os.setsid()
+    os.setsid()  # its own process group, which `_kill` ends as a whole
     os.dup2(stdin, 0)
     os.dup2(out, 1)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     os.dup2(report, 3)
-    os.closerange(4, 64)
+    os.closerange(4, 64)  # the runner's own pipes; RLIMIT_NOFILE is 64
     _signal.signal(SIGINT, _signal.default_int_handler)
-    cpu = max(1, int(request["case_s"] + 0.999))
+    cpu = max(1, int(request["case_s"] + 0.999))  # RLIMIT_CPU takes whole seconds
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
 
-def _child(request: "Request", case: "Case", pipes: "tuple[int, int, int]") -> "NoReturn":
-    """One case. Exit codes: 0 well, 1 an error that is said on the report pipe."""
+def _run_child(request: "Request", case: "Case", pipes: "tuple[int, int, int]") -> "NoReturn":
+    """Run one case. Exit codes: 0 success, 1 an error that is written to the report pipe."""
     try:
         _set_up(request, pipes)
         _write_all(3, _UP)
@@ -154,31 +154,31 @@ def _child(request: "Request", case: "Case", pipes: "tuple[int, int, int]") -> "
 
 def _kill(pid: int) -> None:
     for target in (os.killpg, os.kill):
-        try:  # noqa: SIM105  # contextlib would have to be imported
+        try:  # noqa: SIM105  # importing contextlib takes time
             target(pid, SIGKILL)
         except OSError:
             pass
 
 
 class _Watched:
-    """A child at work: fed, read, and ended at a limit."""
+    """A running child: its input is written, its output read, and it is ended at a limit."""
 
     def __init__(self, pid: int, data: bytes, pipes: "tuple[int, int, int]", limit: int) -> None:
         self.pid, self.data, self.limit = pid, data, limit
         self.feed, self.out, self.report = pipes
         try:
             self.end = os.pidfd_open(pid)
-        except OSError:  # gVisor has none of these: the child is then looked at
+        except OSError:  # gVisor has no pidfd; `watch` then polls the child
             self.end = -1
-        self.got = {self.out: b"", self.report: b""}
+        self.received = {self.out: b"", self.report: b""}
         self.status, self.has_ended, self.feeds, self.is_up = "ok", False, True, False
         self.poll = select.poll()
-        for descriptor in self._open(*pipes):
+        for descriptor in self._list_descriptors(*pipes):
             os.set_blocking(descriptor, False)
             self.poll.register(descriptor, select.POLLOUT if descriptor == self.feed else select.POLLIN)
 
     def watch(self, start_s: float, case_s: float, begin: "Callable[[], None]") -> None:
-        """Until it has ended, or has said or taken too much. Its time begins once it is up, and `begin` is called."""
+        """Serve the child until it ends or exceeds a limit. Its time starts when it is up; `begin` is called then."""
         deadline, has_begun = time.monotonic() + start_s, False
         while self.status == "ok" and not self.has_ended:
             left = deadline - time.monotonic()
@@ -192,7 +192,7 @@ class _Watched:
             elif not self.has_ended and left < 0:
                 self.status = "timeout"
 
-    def _open(self, *pipes: int) -> "tuple[int, ...]":
+    def _list_descriptors(self, *pipes: int) -> "tuple[int, ...]":
         return pipes if self.end < 0 else (*pipes, self.end)
 
     def _serve(self, descriptor: int) -> None:
@@ -202,7 +202,7 @@ class _Watched:
             self.has_ended = True
         elif not self._take(descriptor):
             self.poll.unregister(descriptor)
-        elif len(self.got[descriptor]) > self.limit:
+        elif len(self.received[descriptor]) > self.limit:
             self.status = "output"
 
     def _feed(self) -> None:
@@ -225,30 +225,30 @@ class _Watched:
         is_open = bool(piece)
         if descriptor == self.report and not self.is_up and is_open:
             self.is_up, piece = True, piece[len(_UP) :]
-        self.got[descriptor] += piece
+        self.received[descriptor] += piece
         return is_open
 
     def close(self) -> "tuple[str, bytes, bytes]":
-        """End it. Gives (status, printed, reported)."""
+        """End the child. Returns: (status, printed, reported)."""
         _kill(self.pid)
         code = os.waitpid(self.pid, 0)[1]
-        for descriptor in (self.out, self.report):  # what it wrote before it ended
-            while len(self.got[descriptor]) <= self.limit and self._take(descriptor):
+        for descriptor in (self.out, self.report):  # output that it wrote before it ended
+            while len(self.received[descriptor]) <= self.limit and self._take(descriptor):
                 pass
             os.close(descriptor)
-        for descriptor in self._open(self.feed) if self.feeds else self._open():
+        for descriptor in self._list_descriptors(self.feed) if self.feeds else self._list_descriptors():
             os.close(descriptor)
-        printed, said = self.got[self.out], self.got[self.report]
-        status = "output" if self.status == "ok" and max(len(printed), len(said)) > self.limit else self.status
+        printed, reported = self.received[self.out], self.received[self.report]
+        status = "output" if self.status == "ok" and max(len(printed), len(reported)) > self.limit else self.status
         if status == "ok" and os.WIFSIGNALED(code):
             status = "timeout" if os.WTERMSIG(code) == SIGXCPU else "killed"
         if status == "ok" and os.WEXITSTATUS(code):
-            return "error", printed, said if said[:1] == b"x" else b"xexit code %d" % os.WEXITSTATUS(code)
-        return status, printed, said
+            return "error", printed, reported if reported[:1] == b"x" else b"xexit code %d" % os.WEXITSTATUS(code)
+        return status, printed, reported
 
 
 def _end_others() -> None:
-    """What a case has left running ends with it. Only as the first process of a namespace, where all are our own."""
+    """End the processes that a case left running; only as process 1 of a namespace, where all are our children."""
     if os.getpid() != 1:
         return
     try:
@@ -259,17 +259,18 @@ def _end_others() -> None:
         pass
 
 
-def _not_up(has_run: bool, error: "int | None") -> str:
-    """The status of a case whose child did not come up. What the program's earlier cases may have brought about stays
-    its own doing: anything where they may still run, a want of memory where their files are left.
+def _judge_failed_start(has_run: bool, error: "int | None") -> str:
+    """The status of a case whose child did not come up: `killed` if earlier cases can have caused it, else `broken`.
+
+    Earlier cases can cause anything where their processes may still run, and a lack of memory through files they left.
     """
     return "killed" if has_run and (os.getpid() != 1 or error == ENOMEM) else "broken"
 
 
-def _case(
+def _run_case(
     request: "Request", case: "Case", limit: int, has_run: bool, begin: "Callable[[], None]"
 ) -> "tuple[str, bytes, bytes]":
-    """has_run: whether the program has, in an earlier case. begin: called when the case is up."""
+    """Run one case. has_run: whether an earlier case has run. begin: called when this one is up."""
     ends: list[int] = []
     try:
         for _ in range(3):
@@ -278,28 +279,31 @@ def _case(
     except OSError as error:
         for descriptor in ends:
             os.close(descriptor)
-        return _not_up(has_run, error.errno), b"", str(error).encode()
+        return _judge_failed_start(has_run, error.errno), b"", str(error).encode()
     stdin_read, stdin_write, out_read, out_write, report_read, report_write = ends
     if pid == 0:
-        _child(request, case, (stdin_read, out_write, report_write))
+        _run_child(request, case, (stdin_read, out_write, report_write))
     for descriptor in (stdin_read, out_write, report_write):
         os.close(descriptor)
     child = _Watched(pid, case["stdin"], (stdin_write, out_read, report_read), limit)
     child.watch(request["start_s"], request["case_s"], begin)
-    status, printed, said = child.close()
+    status, printed, reported = child.close()
     if not child.is_up:
-        return _not_up(has_run, 0), b"", b"the process of a case did not come up: " + status.encode()
+        return _judge_failed_start(has_run, 0), b"", b"the process of a case did not come up: " + status.encode()
     if status == "error":
-        return status, b"", said[1:]
+        return status, b"", reported[1:]
     if status != "ok":
         return status, b"", b""
     if case["call"] is None:
         return status, printed, b""
-    return (status, said[1:], b"") if said[:1] == b"v" else ("killed", b"", b"it ended before it gave anything back")
+    return (
+        (status, reported[1:], b"") if reported[:1] == b"v" else ("killed", b"", b"it ended before it returned a value")
+    )
 
 
 def main() -> None:
-    _signal.signal(SIGINT, _signal.SIG_IGN)  # the one signal that the interpreter would let through to a first process
+    # A program can send its process 1 only signals that process 1 handles, and Python handles SIGINT by default.
+    _signal.signal(SIGINT, _signal.SIG_IGN)
     request: Request = eval(_read_part())
     for name, value in request["rlimits"].items():
         number = getattr(resource, name)
@@ -319,8 +323,10 @@ def main() -> None:
             _write_all(1, unsaid.pop())
 
     for index in range(request["num_cases"]):
-        results.append(_case(request, eval(_read_part()), min(left, request["output_bytes"]), len(results) > 0, begin))
-        begin()  # also where nothing came up: then the report says so
+        results.append(
+            _run_case(request, eval(_read_part()), min(left, request["output_bytes"]), len(results) > 0, begin)
+        )
+        begin()  # called even if no child came up, so that the driver waits for the report
         left -= sum(map(len, results[-1][1:]))
         _end_others()
         if results[-1][0] == "broken" or (results[-1][0] != "ok" and request["stops_early"]):

@@ -1,8 +1,7 @@
-"""The system calls that a sandboxed program may not make, as a BPF program for `bwrap --seccomp`.
+"""The seccomp deny list for sandboxed programs, as a BPF program for `bwrap --seccomp`.
 
-In: a machine's name. Out: bytes of `struct sock_filter`. What is denied gives EPERM, so that a program may go on.
-Left out: reasons against a kernel bug in an allowed call; nothing on a shared kernel helps there.
-The calls and their numbers stand in syscalls.json.
+In: a machine's name. Out: bytes of `struct sock_filter`. A denied call fails with EPERM, so a program may continue.
+The calls and their numbers are in syscalls.json. Left out: protection from kernel bugs in allowed calls.
 """
 
 import errno
@@ -12,7 +11,7 @@ from pathlib import Path
 
 _CALLS = json.loads(Path(__file__).with_name("syscalls.json").read_text("utf-8"))
 _ARGUED: dict[str, dict[str, int]] = _CALLS["argued"]
-"""Calls of which some arguments are denied."""
+"""Calls that are denied for some arguments only."""
 _CLONE3 = 435
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -27,52 +26,57 @@ _NUMBER, _ARCH, _ARGUMENT = 0, 4, 16
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 
 
-def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _encode_instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
 def _refuse(error: int) -> bytes:
-    return _instruction(_RETURN, 0x00050000 | error)
+    return _encode_instruction(_RETURN, 0x00050000 | error)
 
 
-def denied_calls(machine: str) -> dict[str, int]:
-    """Names and numbers of the calls that are denied whatever their arguments."""
+def read_denied_calls(machine: str) -> dict[str, int]:
+    """Names and numbers of calls that are denied for all arguments."""
     calls: dict[str, int] = _CALLS["denied"][machine] | _CALLS["denied"]["both"]
     return calls
 
 
-def deny_list(machine: str) -> bytes:
+def build_deny_list(machine: str) -> bytes:
     """The filter for a machine (`x86_64`, `aarch64`). Raises: KeyError for any other.
 
-    Denied beside the list: new namespaces by clone, sockets but AF_UNIX, characters pushed into a terminal, the x32
-    way of calling, limits and cores of any process but the caller (the runner has the same uid). clone3 does not exist
-    (its flags cannot be read), so that libraries fall back to clone.
+    The filter also denies new namespaces through clone, sockets other than AF_UNIX, input injected into a terminal,
+    and the x32 ABI. A process may change the limits and CPU affinity of itself only, as the runner has the same uid.
+    clone3 fails with ENOSYS, because a filter cannot read its flags; libraries then fall back to clone.
     """
     argued = _ARGUED[machine]
-    program = [_instruction(_LOAD, _ARCH), _instruction(_EQUAL, _AUDIT_ARCH[machine], 1, 0)]
-    program += [_instruction(_RETURN, _KILL), _instruction(_LOAD, _NUMBER)]
-    if machine == "x86_64":
-        program += [_instruction(_AT_LEAST, 0x40000000, 0, 1), _instruction(_RETURN, _KILL)]
-    for number in denied_calls(machine).values():
-        program += [_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
-    program += [_instruction(_EQUAL, _CLONE3, 0, 1), _refuse(errno.ENOSYS)]
+    # Another architecture's call numbers would bypass the list, so a call through one kills the process.
+    program = [_encode_instruction(_LOAD, _ARCH), _encode_instruction(_EQUAL, _AUDIT_ARCH[machine], 1, 0)]
+    program += [_encode_instruction(_RETURN, _KILL), _encode_instruction(_LOAD, _NUMBER)]
+    if machine == "x86_64":  # numbers from 0x40000000 on are the x32 ABI
+        program += [_encode_instruction(_AT_LEAST, 0x40000000, 0, 1), _encode_instruction(_RETURN, _KILL)]
+    for number in read_denied_calls(machine).values():
+        program += [_encode_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+    program += [_encode_instruction(_EQUAL, _CLONE3, 0, 1), _refuse(errno.ENOSYS)]
     injections = [
-        each for code in _TERMINAL_INJECTION for each in (_instruction(_EQUAL, code, 0, 1), _refuse(errno.EPERM))
+        instruction
+        for code in _TERMINAL_INJECTION
+        for instruction in (_encode_instruction(_EQUAL, code, 0, 1), _refuse(errno.EPERM))
     ]
+    # A jump of 0 in `test` runs the next instruction, which denies the call; a jump of 1 skips it.
     for number, position, test in (
-        (argued["clone"], 0, [_instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)]),
-        (argued["socket"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
-        (argued["socketpair"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
+        (argued["clone"], 0, [_encode_instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)]),
+        (argued["socket"], 0, [_encode_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
+        (argued["socketpair"], 0, [_encode_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
         (argued["ioctl"], 1, injections),
-        (argued["prlimit64"], 0, [_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
-        (argued["sched_setaffinity"], 0, [_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
+        (argued["prlimit64"], 0, [_encode_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
+        (argued["sched_setaffinity"], 0, [_encode_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
     ):
-        body = [_instruction(_LOAD, _ARGUMENT + 8 * position), *test, _instruction(_RETURN, _ALLOW)]
-        program += [_instruction(_EQUAL, number, 0, len(body)), *body]
-    program.append(_instruction(_RETURN, _ALLOW))
+        body = [_encode_instruction(_LOAD, _ARGUMENT + 8 * position), *test, _encode_instruction(_RETURN, _ALLOW)]
+        program += [_encode_instruction(_EQUAL, number, 0, len(body)), *body]
+    program.append(_encode_instruction(_RETURN, _ALLOW))
     return b"".join(program)
 
 
+# prctl 38 is PR_SET_NO_NEW_PRIVS, without which only root may install a filter; 22, 2 is PR_SET_SECCOMP, FILTER.
 _LOCK = """
 import ctypes
 def _lock(code):
@@ -80,11 +84,11 @@ def _lock(code):
         _fields_ = [("size", ctypes.c_ushort), ("code", ctypes.c_char_p)]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(Filter(len(code) // 8, code)), 0, 0):
-        raise OSError(ctypes.get_errno(), "no list of denied calls can be put on")
+        raise OSError(ctypes.get_errno(), "the seccomp filter cannot be installed")
 _lock({code!r})
 """
 
 
-def locking(machine: str) -> str:
-    """Code that puts the list on, from inside, before a program is there. Raises: KeyError for another machine."""
-    return _LOCK.format(code=deny_list(machine))
+def compose_filter_code(machine: str) -> str:
+    """Code that installs the filter from inside, before the program is loaded. Raises: KeyError for other machines."""
+    return _LOCK.format(code=build_deny_list(machine))

@@ -1,7 +1,7 @@
-"""Memory and CPU of a whole tree of processes: by control groups where some may be made, else by looking on.
+"""Memory and CPU limits of a process tree: control groups where they can be created, else periodic measurement.
 
-In: a limit in bytes. Out: a place that a process joins, where the kernel holds the limit and one core's worth of CPU;
-or a question to ask often. Left out: the CPU of what begins and ends between two looks and is not waited for.
+In: a limit in bytes. Out: a control group that a process joins, in which the kernel enforces the memory limit and one
+core of CPU; or a watch that is called often. Left out: CPU of processes that live between two looks and are not reaped.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ _V2 = Path("/sys/fs/cgroup")
 _V1, _V1_CPU = _V2 / "memory", _V2 / "cpu"
 _PERIOD_US = 100_000
 _SLACK = 1 << 20
-"""Bytes below a limit at which it is met: the kernel charges up to 64 pages at once, and may find too few left."""
-BETWEEN_LOOKS = "memory and CPU of what lives between two looks (20 ms)"
-"""What no limit holds where no control group may be made."""
+"""A peak this many bytes below the limit counts as the limit: the kernel charges up to 64 pages at once."""
+BETWEEN_LOOKS = "memory and CPU of processes that live less than 20 ms (between two looks)"
+"""Usage that no limit covers where control groups cannot be created."""
 _TMP = Path("/tmp")
-"""Of a sandbox."""
+"""Writable folder of a sandbox."""
 _NAME_BYTES = 1_024
-"""Of an inode and a directory's entry of a file system in memory: 960 by a control group's count, Linux 6.18."""
+"""Memory of one inode and directory entry in a tmpfs: 960 bytes by a control group's count on Linux 6.18."""
 _NUMBERS = itertools.count()
-"""Of the groups that this process has made: it may have several sandboxes."""
+"""Numbers in the names of groups: one process may open several sandboxes."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class TreeGroup:
-    """Control groups for the sandboxes of one slot, one after the other. Raises: OSError without one for memory.
+    """Control groups for the sandboxes of one slot. Raises: OSError when no memory group can be created.
 
-    The tree has one core's worth of CPU where the controller may be had (has_quota), so what all of it takes in a test
-    is never more than the test's seconds.
+    Where the CPU controller is available (has_quota), the tree gets one core, so its CPU seconds in a test never exceed
+    the test's wall-clock seconds.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -53,7 +53,7 @@ class TreeGroup:
     def _limit_memory(self, memory_bytes: int) -> None:
         name, swap = ("limit_in_bytes", "memsw.limit_in_bytes") if self._is_v1 else ("max", "swap.max")
         (self.folder / f"memory.{name}").write_text(str(memory_bytes))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # kernels without swap accounting lack the file; v1 counts memory and swap
             (self.folder / f"memory.{swap}").write_text(str(memory_bytes if self._is_v1 else 0))
 
     def _limit_cpu(self, folder: Path) -> bool:
@@ -73,36 +73,36 @@ class TreeGroup:
 
     @property
     def joining(self) -> tuple[str, ...]:
-        """A command's beginning: the shell joins the groups and becomes the rest."""
+        """Command prefix: a shell that joins the groups and then executes the rest of the command."""
         joins = " && ".join(f"echo 0 > {folder}/cgroup.procs" for folder in self.folders)
         return ("/bin/sh", "-c", f'{joins} && exec "$@"', "sh")
 
     def begin(self) -> None:
-        """A run begins: what `ended` says is of this one."""
+        """Note the counters at the start of a run, so that `read_outcome` reports on this run only."""
         if self._is_v1:
             with contextlib.suppress(OSError):
-                (self.folder / "memory.max_usage_in_bytes").write_text("0")  # the most from now on
-        self._before = self._counts()
+                (self.folder / "memory.max_usage_in_bytes").write_text("0")  # resets the peak
+        self._before = self._read_counts()
 
-    def ended(self) -> tuple[bool, bool]:
-        """Whether a want of memory has ended something in this run, and whether the group's own limit was met."""
-        killed, full = (now > before for now, before in zip(self._counts(), self._before, strict=True))
-        if self._is_v1:  # newer kernels leave memory.failcnt at 0 where the limit with swap is the same
-            full = full or self._number("memory.max_usage_in_bytes", "") >= self.memory_bytes - _SLACK
+    def read_outcome(self) -> tuple[bool, bool]:
+        """(whether the OOM killer ended a process in this run, whether the group's own limit was met)."""
+        killed, full = (now > before for now, before in zip(self._read_counts(), self._before, strict=True))
+        if self._is_v1:  # newer kernels leave memory.failcnt at 0 when the limit with swap is the same
+            full = full or self._read_number("memory.max_usage_in_bytes", "") >= self.memory_bytes - _SLACK
         return killed, full
 
-    def _counts(self) -> tuple[int, int]:
-        """Since the group was made: processes ended, and how often its limit was met."""
+    def _read_counts(self) -> tuple[int, int]:
+        """(processes killed for lack of memory, times the limit was met) since the group was created."""
         if self._is_v1:
-            return self._number("memory.oom_control", "oom_kill "), self._number("memory.failcnt", "")
-        return self._number("memory.events", "oom_kill "), self._number("memory.events", "oom ")
+            return self._read_number("memory.oom_control", "oom_kill "), self._read_number("memory.failcnt", "")
+        return self._read_number("memory.events", "oom_kill "), self._read_number("memory.events", "oom ")
 
-    def _number(self, file: str, before: str) -> int:
-        found = re.search(rf"^{before}(\d+)", (self.folder / file).read_text(), re.MULTILINE)
-        return int(found.group(1)) if found else 0
+    def _read_number(self, file: str, before: str) -> int:
+        match = re.search(rf"^{before}(\d+)", (self.folder / file).read_text(), re.MULTILINE)
+        return int(match.group(1)) if match else 0
 
     def close(self) -> None:
-        """Remove the groups; their last process may still be on its way out."""
+        """Remove the groups. Retries for a second, because the last process may still be exiting."""
         for folder in self.folders:
             for _ in range(50):
                 try:
@@ -114,8 +114,8 @@ class TreeGroup:
                     time.sleep(0.02)
 
 
-def sweep() -> int:
-    """Remove groups of drivers that are gone (killed before they could). Gives their number."""
+def remove_stale_groups() -> int:
+    """Remove groups of drivers that were killed before they could clean up. Returns: the number of removed folders."""
     count = 0
     for parent in (_V1, _V1_CPU, _V2):
         for folder in parent.glob(f"{PREFIX}-*-*"):
@@ -128,45 +128,49 @@ def sweep() -> int:
 
 
 class TreeWatch:
-    """Without control groups: adds up what a process and all below it hold and took, each time it is asked.
+    """Limits without control groups: each call sums the memory and CPU of a process and its descendants.
 
-    For one run, whose CPU counts from the first look. memory_bytes, cpu_s: limits; None where a control group has it.
+    A watch serves one run, whose CPU counts from the first call. memory_bytes, cpu_s: limits, or None when a control
+    group enforces them.
     """
 
     def __init__(self, memory_bytes: int | None, cpu_s: float | None) -> None:
         self.memory_bytes, self.cpu_s = memory_bytes, cpu_s
-        self._took: dict[int, float] = {}
-        self._before: float | None = None
+        self._used_s: dict[int, float] = {}
+        self._before_s: float | None = None
 
     def __call__(self, pid: int) -> str | None:
-        """What the tree below a process has had too much of: `memory`, `timeout` (CPU), or None."""
-        tree = _tree(pid)
-        if self.memory_bytes is not None and sum(map(_held, tree)) + _held_by_names(tree) > self.memory_bytes:
-            return "memory"
+        """The limit that the tree exceeds: `memory`, `timeout` (CPU) or None."""
+        tree = _list_tree(pid)
+        if self.memory_bytes is not None:
+            total = sum(map(_measure_memory, tree)) + _measure_name_bytes(tree)
+            if total > self.memory_bytes:
+                return "memory"
         if self.cpu_s is None:
             return None
-        took = {each: _took_s(each) for each in tree}
-        self._took |= {each: own for each, (own, _) in took.items()}
-        took_s = max(sum(map(sum, took.values())), sum(self._took.values()))
-        if self._before is None:
-            self._before = took_s
-        return "timeout" if took_s - self._before > self.cpu_s else None
+        used = {process: _measure_cpu_s(process) for process in tree}
+        self._used_s |= {process: own_s for process, (own_s, _) in used.items()}
+        # A process that ended counts in its parent's reaped time, or, if nobody reaped it, as it was last seen.
+        total_s = max(sum(map(sum, used.values())), sum(self._used_s.values()))
+        if self._before_s is None:
+            self._before_s = total_s
+        return "timeout" if total_s - self._before_s > self.cpu_s else None
 
 
-def _tree(pid: int) -> list[int]:
-    found, waiting = [], [pid]
+def _list_tree(pid: int) -> list[int]:
+    pids, waiting = [], [pid]
     while waiting:
-        each = waiting.pop()
-        found.append(each)
-        with contextlib.suppress(OSError):  # it may end while it is looked at
-            for thread in Path(f"/proc/{each}/task").iterdir():
+        current = waiting.pop()
+        pids.append(current)
+        with contextlib.suppress(OSError):  # the process may end meanwhile
+            for thread in Path(f"/proc/{current}/task").iterdir():  # any thread can be a parent
                 with contextlib.suppress(OSError):
                     waiting += [int(word) for word in (thread / "children").read_text().split()]
-    return found
+    return pids
 
 
-def _held(pid: int) -> int:
-    """Bytes of memory of its own, and of files in memory."""
+def _measure_memory(pid: int) -> int:
+    """Bytes of a process's anonymous memory and of its shared memory and tmpfs pages."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -174,11 +178,11 @@ def _held(pid: int) -> int:
     return sum(1024 * int(size) for size in re.findall(r"^(?:RssAnon|RssShmem):\s+(\d+)", status, re.MULTILINE))
 
 
-def _held_by_names(tree: list[int]) -> int:
-    """Bytes that the kernel keeps for the names in a sandbox's own /tmp: links and empty files have no pages."""
+def _measure_name_bytes(tree: list[int]) -> int:
+    """Kernel memory for the names in a sandbox's own /tmp, in bytes: links and empty files have no pages."""
     outside = _TMP.stat().st_dev
-    for pid in reversed(tree):
-        with contextlib.suppress(OSError):  # it has ended, or may not be looked at
+    for pid in reversed(tree):  # the innermost processes see the sandbox's file systems, bwrap itself the host's
+        with contextlib.suppress(OSError):  # the process has ended, or may not be inspected
             inside = Path(f"/proc/{pid}/root{_TMP}")
             if inside.stat().st_dev != outside:
                 names = os.statvfs(inside)
@@ -186,11 +190,12 @@ def _held_by_names(tree: list[int]) -> int:
     return 0
 
 
-def _took_s(pid: int) -> tuple[float, float]:
-    """Seconds of CPU: its own, and those of children that it has waited for."""
+def _measure_cpu_s(pid: int) -> tuple[float, float]:
+    """CPU seconds: (the process's own, those of children that it has reaped)."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # The command's name may hold spaces and brackets, so the fields start after the last bracket.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0, 0.0
-    own, waited_for = (sum(map(int, words[at : at + 2])) / _TICKS_PER_S for at in (11, 13))
-    return own, waited_for
+    own, reaped = (sum(map(int, fields[index : index + 2])) / _TICKS_PER_S for index in (11, 13))  # utime + stime
+    return own, reaped

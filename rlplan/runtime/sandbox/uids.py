@@ -1,9 +1,10 @@
-"""Uids of sandboxes: each belongs to one sandbox of this host at a time.
+"""Uids of sandboxes: each uid belongs to one sandbox of the host at a time.
 
-The kernel counts processes by uid (RLIMIT_NPROC): of two runs with the same uids, a program of one that starts as many
-as it may would leave none to the other. A uid is claimed by binding an abstract Unix socket of its name, so that it is
-free again whenever its process ends, however that ends.
-In: how many. Out: ClaimedUids. Left out: runs in network namespaces of their own, which do not see each other's names.
+The kernel counts processes per uid (RLIMIT_NPROC). If two runs shared a uid, a program of one could use up the process
+limit of the other. A process claims a uid by binding an abstract Unix socket with its number, which the kernel releases
+however the process ends.
+
+In: a count. Out: ClaimedUids. Left out: runs in separate network namespaces, which do not see each other's sockets.
 """
 
 import contextlib
@@ -14,11 +15,11 @@ import weakref
 from rlplan.errors import HostError
 
 FIRST_UID, NUM_UIDS = 61_200, 1_000
-"""Uids from here on are unused on the usual systems."""
+"""The range of claimed uids, which common systems leave unused."""
 
 
 class ClaimedUids:
-    """So many uids, until `close`. Raises: HostError where too few are left."""
+    """`count` uids, held until `close`. Raises: HostError when too few are left."""
 
     def __init__(self, count: int) -> None:
         self.numbers: list[int] = []
@@ -31,19 +32,19 @@ class ClaimedUids:
         if len(self.numbers) < count:
             self.close()
             raise HostError(
-                f"{count} uids for sandboxes are needed, {len(self.numbers)} are left",
+                f"sandboxes need {count} uids, and {len(self.numbers)} are free",
                 where=f"uids {FIRST_UID} to {FIRST_UID + NUM_UIDS - 1}",
                 rule="every sandbox of this host has a uid of its own",
                 way_out="end other runs on this host, or lower limits.num_reward_workers",
             )
 
     def close(self) -> None:
-        """Others may have them now."""
+        """Release the uids for other processes."""
         self._release()
 
 
 def _claim(number: int) -> socket.socket | None:
-    """None where another process has it."""
+    """The socket that claims a uid; None when another process holds it."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0rlplan-sandbox-uid-{number}")

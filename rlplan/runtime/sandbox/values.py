@@ -1,8 +1,8 @@
-"""Values that a program gives back, as bytes: of Python's own types alone, so that nothing of it runs out here.
+"""Decoding of the values that a program returns: built-in types only, so no code of the program runs in the driver.
 
-In: bytes from inside, which the program may have written itself. Out: plain values, or None and why not.
-The other half stands in runner.py: `n`, `t`, `f`, `i<hex>;`, `d<hex float>;`, `c<hex float>,<hex float>;`,
-`s<length>:`, `b<length>:`, and `l`, `u`, `e`, `m` with a count and so many items (list, tuple, set, dict of pairs).
+In: bytes from the sandbox, which the program may have forged. Out: plain values, or an UnreadableValueError.
+runner.py encodes: `n`, `t`, `f`, `i<hex>;`, `d<hex float>;`, `c<hex float>,<hex float>;`, `s<length>:`, `b<length>:`,
+and `l`, `u`, `e`, `m` with a count and that many items (list, tuple, set, dict of pairs).
 """
 
 from collections import Counter
@@ -12,15 +12,15 @@ from rlplan.runtime.sandbox.programs import Plain
 
 MAX_DEPTH = 100
 MAX_ALIKE = 64
-"""Keys of one set or dict, all different, that may have the same hash: 50,000 would hold the driver up for 30 s."""
+"""Most distinct keys of one set or dict with the same hash; 50,000 of them would block the driver for 30 s."""
 
 
 class UnreadableValueError(ValueError):
-    """The bytes are not a value."""
+    """Bytes that encode no value."""
 
 
 def decode(data: bytes) -> Plain:
-    """The value. Raises: UnreadableValueError."""
+    """Decode one value. Raises: UnreadableValueError."""
     try:
         value, end = _read(data, 0, 0)
     except (IndexError, ValueError, TypeError, OverflowError, MemoryError) as error:
@@ -47,14 +47,14 @@ def _read(data: bytes, at: int, depth: int) -> tuple[Plain, int]:
         return complex(float.fromhex(real), float.fromhex(imaginary)), stop + 1
     size, start = int(text), stop + 1
     if not 0 <= size <= len(data) - start:
-        raise UnreadableValueError("a length beyond the end")
+        raise UnreadableValueError("a length exceeds the data")
     if kind in (b"s", b"b"):
         raw = data[start : start + size]
         return raw.decode("utf-8", "surrogatepass") if kind == b"s" else raw, start + size
-    return _items(data, kind, size, start, depth)
+    return _read_items(data, kind, size, start, depth)
 
 
-def _items(data: bytes, kind: bytes, size: int, at: int, depth: int) -> tuple[Plain, int]:
+def _read_items(data: bytes, kind: bytes, size: int, at: int, depth: int) -> tuple[Plain, int]:
     items = []
     for _ in range(size * (2 if kind == b"m" else 1)):
         value, at = _read(data, at, depth + 1)
@@ -67,7 +67,7 @@ def _items(data: bytes, kind: bytes, size: int, at: int, depth: int) -> tuple[Pl
 
 
 def refuse_crowd(keys: Sequence[Plain]) -> None:
-    """Raises: UnreadableValueError for keys that were made to fall on one place of a hash table; equal ones are one."""
+    """Reject keys chosen to collide in a hash table; equal keys count once. Raises: UnreadableValueError."""
     counts = Counter(map(hash, keys)) if len(keys) > MAX_ALIKE else {}
     crowds: dict[int, list[Plain]] = {value: [] for value, count in counts.items() if count > MAX_ALIKE}
     for key in keys if crowds else ():

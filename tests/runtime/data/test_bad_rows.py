@@ -21,7 +21,7 @@ from tests.runtime.data.test_loading import GOOD, SORTER, VERL, jsonl, load
             ("tokenizer_config.json", b"[1]", "the tokenizer's configuration is \\[1\\]"),
             ("tokenizer_config.json", b"\xff\xfe", "the tokenizer's configuration is not UTF-8 text"),
             ("chat_template.jinja", b"\xff\xfe", "the policy's chat template is not UTF-8 text"),
-            ("chat_template.jinja", b"{% bad", "the policy's chat template does not take the prompts: jinja2"),
+            ("chat_template.jinja", b"{% bad", "the policy's chat template cannot render the prompts: jinja2"),
         ],
         but=4,
     ),
@@ -54,22 +54,22 @@ def test_a_table_that_is_none_is_one_message(tmp_path: Path, name: str) -> None:
         (b"{'id': 'b'}", "not JSON"),
         (b"\xef\xbb\xbf" + GOOD, "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"id": "b", "prompt": "x"}', "it has no answer"),
+        (b'{"id": "b", "prompt": "x"}', "no answer"),
         (b'{"id": "b", "answer": "x"}', "prompt is null"),
         (b'{"id": "b", "prompt": null, "answer": "y"}', "prompt is null"),
-        (b'{"id": "b", "prompt": "x", "answer": null}', "it has no answer"),
-        (b'{"id": "b", "prompt": ["x"], "answer": "y"}', "a message is an object"),
+        (b'{"id": "b", "prompt": "x", "answer": null}', "no answer"),
+        (b'{"id": "b", "prompt": ["x"], "answer": "y"}', "a message must be an object"),
         (b'{"id": "b", "prompt": 5, "answer": "y"}', "prompt is int, not a text or a chat"),
         (b'{"id": "b", "prompt": "", "answer": "y"}', "prompt is empty"),
-        (b'{"prompt": "What is this?", "answer": "y", "images": ["a.png"]}', "column 'images' is for images"),
+        (b'{"prompt": "What is this?", "answer": "y", "images": ["a.png"]}', "column 'images' holds images"),
         (
             b'{"prompt": [{"role": "user", "content": [{"type": "image_url"}]}], "answer": "y"}',
-            "a message holds an image, and prompts here are texts",
+            "a message holds an image, which prompts cannot",
         ),
-        (b'{"id": "b", "prompt": "\\ud800", "answer": "y"}', "half a character"),
-        (b'{"id": "a", "prompt": "x", "answer": "y"}', "id 'a' is also that of row 1"),
-        (b"[1, 2]", "no JSON object"),
-        (b"null", "no JSON object"),
+        (b'{"id": "b", "prompt": "\\ud800", "answer": "y"}', "a lone surrogate"),
+        (b'{"id": "a", "prompt": "x", "answer": "y"}', "id 'a' is also the id of row 1"),
+        (b"[1, 2]", "not a JSON object"),
+        (b"null", "not a JSON object"),
         (b'{"id": "b", "prompt": "caf\xe9", "answer": "y"}', "the line is not UTF-8"),
         (b"\x00\x01\x02", "not JSON"),
     ],
@@ -110,7 +110,7 @@ def test_a_message_is_short_and_has_nothing_in_it_for_a_terminal(tmp_path: Path,
 
 
 def test_a_table_without_a_prompt_says_which_columns_it_has(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no column holds a prompt: there are question, result"):
+    with pytest.raises(SpecError, match="no column holds a prompt; the columns are question, result"):
         load(jsonl(tmp_path / "p.jsonl", [{"question": "x", "result": "y"}]))
 
 

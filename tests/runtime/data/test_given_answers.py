@@ -37,16 +37,16 @@ def test_a_judged_answer_is_good_or_bad_by_its_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "row", "what"),
+    ("answer_kind", "row", "what"),
     [
-        ("answer", {"prompt": "x"}, "it has no answer"),
-        ("answer", {"messages": [USER]}, "messages must end with one of the assistant's"),
-        ("answer", {"prompt": "x", "completion": [USER]}, "completion must be one message of the assistant's"),
-        ("unpaired", {"prompt": "x", "completion": "a"}, "label is not true or false"),
+        ("answer", {"prompt": "x"}, "no answer"),
+        ("answer", {"messages": [USER]}, "messages must end with an assistant message"),
+        ("answer", {"prompt": "x", "completion": [USER]}, "completion must be one assistant message"),
+        ("unpaired", {"prompt": "x", "completion": "a"}, "label must be true or false"),
         ("unpaired", {"prompt": "x", "label": True}, "completion is null"),
     ],
 )
-def test_a_row_without_its_given_answer_is_a_bad_row(tmp_path: Path, given: Given, row: Any, what: str) -> None:
+def test_a_row_without_its_given_answer_is_a_bad_row(tmp_path: Path, answer_kind: Given, row: Any, what: str) -> None:
     with pytest.raises(SpecError, match="1 of 1 rows cannot be used: row 1: ") as caught:
-        load_rows(jsonl(tmp_path / "p.jsonl", [row]), Columns(), SORTER, Wanted(given))
+        load_rows(jsonl(tmp_path / "p.jsonl", [row]), Columns(), SORTER, Wanted(answer_kind))
     assert what in caught.value.what

@@ -40,7 +40,7 @@ def test_the_shipped_prompts_are_read_whole(split: str) -> None:
     loaded = load(path)
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [row.id for row in loaded.rows]
     assert all(row.answer == "".join(sorted(str(row.prompt).removeprefix("Sort: "))) for row in loaded.rows)
-    assert loaded.said(path).endswith("rows in the layout of rlplan, prompts are text")
+    assert loaded.summarize(path).endswith("rows in the layout of rlplan, prompts are text")
 
 
 def test_train_and_heldout_prompts_have_nothing_in_common() -> None:
@@ -63,7 +63,7 @@ def test_a_byte_order_mark_blank_lines_and_windows_line_ends_are_fine(tmp_path: 
 def test_an_empty_answer_is_a_bad_row_where_a_reward_compares_with_it(tmp_path: Path, answer: str) -> None:
     path = jsonl(tmp_path / "p.jsonl", [{"prompt": "x", "answer": answer}])
     assert load(path, answers=False).rows[0].answer == answer
-    with pytest.raises(SpecError, match="row 1: its answer is empty"):
+    with pytest.raises(SpecError, match="row 1: the answer is empty"):
         load(path)
 
 
@@ -109,7 +109,7 @@ def test_every_layout_becomes_the_same_row(tmp_path: Path, name: str, kind: str)
     (row,) = loaded.rows
     assert (row.id, row.prompt, row.answer) == (identity, "1 + 1?", "2")
     assert loaded.layout == layout
-    assert layout in loaded.said(path)
+    assert layout in loaded.summarize(path)
     others = json.loads(row.others)
     if name == "verl":
         assert others["data_source"] == "gsm8k"
@@ -176,14 +176,17 @@ def test_texts_that_hold_their_prompt_are_cut_after_it(tmp_path: Path) -> None:
         ({"prompt": "x", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
         (
             {"prompt": "x", "chosen": "a", "rejected": " a\n"},
-            "chosen and rejected are the same, spaces around them aside",
+            "chosen and rejected are the same apart from surrounding spaces",
         ),
         ({"prompt": "x", "chosen": None, "rejected": "a"}, "chosen is null"),
         ({"prompt": "x", "chosen": "", "rejected": "a"}, "chosen is empty"),
-        ({"prompt": "x", "chosen": [said("a")], "rejected": "a"}, "chosen is a chat and rejected a text"),
-        ({"chosen": "left", "rejected": "right"}, "there is no prompt"),
-        ({"chosen": [USER], "rejected": [USER, said("a")]}, "must differ in one last message"),
-        ({"chosen": [{"role": "user"}], "rejected": [USER]}, "a message is an object with the texts role and content"),
+        ({"prompt": "x", "chosen": [said("a")], "rejected": "a"}, "chosen and rejected must both be chats"),
+        ({"chosen": "left", "rejected": "right"}, "no prompt column"),
+        ({"chosen": [USER], "rejected": [USER, said("a")]}, "must differ in one final assistant message"),
+        (
+            {"chosen": [{"role": "user"}], "rejected": [USER]},
+            "a message must be an object with the texts role and content",
+        ),
         ({"prompt": "x", "chosen": "a"}, "rejected is null"),
     ],
 )
@@ -234,7 +237,7 @@ def test_a_column_whose_name_is_no_text_is_told(tmp_path: Path, kind: str) -> No
     _write_table(path, pa.table({"prompt": ["one"], "zzzz": ["1"]}))
     (file,) = [path] if path.is_file() else path.rglob("*.arrow")
     file.write_bytes(file.read_bytes().replace(b"zzzz", b"z\xeezz"))
-    with pytest.raises(SpecError, match="a column's name is no UTF-8 text"):
+    with pytest.raises(SpecError, match="a column's name is not UTF-8"):
         load(path)
 
 
@@ -246,7 +249,9 @@ def test_bytes_that_are_text_are_read_and_what_json_does_not_know_is_no_answer(t
     answers = pa.array([b"12", b"caf\xe9"], pa.binary())
     beside = {"day": [day, day], "image": pa.array([b"\xff", b"\xff"], pa.binary()), "raw": pa.array([b"a", b"b"])}
     _write_table(path, pa.table({"prompt": pa.array([b"one", b"two"]), "answer": answers, **beside}))
-    with pytest.raises(SpecError, match=r"1 of 2 rows cannot be used: row 2: the answer holds bytes that are no UTF-8"):
+    with pytest.raises(
+        SpecError, match=r"1 of 2 rows cannot be used: row 2: the answer holds bytes that are not UTF-8"
+    ):
         load(path)
     (row, _) = load(path, columns=Columns(answer="raw")).rows
     assert (row.prompt, row.answer) == ("one", "a")
@@ -268,7 +273,7 @@ def test_a_null_answer_of_a_table_of_numbers_is_null(tmp_path: Path) -> None:
 
     path = tmp_path / "data.parquet"
     _write_table(path, pa.table({"prompt": ["a", "b"], "answer": [1.0, float("nan")]}))
-    with pytest.raises(SpecError, match=r"1 of 2 rows cannot be used: row 2: it has no answer"):
+    with pytest.raises(SpecError, match=r"1 of 2 rows cannot be used: row 2: no answer"):
         load(path)
 
 
@@ -282,9 +287,9 @@ def test_indices_of_several_sources_are_no_duplicate_ids(tmp_path: Path) -> None
     [
         (
             b'[{"prompt": "x", "answer": "y"}, "hello", 5, null]',
-            "3 of 4 rows cannot be used: rows 2, 3, 4: the item is no JSON",
+            "3 of 4 rows cannot be used: rows 2, 3, 4: the item is not a JSON",
         ),
-        (b'{"prompt": "x"}', "the file is no list of rows"),
+        (b'{"prompt": "x"}', "the file is not a list of rows"),
         (b'[{"prompt": "x"', "the file is not JSON"),
         (b'["caf\xe9"]', "the file is not UTF-8"),
         (b"[" * 100_000, "the file is not JSON"),
@@ -326,14 +331,14 @@ WRONG_NAMES = (
     ("dataset_dict.json", "{bad", "dataset_dict.json is not JSON"),
     ("dataset_dict.json", "[]", "dataset_dict.json names no splits"),
     ("dataset_dict.json", '{"splits": []}', "dataset_dict.json names no splits"),
-    ("dataset_dict.json", '{"splits": ["../../elsewhere"]}', "names '../../elsewhere', which is no name of"),
+    ("dataset_dict.json", '{"splits": ["../../elsewhere"]}', "names '../../elsewhere', which is not a plain file name"),
     ("state.json", "{}", "state.json names no _data_files"),
     ("state.json", '{"_data_files": "x"}', "state.json names no _data_files"),
-    ("state.json", '{"_data_files": [{}]}', "names None, which is no name of"),
+    ("state.json", '{"_data_files": [{}]}', "names None, which is not a plain file name"),
     (
         "state.json",
         '{"_data_files": [{"filename": "../good.arrow"}]}',
-        "names '../good.arrow', which is no name of",
+        "names '../good.arrow', which is not a plain file name",
     ),
     ("state.json", '{"_data_files": [{"filename": "absent.arrow"}]}', "absent.arrow is no file"),
 )
@@ -370,7 +375,7 @@ def test_a_csv_has_its_columns_in_the_first_line_and_cells_of_several_lines(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("prompt,answer\nSort: 1,1\nSort: 2\n", "row 2: the row has 1 cells, the first line names 2 columns"),
         ("prompt,prompt\na,b\n", "the column 'prompt' occurs twice"),
@@ -379,10 +384,10 @@ def test_a_csv_has_its_columns_in_the_first_line_and_cells_of_several_lines(tmp_
         ("", "the prompt file is empty"),
     ],
 )
-def test_a_csv_that_is_none_says_where_it_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_a_csv_that_is_none_says_where_it_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "train.csv"
     path.write_text(text)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         load(path)
 
 

@@ -1,4 +1,4 @@
-"""Which prompt is the n-th: by weight, in epochs, by difficulty, and the same whoever asks and in whatever order."""
+"""The n-th prompt: by weight, in epochs, by difficulty, and independent of who asks and in which order."""
 
 from collections import Counter
 
@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.runtime.data.mixing import Mixture, Share, quotas_of
+from rlplan.runtime.data.mixing import Mixture, Share, compute_quotas
 
 ONE = [Share("", 50)]
 TWO = [Share("easy", 6, 3.0), Share("hard", 4, 1.0)]
 
 
-def rows_of(mixture: Mixture, epoch: int) -> list[int]:
+def list_rows(mixture: Mixture, epoch: int) -> list[int]:
     return [mixture.row(epoch * mixture.num_rows + index) for index in range(mixture.num_rows)]
 
 
 def test_each_epoch_sees_every_prompt_once_in_an_order_of_its_own() -> None:
-    first, second, other = rows_of(Mixture(ONE, 0), 0), rows_of(Mixture(ONE, 0), 1), rows_of(Mixture(ONE, 1), 0)
+    first, second, other = list_rows(Mixture(ONE, 0), 0), list_rows(Mixture(ONE, 0), 1), list_rows(Mixture(ONE, 1), 0)
     assert sorted(first) == sorted(second) == sorted(other) == list(range(50))
     assert len({tuple(order) for order in (first, second, other)}) == 3
 
@@ -26,7 +26,7 @@ def test_data_sets_are_mixed_by_weight_and_a_small_one_comes_again() -> None:
     mixture = Mixture(TWO, 0)
     assert mixture.quotas == [8, 2]
     for epoch in range(4):
-        assert Counter(row < 6 for row in rows_of(mixture, epoch)) == {True: 8, False: 2}
+        assert Counter(row < 6 for row in list_rows(mixture, epoch)) == {True: 8, False: 2}
     seen = Counter(mixture.row(number) for number in range(30))  # 24 of six easy rows, 6 of four hard ones
     assert {seen[row] for row in range(6)} == {4}
     assert {seen[row] for row in range(6, 10)} == {1, 2}
@@ -36,7 +36,7 @@ def test_data_sets_are_mixed_by_weight_and_a_small_one_comes_again() -> None:
 def test_a_number_is_answered_alike_whatever_was_asked_before(sets: list[tuple[int, float]], number: int) -> None:
     shares = [Share(str(index), count, weight) for index, (count, weight) in enumerate(sets)]
     total = sum(count for count, _ in sets)
-    assert sum(quotas_of(shares)) == total
+    assert sum(compute_quotas(shares)) == total
     resumed, whole = Mixture(shares, 7), Mixture(shares, 7)
     for before in range(0, number, 17):
         whole.row(before)
@@ -45,8 +45,8 @@ def test_a_number_is_answered_alike_whatever_was_asked_before(sets: list[tuple[i
 
 
 def test_without_shuffling_rows_come_as_they_stand_and_data_sets_evenly_spread() -> None:
-    assert rows_of(Mixture(ONE, 0, shuffles=False), 1) == list(range(50))
-    assert rows_of(Mixture([Share("a", 4), Share("b", 4)], 0, shuffles=False), 0) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert list_rows(Mixture(ONE, 0, shuffles=False), 1) == list(range(50))
+    assert list_rows(Mixture([Share("a", 4), Share("b", 4)], 0, shuffles=False), 0) == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @pytest.mark.parametrize("shuffles", [True, False])
@@ -54,7 +54,7 @@ def test_a_curriculum_goes_from_easy_to_hard_in_every_epoch(shuffles: bool) -> N
     difficulties = [3.0, 1.0, 2.0, 1.0, 3.0, 1.0]
     mixture = Mixture([Share("", 6)], 0, shuffles=shuffles, difficulties=difficulties)
     for epoch in range(3):
-        order = rows_of(mixture, epoch)
+        order = list_rows(mixture, epoch)
         assert [difficulties[row] for row in order] == sorted(difficulties)
         assert sorted(order) == list(range(6))
-    assert shuffles or rows_of(mixture, 0) == [1, 3, 5, 2, 0, 4]
+    assert shuffles or list_rows(mixture, 0) == [1, 3, 5, 2, 0, 4]

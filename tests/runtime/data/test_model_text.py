@@ -24,7 +24,7 @@ SORTER = EXAMPLES / "models" / "sorter"
 CHAT = [{"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "x"}}]
 
 
-def with_tokenizer(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+def change_tokenizer(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """The sorter, its tokenizer changed."""
     shutil.copytree(SORTER, folder, dirs_exist_ok=True)
     data = json.loads((SORTER / "tokenizer.json").read_text())
@@ -68,7 +68,7 @@ FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "name", at_night(FAULTS, but=("an id far away", "an unknown model"))
 )  # the next test has "a text that grows"
 def test_a_hostile_tokenizer_is_one_message_or_works(tmp_path: Path, name: str) -> None:
-    folder = with_tokenizer(tmp_path / "model", FAULTS[name])
+    folder = change_tokenizer(tmp_path / "model", FAULTS[name])
     before = psutil.Process().memory_info().rss
     refused = None
     try:
@@ -83,7 +83,7 @@ def test_a_hostile_tokenizer_is_one_message_or_works(tmp_path: Path, name: str) 
 
 
 def test_a_tokenizer_that_takes_gigabytes_is_stopped_and_a_run_does_not_begin(tmp_path: Path) -> None:
-    folder = with_tokenizer(tmp_path / "model", FAULTS["a text that grows"])
+    folder = change_tokenizer(tmp_path / "model", FAULTS["a text that grows"])
     with pytest.raises(SpecError, match="the tokenizer cannot be read"):
         load_prompts(make_job(**{"policy.path": str(folder)}))
 
@@ -106,7 +106,7 @@ def test_a_hostile_template_is_one_message(tmp_path: Path, monkeypatch: pytest.M
     (folder / "chat_template.jinja").write_text(TEMPLATES[name])
     (rows := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, CHAT)))
     before = psutil.Process().memory_info().rss
-    with pytest.raises(SpecError, match="the policy's chat template does not take the prompts") as caught:
+    with pytest.raises(SpecError, match="the policy's chat template cannot render the prompts") as caught:
         load_rows(rows, Columns(), folder, Wanted())
     assert str(caught.value).replace("\n", "").isprintable()
     assert psutil.Process().memory_info().rss < before + (64 << 20)
@@ -127,6 +127,6 @@ def test_a_reward_model_s_tokenizer_is_tried_before_the_driver_reads_it(tmp_path
         vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
         data["pre_tokenizer"] = {"type": "Nothing"}
 
-    folder = with_tokenizer(tmp_path / "reward", change)
+    folder = change_tokenizer(tmp_path / "reward", change)
     with pytest.raises(SpecError, match="the tokenizer cannot be read"):
         check_role_tokenizers(make_job(**{"roles.reward.path": str(folder)}))

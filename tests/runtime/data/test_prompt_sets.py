@@ -9,7 +9,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.identity import identity_of
-from rlplan.runtime.data.held_back import held_back
+from rlplan.runtime.data.held_back import split_held_out
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
@@ -74,7 +74,7 @@ def test_the_columns_that_every_row_has_are_known_where_a_function_may_ask_for_t
 
 def test_too_few_prompts_for_a_step_are_refused(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "train.jsonl", "Sort: 12", "Sort: 13")
-    with pytest.raises(SpecError, match="2 prompts, 4 a step"):
+    with pytest.raises(SpecError, match="2 training prompts, 4 per step"):
         load_prompts(make_job(**{"data.prompts": file}))
 
 
@@ -95,7 +95,7 @@ def sorting(path: Path, first: int, count: int, **columns: Any) -> str:
     return str(path)
 
 
-def mixed(folder: Path, hard: dict[str, Any] | None = None, **data: Any) -> ResolvedJob:
+def make_mixed_job(folder: Path, hard: dict[str, Any] | None = None, **data: Any) -> ResolvedJob:
     return make_job(
         data={
             "prompts": [
@@ -112,7 +112,7 @@ def mixed(folder: Path, hard: dict[str, Any] | None = None, **data: Any) -> Reso
 
 
 def test_data_sets_are_mixed_by_weight_under_their_names(tmp_path: Path) -> None:
-    job = mixed(tmp_path)
+    job = make_mixed_job(tmp_path)
     sets = load_prompts(job)
     maker = RequestMaker(job, sets)
     assert Counter(maker.prompt(number).source for number in range(10)) == {"easy": 8, "second": 2}
@@ -121,25 +121,25 @@ def test_data_sets_are_mixed_by_weight_under_their_names(tmp_path: Path) -> None
 
 
 def test_unequal_columns_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="data sets with unequal columns are mixed: easy has level; second has grade"):
-        load_prompts(mixed(tmp_path, {"grade": 2}))
+    with pytest.raises(SpecError, match="mixed data sets have different columns: easy has level; second has grade"):
+        load_prompts(make_mixed_job(tmp_path, {"grade": 2}))
 
 
 def test_a_curriculum_needs_a_number_in_every_row(tmp_path: Path) -> None:
-    job = mixed(tmp_path, difficulty_column="level")
+    job = make_mixed_job(tmp_path, difficulty_column="level")
     maker = RequestMaker(job, load_prompts(job))
     assert [maker.prompt(n).source for n in range(10)].count("second") == 2
-    with pytest.raises(SpecError, match="grade of 'easy/10000' is not there"):
-        load_prompts(mixed(tmp_path, difficulty_column="grade"))
+    with pytest.raises(SpecError, match="grade of 'easy/10000' is missing"):
+        load_prompts(make_mixed_job(tmp_path, difficulty_column="grade"))
     with pytest.raises(SpecError, match="level of 'second/20000' is 'x'"):
-        load_prompts(mixed(tmp_path, {"level": "x"}, difficulty_column="level"))
+        load_prompts(make_mixed_job(tmp_path, {"level": "x"}, difficulty_column="level"))
 
 
 def test_a_weight_of_no_prompt_is_refused(tmp_path: Path) -> None:
-    job = mixed(tmp_path)
+    job = make_mixed_job(tmp_path)
     assert job.data is not None
     sources = [job.data.sources[0], job.data.sources[1].model_copy(update={"weight": 1e-6})]
-    with pytest.raises(SpecError, match="second has a weight of 1e-06, which is none of 10 prompts"):
+    with pytest.raises(SpecError, match="second has a weight of 1e-06, which gives it 0 of 10 prompts"):
         load_prompts(job.model_copy(update={"data": job.data.model_copy(update={"prompts": tuple(sources)})}))
 
 
@@ -169,7 +169,7 @@ def test_paths_of_a_mixture_are_relative_to_the_job_and_must_exist(tmp_path: Pat
 
 
 def test_a_run_goes_on_only_with_the_same_mixture(tmp_path: Path) -> None:
-    job = mixed(tmp_path)
+    job = make_mixed_job(tmp_path)
     assert job.data is not None
     other = job.data.model_copy(update={"prompts": job.data.sources[:1]})
     calmer = job.data.model_copy(update={"shuffles": False})
@@ -180,23 +180,23 @@ def test_a_run_goes_on_only_with_the_same_mixture(tmp_path: Path) -> None:
 
 def test_without_held_out_prompts_a_tenth_is_held_back_whatever_their_order(tmp_path: Path) -> None:
     texts = [f"Sort: {number}" for number in range(10, 90)]
-    one, other = (
+    first, other = (
         write_rows(tmp_path / f"{n}.jsonl", *order) for n, order in enumerate((texts + texts[:9], texts[::-1]))
     )
-    sets = [load_prompts(make_job(**{"data.prompts": file, "data.heldout": None})) for file in (one, other)]
-    held = [{prompt.text for prompt in each.heldout} for each in sets]
-    assert held[0] == held[1]
-    assert len(sets[0].heldout) == len(held[0]) == 8
-    assert not held[0] & {prompt.text for prompt in sets[0].train}
-    assert held[0] | {prompt.text for prompt in sets[0].train} == set(texts)
+    sets = [load_prompts(make_job(**{"data.prompts": file, "data.heldout": None})) for file in (first, other)]
+    heldout = [{prompt.text for prompt in each.heldout} for each in sets]
+    assert heldout[0] == heldout[1]
+    assert len(sets[0].heldout) == len(heldout[0]) == 8
+    assert not heldout[0] & {prompt.text for prompt in sets[0].train}
+    assert heldout[0] | {prompt.text for prompt in sets[0].train} == set(texts)
     assert sets[0].said[1] == "8 of these prompts are held out, as data.heldout names none"
-    assert len(held_back(sets[0].train, most=3, seed=1)[1]) == 3
+    assert len(split_held_out(sets[0].train, max_heldout=3, seed=1)[1]) == 3
 
 
 def test_too_few_prompts_are_said_with_those_that_are_held_out(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "train.jsonl", *(f"Sort: {number}" for number in range(10, 42)))
     job = make_job(**{"data.prompts": file, "data.heldout": None, "workload.num_prompts_per_step": 32})
-    with pytest.raises(SpecError, match="29 prompts beside 3 that are held out, 32 a step"):
+    with pytest.raises(SpecError, match="29 training prompts besides 3 held-out ones, 32 per step"):
         load_prompts(job)
 
 

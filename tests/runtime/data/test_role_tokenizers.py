@@ -30,28 +30,28 @@ def other_folder(folder: Path, *, swaps: bool = False, vocab_size: int = 64) -> 
     return folder
 
 
-def job_with(role: str, folder: Path) -> ResolvedJob:
+def make_role_job(role: str, folder: Path) -> ResolvedJob:
     return make_job(**{f"roles.{role}.path": str(folder)})
 
 
 def test_the_same_tokenizer_passes(tmp_path: Path) -> None:
-    check_role_tokenizers(job_with("reference", other_folder(tmp_path / "other")))
+    check_role_tokenizers(make_role_job("reference", other_folder(tmp_path / "other")))
 
 
 def test_swapped_tokens_are_refused_with_an_example(tmp_path: Path) -> None:
     folder = other_folder(tmp_path / "other", swaps=True)
     with pytest.raises(SpecError) as caught:
-        check_role_tokenizers(job_with("teacher", folder))
-    mine = token_ids(SORTER)
-    assert mine
-    assert f"'1' is {mine['1']}" in caught.value.what or f"'2' is {mine['2']}" in caught.value.what
+        check_role_tokenizers(make_role_job("teacher", folder))
+    ids = token_ids(SORTER)
+    assert ids
+    assert f"'1' is {ids['1']}" in caught.value.what or f"'2' is {ids['2']}" in caught.value.what
     assert "roles.teacher.path" in caught.value.where
     assert "same tokens" in caught.value.rule
 
 
 def test_a_table_with_too_few_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="has 7 tokens in its table"):
-        check_role_tokenizers(job_with("reference", other_folder(tmp_path / "other", vocab_size=7)))
+    with pytest.raises(SpecError, match="has 7 tokens in its embedding table"):
+        check_role_tokenizers(make_role_job("reference", other_folder(tmp_path / "other", vocab_size=7)))
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"model": {"vocab": 5}}'])
@@ -61,11 +61,11 @@ def test_a_missing_or_broken_tokenizer_is_refused(tmp_path: Path, text: str | No
     if text is not None:
         path.write_text(text)
     with pytest.raises(SpecError, match="tokenizer"):
-        check_role_tokenizers(job_with("reference", tmp_path / "other"))
+        check_role_tokenizers(make_role_job("reference", tmp_path / "other"))
 
 
 def test_a_reward_model_with_other_tokens_reads_the_text_anew_and_keeps_its_end(tmp_path: Path) -> None:
-    job = job_with("reward", other_folder(tmp_path / "other", swaps=True))
+    job = make_role_job("reward", other_folder(tmp_path / "other", swaps=True))
     check_role_tokenizers(job)
     assert rereads(job)
     readers, ids = RoleReaders(job), token_ids(tmp_path / "other")

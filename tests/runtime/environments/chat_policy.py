@@ -1,4 +1,4 @@
-"""A policy's folder with a chat template, whose tokenizer does not round-trip; and engines that say what they are told.
+"""A policy's folder with a chat template, whose tokenizer does not round-trip; and engines that repeat a script.
 
 `a` and `b` are tokens, and so is `ab`: what decodes to `ab` may have been sampled as two tokens.
 """
@@ -39,7 +39,7 @@ def write_policy(folder: Path, template: str | None = TEMPLATE) -> Path:
 
 
 def ids(*words: str) -> tuple[int, ...]:
-    """Of words of the vocabulary; what is none is taken letter by letter."""
+    """Token ids of words; a word outside the vocabulary is split into letters."""
     return tuple(IDS[part] for word in words for part in ([word] if word in IDS else word))
 
 

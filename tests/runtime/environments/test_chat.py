@@ -60,32 +60,32 @@ def test_tokens_that_were_sampled_stay_though_their_text_would_be_tokenized_othe
     sampled = (*ids("a", "b"), END)  # its text, `ab`, is one token
     assert tuple(chat.words.tokens(chat.words.text(sampled))) == ids("ab")
     engines = Script(sampled)
-    made = rollout(engines, pool, chat)
-    between = [ids("<user>", *said, "<end>", "<assistant>") for said in (["c", "ab"], ["c", "ab", "c", "ab"])]
-    assert made.tokens == (*sampled, *between[0], *sampled, *between[1], *sampled)
-    assert made.chosen == sampled * 3
-    assert len(made.logprobs) == 9
-    assert made.observed == ((3, 8), (11, 18))
+    completion = rollout(engines, pool, chat)
+    between = [ids("<user>", *words, "<end>", "<assistant>") for words in (["c", "ab"], ["c", "ab", "c", "ab"])]
+    assert completion.tokens == (*sampled, *between[0], *sampled, *between[1], *sampled)
+    assert completion.chosen == sampled * 3
+    assert len(completion.logprobs) == 9
+    assert completion.observed == ((3, 8), (11, 18))
     assert [request.prompt for request in engines.asked] == [
-        (*chat_prompt().tokens, *made.tokens[:length]) for length in (0, 8, 18)
+        (*chat_prompt().tokens, *completion.tokens[:length]) for length in (0, 8, 18)
     ]
 
 
 def test_a_turn_that_ended_otherwise_than_the_template_ends_it_is_ended_by_what_is_observed(
     chat: ChatTurns, pool: EnvironmentPool
 ) -> None:
-    made = rollout(Script(ids("a", "</call>")), pool, chat)  # as where the job stops at a text
-    assert made.tokens[:5] == ids("a", "</call>", "<end>", "<user>", "c")
-    assert made.observed[0] == (2, 8)
+    completion = rollout(Script(ids("a", "</call>")), pool, chat)  # as where the job stops at a text
+    assert completion.tokens[:5] == ids("a", "</call>", "<end>", "<user>", "c")
+    assert completion.observed[0] == (2, 8)
 
 
 def test_an_observation_that_is_too_long_loses_its_end_and_not_the_template_s(chat: ChatTurns, tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("def play(messages, answer):\n    return {'observation': 'c' * 1000}")
     pool = EnvironmentPool(EnvironmentSpec(path=f"{tmp_path / 'long.py'}:play", max_observation_len=3), tmp_path / "l")
-    made = rollout(Script(ids("a", "<end>")), pool, chat, max_tokens=12)
+    completion = rollout(Script(ids("a", "<end>")), pool, chat, max_tokens=12)
     pool.close()
-    assert made.tokens[2:8] == ids("<user>", "ccc", "<end>", "<assistant>")
-    assert (made.ended, made.failure) == ("context", "")
+    assert completion.tokens[2:8] == ids("<user>", "ccc", "<end>", "<assistant>")
+    assert (completion.ended, completion.failure) == ("context", "")
 
 
 def test_rows_become_chats_where_the_job_has_a_system_prompt_or_tools(policy: Path, tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_chats_that_a_job_needs_are_refused_without_a_template(tmp_path: Path) -
 
 REFUSED = (
     ("{{ raise_exception('no tools here') }}", "no tools here"),
-    ("{{ messages[-1].content }}", "does not write an earlier turn of the policy once"),
+    ("{{ messages[-1].content }}", "does not write an earlier turn of the policy exactly once"),
     ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "does not write an earlier turn"),
     ("{% for m in messages %}{{ m.content[0].text }}{% endfor %}", "does not write an earlier turn"),
-    ("{% for", "the policy's chat template does not take the prompts"),
+    ("{% for", "the policy's chat template cannot render the prompts"),
 )
 
 

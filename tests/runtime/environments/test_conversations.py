@@ -32,10 +32,10 @@ EOS = 1
 
 GAME = """
 def play(messages, answer):
-    turns = [message["content"] for message in messages if message["role"] == "assistant"]
-    if "9" in turns[-1]:
+    texts = [message["content"] for message in messages if message["role"] == "assistant"]
+    if "9" in texts[-1]:
         raise ValueError("nine")
-    return {"reward": len(turns)} if "5" in turns[-1] else {"observation": f"abc{len(turns)}"}
+    return {"reward": len(texts)} if "5" in texts[-1] else {"observation": f"abc{len(texts)}"}
 """
 
 
@@ -101,12 +101,12 @@ def rollouts(
 
 def test_turns_and_observations_stand_in_one_row_and_only_the_policy_s_tokens_have_log_probs(game: Game) -> None:
     _, finished = rollouts(game, max_tokens=40)
-    second = finished.completions[1]  # says 111, 222, 333, 444; is told abc after each but the last
+    second = finished.completions[1]  # says 111, 222, 333, 444; hears abc after each but the last
     abc = tuple(WORDS.tokens("abc"))
-    turns = [(6 + digit,) * 3 + (EOS,) for digit in (1, 2, 3, 4)]
-    assert second.tokens == (*turns[0], *abc, *turns[1], *abc, *turns[2], *abc, *turns[3])
+    past = [(6 + digit,) * 3 + (EOS,) for digit in (1, 2, 3, 4)]
+    assert second.tokens == (*past[0], *abc, *past[1], *abc, *past[2], *abc, *past[3])
     assert second.observed == ((4, 7), (11, 14), (18, 21))
-    assert second.chosen == sum(turns, ())
+    assert second.chosen == sum(past, ())
     assert second.logprobs == (-1.0, -2.0, -3.0, -4.0) * 4
     assert second.spans == tuple(WeightSpan(turn, 7 * turn, 7 * turn + 4) for turn in range(4))
     assert (second.num_turns, second.reward, second.failure) == (4, 0.0, "")
@@ -169,19 +169,19 @@ def test_a_rollout_without_an_answer_is_no_part_of_its_group_and_gives_no_gradie
     from rlplan.runtime.rollout.experience import Rollout
 
     _, finished = rollouts(game, max_tokens=40, num_samples=10)
-    made = [
+    judged = [
         Rollout(PROMPT, 0, each) for each in (finished.completions[5], finished.completions[4], finished.completions[9])
     ]
     job = make_job(
         rewards=[],
         **{"rollout.environment": {"path": f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play", "weight": 2.0}},
     )
-    finish_rewards(made, [], job, 1)
-    assert [(one.reward, one.has_failed) for one in made] == [(2.0, False), (4.0, False), (0.0, True)]
-    advantages = [one.advantages for one in ADVANTAGES["group_normalized"](made, job.algorithm)]
+    finish_rewards(judged, [], job, 1)
+    assert [(rollout.reward, rollout.has_failed) for rollout in judged] == [(2.0, False), (4.0, False), (0.0, True)]
+    advantages = [rollout.advantages for rollout in ADVANTAGES["group_normalized"](judged, job.algorithm)]
     assert [round(each[0], 4) for each in advantages] == [-0.7071, 0.7071, 0.0]
-    assert [len(each) for each in advantages] == [len(one.completion.logprobs) for one in made]
-    assert made[2].num_ignored == len(made[2].completion.logprobs)
+    assert [len(each) for each in advantages] == [len(rollout.completion.logprobs) for rollout in judged]
+    assert judged[2].num_ignored == len(judged[2].completion.logprobs)
 
 
 def test_where_the_policy_chose_is_everywhere_but_where_it_was_told() -> None:

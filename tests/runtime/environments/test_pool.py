@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.runtime.environments.pool import Answer, EnvironmentPool, Said, describe, read_answer
+from rlplan.runtime.environments.pool import Answer, EnvironmentPool, RawAnswer, describe_environment, read_answer
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
@@ -49,32 +49,32 @@ def pool(tmp_path: Path) -> Iterator[EnvironmentPool]:
     pool.close()
 
 
-def asked(pool: EnvironmentPool, *words: str) -> list[Answer]:
+def ask_all(pool: EnvironmentPool, *words: str) -> list[Answer]:
     for index, word in enumerate(words):
         pool.ask(index, {"play": [{"role": "assistant", "content": word}], "answer": "42"})
-    found: dict[int, Said] = {}
-    wait_for(lambda: found.update(pool.ready()) or len(found) == len(words), 30, pause_s=0.005)
-    return [read_answer(found[index]) for index in range(len(words))]
+    answers: dict[int, RawAnswer] = {}
+    wait_for(lambda: answers.update(pool.take_answers()) or len(answers) == len(words), 30, pause_s=0.005)
+    return [read_answer(answers[index]) for index in range(len(words))]
 
 
-def words_of(answer: Answer) -> str | None:
-    return answer.said[0]["content"] if answer.said else None
+def get_words(answer: Answer) -> str | None:
+    return answer.messages[0]["content"] if answer.messages else None
 
 
 def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: EnvironmentPool, tmp_path: Path) -> None:
-    again, won, both, neither = asked(pool, "again", "won", "both", "neither")
-    assert (words_of(again), again.reward, again.is_end) == ("42", None, False)
-    assert (words_of(won), won.reward, won.is_end) == (None, 1.0, True)
-    assert (words_of(both), both.reward, both.is_end) == ("over", 0.5, True)
+    again, won, both, neither = ask_all(pool, "again", "won", "both", "neither")
+    assert (get_words(again), again.reward, again.is_end) == ("42", None, False)
+    assert (get_words(won), won.reward, won.is_end) == (None, 1.0, True)
+    assert (get_words(both), both.reward, both.is_end) == ("over", 0.5, True)
     assert neither == Answer()
     assert "heard again" in (tmp_path / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("said", [{"done": False}, {"done": False, "reward": 1.0}, {"observation": [], "done": False}])
-def test_an_answer_without_an_observation_is_the_end_whatever_it_says_of_it(said: dict[str, Any]) -> None:
-    assert read_answer(Said(said)) == Answer((), said.get("reward"), True)
-    assert not read_answer(Said({"observation": "on", "reward": 1.0, "done": False})).is_end
-    assert read_answer(Said({"done": 0})).failure == "done is '0', neither true nor false"
+@pytest.mark.parametrize("value", [{"done": False}, {"done": False, "reward": 1.0}, {"observation": [], "done": False}])
+def test_an_answer_without_an_observation_is_the_end_whatever_it_says_of_it(value: dict[str, Any]) -> None:
+    assert read_answer(RawAnswer(value)) == Answer((), value.get("reward"), True)
+    assert not read_answer(RawAnswer({"observation": "on", "reward": 1.0, "done": False})).is_end
+    assert read_answer(RawAnswer({"done": 0})).failure == "done is '0', not true or false"
 
 
 @pytest.mark.parametrize(
@@ -100,23 +100,23 @@ def test_an_answer_without_an_observation_is_the_end_whatever_it_says_of_it(said
 def test_what_is_no_answer_is_a_failure_with_its_reason_and_the_next_question_is_answered(
     pool: EnvironmentPool, word: str, reason: str
 ) -> None:
-    failed, next_one = asked(pool, word, "won")
+    failed, next_one = ask_all(pool, word, "won")
     assert reason in failed.failure
     assert failed.reward is None
     assert next_one == Answer(reward=1.0)
 
 
 def test_a_hang_costs_its_deadline_and_not_much_more(pool: EnvironmentPool) -> None:
-    asked(pool, "won")
+    ask_all(pool, "won")
     with at_most(1.0, beyond_s=pool.spec.timeout_s):
-        asked(pool, "hang")
+        ask_all(pool, "hang")
 
 
 def test_a_killed_process_is_replaced_and_none_is_left_when_the_pool_is_closed(pool: EnvironmentPool) -> None:
-    asked(pool, "won")
+    ask_all(pool, "won")
     first = pool.pids
     os.kill(first[0], signal.SIGKILL)
-    assert asked(pool, "won", "won")[1] == Answer(reward=1.0)
+    assert ask_all(pool, "won", "won")[1] == Answer(reward=1.0)
     second = pool.pids
     assert second != first
     pool.ask(0, {"play": [{"role": "assistant", "content": "hang"}], "answer": "42"})
@@ -138,21 +138,21 @@ def test_a_function_that_cannot_be_had_is_refused_before_anything_starts(
 ) -> None:
     (tmp_path / "game.py").write_text(text)
     with pytest.raises(SpecError, match=reason):
-        describe(EnvironmentSpec(path=f"{tmp_path / 'game.py'}:{function}"))
+        describe_environment(EnvironmentSpec(path=f"{tmp_path / 'game.py'}:{function}"))
 
 
 def test_the_example_s_game_is_won_by_the_largest_digit_and_gives_hints() -> None:
     spec = EnvironmentSpec(path=f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play")
-    assert not describe(spec).is_stateful
+    assert not describe_environment(spec).is_stateful
     pool = EnvironmentPool(spec, Path(os.devnull))
     turns = [{"role": "user", "content": "Sort: 52914"}]
-    said = []
+    value = []
     for guess in ("<answer>5", "no", "9"):
         turns.append({"role": "assistant", "content": guess})
         pool.ask(0, {"play": turns, "answer": "12459"})
-        found: list[tuple[object, Said]] = []
-        wait_for(lambda: found.extend(pool.ready()) or found, 60, pause_s=0.005)  # noqa: B023
-        said.append(read_answer(found[0][1]))
-        turns.append({"role": "user", "content": str(words_of(said[-1]))})
+        answers: list[tuple[object, RawAnswer]] = []
+        wait_for(lambda: answers.extend(pool.take_answers()) or answers, 60, pause_s=0.005)  # noqa: B023
+        value.append(read_answer(answers[0][1]))
+        turns.append({"role": "user", "content": str(get_words(value[-1]))})
     pool.close()
-    assert [(words_of(each), each.reward) for each in said] == [("+", None), ("?", None), (None, 0.25)]
+    assert [(get_words(each), each.reward) for each in value] == [("+", None), ("?", None), (None, 0.25)]

@@ -7,7 +7,7 @@ import pytest
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
-from rlplan.runtime.environments.pool import EnvironmentPool, describe
+from rlplan.runtime.environments.pool import EnvironmentPool, describe_environment
 from rlplan.runtime.losses.advantages import token_rewards
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rewards.total import add_environment
@@ -105,15 +105,15 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     chat = ChatTurns(policy, words)
 
     def play(
-        name: str, *turns: str, num_samples: int = 1, max_tokens: int = 90, max_prompt_len: int = 40, **keys: object
+        name: str, *texts: str, num_samples: int = 1, max_tokens: int = 90, max_prompt_len: int = 40, **keys: object
     ) -> list[Completion]:
         path = f"{folder / 'forms.py'}:{name}"
         spec = EnvironmentSpec(
             path=path, timeout_s=scaled(1.5), num_workers=2, call_pattern="<call>(.*?)</call>", **keys
         )
-        described = describe(spec)
+        described = describe_environment(spec)
         pool = EnvironmentPool(spec, folder / "log.txt", described)
-        engines = Script(*[(*words.tokens(turn), *ids("<end>")) for turn in turns])
+        engines = Script(*[(*words.tokens(turn), *ids("<end>")) for turn in texts])
         prompt = chat_prompt("a")
         talks = Conversations(engines, pool, words, lambda name: prompt, chat, max_prompt_len)  # type: ignore[arg-type]
         request = RolloutRequest("generate/1/0", prompt.tokens, num_samples, 1.0, 0, max_tokens)
@@ -127,8 +127,8 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
 
 
 def test_each_rollout_has_an_object_of_its_own_that_is_closed_at_its_end(play: Play) -> None:
-    made = play("Counter", "a", num_samples=5)
-    for each in made:
+    completion = play("Counter", "a", num_samples=5)
+    for each in completion:
         assert (each.num_turns, each.reward, each.ended, each.failure) == (3, 6.0, "answered", "")
         assert each.turn_rewards == ((2, 1.0), (4, 2.0))
         assert each.tokens == ids("a", "<end>", "<user>", "142", "<end>", "<assistant>", "a", "<end>", "<user>", "242",
@@ -147,30 +147,30 @@ def test_a_turn_s_reward_stands_on_its_last_token(play: Play) -> None:
 
 
 def test_gymnasium_s_tuples_are_taken_and_what_reset_says_is_added_to_the_prompt(play: Play) -> None:
-    (made,) = play("Gym", "a")
-    assert made.prompt_tokens == ids("<bos>", "<user>", "acd", "<end>", "<assistant>")
-    assert (made.num_turns, made.reward, made.turn_rewards) == (2, 1.0, ((2, 0.5),))
+    (completion,) = play("Gym", "a")
+    assert completion.prompt_tokens == ids("<bos>", "<user>", "acd", "<end>", "<assistant>")
+    assert (completion.num_turns, completion.reward, completion.turn_rewards) == (2, 1.0, ((2, 0.5),))
 
 
 def test_a_prompt_that_reset_has_made_too_long_is_masked(play: Play) -> None:
-    (made,) = play("Gym", "a", max_prompt_len=6)
-    assert made.failure == "with what reset adds a prompt has 7 tokens, workload.max_prompt_len=6"
+    (completion,) = play("Gym", "a", max_prompt_len=6)
+    assert completion.failure == "with the text from reset the prompt has 7 tokens, more than workload.max_prompt_len=6"
 
 
 def test_methods_of_trl_s_environments_are_tools_with_state(play: Play) -> None:
     turn = '<call>{"name": "add", "arguments": {"number": 2}}</call>'
     hidden = '<call>{"name": "_hidden", "arguments": {}}</call>'
-    (made,) = play("Trl", turn + turn, turn + hidden, "c", max_tokens=900, max_observation_len=400)
-    assert made.calls == ("ok", "ok", "unknown_tool", "ok")
-    assert (made.reward, made.ended, made.num_turns) == (6.0, "final", 3)
-    assert made.prompt_tokens == ids("<bos>", "<user>", "a begin", "<end>", "<assistant>")
+    (completion,) = play("Trl", turn + turn, turn + hidden, "c", max_tokens=900, max_observation_len=400)
+    assert completion.calls == ("ok", "ok", "unknown_tool", "ok")
+    assert (completion.reward, completion.ended, completion.num_turns) == (6.0, "final", 3)
+    assert completion.prompt_tokens == ids("<bos>", "<user>", "a begin", "<end>", "<assistant>")
 
 
 @pytest.mark.parametrize("name", at_night(["Turns", "load_environment"], but=["load_environment"]))
 def test_verifiers_environments_are_asked_as_they_are(play: Play, name: str) -> None:
-    (made,) = play(name, "a")
-    assert (made.num_turns, made.ended) == (3, "answered")
-    assert made.reward == (5 + 42.0) + 0.5 * 2  # five messages, the answer, and half of what the state counted
+    (completion,) = play(name, "a")
+    assert (completion.num_turns, completion.ended) == (3, "answered")
+    assert completion.reward == (5 + 42.0) + 0.5 * 2  # five messages, the answer, and half of what the state counted
 
 
 WRONG = (
@@ -184,22 +184,22 @@ WRONG = (
 
 @pytest.mark.parametrize(("text", "reason"), at_night(WRONG, but=(WRONG[0], WRONG[1], WRONG[3])))
 def test_an_environment_that_goes_wrong_is_masked_with_its_reason(play: Play, text: str, reason: str) -> None:
-    (made,) = play("Bad", text)
-    assert reason in made.failure
-    assert (made.reward, made.ended) == (None, "failed")
+    (completion,) = play("Bad", text)
+    assert reason in completion.failure
+    assert (completion.reward, completion.ended) == (None, "failed")
 
 
 def test_what_never_ends_is_ended_by_the_turns_or_the_room_that_there_are(play: Play) -> None:
-    (made,) = play("Endless", "a")
-    assert (made.num_turns, made.ended, made.failure) == (4, "max_turns", "")
-    (made,) = play("Endless", "a", max_tokens=9)
-    assert (made.num_turns, made.ended, made.failure) == (2, "context", "")
-    (made,) = play("Endless", "a", max_tokens=9, at_context_limit="mask")
-    assert "the next turn does not fit workload.max_response_len=9" in made.failure
+    (completion,) = play("Endless", "a")
+    assert (completion.num_turns, completion.ended, completion.failure) == (4, "max_turns", "")
+    (completion,) = play("Endless", "a", max_tokens=9)
+    assert (completion.num_turns, completion.ended, completion.failure) == (2, "context", "")
+    (completion,) = play("Endless", "a", max_tokens=9, at_context_limit="mask")
+    assert "the next turn does not fit workload.max_response_len=9" in completion.failure
 
 
 def test_what_is_no_environment_is_refused(play: Play) -> None:
     from rlplan.errors import SpecError
 
-    with pytest.raises(SpecError, match="none of reset, step and env_response"):
+    with pytest.raises(SpecError, match="no reset, step or env_response"):
         play("Empty", "a")

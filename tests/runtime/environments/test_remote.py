@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.runtime.environments.pool import Answer, EnvironmentPool, Said, describe, read_answer
+from rlplan.runtime.environments.pool import Answer, EnvironmentPool, RawAnswer, describe_environment, read_answer
 from rlplan.runtime.environments.tool_calls import DIED, OK, RAISED, TIMED_OUT, TOO_LONG, WRONG
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.parts.environment import EnvironmentSpec
@@ -103,31 +103,31 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def said(pool: EnvironmentPool, *questions: tuple[dict[str, Any], str | None]) -> list[Said]:
+def said(pool: EnvironmentPool, *questions: tuple[dict[str, Any], str | None]) -> list[RawAnswer]:
     for index, (question, session) in enumerate(questions):
         pool.ask(index, question, session)
-    found: dict[int, Said] = {}
-    wait_for(lambda: found.update(pool.ready()) or len(found) == len(questions), 60, pause_s=0.005)
-    return [found[index] for index in range(len(questions))]
+    answers: dict[int, RawAnswer] = {}
+    wait_for(lambda: answers.update(pool.take_answers()) or len(answers) == len(questions), 60, pause_s=0.005)
+    return [answers[index] for index in range(len(questions))]
 
 
 def test_an_environment_behind_http_keeps_a_session_for_each_rollout(url: str, tmp_path: Path) -> None:
     spec = EnvironmentSpec(url=url, timeout_s=scaled(1.0), num_workers=2)
-    described = describe(spec)
+    described = describe_environment(spec)
     assert (described.is_stateful, described.has_tools_alone, described.schemas) == (True, False, ())
     pool = EnvironmentPool(spec, tmp_path / "log.txt", described)
-    one, other = "generate/1#0", "generate/1#1"
+    first, other = "generate/1#0", "generate/1#1"
     row = {"reset": {"prompt": [{"role": "user", "content": "play"}], "answer": "7"}}
     try:
-        begun = [read_answer(each).said[0]["content"] for each in said(pool, (row, one), (row, other))]
-        steps = [read_answer(each) for each in said(pool, ({"step": "a"}, one), ({"step": "b"}, one))]
+        begun = [read_answer(each).messages[0]["content"] for each in said(pool, (row, first), (row, other))]
+        steps = [read_answer(each) for each in said(pool, ({"step": "a"}, first), ({"step": "b"}, first))]
         failed = said(pool, ({"step": "hang"}, other))
         late = read_answer(said(pool, ({"step": "c"}, other))[0])
-        ends = [read_answer(each) for each in said(pool, ({"finish": one}, one), ({"finish": other}, other))]
+        ends = [read_answer(each) for each in said(pool, ({"finish": first}, first), ({"finish": other}, other))]
     finally:
         pool.close()
     assert begun == [" 7", " 7"]
-    assert [(step.said[0]["content"], step.reward, step.is_end) for step in steps] == [
+    assert [(step.messages[0]["content"], step.reward, step.is_end) for step in steps] == [
         ("1", 0.5, False),
         ("2", 0.5, True),
     ]
@@ -166,13 +166,13 @@ def test_servers_that_do_not_answer_are_refused_before_a_run(tmp_path: Path) -> 
         place = f"http://127.0.0.1:{probe.getsockname()[1]}/x"
         for key, spec in {"url": EnvironmentSpec(url=place), "mcp": EnvironmentSpec(mcp=(place,))}.items():
             with pytest.raises(SpecError, match="does not answer") as caught:
-                describe(spec)
+                describe_environment(spec)
             assert caught.value.where == f"rollout.environment.{key}: {place}"
             assert TOKEN_VARIABLE in caught.value.way_out
     file = tmp_path / "server.py"
     file.write_text("print('hello', flush=True)\nimport time; time.sleep(60)")
     with pytest.raises(SpecError, match="the MCP server cannot be used: an answer that is not JSON"):
-        describe(EnvironmentSpec(mcp=(str(file),)))
+        describe_environment(EnvironmentSpec(mcp=(str(file),)))
 
 
 def is_there(port: int) -> bool:
@@ -204,13 +204,13 @@ def test_tools_of_an_mcp_server_are_called_side_by_side_and_every_fault_is_count
     place: str, tmp_path: Path
 ) -> None:
     spec = EnvironmentSpec(mcp=(place,), timeout_s=scaled(4.0), num_workers=2)
-    described = describe(spec)
+    described = describe_environment(spec)
     assert described.tool_names == ["add", "talk"]
     assert described.schemas[0]["function"]["parameters"]["required"] == ["a"]
     pool = EnvironmentPool(spec, tmp_path / "log.txt", described)
     calls = [("add", {"a": 2, "b": 3}), ("add", {"a": "2"}), ("talk", {"how": "raise"}), ("talk", {"how": "long"})]
     try:
-        first = said(pool, *[({"call": name, "arguments": given}, None) for name, given in calls])
+        first = said(pool, *[({"call": name, "arguments": setting}, None) for name, setting in calls])
         huge, hung = said(pool, *[({"call": "talk", "arguments": {"how": how}}, None) for how in ("huge", "hang")])
     finally:
         pool.close()
@@ -222,7 +222,7 @@ def test_tools_of_an_mcp_server_are_called_side_by_side_and_every_fault_is_count
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("setting", "reason"),
     [
         ({"url": "http://example.org/games"}, "neither https://"),
         ({"url": "ftp://127.0.0.1/games"}, "neither https://"),
@@ -233,7 +233,7 @@ def test_tools_of_an_mcp_server_are_called_side_by_side_and_every_fault_is_count
         ({"url": "https://example.org", "path": "game.py:play"}, "a rollout has one"),
     ],
 )
-def test_addresses_that_could_be_read_on_their_way_or_hold_a_secret_are_refused(given: Any, reason: str) -> None:
+def test_addresses_that_could_be_read_on_their_way_or_hold_a_secret_are_refused(setting: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        EnvironmentSpec(**given)
+        EnvironmentSpec(**setting)
     assert EnvironmentSpec(url="http://[::1]:8000/x", mcp=("https://example.org/mcp",)).is_remote

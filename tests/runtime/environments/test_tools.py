@@ -11,7 +11,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
-from rlplan.runtime.environments.pool import Described, EnvironmentPool, describe
+from rlplan.runtime.environments.pool import EnvironmentDescription, EnvironmentPool, describe_environment
 from rlplan.runtime.environments.tool_calls import MAX_CALLS, read_calls
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rollout.experience import Completion, RolloutRequest
@@ -72,31 +72,33 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EnvironmentSpec:
 
 
 @pytest.fixture(scope="module")
-def described(spec: EnvironmentSpec) -> Described:
-    return describe(spec)
+def description(spec: EnvironmentSpec) -> EnvironmentDescription:
+    return describe_environment(spec)
 
 
 Run = Callable[..., tuple[Completion, list[str]]]
 
 
 @pytest.fixture(scope="module")
-def run(spec: EnvironmentSpec, described: Described, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Gives the rollout in which the policy says these texts, and what it was told after its first turn."""
+def run(
+    spec: EnvironmentSpec, description: EnvironmentDescription, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Run]:
+    """Yields a function that plays the policy's texts; it returns the rollout and the results after its first turn."""
     folder = tmp_path_factory.mktemp("run")
     policy = write_policy(folder / "policy")
-    pool = EnvironmentPool(spec, folder / "log.txt", described)
+    pool = EnvironmentPool(spec, folder / "log.txt", description)
     words = TextTokenizer(policy)
-    chat = ChatTurns(policy, words, described.schemas)
+    chat = ChatTurns(policy, words, description.schemas)
 
-    def run(*turns: str, max_tokens: int = 4000) -> tuple[Completion, list[str]]:
-        engines = Script(*[(*words.tokens(turn), *ids("<end>")) for turn in turns])
+    def run(*texts: str, max_tokens: int = 4000) -> tuple[Completion, list[str]]:
+        engines = Script(*[(*words.tokens(turn), *ids("<end>")) for turn in texts])
         prompt = chat_prompt()
         talks = Conversations(engines, pool, words, lambda name: prompt, chat)  # type: ignore[arg-type]
         request = RolloutRequest("generate/1/0", prompt.tokens, 1, 1.0, 0, max_tokens)
-        made = talks.generate([request], 60.0)[0][0].completions[0]
-        start, end = made.observed[0] if made.observed else (0, 0)
-        told = words.text(made.tokens[start:end], keeps_special=True).split("<tool>")[1:]
-        return made, [each.partition("<end>")[0] for each in told]
+        completion = talks.generate([request], 60.0)[0][0].completions[0]
+        start, end = completion.observed[0] if completion.observed else (0, 0)
+        results = words.text(completion.tokens[start:end], keeps_special=True).split("<tool>")[1:]
+        return completion, [each.partition("<end>")[0] for each in results]
 
     yield run
     pool.close()
@@ -107,64 +109,64 @@ def call(name: str, **arguments: object) -> str:
     return f"<call>{json.dumps({'name': name, 'arguments': arguments})}</call>"
 
 
-def test_schemas_come_from_annotations_and_docstrings(described: Described) -> None:
-    add = described.schemas[0]["function"]
+def test_schemas_come_from_annotations_and_docstrings(description: EnvironmentDescription) -> None:
+    add = description.schemas[0]["function"]
     assert (add["name"], add["description"]) == ("add", "Adds two numbers.")
     assert add["parameters"]["properties"]["a"] == {"type": "integer", "description": "The first."}
     assert add["parameters"]["required"] == ["a"]
-    assert not described.is_stateful
+    assert not description.is_stateful
 
 
 def test_a_call_is_answered_in_a_tool_message_and_the_turn_after_is_the_last(run: Run) -> None:
-    made, told = run(call("add", a=2, b=3), "5.")
-    assert told == ["5.0"]
-    assert (made.calls, made.ended, made.num_turns, made.failure) == (("ok",), "final", 2, "")
+    completion, results = run(call("add", a=2, b=3), "5.")
+    assert results == ["5.0"]
+    assert (completion.calls, completion.ended, completion.num_turns, completion.failure) == (("ok",), "final", 2, "")
 
 
 def test_calls_of_one_turn_run_side_by_side_and_are_answered_in_their_order(run: Run) -> None:
     run(call("add", a=1), "x")  # the processes are up
     start = time.monotonic()
-    made, told = run(call("later", word="c") + call("add", a=1) + call("later", word="d"), "x")
-    assert told == ["c", "2.0", "d"]
-    assert made.calls == ("ok",) * 3
+    completion, results = run(call("later", word="c") + call("add", a=1) + call("later", word="d"), "x")
+    assert results == ["c", "2.0", "d"]
+    assert completion.calls == ("ok",) * 3
     assert time.monotonic() - start < scaled(60)
 
 
 @pytest.mark.parametrize(
-    ("turn", "outcome", "said"),
+    ("turn", "outcome", "error_text"),
     [
-        (call("sub", a=1), "unknown_tool", "error: there is no tool sub; there are add, bad, later"),
+        (call("sub", a=1), "unknown_tool", "error: there is no tool sub; available tools: add, bad, later"),
         ("<call>{add</call>", "not_json", "error: the call is not JSON"),
-        ("<call>[1]</call>", "not_json", "error: a call is an object with name and arguments"),
+        ("<call>[1]</call>", "not_json", "error: a call must be an object with name and arguments"),
         ('<call>{"name": "add", "argu', "not_json", "error: the call is not JSON"),
-        (call("add"), "wrong_arguments", "a is missing"),
+        (call("add"), "wrong_arguments", "missing: a"),
         (call("add", a="2"), "wrong_arguments", "a: "),
-        (call("add", a=1, c=2), "wrong_arguments", "there is no c; it takes a, b"),
+        (call("add", a=1, c=2), "wrong_arguments", "unknown: c; known: a, b"),
         (call("bad", how="well"), "wrong_arguments", "how: "),
         (call("bad", how="raise"), "raised", "no"),
         (call("bad", how="exit"), "raised", "1"),
         (call("bad", how="hang"), "timed_out", "error: timeout after "),
         (call("bad", how="die"), "died", "error: its process ended with exit code 3"),
         (call("bad", how="long"), "too_long", "characters, the limit is 65536"),
-        (call("bad", how="object"), "wrong_result", "gave neither text nor "),
+        (call("bad", how="object"), "wrong_result", "returned neither text nor "),
     ],
 )
 def test_a_wrong_call_or_tool_is_told_to_the_policy_and_counted_and_the_rollout_goes_on(
-    run: Run, turn: str, outcome: str, said: str
+    run: Run, turn: str, outcome: str, error_text: str
 ) -> None:
-    made, (told,) = run(turn, "c")
-    assert made.calls == (outcome,)
-    plain = "".join(each for each in said if each in '{}":,[] 0123456789abcdefghijklmnopqrstuvwxyz_.')
-    assert plain in told.replace("<unk>", "")
-    assert (made.num_turns, made.failure) == (2, "")
+    completion, (results,) = run(turn, "c")
+    assert completion.calls == (outcome,)
+    plain = "".join(each for each in error_text if each in '{}":,[] 0123456789abcdefghijklmnopqrstuvwxyz_.')
+    assert plain in results.replace("<unk>", "")
+    assert (completion.num_turns, completion.failure) == (2, "")
     assert run(call("add", a=1), "c")[1] == ["2.0"]
 
 
 def test_calls_that_do_not_fit_or_come_after_the_last_turn_are_not_made(run: Run) -> None:
     turn = call("add", a=1)
     assert run(turn, max_tokens=60)[0].ended == "context"
-    made, _ = run(turn)
-    assert (made.num_turns, made.ended, made.calls) == (4, "max_turns", ("ok",) * 3)
+    completion, _ = run(turn)
+    assert (completion.num_turns, completion.ended, completion.calls) == (4, "max_turns", ("ok",) * 3)
 
 
 def test_an_empty_list_of_calls_is_a_wrong_call_and_not_the_last_turn() -> None:
@@ -177,7 +179,7 @@ def test_no_more_than_so_many_calls_of_a_turn_are_made() -> None:
     assert [each.fault for each in calls] == [""] * MAX_CALLS + ["too_many"]
     many = read_calls("<call>" + json.dumps([{"name": "add"}] * 20_000) + "</call>", PATTERN, ["add"])
     assert len(many) == MAX_CALLS + 1
-    assert many[-1].why == "19968 calls beyond the first 32 of the turn are not made"
+    assert many[-1].why == "19968 calls after the first 32 of the turn were ignored"
     deep = read_calls("<call>" + "[" * 100_000, PATTERN, ["add"])
     assert [each.fault for each in deep] == ["not_json"]
 
@@ -199,7 +201,7 @@ def test_a_function_that_cannot_be_described_is_refused_with_the_way_out(
 ) -> None:
     (tmp_path / "tools.py").write_text(function)
     with pytest.raises(SpecError, match=reason) as refused:
-        describe(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:f",)))
+        describe_environment(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:f",)))
     assert refused.value.where.startswith("rollout.environment.tools: ")
     assert refused.value.way_out
 
@@ -207,5 +209,5 @@ def test_a_function_that_cannot_be_described_is_refused_with_the_way_out(
 def test_a_tool_that_is_not_in_its_file_is_told_what_is(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text("import os\ndef add(a: int): ...\ndef _own(): ...\ndef take(a: int): ...\n")
     with pytest.raises(SpecError, match="the tool cannot be used") as refused:
-        describe(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:nope",)))
-    assert refused.value.way_out == "one of add, take"
+        describe_environment(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:nope",)))
+    assert refused.value.way_out == "use one of add, take"

@@ -16,7 +16,7 @@ from rlplan.planner.rules import job_refusals
 from rlplan.runtime.data.layouts import BadRowError
 from rlplan.runtime.data.prompt_sets import PromptSets, load_prompts
 from rlplan.runtime.images.decoding import BadImageError, decode
-from rlplan.runtime.images.in_rows import image_bytes, with_parts
+from rlplan.runtime.images.in_rows import read_image, split_into_parts
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.models.families.image_sizes import ImageRule
 from rlplan.spec.resolved import on_a_cpu_host, settle
@@ -60,13 +60,13 @@ def test_pixels_are_those_of_the_processor() -> None:
     noise = np.random.default_rng(1).integers(0, 256, (61, 90, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "PNG")
-    found = decode(file.getvalue(), RULE)
-    shape = (found["rows"] * 28, found["columns"] * 28, 3)
-    ours = Image.fromarray(np.frombuffer(base64.b64decode(found["pixels"]), np.uint8).reshape(shape))
+    decoded = decode(file.getvalue(), RULE)
+    shape = (decoded["rows"] * 28, decoded["columns"] * 28, 3)
+    ours = Image.fromarray(np.frombuffer(base64.b64decode(decoded["pixels"]), np.uint8).reshape(shape))
     processor = Qwen2VLImageProcessorPil(size={"shortest_edge": RULE.min_pixels, "longest_edge": RULE.max_pixels})
-    mine = processor(images=[ours], do_resize=False, return_tensors="np")["pixel_values"]
+    own_values = processor(images=[ours], do_resize=False, return_tensors="np")["pixel_values"]
     theirs = processor(images=[Image.fromarray(noise)], return_tensors="np")["pixel_values"]
-    assert np.abs(mine - theirs).max() < 1e-6
+    assert np.abs(own_values - theirs).max() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_an_image_is_a_path_a_data_uri_or_an_object(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(56, 56))
     packed = base64.b64encode(png(56, 56)).decode()
     cells: list[Any] = ["a.png", f"data:image/png;base64,{packed}", {"bytes": packed, "path": None}, {"path": "a.png"}]
-    assert {image_bytes(cell, tmp_path) for cell in cells} == {png(56, 56)}
+    assert {read_image(cell, tmp_path) for cell in cells} == {png(56, 56)}
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_what_is_no_image_of_the_data_is_a_bad_row(tmp_path: Path, cell: Any) ->
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "out.png").symlink_to(tmp_path / "a.png")
     with pytest.raises(BadRowError):
-        image_bytes(cell, tmp_path / "data")
+        read_image(cell, tmp_path / "data")
 
 
 def test_images_stand_at_their_marks_or_before_the_first_question() -> None:
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "color?"}]
-    assert with_parts(chat, 1)[1]["content"] == [{"type": "image"}, {"type": "text", "text": "color?"}]
-    with pytest.raises(BadRowError, match="2 times <image> in the prompt, and 1 images"):
-        with_parts([{"role": "user", "content": "<image> or <image>?"}], 1)
+    assert split_into_parts(chat, 1)[1]["content"] == [{"type": "image"}, {"type": "text", "text": "color?"}]
+    with pytest.raises(BadRowError, match="2 <image> marks in the prompt, and 1 images in its row"):
+        split_into_parts([{"role": "user", "content": "<image> or <image>?"}], 1)
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,8 @@ def test_prompts_have_a_token_for_every_part_of_their_images(job_file: Path) -> 
     ("change", "why"),
     [
         ({"image": "none.png"}, "row 2: the image none.png"),
-        ({"prompt": "<|image_pad|> <image> color ?"}, "row 2: the prompt has 2 image tokens, and its row 1 images"),
-        ({"image": ["1.png", "2.png"]}, "row 2: 1 times <image> in the prompt, and 2 images"),
+        ({"prompt": "<|image_pad|> <image> color ?"}, "row 2: the prompt has 2 image tokens, but its row has 1 images"),
+        ({"image": ["1.png", "2.png"]}, "row 2: 1 <image> marks in the prompt, and 2 images in its row"),
         ({"image": ["1.png"] * 17}, "row 2: 17 images, at most 16"),
         ({"image": "job.yaml"}, "row 2: an image that cannot be read"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlplan.runtime.images.tower import give_tower, pillow_image, tower_of
+from rlplan.runtime.images.tower import give_tower, make_pillow_image, tower_of
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.start_checkpoint import load_language_model, write_language_part
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair
@@ -31,12 +31,12 @@ def _image(first: int, rows: int, columns: int, seed: int) -> PromptImage:
 
 
 def _pairs() -> list[SequencePair]:
-    one, two = _image(2, 2, 3, 1), _image(9, 1, 2, 2)
+    first_image, two = _image(2, 2, 3, 1), _image(9, 1, 2, 2)
     pad = (IMAGE_TOKEN,)
     return [
-        SequencePair((9, 8, *pad * 6, 7, *pad * 2, 12), (20, IMAGE_TOKEN, 21), (), (one, two)),
+        SequencePair((9, 8, *pad * 6, 7, *pad * 2, 12), (20, IMAGE_TOKEN, 21), (), (first_image, two)),
         SequencePair((9, 10, 11), (22, 23)),
-        SequencePair((9, 8, *pad * 6, 7), (24, 25, 26, 27), (), (one,)),
+        SequencePair((9, 8, *pad * 6, 7), (24, 25, 26, 27), (), (first_image,)),
     ]
 
 
@@ -44,7 +44,7 @@ def _whole_logprobs(whole: Any, processor: Any, pair: SequencePair) -> torch.Ten
     tokens = torch.tensor([[*pair.prompt_tokens, *pair.response_tokens]])
     inputs: dict[str, Any] = {}
     if pair.images:
-        pixels = [pillow_image(image) for image in pair.images]
+        pixels = [make_pillow_image(image) for image in pair.images]
         kinds = torch.zeros_like(tokens)
         for image in pair.images:
             kinds[0, image.first : image.first + image.num_tokens] = 1
@@ -57,8 +57,8 @@ def _whole_logprobs(whole: Any, processor: Any, pair: SequencePair) -> torch.Ten
     else:
         logits = whole(input_ids=tokens).logits[0]
     first = len(pair.prompt_tokens) - 1
-    said = logits[first:-1].log_softmax(-1)
-    return said.gather(-1, torch.tensor(pair.response_tokens).unsqueeze(-1)).squeeze(-1)
+    logprobs = logits[first:-1].log_softmax(-1)
+    return logprobs.gather(-1, torch.tensor(pair.response_tokens).unsqueeze(-1)).squeeze(-1)
 
 
 def test_packed_sequences_with_images_have_the_whole_models_logprobs(folders: tuple[Path, Path]) -> None:

@@ -38,9 +38,9 @@ def test_it_is_attention_written_out(
     scores = Scores(0.3, window, cap)
     inputs = [torch.randn(1, heads, sum(LENS), 8, requires_grad=True) for heads in (4, 2, 2)]
     sinks = torch.randn(4, requires_grad=True) if has_sinks else None
-    found = attend_by_rows(inputs[0], inputs[1], inputs[2], sinks, LENS, scores)
+    output = attend_by_rows(inputs[0], inputs[1], inputs[2], sinks, LENS, scores)
     wanted = written_out(*inputs, sinks, scores)
-    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=0)
-    gradient, learned = torch.randn_like(found), [*inputs, *([] if sinks is None else [sinks])]
-    for ours, theirs in zip(*(torch.autograd.grad(out, learned, gradient) for out in (found, wanted)), strict=True):
+    torch.testing.assert_close(output, wanted, atol=2e-6, rtol=0)
+    gradient, learned = torch.randn_like(output), [*inputs, *([] if sinks is None else [sinks])]
+    for ours, theirs in zip(*(torch.autograd.grad(out, learned, gradient) for out in (output, wanted)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)

@@ -16,7 +16,7 @@ from tests.repository.at_night import at_night
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a command would have printed."""
+    """The output of a command."""
 
     stdout: str = ""
     stderr: str = ""
@@ -48,7 +48,7 @@ def test_a_config_is_fetched_once_and_then_read_from_the_cache(hub: Hub, tmp_pat
 
 def test_a_model_that_the_hub_does_not_have_is_said_to_be_missing(hub: Hub, tmp_path: Path) -> None:
     answer = fetch("someone/else", hub.address, tmp_path)
-    assert "the hub gives no config.json of 'someone/else' (HTTP 404)" in answer.stderr
+    assert "the hub does not provide the config.json of 'someone/else' (HTTP 404)" in answer.stderr
     assert not (tmp_path / "rlplan").exists()
 
 
@@ -101,7 +101,7 @@ def test_an_answer_that_is_too_long_is_no_config(hub: Hub, tmp_path: Path) -> No
 
 def test_no_other_scheme_than_http_is_followed(tmp_path: Path) -> None:
     answer = fetch("someone/model", f"file://{tmp_path}", tmp_path)
-    assert "is no address of a hub" in answer.stderr
+    assert "is not an http" in answer.stderr
 
 
 def test_a_switched_off_hub_is_not_asked(hub: Hub, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def models(family: str) -> tuple[Any, LogprobModel]:
 
 
 def sequences(seed: int = 0) -> list[SequencePair]:
-    """Of different lengths; one response is empty, and together they have more rows than are taken at once."""
+    """Sequences of different lengths; one response is empty, and together they exceed the rows taken at once."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ def sequences(seed: int = 0) -> list[SequencePair]:
     return [SequencePair(tokens(prompt), tokens(response)) for prompt, response in ((3, 190), (9, 1), (1, 170), (4, 0))]
 
 
-def unpacked(model: Any, pair: SequencePair) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_unpacked(model: Any, pair: SequencePair) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-probs, entropies) of one sequence alone, by log_softmax over whole logits."""
     tokens = torch.tensor([[*pair.prompt_tokens, *pair.response_tokens]])
     first = len(pair.prompt_tokens)
@@ -60,9 +60,9 @@ def unpacked(model: Any, pair: SequencePair) -> tuple[torch.Tensor, torch.Tensor
 def test_log_probs_and_entropies_of_packed_sequences_are_those_of_each_alone(family: str) -> None:
     plain, packed = models(family)
     logprobs, entropies = packed(make_batch(sequences()))
-    alone = [unpacked(plain, pair) for pair in sequences()]
-    torch.testing.assert_close(logprobs, torch.cat([one for one, _ in alone]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(entropies, torch.cat([one for _, one in alone]), atol=1e-5, rtol=0)
+    alone = [compute_unpacked(plain, pair) for pair in sequences()]
+    torch.testing.assert_close(logprobs, torch.cat([value for value, _ in alone]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropies, torch.cat([value for _, value in alone]), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,7 +70,7 @@ def test_gradients_of_packed_sequences_are_those_of_each_alone(family: str) -> N
     plain, packed = models(family)
     weights = torch.linspace(-1, 1, 361)
     (packed(make_batch(sequences()))[0] * weights).sum().backward()
-    (torch.cat([unpacked(plain, pair)[0] for pair in sequences()]) * weights).sum().backward()
+    (torch.cat([compute_unpacked(plain, pair)[0] for pair in sequences()]) * weights).sum().backward()
     expected = dict(plain.named_parameters())
     for name, parameter in packed.language_model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name].grad, atol=1e-5, rtol=1e-4, msg=name)
@@ -101,7 +101,7 @@ def test_each_response_token_is_scored_at_the_position_before_it() -> None:
 
 
 def test_the_gradient_of_an_entropy_is_that_of_whole_logits() -> None:
-    """Of a sum of log-probs and entropies with weights of their own, through more rows than are taken at once."""
+    """The gradient of a weighted sum of log-probs and entropies, through more rows than are taken at once."""
     plain, _ = models(FAMILIES[0])
     head = plain.lm_head
     generator = torch.Generator().manual_seed(3)
@@ -112,9 +112,9 @@ def test_the_gradient_of_an_entropy_is_that_of_whole_logits() -> None:
     expected = table.gather(-1, targets[:, None])[:, 0] @ of_logprob - (table.exp() * table).sum(-1) @ of_entropy
     gradients = torch.autograd.grad(expected, [whole, head.weight])
     logprobs, entropies = _head_forward(head, ours, targets, temperature=TEMPERATURE, entropies="learned")
-    found = torch.autograd.grad(logprobs @ of_logprob + entropies @ of_entropy, [ours, head.weight])
-    for mine, other in zip(found, gradients, strict=True):
-        assert torch.allclose(mine, other, atol=1e-5)
+    results = torch.autograd.grad(logprobs @ of_logprob + entropies @ of_entropy, [ours, head.weight])
+    for own, other in zip(results, gradients, strict=True):
+        assert torch.allclose(own, other, atol=1e-5)
 
 
 def test_log_probs_and_rows_of_logits_are_fp32_whatever_torch_makes_by_default() -> None:
@@ -123,12 +123,12 @@ def test_log_probs_and_rows_of_logits_are_fp32_whatever_torch_makes_by_default()
     expected = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", RowsAtOnce(4, 2))
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", RowsAtOnce(4, 2))
+        results = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", RowsAtOnce(4, 2))
     finally:
         torch.set_default_dtype(torch.float32)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype is torch.float32
-        assert torch.equal(one, other)
+    for value, other in zip(results, expected, strict=True):
+        assert value.dtype is torch.float32
+        assert torch.equal(value, other)
 
 
 def test_in_16_bits_neither_log_probs_nor_gradients_depend_on_how_many_rows_are_upcast_together() -> None:
@@ -136,10 +136,10 @@ def test_in_16_bits_neither_log_probs_nor_gradients_depend_on_how_many_rows_are_
     hidden, weight = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((11, 8), (32, 8)))
     targets, of_logprob = torch.randint(0, 32, (11,), generator=generator), torch.randn(11, generator=generator)
 
-    def taken(rows: RowsAtOnce) -> list[torch.Tensor]:
+    def compute_gradients(rows: RowsAtOnce) -> list[torch.Tensor]:
         parts = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         logprobs, entropies = HeadLogprobs.apply(*parts, targets, 1.0, "seen", rows)
         return [logprobs, entropies, *torch.autograd.grad(logprobs @ of_logprob, parts)]
 
-    for one, other in zip(taken(RowsAtOnce(5, 5)), taken(RowsAtOnce(5, 2)), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+    for value, other in zip(compute_gradients(RowsAtOnce(5, 5)), compute_gradients(RowsAtOnce(5, 2)), strict=True):
+        torch.testing.assert_close(value, other, atol=1e-6, rtol=0)

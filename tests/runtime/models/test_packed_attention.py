@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlplan.runtime.models.packed_attention import _PerLength, _run_by_run, has_flash
+from rlplan.runtime.models.packed_attention import _attend_by_runs, _PerLength, has_flash
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,13 @@ def test_without_flash_attention_each_run_of_sequences_gives_the_same(dtype: tor
     lens = (5, 5, 9, 1)
     query = torch.randn(1, 4, sum(lens), 8, dtype=dtype, requires_grad=True)
     key, value = (torch.randn(1, 2, sum(lens), 8, dtype=dtype, requires_grad=True) for _ in range(2))
-    found, expected = (way(query, key, value, lens, 0.3) for way in (_run_by_run, _PerLength.apply))
-    assert found.dtype is dtype
-    torch.testing.assert_close(found, expected)
+    output, expected = (way(query, key, value, lens, 0.3) for way in (_attend_by_runs, _PerLength.apply))
+    assert output.dtype is dtype
+    torch.testing.assert_close(output, expected)
     if dtype is torch.float16:
         return  # the CPU's way keeps its result in 16 bits for the way back, this one in 32
     weights = torch.randn_like(expected)
-    for one, other in zip(
-        *(torch.autograd.grad(each, (query, key, value), weights) for each in (found, expected)), strict=True
+    for gradient, other in zip(
+        *(torch.autograd.grad(each, (query, key, value), weights) for each in (output, expected)), strict=True
     ):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(gradient, other)

@@ -24,23 +24,23 @@ SHARED = {"training.ulysses": 2}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """Of each case: what one rank alone gave, and what two ranks gave that share every pass."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
+    """Results of each case: from one rank alone, and from two ranks that share every pass."""
     return alone_and_together(CASES, SHARED, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", CASES)
-def test_log_probs_gradients_and_steps_are_those_of_one_rank(found: dict[str, tuple[Any, Any]], name: str) -> None:
-    one, ranks = found[name]
+def test_log_probs_gradients_and_steps_are_those_of_one_rank(results: dict[str, tuple[Any, Any]], name: str) -> None:
+    alone, ranks = results[name]
     for rank in ranks:
-        for mine, other in zip(rank["logprobs"], one["logprobs"], strict=True):
-            assert mine == pytest.approx(other, abs=1e-5)
-        assert rank["norms"] == pytest.approx(one["norms"], rel=1e-4)
-        assert rank["sums"] == pytest.approx(one["sums"], rel=1e-5)
-        for mine, other in zip(rank["losses"], one["losses"], strict=True):
-            assert mine == pytest.approx(other, rel=1e-4, abs=1e-5)
-        for tensor_name, numbers in one["gradients"].items():
+        for own, other in zip(rank["logprobs"], alone["logprobs"], strict=True):
+            assert own == pytest.approx(other, abs=1e-5)
+        assert rank["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+        assert rank["sums"] == pytest.approx(alone["sums"], rel=1e-5)
+        for own, other in zip(rank["losses"], alone["losses"], strict=True):
+            assert own == pytest.approx(other, rel=1e-4, abs=1e-5)
+        for tensor_name, numbers in alone["gradients"].items():
             if rank["gradients"]:
                 assert rank["gradients"][tensor_name] == pytest.approx(numbers, rel=1e-4, abs=1e-6), tensor_name
     assert ranks[0]["gradients"] if name == "stage 0" else True
@@ -48,13 +48,13 @@ def test_log_probs_gradients_and_steps_are_those_of_one_rank(found: dict[str, tu
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", CASES)
-def test_states_are_shared_over_all_ranks_as_predicted(found: dict[str, tuple[Any, Any]], name: str) -> None:
-    check_states({**CASES[name], **SHARED}, found[name][1])
+def test_states_are_shared_over_all_ranks_as_predicted(results: dict[str, tuple[Any, Any]], name: str) -> None:
+    check_states({**CASES[name], **SHARED}, results[name][1])
 
 
 def test_parts_of_a_pack_are_the_pack_again() -> None:
     batch = make_batch([SequencePair((3, 4), (5, 6, 7)), SequencePair((8,), (9, 10, 11, 12, 13))])
-    parts = [Sharing(None, 4, index).own_part(batch) for index in range(4)]
+    parts = [Sharing(None, 4, index).take_own_part(batch) for index in range(4)]
     assert {part.input_ids.shape for part in parts} == {(1, 3)}
     assert {part.sequence_lens for part in parts} == {(5, 6, 1)}
     assert cat([part.input_ids for part in parts], 1)[0, :11].tolist() == batch.input_ids[0].tolist()

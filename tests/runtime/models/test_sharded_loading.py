@@ -17,16 +17,16 @@ EACH = at_night(ARCHITECTURES, but=("llama", VARIED, "mixtral"))
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What one rank found."""
+    """The answer of one rank."""
     names = sorted({VARIED, *asked(ARCHITECTURES, request)})
     folder = tmp_path_factory.mktemp("cut")
     rank = start("tests.runtime.live.live_cut:main", str(folder), names, log=folder / "log", environment={})
     try:
-        found: dict[str, Any]
-        (found,) = answers_of([rank], [folder / "answer.json"], 240)
+        answer: dict[str, Any]
+        (answer,) = answers_of([rank], [folder / "answer.json"], 240)
     finally:
         rank.close()
-    return found
+    return answer
 
 
 @pytest.mark.parametrize("who", ["trainer", "reference", "reward"])
@@ -48,7 +48,7 @@ def test_what_a_model_computes_for_itself_keeps_its_own_type(answers: dict[str, 
 def test_models_that_are_loaded_whole_keep_those_types_too_whatever_is_made_of_them(
     answers: dict[str, Any], variant: str
 ) -> None:
-    found = answers[VARIED]["variants"][variant]
-    assert found["buffers"] == answers[VARIED]["buffers"][0]
+    answer = answers[VARIED]["variants"][variant]
+    assert answer["buffers"] == answers[VARIED]["buffers"][0]
     if variant != "nf4":  # whose weights are others
-        assert found["apart"] == [0.0] * len(LENGTHS)
+        assert answer["apart"] == [0.0] * len(LENGTHS)

@@ -47,7 +47,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def make_ready(job: Path) -> Plan:
-    """What a run does with its models before it starts anything."""
+    """The plan of a job whose models are ready, as a run prepares them before it starts anything."""
     plan = with_models("run", job, (), None)
     preflight.check_plan(plan)
     load_prompts(plan.job)
@@ -58,10 +58,10 @@ def test_a_hub_id_is_fetched_whole_once_and_then_read_from_the_cache(
     hub: Hub, job: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_ready(job)
-    folder, said = Path(plan.job.policy.path), capfd.readouterr().err
+    folder, errors = Path(plan.job.policy.path), capfd.readouterr().err
     assert plan.model_name == WHOLE
-    assert f"downloading {WHOLE}, 3." in said
-    assert f"into {job.parent}/hf/hub" in said
+    assert f"downloading {WHOLE}, 3." in errors
+    assert f"into {job.parent}/hf/hub" in errors
     assert len(read_checkpoint(folder)) == len(read_checkpoint(EXAMPLES / "models" / "sorter"))
     assert (folder / "chat_template.jinja").read_bytes() == TEMPLATE
     assert not {"pytorch_model.bin", "modeling.py", "original"} & {path.name for path in folder.iterdir()}
@@ -112,7 +112,7 @@ def test_without_a_network_a_run_names_the_command_that_helps(
 def test_an_id_that_the_hub_does_not_have_is_the_job_s_fault(hub: Hub, job: Path, rlplan: Call) -> None:
     answer = rlplan("run", job, f"policy.path={BUNDLED}", "hardware.memory=64GiB")
     assert answer.exit_code == 2, answer.err
-    assert f"error: the hub gives no model of '{BUNDLED}' (HTTP 404)" in answer.err
+    assert f"error: the hub does not provide the model of '{BUNDLED}' (HTTP 404)" in answer.err
 
 
 def test_a_job_that_cannot_run_here_fetches_nothing(hub: Hub, job: Path, rlplan: Call) -> None:
@@ -174,7 +174,7 @@ def test_data_that_are_not_there_name_the_command_that_fetches_them(hub: Hub, jo
     assert hub.requests == []
     answer = rlplan("run", job, policy, "data.prompts=someone/sums")
     assert answer.exit_code == 2, answer.err
-    assert "the hub gives no data set of 'someone/sums'" in answer.err
+    assert "the hub does not provide the data set of 'someone/sums'" in answer.err
     keep_in_the_cache("someone/sums", main__train=ROWS)
     answer = rlplan("run", job, policy, "data.prompts=someone/sums:other", "--dry-run")
     assert "data set 'someone/sums' has no 'other'" in answer.err

@@ -16,38 +16,40 @@ CASES: dict[str, dict[str, Any]] = {
 EACH = at_night(CASES, but=("stage 0, float32", "stage 2, bfloat16", "recomputed"))
 SHARED = {"training.tp": 2}
 ROUNDING = {"float32": (1e-5, 1e-5), "bfloat16": (0.3, 0.03)}
-"""Of a log-prob, and of a tensor's sum, relative to it."""
+"""Tolerances of a log-prob, and of a tensor's sum relative to it."""
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, tuple[Any, Any]]:
-    """Of each case: what one rank alone gave, and what two ranks gave that share every layer."""
+def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, tuple[Any, Any]]:
+    """Results of each case: from one rank alone, and from two ranks that share every layer."""
     return alone_and_together(asked(CASES, request), SHARED, tmp_path_factory.mktemp("ranks"), is_fresh=True)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", EACH)
-def test_log_probs_norms_and_whole_weights_are_those_of_one_rank(found: dict[str, tuple[Any, Any]], name: str) -> None:
-    one, ranks = found[name]
+def test_log_probs_norms_and_whole_weights_are_those_of_one_rank(
+    results: dict[str, tuple[Any, Any]], name: str
+) -> None:
+    alone, ranks = results[name]
     of_logprob, of_sum = ROUNDING[CASES[name].get("training.dtype", "float32")]
     for rank in ranks:
-        before, after = zip(rank["logprobs"], one["logprobs"], strict=True)
+        before, after = zip(rank["logprobs"], alone["logprobs"], strict=True)
         assert before[0] == pytest.approx(before[1], abs=of_logprob)
         assert after[0] == pytest.approx(after[1], abs=10 * of_logprob)  # Adam makes steps of what rounding leaves
-        assert rank["norms"] == pytest.approx(one["norms"], rel=10 * of_sum)
-        assert rank["sums"] == pytest.approx(one["sums"], rel=of_sum)
+        assert rank["norms"] == pytest.approx(alone["norms"], rel=10 * of_sum)
+        assert rank["sums"] == pytest.approx(alone["sums"], rel=of_sum)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", EACH)
-def test_what_a_model_computes_for_itself_stays_in_fp32(found: dict[str, tuple[Any, Any]], name: str) -> None:
-    assert {tuple(rank["buffers"]) for rank in (found[name][0], *found[name][1])} == {("torch.float32",)}
+def test_what_a_model_computes_for_itself_stays_in_fp32(results: dict[str, tuple[Any, Any]], name: str) -> None:
+    assert {tuple(rank["buffers"]) for rank in (results[name][0], *results[name][1])} == {("torch.float32",)}
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", EACH)
-def test_states_are_those_of_a_ranks_own_part_as_predicted(found: dict[str, tuple[Any, Any]], name: str) -> None:
-    check_states({**CASES[name], **SHARED}, found[name][1])
+def test_states_are_those_of_a_ranks_own_part_as_predicted(results: dict[str, tuple[Any, Any]], name: str) -> None:
+    check_states({**CASES[name], **SHARED}, results[name][1])
 
 
 @pytest.mark.parametrize(

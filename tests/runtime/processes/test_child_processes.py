@@ -29,7 +29,7 @@ def test_what_a_logger_starts_later_belongs_to_it() -> None:
 
 
 def test_a_fork_is_a_copy_until_it_begins_its_own_program() -> None:
-    """Ray's processes are told from the driver's forks, each of which seems to hold what the driver holds."""
+    """Ray's processes differ from the driver's forks, each of which seems to hold the driver's memory."""
     forked = os.fork()
     if forked == 0:
         signal.pause()

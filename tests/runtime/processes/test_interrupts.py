@@ -40,7 +40,7 @@ def test_a_signal_whose_exception_a_library_swallowed_is_raised_when_we_listen_a
 
 
 def test_a_hang_up_that_is_ignored_from_the_start_stays_ignored() -> None:
-    """As under `nohup`."""
+    """`nohup` starts a command this way."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with interruptible():
         os.kill(os.getpid(), signal.SIGHUP)

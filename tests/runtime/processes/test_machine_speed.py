@@ -10,13 +10,21 @@ from collections.abc import Iterator
 import pytest
 
 from rlplan.runtime.processes import machine_speed
-from rlplan.runtime.processes.machine_speed import FRESH_S, MOST, REFERENCE_S, factor_of, patiently, scaled, slowdown
+from rlplan.runtime.processes.machine_speed import (
+    FRESH_S,
+    MOST,
+    REFERENCE_S,
+    compute_factor,
+    patiently,
+    scaled,
+    slowdown,
+)
 
 NUM_RIVALS = 8
 
 
 @pytest.fixture
-def on_one_core() -> Iterator[None]:
+def pins_to_core() -> Iterator[None]:
     """This process, and all that it starts, on one core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
@@ -43,39 +51,39 @@ def rivals() -> Iterator[None]:
 
 
 @pytest.fixture
-def forgotten() -> Iterator[None]:
-    """What this test measures holds for no other."""
+def forgets_measurement() -> Iterator[None]:
+    """Discards the test's measurement, which holds for no other test."""
     yield
     machine_speed._last = None
 
 
-def measured(count: int) -> list[float]:
+def measure_often(count: int) -> list[float]:
     return [slowdown(max_age_s=0.0) for _ in range(count)]
 
 
-def test_the_factor_rises_where_others_want_the_same_core(on_one_core: None, forgotten: None) -> None:
+def test_the_factor_rises_where_others_want_the_same_core(pins_to_core: None, forgets_measurement: None) -> None:
     """Nine processes on a core, each with a ninth of it, or less where this machine has other work already.
 
     The largest of several: a scheduler may let a new process finish in its first time slice.
     """
     with rivals():
-        crowded = max(measured(5))
-    alone = min(measured(3))
+        crowded = max(measure_often(5))
+    alone = min(measure_often(3))
     assert crowded == MOST or crowded > alone + 1, (alone, crowded)
 
 
 def test_the_factor_is_what_the_work_takes_against_the_reference_and_has_bounds() -> None:
-    assert [factor_of(share * REFERENCE_S) for share in (0.1, 1.0, 2.5, MOST, 1e9)] == [1.0, 1.0, 2.5, MOST, MOST]
+    assert [compute_factor(share * REFERENCE_S) for share in (0.1, 1.0, 2.5, MOST, 1e9)] == [1.0, 1.0, 2.5, MOST, MOST]
 
 
 def test_a_machine_on_which_nothing_starts_is_as_slow_as_can_be(
-    monkeypatch: pytest.MonkeyPatch, forgotten: None
+    monkeypatch: pytest.MonkeyPatch, forgets_measurement: None
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert slowdown(max_age_s=0.0) == MOST
 
 
-def test_a_measurement_holds_for_a_while_and_costs_nothing_then(forgotten: None) -> None:
+def test_a_measurement_holds_for_a_while_and_costs_nothing_then(forgets_measurement: None) -> None:
     first = slowdown(max_age_s=0.0)
     begun = time.process_time()
     assert {scaled(2.0) for _ in range(1000)} == {2.0 * first}

@@ -55,19 +55,19 @@ def test_a_process_beside_the_run_does_not_look_into_the_current_folder(traps: P
     pool = EnvironmentPool(spec, tmp_path / "log.txt")
     try:
         pool.ask(0, {"play": [{"role": "assistant", "content": "x"}], "answer": "42"})
-        deadline, found = time.monotonic() + 30, []
-        while not found and time.monotonic() < deadline:
-            found = pool.ready()
+        deadline, hits = time.monotonic() + 30, []
+        while not hits and time.monotonic() < deadline:
+            hits = pool.take_answers()
             time.sleep(0.01)
     finally:
         pool.close()
-    assert [said.value for _, said in found] == [{"observation": "42"}]
+    assert [answer.value for _, answer in hits] == [{"observation": "42"}]
     assert not traps.exists(), traps.read_text()
 
 
 @pytest.fixture(scope="module")
 def ray_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a Ray of one run says that was started from a folder of traps."""
+    """The answer of one run's Ray, which was started from a folder of traps."""
     folder, logs = tmp_path_factory.mktemp("traps"), tmp_path_factory.mktemp("logs")
     sprung = set_traps(folder)
     errors = folder / "errors"
@@ -76,10 +76,10 @@ def ray_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         cwd=folder, env=os.environ | INSTALLED, stdout=subprocess.PIPE, stderr=log, text=True,
     ) as driver:  # fmt: skip
         assert driver.stdout is not None, "a pipe"
-        said: dict[str, Any] = next((json.loads(line) for line in driver.stdout if line.startswith('{"paths"')), {})
+        answer: dict[str, Any] = next((json.loads(line) for line in driver.stdout if line.startswith('{"paths"')), {})
         driver.kill()
-    assert said, errors.read_text()
-    return said | {"folder": str(folder), "sprung": sprung.read_text() if sprung.exists() else ""}
+    assert answer, errors.read_text()
+    return answer | {"folder": str(folder), "sprung": sprung.read_text() if sprung.exists() else ""}
 
 
 @pytest.mark.engine
@@ -112,18 +112,22 @@ def test_a_driver_that_is_killed_outright_takes_its_workers_along(ray_of_a_run: 
 
 def outward_ports(pid: int) -> set[str]:
     """Ports of a process and all below it that others than this host could reach."""
-    found = set()
+    hits = set()
     try:
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
-        return found
+        return hits
     for process in processes:
         try:
-            ports = [one.laddr for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
-            found |= {f"{process.name()} at {port.ip}" for port in ports if port.ip not in LOOPBACK}
+            ports = [
+                connection.laddr
+                for connection in process.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+            hits |= {f"{process.name()} at {port.ip}" for port in ports if port.ip not in LOOPBACK}
         except psutil.Error:
             continue
-    return found
+    return hits
 
 
 @pytest.mark.engine
@@ -139,9 +143,9 @@ def test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhe
     write_bundle(make_plan(**mixtral, **{"policy.path": str(model)}), bundle)
     sprung = set_traps(bundle)
     as_new = {"VLLM_CACHE_ROOT": str(tmp_path / "vllm"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "said").open("wb") as answer:
         command = [RLPLAN, "run", ".", "--out", str(tmp_path / "run")]
-        run = subprocess.Popen(command, cwd=bundle, env=os.environ | INSTALLED | as_new, stdout=said, stderr=said)
+        run = subprocess.Popen(command, cwd=bundle, env=os.environ | INSTALLED | as_new, stdout=answer, stderr=answer)
     deadline, outwards = time.monotonic() + DEADLINE_S, set()
     try:
         while run.poll() is None:

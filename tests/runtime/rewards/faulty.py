@@ -108,7 +108,7 @@ def wrong_signature(question, reply):
     return 1.0
 
 
-def without_parameters():
+def takes_no_parameters():
     return 1.0
 
 
@@ -124,7 +124,7 @@ def asks_for_a_column(prompts, completions, level):
     return [float(level[0])]
 
 
-def by_position(prompts, completions, /, **rest):
+def takes_positions(prompts, completions, /, **rest):
     return [1.0]
 
 

@@ -24,7 +24,7 @@ def rollout(text: str, number: int = 0, *, chat: str = "", tokens: int = 2, **co
     return Rollout(prompt, 0, Completion((5,) * tokens, (-0.1,) * tokens, "stop"), text, id=f"generate/1/{number}")
 
 
-def judged(rollouts: list[Rollout], *names: str, path: Path = SHAPES, weights: tuple[float, ...] = ()) -> RewardPool:
+def judge_all(rollouts: list[Rollout], *names: str, path: Path = SHAPES, weights: tuple[float, ...] = ()) -> RewardPool:
     """A pool that has judged them as one step's, and is closed."""
     rewards = [{"kind": "function", "path": f"{path}:{name}", "name": name, "timeout_s": 60} for name in names]
     for reward, weight in zip(rewards, weights, strict=False):
@@ -40,23 +40,23 @@ def judged(rollouts: list[Rollout], *names: str, path: Path = SHAPES, weights: t
 
 def test_a_chat_comes_as_messages_and_a_text_as_a_text() -> None:
     chats = [rollout("<think>a</think>2", 0, chat=CHAT), rollout("2", 1, chat=CHAT)]
-    judged(chats, "has_thoughts", "says_role")
+    judge_all(chats, "has_thoughts", "says_role")
     assert [each.rewards for each in chats] == [{"has_thoughts": value, "says_role": 1.0} for value in (1.0, 0.0)]
     texts = [rollout("2")]
-    judged(texts, "is_text")
+    judge_all(texts, "is_text")
     assert texts[0].rewards == {"is_text": 1.0}
 
 
 def test_a_chat_that_no_template_wrote_comes_as_messages_too() -> None:
     prompt = Prompt("p", "be brief\n1 + 1?", "2", (1,), joined=CHAT)
     each = Rollout(prompt, 0, Completion((5,), (-0.1,), "stop"), "<think>", id="generate/1/0")
-    judged([each], "has_thoughts")
+    judge_all([each], "has_thoughts")
     assert each.rewards == {"has_thoughts": 1.0}
 
 
 def test_one_call_has_the_whole_batch_so_that_responses_can_be_compared() -> None:
     rollouts = [rollout("a" * length, number) for number, length in enumerate((3, 7, 5, 7))]
-    judged(rollouts, "best_of_batch", "num_calls")
+    judge_all(rollouts, "best_of_batch", "num_calls")
     assert [each.rewards["best_of_batch"] for each in rollouts] == [0.0, 1.0, 0.0, 1.0]
     assert {each.rewards["num_calls"] for each in rollouts} == {104.0}, "one call of four"
 
@@ -96,13 +96,13 @@ def test_async_functions_are_awaited_on_one_loop() -> None:
         pool.close()
     assert {each.reward for batch in batches for each in batch} == {1.0}
     alone = [rollout("2")]
-    judged(alone, "sorts_alone")
+    judge_all(alone, "sorts_alone")
     assert alone[0].rewards == {"sorts_alone": 1.0}
 
 
 def test_none_leaves_a_response_to_the_other_rewards() -> None:
     rollouts = [rollout("aa", 0, level=False), rollout("a", 1, level=True)]
-    pool = judged(rollouts, "unless_hard", "best_of_batch", weights=(2.0, 0.5))
+    pool = judge_all(rollouts, "unless_hard", "best_of_batch", weights=(2.0, 0.5))
     assert [each.rewards for each in rollouts] == [{"unless_hard": 1.0, "best_of_batch": 1.0}, {"best_of_batch": 0.0}]
     assert [(each.reward, each.has_failed, each.failure) for each in rollouts] == [(2.5, False, ""), (0.0, False, "")]
     metrics = StepMetrics(make_job())
@@ -113,7 +113,7 @@ def test_none_leaves_a_response_to_the_other_rewards() -> None:
 
 def test_a_response_that_every_reward_leaves_is_not_learned_from_and_no_failure() -> None:
     rollouts = [rollout("a", 0, level=False), rollout("b", 1, level=True)]
-    pool = judged(rollouts, "unless_hard", "never")
+    pool = judge_all(rollouts, "unless_hard", "never")
     assert [(each.num_learned, each.failure) for each in rollouts] == [(2, ""), (0, "")]
     pool.check_failures(rollouts, 1)
     metrics = StepMetrics(make_job())
@@ -124,25 +124,25 @@ def test_a_response_that_every_reward_leaves_is_not_learned_from_and_no_failure(
 def test_a_function_has_the_run_s_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     rollouts = [rollout("a")]
-    judged(rollouts, "is_online")
+    judge_all(rollouts, "is_online")
     assert rollouts[0].reward == 1.0
 
 
 def test_columns_are_lists_and_the_trainer_s_progress_is_known() -> None:
     rollouts = [rollout("a", number, level=number) for number in range(3)]
-    judged(rollouts, "progress")
+    judge_all(rollouts, "progress")
     assert [each.reward for each in rollouts] == [2 + 10 * 3 + 100 * level for level in range(3)]
 
 
 def test_an_object_that_can_be_called_is_a_function() -> None:
     rollouts = [rollout("a", number, tokens=number + 1) for number in range(3)]
-    judged(rollouts, "too_long")
+    judge_all(rollouts, "too_long")
     assert [each.reward for each in rollouts] == [0.0, 0.0, -1.0]
 
 
 def test_a_large_batch_comes_and_goes_whole() -> None:
     rollouts = [rollout("a" * 2000, number, tokens=500) for number in range(2000)]
-    judged(rollouts, "num_calls", "never")
+    judge_all(rollouts, "num_calls", "never")
     assert {each.reward for each in rollouts} == {2100.0}
 
 
@@ -159,9 +159,9 @@ def test_trl_s_own_functions_judge_chats(tmp_path: Path) -> None:
     texts = (r"<think>so</think> It is \boxed{2}.", r"It is \boxed{2}.", r"<think>so</think> It is \boxed{3}.")
     rollouts = [rollout(text, n, chat=CHAT, tokens=2 + n, solution="$2$") for n, text in enumerate(texts)]
     names = ("think_format_reward", "accuracy_reward", "reasoning_accuracy_reward", "overlong")
-    judged(rollouts, *names, path=tmp_path / "of_trl.py")
+    judge_all(rollouts, *names, path=tmp_path / "of_trl.py")
     expected = [(1.0, 1.0, 1.0, 0.0), (0.0, 1.0, 0.0, -0.5), (1.0, 0.0, 0.0, -1.0)]
     assert [tuple(each.rewards.values()) for each in rollouts] == expected, [each.failure for each in rollouts]
     unreadable = [rollout("2", chat=CHAT, solution="no mathematics at all"), rollout("2", 1, chat=CHAT, solution="$2$")]
-    judged(unreadable, "accuracy_reward", path=tmp_path / "of_trl.py")
+    judge_all(unreadable, "accuracy_reward", path=tmp_path / "of_trl.py")
     assert (unreadable[0].has_failed, unreadable[0].failure) == (True, "")

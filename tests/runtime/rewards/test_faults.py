@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from rlplan.errors import RunError, SpecError
-from rlplan.runtime.processes import machine_speed
+from rlplan.runtime.processes import line_process, machine_speed
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.rewards import processes
 from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
 from rlplan.runtime.rewards.verdict import Verdict
@@ -27,9 +26,9 @@ from tests.waiting import at_most, own_processes, wait_for
 FAULTY = Path(__file__).with_name("faulty.py")
 TIMEOUT_S, HANG_S = 2.0, 0.5
 FAULTS = {
-    "nan": "it gave nan",
-    "infinite": "it gave inf",
-    "minus_infinite": "it gave -inf",
+    "nan": "it returned nan",
+    "infinite": "it returned inf",
+    "minus_infinite": "it returned -inf",
     "nothing": "NoneType",
     "raises": "KeyError: 'ground truth'",
     "exits": "SystemExit",
@@ -39,10 +38,10 @@ FAULTS = {
     "hangs_and_swallows": "timeout",
     "too_many": "2 values for 1",
     "too_few": "0 values for 1",
-    "text": "it gave str",
-    "huge_result": "it gave str",
+    "text": "it returned str",
+    "huge_result": "it returned str",
     "huge_number": "OverflowError",
-    "prints_without_end": "it gave nan",
+    "prints_without_end": "it returned nan",
     "takes_all_memory": "MemoryError",
     "leaves_threads": "with threads at work",
     "tower": "timeout",
@@ -62,11 +61,11 @@ def mathematics() -> Iterator[Judge]:
     judge.close()
 
 
-def said_of(judge: Judge, text: str, answer: str = "12") -> Verdict:
+def judge_text(judge: Judge, text: str, answer: str = "12") -> Verdict:
     return judge.judge(Response(Prompt("1", "p", answer, (1,)), text))
 
 
-def judged(*specs: FunctionSpec | AnswerMatcherSpec, text: str = "12", answer: str = "12") -> Verdict:
+def judge_once(*specs: FunctionSpec | AnswerMatcherSpec, text: str = "12", answer: str = "12") -> Verdict:
     judge = Judge(specs, None)
     try:
         judge.start()
@@ -129,24 +128,24 @@ def test_a_reward_that_hangs_does_not_outlive_a_run_that_is_killed() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("good", 1.0), ("good_as_verl", 1.0), ("tensor", 0.5)])
 def test_good_functions_of_both_signatures_give_their_numbers(name: str, value: float) -> None:
-    assert judged(function(name)).values == {"function": value}
+    assert judge_once(function(name)).values == {"function": value}
 
 
 def test_a_wrong_signature_is_said_before_anything_runs() -> None:
-    with pytest.raises(SpecError, match=r"it takes \(question, reply\): neither"):
-        judged(function("wrong_signature"))
+    with pytest.raises(SpecError, match=r"it takes \(question, reply\), which is neither"):
+        judge_once(function("wrong_signature"))
     with pytest.raises(SpecError, match="has no function absent"):
-        judged(function("absent"))
+        judge_once(function("absent"))
 
 
 REFUSED = {
-    ("trl", "wrong_signature"): "it takes (question, reply), and no completion_ids or completions",
-    ("verl", "wrong_signature"): "it takes (question, reply), and no solution_str",
-    ("trl", "without_parameters"): "it takes ()",
-    ("verl", "without_parameters"): "it takes ()",
+    ("trl", "wrong_signature"): "it takes (question, reply), but not completion_ids or completions",
+    ("verl", "wrong_signature"): "it takes (question, reply), but not solution_str",
+    ("trl", "takes_no_parameters"): "it takes ()",
+    ("verl", "takes_no_parameters"): "it takes ()",
     ("auto", "verl_with_more"): "missing a required argument: 'needed'",
-    ("auto", "asks_for_a_column"): "missing a required argument: 'level'; given by name are prompts, completions",
-    ("auto", "by_position"): "completion_ids, trainer_state, log_extra, log_metric, answer, hint",
+    ("auto", "asks_for_a_column"): "missing a required argument: 'level'; the arguments are prompts, completions",
+    ("auto", "takes_positions"): "completion_ids, trainer_state, log_extra, log_metric, answer, hint",
     ("auto", "generates"): "generates is a class or a generator",
     ("auto", "Built"): "Built is a class or a generator",
 }
@@ -177,12 +176,12 @@ def test_a_function_is_given_the_columns_that_it_asks_for_and_no_more() -> None:
 def test_a_function_that_hangs_while_it_is_imported_is_told_with_the_deadline_that_a_slow_machine_lengthened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "START_S", 0.5)
+    monkeypatch.setattr(line_process, "START_S", 0.5)
     monkeypatch.setattr(machine_speed, "_last", (time.monotonic(), 4.0))
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)\n")
     spec = FunctionSpec(kind="function", path=f"{tmp_path / 'hangs.py'}:f", timeout_s=1.0)
-    with pytest.raises(SpecError, match="timeout after 2 s before it was ready"):
-        judged(spec)
+    with pytest.raises(SpecError, match="timeout after 2 s while it started"):
+        judge_once(spec)
 
 
 MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math", timeout_s=scaled(3.0))
@@ -193,7 +192,7 @@ MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math",
     [(r"\frac{1}{2}", "0.5", 1.0), ("0.5", r"\frac{1}{2}", 1.0), ("1/3", "0.5", 0.0), ("(x+1)^2", "x^2+2x+1", 1.0)],
 )
 def test_mathematics_is_compared_by_what_it_means(mathematics: Judge, text: str, answer: str, value: float) -> None:
-    assert said_of(mathematics, text, answer).values == {"answer_matcher": value}
+    assert judge_text(mathematics, text, answer).values == {"answer_matcher": value}
 
 
 HEDGES = (
@@ -205,7 +204,7 @@ HEDGES = (
 
 
 def test_several_answers_are_no_answer(mathematics: Judge) -> None:
-    verdicts = {text: said_of(mathematics, text) for text in HEDGES}
+    verdicts = {text: judge_text(mathematics, text) for text in HEDGES}
     assert {text: verdict.values for text, verdict in verdicts.items() if verdict.values["answer_matcher"]} == {}
 
 
@@ -216,7 +215,7 @@ CODE_IN_MATHEMATICS = ("__import__('os').system('touch {}')", "open('{}', 'w').w
 @pytest.mark.parametrize("frame", at_night(FRAMES, but=("{}", r"\text{{{}}}")))
 def test_code_in_a_mathematical_answer_does_nothing(mathematics: Judge, tmp_path: Path, frame: str) -> None:
     for code in CODE_IN_MATHEMATICS:
-        verdict = said_of(mathematics, frame.format(code.format(tmp_path / "touched")))
+        verdict = judge_text(mathematics, frame.format(code.format(tmp_path / "touched")))
         assert verdict.failure or verdict.values == {"answer_matcher": 0.0}, "code is not run, and is never right"
     assert list(tmp_path.iterdir()) == []
 
@@ -240,7 +239,7 @@ def test_towers_cost_their_timeout_one_after_the_other_and_are_a_zero_that_is_no
 
 
 def test_a_row_whose_own_answer_takes_too_long_is_a_failure_and_no_zero() -> None:
-    verdict = judged(MATH.model_copy(update={"timeout_s": TIMEOUT_S}), text="1", answer=TOWERS[0])
+    verdict = judge_once(MATH.model_copy(update={"timeout_s": TIMEOUT_S}), text="1", answer=TOWERS[0])
     assert (verdict.values, verdict.notes) == ({}, {})
     assert verdict.failure.startswith("answer_matcher: ")
 
@@ -258,13 +257,13 @@ def test_many_responses_that_exhaust_their_limits_are_an_alarm() -> None:
 
 def test_what_is_no_mathematics_is_wrong_and_noted(mathematics: Judge) -> None:
     for text, note in {r"\frac{": "unreadable", "9**9**9**9": "unreadable", "1" * 5000: "too_long"}.items():
-        verdict = said_of(mathematics, text)
+        verdict = judge_text(mathematics, text)
         assert (verdict.values, verdict.notes) == ({"answer_matcher": 0.0}, {f"answer_matcher/{note}": 1}), text
 
 
 def test_python_s_power_is_a_power(mathematics: Judge) -> None:
-    assert said_of(mathematics, "2**3", "8").values == {"answer_matcher": 1.0}
-    assert said_of(mathematics, "2**3", "2").values == {"answer_matcher": 0.0}
+    assert judge_text(mathematics, "2**3", "8").values == {"answer_matcher": 1.0}
+    assert judge_text(mathematics, "2**3", "2").values == {"answer_matcher": 0.0}
 
 
 @pytest.mark.parametrize("name", ["good", "raises"])
@@ -305,7 +304,7 @@ def test_responses_are_judged_before_they_are_asked_for() -> None:
         reward_pool.start()
         each = rollout(0)
         reward_pool.begin(each.id, Response(each.prompt, each.text))
-        wait_for(reward_pool._begun[each.id][1].done, 5, pause_s=0.01)
+        wait_for(reward_pool._started[each.id][1].done, 5, pause_s=0.01)
         asked = time.time()
         reward_pool.judge([each])
         assert each.reward == 1.0

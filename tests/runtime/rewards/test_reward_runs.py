@@ -40,7 +40,7 @@ def check(run: FinishedRun, num_steps: int = 2, *, is_early: bool = True) -> Non
 
 @pytest.fixture(autouse=True)
 def orphans() -> Iterator[None]:
-    """What a run might leave behind is found below this process."""
+    """Orphans of a run become children of this process, where the test finds them."""
     with orphans_come_here():
         yield
 

@@ -8,21 +8,21 @@ SIZES = []
 
 
 def has_thoughts(completions, **columns):
-    """Of a chat: each completion is a list of messages."""
+    """Each completion of a chat is a list of messages."""
     return [float(completion[0]["content"].startswith("<think>")) for completion in completions]
 
 
 def says_role(prompts, completions, **columns):
     return [
-        float(prompt[-1]["role"] == "user" and said[0]["role"] == "assistant")
-        for prompt, said in zip(prompts, completions, strict=True)
+        float(prompt[-1]["role"] == "user" and completion[0]["role"] == "assistant")
+        for prompt, completion in zip(prompts, completions, strict=True)
     ]
 
 
 def is_text(prompts, completions, **columns):
     return [
-        float(isinstance(prompt, str) and isinstance(said, str))
-        for prompt, said in zip(prompts, completions, strict=True)
+        float(isinstance(prompt, str) and isinstance(completion, str))
+        for prompt, completion in zip(prompts, completions, strict=True)
     ]
 
 

@@ -99,7 +99,7 @@ def test_a_reward_model_s_score_that_is_no_number_is_a_failure_and_its_group_s_a
     for each, score in zip(step, (math.nan, 0.5), strict=True):
         each.scores[Role.REWARD] = (score,)
     assert finish_rewards(step, [], job, 1) == [step[0]]
-    assert (step[0].has_failed, step[0].failure, step[0].reward) == (True, "reward_model: it gave nan", 0.0)
+    assert (step[0].has_failed, step[0].failure, step[0].reward) == (True, "reward_model: it returned nan", 0.0)
     assert (step[1].has_failed, step[1].reward) == (False, 1.0)
 
 

@@ -49,8 +49,8 @@ def attempt(make):
 """
 
 
-def opened(name: str, num_slots: int, limits: Limits) -> Sandbox:
-    """A sandbox by name. Skips where the kernel is too old for the second one, or gVisor is not to be had."""
+def open_backend(name: str, num_slots: int, limits: Limits) -> Sandbox:
+    """A sandbox by name. Skips when the kernel is too old for the second one, or when gVisor is missing."""
     importlib.import_module("sandlock")
     try:
         return open_sandbox(name, num_slots, limits)
@@ -61,7 +61,7 @@ def opened(name: str, num_slots: int, limits: Limits) -> Sandbox:
 
 
 @contextmanager
-def each_opened(num_slots: int, limits: Limits) -> Iterator[Callable[[str], Sandbox]]:
+def open_each(num_slots: int, limits: Limits) -> Iterator[Callable[[str], Sandbox]]:
     """Opens sandboxes by name, each once; all are closed with the block.
 
     A fixture that has the name as its parameter would be made anew for every test with a name of its own beside it.
@@ -70,7 +70,7 @@ def each_opened(num_slots: int, limits: Limits) -> Iterator[Callable[[str], Sand
 
         @cache
         def one(name: str) -> Sandbox:
-            return stack.enter_context(closing(opened(name, num_slots, limits)))
+            return stack.enter_context(closing(open_backend(name, num_slots, limits)))
 
         yield one
 

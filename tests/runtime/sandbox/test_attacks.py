@@ -1,4 +1,4 @@
-"""What a program cannot do in a sandbox: 144 escapes and 19 bombs, none of which gets anywhere."""
+"""Attacks on the sandboxes: 144 escapes and 19 resource bombs, all of which fail."""
 
 import contextlib
 import dataclasses
@@ -19,23 +19,23 @@ from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
 from tests.repository.at_night import at_night, in_turn
-from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, each_opened
+from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, open_each
 from tests.waiting import at_most, orphans_come_here, own_processes, wait_for
 
 LIMITS = Limits(case_s=0.6, total_s=3.0, memory_bytes=256 * MIB)
 PATIENT = Limits(case_s=scaled(20.0), total_s=scaled(80.0), memory_bytes=256 * MIB)
 ALONE = ("next program", "kills", "runner", "leaves", "runs as root")
-"""What would be felt beyond its own process, by a word of its name; all others are cases of one program."""
+"""Words in the names of escapes that affect other processes and run alone; all others are cases of one program."""
 ENDS_ITS_RUNNER = {("sandlock", "kills everything that it may"), ("gvisor", "kills its process group and its parents")}
 """Where the runner can be reached: no verdict, which is a 0."""
 OF_ITS_OWN_KERNEL = {("gvisor", "opens a terminal"), ("gvisor", "opens what file systems and tunnels are made with")}
-"""What gVisor has made itself, and is gone with it."""
+"""Escapes that reach only objects which gVisor itself created and removes."""
 REFUSALS = ("FileNotFoundError", "OSError", "PermissionError", "ProcessLookupError")
 
 
 @dataclass(frozen=True)
 class Outside:
-    """What lies outside of the sandbox."""
+    """Targets outside of the sandbox."""
 
     secret: str
     library: str
@@ -51,7 +51,7 @@ class Outside:
 
 @pytest.fixture(scope="module")
 def opens() -> Iterator[Callable[[str], Sandbox]]:
-    with each_opened(1, LIMITS) as opens:
+    with open_each(1, LIMITS) as opens:
         yield opens
 
 
@@ -62,13 +62,13 @@ def sandbox(request: pytest.FixtureRequest, opens: Callable[[str], Sandbox]) -> 
 
 @pytest.fixture
 def orphans() -> Iterator[None]:
-    """What a sandbox might leave without a parent is found below this process."""
+    """Orphans of a sandbox become children of this process, where the test finds them."""
     with orphans_come_here():
         yield
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     secret = Path("/var/tmp") / f"rlplan-secret-{os.getpid()}"
     secret.write_text("secret")
     secret.chmod(0o644)
@@ -106,29 +106,29 @@ def attack(sandbox: Sandbox, source: str, limits: Limits = LIMITS) -> Report:
     return sandbox.run(Program(source, (Case(),), limits))
 
 
-def filled(source: str, outside: Outside) -> str:
-    for name, value in asdict(outside).items():
+def fill_source(source: str, targets: Outside) -> str:
+    for name, value in asdict(targets).items():
         source = source.replace(f"{{{name}!r}}", repr(value)).replace(f"{{{name}}}", str(value))
     return source
 
 
 @pytest.fixture(scope="module")
-def tried(
-    request: pytest.FixtureRequest, opens: Callable[[str], Sandbox], outside: Outside
+def try_together(
+    request: pytest.FixtureRequest, opens: Callable[[str], Sandbox], targets: Outside
 ) -> Callable[[str], dict[str, Report]]:
-    """What came of each escape that is asked for and not tried alone, by the sandbox's name."""
+    """A function from a sandbox's name to the reports of the selected escapes that need not run alone."""
     asked = [item.callspec.params for item in request.session.items if "::test_nothing_escapes[" in item.nodeid]  # type: ignore[attr-defined]
 
-    def of(name: str) -> dict[str, Report]:
-        return tried_together(opens(name), [one["name"] for one in asked if one["sandbox"] == name], outside)
+    def try_all(name: str) -> dict[str, Report]:
+        return tried_together(opens(name), [params["name"] for params in asked if params["sandbox"] == name], targets)
 
-    return cache(of)
+    return cache(try_all)
 
 
-def tried_together(sandbox: Sandbox, names: Iterable[str], outside: Outside) -> dict[str, Report]:
-    """What came of those that need not be alone: a process each, one after the other in one sandbox."""
+def tried_together(sandbox: Sandbox, names: Iterable[str], targets: Outside) -> dict[str, Report]:
+    """Reports of the escapes that need not run alone: one process each, one after the other in one sandbox."""
     names = [name for name in names if not is_alone(name)]
-    cases = tuple(Case(filled(ESCAPES[name], outside).encode()) for name in names)
+    cases = tuple(Case(fill_source(ESCAPES[name], targets).encode()) for name in names)
     report = sandbox.run(Program("import sys; exec(sys.stdin.read())", cases, PATIENT))
     return {name: dataclasses.replace(report, cases=(case,)) for name, case in zip(names, report.cases, strict=True)}
 
@@ -137,7 +137,7 @@ def is_alone(name: str) -> bool:
     return any(word in name for word in ALONE)
 
 
-def by_backend() -> list[Any]:
+def list_cases() -> list[Any]:
     """All escapes in every sandbox: in each of the two in turn, in the others at night."""
     alone = [name for name in ESCAPES if is_alone(name)]
     others = [name for name in ESCAPES if not is_alone(name)]
@@ -148,13 +148,15 @@ def by_backend() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("sandbox", "name"), by_backend(), indirect=["sandbox"])
+@pytest.mark.parametrize(("sandbox", "name"), list_cases(), indirect=["sandbox"])
 def test_nothing_escapes(
-    name: str, sandbox: Sandbox, outside: Outside, tried: Callable[[str], dict[str, Report]]
+    name: str, sandbox: Sandbox, targets: Outside, try_together: Callable[[str], dict[str, Report]]
 ) -> None:
-    together = {} if is_alone(name) else tried(sandbox.name)
+    together = {} if is_alone(name) else try_together(sandbox.name)
     times = 0 if name in together else 2 if "next program" in name else 1
-    for report in [attack(sandbox, filled(ESCAPES[name], outside), PATIENT) for _ in range(times)] or [together[name]]:
+    for report in [attack(sandbox, fill_source(ESCAPES[name], targets), PATIENT) for _ in range(times)] or [
+        together[name]
+    ]:
         case = report.cases[0]
         assert b"ESCAPED" not in case.output or (sandbox.name, name) in OF_ITS_OWN_KERNEL, report
         if (sandbox.name, name) in ENDS_ITS_RUNNER:
@@ -165,34 +167,34 @@ def test_nothing_escapes(
 
 
 @pytest.fixture(scope="module")
-def bare(outside: Outside) -> dict[str, Report]:
+def bare(targets: Outside) -> dict[str, Report]:
     """The same without a sandbox."""
     try:
-        return tried_together(Bare(1), (*SHOWN_BARE, *SHOWN_WHERE_ALLOWED), outside)
+        return tried_together(Bare(1), (*SHOWN_BARE, *SHOWN_WHERE_ALLOWED), targets)
     finally:
-        remove_notes(outside)
+        remove_notes(targets)
 
 
-def remove_notes(outside: Outside) -> None:
+def remove_notes(targets: Outside) -> None:
     for folder in ("/tmp", "/dev/shm"):
-        Path(folder, outside.note).unlink(missing_ok=True)
+        Path(folder, targets.note).unlink(missing_ok=True)
 
 
-def tried_alone(name: str, outside: Outside) -> Report:
-    """What comes of it without a sandbox, with a process to kill."""
+def tried_alone(name: str, targets: Outside) -> Report:
+    """The report of an escape without a sandbox, with a process to kill."""
     victim = subprocess.Popen(["sleep", "600"])
-    program = Program(filled(ESCAPES[name], dataclasses.replace(outside, victim=victim.pid)), (Case(),))
+    program = Program(fill_source(ESCAPES[name], dataclasses.replace(targets, victim=victim.pid)), (Case(),))
     try:
         return [Bare(1).run(program) for _ in range(2 if "next program" in name else 1)][-1]
     finally:
         victim.kill()
         victim.wait()
-        remove_notes(outside)
+        remove_notes(targets)
 
 
 @pytest.mark.parametrize("name", [*SHOWN_BARE, *SHOWN_WHERE_ALLOWED])
-def test_without_a_sandbox_the_same_attack_succeeds(name: str, outside: Outside, bare: dict[str, Report]) -> None:
-    case = (bare.get(name) or tried_alone(name, outside)).cases[0]
+def test_without_a_sandbox_the_same_attack_succeeds(name: str, targets: Outside, bare: dict[str, Report]) -> None:
+    case = (bare.get(name) or tried_alone(name, targets)).cases[0]
     if name in SHOWN_WHERE_ALLOWED and case.status in ("ok", "error") and not case.output:
         pytest.skip("this host refuses it without a sandbox too")
     assert b"ESCAPED" in case.output, case

@@ -29,7 +29,7 @@ print(list(Path("/sys/fs/cgroup").glob("rlplan-sandbox-*")))
 def test_a_group_of_version_2_limits_memory_swap_and_cpu_and_tells_its_own_limit_from_the_host_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder in place of the kernel's, whose files are those of Documentation/admin-guide/cgroup-v2.rst."""
+    """A folder replaces the kernel's; its files follow Documentation/admin-guide/cgroup-v2.rst."""
     monkeypatch.setattr(tree_limits, "_V2", tmp_path)
     monkeypatch.setattr(tree_limits, "_V1", tmp_path / "memory")
     group = TreeGroup(256 * MIB)
@@ -39,11 +39,11 @@ def test_a_group_of_version_2_limits_memory_swap_and_cpu_and_tells_its_own_limit
     events = group.folder / "memory.events"
     events.write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\noom_group_kill 0\n")
     group.begin()
-    assert group.ended() == (False, False), "what was before does not count"
+    assert group.read_outcome() == (False, False), "what was before does not count"
     events.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\noom_group_kill 0\n")
-    assert group.ended() == (True, False), "the host's want of memory"
+    assert group.read_outcome() == (True, False), "the host's want of memory"
     events.write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 3\noom_group_kill 0\n")
-    assert group.ended() == (True, True)
+    assert group.read_outcome() == (True, True)
 
 
 @pytest.mark.nightly
@@ -53,7 +53,7 @@ def test_in_a_namespace_of_version_2_the_sandbox_holds_with_groups_or_by_looking
     inside = f'mount -t cgroup2 none /sys/fs/cgroup && exec "{sys.executable}" -c "$0"'
     command = ["unshare", "--mount", "--cgroup", "sh", "-c", inside, IN_THE_NAMESPACE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    said = done.stdout.splitlines()
-    assert said[1:] == ["[]"], done.stderr
-    assert said[0].startswith("None True "), said
-    assert said[0].split()[-1] in ("error", "missing", "killed"), said
+    lines = done.stdout.splitlines()
+    assert lines[1:] == ["[]"], done.stderr
+    assert lines[0].startswith("None True "), lines
+    assert lines[0].split()[-1] in ("error", "missing", "killed"), lines

@@ -1,4 +1,4 @@
-"""Which sandbox there is: one that was seen to hold, or none at all; never one that does not hold."""
+"""The choice of a sandbox: one that passed its self-test, or none at all."""
 
 import os
 import re
@@ -14,8 +14,8 @@ from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, make_tree_groups
 from rlplan.runtime.sandbox.choice import Bare, open_sandbox, self_test
 from rlplan.runtime.sandbox.programs import Case, Limits, Program
-from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, denied_calls, deny_list
-from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, sweep
+from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, build_deny_list, read_denied_calls
+from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, remove_stale_groups
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 from rlplan.units import MIB
 from tests.factories import make_job
@@ -30,9 +30,9 @@ def test_without_a_sandbox_the_run_is_refused(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "sandlock", None)  # as if it were not installed
     job = make_job(rewards=[{"kind": "code_executor"}])
-    with pytest.raises(HostError, match=r"no sandbox holds on this host.*bwrap is not installed") as caught:
+    with pytest.raises(HostError, match=r"no sandbox works on this host.*bwrap is not installed") as caught:
         RewardPool(job)
-    assert "or not at all" in caught.value.rule
+    assert "only in a sandbox" in caught.value.rule
     reward_pool = RewardPool(job, "none")
     assert reward_pool.sandbox is not None
     assert reward_pool.sandbox.name == "none"
@@ -86,24 +86,24 @@ def test_groups_of_a_driver_that_was_killed_are_swept() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root makes control groups here")
     code = "from rlplan.runtime.sandbox.tree_limits import TreeGroup; print(TreeGroup(1 << 28).folder)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    mine = TreeGroup(1 << 28)
-    sweep()  # another run beside this one may have been first
-    assert said
-    assert not Path(said).exists()
-    assert mine.folder.is_dir()
-    mine.close()
-    assert not mine.folder.exists()
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    own_group = TreeGroup(1 << 28)
+    remove_stale_groups()  # another run beside this one may have been first
+    assert output
+    assert not Path(output).exists()
+    assert own_group.folder.is_dir()
+    own_group.close()
+    assert not own_group.folder.exists()
 
 
 def test_two_sandboxes_of_a_process_have_groups_of_their_own() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root makes control groups here")
-    one, other = (make_tree_groups(2, 1 << 28) for _ in range(2))
+    first_groups, other = (make_tree_groups(2, 1 << 28) for _ in range(2))
     try:
-        assert len({group.folder for group in (*one, *other)}) == 4
+        assert len({group.folder for group in (*first_groups, *other)}) == 4
     finally:
-        for group in (*one, *other):
+        for group in (*first_groups, *other):
             group.close()
 
 
@@ -118,7 +118,7 @@ def test_denied_calls_have_the_kernel_s_numbers(machine: str) -> None:
     """Oracle: the kernel's headers, which a C compiler brings along; calls newer than these are left out."""
     text = HEADERS[machine].read_text()
     known = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
-    ours = denied_calls(machine) | _ARGUED[machine] | {"clone3": _CLONE3}
+    ours = read_denied_calls(machine) | _ARGUED[machine] | {"clone3": _CLONE3}
     compared = {name: number for name, number in ours.items() if name in known}
     assert compared == {name: known[name] for name in compared}
     assert len(compared) > 0.8 * len(ours)
@@ -126,7 +126,7 @@ def test_denied_calls_have_the_kernel_s_numbers(machine: str) -> None:
 
 def test_the_filter_is_whole_instructions_and_jumps_stay_inside() -> None:
     for machine in HEADERS:
-        code = deny_list(machine)
+        code = build_deny_list(machine)
         assert len(code) % 8 == 0
         count = len(code) // 8
         assert count < 4096, "the kernel's limit"

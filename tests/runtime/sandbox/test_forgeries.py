@@ -7,14 +7,14 @@ from itertools import product
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.rewards.code_executor import grade
+from rlplan.runtime.rewards.code_executor import grade_program
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.choice import BACKENDS
-from rlplan.runtime.sandbox.process import _verdict
+from rlplan.runtime.sandbox.process import _parse_verdict
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec
 from tests.repository.at_night import at_night
-from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, each_opened, read_programs
+from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, open_each, read_programs
 
 FORGERIES = read_programs("forgeries.txt")
 UNTIL_THE_DEADLINE = ("calls itself without end", "stops the runner")
@@ -29,7 +29,7 @@ PRINTS = json.dumps({"inputs": ["7\n"], "outputs": [f"{RIGHT}\n"]})
 
 @pytest.fixture(scope="module")
 def opens() -> Iterator[Callable[[str], Sandbox]]:
-    with each_opened(1, Limits()) as opens:
+    with open_each(1, Limits()) as opens:
         yield opens
 
 
@@ -40,7 +40,7 @@ def sandbox(request: pytest.FixtureRequest, opens: Callable[[str], Sandbox]) -> 
 
 def value(sandbox: Sandbox, source: str, tests: str) -> float:
     prompt = Prompt("1", "Write f.", tests, (1,))
-    return grade(SPEC, f"```python\n{source}\n```", prompt, sandbox)[0]
+    return grade_program(SPEC, f"```python\n{source}\n```", prompt, sandbox)[0]
 
 
 def test_the_right_program_passes(sandbox: Sandbox) -> None:
@@ -84,7 +84,7 @@ def test_there_are_enough_forgeries() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         b"",
         b"ok 0 1\nt",
@@ -94,6 +94,6 @@ def test_there_are_enough_forgeries() -> None:
         b"x" + b"0" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"0" * 32,
     ],
 )
-def test_a_verdict_without_the_nonce_of_its_run_is_none(said: bytes) -> None:
-    assert _verdict(said, b"0" * 32) is None
-    assert _verdict(b"0" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"0" * 32, b"0" * 32) is not None
+def test_a_verdict_without_the_nonce_of_its_run_is_none(text: bytes) -> None:
+    assert _parse_verdict(text, b"0" * 32) is None
+    assert _parse_verdict(b"0" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"0" * 32, b"0" * 32) is not None

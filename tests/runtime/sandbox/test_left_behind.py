@@ -9,7 +9,7 @@ from benchmarks.bench_sandbox import left_behind, measure
 from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Limits, Program, Report
 from tests.repository.at_night import at_night
-from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, opened
+from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, open_backend
 from tests.waiting import orphans_come_here
 
 LITTERS = """
@@ -27,11 +27,11 @@ if os.fork() == 0:
 @pytest.mark.parametrize("count", at_night((10, 1000), but=(10,)))
 @pytest.mark.parametrize("name", at_night(BACKENDS, but=BACKENDS_BY_DAY))
 def test_runs_leave_nothing_behind(name: str, count: int) -> None:
-    sandbox = opened(name, 2, DEFAULT_LIMITS)
+    sandbox = open_backend(name, 2, DEFAULT_LIMITS)
     sandbox.close()
     with orphans_come_here():
         before = left_behind()
-        sandbox = opened(name, 2, DEFAULT_LIMITS)
+        sandbox = open_backend(name, 2, DEFAULT_LIMITS)
         try:
             measure(sandbox, 2, count=count)
             for _ in range(count // 10):
@@ -44,13 +44,13 @@ def test_runs_leave_nothing_behind(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", at_night(BACKENDS, but=BACKENDS_BY_DAY))
 def test_what_runs_ends_when_the_sandbox_is_closed(name: str) -> None:
     """Oracle: the program sleeps for 60 s."""
-    sandbox = opened(name, 1, Limits(case_s=60.0, total_s=60.0))
-    found: list[Report] = []
+    sandbox = open_backend(name, 1, Limits(case_s=60.0, total_s=60.0))
+    reports: list[Report] = []
     program = Program("import time\ntime.sleep(60)", (Case(),))
-    running = threading.Thread(target=lambda: found.append(sandbox.run(program)))
+    running = threading.Thread(target=lambda: reports.append(sandbox.run(program)))
     running.start()
     time.sleep(0.5)
     sandbox.close()
     running.join(20)
-    assert [report.status for report in found] == ["broken"]
+    assert [report.status for report in reports] == ["broken"]
     assert sandbox.run(program).detail == "it was closed"

@@ -49,7 +49,7 @@ def test_what_is_closed_or_forgotten_is_free_again(first: int) -> None:
 
 
 def test_where_too_few_are_left_it_is_said_and_none_is_kept(first: int) -> None:
-    with pytest.raises(HostError, match="11 uids for sandboxes are needed, 10 are left") as caught:
+    with pytest.raises(HostError, match="sandboxes need 11 uids, and 10 are free") as caught:
         ClaimedUids(11)
     assert caught.value.exit_code == 4
     assert len(ClaimedUids(10).numbers) == 10

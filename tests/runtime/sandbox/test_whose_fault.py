@@ -1,6 +1,6 @@
-"""What a program brings about is a 0; what the sandbox or the host does to it is `broken`, and out of its reach.
+"""Blame: failures that a program causes score 0; failures of the sandbox or the host are `broken`, out of its reach.
 
-Also here: the CPU that all of its processes have together.
+Also here: the CPU that all processes of a program use together.
 """
 
 import os
@@ -16,7 +16,7 @@ import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.sandbox import process
-from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, attributed, system_runner
+from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, attribute_failure, compile_system_runner
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report
 from rlplan.runtime.sandbox.tree_limits import TreeWatch
 from rlplan.units import MIB
@@ -52,14 +52,14 @@ def test_all_processes_of_a_program_together_have_one_core(sandbox: Bubblewrap) 
 
 @pytest.mark.parametrize("source", [SPINS, SPINS_UNSEEN])
 def test_where_no_control_group_may_be_made_the_cpu_of_a_tree_is_looked_at(source: str) -> None:
-    watch, said = TreeWatch(None, 0.5), []
+    watch, statuses = TreeWatch(None, 0.5), []
     tree = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
     try:
-        wait_for(lambda: said.append(watch(tree.pid)) or said[-1], 30, pause_s=0.02)
+        wait_for(lambda: statuses.append(watch(tree.pid)) or statuses[-1], 30, pause_s=0.02)
     finally:
         os.killpg(tree.pid, 9)
         tree.wait()
-    assert said[-1] == "timeout"
+    assert statuses[-1] == "timeout"
 
 
 def test_a_run_that_is_looked_at_ends_when_it_has_had_its_cpu(sandbox: Bubblewrap) -> None:
@@ -87,11 +87,11 @@ def _late():
     _setsid()
 posix.setsid = _late
 """
-"""For the runner, before it begins: every case's process is a second late, as on a machine with other work."""
+"""Code before the runner that makes every case's process a second late, as on a loaded machine."""
 
 
 def test_a_case_that_comes_up_late_has_all_of_its_time_and_of_the_whole_program_s(sandbox: Bubblewrap) -> None:
-    sandbox._runner = system_runner(COMES_UP_LATE)
+    sandbox._runner = compile_system_runner(COMES_UP_LATE)
     report = sandbox.run(Program("print(1)", (Case(),), Limits(case_s=0.3, total_s=0.5)))
     assert (report.status, report.cases[0].status, report.cases[0].output) == ("done", "ok", b"1\n"), report
 
@@ -102,7 +102,7 @@ NEVER_COMES_UP = COMES_UP_LATE.replace("1.0", "600.0")
 def test_a_case_that_does_not_come_up_is_no_fault_of_the_program(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sandbox._runner = system_runner(NEVER_COMES_UP)
+    sandbox._runner = compile_system_runner(NEVER_COMES_UP)
     monkeypatch.setattr(process, "START_S", 1.0)
     report = sandbox.run(Program("print(1)", (Case(),)))
     assert (report.status, report.detail) == ("broken", "the process of a case did not come up: timeout")
@@ -157,7 +157,7 @@ NOT_UP = Report("timeout", (CaseResult("missing"),), process.NOT_BEGUN)
 def test_what_ended_a_program_says_whose_fault_it_is(
     report: Report, was_ended: bool, was_full: bool, status: str
 ) -> None:
-    assert attributed(report, was_ended, was_full).status == status
+    assert attribute_failure(report, was_ended, was_full).status == status
 
 
 HOGS = """
