@@ -151,7 +151,7 @@ def pickled(folder: Path) -> None:
     (folder / STATES).write_bytes(content)
     manifest = Manifest.model_validate_json((folder / MANIFEST).read_text())
     file = StoredFile(num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    write_durably(folder / MANIFEST, manifest.model_copy(update={"files": {**manifest.files, STATES: file}}).sealed())
+    write_durably(folder / MANIFEST, manifest.model_copy(update={"files": {**manifest.files, STATES: file}}).seal())
 
 
 def link(path: Path) -> None:
