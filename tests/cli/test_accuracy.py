@@ -22,7 +22,7 @@ def test_without_a_file_the_bundled_points_are_predicted(rlplan: Call) -> None:
 def test_the_table_is_readable_in_narrow_and_wide_terminals(
     rlplan: Call, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
-    """Of a sixth of the bundled points, and those that are looked for."""
+    """Uses a sixth of the bundled points, and those that the test looks for."""
     monkeypatch.setenv("COLUMNS", columns)
     points = published_points()
     few = [

@@ -22,7 +22,7 @@ from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
 from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RUN, Manifest, RoleStates, RunState, StoredFile, states_name
-from rlplan.runtime.checkpoints.tensor_file import digest_of
+from rlplan.runtime.checkpoints.tensor_file import compute_digest
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.machine_speed import scaled
@@ -133,7 +133,7 @@ class Checkpointer:
             }
             write_durably(staged / RUN, state)
             write_text_durably(staged / EXPERIENCE, json.dumps(experience))
-            files |= {name: digest_of(staged / name) for name in (RUN, EXPERIENCE)}
+            files |= {name: compute_digest(staged / name) for name in (RUN, EXPERIENCE)}
             for paths in ranks.values():
                 for path in paths:
                     path.with_suffix(".receipt").unlink()

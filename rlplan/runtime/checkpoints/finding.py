@@ -26,9 +26,9 @@ from rlplan.runtime.checkpoints.manifest import (
     RunState,
     checkpoints_of,
     folder_name,
-    step_of,
+    parse_step,
 )
-from rlplan.runtime.checkpoints.tensor_file import TensorFile, digest_of
+from rlplan.runtime.checkpoints.tensor_file import TensorFile, compute_digest
 from rlplan.spec.base import Spec, read_json, validate
 
 MAX_JSON_BYTES = 1 << 28
@@ -132,8 +132,8 @@ def _list_candidates(root: Path) -> tuple[list[Path], list[str]]:
     except OSError as error:
         raise _wrong(f"{root} cannot be read: {error.strerror}", root, "a folder of checkpoints") from None
     folders, problems = [], _problems_of_pointer(root, names)
-    for _, name in sorted(((step_of(name) or 0, name) for name in names), reverse=True):
-        if step_of(name) is None:
+    for _, name in sorted(((parse_step(name) or 0, name) for name in names), reverse=True):
+        if parse_step(name) is None:
             continue
         path = root / name
         if path.is_symlink():
@@ -189,7 +189,7 @@ def _check_file(folder: Path, name: str, manifest: Manifest) -> None:
     size = path.stat().st_size
     if size != expected.num_bytes:
         raise _wrong(f"{name} has {size} bytes instead of {expected.num_bytes}", folder, "files are complete")
-    if digest_of(path).sha256 != expected.sha256:
+    if compute_digest(path).sha256 != expected.sha256:
         raise _wrong(f"{name} has changed: its SHA-256 differs", folder, "files are never edited")
 
 

@@ -21,7 +21,7 @@ from rlplan.runtime.checkpoints.manifest import (
     Pointer,
     checkpoints_of,
     folder_name,
-    step_of,
+    parse_step,
 )
 from rlplan.spec.base import Spec
 
@@ -72,7 +72,7 @@ class CheckpointFolder:
         checkpoints = sorted(
             (step, folder)
             for folder in self.root.iterdir()
-            if (step := step_of(folder.name)) is not None and folder.is_dir() and not folder.is_symlink()
+            if (step := parse_step(folder.name)) is not None and folder.is_dir() and not folder.is_symlink()
         )
         later = [folder for step, folder in checkpoints if step > newest]
         earlier = [(step, folder) for step, folder in checkpoints if step <= newest]

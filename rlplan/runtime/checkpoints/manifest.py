@@ -162,7 +162,7 @@ def folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def step_of(name: str) -> int | None:
+def parse_step(name: str) -> int | None:
     """Parse the step from a checkpoint folder's name; None for any other name, such as a backup's."""
     digits = re.fullmatch(r"step-([0-9]{6,12})", name)
     step = int(digits[1]) if digits else 0

@@ -59,7 +59,7 @@ def write(path: Path, pieces: Sequence[Piece]) -> StoredFile:
     return StoredFile(num_bytes=size, sha256=digest.hexdigest())
 
 
-def digest_of(path: Path) -> StoredFile:
+def compute_digest(path: Path) -> StoredFile:
     """Compute a file's size and SHA-256. Raises: OSError."""
     with path.open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256")
