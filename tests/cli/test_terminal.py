@@ -1,4 +1,4 @@
-"""Tests in a terminal: tables that fit into 80 columns, messages that are indented, colours that can be switched off."""
+"""Tests in a terminal: tables fit into 80 columns, messages are indented, colors can be switched off."""
 
 import fcntl
 import os
