@@ -14,7 +14,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import KvReport
 from rlplan.units import GIB, format_bytes
 from rlplan.vocabulary import MemoryKind, words_of
-from rlplan_cli.render.plan import LOSS_WORDS, format_fullness, format_peak_range, show_headline, show_others
+from rlplan_cli.render.plan import format_fullness, format_peak_range, name_loss, show_headline, show_others
 from rlplan_cli.render.terminal import NARROW, fill, list_sizes, new_table, say, show_left_out, show_text, stdout
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def show_trace(estimate: "TraceEstimate") -> None:
         f"{format_bytes(estimate.num_bytes)} of {format_bytes(estimate.capacity)}; "
         f"{estimate.num_parameters:,} parameters, ZeRO-{estimate.zero_stage}, "
         f"micro-batches of {estimate.num_tokens:,} tokens, "
-        f"{'gradient checkpointing, ' * estimate.gradient_checkpointing}{LOSS_WORDS[estimate.loss]}"
+        f"{'gradient checkpointing, ' * estimate.gradient_checkpointing}{name_loss(estimate.loss)}"
     )
     show_text(Text(words))
     table = new_table("kind", "one GPU", "source", title="Training peak", left=("source",))

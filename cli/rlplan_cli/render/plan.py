@@ -43,14 +43,6 @@ COLORS = {
     Verdict.DOES_NOT_FIT: "bold red",
     Verdict.REFUSED: "bold red",
 }
-LOSS_WORDS = {
-    "plain": "plain loss",
-    "chunked": "chunked loss",
-    "in_place": "in-place loss",
-    "by_rows": "row-chunked loss",
-    "none": "value-head loss",
-}
-"""Names of the values of training.logits."""
 
 
 def show_plan(plan: Plan, *, top: int) -> None:
@@ -119,6 +111,15 @@ def format_verdict(verdict: Verdict) -> Text:
     return Text(verdict.value, COLORS[verdict].removeprefix("bold "))
 
 
+def name_loss(logits: str) -> str:
+    """Name an implementation of the loss, a value of training.logits.
+
+    >>> name_loss("by_rows"), name_loss("compiled_chunked")
+    ('row-chunked loss', 'compiled-chunked loss')
+    """
+    return ("row-chunked" if logits == "by_rows" else logits.replace("_", "-")) + " loss"
+
+
 def _format_speed(plan: Plan) -> tuple[str, str]:
     if plan.timing is None:
         return "step time unknown", f": profile '{plan.job.hardware.profile}' lacks rates or latencies"
@@ -136,7 +137,7 @@ def _describe_workload(plan: Plan) -> str:
     words = [
         f"{work.num_prompts_per_step} prompts x {work.num_samples_per_prompt} {_sequences(plan)} per step",
         work.tokens_in_words,
-        f"{training.dtype.value}, {training.optimizer}, {LOSS_WORDS[training.logits]}",
+        f"{training.dtype.value}, {training.optimizer}, {name_loss(training.logits)}",
     ]
     if training.lora is not None:
         base = "nf4" if training.has_packed_base else training.stored_dtype(plan.job.backend).value

@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import IO, Any, Literal
 
 from rich import box
@@ -26,7 +27,7 @@ PIPE_WIDTH = 120
 NARROW = 112
 """Width in characters below which tables drop columns that another table or `--json` has too."""
 GLUE = "\ue000"
-"""A private-use character that stands for a space where a line must not break; rich breaks at every real space."""
+"""A private-use character that replaces a space where a line must not break, while lines are cut."""
 
 
 class _Console(Console):
@@ -35,7 +36,7 @@ class _Console(Console):
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Make all text printable before it gets its colors."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text.replace(GLUE, " ")), style, control)
+            yield Segment(text if control else printable(text), style, control)
 
     @property
     def file(self) -> IO[str]:
@@ -96,12 +97,14 @@ def show_text(text: Text, indent: str = "    ") -> None:
     if not stdout.is_terminal:
         stdout.print(text)
         return
-    text = text.copy()
-    # the length stays the same, so the styles keep their places
-    text.plain = _UNBROKEN.sub(lambda match: match[0].replace(" ", GLUE), text.plain)
-    for number, line in enumerate(text.wrap(stdout, stdout.width - len(indent), overflow="ignore")):
+    # Nothing is dropped or inserted, so the lines' lengths are offsets in the styled text.
+    glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", GLUE), text.plain)
+    width = stdout.width - len(indent)
+    lines = textwrap.wrap(glued, width, drop_whitespace=False, break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(text.divide([*accumulate(map(len, lines))][:-1])):
         line.rstrip()
-        stdout.print(Text(indent if number else "") + line, soft_wrap=True)
+        continued = line[len(line) - len(line.plain.lstrip()) :]
+        stdout.print(Text(indent) + continued if number else line, soft_wrap=True)
 
 
 def note(text: str) -> None:
