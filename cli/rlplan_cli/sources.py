@@ -95,6 +95,7 @@ def with_models(
         from rlplan.runtime.driver.preflight import check_packages
         from rlplan.runtime.host.devices import check_devices
 
+        # everything that could stop the run is checked before gigabytes are downloaded
         check_complete(plan.job, str(source), plan.job.named_models)
         check_devices(plan.job, address)
         check_packages(plan.job)

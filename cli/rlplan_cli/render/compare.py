@@ -52,6 +52,7 @@ def _show_table(comparison: CompareResult, rows: list[dict[str, Any]]) -> None:
     names = {row["name"] for row in rows}
     lead = [key for key in ("name", "kind") if len({row[key] for row in rows}) > 1]
     title = f"{rows[0]['name']}: time and cost" if len(names) == 1 else "Time and cost"
+    # rich would squeeze columns to fit the width; columns are dropped instead until the table fits as it is
     wide = stdout.options.update(width=10 * stdout.width)
     for num_left_out in range(len(LEFT_OUT) + 1):
         columns = [name for name in (*COLUMNS, "verdict") if name not in LEFT_OUT[:num_left_out]]

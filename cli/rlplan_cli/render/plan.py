@@ -142,8 +142,6 @@ def _describe_workload(plan: Plan) -> str:
     if training.lora is not None:
         base = "nf4" if training.has_packed_base else training.stored_dtype(plan.job.backend).value
         words.append(f"LoRA rank {training.lora.rank} on {base}")
-    if (ulysses := plan.choice.trainer.ulysses) > 1:
-        words.append(f"Ulysses over {ulysses} ranks")
     return ", ".join(words)
 
 

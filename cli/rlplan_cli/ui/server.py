@@ -114,6 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_refused(self, token: str) -> bool:
         host = self.headers.get("Host", "")
         is_ours = host in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        # a page of another site could reach 127.0.0.1 through a DNS name of its own, hence the check of Host
         if is_ours and hmac.compare_digest(token.encode(), self.server.token.encode()):
             return False
         self._send(HTTPStatus.FORBIDDEN, "The token is missing: copy the whole address from the terminal.")

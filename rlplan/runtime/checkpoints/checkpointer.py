@@ -58,6 +58,7 @@ class Checkpointer:
         measurements: list[Measurement] = []
         if resumption is not None:
             paths, facts = resumption.paths(action.role), resumption.facts(action.role)
+            # 8-bit moments can only be loaded by the rank that wrote them, so each rank also gets its own file
             owns = [str((resumption.folder / name).resolve()) for name in self._names(action)]
             loaded = self.worker_group.everywhere(action, lambda rank: ("load_states", paths, owns[rank], facts))
             measurements += loaded[1]
@@ -69,6 +70,7 @@ class Checkpointer:
         """Have a role's ranks copy or write the states that a resumed run needs."""
         names = self._names(action)
         with self._staging:  # two roles may be saved at the same time, into one folder
+            # the ranks write from staging memory, which the next copy overwrites
             self.settle(self.worker_group.deadline_s(action))
             try:
                 staged = self._stage(step)
@@ -91,6 +93,7 @@ class Checkpointer:
         staged, self._staged = self._staged, None
         arguments = (staged, dict(self._ranks), state, experience)
         self._ranks.clear()
+        # a daemon, so that the process can exit while the disk hangs
         self._thread = threading.Thread(target=self._commit, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -134,6 +137,7 @@ class Checkpointer:
             write_durably(staged / RUN, state)
             write_text_durably(staged / EXPERIENCE, json.dumps(experience))
             files |= {name: compute_digest(staged / name) for name in (RUN, EXPERIENCE)}
+            # a checkpoint contains exactly the files of its manifest
             for paths in ranks.values():
                 for path in paths:
                     path.with_suffix(".receipt").unlink()

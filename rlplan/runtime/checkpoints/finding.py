@@ -32,6 +32,7 @@ from rlplan.runtime.checkpoints.tensor_file import TensorFile, compute_digest
 from rlplan.spec.base import Spec, read_json, validate
 
 MAX_JSON_BYTES = 1 << 28
+"""Largest JSON file of a checkpoint that is read, so that a foreign file cannot fill the memory."""
 
 SpecType = TypeVar("SpecType", bound=Spec)
 
@@ -167,6 +168,7 @@ def verify(folder: Path) -> tuple[Manifest, RunState]:
 
 def _verify(folder: Path) -> tuple[Manifest, RunState]:
     manifest = _validate_version(Manifest, _json(folder / MANIFEST), folder / MANIFEST)
+    # the digest comes first: step, roles and files can only be trusted after it
     if not manifest.is_as_sealed:
         raise _wrong("its manifest has changed: the digest differs", folder, "a manifest is never edited")
     if folder.name != folder_name(manifest.step):

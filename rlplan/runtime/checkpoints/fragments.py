@@ -54,6 +54,7 @@ class TrainedFragments:
         self.adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
         self.num_parts = max(1, engine.autotp_size())  # DeepSpeed returns 0 without AutoTP
         self.part = part_name(torch.distributed.get_rank() % self.num_parts, self.num_parts)
+        # the attributes by which DeepSpeed's ZeRO-3 and ZeRO-1/2 optimizers differ from those without partitions
         is_cut = hasattr(self._zero, "fp32_partitioned_groups_flat") or hasattr(
             self._zero, "single_partition_of_fp32_groups"
         )
@@ -121,14 +122,14 @@ class TrainedFragments:
             group, offset, size = zero.grad_position[zero.get_param_id(parameter)]
             start = size * zero._get_param_partition_rank(parameter)
             numel = min(size, parameter.ds_numel - start)
-            if numel > 0:
+            if numel > 0:  # the share of the last ranks may be padding only
                 yield Fragment(name, start, numel, zero.fp32_partitioned_groups_flat[group], offset)
 
     def _find_in_flat_buffers(self) -> Iterator[Fragment]:
         """ZeRO-1 and 2: the range of every tensor in this rank's partition of a group's flat buffer."""
         for name, parameter in self.trained.items():
             mapping = parameter._hp_mapping
-            if mapping is None:
+            if mapping is None:  # the parameter is in another rank's partition
                 continue
             owner = self._zero.single_partition_of_fp32_groups[mapping.param_group_index]
             start, numel = mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel

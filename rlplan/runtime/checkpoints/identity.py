@@ -70,6 +70,7 @@ def compare(identity: Mapping[str, str], saved_identity: Mapping[str, str], wher
     Raises: ForeignCheckpointError with the first key that must not change.
     """
     texts = []
+    # digests of checkpoints from before they had a version are compared with digests by the old rule
     is_older = RULE not in saved_identity.get("policy.path", RULE)
     digests = dict(pair.split("=") for pair in identity[UNVERSIONED].split()) if is_older else {}
     for key, current in identity.items():

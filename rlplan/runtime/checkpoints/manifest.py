@@ -26,6 +26,7 @@ MANIFEST, RUN, POINTER, EXPERIENCE = "manifest.json", "run.json", "latest.json",
 BEST = "best.json"
 
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+"""Names without a slash or a leading dot: a manifest must not lead out of its folder."""
 
 
 class StoredFile(Spec):

@@ -26,6 +26,7 @@ class StoredStates:
                 name, _, start = place.rpartition("@")
                 if kind in SAVED_KINDS and name.endswith(part):
                     self._parts[(kind, name)].append((int(start), tensor.numel, file, key))
+        # the ranks' files come in any order; `check` needs the fragments side by side
         for parts in self._parts.values():
             parts.sort(key=lambda part: part[:2])
 

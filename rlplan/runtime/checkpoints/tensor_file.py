@@ -41,6 +41,7 @@ class Piece:
 def write(path: Path, pieces: Sequence[Piece]) -> StoredFile:
     """Write a new file and sync it; delete it if that fails. Raises: RunError."""
     digest, size = hashlib.sha256(), 0
+    # O_EXCL: a name that exists belongs to another checkpoint
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with writing_file(path, sum(piece.data.nbytes for piece in pieces)):
@@ -74,7 +75,7 @@ def _parts(pieces: Sequence[Piece]) -> Iterable[memoryview]:
         header[piece.name] = {"dtype": piece.dtype, "shape": [piece.numel], "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
     yield memoryview(len(text).to_bytes(8, "little") + text)
     yield from (piece.data.cast("B") for piece in pieces)
 
@@ -99,7 +100,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with opened(path, path.name) as file:
-            self._descriptor = os.dup(file.fileno())
+            self._descriptor = os.dup(file.fileno())  # `opened` closes its file after the block
         try:
             self.tensors = self._read_header(os.fstat(self._descriptor).st_size)
         except BaseException:

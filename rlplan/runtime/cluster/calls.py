@@ -121,6 +121,7 @@ class Calls:
                 )
             self._check_services([call.process for call in pending.values()])
             left_s = max(0.0, deadline - time.monotonic())
+            # short waits, so that a lost or hanging process is noticed long before the deadline
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left_s, PULSE_S))
             if not ready and left_s > PULSE_S:
                 self._check_alive(liveness, [call.process for call in pending.values()])

@@ -144,7 +144,7 @@ class WorkerGroup(Calls):
         actor = ray.remote(WorkerProcess).options(
             num_cpus=worker.num_cpus,
             num_gpus=worker.num_gpus,
-            max_restarts=0,
+            max_restarts=0,  # a worker that Ray restarts by itself would have lost its states unnoticed
             max_task_retries=0,
             max_concurrency=CALLS_AT_ONCE.get(worker.worker, 1),
             runtime_env={"env_vars": worker.environment},

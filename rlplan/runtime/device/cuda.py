@@ -37,6 +37,7 @@ class CudaDevice:
         self.place = place or torch.device("cuda", torch.cuda.current_device())
 
     def begin(self) -> None:
+        # libraries that create a context by themselves take the current device
         torch.cuda.set_device(self.place)
 
     def finish(self) -> None:

@@ -98,6 +98,7 @@ def parse_smi(text: str) -> list[DetectedGpu]:
         if len(row) != len(SMI_FIELDS) or not row[0].isdigit():
             continue
         index, name, total, reserved, capability, driver = row
+        # GPUs that share the host's memory report `[N/A]`
         memory = (int(total) - _number(reserved)) * MIB if total.isdigit() else read_host().total_bytes
         shown = capability if capability[:1].isdigit() else ""
         gpus.append(DetectedGpu(int(index), name, memory, shown, driver, "nvidia-smi"))

@@ -143,7 +143,7 @@ def measure_copy(device: str, effort: Effort, remarks: list[str]) -> list[Rate]:
     if num_bytes < effort.copy_bytes:
         remarks.append(f"copies of {num_bytes // MIB} MiB instead of {effort.copy_bytes // MIB}: little free memory")
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source).fill_(1)
+    target = torch.empty_like(source).fill_(1)  # written once, so that no page faults are timed
     seconds = sample(lambda: target.copy_(source), effort.seconds, device=device)
     return [rate("memory_copy", 2.0 * num_bytes, seconds, "B/s", f"{num_bytes // MIB} MiB")]
 
@@ -211,7 +211,7 @@ def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Rate]
             file.flush()
             os.fsync(file.fileno())
 
-    seconds = sample(write, effort.seconds, warm_ups=0)
+    seconds = sample(write, effort.seconds, warm_ups=0)  # a disk needs no warm-up, which would take as long as a sample
     return [rate("disk_write", float(effort.disk_bytes), seconds, "B/s", f"{effort.disk_bytes // MIB} MiB and fsync")]
 
 

@@ -48,6 +48,7 @@ def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: fl
 
 def _start(arguments: dict[str, Any], log: Any) -> "subprocess.Popen[bytes]":
     command = module_command("rlplan.runtime.measure.microbench_ranks", json.dumps(arguments))
+    # a rank must import this checkout, and the ranks share the cores
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = str(max(1, (os.cpu_count() or 1) // arguments["num_ranks"]))
@@ -110,6 +111,7 @@ def run_rank(device: str, num_ranks: int, num_bytes: int, seconds: float, rank: 
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=num_ranks
     )
+    # all_gather needs parts of equal size
     elements = num_bytes // 4 // num_ranks * num_ranks
     whole, part = torch.ones(elements, device=place), torch.ones(elements // num_ranks, device=place)
     small = torch.ones(1, device=place)

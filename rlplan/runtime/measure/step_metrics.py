@@ -112,7 +112,7 @@ class StepMetrics:
         if not rollouts:
             return
         rewards = [rollout.reward for rollout in rollouts]
-        mean = math.fsum(rewards) / len(rewards)
+        mean = math.fsum(rewards) / len(rewards)  # fsum is exact, so the order of rollouts does not change the result
         self.learning["reward/mean"] = mean
         self.learning["reward/std"] = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
         self.learning["reward/min"], self.learning["reward/max"] = min(rewards), max(rewards)

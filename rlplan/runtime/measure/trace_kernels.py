@@ -29,6 +29,7 @@ def fused_attention() -> Iterator[None]:
 
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, skip_mask)
+    # models without exchangeable attention use the mask of "sdpa"
     masks = AttentionMaskInterface._global_mapping
     before = masks["sdpa"]
     masks["sdpa"] = skip_mask

@@ -26,6 +26,7 @@ CHUNKS = 8
 """Parts into which the chunked loss cuts the tokens. Source: torchtune 0.6 modules/loss/ce_chunked_output_loss.py."""
 LossFunction = Callable[[Any, torch.Tensor], torch.Tensor]
 _NEVER_READ = ("auto_map", "trust_remote_code", "quantization_config", "_name_or_path", "torch_dtype", "dtype")
+"""Keys of a config that name code, files or storage formats, none of which a trace may load."""
 _HEADED = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
@@ -79,6 +80,7 @@ def trace_peak(
 @contextmanager
 def traced_model(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Any]:
     """Build the model of a config under fake tensors, with stand-ins for CUDA kernels. Raises: SpecError."""
+    # transformers creates parameters in torch's default type
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -181,6 +183,7 @@ def _recompute(model: Any, policy: str) -> None:
         return
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if policy == "selective":
+        # the decoder's layers are the model's longest list of modules
         layers = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         longest: nn.ModuleList = max(layers, key=len)
         decoder_layers: list[Any] = list(longest)

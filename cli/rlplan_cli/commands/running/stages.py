@@ -29,7 +29,7 @@ STAGES = "stages.json"
 """File with the names of all stages, in the folder of the whole run."""
 RESUMABLE_CODES = (RunError.exit_code, EXIT_RESUMABLE, *(128 + number for number in SIGNALS))
 """Exit codes after which --resume may succeed; any other code needs a change of the job."""
-RUN = (sys.executable, "-m", "rlplan_cli", "run")
+RUN = (sys.executable, "-m", "rlplan_cli", "run")  # the script may not be on the PATH
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class StagesRun:
         command = [*RUN, *words, *self.more]
         if "--json" not in self.more:
             return run_child(command)
+        # a file rather than a pipe, which someone would have to read while the stage runs
         with tempfile.TemporaryFile() as printed:
             code = run_child(command, printed.fileno())
             printed.seek(0)

@@ -111,7 +111,7 @@ def _read_data(folder: Path, data: Path | None, heldout: Path | None) -> dict[st
                 rule="a file with rows, or the folder of a data set",
                 way_out=f"correct the path, or leave --{key} out to get example rows",
             )
-        answers[key] = os.path.relpath(path, folder)
+        answers[key] = os.path.relpath(path, folder)  # a job's paths are relative to its file
     if data is not None and (column := _prompt_column(data)):
         answers["prompt_column"] = column
     return answers

@@ -61,6 +61,7 @@ class WatchDisplay:
     def new_live(self) -> Live | None:
         """The frame; None where lines are printed instead."""
         is_live = self.is_shown and stdout.is_terminal
+        # transient: `show_end` prints the last frame once more, whole
         return Live(console=stdout, auto_refresh=False, transient=True) if is_live else None
 
     def show(self, standing: "Standing") -> None:
