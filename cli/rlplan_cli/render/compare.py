@@ -16,7 +16,7 @@ from rlplan.results import OfPlan
 from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import format_verdict
-from rlplan_cli.render.terminal import NARROW, new_table, say, show_left_out, show_text, stdout
+from rlplan_cli.render.terminal import NARROW, new_table, show_fact, show_left_out, show_text, stdout
 
 UNKNOWN = "-"
 ON_FRONT = "*"
@@ -44,7 +44,7 @@ def _show_intervals(comparison: CompareResult, rows: list[dict[str, Any]]) -> No
             low, high = map(format_seconds, row["step_interval_s"])
             ranges.setdefault(step_error(result.plan).words, []).append(f"{row['devices']} {low} to {high}")
     for words, clusters in ranges.items():
-        say("Step time", f"{', '.join(clusters)} ({words})")
+        show_fact("Step time", f"{', '.join(clusters)} ({words})")
 
 
 def _show_table(comparison: CompareResult, rows: list[dict[str, Any]]) -> None:
@@ -93,7 +93,7 @@ def _show_prices(rows: list[dict[str, Any]]) -> None:
         read += "" if quote["age_days"] is None else f", {quote['age_days']} days ago"
         sources.setdefault(quote["source"] + read, []).append(f"{gpu} ${quote['dollars']:g}")
     for source, prices in sources.items():
-        say("Price per GPU-hour", f"{', '.join(prices)} ({source})")
+        show_fact("Price per GPU-hour", f"{', '.join(prices)} ({source})")
     if old := [gpu for gpu, quote in quotes.items() if quote["is_old"]]:
         words = f"Prices of {', '.join(old)} are older than {OLD_DAYS} days and may have changed: {WAY_OUT}."
         show_text(Text(words, style="bold yellow"))
@@ -102,9 +102,9 @@ def _show_prices(rows: list[dict[str, Any]]) -> None:
     if stdout.width < NARROW:
         return
     if any(row["kwh_per_run"] is not None for row in rows):
-        say("kWh", "upper bound, every GPU at its board's full power; without hosts and cooling")
+        show_fact("kWh", "upper bound, every GPU at its board's full power; without hosts and cooling")
     if unmetered := dict.fromkeys(gpu for row in rows for gpu in row["unmetered"]):
-        say("Power", f"no profile has the power of {', '.join(unmetered)}")
+        show_fact("Power", f"no profile has the power of {', '.join(unmetered)}")
 
 
 def _memory(row: Mapping[str, Any]) -> str:

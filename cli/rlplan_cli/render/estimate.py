@@ -15,7 +15,16 @@ from rlplan.planner.plan_parts import KvReport
 from rlplan.units import GIB, format_bytes
 from rlplan.vocabulary import MemoryKind, words_of
 from rlplan_cli.render.plan import format_fullness, format_peak_range, name_loss, show_headline, show_others
-from rlplan_cli.render.terminal import NARROW, fill, list_sizes, new_table, say, show_left_out, show_text, stdout
+from rlplan_cli.render.terminal import (
+    NARROW,
+    join_parts,
+    list_sizes,
+    new_table,
+    show_fact,
+    show_left_out,
+    show_text,
+    stdout,
+)
 
 if TYPE_CHECKING:
     from rlplan.runtime.measure.trace_estimate import TraceEstimate
@@ -116,7 +125,7 @@ def _show_process_peaks(plan: Plan) -> None:
         for _, _, kind, size in peak.rows:
             sizes[kind] += size
         cells = [peak.action_id] if "in" in names else []
-        table.add_row(peak.scope, format_bytes(peak.num_bytes), *cells, fill(list_sizes(sizes), room))
+        table.add_row(peak.scope, format_bytes(peak.num_bytes), *cells, join_parts(list_sizes(sizes), room))
     stdout.print(table)
     show_left_out(["in (the action of the peak)"] * ("in" not in names))
 
@@ -139,9 +148,9 @@ def _show_risks(plan: Plan) -> None:
     """Show KV cache, lengths, host and disk, one line each."""
     kv = plan.kv
     if needed := needed_words(plan):
-        say("GPU", needed)
+        show_fact("GPU", needed)
     if kv is not None:
-        say(
+        show_fact(
             "KV cache",
             f"{format_bytes(kv.kv_cache_memory_bytes)} per rank, {kv.num_tokens:,} tokens per engine; "
             f"{kv.max_num_seqs} sequences need {format_bytes(kv.expected_bytes)} on average, "
@@ -149,7 +158,7 @@ def _show_risks(plan: Plan) -> None:
             f"(kv_cache_memory_bytes={kv.kv_cache_memory_bytes} max_num_seqs={kv.max_num_seqs})",
         )
     if plan.oom_risk:
-        say(
+        show_fact(
             "Lengths",
             f"probability that a micro-batch is too long to fit: {plan.oom_risk:.1%} per step, "
             f"{plan.oom_risk_of_run:.0%} in a run of {plan.job.workload.num_steps} steps",
@@ -161,7 +170,7 @@ def _show_risks(plan: Plan) -> None:
     hosts = f" on each of {count} hosts" if count > 1 else ""
     disk = f"a checkpoint takes {format_bytes(plan.checkpoint_bytes)} on disk"
     swap = f", swapped states {format_bytes(plan.swap_bytes)} on each host" if plan.swap_bytes else ""
-    say("Host", f"peak {format_bytes(host.num_bytes)}{room}{hosts}, in {host.action_id}; {disk}{swap}")
+    show_fact("Host", f"peak {format_bytes(host.num_bytes)}{room}{hosts}, in {host.action_id}; {disk}{swap}")
 
 
 def show_trace(estimate: "TraceEstimate") -> None:

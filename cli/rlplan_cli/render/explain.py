@@ -13,7 +13,7 @@ from rlplan.planner.plan import Plan
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import format_verdict, show_speed
-from rlplan_cli.render.terminal import NARROW, fill, name_of, new_table, say, show_text, show_typed, stdout
+from rlplan_cli.render.terminal import NARROW, join_parts, name_of, new_table, show_fact, show_text, show_typed, stdout
 
 NUM_RUNNERS_UP = 5
 LEFT = ("meaning", "verdict")
@@ -43,7 +43,7 @@ def _show_phases(plan: Plan, phases: Sequence[PhaseBottleneck]) -> None:
     for phase in phases:
         slack = [f"{word(other.resource)} {other.grows:.3g}x" for other in phase.slack if other.grows < 100]
         bound = f"{word(phase.bound_by)} {format_seconds(phase.bound_s)}"
-        cells = (format_seconds(phase.seconds), f"{phase.share:.0%}", bound, fill(slack, room) or "-")
+        cells = (format_seconds(phase.seconds), f"{phase.share:.0%}", bound, join_parts(slack, room) or "-")
         table.add_row(phase.phase, *cells)
     stdout.print(table)
     words = "Slack: factor by which a resource could slow down before it becomes the bottleneck."
@@ -60,7 +60,7 @@ def _show_memory(plan: Plan, explanation: Explanation) -> None:
     )
     if memory.host_headroom_bytes is not None:
         words += f", {format_bytes(memory.host_headroom_bytes)} on the fullest host"
-    say("Memory", words)
+    show_fact("Memory", words)
     if explanation.why_not:
         show_text(Text.assemble(("Does not fit because: ", "bold red"), explanation.why_not))
 

@@ -10,7 +10,7 @@ from rlplan.foreign.convert import Imported
 from rlplan.units import format_bytes
 from rlplan_cli.render.plan import format_fullness, format_peak_range, show_errors, show_headline
 from rlplan_cli.render.serving import show_served
-from rlplan_cli.render.terminal import note, say, show_change
+from rlplan_cli.render.terminal import note, show_change, show_fact
 
 MANY = 6
 """Number of keys that are listed for one reason; --json has all."""
@@ -31,7 +31,9 @@ def show_check(checked: Checked) -> None:
     if checked.shorter is not None:
         prompt, response = checked.shorter
         limits = f"{work.get('max_prompt_len', 0):,} + {work.get('max_response_len', 0):,}"
-        say("Lengths", f"assumed at the limits, {limits} tokens; it fits without changes at {prompt:,} + {response:,}")
+        show_fact(
+            "Lengths", f"assumed at the limits, {limits} tokens; it fits without changes at {prompt:,} + {response:,}"
+        )
     if checked.changes:
         print("Each of these changes alone makes it fit, the mildest first:")
     for change in checked.changes:
@@ -39,12 +41,12 @@ def show_check(checked: Checked) -> None:
         show_change(typed_values(change.values), f"{change.plan.verdict.value}, {size}")
     if checked.changes:
         first = checked.changes[0].values.items()
-        say("To try the first", "add " + " ".join(f"--set {key}={value}" for key, value in first))
+        show_fact("To try the first", "add " + " ".join(f"--set {key}={value}" for key, value in first))
     settings = checked.imported.settings
     if settings.file.endswith(".py"):
         changed = dict.fromkeys(key for change in checked.changes for key in change.values)
         for key in [key for key in changed if key in settings.table.in_python]:
-            say("In the script", f"{key} is {settings.table.in_python[key]}")
+            show_fact("In the script", f"{key} is {settings.table.in_python[key]}")
 
 
 def _count_uncounted(imported: Imported) -> str:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from rlplan.planner.answers.measured_step import PhaseGap, StepReport
 from rlplan.units import format_seconds
-from rlplan_cli.render.terminal import NARROW, new_table, say, show_text, stdout
+from rlplan_cli.render.terminal import NARROW, new_table, show_fact, show_text, stdout
 
 
 def show_step(report: StepReport) -> None:
@@ -27,7 +27,7 @@ def show_step(report: StepReport) -> None:
     stdout.print(table)
     _show_causes(report)
     for remark in report.remarks:
-        say("Also", remark)
+        show_fact("Also", remark)
     if report.overrides:
         stdout.print("Predicted with " + " ".join(map(_quote, report.overrides)), style="dim", soft_wrap=True)
     if measured.unread:
@@ -50,13 +50,15 @@ def _show_causes(report: StepReport) -> None:
         return
     if largest.phase == "between":
         words = "no timer of the log covers this: data, reward functions, logging, evaluation, checkpoints, idle ranks"
-        say("Likely cause", words)
+        show_fact("Likely cause", words)
         return
     if not largest.predicted_s:
-        say("Likely cause", f"the job has no {largest.phase}: another job wrote this log, or the job does more")
+        show_fact("Likely cause", f"the job has no {largest.phase}: another job wrote this log, or the job does more")
         return
     if not report.causes:
-        say("Likely cause", "no setting of the job explains it: check the host, the disk, other processes, kernels")
+        show_fact(
+            "Likely cause", "no setting of the job explains it: check the host, the disk, other processes, kernels"
+        )
         return
     is_narrow = stdout.width < NARROW
     table = new_table("likely cause", f"{largest.phase} then", *([] if is_narrow else ["setting"]), left=("setting",))

@@ -25,12 +25,12 @@ from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.terminal import (
     NARROW,
-    fill,
+    join_parts,
     list_parts,
     name_of,
     new_table,
-    say,
     show_change,
+    show_fact,
     show_left_out,
     show_text,
     show_typed,
@@ -57,7 +57,7 @@ def show_plan(plan: Plan, *, top: int) -> None:
         words += f"; KV cache {format_bytes(plan.kv.kv_cache_memory_bytes)} per engine rank"
     if needed := needed_words(plan):
         words += f"; {needed}"
-    say("Memory", words)
+    show_fact("Memory", words)
     show_errors(plan)
     _show_alternatives(plan, plan.runners_up[:top], title="Next best")
     _show_alternatives(plan, plan.pareto, title="Pareto front: step time against headroom")
@@ -68,7 +68,7 @@ def show_errors(plan: Plan) -> None:
     """Show the ranges of step time and peak, and the measurements behind them."""
     for name, words in (("Step time", error_words(plan)), ("Peak", peak_words(plan))):
         if words:
-            say(name, words)
+            show_fact(name, words)
 
 
 def show_headline(plan: Plan, answer: str, rest: str = "", *, but: str = "") -> None:
@@ -206,7 +206,7 @@ def _show_phases(plan: Plan) -> None:
     room = stdout.width - sum(widths) - 3 * len(names)
     for phase, cost in costs.items():
         share, bound = f"{cost.seconds / seconds:.0%}", name_of(cost.bound_by, is_on_host=plan.is_on_host)
-        parts = fill(list_parts(cost, is_on_host=plan.is_on_host), room)
+        parts = join_parts(list_parts(cost, is_on_host=plan.is_on_host), room)
         table.add_row(phase.value, format_seconds(cost.seconds), share, bound, parts)
     stdout.print(table)
     count = plan.job.workload.num_steps
@@ -279,7 +279,7 @@ def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title
 def show_others(plan: Plan) -> None:
     """Show why other placements were not chosen, and the changes that would make the job fit."""
     for considered in plan.considered:
-        say(considered.name, considered.reason)
+        show_fact(considered.name, considered.reason)
     if plan.remedies:
         words = "Each of these changes alone helps, the smallest effect on learning first:"
         show_text(Text(words, style="bold"))
@@ -287,7 +287,7 @@ def show_others(plan: Plan) -> None:
             show_change(remedy.change, _describe_remedy(remedy))
     elif not plan.fits and not plan.refusals:
         larger = "more memory" if plan.is_on_host else "larger GPUs"
-        say("No single change", f"of those tried makes it fit; try a smaller model, shorter lengths or {larger}")
+        show_fact("No single change", f"of those tried makes it fit; try a smaller model, shorter lengths or {larger}")
 
 
 def _describe_remedy(remedy: Remedy) -> str:

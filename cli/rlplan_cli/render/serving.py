@@ -4,7 +4,7 @@ from rlplan.planner.serving import Served, ServedLoad
 from rlplan.results import ServingResult
 from rlplan.sources import Question
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.terminal import print_json, say
+from rlplan_cli.render.terminal import print_json, show_fact
 
 
 def answer_served(question: Question, *, as_json: bool, has_load: bool = False) -> None:
@@ -28,10 +28,12 @@ def show_served(served: Served) -> None:
     memory = served.memory
     weights, cache = format_bytes(memory.model_bytes - served.on_host), format_bytes(memory.kv_cache)
     gpus = f"{served.num_gpus} of {served.num_given}x {served.gpu}"
-    say(served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} weights and {cache} KV cache per GPU")
-    say("Scope", "only the engine, as vLLM starts it; nothing is trained")
+    show_fact(
+        served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} weights and {cache} KV cache per GPU"
+    )
+    show_fact("Scope", "only the engine, as vLLM starts it; nothing is trained")
     longest = f"sequences of at most {served.length:,} tokens" if served.length else "sequences as long as the cache"
-    say("KV cache", f"{memory.num_tokens:,} tokens; {longest}")
+    show_fact("KV cache", f"{memory.num_tokens:,} tokens; {longest}")
     for text in (*served.notes, served.short) if served.short else served.notes:
         print(f"  {text}")
 
@@ -40,8 +42,8 @@ def show_load(load: ServedLoad) -> None:
     """Show the latencies of concurrent requests."""
     latency, engines = load.latency, f"{load.num_engines} engine{'s' * (load.num_engines > 1)}"
     first, token = format_seconds(latency.first_token_s), format_seconds(latency.token_s)
-    say("Load", f"{load.num_requests:,} concurrent requests on {engines}: {load.tokens_per_s:,.0f} tokens/s")
-    say("Latency", f"{first} to the first token, {token} per further token")
+    show_fact("Load", f"{load.num_requests:,} concurrent requests on {engines}: {load.tokens_per_s:,.0f} tokens/s")
+    show_fact("Latency", f"{first} to the first token, {token} per further token")
     if load.waits_for_cache:
         at_once = load.fitting * load.num_engines
-        say("Queue", f"the cache holds {at_once:,.0f} requests at once; the rest queue")
+        show_fact("Queue", f"the cache holds {at_once:,.0f} requests at once; the rest queue")

@@ -15,7 +15,7 @@ from rlplan.timing.step import StepTiming
 from rlplan.units import format_rate, format_seconds
 from rlplan.vocabulary import Phase
 from rlplan_cli.render.plan import show_speed
-from rlplan_cli.render.terminal import new_table, say, show_text, stdout
+from rlplan_cli.render.terminal import new_table, show_fact, show_text, stdout
 
 
 def show_simulation(plan: Plan, result: SimulationResult) -> None:
@@ -44,7 +44,7 @@ def _show_steps(result: SimulationResult) -> None:
 def _show_part(result: SimulationResult) -> None:
     if result.simulated_share < 1:
         share = f"{result.simulated_share:.1%} of the engines and prompts"
-        say("Simulated", f"{share} as a sample of all; the slowest of all would be slower")
+        show_fact("Simulated", f"{share} as a sample of all; the slowest of all would be slower")
 
 
 def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: SimulationResult) -> None:
@@ -72,7 +72,7 @@ def _show_rollouts(result: SimulationResult) -> None:
     if not result.num_tokens:
         return
     rate = format_rate(result.num_tokens / result.seconds)
-    say(
+    show_fact(
         "Rollouts",
         f"{result.num_tokens:,} response tokens ({rate}), {result.num_preemptions:,} preemptions, "
         f"at most {result.kv_use:.0%} of an engine's KV cache in use",
@@ -80,7 +80,7 @@ def _show_rollouts(result: SimulationResult) -> None:
     total = sum(result.token_staleness.values())
     ages = ", ".join(f"{count / total:.1%} are {age} old" for age, count in result.token_staleness.items() if total)
     if set(result.token_staleness) != {0}:
-        say("Staleness of trained tokens, in weight versions", f"{ages}; mean {result.mean_staleness:.2f}")
+        show_fact("Staleness of trained tokens, in weight versions", f"{ages}; mean {result.mean_staleness:.2f}")
 
 
 def _format_count(value: float) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 from rlplan.planner.answers.solve import Solution
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import format_verdict
-from rlplan_cli.render.terminal import new_table, say, show_text, stdout
+from rlplan_cli.render.terminal import new_table, show_fact, show_text, stdout
 
 NUM_SHOWN = 4
 """Number of fitting values in the table, the largest ones; `--json` has all that were tried."""
@@ -31,6 +31,8 @@ def show_solution(solution: Solution) -> None:
         table.add_row(f"{value:,}", *cells)
     stdout.print(table)
     if broken is None:
-        say("No limit", f"all rollouts of a step run at once; values above {solution.value:,} change nothing")
+        show_fact("No limit", f"all rollouts of a step run at once; values above {solution.value:,} change nothing")
     else:
-        say(f"At {broken.value:,}", (f"{broken.phase}, on {broken.device}: " if broken.device else "") + broken.why)
+        show_fact(
+            f"At {broken.value:,}", (f"{broken.phase}, on {broken.device}: " if broken.device else "") + broken.why
+        )

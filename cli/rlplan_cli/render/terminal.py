@@ -88,7 +88,7 @@ def fold(text: str, width: int, indent: str = "    ") -> str:
     ['each of these helps:', "  a.b=1 c.d='{e: 2}', or", '  e.f=3']
     """
     glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", GLUE), text)
-    lines = textwrap.fill(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.join_parts(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return lines.replace(GLUE, " ")
 
 
@@ -175,7 +175,7 @@ def show_left_out(columns: Iterable[str]) -> None:
         show_text(Text(f"Hidden in a narrow terminal: {words}. --json has all columns.", style="dim"))
 
 
-def fill(parts: list[str], room: int) -> str:
+def join_parts(parts: list[str], room: int) -> str:
     """Join parts with commas, and break lines only between parts."""
     text = ", ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(text, max(room, 24))).replace("\xa0", " ")
@@ -205,6 +205,6 @@ def list_sizes(sizes: Mapping[MemoryKind, int]) -> list[str]:
     return [f"{words_of(kind)} {format_bytes(size)}" for kind, size in ordered if size]
 
 
-def say(head: str, text: str) -> None:
+def show_fact(head: str, text: str) -> None:
     """Print a sentence after its subject in bold."""
     show_text(Text.assemble((f"{head}: ", "bold"), text), indent="  ")

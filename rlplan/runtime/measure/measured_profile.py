@@ -66,8 +66,8 @@ def write_profiles(measured: Measured, gpus: tuple[DetectedGpu, ...], out: Path)
     paths = [_write(gpu_data(measured, base, out.stem), out, _about(measured))]
     node = _find_node(base)
     if node is not None:
-        beside = out.with_name(out.stem + NODE_SUFFIX + out.suffix)
-        paths.append(_write(node_data(measured, node, out.stem, len(gpus)), beside, _about(measured)))
+        node_file = out.with_name(out.stem + NODE_SUFFIX + out.suffix)
+        paths.append(_write(node_data(measured, node, out.stem, len(gpus)), node_file, _about(measured)))
     return paths
 
 
