@@ -33,7 +33,7 @@ def test_the_table_is_readable_in_narrow_and_wide_terminals(
     monkeypatch.setattr(accuracy, "published_points", lambda: few)
     answer = rlplan("accuracy")
     assert answer.exit_code == 0
-    for word in ("kvtok-qwen3-14b", "Refused", "Absolute error by kind", "trtllm_kv_capacity"):
+    for word in ("kvtok-qwen3-14b", "Not predicted", "Absolute error by kind", "trtllm_kv_capacity"):
         assert word in answer.out
     assert "5 largest errors of each kind" in answer.out
     assert len(answer.out.splitlines()) < 250

@@ -335,7 +335,7 @@ def test_a_job_is_simulated_with_the_staleness_that_it_allows(rlplan: Call) -> N
         "sorter, grpo, 2x cpu-host: ",
         "disaggregated: ",
         "on average over 4 simulated steps",
-        "Utilisation",
+        "Utilization",
         "1 old",
     ):
         assert words in answer.out

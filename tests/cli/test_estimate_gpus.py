@@ -20,12 +20,12 @@ def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
     assert (answer.exit_code, answer.err) == (0, "")
     for words in (
         "fits  Qwen/Qwen2.5-7B, grpo, 8x h100-sxm:",
-        "Memory in one step, one GPU (all 8 hold the same)",
+        "Memory in one step, one GPU (all 8 alike)",
         " < ",
         "At the peak: ",
         "kv_cache_memory_bytes=",
         "Host: ",
-        "Not hybrid: ",
+        "hybrid: ",
     ):
         assert words in answer.out
 

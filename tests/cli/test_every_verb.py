@@ -165,7 +165,7 @@ def test_pages_of_a_cpu_host_and_of_gpus_have_the_same_headings(page: Call, fold
             "explain",
             ("Bottleneck of each phase", "Memory: ", "Next best", "Rejected choices", "What if"),
         ),
-        ("simulate", ("Mean step", "Utilisation", "Rollouts: ")),
+        ("simulate", ("Mean step", "Utilization", "Rollouts: ")),
     ):
         for job in jobs:
             lines = page(verb, job).out.splitlines()

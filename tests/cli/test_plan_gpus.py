@@ -176,7 +176,7 @@ def test_a_simulation_says_how_steps_vary(rlplan: Call, plan: Path, tmp_path: Pa
     out = tmp_path / "deep" / "result.json"
     answer = rlplan("simulate", plan, "--steps", 3, "-o", out)
     assert (answer.exit_code, answer.err) == (0, f"result written to {out}\n")
-    for words in ("on average over 3 simulated steps (seed 0)", "simulated", "formula", "Utilisation", "Rollouts: "):
+    for words in ("on average over 3 simulated steps (seed 0)", "simulated", "formula", "Utilization", "Rollouts: "):
         assert words in answer.out
     result = json.loads(out.read_text())
     assert result["schema_version"] == 1

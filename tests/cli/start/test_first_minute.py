@@ -93,7 +93,7 @@ def test_own_data_keep_their_place_and_their_columns(rlplan: Call, tmp_path: Pat
     [
         (("--gpus", "8xh1000"), "hardware profile 'h1000' is unknown"),
         (("--algorithm", "gpro"), "Did you mean 'grpo'?"),
-        (("--reward", "guess"), "'guess' is no kind of reward"),
+        (("--reward", "guess"), "unknown reward 'guess'"),
         (("--data", "nowhere.jsonl"), "nowhere.jsonl does not exist"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_bug_is_told_to_the_page(
     monkeypatch.setattr(served, "answer", lambda _: {}["it"])
     assert asked(server, "/", "{}", X_Token=server.token) == (
         500,
-        "a bug in rlplan: KeyError: 'it'. Report what the terminal shows",
+        "a bug in rlplan: KeyError: 'it'. Please report the traceback in the terminal",
     )
     assert "KeyError" in capfd.readouterr().err
 

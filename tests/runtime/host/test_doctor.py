@@ -32,7 +32,7 @@ def test_a_sandbox_that_fails_beside_one_that_passes_is_no_warning(sandboxes: An
     found = sandboxes("sandlock")
     assert found["sandlock"].found == "passes its test; does not contain: the clock"
     other = found["bubblewrap"]
-    assert (other.state, other.found, other.fix) == ("ok", "not here: bubblewrap does not start", "")
+    assert (other.state, other.found, other.fix) == ("ok", "not available: bubblewrap does not start", "")
 
 
 def test_where_no_sandbox_passes_each_is_a_warning_with_its_way_out(sandboxes: Any) -> None:
