@@ -131,7 +131,7 @@ class Cluster:
         stopped = self._services.check({} if node is None else service_pids(node))
         return " is ".join(stopped) if stopped else None
 
-    def children(self) -> "list[psutil.Process]":
+    def list_children(self) -> "list[psutil.Process]":
         """All processes that this run started. They are remembered, so orphans stay known."""
         known = self.foreign_pids | {child.pid for child in self._children}
         self._children += [child for child in child_processes() if child.pid not in known]
@@ -141,7 +141,7 @@ class Cluster:
         """Release the devices and leave Ray; stop a local Ray with everything that it started."""
         import psutil
 
-        children = self.children()
+        children = self.list_children()
         if self.dead_service() is not None:  # a broken Ray cannot ask its workers to exit
             kill(children)
         # ray.shutdown has no deadline, so it runs in a thread.

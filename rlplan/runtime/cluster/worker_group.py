@@ -104,7 +104,7 @@ class WorkerGroup(Calls):
             return None
         not_ray = {*self.pids.values(), *with_their_children({*self.pids_outside_ray(), *self.cluster.foreign_pids})}
         total = 0
-        for child in self.cluster.children():
+        for child in self.cluster.list_children():
             try:
                 # the driver forks for each program that it judges; such a copy is not Ray's
                 if child.pid not in not_ray and not is_copy(child):
