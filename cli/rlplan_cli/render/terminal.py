@@ -88,7 +88,7 @@ def fold(text: str, width: int, indent: str = "    ") -> str:
     ['each of these helps:', "  a.b=1 c.d='{e: 2}', or", '  e.f=3']
     """
     glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", GLUE), text)
-    lines = textwrap.join_parts(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.fill(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return lines.replace(GLUE, " ")
 
 
