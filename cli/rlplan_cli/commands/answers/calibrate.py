@@ -34,7 +34,7 @@ def command(
     if as_json:
         print_json(calibration.as_json() | {"path": str(path)})
         return
-    title = f"Constants of {calibration.profile.name} (mean errors before and after, on held-out samples)"
+    title = f"Constants of {calibration.profile.name} (held-out errors before and after)"
     names = ("group", "samples", "models", "value", "before", "after", "used")
     table = new_table(*names, title=title, left=("group", "models", "value", "used"))
     for fit in calibration.fits:
