@@ -31,7 +31,7 @@ def test_the_table_fits_its_terminal_and_names_time_and_money(
     assert all(len(line) <= width for line in table.splitlines())
     for word in ("8x h100-sxm", "8x h200-sxm", "step time", "$/step", "run time", "$/run", "tokens/$"):
         assert word in table
-    assert ("kWh/run" in table) is (width == 140)
+    assert ("$/hour" in table) is (width == 140)
     assert "h100-sxm $2, h200-sxm $3 (your own)" in answer.out
 
 
