@@ -1,6 +1,6 @@
-"""The `rlplan` command: one file a verb, one boundary for errors.
+"""The `rlplan` command: one file per command, and a single place where errors become messages and exit codes.
 
-Results go to stdout, progress and messages to stderr. Exit codes stand in `rlplan.errors`.
+Results go to stdout, progress and messages to stderr. The exit codes are defined in `rlplan.errors`.
 """
 
 import importlib
@@ -34,23 +34,23 @@ from rlplan.reading import path_refusal
 from rlplan.version import __version__
 
 COMMANDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("commands.json").read_text("utf-8"))
-"""Every command: its line in the help, the folder below commands/ that its module stands in, examples. Modules are
-imported when their command is called: the help needs none.
+"""Every command with its line in the help, its module's folder below commands/, and examples. The help needs no module,
+so a module is only imported when its command is called.
 """
 
 
 class _Modules(MutableMapping[str, Any]):
-    """Commands by name, each made of its module when it is first looked up."""
+    """Commands by name; each one's module is imported at its first use."""
 
     def __init__(self) -> None:
-        self.made: dict[str, Any] = {}
+        self.loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
             raise KeyError(name)
-        if name not in self.made:
-            self.made[name] = _command_of(name)
-        return self.made[name]
+        if name not in self.loaded:
+            self.loaded[name] = _load_command(name)
+        return self.loaded[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -59,28 +59,29 @@ class _Modules(MutableMapping[str, Any]):
         return len(COMMANDS)
 
     def __setitem__(self, name: str, command: Any) -> None:
-        self.made[name] = command
+        self.loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
-        del self.made[name]
+        del self.loaded[name]
 
 
-def _command_of(name: str) -> Any:
+def _load_command(name: str) -> Any:
     place = [*filter(None, [COMMANDS[name].get("folder")]), name + "_" * keyword.iskeyword(name)]
     module = importlib.import_module(".".join(["rlplan_cli.commands", *place]))
     if hasattr(module, "app"):
-        made: Any = typer.main.get_group(module.app)
-        made.name = name
+        command: Any = typer.main.get_group(module.app)
+        command.name = name
     else:
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-        alone.command(name=name)(module.command)
-        made = typer.main.get_command(alone)
-    made.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in COMMANDS[name]["examples"])
-    return made
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        single.command(name=name)(module.command)
+        command = typer.main.get_command(single)
+    # click reflows an epilog unless it begins with a backspace character
+    command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in COMMANDS[name]["examples"])
+    return command
 
 
 class _PipeError(Exception):
-    """A BrokenPipeError under a name that typer does not know: it would end with 1, which says that nothing fits."""
+    """Replaces BrokenPipeError, for which typer would exit with 1; that code means that nothing fits."""
 
 
 @contextmanager
@@ -100,12 +101,12 @@ class _Root(TyperGroup):
         return list(COMMANDS)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        """Reads a command line, and prints the help."""
+        """Read a command line, and print the help."""
         with _pipes_that_break():
             return super().make_context(*arguments, **settings)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs a command."""
+        """Run a command."""
         with _pipes_that_break():
             return super().invoke(ctx)
 
@@ -133,17 +134,17 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def rlplan(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of a failure; anywhere on the line.")
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere on the line.")
     ] = False,
 ) -> None:
     """Plan, estimate, simulate, run and report reinforcement learning of language models."""
 
 
 def main() -> NoReturn:
-    """Entry point: every expected failure is one message and its exit code, never a traceback."""
+    """Run the command line. Every expected failure prints one message and exits with its code, without a traceback."""
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -154,22 +155,22 @@ def main() -> NoReturn:
             out.flush()
         except BrokenPipeError:
             exit_code = EXIT_NO_READER
-            # nothing may be flushed into the pipe any more, not even at exit
+            # Python flushes stdout at exit, which would fail again
             for stream in filter(_has_no_reader, (out, errors)):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(exit_code)
 
 
 def _has_no_reader(stream: TextIO) -> bool:
-    """Whether the reader of a pipe has gone, as after `head`."""
+    """Whether the reader of a pipe has exited, as `head` does."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def show_error(error: RlplanError) -> None:
-    """An error on stderr."""
-    from rlplan_cli.render.terminal import show_error as show  # a command that ends well may need no table
+    """Print an error on stderr."""
+    from rlplan_cli.render.terminal import show_error as show  # rich takes 50 ms to import, and may not be needed
 
     show(error)
 
@@ -181,7 +182,7 @@ def _run(debug: bool) -> int:
     except RlplanError as error:
         if debug:
             traceback.print_exc()
-        show_error(_in_our_words(error) if isinstance(error, MisspeltError) else error)
+        show_error(_translate(error) if isinstance(error, MisspeltError) else error)
         return error.exit_code
     except typer.Exit as error:
         return error.exit_code
@@ -192,7 +193,7 @@ def _run(debug: bool) -> int:
         return 130
     except Exception as error:
         if isinstance(error, _PipeError) and any(map(_has_no_reader, (sys.stdout, sys.stderr))):
-            raise BrokenPipeError from error  # of our own output, not of a process that was lost
+            raise BrokenPipeError from error  # a pipe to a lost process raises the same error, but is a bug
         if failure := _disk_error(error) or path_refusal(error):
             if debug:
                 traceback.print_exc()
@@ -211,39 +212,39 @@ def _run(debug: bool) -> int:
         return EXIT_BUG
 
 
-def _in_our_words(error: MisspeltError) -> RlplanError:
-    """A refused word of another stack with ours beside it. Its tables are read only then."""
+def _translate(error: MisspeltError) -> RlplanError:
+    """Add rlplan's word to a refused word of another framework. The tables of words are only loaded for it."""
     from rlplan.foreign.meant import in_our_words
 
     return in_our_words(error)
 
 
 def _disk_error(error: Exception) -> RlplanError | None:
-    """What a full disk did to a writer that has no boundary of its own, such as the standard output."""
-    from rlplan.runtime.run_folder.disk_errors import disk_error  # imported where something went wrong
+    """Translate an error of a full disk that no other code has caught, such as one of the standard output."""
+    from rlplan.runtime.run_folder.disk_errors import disk_error
 
     failure = disk_error(error, None)
     if failure is not None and failure.where == "standard output":
-        # Nothing may be written there any more, not even at exit.
+        # Python flushes stdout at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return failure
 
 
-def _way_out_of_usage(message: str, path: str) -> str:
-    """What to type instead, where it can be told."""
+def _suggest_usage(message: str, path: str) -> str:
+    """Suggest a corrected command line."""
     if "No such option: --set" in message:
-        return "overrides go without --set: seed=1"
+        return "write overrides without --set: seed=1"
     option = re.search(r"No such option: --([\w.-]+)", message)
     if option and "Did you mean" not in message:
-        given = next((word for word in sys.argv if word.startswith(f"--{option[1]}")), "")
-        if "=" in given or "." in option[1] or "_" in option[1]:
-            value = given.partition("=")[2] or "VALUE"
-            return f"keys of a job go without dashes: {option[1]}={value}"
+        typed = next((word for word in sys.argv if word.startswith(f"--{option[1]}")), "")
+        if "=" in typed or "." in option[1] or "_" in option[1]:
+            value = typed.partition("=")[2] or "VALUE"
+            return f"write keys of a job without dashes: {option[1]}={value}"
     return f"correct the command line; `{path} --help` ends with examples"
 
 
 def _show_usage(error: typer.TyperException) -> int:
-    """A wrong command line; without any command or verb, the help."""
+    """Print the error of a wrong command line; if no command was given, the help."""
     message = error.format_message()
     if message.startswith("Usage:"):
         print(message, file=sys.stderr)
@@ -254,8 +255,8 @@ def _show_usage(error: typer.TyperException) -> int:
             SpecError(
                 message,
                 where=f"command line of `{path}`",
-                rule=f"`{path} --help` says what it takes",
-                way_out=_way_out_of_usage(message, path),
+                rule=f"`{path} --help` lists its arguments and options",
+                way_out=_suggest_usage(message, path),
             )
         )
     return SpecError.exit_code

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share."""
 
 import inspect
 from collections.abc import Callable
@@ -15,13 +15,16 @@ JobOrPlan = Annotated[Path, typer.Argument(help="A job file (.yaml), a plan (.js
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Overrides, such as workload.num_steps=5.", show_default=False, autocompletion=completion.overrides
+        metavar="KEY=VALUE",
+        help="Overrides such as workload.num_steps=5.",
+        show_default=False,
+        autocompletion=completion.overrides,
     ),
 ]
 Source = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]", help="A job file (.yaml), a plan (.json) or a bundle; or use --model.", show_default=False
+        metavar="JOB", help="A job file (.yaml), a plan (.json) or a bundle; or use --model.", show_default=False
     ),
 ]
 Model = Annotated[
@@ -32,40 +35,44 @@ Model = Annotated[
 ]
 AlgorithmName = Annotated[
     str | None,
-    typer.Option("--algorithm", help="grpo (the default), ppo, dpo ...", autocompletion=completion.algorithms),
+    typer.Option(
+        "--algorithm", help="grpo (default), ppo, dpo ...", show_default=False, autocompletion=completion.algorithms
+    ),
 ]
 Gpus = Annotated[
     str | None,
-    typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False, autocompletion=completion.gpus),
+    typer.Option(help="Number and type of GPUs, such as 8xH100.", show_default=False, autocompletion=completion.gpus),
 ]
 Framework = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="The framework that runs it: verl, trl, openrlhf, slime, nemo-rl, rlplan; verl@0.9 names a release.",
+        help="The framework that runs the job: verl, trl, openrlhf, slime, nemo-rl, rlplan; verl@0.9 for a release.",
         show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 ForeignFile = Annotated[
-    Path, typer.Argument(help="A script, or a YAML or JSON file, of another stack.", show_default=False)
+    Path, typer.Argument(help="Another framework's script, or YAML or JSON file.", show_default=False)
 ]
 Hardware = Annotated[
     str,
     typer.Option(
-        help="The GPUs: H100, as many as the file says, or 8xH100.", show_default=False, autocompletion=completion.gpus
+        help="The GPUs, such as 8xH100; H100 alone takes the file's number.",
+        show_default=False,
+        autocompletion=completion.gpus,
     ),
 ]
-SourceName = Annotated[str | None, typer.Option("--source", help="Whose it is, where it is not to be told.")]
+SourceName = Annotated[str | None, typer.Option("--source", help="Source framework, if it cannot be detected.")]
 Outside = Annotated[
     list[str] | None,
-    typer.Option("--set", help="NAME=VALUE of a variable of the script, or of one of its keys.", show_default=False),
+    typer.Option("--set", help="NAME=VALUE for a variable or a key of the script.", show_default=False),
 ]
 
 
 @dataclass(frozen=True)
 class JobArguments:
-    """Which job is meant: a file with overrides, or a model, an algorithm and GPUs by name."""
+    """The job: a file with overrides, or a model, an algorithm and GPUs by name."""
 
     source: Source = None
     overrides: Overrides = None
@@ -77,7 +84,7 @@ class JobArguments:
 
 @dataclass(frozen=True)
 class ForeignArguments:
-    """Which configuration of another stack is meant, and on what GPUs."""
+    """Another framework's configuration, and the GPUs to run it on."""
 
     file: ForeignFile
     overrides: Overrides = None
@@ -87,10 +94,8 @@ class ForeignArguments:
     outside: Outside = None
 
 
-def with_grouped_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a group of options, for typer: it makes an option of each parameter, so each
-    field of the group becomes one.
-    """
+def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn each field of a command's first parameter into a parameter of its own, from which typer makes an option."""
     first, *others = inspect.signature(command).parameters.values()
     group = first.annotation
     fields = inspect.signature(group).parameters
@@ -101,7 +106,8 @@ def with_grouped_options(command: Callable[..., None]) -> Callable[..., None]:
         command(asked, **values)
 
     parameters = [*fields.values(), *others]
-    made: Any = flat
-    made.__signature__ = inspect.Signature(parameters)
-    made.__annotations__ = {one.name: one.annotation for one in parameters}  # typer reads both
+    flattened: Any = flat
+    # typer reads the parameters from the signature, and their types from the annotations
+    flattened.__signature__ = inspect.Signature(parameters)
+    flattened.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flat

@@ -1,4 +1,4 @@
-"""The pages of docs/, offline: cut into sections, searched by words, their tables as lines that a terminal holds.
+"""Offline search in the pages of docs/: split into sections, ranked by words, with tables as lines for a terminal.
 
 In: the bundled pages, words. Out: sections, the best first. Left out: printing.
 """
@@ -14,31 +14,31 @@ from pathlib import Path
 from rlplan.errors import SpecError
 
 HISTORY = ("decisions", "architecture")
-"""Pages for who works on rlplan: they come after the others."""
+"""Pages for developers of rlplan, which are ranked after the others."""
 _HEADING = re.compile(r"(#+) +(.+)")
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 MAX_PARAGRAPHS = 12
-"""Of a section that is shown; the page has the rest."""
+"""Largest number of paragraphs that are shown of a section."""
 
 
 def pages_folder() -> Path:
-    """The packaged folder, or the checkout's in an editable install (which does not show force-included files)."""
+    """The packaged folder of pages, or the checkout's docs/ in an editable install, which lacks included files."""
     packaged = Path(str(resources.files("rlplan"))) / "_docs"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "docs"
 
 
 @dataclass(frozen=True)
 class Section:
-    """What stands between two headings."""
+    """The text between two headings."""
 
     page: str
-    """Such as `job` or `guides/start`."""
+    """Name of the page, such as `job` or `guides/start`."""
     heading: str
     body: str
 
     @property
     def place(self) -> str:
-        """As a link on the page has it."""
+        """Link to the section, as a page would write it."""
         anchor = re.sub(r"[^\w\- ]", "", self.heading.lower()).replace(" ", "-")
         return f"docs/{self.page}.md#{anchor}"
 
@@ -48,53 +48,48 @@ class Section:
         return tuple(block for block in re.split(r"\n\s*\n", self.body.strip()) if block)
 
     def score(self, wanted: str) -> float:
-        """How well it answers: named by its heading, by a key of a table, or only in passing. 0: not at all."""
-        heading, body = folded(self.heading), folded(self.body)
+        """Relevance for words: high if a heading or a table's key names them, low if only the text does; 0 for none."""
+        heading, body = normalize(self.heading), normalize(self.body)
         words = wanted.split()
         if not all(word in f"{heading} {body}" for word in words):
             return 0.0
-        keys = [folded(row[0]) for table in self.blocks if _is_table(table) for row in _rows(table)]
+        keys = [normalize(row[0]) for table in self.blocks if _is_table(table) for row in _rows(table)]
         shared = [key for cell in keys if ", " in cell for key in cell.split(", ")]
-        found = (
-            130.0 * (heading.removeprefix("the ") == wanted)
-            + 40.0 * (wanted in heading)
-            + 60.0 * (wanted == self.page and not self.body)
-        )
-        found += 120.0 * (wanted in keys) + 90.0 * any(key.endswith(f".{wanted}") for key in keys)
-        found += 80.0 * (wanted in shared)
-        found += 15.0 * any(
-            wanted in folded(table) for table in self.blocks if _is_table(table)
-        )  # more than in passing
-        found += min(body.count(wanted), 20) + 1.0
-        return found * (0.2 if self.page in HISTORY else 1.0)
+        score = 130.0 * (heading.removeprefix("the ") == wanted) + 40.0 * (wanted in heading)
+        score += 60.0 * (wanted == self.page and not self.body)
+        score += 120.0 * (wanted in keys) + 90.0 * any(key.endswith(f".{wanted}") for key in keys)
+        score += 80.0 * (wanted in shared)
+        score += 15.0 * any(wanted in normalize(table) for table in self.blocks if _is_table(table))
+        score += min(body.count(wanted), 20) + 1.0
+        return score * (0.2 if self.page in HISTORY else 1.0)
 
-    def told(self, wanted: str) -> list[str]:
-        """Its blocks for a terminal: of tables only the rows that say the word, where some do."""
+    def select_blocks(self, wanted: str) -> list[str]:
+        """Select the blocks to show in a terminal. Tables are reduced to the rows with the words, if any has them."""
         shown = []
         for block in self.blocks:
             if not _is_table(block):
-                shown.append(_LINK.sub(r"\1", _on_one_line(block)))
+                shown.append(_LINK.sub(r"\1", _join_lines(block)))
                 continue
             header, rows = _header(block), [*_rows(block)]
-            named = [row for row in rows if wanted in (key := folded(row[0])) or key.endswith(f".{wanted}")]
-            named = named or [row for row in rows if wanted in folded(" ".join(row))]
-            exact = [row for row in named if wanted == (key := folded(row[0])) or key.endswith(f".{wanted}")]
+            named = [row for row in rows if wanted in (key := normalize(row[0])) or key.endswith(f".{wanted}")]
+            named = named or [row for row in rows if wanted in normalize(" ".join(row))]
+            exact = [row for row in named if wanted == (key := normalize(row[0])) or key.endswith(f".{wanted}")]
             shown += [_as_lines(header, row) for row in exact or named or rows]
-        if any(wanted in folded(block) for block in shown) and len(shown) > MAX_PARAGRAPHS:
-            shown = [block for block in shown if wanted in folded(block)]
+        if any(wanted in normalize(block) for block in shown) and len(shown) > MAX_PARAGRAPHS:
+            shown = [block for block in shown if wanted in normalize(block)]
         return shown[:MAX_PARAGRAPHS]
 
 
 def pages() -> dict[str, str]:
-    """Titles by page."""
+    """Titles of the pages by name."""
     return {name: path.read_text("utf-8").splitlines()[0].lstrip("# ") for name, path in _paths()}
 
 
 def _paths() -> list[tuple[str, Path]]:
-    """Pages by name, such as `guides/start`: those on top first."""
+    """Pages with their names, such as `guides/start`, those of the top folder first."""
     folder = pages_folder()
-    found = sorted(folder.rglob("*.md"), key=lambda path: (len(path.parts), path))
-    return [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in found]
+    paths = sorted(folder.rglob("*.md"), key=lambda path: (len(path.parts), path))
+    return [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in paths]
 
 
 @cache
@@ -119,36 +114,36 @@ def _sections() -> Iterator[Section]:
 
 
 def look_up(words: str) -> list[Section]:
-    """Sections that say the words, the best first. Raises: SpecError with what is near, where none does."""
-    wanted, every = folded(words), sections()
-    scored = sorted(((one.score(wanted), one) for one in every), key=lambda pair: -pair[0])
-    if found := [one for score, one in scored if score > 0]:
-        return found
-    names = {folded(one.heading) for one in every}
-    names |= {word for one in every for word in re.findall(r"`([\w.+-]+)`", one.body)}
+    """Find the sections with the words, the best first. Raises: SpecError with similar words if there is none."""
+    wanted = normalize(words)
+    scored = sorted(((section.score(wanted), section) for section in sections()), key=lambda pair: -pair[0])
+    if matches := [section for score, section in scored if score > 0]:
+        return matches
+    names = {normalize(section.heading) for section in sections()}
+    names |= {word for section in sections() for word in re.findall(r"`([\w.+-]+)`", section.body)}
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     raise SpecError(
-        f"no page says '{words[:80]}'",
+        f"no page contains '{words[:80]}'",
         where="docs/",
-        rule="a word of the pages, a key of a job, a metric or a heading"
+        rule="a word of the documentation, a key of a job, a metric or a heading"
         + (f". Did you mean {' or '.join(map(repr, near))}?" if near else ""),
         way_out="`rlplan docs` lists the pages",
     )
 
 
-def folded(text: str) -> str:
-    """Without case, marks and the difference between `kv_cache`, `kv-cache` and `KV cache`.
+def normalize(text: str) -> str:
+    """Remove case, markup and the difference between `kv_cache`, `kv-cache` and `KV cache`.
 
-    >>> folded("`KV_cache`,  **peak**"), folded("training.zero_stage")
+    >>> normalize("`KV_cache`,  **peak**"), normalize("training.zero_stage")
     ('kv cache, peak', 'training.zero stage')
     """
     return re.sub(r"[\s_-]+", " ", re.sub(r"[`*]", "", text)).strip().lower()
 
 
-def _on_one_line(block: str) -> str:
-    """A paragraph, or each item of a list, as one line, for a terminal of any width to fold; code as it stands.
+def _join_lines(block: str) -> str:
+    """Join each paragraph or list item into one line, which a terminal folds at any width; code stays as it is.
 
-    >>> _on_one_line("- one\\n  item\\n- two")
+    >>> _join_lines("- one\\n  item\\n- two")
     '- one item\\n- two'
     """
     return block if block.startswith("```") else re.sub(r"\n(?! *(?:[-*]|\d+\.) ) *", " ", block)
@@ -171,7 +166,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _as_lines(header: list[str], row: list[str]) -> str:
-    """A row of a table under its first cell."""
+    """Write a row of a table as its first cell, with the other cells as lines below it."""
     named = (
         f"  {name}: {cell}" if name else f"  {cell}" for name, cell in zip(header[1:], row[1:], strict=False) if cell
     )

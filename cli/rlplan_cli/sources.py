@@ -1,4 +1,4 @@
-"""What a command line speaks of: rlplan/sources.py, asked in the words of typer, and what only commands need."""
+"""Jobs, plans and configurations named on a command line: rlplan/sources.py for typer's arguments, and stages."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,20 +23,21 @@ if TYPE_CHECKING:
 
 
 def read_question(verb: str, asked: JobArguments, objective: str | None = None, fetch: Fetch | None = None) -> Question:
-    """The question of a command line. fetch: brings models; by default their configs. Raises: SpecError."""
+    """Read the question of a command line. fetch: gets models; by default only their configs. Raises: SpecError."""
     return read_words(verb, JobWords(**vars(asked)), objective, fetch)
 
 
-def each_stage(asked: JobArguments) -> list[tuple[str, JobArguments]]:
-    """(name, words of its job) of every stage that is asked about; of a file with one job that, without a name."""
-    stages = stages_in(asked.source, asked.overrides or ())
-    return [
-        (one.name, replace(asked, overrides=[f"stage={one.name}", *(asked.overrides or ())])) for one in stages
-    ] or [("", asked)]
+def split_stages(asked: JobArguments) -> list[tuple[str, JobArguments]]:
+    """List (name, arguments of its job) of every stage; a file without stages is one job with an empty name."""
+    overrides = asked.overrides or []
+    stages = read_stages(asked.source, overrides)
+    return [(stage.name, replace(asked, overrides=[f"stage={stage.name}", *overrides])) for stage in stages] or [
+        ("", asked)
+    ]
 
 
-def stages_in(source: object, overrides: Sequence[str]) -> tuple[Stage, ...]:
-    """The stages of a job file of which no one is chosen; none of anything else. Raises: SpecError."""
+def read_stages(source: object, overrides: Sequence[str]) -> tuple[Stage, ...]:
+    """Read the stages of a job file; none if one stage is chosen, or if it is not a job file. Raises: SpecError."""
     path = Path(source) if isinstance(source, str | Path) else None
     if path is None or path.suffix not in (".yaml", ".yml") or not path.is_file() or chosen_stage(overrides):
         return ()
@@ -44,7 +45,7 @@ def stages_in(source: object, overrides: Sequence[str]) -> tuple[Stage, ...]:
 
 
 def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
-    """What a configuration of another stack says, and what is asked of it. Raises: SpecError, HostError."""
+    """Read another framework's configuration and the question about it. Raises: SpecError, HostError."""
     from rlplan.foreign.check import Asked
     from rlplan.foreign.source import read_source
     from rlplan.foreign.unread.stacks import Nearest
@@ -54,12 +55,12 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
     return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetched)
 
 
-def as_it_runs(name: str, folder: Path, key: str) -> str:
-    """The path of a model as a run takes it: in its place or in the hub's cache; else that of its config."""
-    return _on_this_machine(name, folder) or fetched(name, folder, key)
+def resolve_model(name: str, folder: Path, key: str) -> str:
+    """Resolve a model to the path that a run uses: its own, or one in the hub's cache; otherwise that of its config."""
+    return _find_local(name, folder) or fetched(name, folder, key)
 
 
-def _on_this_machine(name: str, folder: Path) -> str | None:
+def _find_local(name: str, folder: Path) -> str | None:
     from rlplan.runtime.models.snapshots import cached_model
 
     if not is_hub_id(name, folder) or (folder / MODELS / name).exists():
@@ -71,10 +72,10 @@ def _on_this_machine(name: str, folder: Path) -> str | None:
 def with_models(
     verb: str, source: Path, overrides: tuple[str, ...], address: str | None, *, downloads: bool = True
 ) -> "Plan":
-    """The plan that would run, with a folder for every model that is named by hub id: in the hub's cache, or fetched.
+    """Return the plan to run, after downloading the models that are named by hub id and not in the hub's cache.
 
-    Nothing is fetched for a plan that does not fit, or that this host cannot run, or without `downloads`.
-    address: of a Ray cluster.
+    Nothing is downloaded if the plan does not fit, if this host cannot run it, or without `downloads`.
+    address: that of a Ray cluster.
     Raises: SpecError, NoFeasiblePlanError, EmitError, HostError.
     """
     from rlplan.runtime.models.snapshots import download_data, download_model
@@ -82,18 +83,19 @@ def with_models(
     absent: list[str] = []
     asked = JobWords(str(source), [*overrides])
 
-    def found(name: str, folder: Path, key: str) -> str:
-        """As `as_it_runs`, and noted where it is to be downloaded."""
-        if _on_this_machine(name, folder) is None:
+    def resolve(name: str, folder: Path, key: str) -> str:
+        """Resolve a model, and remember it if it must be downloaded."""
+        if _find_local(name, folder) is None:
             absent.append(name)
-        return as_it_runs(name, folder, key)
+        return resolve_model(name, folder, key)
 
-    plan = executable(verb, asked, found)
+    plan = executable(verb, asked, resolve)
     if absent:
         from rlplan.planner.executable import check_complete
         from rlplan.runtime.driver.preflight import check_packages
         from rlplan.runtime.host.devices import check_devices
 
+        # everything that could stop the run is checked before gigabytes are downloaded
         check_complete(plan.job, str(source), plan.job.named_models)
         check_devices(plan.job, address)
         check_packages(plan.job)
@@ -101,12 +103,12 @@ def with_models(
             raise HostError(
                 f"not on this machine: {', '.join(dict.fromkeys(absent))}",
                 where=str(source),
-                rule="a run would download it now; --dry-run downloads nothing, and all else up to here is right",
+                rule="a run would download it now, but --dry-run downloads nothing; all other checks passed",
                 way_out=f"hf download {absent[0]}, or run without --dry-run",
             )
         for name in dict.fromkeys(absent):
             download_model(name, f"{source}: {name}", note)
-        plan = executable(verb, asked, found)
+        plan = executable(verb, asked, resolve)
     if downloads and (data := plan.job.data) is not None:
         download_data((place for _, place in data.files), f"{source}: data", note)
     return plan

@@ -22,7 +22,7 @@ def test_without_a_file_the_bundled_points_are_predicted(rlplan: Call) -> None:
 def test_the_table_is_readable_in_narrow_and_wide_terminals(
     rlplan: Call, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
-    """Of a sixth of the bundled points, and those that are looked for."""
+    """Uses a sixth of the bundled points, and those that the test looks for."""
     monkeypatch.setenv("COLUMNS", columns)
     points = published_points()
     few = [
@@ -33,7 +33,7 @@ def test_the_table_is_readable_in_narrow_and_wide_terminals(
     monkeypatch.setattr(accuracy, "published_points", lambda: few)
     answer = rlplan("accuracy")
     assert answer.exit_code == 0
-    for word in ("kvtok-qwen3-14b", "Refused", "Absolute error by kind", "trtllm_kv_capacity"):
+    for word in ("kvtok-qwen3-14b", "Not predicted", "Absolute error by kind", "trtllm_kv_capacity"):
         assert word in answer.out
     assert "5 largest errors of each kind" in answer.out
     assert len(answer.out.splitlines()) < 250

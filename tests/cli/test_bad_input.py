@@ -75,7 +75,7 @@ def test_a_wrong_override_is_one_message(rlplan: Call, override: str, code: int,
 def test_what_does_not_fit_is_a_page_and_then_one_message(rlplan: Call) -> None:
     answer = rlplan("estimate", QUICKSTART, "hardware.memory=1GiB")
     assert answer.out.startswith("does not fit  sorter, grpo, 2x cpu-host: ")
-    assert "Any one of these changes helps" in answer.out
+    assert "Each of these changes alone helps" in answer.out
     check(replace(answer, out=""), 1, "1.00 GiB available", "largest:", "hardware.memory=")
 
 
@@ -222,7 +222,7 @@ def test_a_report_of_nothing_is_one_message(rlplan: Call, tmp_path: Path) -> Non
         (["estimate"], ("nothing to estimate", "rlplan estimate --model")),
         (["plan"], ("nothing to plan", "rlplan plan --model")),
         (["estimate", "--jsn", "x"], ("No such option: --jsn",)),
-        (["estimate", "--set", "seed=1"], ("No such option: --set", "overrides go without --set: seed=1")),
+        (["estimate", "--set", "seed=1"], ("No such option: --set", "write overrides without --set: seed=1")),
         (["estimate", "--model", "Qwen/Qwen2.5-7B", "--gpus", "8"], ("8 of which GPU?", "such as 8xH100")),
         (["emit", "x"], ("Missing option '--out' / '-o'",)),
         (["plan", "x", "--out"], ("'--out' requires an argument",)),

@@ -33,7 +33,7 @@ def files_of(folder: Path) -> set[Path]:
     ("override", "words"),
     at_night(
         [
-            ("training.lora={rank: 4}", ("the checkpoint is of another job: training.lora is",)),
+            ("training.lora={rank: 4}", ("the checkpoint belongs to another job: training.lora is",)),
             ("workload.num_steps=1", ("the checkpoint is of step 2, the job has 1 steps",)),
             ("rewards=[{kind: function, path: 'OWN:f'}]", ("the reward function cannot",)),
         ],
@@ -56,7 +56,9 @@ def test_a_refused_resume_writes_nothing(
 def test_a_resume_in_place_that_is_refused_leaves_the_run_as_it_was(rlplan: Call, earlier: Path) -> None:
     write_bundle(make_plan(seed=5), earlier / "bundle")
     before = {path: path.stat().st_mtime_ns for path in files_of(earlier)}
-    check(rlplan("run", "--resume", earlier), 2, "the checkpoint is of another job: seed is 5, in the checkpoint 0")
+    check(
+        rlplan("run", "--resume", earlier), 2, "the checkpoint belongs to another job: seed is 5, in the checkpoint 0"
+    )
     assert {path: path.stat().st_mtime_ns for path in files_of(earlier)} == before
 
 
@@ -69,7 +71,7 @@ def test_a_missing_sandbox_writes_nothing(rlplan: Call, tmp_path: Path, monkeypa
 
 def test_a_run_folder_that_is_none_is_not_resumed(rlplan: Call, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for name, said in (("nowhere", "does not exist"), ("file", "is no folder")):
-        check(rlplan("run", "--resume", tmp_path / name), 2, said)
-        check(rlplan("run", QUICKSTART, "--resume", tmp_path / name, "--out", tmp_path / "run"), 2, said)
+    for name, message in (("nowhere", "does not exist"), ("file", "is no folder")):
+        check(rlplan("run", "--resume", tmp_path / name), 2, message)
+        check(rlplan("run", QUICKSTART, "--resume", tmp_path / name, "--out", tmp_path / "run"), 2, message)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

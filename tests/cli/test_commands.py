@@ -117,7 +117,7 @@ def test_plan_prints_and_writes_a_plan_that_can_be_read(rlplan: Call, tmp_path: 
     answer = rlplan("plan", QUICKSTART, "workload.num_steps=4", "-o", path, "--json")
     expected = find_plan(load_job(QUICKSTART, ["workload.num_steps=4"]))
     assert read_plan(path) == expected
-    assert answer.err.startswith(f"plan written to {path}; `rlplan explain {path}` says why")
+    assert answer.err.startswith(f"plan written to {path}; `rlplan explain {path}` explains it")
     assert answer.err.endswith(f"`rlplan run {path}` runs it\n")
     (tmp_path / "printed.json").write_text(json.dumps(json_of(answer)))
     assert json_of(answer)["schedule"] == json.loads(path.read_text())["schedule"]
@@ -137,9 +137,9 @@ def test_emit_lists_the_files_that_it_wrote(rlplan: Call, tmp_path: Path) -> Non
 
 def test_job_plan_and_bundle_agree(rlplan: Call, tmp_path: Path) -> None:
     assert rlplan("plan", QUICKSTART, "-o", tmp_path / "plan.json").exit_code == 0
-    one = json_of(rlplan("estimate", QUICKSTART, "--json"))
+    entry = json_of(rlplan("estimate", QUICKSTART, "--json"))
     two = json_of(rlplan("estimate", tmp_path / "plan.json", "--json"))
-    assert one == two
+    assert entry == two
     assert rlplan("emit", tmp_path / "plan.json", "-o", tmp_path / "bundle").exit_code == 0
     assert read_plan(tmp_path / "bundle" / "plan.json") == read_plan(tmp_path / "plan.json")
 
@@ -178,7 +178,7 @@ def test_the_estimate_s_tables_say_what_the_ledger_says(rlplan: Call) -> None:
     plan = find_plan(load_job(QUICKSTART))
     out = rlplan("estimate", QUICKSTART).out
     peak = plan.ledger.host_peak()
-    assert out.startswith(f"fits  sorter, grpo, 2x cpu-host: {format_bytes(peak.num_bytes)} of 8.00 GiB (")
+    assert out.startswith(f"fits  sorter, grpo, 2x cpu-host: peak {format_bytes(peak.num_bytes)} of 8.00 GiB (")
     assert f"in {peak.action_id}" in out.splitlines()[0]
     for process in plan.ledger.processes:
         (line,) = [line for line in out.splitlines() if line.startswith(f" {process} ")][:1]
@@ -193,10 +193,10 @@ def test_the_plan_s_tables_name_every_action_and_every_placement(rlplan: Call) -
     out = rlplan("plan", QUICKSTART, "--top", 100).out
     assert all(action.id in out for action in plan.schedule.step)
     assert "evaluate, every 10" in out
-    for one in plan.considered:
-        assert f"Not {one.name}: {one.reason}" in out
-    assert {one.placement for one in plan.considered} | {plan.schedule.placement} == set(Placement)
-    assert all(format_seconds(one.seconds) in out for one in plan.runners_up)
+    for entry in plan.considered:
+        assert f"{entry.name}: {entry.reason}" in out
+    assert {entry.placement for entry in plan.considered} | {plan.schedule.placement} == set(Placement)
+    assert all(format_seconds(entry.seconds) in out for entry in plan.runners_up)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ GONE = {
     "estimate --model Qwen/Qwen2.5-7B --gpus 1xRTX4090": "2>&1 | true",
     "profiles list": "| true",
 }
-"""For each command how its reader is called in `make test`; all ways for all in `make nightly`."""
+"""Kind of reader for each command in `make test`; `make nightly` tries all readers for all commands."""
 ALSO_NIGHTLY = (
     f"estimate {QUICKSTART} --json",
     "estimate --model Qwen/Qwen2.5-7B --gpus 8xH100",
@@ -295,7 +295,7 @@ def test_a_reader_that_leaves_early_has_what_it_wanted() -> None:
 
 
 def test_words_in_brackets_are_printed_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
-    """What a user is to type, and whatever a user has named: none of it is markup."""
+    """Neither suggested commands nor names chosen by users are markup."""
     show_findings([Finding("pandas", "warning", "[red]", "pip install 'rlplan[report]' :warning:")])
     terminal.stdout.print("runs/[bold]/plan.json")
     out = capfd.readouterr().out
@@ -335,7 +335,7 @@ def test_a_job_is_simulated_with_the_staleness_that_it_allows(rlplan: Call) -> N
         "sorter, grpo, 2x cpu-host: ",
         "disaggregated: ",
         "on average over 4 simulated steps",
-        "Utilisation",
+        "Utilization",
         "1 old",
     ):
         assert words in answer.out

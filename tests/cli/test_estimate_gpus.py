@@ -20,12 +20,12 @@ def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
     assert (answer.exit_code, answer.err) == (0, "")
     for words in (
         "fits  Qwen/Qwen2.5-7B, grpo, 8x h100-sxm:",
-        "Memory in one step, one GPU (all 8 hold the same)",
+        "Memory in one step, one GPU (all 8 alike)",
         " < ",
         "At the peak: ",
         "kv_cache_memory_bytes=",
         "Host: ",
-        "Not hybrid: ",
+        "hybrid: ",
     ):
         assert words in answer.out
 
@@ -78,7 +78,7 @@ def test_a_single_gpu_that_is_too_small_still_gets_its_page(rlplan: Call) -> Non
     answer = rlplan("estimate", *MODEL, "--gpus", "1xRTX4090")
     assert answer.exit_code == 1
     assert "does not fit" in answer.out
-    assert "Any one of these changes helps" in answer.out
+    assert "Each of these changes alone helps" in answer.out
 
 
 def test_quantised_bases_need_less(rlplan: Call) -> None:
@@ -86,8 +86,10 @@ def test_quantised_bases_need_less(rlplan: Call) -> None:
 
     def weights(base: str) -> int:
         answer = json.loads(rlplan("estimate", *MODEL, *fixed, f"training.lora={{rank: 16, base_dtype: {base}}}").out)
-        held = [row for row in answer["rows"] if row["process"] == "policy_trainer/0" and row["kind"] == "weights"]
-        return max(row["resident_bytes"] for row in held)
+        held_bytes = [
+            row for row in answer["rows"] if row["process"] == "policy_trainer/0" and row["kind"] == "weights"
+        ]
+        return max(row["resident_bytes"] for row in held_bytes)
 
     assert weights("nf4") < 0.5 * weights("auto")
 
@@ -98,7 +100,7 @@ def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None
     answer = rlplan(*asked, "training.zero_stage=2", "placement.offload=none")
     assert answer.exit_code == 1
     assert "does not fit" in answer.out
-    assert "Any one of these changes helps" in answer.out
+    assert "Each of these changes alone helps" in answer.out
     assert "error: Qwen/Qwen2.5-32B needs" in answer.err
     assert "training.zero_stage=3" in answer.err.partition("way out: ")[2]
     assert rlplan(*asked, "training.zero_stage=3", "placement.offload=none").exit_code == 0
@@ -170,13 +172,13 @@ def test_a_trace_answers_for_any_architecture_that_transformers_builds(rlplan: C
     known = json.loads(rlplan("estimate", *asked, "training.zero_stage=3", "--json").out)
     assert traced["num_bytes"] == sum(traced["rows"].values())
     states = ("weights", "master_weights", "optimizer", "gradients")
-    held = {
+    held_bytes = {
         row["kind"]: row["peak_bytes"]
         for row in known["rows"]
         if (row["process"], row["action_id"], row["run_phase"]) == ("policy_trainer/0", "optimizer_step", "steady")
     }
     for kind in states:
-        assert traced["rows"][kind] == pytest.approx(held[kind], rel=0.02)
+        assert traced["rows"][kind] == pytest.approx(held_bytes[kind], rel=0.02)
 
 
 @pytest.mark.nightly
@@ -193,8 +195,8 @@ def test_traces_of_several_stages_are_one_answer(tmp_path: Path, rlplan: Call) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--trace", "--model", "Qwen/Qwen2.5-7B", "--gpus", "1xH100"), "is no path"),
-        (("--trace", "examples/quickstart.yaml"), "--trace is for jobs on GPUs"),
+        (("--trace", "--model", "Qwen/Qwen2.5-7B", "--gpus", "1xH100"), "is not a path"),
+        (("--trace", "examples/quickstart.yaml"), "--trace needs a job on GPUs"),
         (("--trace", "--model", "examples/models/sorter", "--gpus", "1xH100", "training.logits=fused"), "fused"),
     ],
 )

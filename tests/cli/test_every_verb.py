@@ -74,7 +74,7 @@ def answered() -> dict[tuple[str, ...], Answer]:
 
 @pytest.fixture
 def page(rlplan: Call, answered: dict[tuple[str, ...], Answer]) -> Call:
-    """As `rlplan`, for what only reads: the same words are answered once."""
+    """Like `rlplan`, for commands that only read: the same arguments are run once."""
 
     def call(*arguments: object) -> Answer:
         words = tuple(map(str, arguments))
@@ -114,21 +114,21 @@ def test_what_is_planned_is_the_same_of_every_form(page: Call, named: Named, ver
     if verb in ("estimate", "plan", "explain"):
         assert format_bytes(peak["expected"]) in answer.out
     if verb != "estimate":
-        assert f"{format_seconds(step['seconds'])} a step" in answer.out.splitlines()[0]
+        assert f"{format_seconds(step['seconds'])} per step" in answer.out.splitlines()[0]
 
 
 def forms_say_the_same(page: Call, named: Named, *words: object) -> dict[str, Any]:
-    """What a question of every form is answered with; `FORM` among the words stands for it."""
+    """The common answer for every form of a job; `FORM` among the words stands for the form."""
     answers = [page(*(getattr(named, form) if word == "FORM" else word for word in words)) for form in FORMS]
     assert {(answer.exit_code, answer.err) for answer in answers} == {(0, "")}
     assert len({answer.out for answer in answers}) == 1
-    found: dict[str, Any] = json.loads(answers[0].out)
-    return found
+    result: dict[str, Any] = json.loads(answers[0].out)
+    return result
 
 
 def test_a_form_is_solved_as_its_job(page: Call, named: Named) -> None:
-    found = forms_say_the_same(page, named, "solve", "max_num_seqs", "FORM", "--json")
-    assert found["override"] == f"rollout.max_num_seqs={found['value']}"
+    result = forms_say_the_same(page, named, "solve", "max_num_seqs", "FORM", "--json")
+    assert result["override"] == f"rollout.max_num_seqs={result['value']}"
 
 
 def test_a_form_is_compared_as_its_job_with_its_own_hardware_and_on_clusters(page: Call, named: Named) -> None:
@@ -146,9 +146,9 @@ def test_a_log_is_laid_beside_any_form_of_its_job(page: Call, named: Named, tmp_
     step = named.values["step"]
     assert isinstance(step, dict)
     (tmp_path / "log.jsonl").write_text(json.dumps({"step_time": step["seconds"]}))
-    found = forms_say_the_same(page, named, "explain", tmp_path / "log.jsonl", "FORM", "--json")
-    assert found["is_normal"] is True
-    assert found["gaps"][0]["ratio"] == pytest.approx(1.0)
+    result = forms_say_the_same(page, named, "explain", tmp_path / "log.jsonl", "FORM", "--json")
+    assert result["is_normal"] is True
+    assert result["gaps"][0]["ratio"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("verb", PLANNING)
@@ -160,12 +160,12 @@ def test_pages_of_a_cpu_host_and_of_gpus_have_the_same_headings(page: Call, fold
     jobs = (QUICKSTART, partial(folder))
     for verb, headings in (
         ("estimate", ("Memory in one step, ", "At the peak: ", "Peak of each process", "KV cache: ", "Host: ")),
-        ("plan", ("Steady step by phase", "Steady step by action", "Memory: ", "Next best", "Not ")),
+        ("plan", ("Steady step by phase", "Steady step by action", "Memory: ", "Next best", "disaggregated: ")),
         (
             "explain",
-            ("What binds in each phase", "Memory: ", "Next best", "Choices that the search rejected", "What if"),
+            ("Bottleneck of each phase", "Memory: ", "Next best", "Rejected choices", "What if"),
         ),
-        ("simulate", ("Mean step", "Utilisation", "Rollouts: ")),
+        ("simulate", ("Mean step", "Utilization", "Rollouts: ")),
     ):
         for job in jobs:
             lines = page(verb, job).out.splitlines()
@@ -178,8 +178,8 @@ def test_a_bundle_made_of_any_form_is_the_same(rlplan: Call, named: Named, form:
     assert sorted(p.relative_to(tmp_path / "bundle") for p in (tmp_path / "bundle").rglob("*")) == sorted(
         path.relative_to(named.bundle) for path in named.bundle.rglob("*")
     )
-    one, other = (json.loads((place / "execution.json").read_text()) for place in (tmp_path / "bundle", named.bundle))
-    assert one["schedule"] == other["schedule"]
+    entry, other = (json.loads((place / "execution.json").read_text()) for place in (tmp_path / "bundle", named.bundle))
+    assert entry["schedule"] == other["schedule"]
 
 
 ALSO_NIGHTLY = (("cpu", "plan"), ("gpu", "job"), ("gpu", "bundle"))
@@ -223,9 +223,9 @@ def test_what_a_partial_job_lacks_is_named_with_what_to_type(
     assert not (tmp_path / "out").exists()
     keys = [word.partition("=")[0] for word in shlex.split(way_out)]
     assert keys == ["data.prompts"]
-    given = [f"data.prompts={EXAMPLES / DATA['prompts']}"]
-    assert "rewards" in refused(rlplan("emit", partial(folder), *given, "-o", tmp_path / "out"), 2, "rewards is []")
-    whole = [*given, "rewards=[{kind: answer_matcher}]"]
+    options = [f"data.prompts={EXAMPLES / DATA['prompts']}"]
+    assert "rewards" in refused(rlplan("emit", partial(folder), *options, "-o", tmp_path / "out"), 2, "rewards is []")
+    whole = [*options, "rewards=[{kind: answer_matcher}]"]
     assert rlplan("emit", partial(folder), *whole, "-o", tmp_path / "out").exit_code == 0
 
 
@@ -250,7 +250,7 @@ def test_a_dry_run_of_any_form_checks_all_and_starts_nothing(rlplan: Call, named
     assert all(answer.out.startswith(named.headline) for answer in answers)
     assert len({answer.out for answer in answers}) == 1
     assert "train.jsonl: 2000 rows" in answers[0].out
-    assert f"ready: 40 steps would be written to {tmp_path / 'run'}" in answers[0].out
+    assert f"ready: a run of 40 steps would write to {tmp_path / 'run'}" in answers[0].out
     assert not (tmp_path / "run").exists()
 
 
@@ -302,5 +302,5 @@ def test_a_plan_of_an_older_format_is_one_message_with_the_way_out(
 
 def test_a_plan_is_read_whatever_it_was_called_as_the_last_line_of_plan_says(rlplan: Call, tmp_path: Path) -> None:
     written = rlplan("plan", "examples/quickstart.yaml", "--out", str(tmp_path / "plan"))
-    assert f"`rlplan explain {tmp_path / 'plan'}` says why" in written.out + written.err
+    assert f"`rlplan explain {tmp_path / 'plan'}` explains it" in written.out + written.err
     assert rlplan("estimate", str(tmp_path / "plan")).exit_code == 0

@@ -28,15 +28,15 @@ def test_one_that_does_not_ends_with_1_and_changes_in_its_own_keys(rlplan: Call,
     answer = rlplan("check", verl_script(tmp_path, {MICRO: 64}), "--hardware", "8xH100")
     assert answer.exit_code == 1
     assert "on cuda:0" in answer.out.splitlines()[0]
-    assert "Each of these makes it fit, the mildest first:" in answer.out
+    assert "Each of these changes alone makes it fit, the mildest first:" in answer.out
     assert f"  {MICRO}=" in answer.out
     assert "way out: each of these alone helps: --set actor_rollout_ref." in answer.err
 
 
 def test_the_answer_as_json_is_one_value(rlplan: Call, tmp_path: Path) -> None:
     answer = rlplan("check", verl_script(tmp_path), "--hardware", "H100", "--json")
-    found = json.loads(answer.out)
-    assert (answer.exit_code, found["schema_version"], found["verdict"]) == (0, 1, "fits")
+    result = json.loads(answer.out)
+    assert (answer.exit_code, result["schema_version"], result["verdict"]) == (0, 1, "fits")
 
 
 def test_an_imported_job_is_a_job_file_that_says_the_same(rlplan: Call, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_plan_is_emitted_for_another_stack(rlplan: Call, tmp_path: Path) -> No
     assert rlplan("import", verl_script(tmp_path), "--hardware", "H100", "--out", job).exit_code == 0
     answer = rlplan("emit", job, "--target", "verl", "--out", tmp_path / "out")
     assert answer.exit_code == 0, answer.err
-    assert "README.md says how to start it" in answer.err
+    assert "README.md explains how to start it" in answer.err
     assert rlplan("check", tmp_path / "out" / "train.sh", "--hardware", "H100").exit_code == 0
     assert rlplan("check", tmp_path / "out", "--hardware", "H100").exit_code == 0
     assert rlplan("emit", job, "--target", "slime", "--out", tmp_path / "other").exit_code == 3

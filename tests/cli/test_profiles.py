@@ -98,7 +98,7 @@ def test_detect_without_a_gpu_says_so_and_shows_the_host(profiles: Profiles, tmp
     if "GPU 0" in done.out:
         pytest.skip("this machine has a GPU that NVML shows")
     assert done.exit_code == 0, done.err
-    assert "no NVIDIA GPU answered" in done.err
+    assert "no NVIDIA GPU was found" in done.err
     assert "profile cpu-host with hardware.memory=" in done.out
     printed = json.loads(profiles("detect", "--json", path=str(tmp_path)).out)
     assert (printed["schema_version"], printed["gpus"]) == (1, [])
@@ -122,10 +122,10 @@ def test_detect_shows_the_profile_of_a_gpu_and_a_new_one_for_another(profiles: P
 def test_measure_shows_rates_and_writes_a_profile_that_commands_find(
     profiles: Profiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of recorded measurements: tests/runtime/measure/test_microbench.py makes them, and stops the command at it."""
+    """Uses recorded measurements; tests/runtime/measure/test_microbench.py measures, and interrupts the command."""
     rows = [("matmul_float32", 2e9, "FLOP/s"), ("memory_copy", 2e9, "B/s"), ("launch", 2e-6, "s")]
-    found = [Rate(name, value, value / 2, value * 2, unit, 10, "of 1 GiB") for name, value, unit in rows]
-    host = Measured("cpu", "Some CPU", 2, 64 * GIB, "2.13.0", tuple(found))
+    result = [Rate(name, value, value / 2, value * 2, unit, 10, "of 1 GiB") for name, value, unit in rows]
+    host = Measured("cpu", "Some CPU", 2, 64 * GIB, "2.13.0", tuple(result))
     monkeypatch.setattr(microbench, "measure", lambda *_: host)
     done = profiles("measure", "--quick", "--out", str(tmp_path / "this-host.yaml"))
     assert done.exit_code == 0, done.err

@@ -28,6 +28,7 @@ def test_a_run_with_rules_ends_with_shares_of_the_held_out_prompts(
 
 
 def test_a_step_names_what_it_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with RunDisplay(read_run_folder(make_run_with_own_reward(tmp_path)).plan) as display:
-        display.show(RunEvent("step", step=2, learning={"evaluate/length_score": 0.25}, timings={"step_s": 1.0}))
-    assert "held-out length_score 0.250" in " ".join(capsys.readouterr().err.split())
+    folder = make_run_with_own_reward(tmp_path)
+    with RunDisplay(read_run_folder(folder).plan, folder) as display:
+        display.show_event(RunEvent("step", step=2, learning={"evaluate/length_score": 0.25}, timings={"step_s": 1.0}))
+    assert "held-out length_score 0.25 " in " ".join(capsys.readouterr().err.split())

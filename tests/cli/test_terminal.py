@@ -1,4 +1,4 @@
-"""In a terminal: tables that fit into 80 columns, messages that are indented, colours that can be switched off."""
+"""Tests in a terminal: tables fit into 80 columns, messages are indented, colors can be switched off."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ from tests.repository.at_night import at_night
 
 @cache
 def in_terminal(columns: int, *arguments: Any, **environment: str) -> str:
-    """What `rlplan ARGUMENTS` writes into a terminal of that width, escape codes included; the same is asked once."""
+    """Output of `rlplan ARGUMENTS` in a terminal of this width, with escape codes; the same arguments are run once."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
@@ -125,7 +125,7 @@ def test_what_a_change_leads_to_is_folded_between_words_below_it() -> None:
 
 def test_in_a_narrow_terminal_an_explanation_numbers_its_rows_and_keeps_overrides_whole_below() -> None:
     text = plain(in_terminal(80, *SHOWN["explain"]))
-    asked = text[text.index("What was asked") :]
+    asked = text[text.index("Your changes") :]
     assert re.search(r"^ 1 +\S.* (fits|does not fit) *$", asked, re.MULTILINE)
     assert re.search(r"^  1: hardware\.num_devices=2$", asked, re.MULTILINE)
     assert re.search(r"^ 1 +\d.*(takes|faster|as good|does not|fits)", text[text.index("Next best") :], re.MULTILINE)

@@ -1,1 +1,1 @@
-"""The commands, a file for each verb: parse, call the library, render. Imported when called."""
+"""The commands, one file each: parse, call the library, render. A file is imported when its command is called."""

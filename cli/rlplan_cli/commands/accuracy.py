@@ -1,4 +1,4 @@
-"""`rlplan accuracy [FILE]`: measured points against what the formulas say of them."""
+"""`rlplan accuracy [FILE]`: compares predictions of the formulas with measured points."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,21 +11,21 @@ from rlplan_cli.options import AsJson
 from rlplan_cli.render.terminal import NARROW, new_table, note, print_json, stdout
 
 DASH = "-"
-SHOWN_OF_A_KIND = 5
-"""Points of a kind that are shown, those with the largest errors, unless all are asked for."""
+NUM_SHOWN = 5
+"""Points of each kind that are shown without --all: those with the largest errors."""
 
 
 def command(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Points as JSON, a latency CSV, measured jobs, a vLLM start-up log or AgileRL's fixtures; "
-            "without one: the bundled published measurements.",
+            help="Measured points: JSON, a latency CSV, measured jobs, a vLLM start-up log or AgileRL's fixtures. "
+            "Default: the bundled published measurements.",
             show_default=False,
         ),
     ] = None,
     shows_all: Annotated[
-        bool, typer.Option("--all", help=f"Every point, not the {SHOWN_OF_A_KIND} largest errors of a kind.")
+        bool, typer.Option("--all", help=f"Show every point, not only the {NUM_SHOWN} largest errors of each kind.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,102 +44,109 @@ def command(
 
 
 def _show_points(report: AccuracyReport, *, shows_all: bool) -> None:
-    every = [point for point in report.points if point.status == PREDICTED]
-    predicted = every if shows_all else _largest_errors(every)
-    if not predicted:
+    predicted = [point for point in report.points if point.status == PREDICTED]
+    shown = predicted if shows_all else _largest_errors(predicted)
+    if not shown:
         return
-    title = "Points" if len(predicted) == len(every) else f"Points: the {SHOWN_OF_A_KIND} largest errors of each kind"
+    title = "Points" if len(shown) == len(predicted) else f"Points: the {NUM_SHOWN} largest errors of each kind"
     wide = stdout.width >= NARROW
     names = ["point", "predicted", "measured", "error", *(["kind", "unit"] if wide else [])]
     table = new_table(*names, title=title, left=("point", "kind", "unit"))
-    for point in sorted(predicted, key=lambda point: point.kind):
-        cells = [point.id, _number(point.predicted), _measured(point), _percent(point.relative_error)]
+    for point in sorted(shown, key=lambda point: point.kind):
+        cells = [
+            point.id,
+            _format_number(point.predicted),
+            _format_measured(point),
+            _format_percent(point.relative_error),
+        ]
         table.add_row(*cells, *([point.kind, point.unit] if wide else []))
     stdout.print(table)
 
 
 def _largest_errors(points: list[Comparison]) -> list[Comparison]:
-    """Of each kind those with the largest errors, in the order in which they stand."""
-    kept: set[str] = set()
+    """The points of each kind with the largest errors, in their original order."""
+    ids: set[str] = set()
     for kind in {point.kind for point in points}:
-        mine = [point for point in points if point.kind == kind]
-        kept |= {
-            point.id for point in sorted(mine, key=lambda point: -abs(point.relative_error or 0.0))[:SHOWN_OF_A_KIND]
-        }
-    return [point for point in points if point.id in kept]
+        of_kind = [point for point in points if point.kind == kind]
+        ids |= {point.id for point in sorted(of_kind, key=lambda point: -abs(point.relative_error or 0.0))[:NUM_SHOWN]}
+    return [point for point in points if point.id in ids]
 
 
 def _show_refusals(report: AccuracyReport) -> None:
-    """Why points were not predicted, a line for each reason of a kind."""
+    """Show why points were not predicted, one row per kind and reason."""
     reasons: dict[tuple[str, str], list[Comparison]] = {}
     for point in report.points:
         if point.status != PREDICTED:
             reasons.setdefault((point.kind, point.reason or ""), []).append(point)
     if not reasons:
         return
-    table = new_table("kind", "points", "why not predicted", title="Refused", left=("kind", "why not predicted"))
+    table = new_table("kind", "points", "reason", title="Not predicted", left=("kind", "reason"))
     for (kind, reason), points in sorted(reasons.items()):
         table.add_row(kind, str(len(points)), reason)
     stdout.print(table)
 
 
 def _show_without_effect(report: AccuracyReport) -> None:
-    """Settings of predicted points that no formula needed; any other that is not read refuses its point."""
+    """Show settings of predicted points that no formula uses. Any other unused setting would refuse its point."""
     if not report.without_effect:
         return
-    table = new_table("kind", "settings", "why", title="Settings without effect", left=("kind", "settings", "why"))
+    table = new_table(
+        "kind", "settings", "reason", title="Settings without effect", left=("kind", "settings", "reason")
+    )
     for (kind, why), names in sorted(report.without_effect.items()):
         table.add_row(kind, ", ".join(names), why)
     stdout.print(table)
 
 
 def _show_assumed(report: AccuracyReport) -> None:
-    """What predictions took for settings that points do not state, and of how many points."""
+    """Show the values that were assumed for missing settings, with the number of points."""
     if not report.assumed:
         return
-    left = ("kind", "setting", "taken")
-    table = new_table("kind", "setting", "taken", "points", title="Assumed where nothing is stated", left=left)
+    left = ("kind", "setting", "value")
+    table = new_table("kind", "setting", "value", "points", title="Assumed values of missing settings", left=left)
     for (kind, name, value), number in sorted(report.assumed.items()):
         table.add_row(kind, name, value, str(number))
     stdout.print(table)
 
 
 def _show_pairs(report: AccuracyReport) -> None:
-    """Serving latencies: the mean error of each pair of model and GPU."""
+    """Show the mean error of serving latencies for each pair of model and GPU."""
     if not report.pairs:
         return
     table = new_table("pair", "kind", "points", "mean", "bias", title="Serving latency", left=("pair", "kind"))
     for pair in sorted(report.pairs, key=lambda pair: (pair.kind, pair.pair)):
-        table.add_row(pair.pair, pair.kind, str(pair.n), _percent(pair.mean_abs, sign=False), _percent(pair.bias))
+        table.add_row(
+            pair.pair, pair.kind, str(pair.n), _format_percent(pair.mean_abs, sign=False), _format_percent(pair.bias)
+        )
     stdout.print(table)
 
 
 def _show_summary(report: AccuracyReport) -> None:
     names = ("kind", "points", "predicted", "median", "largest", "bias", "inside")
-    table = new_table(*names, title="Absolute error by kind; inside: share of the points within their intervals")
+    table = new_table(*names, title="Absolute error by kind (inside: share of points within their intervals)")
     for kind, summary in sorted(report.summary.items()):
         table.add_row(kind, *_summary_cells(summary))
     stdout.print(table)
     total, done = len(report.points), sum(point.status == PREDICTED for point in report.points)
-    note(f"{done} of {total} points predicted; --all shows every point, --json every digit")
+    note(f"{done} of {total} points predicted; --all shows every point, --json the full data")
 
 
 def _summary_cells(summary: KindSummary) -> list[str]:
-    errors = [_percent(value, sign=False) for value in (summary.median_abs, summary.max_abs)]
+    errors = [_format_percent(value, sign=False) for value in (summary.median_abs, summary.max_abs)]
     inside = DASH if summary.inside is None else f"{summary.inside:.0%}"
-    return [str(summary.n), str(summary.predicted), *errors, _percent(summary.bias), inside]
+    return [str(summary.n), str(summary.predicted), *errors, _format_percent(summary.bias), inside]
 
 
-def _measured(point: Comparison) -> str:
+def _format_measured(point: Comparison) -> str:
     if isinstance(point.measured, tuple):
-        return " to ".join(_number(value) for value in point.measured)
-    return _number(point.measured)
+        return " to ".join(_format_number(value) for value in point.measured)
+    return _format_number(point.measured)
 
 
-def _number(value: float | str | None) -> str:
-    """Five figures, thousands apart; words as they are.
+def _format_number(value: float | str | None) -> str:
+    """Format a number with five significant digits and thousands separators; words stay as they are.
 
-    >>> _number(163184.0), _number(14.95948), _number("exhausted")
+    >>> _format_number(163184.0), _format_number(14.95948), _format_number("exhausted")
     ('163,184', '14.959', 'exhausted')
     """
     if value is None or isinstance(value, str):
@@ -149,9 +156,10 @@ def _number(value: float | str | None) -> str:
     return f"{value:.5g}"
 
 
-def _percent(value: float | None, *, sign: bool = True) -> str:
-    """
-    >>> _percent(-0.0123), _percent(0.5, sign=False), _percent(None)
+def _format_percent(value: float | None, *, sign: bool = True) -> str:
+    """Format a share as a percentage.
+
+    >>> _format_percent(-0.0123), _format_percent(0.5, sign=False), _format_percent(None)
     ('-1.23 %', '50.00 %', '-')
     """
     if value is None:

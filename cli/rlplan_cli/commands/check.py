@@ -1,11 +1,11 @@
-"""`rlplan check`: does a configuration of another stack fit, where does it break, and what makes it fit."""
+"""`rlplan check`: checks whether another framework's configuration fits, and suggests changes that make it fit."""
 
-from rlplan_cli.options import AsJson, ForeignArguments, with_grouped_options
+from rlplan_cli.options import AsJson, ForeignArguments, flatten_options
 
 
-@with_grouped_options
+@flatten_options
 def command(asked: ForeignArguments, as_json: AsJson = False) -> None:
-    """Say whether a configuration of another stack fits. Changes to make it fit are in its own keys."""
+    """Check whether another framework's configuration fits. Suggests changes in that framework's own keys."""
     from rlplan.foreign.check import check, check_fits
     from rlplan_cli.render.foreign import show_account, show_check
     from rlplan_cli.render.terminal import print_json

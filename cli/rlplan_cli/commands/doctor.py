@@ -1,4 +1,4 @@
-"""`rlplan doctor`: what this machine lacks for a run, with the fix."""
+"""`rlplan doctor`: shows what this machine lacks for a run, with the fix."""
 
 import json
 from collections.abc import Iterable
@@ -18,15 +18,15 @@ _COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 
 def show_findings(findings: "Iterable[Finding]") -> None:
-    """A row a finding."""
-    table = new_table("what", "state", "found", "fix", left=("state", "found", "fix"))
+    """Show one row per finding."""
+    table = new_table("check", "state", "found", "fix", left=("state", "found", "fix"))
     for finding in findings:
         table.add_row(finding.subject, Text(finding.state, _COLORS[finding.state]), finding.found, finding.fix)
     stdout.print(table)
 
 
 def command(as_json: AsJson = False) -> None:
-    """Look at Python, packages, memory and /dev/shm. Exit 4 when something that a run needs is missing."""
+    """Check Python, packages, memory and /dev/shm. Exits with 4 if something that a run needs is missing."""
     from rlplan.runtime.host.doctor import examine
 
     findings = examine()

@@ -1,4 +1,4 @@
-"""`rlplan emit PLAN -o DIR`: write the bundle that will run."""
+"""`rlplan emit PLAN -o DIR`: writes the bundle that `rlplan run` executes, or another framework's configuration."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from rlplan_cli.render.terminal import note
 Target = Annotated[
     str | None,
     typer.Option(
-        help="Another stack's own files: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed; or the bundle with what "
-        "starts it: slurm, skypilot, kuberay.",
+        help="Write another framework's files: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed; or the bundle "
+        "with a launcher: slurm, skypilot, kuberay.",
         show_default=False,
     ),
 ]
@@ -26,7 +26,7 @@ def command(
     target: Target = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the bundle that will run. Plan, DeepSpeed, vLLM and Ray configuration, and one launch command."""
+    """Write the bundle that runs a plan. It has DeepSpeed, vLLM and Ray configurations and a launch command."""
     from rlplan.api import emit
 
     written = emit(plan, out, overrides or (), target=target)
@@ -35,4 +35,4 @@ def command(
     else:
         print("\n".join(str(out / name) for name in written.files))
         readme = out / "README.md"
-        note(f"{readme} says how to start it" if readme.exists() else f"run it with `rlplan run {out}`")
+        note(f"{readme} explains how to start it" if readme.exists() else f"run it with `rlplan run {out}`")

@@ -1,11 +1,11 @@
-"""`rlplan estimate`: how much memory each phase, process and kind will need, of a job on a CPU host or on GPUs."""
+"""`rlplan estimate`: predicts a job's memory by phase, process and kind, on a CPU host or on GPUs."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
+from rlplan_cli.options import AsJson, JobArguments, flatten_options
 
 if TYPE_CHECKING:
     from rlplan.runtime.measure.trace_estimate import TraceEstimate
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 NAME = "estimate"
 
 Trace = Annotated[
-    bool, typer.Option("--trace", help="Trace the model's own code without running it: for unknown architectures.")
+    bool, typer.Option("--trace", help="Trace the model's code without running it, for unknown architectures.")
 ]
 
 
-@with_grouped_options
+@flatten_options
 def command(
     job: JobArguments,
     trace: Trace = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict memory per phase, process and kind. Starts nothing and, without --trace, needs no torch."""
+    """Predict memory by phase, process and kind. Starts nothing; needs torch only with --trace."""
     from rlplan.planner.answers.plan_results import estimate_as_json
     from rlplan.planner.executable import check_fits
     from rlplan_cli.render.estimate import show_estimate, show_trace
     from rlplan_cli.render.terminal import print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
-    from rlplan_cli.sources import each_stage, read_question
+    from rlplan_cli.sources import read_question, split_stages
 
-    found, texts = {}, {}
-    for name, asked in each_stage(job):
+    plans, texts = {}, {}
+    for name, asked in split_stages(job):
         question = read_question(NAME, asked)
         if question.serves:
             from rlplan_cli.render.serving import answer_served
@@ -41,14 +41,14 @@ def command(
             answer_served(question, as_json=as_json)
             continue
         if trace:
-            estimate = _traced(question)
+            estimate = _trace(question)
             texts[name] = json.dumps(estimate.as_json(), indent=1)
             if not as_json:
                 show_stage(name)
                 show_trace(estimate)
             continue
         with waiting("searching"):
-            found[name] = plan = question.answer()
+            plans[name] = plan = question.answer()
         if not as_json:
             show_stage(name)
             show_estimate(plan)
@@ -56,28 +56,28 @@ def command(
             texts[name] = json.dumps(estimate_as_json(plan), indent=1)
     if as_json and texts:
         print_stages(texts)
-    for plan in found.values():
+    for plan in plans.values():
         check_fits(plan)
 
 
-def _traced(question: "Question") -> "TraceEstimate":
+def _trace(question: "Question") -> "TraceEstimate":
     from rlplan.errors import SpecError
     from rlplan.spec.models.catalogue import model_path
 
     if not question.job.is_on_gpus:
         raise SpecError(
-            f"--trace is for jobs on GPUs, this one is on {question.job.hardware.profile}",
+            f"--trace needs a job on GPUs, this one runs on {question.job.hardware.profile}",
             where="command line",
-            rule="a trace counts what a pass on a GPU holds; the formulas know every model that a CPU host trains",
-            way_out="leave --trace out, or name GPUs: hardware=8xH100",
+            rule="a trace counts the memory of a pass on a GPU; formulas cover every model that a CPU host trains",
+            way_out="leave --trace out, or set GPUs: hardware=8xH100",
         )
     path = question.job.policy.path
     if model_path(path) is None:
         raise SpecError(
-            f"model '{path}' is no path",
+            f"model '{path}' is not a path",
             where="policy.path",
-            rule="a trace builds the model from its own whole config.json",
-            way_out="give the path of its config.json, or leave --trace out: the formulas know the bundled models",
+            rule="a trace builds the model from its complete config.json",
+            way_out="give the path of its config.json, or leave --trace out: formulas cover the bundled models",
         )
     from rlplan.runtime.measure.trace_estimate import trace_estimate
 

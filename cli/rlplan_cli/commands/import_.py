@@ -1,20 +1,20 @@
-"""`rlplan import`: a configuration of verl, TRL, OpenRLHF ... as a job file of ours."""
+"""`rlplan import`: converts a configuration of verl, TRL, OpenRLHF ... into a job file."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, ForeignArguments, with_grouped_options
+from rlplan_cli.options import AsJson, ForeignArguments, flatten_options
 
 
-@with_grouped_options
+@flatten_options
 def command(
     asked: ForeignArguments,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the job to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read a configuration of another stack as a job. Lists what has no counterpart; runs nothing."""
+    """Convert another framework's configuration into a job. Lists the keys without a counterpart; runs nothing."""
     from rlplan.foreign.check import imported_job
     from rlplan.foreign.job_text import job_text
     from rlplan.spec.base import writing
@@ -33,4 +33,4 @@ def command(
         print(text, end="")
     show_account(imported)
     if out is not None:
-        note(f"job written to {out}; `rlplan plan {out}` counts it as {imported.settings.table.title} runs it")
+        note(f"job written to {out}; `rlplan plan {out}` plans it as {imported.settings.table.title} runs it")

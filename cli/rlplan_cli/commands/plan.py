@@ -1,4 +1,4 @@
-"""`rlplan plan`: choose a layout for a job, and write the plan."""
+"""`rlplan plan`: chooses a layout for a job, and writes the plan."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,24 +7,24 @@ from typing import Annotated
 import typer
 
 from rlplan.errors import SpecError
-from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
+from rlplan_cli.options import AsJson, JobArguments, flatten_options
 
 NAME = "plan"
 SHOWN_FIRST = 3
-"""Next best layouts that are shown by default."""
+"""Number of next best layouts that are shown by default."""
 
 Objective = Annotated[
     str | None,
-    typer.Option(help="What to make best: step_time (usual), tokens_per_s, cost or gpus.", show_default=False),
+    typer.Option(help="What to optimize: step_time (default), tokens_per_s, cost or gpus.", show_default=False),
 ]
-Top = Annotated[int, typer.Option(min=0, max=100, help="How many of the next best layouts to show.")]
+Top = Annotated[int, typer.Option(min=0, max=100, help="Number of next best layouts to show.")]
 Lengths = Annotated[
-    Path | None, typer.Option(help="Count with the lengths that a run measured: its folder.", show_default=False)
+    Path | None, typer.Option(help="Run folder whose measured response lengths to plan with.", show_default=False)
 ]
-Pareto = Annotated[bool, typer.Option("--pareto", help="Show every trade of time against headroom too.")]
+Pareto = Annotated[bool, typer.Option("--pareto", help="Also show the Pareto front of step time and headroom.")]
 
 
-@with_grouped_options
+@flatten_options
 def command(
     job: JobArguments,
     objective: Objective = None,
@@ -34,22 +34,22 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a layout for a job. Says what was rejected and why."""
+    """Choose the best layout for a job. Also shows why others were rejected."""
     from rlplan.planner.executable import check_fits
     from rlplan.planner.plan import dump_plan, write_plan
     from rlplan.sources import check_inputs
     from rlplan_cli.render.plan import show_plan
     from rlplan_cli.render.terminal import note, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
-    from rlplan_cli.sources import each_stage, read_question
+    from rlplan_cli.sources import read_question, split_stages
 
-    stages, found = each_stage(job if lengths is None else _with_lengths(job, lengths)), {}
+    stages, plans = split_stages(job if lengths is None else _add_lengths(job, lengths)), {}
     if out is not None and stages[0][0]:
-        raise _no_plan_of_all(out, stages[0][0])
+        raise _refuse_stages(out, stages[0][0])
     for name, asked in stages:
         question = read_question(NAME, asked, objective=objective)
         with waiting("searching"):
-            found[name] = plan = question.answer(with_pareto=pareto)
+            plans[name] = plan = question.answer(with_pareto=pareto)
         if out is not None and question.plan is None and asked.source and not asked.model:
             check_inputs(Path(asked.source), asked.overrides or ())
         if out is not None and plan.fits:
@@ -58,25 +58,25 @@ def command(
             show_stage(name)
             show_plan(plan, top=top)
     if as_json:
-        print_stages({name: dump_plan(plan, Path.cwd()) for name, plan in found.items()})
-    for plan in found.values():
+        print_stages({name: dump_plan(plan, Path.cwd()) for name, plan in plans.items()})
+    for plan in plans.values():
         check_fits(plan)
     if out is not None:
-        used = "`rlplan run {0}` runs it" if plan.job.is_for_rlplan else "`rlplan emit {0} -o FOLDER` writes its files"
-        uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` simulates it, {used.format(out)}"
+        run = "`rlplan run {0}` runs it" if plan.job.is_for_rlplan else "`rlplan emit {0} -o FOLDER` writes its files"
+        uses = f"`rlplan explain {out}` explains it, `rlplan simulate {out}` simulates it, {run.format(out)}"
         note(f"plan written to {out}; {uses}")
 
 
-def _with_lengths(job: JobArguments, run: Path) -> JobArguments:
+def _add_lengths(job: JobArguments, run: Path) -> JobArguments:
     from rlplan.spec.measured_lengths import lengths_of_run
 
     return replace(job, overrides=[*lengths_of_run(run), *(job.overrides or ())])
 
 
-def _no_plan_of_all(out: Path, name: str) -> SpecError:
+def _refuse_stages(out: Path, name: str) -> SpecError:
     return SpecError(
-        f"{out} holds one plan, and the file has several stages",
+        f"{out} would hold one plan, but the file has several stages",
         where="command line",
-        rule="a plan file is what one job runs by; stages are planned anew when they run",
-        way_out=f"leave --out out, or stage={name}",
+        rule="a plan file is for one job; stages are planned when they run",
+        way_out=f"leave --out out, or choose one: stage={name}",
     )

@@ -1,4 +1,4 @@
-"""`rlplan profiles`: the hardware profiles that jobs and estimates can name, and what this machine is."""
+"""`rlplan profiles`: lists, shows, detects and measures hardware profiles."""
 
 import json
 from collections.abc import Iterator
@@ -32,22 +32,22 @@ UNKNOWN = "-"
 
 @app.command("list")
 def list_profiles(as_json: AsJson = False) -> None:
-    """All profiles, a line each: GPUs, then machines."""
+    """List all profiles: GPUs, then machines."""
     profiles = load_profiles()
     if as_json:
         print(json.dumps({"schema_version": 1, "profiles": [_summary(profile) for profile in profiles.values()]}))
         return
     _show_gpus([profile for profile in profiles.values() if isinstance(profile, GpuProfile)])
     _show_machines([profile for profile in profiles.values() if not isinstance(profile, GpuProfile)])
-    note("memory: what the driver reports; rates: peaks of one direction; FLOP/s: dense")
+    note("memory as the driver reports it; peak rates in one direction; dense FLOP/s")
 
 
 @app.command("show")
 def show_profile(
-    name: Annotated[str, typer.Argument(help="A profile's name, or a YAML file of your own.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of a profile, or your own YAML file.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """One profile with the source of every value."""
+    """Show one profile with the source of every value."""
     is_file = name.endswith((".yaml", ".yml"))
     profile = read_profile(Path(name)) if is_file else find_profile(name, where="command line")
     if as_json:
@@ -65,36 +65,38 @@ def show_profile(
 
 @app.command("detect")
 def detect_profile(as_json: AsJson = False) -> None:
-    """What this machine has: the profile of its GPU, or a new one to complete; without a GPU, its CPU host."""
+    """Detect this machine's profile: its GPUs (with a new profile to complete if unknown), or its CPU host."""
     from rlplan.runtime.host.detect import detect, new_profile_yaml
 
-    found = detect()
+    detected = detect()
     if as_json:
-        print_json(found.as_json())
+        print_json(detected.as_json())
         return
-    for gpu in found.gpus:
+    for gpu in detected.gpus:
         known = f"profile {gpu.profile}" if gpu.profile else "no profile"
         stdout.print(f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.memory_bytes)} to CUDA: {known}", soft_wrap=True)
-    for line in found.remarks:
+    for line in detected.remarks:
         note(line)
-    host = found.host
+    host = detected.host
     stdout.print(
         f"host: {host.num_cores} cores, {format_bytes(host.memory_bytes)} of memory"
-        + (f" (control group; {format_bytes(host.total_bytes)} in the machine)" if host.is_limited else "")
-        + ("" if found.gpus else f": profile cpu-host with hardware.memory={host.memory_bytes >> 20}MiB"),
+        + (f" (limit of the control group; the machine has {format_bytes(host.total_bytes)})" * host.is_limited)
+        + ("" if detected.gpus else f": profile cpu-host with hardware.memory={host.memory_bytes >> 20}MiB"),
         soft_wrap=True,
     )
-    for gpu in {gpu.name: gpu for gpu in found.gpus if gpu.profile is None}.values():
+    for gpu in {gpu.name: gpu for gpu in detected.gpus if gpu.profile is None}.values():
         stdout.print("\n" + new_profile_yaml(gpu), soft_wrap=True, markup=False, end="")
 
 
 @app.command("measure")
 def measure_profile(
-    out: Annotated[Path | None, typer.Option(help="Write a profile: a new .yaml file.", show_default=False)] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few repetitions: seconds.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the profile to this new .yaml file.", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few repetitions; takes seconds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure matmuls, memory, copies, collectives and disk of this machine, as a profile to plan with."""
+    """Measure this machine's matmuls, memory, copies, collectives and disk as a profile to plan with."""
     from rlplan.runtime.host.detect import detect
     from rlplan.runtime.measure.measured_profile import check_out, write_profiles
     from rlplan.runtime.measure.microbench import QUICK, WHOLE, measure, stoppable
@@ -107,20 +109,20 @@ def measure_profile(
     if as_json:
         print_json(measured.as_json() | {"profiles": [str(path) for path in written]})
         return
-    table = new_table("measured", "median", "low", "high", "samples", "of", left=("of",))
-    for each in measured.measurements:
-        values = (_measured(value, each.unit) for value in (each.value, each.low, each.high))
-        table.add_row(each.name, *values, str(each.num_samples), each.what)
+    table = new_table("benchmark", "median", "low", "high", "samples", "size", left=("size",))
+    for rate in measured.measurements:
+        values = (_format_measured(value, rate.unit) for value in (rate.value, rate.low, rate.high))
+        table.add_row(rate.name, *values, str(rate.num_samples), rate.what)
     stdout.print(table)
     for line in measured.remarks:
         note(line)
     for path in written:
-        note(f"wrote {path}; with {FOLDER_VARIABLE}={path.parent.resolve()} it is the profile '{path.stem}'")
+        note(f"wrote {path}; set {FOLDER_VARIABLE}={path.parent.resolve()} to use it as profile '{path.stem}'")
     if out is None:
-        note("--out FILE.yaml keeps this as a profile")
+        note("use --out FILE.yaml to keep this as a profile")
 
 
-def _measured(value: float, unit: str) -> str:
+def _format_measured(value: float, unit: str) -> str:
     if unit == "s":
         return f"{value * 1e6:.4g} us"
     return format_flops_per_s(value) if unit == "FLOP/s" else format_bytes_per_s(value)
@@ -129,7 +131,7 @@ def _measured(value: float, unit: str) -> str:
 def _show_gpus(profiles: list[GpuProfile]) -> None:
     wide = stdout.width >= NARROW
     names = ["GPU", "memory", "bandwidth", "16-bit dense", "GPU link"]
-    table = new_table(*names, *(["host link", "what"] if wide else []), left=("what",))
+    table = new_table(*names, *(["host link", "description"] if wide else []), left=("description",))
     for gpu in profiles:
         rate = gpu.dense_flops_per_s.get(ComputeDtype.BFLOAT16) or gpu.dense_flops_per_s.get(ComputeDtype.FLOAT16)
         links = [_format(link.bytes_per_s) if link else UNKNOWN for link in (gpu.device_link, gpu.host_link)]
@@ -140,9 +142,8 @@ def _show_gpus(profiles: list[GpuProfile]) -> None:
 
 def _show_machines(profiles: list[CpuProfile | NodeProfile]) -> None:
     wide = stdout.width >= NARROW
-    table = new_table(
-        "machine", "GPUs", "inside", "network", "memory", *(["cores", "what"] if wide else []), left=("what",)
-    )
+    names = ["machine", "GPUs", "topology", "network", "memory"]
+    table = new_table(*names, *(["cores", "description"] if wide else []), left=("description",))
     for profile in profiles:
         if isinstance(profile, NodeProfile):
             cells = [f"{profile.num_gpus}x {profile.gpu}", profile.topology, _format(profile.network_bytes_per_s)]
@@ -154,7 +155,7 @@ def _show_machines(profiles: list[CpuProfile | NodeProfile]) -> None:
 
 
 def _summary(profile: Profile) -> dict[str, Any]:
-    """The line of `list` as JSON."""
+    """One profile's entry in the JSON of `list`."""
     row: dict[str, Any] = {"name": profile.name, "kind": profile.kind, "description": profile.description}
     if isinstance(profile, NodeProfile):
         return row | {"memory_bytes": profile.host_memory.value, "gpu": profile.gpu, "num_gpus": profile.num_gpus}
@@ -178,7 +179,7 @@ def _format(value: Sourced | None) -> str:
 
 
 def _leaves(part: Spec, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every value of a profile with its dotted path; what has a source stays whole."""
+    """Yield every value of a profile with its dotted path. A value and its source stay together."""
     for key, value in part:
         inner = list(value.items()) if isinstance(value, dict) else [("", value)]
         for name, leaf in inner:
@@ -196,17 +197,11 @@ def _sourced_values(profile: Profile) -> Iterator[tuple[str, Sourced]]:
 def _plain_values(profile: Profile) -> Iterator[tuple[str, str]]:
     for path, leaf in _leaves(profile):
         if not isinstance(leaf, Sourced) and path not in ("schema_version", "name", "description") and leaf is not None:
-            text = (
-                " | ".join(leaf)
-                if isinstance(leaf, tuple)
-                else str(leaf).lower()
-                if isinstance(leaf, bool)
-                else str(leaf)
-            )
-            yield path, text
+            words = " | ".join(leaf) if isinstance(leaf, tuple) else str(leaf)
+            yield path, words.lower() if isinstance(leaf, bool) else words
 
 
 def _short(path: str) -> str:
-    """A path without the parts that its table does not need."""
+    """Shorten a path by the parts that are clear from the table."""
     shortened = path.removeprefix("overheads.").removeprefix("dense_flops_per_s.").removesuffix(".bytes_per_s")
     return shortened.replace("process_overheads.", "process: ").replace("process_slack.", "fragmentation: ")

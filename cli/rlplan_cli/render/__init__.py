@@ -1,1 +1,1 @@
-"""Everything that is drawn in a terminal."""
+"""Output in a terminal: tables, sentences, errors, progress."""

@@ -1,4 +1,4 @@
-"""A comparison in a terminal: a row for each cluster, plan, simulation or run, then what the prices are worth.
+"""A comparison in a terminal: a row for each cluster, plan, simulation or run, then the sources of the prices.
 
 In: a CompareResult. Out: stdout. Left out: the page (rlplan/report/plans/comparison.py).
 """
@@ -15,98 +15,96 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.results import OfPlan
 from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.plan import COLORS
-from rlplan_cli.render.terminal import NARROW, new_table, say_left_out, stdout
+from rlplan_cli.render.plan import format_verdict
+from rlplan_cli.render.terminal import NARROW, new_table, show_fact, show_left_out, show_text, stdout
 
 UNKNOWN = "-"
 ON_FRONT = "*"
 
 
-def show_comparison(found: CompareResult) -> None:
-    """The table, what stands in the way of rows that do not fit, the layouts on the front, the prices."""
-    rows = found.rows()
-    _show_table(found, rows)
-    for row in rows:
-        if row["why"]:
-            stdout.print(Text.assemble((f"  {row['devices']}: ", "bold"), (row["why"], "dim")))
-    for one in found.not_built:
-        stdout.print(Text.assemble((f"  {one.cluster}: ", "bold"), (f"cannot be built: {one.error.what}", "dim")))
-    for cluster, why in found.clusters.left_out.items():
-        stdout.print(Text.assemble((f"  {cluster}: ", "bold"), (f"left out: {why}", "dim")))
+def show_comparison(comparison: CompareResult) -> None:
+    """Show the table, the reasons of rows that do not fit, the Pareto-optimal layouts, and the prices."""
+    rows = comparison.rows()
+    _show_table(comparison, rows)
+    reasons = [(row["devices"], row["why"]) for row in rows if row["why"]]
+    reasons += [(failed.cluster, f"cannot be built: {failed.error.what}") for failed in comparison.not_built]
+    reasons += [(cluster, f"left out: {why}") for cluster, why in comparison.clusters.left_out.items()]
+    for name, reason in reasons:
+        show_text(Text.assemble((f"  {name}: ", "bold"), (reason, "dim")))
     _show_front(rows)
-    _show_intervals(found, rows)
+    _show_intervals(comparison, rows)
     _show_prices(rows)
 
 
-def _show_intervals(found: CompareResult, rows: list[dict[str, Any]]) -> None:
-    """Between which seconds each step lies, and where that comes from."""
+def _show_intervals(comparison: CompareResult, rows: list[dict[str, Any]]) -> None:
+    """Show the range of each step time, and its source."""
     ranges: dict[str, list[str]] = {}
-    for row, one in zip(rows, found.results, strict=True):
-        if row["step_interval_s"] is not None and one.plan.verdict.may_fit:
+    for row, result in zip(rows, comparison.results, strict=True):
+        if row["step_interval_s"] is not None and result.plan.verdict.may_fit:
             low, high = map(format_seconds, row["step_interval_s"])
-            ranges.setdefault(step_error(one.plan).words, []).append(f"{row['devices']} {low} to {high}")
-    for words, named in ranges.items():
-        stdout.print(f"A step: {', '.join(named)} ({words}).", style="dim")
+            ranges.setdefault(step_error(result.plan).words, []).append(f"{row['devices']} {low} to {high}")
+    for words, clusters in ranges.items():
+        show_fact("Step time", f"{', '.join(clusters)} ({words})")
 
 
-def _show_table(found: CompareResult, rows: list[dict[str, Any]]) -> None:
-    """A name that all rows have is said once, above; what has no room is left out, in the order of LEFT_OUT."""
+def _show_table(comparison: CompareResult, rows: list[dict[str, Any]]) -> None:
+    """Show the table. A name shared by all rows goes into the title; columns without room are dropped by LEFT_OUT."""
     names = {row["name"] for row in rows}
     lead = [key for key in ("name", "kind") if len({row[key] for row in rows}) > 1]
-    title = f"{rows[0]['name']}: time against money" if len(names) == 1 else "Time against money"
+    title = f"{rows[0]['name']}: time and cost" if len(names) == 1 else "Time and cost"
+    # rich would squeeze columns to fit the width; columns are dropped instead until the table fits as it is
     wide = stdout.options.update(width=10 * stdout.width)
     for num_left_out in range(len(LEFT_OUT) + 1):
         columns = [name for name in (*COLUMNS, "verdict") if name not in LEFT_OUT[:num_left_out]]
-        if all(one.plan.verdict is Verdict.FITS for one in found.results) and num_left_out:
+        if all(result.plan.verdict is Verdict.FITS for result in comparison.results) and num_left_out:
             columns.remove("verdict")
         table = new_table(*lead, "devices", *columns, title=title, left=("verdict", "kind"))
-        for row, one in zip(rows, found.results, strict=True):
+        for row, result in zip(rows, comparison.results, strict=True):
             devices = row["devices"] + f" {ON_FRONT}" * row["is_on_front"]
-            table.add_row(*(row[key] for key in lead), devices, *(_cell(name, row, one) for name in columns))
+            table.add_row(*(row[key] for key in lead), devices, *(_cell(name, row, result) for name in columns))
         if stdout.measure(table, options=wide).maximum <= stdout.width:
             break
     stdout.print(table)
-    say_left_out(name for name in COLUMNS if name not in columns)
+    show_left_out(name for name in COLUMNS if name not in columns)
 
 
-def _cell(name: str, row: Mapping[str, Any], one: OfPlan) -> str | Text:
-    verdict = one.plan.verdict
+def _cell(name: str, row: Mapping[str, Any], result: OfPlan) -> str | Text:
     if name == "verdict":
-        return Text(verdict.value, COLORS[verdict].removeprefix("bold "))
-    return COLUMNS[name](row) if verdict.may_fit else UNKNOWN
+        return format_verdict(result.plan.verdict)
+    return COLUMNS[name](row) if result.plan.verdict.may_fit else UNKNOWN
 
 
 def _show_front(rows: list[dict[str, Any]]) -> None:
-    """What is marked, and how it is typed."""
+    """Show the settings of the Pareto-optimal rows: no other row is as fast and cheaper, or as cheap and faster."""
     front = [row for row in rows if row["is_on_front"]]
     if front:
-        stdout.print(f"{ON_FRONT}: nothing else is as fast and cheaper, or as cheap and faster. As it is typed:")
+        stdout.print(f"{ON_FRONT} Pareto-optimal. Settings:")
     for row in front:
         hardware = shlex.quote(f"hardware={row['hardware']}")
         stdout.print(f"  {hardware} {row['overrides']}", style="dim", soft_wrap=True)
 
 
 def _show_prices(rows: list[dict[str, Any]]) -> None:
-    """Whose they are and how old, and what is not known."""
+    """Show the sources and dates of the prices, old prices, and GPUs without a price."""
     quotes = {quote["gpu"]: quote for row in rows for quote in row["quotes"]}
     sources: dict[str, list[str]] = {}
-    for gpu, one in quotes.items():
-        read = f", read on {one['date']}" if one["date"] else ""
-        read += "" if one["age_days"] is None else f", {one['age_days']} days ago"
-        sources.setdefault(one["source"] + read, []).append(f"{gpu} ${one['dollars']:g}")
-    for source, named in sources.items():
-        stdout.print(f"A GPU-hour: {', '.join(named)} ({source}).", style="dim")
-    if old := [gpu for gpu, one in quotes.items() if one["is_old"]]:
-        words = f"Older than {OLD_DAYS} days: {', '.join(old)}. They may well be others by now: {WAY_OUT}."
-        stdout.print(words, style="bold yellow")
+    for gpu, quote in quotes.items():
+        read = f", read on {quote['date']}" if quote["date"] else ""
+        read += "" if quote["age_days"] is None else f", {quote['age_days']} days ago"
+        sources.setdefault(quote["source"] + read, []).append(f"{gpu} ${quote['dollars']:g}")
+    for source, prices in sources.items():
+        show_fact("Price per GPU-hour", f"{', '.join(prices)} ({source})")
+    if old := [gpu for gpu, quote in quotes.items() if quote["is_old"]]:
+        words = f"Prices of {', '.join(old)} are older than {OLD_DAYS} days and may have changed: {WAY_OUT}."
+        show_text(Text(words, style="bold yellow"))
     if unknown := dict.fromkeys(gpu for row in rows for gpu in row["unpriced"]):
-        stdout.print(f"No price is known for {', '.join(unknown)}: {WAY_OUT}.", style="bold")
+        show_text(Text(f"No price for {', '.join(unknown)}: {WAY_OUT}.", style="bold"))
     if stdout.width < NARROW:
         return
     if any(row["kwh_per_run"] is not None for row in rows):
-        stdout.print("kWh: at most, every GPU at its board's full power; hosts and cooling not counted.", style="dim")
+        show_fact("kWh", "upper bound, every GPU at its board's full power; without hosts and cooling")
     if unmetered := dict.fromkeys(gpu for row in rows for gpu in row["unmetered"]):
-        stdout.print(f"No profile says the power of {', '.join(unmetered)}.", style="dim")
+        show_fact("Power", f"no profile has the power of {', '.join(unmetered)}")
 
 
 def _memory(row: Mapping[str, Any]) -> str:
@@ -118,7 +116,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _dollars(value: float | None) -> str:
-    """Dollars with three significant figures, whole from 100 on.
+    """Format dollars with three significant digits; amounts from 100 on without cents.
 
     >>> _dollars(149.41), _dollars(0.8), _dollars(31.92), _dollars(None)
     ('$149', '$0.800', '$31.9', '-')
@@ -127,7 +125,7 @@ def _dollars(value: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    """A count for people.
+    """Format a count for people.
 
     >>> _number(2_229_474.0), _number(26.2), _number(None)
     ('2.23 M', '26.2', '-')
@@ -140,15 +138,15 @@ def _number(value: float | None) -> str:
 
 
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "a step": lambda row: _seconds(row["step_s"]),
+    "step time": lambda row: _seconds(row["step_s"]),
     "memory": _memory,
-    "$ an hour": lambda row: _dollars(row["dollars_per_hour"]),
-    "$ a step": lambda row: _dollars(row["dollars_per_step"]),
-    "a run": lambda row: _seconds(row["run_s"]),
-    "$ a run": lambda row: _dollars(row["dollars_per_run"]),
-    "kWh a run": lambda row: _number(row["kwh_per_run"]),
-    "tokens a $": lambda row: _number(row["tokens_per_dollar"]),
+    "$/hour": lambda row: _dollars(row["dollars_per_hour"]),
+    "$/step": lambda row: _dollars(row["dollars_per_step"]),
+    "run time": lambda row: _seconds(row["run_s"]),
+    "$/run": lambda row: _dollars(row["dollars_per_run"]),
+    "kWh/run": lambda row: _number(row["kwh_per_run"]),
+    "tokens/$": lambda row: _number(row["tokens_per_dollar"]),
 }
-"""What is said of a row, by the column's name."""
-LEFT_OUT = ("memory", "$ an hour", "kWh a run", "tokens a $", "a run", "$ a step")
-"""In this order where there is no room: tokens a dollar are the other way round what a step costs."""
+"""Formatters of the columns."""
+LEFT_OUT = ("memory", "$/hour", "kWh/run", "tokens/$", "run time", "$/step")
+"""Columns in the order in which they are dropped from a narrow table. Tokens/$ go before $/step, their reciprocal."""

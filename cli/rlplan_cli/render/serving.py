@@ -1,16 +1,16 @@
-"""An engine alone and its load, on a terminal."""
+"""A serving engine and its load in a terminal."""
 
 from rlplan.planner.serving import Served, ServedLoad
 from rlplan.results import ServingResult
 from rlplan.sources import Question
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.terminal import print_json, say
+from rlplan_cli.render.terminal import print_json, show_fact
 
 
 def answer_served(question: Question, *, as_json: bool, has_load: bool = False) -> None:
-    """Print the engine of a job that serves, under its load where that is asked.
+    """Print the engine of a serving job, and optionally its load.
 
-    Raises: SpecError, NoFeasiblePlanError where the engine does not start.
+    Raises: SpecError, NoFeasiblePlanError when the engine does not start.
     """
     result = ServingResult(question.job, question.served(), question.served_load() if has_load else None)
     if as_json:
@@ -24,24 +24,26 @@ def answer_served(question: Question, *, as_json: bool, has_load: bool = False) 
 
 
 def show_served(served: Served) -> None:
-    """An engine that is served alone."""
+    """Show an engine without a trainer."""
     memory = served.memory
     weights, cache = format_bytes(memory.model_bytes - served.on_host), format_bytes(memory.kv_cache)
     gpus = f"{served.num_gpus} of {served.num_given}x {served.gpu}"
-    say(served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} of weights and {cache} of KV cache a GPU")
-    say("Judged", "the engine alone, as vLLM starts it: nothing trains")
-    longest = f"{served.length:,} tokens" if served.length else "as long as the cache"
-    say("KV cache", f"{memory.num_tokens:,} tokens; sequences of at most {longest}")
+    show_fact(
+        served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} weights and {cache} KV cache per GPU"
+    )
+    show_fact("Scope", "only the engine, as vLLM starts it; nothing is trained")
+    longest = f"sequences of at most {served.length:,} tokens" if served.length else "sequences as long as the cache"
+    show_fact("KV cache", f"{memory.num_tokens:,} tokens; {longest}")
     for text in (*served.notes, served.short) if served.short else served.notes:
         print(f"  {text}")
 
 
 def show_load(load: ServedLoad) -> None:
-    """Latencies of requests in flight."""
+    """Show the latencies of concurrent requests."""
     latency, engines = load.latency, f"{load.num_engines} engine{'s' * (load.num_engines > 1)}"
     first, token = format_seconds(latency.first_token_s), format_seconds(latency.token_s)
-    say("Load", f"{load.num_requests:,} requests in flight at {engines}: {load.tokens_per_s:,.0f} tokens/s")
-    say("Latency", f"{first} to the first token, {token} for each after it")
+    show_fact("Load", f"{load.num_requests:,} concurrent requests on {engines}: {load.tokens_per_s:,.0f} tokens/s")
+    show_fact("Latency", f"{first} to the first token, {token} per further token")
     if load.waits_for_cache:
         at_once = load.fitting * load.num_engines
-        say("Waiting", f"the cache holds {at_once:,.0f} requests at once; the rest queue")
+        show_fact("Queue", f"the cache holds {at_once:,.0f} requests at once; the rest queue")

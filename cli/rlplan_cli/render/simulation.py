@@ -1,4 +1,4 @@
-"""A simulated run in a terminal: its steps against the formula, phases, utilisation, staleness.
+"""A simulated run in a terminal: its steps against the formula, phases, utilization, staleness.
 
 In: a Plan and the SimulationResult. Out: stdout.
 """
@@ -15,11 +15,11 @@ from rlplan.timing.step import StepTiming
 from rlplan.units import format_rate, format_seconds
 from rlplan.vocabulary import Phase
 from rlplan_cli.render.plan import show_speed
-from rlplan_cli.render.terminal import new_table, say, stdout
+from rlplan_cli.render.terminal import new_table, show_fact, show_text, stdout
 
 
 def show_simulation(plan: Plan, result: SimulationResult) -> None:
-    """How steps vary, what they are made of, utilisation, staleness."""
+    """Show the variation of steps, their phases, utilization and staleness."""
     assert plan.timing is not None, "a simulated plan has its seconds"
     show_speed(plan)
     _show_steps(result)
@@ -31,11 +31,12 @@ def show_simulation(plan: Plan, result: SimulationResult) -> None:
 
 def _show_steps(result: SimulationResult) -> None:
     half, most = (format_seconds(result.step_quantile_s(share)) for share in (0.5, 0.95))
-    stdout.print(
+    hours = _format_count(result.gpu_hours)
+    show_text(
         Text.assemble(
-            (f"{format_seconds(result.mean_step_s)} a step", "bold"),
-            f" on average over {len(result.step_s)} simulated steps (seed {result.seed}), half of them within {half}, "
-            f"95 % within {most}; {format_seconds(result.seconds)} and {_count(result.gpu_hours)} device-hours in all",
+            (f"{format_seconds(result.mean_step_s)} per step", "bold"),
+            f" on average over {len(result.step_s)} simulated steps (seed {result.seed}): median {half}, "
+            f"95th percentile {most}; {format_seconds(result.seconds)} and {hours} device-hours in total",
         )
     )
 
@@ -43,7 +44,7 @@ def _show_steps(result: SimulationResult) -> None:
 def _show_part(result: SimulationResult) -> None:
     if result.simulated_share < 1:
         share = f"{result.simulated_share:.1%} of the engines and prompts"
-        say("Simulated", f"{share}, which stand for all; the slowest of all is slower")
+        show_fact("Simulated", f"{share} as a sample of all; the slowest of all would be slower")
 
 
 def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: SimulationResult) -> None:
@@ -60,7 +61,7 @@ def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: Simula
 
 
 def _show_groups(result: SimulationResult) -> None:
-    table = new_table("group", "devices", "busy", "idle a step", title="Utilisation")
+    table = new_table("group", "devices", "busy", "idle per step", title="Utilization")
     for group in result.groups:
         waits = format_seconds(group.bubble_s / len(result.step_s))
         table.add_row(group.name, str(group.num_devices), f"{group.utilisation:.0%}", waits)
@@ -71,17 +72,17 @@ def _show_rollouts(result: SimulationResult) -> None:
     if not result.num_tokens:
         return
     rate = format_rate(result.num_tokens / result.seconds)
-    say(
+    show_fact(
         "Rollouts",
         f"{result.num_tokens:,} response tokens ({rate}), {result.num_preemptions:,} preemptions, "
         f"at most {result.kv_use:.0%} of an engine's KV cache in use",
     )
     total = sum(result.token_staleness.values())
-    ages = ", ".join(f"{age} old {count / total:.1%}" for age, count in result.token_staleness.items() if total)
+    ages = ", ".join(f"{count / total:.1%} are {age} old" for age, count in result.token_staleness.items() if total)
     if set(result.token_staleness) != {0}:
-        say("Staleness of trained tokens, in versions", f"{ages}; mean {result.mean_staleness:.2f}")
+        show_fact("Staleness of trained tokens, in weight versions", f"{ages}; mean {result.mean_staleness:.2f}")
 
 
-def _count(value: float) -> str:
-    """Three digits, and no powers of ten."""
+def _format_count(value: float) -> str:
+    """Format with three digits and without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Everything that is drawn in a terminal: tables on stdout, notes and errors on stderr; plain text in a pipe."""
+"""Terminal output: tables and sentences on stdout, notes and errors on stderr; plain text in a pipe."""
 
 import errno
 import json
@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import IO, Any, Literal
 
 from rich import box
@@ -22,22 +23,24 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import MemoryKind, words_of
 
 PIPE_WIDTH = 120
-"""Columns where the width is not known: in a pipe or a file."""
+"""Width in characters when it is not known: in a pipe or a file."""
 NARROW = 112
-"""Columns below which a table leaves out what another one or `--json` says too."""
+"""Width in characters below which tables drop columns that another table or `--json` has too."""
+GLUE = "\ue000"
+"""A private-use character that replaces a space where a line must not break, while lines are cut."""
 
 
 class _Console(Console):
-    """A console that prints what it is given, brackets and colons too: everything here may hold words of a user."""
+    """A console without markup: brackets and colons are printed as they are, since text may come from a user."""
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """All that this console writes passes here, and is made printable before it gets its colours."""
+        """Make all text printable before it gets its colors."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
 
     @property
     def file(self) -> IO[str]:
-        """Where rich writes, below the streams that stand before it: rich's own, and app.py's."""
+        """The underlying stream, without rich's proxy and app.py's."""
         file = super().file
         while hasattr(file, "rich_proxied_file"):
             file = file.rich_proxied_file
@@ -47,15 +50,16 @@ class _Console(Console):
     def file(self, new_file: IO[str]) -> None:
         self._file = new_file
 
-    def on_broken_pipe(self) -> None:
-        """The reader has gone. rich's own answer is exit code 1, which says that nothing fits; app.py has another."""
+    def on_broken_pipe(self) -> None:  # overrides rich's method
+        """Raise the error again: rich would exit with code 1, which means that nothing fits; app.py handles it."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _console(*, is_stderr: bool) -> Console:
     stream = sys.stderr if is_stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich would still write bold
+    # with NO_COLOR, rich itself would still write bold text
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return _Console(
         stderr=is_stderr,
         highlight=False,
@@ -71,40 +75,57 @@ stdout, stderr = _console(is_stderr=False), _console(is_stderr=True)
 
 
 _OVERRIDE = r"'?[\w.+-]+=(?:'[^']*'|[^\s',;()]+)'?"
-_WHOLE = re.compile(rf"`[^`]+`|{_OVERRIDE}(?: {_OVERRIDE})*|\d [KMGT]iB")
-"""What stays on one line of a sentence: overrides side by side, a command in backticks, a size with its unit."""
+_UNBROKEN = re.compile(
+    rf"`[^`]+`|{_OVERRIDE}(?: {_OVERRIDE})*|\d (?:B|[KMGT]iB|h|min|s|ms|us|GPU-hours)\b(?: \d+ (?:min|s)\b)?"
+)
+"""Parts of a sentence that stay on one line: overrides, a command in backticks, a size or a duration with its unit."""
 
 
-def folded(text: str, width: int, indent: str = "    ") -> str:
-    """Lines of a width, broken between words, and never inside of what is to be typed: that may be longer.
+def fold(text: str, width: int, indent: str = "    ") -> str:
+    """Break text into lines between words. A command or an override is never broken, so a line may be longer.
 
-    >>> folded("each of these helps: a.b=1 c.d='{e: 2}', or e.f=3", 26, "  ").split("\\n")
+    >>> fold("each of these helps: a.b=1 c.d='{e: 2}', or e.f=3", 26, "  ").split("\\n")
     ['each of these helps:', "  a.b=1 c.d='{e: 2}', or", '  e.f=3']
     """
-    whole = _WHOLE.sub(lambda match: match[0].replace(" ", "\xa0"), text)
-    lines = textwrap.fill(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return lines.replace("\xa0", " ")
+    glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", GLUE), text)
+    lines = textwrap.fill(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace(GLUE, " ")
+
+
+def show_text(text: Text, indent: str = "    ") -> None:
+    """Print a sentence on stdout: one line in a pipe, folded with a hanging indent in a terminal."""
+    if not stdout.is_terminal:
+        stdout.print(text)
+        return
+    # Nothing is dropped or inserted, so the lines' lengths are offsets in the styled text.
+    glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", GLUE), text.plain)
+    width = stdout.width - len(indent)
+    lines = textwrap.wrap(glued, width, drop_whitespace=False, break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(text.divide([*accumulate(map(len, lines))][:-1])):
+        line.rstrip()
+        continued = line[len(line) - len(line.plain.lstrip()) :]
+        stdout.print(Text(indent) + continued if number else line, soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """A remark on stderr: one line in a pipe, folded in a terminal."""
-    lines = [folded(line, stderr.width) for line in text.splitlines()] if stderr.is_terminal else [text]
+    """Print a remark on stderr: one line in a pipe, folded in a terminal."""
+    lines = [fold(line, stderr.width) for line in text.splitlines()] if stderr.is_terminal else [text]
     print("\n".join(lines), file=sys.stderr)
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """A library value on stdout."""
+    """Print a value as JSON on stdout."""
     print(json.dumps(value, indent=1))
 
 
 def show_stage(name: str) -> None:
-    """The heading of a stage; nothing of a job that stands alone."""
+    """Print the heading of a stage; nothing for a job without stages."""
     if name:
         stdout.print(Text(f"Stage {name}", style="bold"))
 
 
 def print_stages(texts: Mapping[str, str]) -> None:
-    """A library value as JSON on stdout, or those of several stages by name."""
+    """Print one JSON text on stdout, or those of several stages by name."""
     if "" in texts:
         print(texts[""])
     else:
@@ -112,26 +133,28 @@ def print_stages(texts: Mapping[str, str]) -> None:
 
 
 def show_error(error: RlplanError) -> None:
-    """The four parts of an error on stderr: whole lines in a pipe, indented ones in a terminal."""
+    """Print the four parts of an error on stderr: one line each in a pipe, folded in a terminal."""
     lines = f"error: {error}".split("\n")
     if stderr.is_terminal:
-        lines = [folded(line, stderr.width) for line in lines]
+        lines = [fold(line, stderr.width) for line in lines]
     text = Text("\n".join(lines))
     text.stylize("bold red", 0, len("error:"))
     stderr.print(text, soft_wrap=True)
 
 
 def show_change(typed: str, meaning: str) -> None:
-    """A change as it is typed, never broken into lines; what it leads to beside it, or below where there is no room."""
+    """Print an override, never broken into lines, with its meaning beside it, or below it if there is no room."""
     line = f"  {typed}  ({meaning})"
     if stdout.is_terminal and len(line) > stdout.width:
-        line = f"  {typed}\n" + folded(f"      {meaning}", stdout.width, " " * 6)
+        line = f"  {typed}\n" + fold(f"      {meaning}", stdout.width, " " * 6)
     stdout.print(line, soft_wrap=True)
 
 
 def new_table(*columns: str, title: str = "", left: tuple[str, ...] = ()) -> Table:
-    """A table in the house style: the first column and those in `left` are text, which may wrap; the rest numbers."""
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    """Create a table. The first column is left-aligned, those in `left` may also wrap; all others are numbers."""
+    # a title as a string would be wrapped at the table's width
+    heading = Text(title, style="bold", no_wrap=True, overflow="ignore") if title else None
+    table = Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
         if column in left:
             table.add_column(column, justify="left", overflow="fold")
@@ -141,47 +164,47 @@ def new_table(*columns: str, title: str = "", left: tuple[str, ...] = ()) -> Tab
 
 
 def show_typed(rows: Iterable[tuple[str, str]]) -> None:
-    """What is to be typed, below a table that has no room for it: each on one line, whatever its length."""
+    """Print (name, overrides) below a table that has no room for them, each on one line of any length."""
     for name, overrides in rows:
         stdout.print(Text.assemble((f"  {name}: ", "bold"), (overrides, "dim")), soft_wrap=True)
 
 
-def say_left_out(columns: Iterable[str]) -> None:
-    """Below a table, the columns for which there was no room."""
+def show_left_out(columns: Iterable[str]) -> None:
+    """Print the names of a table's columns that had no room."""
     if words := ", ".join(columns):
-        stdout.print(f"Not shown for lack of width: {words}. A wider terminal or --json has it.", style="dim")
+        show_text(Text(f"Hidden in a narrow terminal: {words}. --json has all columns.", style="dim"))
 
 
-def fill(parts: list[str], room: int) -> str:
-    """Parts with commas between them, broken into lines between parts only."""
+def join_parts(parts: list[str], room: int) -> str:
+    """Join parts with commas, and break lines only between parts."""
     text = ", ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(text, max(room, 24))).replace("\xa0", " ")
 
 
 ON_GPUS = {Resource.MEMORY: "device memory"}
 ON_A_HOST = {Resource.HOST: "fresh memory", Resource.LATENCY: "Python and calls", Resource.NETWORK: "collectives"}
-"""What a resource is called in a table where its own name would not do, by what the devices are."""
+"""Names of resources in tables, where they differ from the resource's own name."""
 
 
 def name_of(resource: Resource, *, is_on_host: bool) -> str:
-    """What a resource is called on a machine."""
+    """The name of a resource on a host or a GPU."""
     special = {Resource.IDLE: "waiting"} | (ON_A_HOST if is_on_host else ON_GPUS)
     return special.get(resource) or words_of(resource.value)
 
 
-def made_of(cost: Cost, *, is_on_host: bool) -> list[str]:
-    """`compute 12.1 s` and so on, the three largest first; what is below a hundredth is left out."""
+def list_parts(cost: Cost, *, is_on_host: bool) -> list[str]:
+    """List the three largest parts of a cost, such as `compute 12.1 s`; parts below 1 % are left out."""
     parts = sorted(cost.parts.items(), key=lambda item: -item[1])
     shown = [(resource, part) for resource, part in parts if part >= 0.01 * cost.seconds][:3]
     return [f"{name_of(resource, is_on_host=is_on_host)} {format_seconds(part)}" for resource, part in shown]
 
 
-def sizes_of(sizes: Mapping[MemoryKind, int]) -> list[str]:
-    """`KV cache 32.0 MiB` and so on, largest first."""
+def list_sizes(sizes: Mapping[MemoryKind, int]) -> list[str]:
+    """List sizes such as `KV cache 32.0 MiB`, largest first."""
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
     return [f"{words_of(kind)} {format_bytes(size)}" for kind, size in ordered if size]
 
 
-def say(head: str, text: str) -> None:
-    """One line with what it is about in bold."""
-    stdout.print(Text.assemble((f"{head}: ", "bold"), text))
+def show_fact(head: str, text: str) -> None:
+    """Print a sentence after its subject in bold."""
+    show_text(Text.assemble((f"{head}: ", "bold"), text), indent="  ")

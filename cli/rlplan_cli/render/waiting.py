@@ -1,4 +1,4 @@
-"""A progress bar for work that lasts more than a second: on stderr, in a terminal only, gone when the work is done.
+"""A progress bar for work that takes more than a second. It appears on stderr, in a terminal only, and is transient.
 
 In: how much of the work is done. Out: stderr. Left out: runs, which have a display of their own (progress.py).
 """
@@ -14,48 +14,48 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PATIENCE_S = 1.0
-"""What is done sooner needs no bar."""
+"""Seconds before the bar appears."""
 
 Listener = Callable[[int, int, str], None]
-"""Told how many parts are done, of how many, and what comes now."""
+"""Takes the number of finished parts, the number of all parts, and the name of the current one."""
 
 
 @contextmanager
 def waiting(text: str) -> Iterator[Listener]:
-    """A bar that appears after a second; it moves to and fro until the listener is told how much there is."""
-    told: tuple[int, int | None, str] = (0, None, text)
+    """Show a bar after a second. It pulses until the listener gets the total."""
+    progress: tuple[int, int | None, str] = (0, None, text)
     bars: list[Progress] = []
 
     def show() -> None:
-        done, total, words = told
-        bar = _bar()
+        done, total, words = progress
+        bar = _create_bar()
         bar.add_task(words, total=total, completed=done)
-        bar.tasks[0].start_time = bar.get_time() - PATIENCE_S  # of the work, which began before the bar
+        bar.tasks[0].start_time = bar.get_time() - PATIENCE_S  # the work began before the bar
         bar.start()
         bars.append(bar)
 
-    def listen(done: int, total: int, now: str) -> None:
-        nonlocal told
-        told = done, total, f"{text}: {now}"[: stderr.width // 2]
+    def report(done: int, total: int, now: str) -> None:
+        nonlocal progress
+        progress = done, total, f"{text}: {now}"[: stderr.width // 2]
         for bar in bars:
-            bar.update(bar.task_ids[0], completed=done, total=total, description=told[2])
+            bar.update(bar.task_ids[0], completed=done, total=total, description=progress[2])
 
     timer = threading.Timer(PATIENCE_S, show)
     timer.daemon = True
     if stderr.is_terminal:
         timer.start()
     try:
-        yield listen
+        yield report
     finally:
         timer.cancel()
         if timer.is_alive():
-            timer.join()  # it is about to show the bar
+            timer.join()  # the timer is just starting the bar, which must be stopped below
         for bar in bars:
             bar.stop()
 
 
-def _bar() -> "Progress":
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # what is done in a second needs none
+def _create_bar() -> "Progress":
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # short work needs no import
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     return Progress(*columns, console=stderr, transient=True)

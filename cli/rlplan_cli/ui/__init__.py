@@ -1,1 +1,1 @@
-"""`rlplan ui`: a local page on which a job is changed and each change is answered at once."""
+"""`rlplan ui`: a local page to edit a job, which shows at once whether it fits."""

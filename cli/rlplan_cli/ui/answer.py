@@ -1,6 +1,6 @@
-"""From what stands in the form to an answer: budget, timeline, verdict, the job file and the command.
+"""Answers for the form of `rlplan ui`: verdict, memory, timeline, the job file and the command.
 
-In: fields as text. Out: JSON-able answers. Left out: HTTP (server.py), how it looks (rlplan/report).
+In: fields as text. Out: answers as JSON values. Left out: HTTP (server.py), the page's look (rlplan/report).
 """
 
 import io
@@ -24,31 +24,31 @@ FIELDS = {
     "zero_stage": "training.zero_stage",
     "tp": "rollout.tp",
 }
-"""Keys of a job by the form's field; an empty field is left to rlplan."""
+"""Key of a job for each field of the form; rlplan chooses the values of empty fields."""
 MORE = "more"
-"""The field of further overrides, as they stand on a command line."""
+"""The field for further overrides, written as on a command line."""
 NAMED = ("model", "algorithm", "gpus")
-"""Fields that are options of a command."""
+"""Fields that are options of `rlplan plan`."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What stands in the form."""
+    """The contents of the form."""
 
     named: Mapping[str, str]
     """Model, algorithm and GPUs."""
     overrides: tuple[str, ...]
-    """`KEY=VALUE` each."""
+    """Overrides, `KEY=VALUE` each."""
 
     @staticmethod
-    def of(fields: Mapping[str, str]) -> "Asked":
-        """From the form. Raises: SpecError for a field that it does not have, or words that are no overrides."""
+    def parse(fields: Mapping[str, str]) -> "Asked":
+        """Parse the fields. Raises: SpecError for an unknown field, or for further keys that are not overrides."""
         if unknown := set(fields) - {*FIELDS, MORE}:
             raise SpecError(
-                f"there is no field '{min(unknown)}'",
+                f"unknown field '{min(unknown)}'",
                 where="the form",
                 rule=f"one of {', '.join((*FIELDS, MORE))}",
-                way_out="load the page again",
+                way_out="reload the page",
             )
         filled = {name: text.strip() for name, text in fields.items() if text.strip()}
         try:
@@ -57,7 +57,7 @@ class Asked:
             raise SpecError(
                 f"the further keys cannot be read: {error}",
                 where="the form: further keys",
-                rule="KEY=VALUE as on a command line, quotes in pairs",
+                rule="KEY=VALUE as on a command line, with paired quotes",
                 way_out="rollout.tp=2 training.zero_stage=3",
             ) from None
         if filled.get("algorithm") in given_answers():
@@ -67,13 +67,13 @@ class Asked:
 
     @property
     def command(self) -> str:
-        """The same as it is typed."""
+        """The same job as a command line."""
         options = [word for name, value in self.named.items() for word in (f"--{name}", value)]
         return shlex.join(["rlplan", "plan", *options, *self.overrides, "-o", "plan.json"])
 
     @property
     def job(self) -> str:
-        """The same as a job file."""
+        """The same job as a job file."""
         from ruamel.yaml import YAML
 
         from rlplan.spec.files.yaml import apply_overrides
@@ -87,25 +87,25 @@ class Asked:
 
 
 def given_answers() -> list[str]:
-    """Algorithms that are given their answers: how many samples a prompt has is not asked of them."""
+    """Algorithms that train on the data set's answers, for which the number of samples per prompt has no meaning."""
     from rlplan.spec.algorithms import ALGORITHMS
 
     return [name for name, declared in ALGORITHMS.items() if declared.given]
 
 
 def answer(fields: Mapping[str, str]) -> dict[str, Any]:
-    """`html` to show and `job`, `command` to copy; where something is wrong, only what is wrong, as `html`."""
+    """Answer with `html` to show, and `job` and `command` to copy; on an error, with the error as `html`."""
     from rlplan.report import html
 
     try:
-        asked = Asked.of(fields)
-        return {"html": _told(asked), "job": asked.job, "command": asked.command}
+        asked = Asked.parse(fields)
+        return {"html": _render_plan(asked), "job": asked.job, "command": asked.command}
     except RlplanError as error:
         return {"html": html.render("refusal.html.j2", error=error), "job": "", "command": ""}
 
 
-def _told(asked: Asked) -> str:
-    """The page of the best plan, without the next best ones, which take a search each."""
+def _render_plan(asked: Asked) -> str:
+    """Render the best plan, without the next best ones, each of which would take a search."""
     from rlplan.planner.search import best_plan
     from rlplan.report import html
     from rlplan.report.plans.forecast import forecast

@@ -1,20 +1,20 @@
-"""The page of `rlplan ui`: the form with what may be chosen. In: the token. Out: HTML."""
+"""The page of `rlplan ui`: a form with its choices. In: the token. Out: HTML."""
 
 from typing import Any
 
 FIRST = {"model": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "gpu": "h100-sxm", "count": "8"}
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LENGTHS = (
-    ("max_prompt_len", "Prompt, at most", "1024", 131072),
-    ("max_response_len", "Response, at most", "4096", 131072),
-    ("num_prompts", "Prompts a step", "128", 4096),
-    ("num_samples", "Samples of each", "8", 256),
+    ("max_prompt_len", "Max prompt tokens", "1024", 131072),
+    ("max_response_len", "Max response tokens", "4096", 131072),
+    ("num_prompts", "Prompts per step", "128", 4096),
+    ("num_samples", "Samples per prompt", "8", 256),
 )
-"""Field, words, first value, largest value of its slider."""
+"""Field, label, initial value, largest value of its slider."""
 
 
 def page(token: str) -> str:
-    """The page."""
+    """Render the page."""
     from rlplan.report import html
     from rlplan.spec.algorithms import ALGORITHMS
     from rlplan.spec.hardware.catalogue import profile_paths
@@ -28,6 +28,6 @@ def page(token: str) -> str:
         "given": given_answers(),
         "gpus": [name for name in profile_paths() if name != "cpu-host"],
         "counts": COUNTS,
-        "placements": [str(one) for one in Placement],
+        "placements": [str(placement) for placement in Placement],
     }
     return html.render("ui.html.j2", token=token, first=FIRST, lengths=LENGTHS, **choices)

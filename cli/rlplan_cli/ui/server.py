@@ -1,9 +1,8 @@
-"""The server of `rlplan ui`: 127.0.0.1 alone, a token for everything, Python's own http.server.
+"""The server of `rlplan ui`, on Python's own http.server. It listens on 127.0.0.1 only, and requires a token.
 
-In: a port. Out: a server that answers the page and its questions until it is closed. Left out: answers (answer.py).
-
-Who may ask: a client with the token, which is in the printed address alone. A page of another site has neither the
-token nor our Host, so it can read nothing and plan nothing.
+Only the printed address has the token. A page of another site has neither the token nor the right Host header, so it
+can neither read nor plan anything.
+In: a port. Out: a server that answers until it is closed. Left out: the answers (answer.py).
 """
 
 import hmac
@@ -22,7 +21,7 @@ from rlplan_cli.ui.answer import answer
 
 HOST = "127.0.0.1"
 MAX_BYTES = 64 << 10
-"""Of a question."""
+"""Largest size of a request."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -32,45 +31,45 @@ HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Answers on one port; `address` is what is opened."""
+    """Answers on one port; `address` is the URL to open."""
 
     daemon_threads = True
     allow_reuse_address = False
 
     def __init__(self, port: int) -> None:
-        """port: 0 takes a free one. Raises: HostError where it is in use or not ours to take."""
+        """Listen on a port; 0 takes a free one. Raises: HostError when it is in use or not permitted."""
         self.token = secrets.token_urlsafe(18)
         self.num_asked = 0
-        """Questions so far; the last one is the newest."""
+        """Number of questions so far."""
         self._counts, self._searches = threading.Lock(), threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise HostError(
-                f"port {port} cannot be taken: {(error.strerror or str(error)).lower()}",
+                f"port {port} cannot be used: {(error.strerror or str(error)).lower()}",
                 where=f"command line: --port {port}",
-                rule=f"a free port of {HOST}; below 1024 only an administrator may",
-                way_out="--port 0 takes any free one",
+                rule=f"a free port of {HOST}; ports below 1024 need an administrator",
+                way_out="--port 0 takes any free port",
             ) from None
 
     @property
     def address(self) -> str:
-        """With the token."""
+        """The URL of the page, with the token."""
         return f"http://{HOST}:{self.server_port}/?token={self.token}"
 
     def ask(self, fields: dict[str, str]) -> dict[str, Any] | None:
-        """The answer; None where a newer question came while this one waited: the page has gone on.
+        """Answer a question; None if a newer question arrived while this one waited.
 
-        One search at a time: what searches know is shared, and a second one would take the first one's core.
+        Searches run one at a time: they share caches, and two at once would compete for one core.
         """
         with self._counts:
             self.num_asked += 1
-            mine = self.num_asked
+            number = self.num_asked
         with self._searches:
-            return answer(fields) if mine == self.num_asked else None
+            return answer(fields) if number == self.num_asked else None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says what broke, but for a page that went away: it drops its question at each move."""
+        """Report an error, except a closed connection: the page cancels its question at every change."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -79,45 +78,46 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        """The page."""
+        """Send the page."""
         url = urlsplit(self.path)
         if self._is_refused(parse_qs(url.query).get("token", [""])[0]):
             return
         if url.path != "/":
-            self._send(HTTPStatus.NOT_FOUND, "There is only one page.")
+            self._send(HTTPStatus.NOT_FOUND, "This server has only one page.")
             return
         from rlplan_cli.ui.page import page
 
         self._send(HTTPStatus.OK, page(self.server.token), "text/html")
 
     def do_POST(self) -> None:
-        """A question: a JSON object of fields."""
+        """Answer a question: a JSON object of fields."""
         if self._is_refused(self.headers.get("X-Token", "")):
             return
         fields = self._fields()
         if fields is None:
-            self._send(HTTPStatus.BAD_REQUEST, "A question is a JSON object of texts.")
+            self._send(HTTPStatus.BAD_REQUEST, "A question must be a JSON object of strings.")
             return
         try:
-            told = self.server.ask(fields)
+            result = self.server.ask(fields)
         except Exception as error:
             traceback.print_exc()
             self._send(
                 HTTPStatus.INTERNAL_SERVER_ERROR,
-                f"a bug in rlplan: {type(error).__name__}: {error}. Report what the terminal shows",
+                f"a bug in rlplan: {type(error).__name__}: {error}. Please report the traceback in the terminal",
             )
             return
-        if told is None:
-            self._send(HTTPStatus.CONFLICT, "A newer question came.")
+        if result is None:
+            self._send(HTTPStatus.CONFLICT, "Replaced by a newer question.")
             return
-        self._send(HTTPStatus.OK, json.dumps(told), "application/json")
+        self._send(HTTPStatus.OK, json.dumps(result), "application/json")
 
     def _is_refused(self, token: str) -> bool:
         host = self.headers.get("Host", "")
         is_ours = host in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        # a page of another site could reach 127.0.0.1 through a DNS name of its own, hence the check of Host
         if is_ours and hmac.compare_digest(token.encode(), self.server.token.encode()):
             return False
-        self._send(HTTPStatus.FORBIDDEN, "The address has a token: copy it from the terminal.")
+        self._send(HTTPStatus.FORBIDDEN, "The token is missing: copy the whole address from the terminal.")
         return True
 
     def _fields(self) -> dict[str, str] | None:
@@ -142,4 +142,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nothing: the terminal shows the address."""
+        """Log nothing, so the terminal keeps showing the address."""

@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, when it counts, how it is found and read again."""
+"""Checkpoints: saving, committing, finding and loading them."""

@@ -1,8 +1,8 @@
-"""Checkpointer: the driver's side of checkpoints: who writes what, when it counts, and what ranks get back.
+"""Checkpointer: the driver collects what the ranks saved into one checkpoint and commits it.
 
-In: the actions that save trained roles, and where the run stands when a step has ended. Out: committed checkpoints, put
-together in a thread while the next step runs. A checkpoint that cannot be written is an alarm; the run goes on, and the
-one before it still counts.
+A background thread assembles and commits the checkpoint while the next step runs. If it cannot be written, the run
+logs an alarm and goes on; the previous checkpoint stays valid.
+In: the actions that save trained roles, and the run's state at the end of a step. Out: committed checkpoints.
 Left out: bytes in the trainer's process (workers/trainer/state_saver.py), order on the disk (folder.py).
 """
 
@@ -22,7 +22,7 @@ from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
 from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RUN, Manifest, RoleStates, RunState, StoredFile, states_name
-from rlplan.runtime.checkpoints.tensor_file import digest_of
+from rlplan.runtime.checkpoints.tensor_file import compute_digest
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.machine_speed import scaled
@@ -31,10 +31,10 @@ from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.vocabulary import ActionKind
 
 POLL_S, LOOK_S = 0.05, 1.0
-"""How often a receipt, and the process that is to write it, are looked for."""
+"""Seconds between two checks for a receipt, and for the process that should write it."""
 SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
 SETTLE_S, CLOSE_S = 10.0, 1.0
-"""How long a run that ends waits for a checkpoint that is being written, and for one that is given up. Both scaled."""
+"""Seconds that an ending run waits for a checkpoint in progress, and for one that is abandoned. Both are scaled."""
 
 
 class Checkpointer:
@@ -45,18 +45,20 @@ class Checkpointer:
         self._step = 0
         self._ranks: dict[str, list[Path]] = {}
         self._writers: dict[Path, str] = {}
-        """The process that writes each file of the checkpoint that is put together, or was last."""
+        """The process that writes each file of the current checkpoint, or of the latest one."""
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._staging = threading.Lock()
         saves = any(action.kind in SAVING for action in spec.schedule.step)
-        self._identity = identity_of(spec.job) if saves else {}  # of the files as they are read now
+        # taken at the start: a data file that changes during the run must not change the identity
+        self._identity = identity_of(spec.job) if saves else {}
 
     def prepare(self, action: Action, resumption: Resumption | None) -> list[Measurement]:
-        """After a role's trainer has started: bring back its states, and take the memory of the copy."""
+        """Load a role's states into its started trainer, and reserve memory for the copy that is saved."""
         measurements: list[Measurement] = []
         if resumption is not None:
             paths, facts = resumption.paths(action.role), resumption.facts(action.role)
+            # 8-bit moments can only be loaded by the rank that wrote them, so each rank also gets its own file
             owns = [str((resumption.folder / name).resolve()) for name in self._names(action)]
             loaded = self.worker_group.everywhere(action, lambda rank: ("load_states", paths, owns[rank], facts))
             measurements += loaded[1]
@@ -65,9 +67,10 @@ class Checkpointer:
         return measurements
 
     def save(self, action: Action, step: int) -> list[Measurement]:
-        """Let a role's ranks copy or write what a resumed run needs of them."""
+        """Have a role's ranks copy or write the states that a resumed run needs."""
         names = self._names(action)
-        with self._staging:  # roles may be saved at the same time
+        with self._staging:  # two roles may be saved at the same time, into one folder
+            # the ranks write from staging memory, which the next copy overwrites
             self.settle(self.worker_group.deadline_s(action))
             try:
                 staged = self._stage(step)
@@ -80,9 +83,9 @@ class Checkpointer:
         return self.worker_group.everywhere(action, lambda rank: ("save_states", paths[rank], waits))[1]
 
     def commit(self, step: int, take: Callable[[], tuple[RunState, Any]]) -> None:
-        """A step has ended: what was saved in it becomes a checkpoint, in a thread. Nothing was saved: nothing.
+        """Commit what was saved during a finished step, in a thread. Does nothing if nothing was saved.
 
-        take: where the run stands, and what it holds.
+        take: returns the run's state and the rollout buffer.
         """
         if self._staged is None or self._step != step:
             return
@@ -90,23 +93,24 @@ class Checkpointer:
         staged, self._staged = self._staged, None
         arguments = (staged, dict(self._ranks), state, experience)
         self._ranks.clear()
+        # a daemon, so that the process can exit while the disk hangs
         self._thread = threading.Thread(target=self._commit, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Wait until what was begun counts, or has failed. timeout_s: None is as long as a run that ends waits."""
+        """Wait until the checkpoint in progress is committed or has failed. timeout_s: None takes SETTLE_S."""
         if self._thread is not None:
             self._thread.join(scaled(SETTLE_S) if timeout_s is None else timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
 
     def close(self) -> None:
-        """Nothing is committed any more."""
+        """Stop committing, and wait shortly for the thread."""
         self._is_closed = True
         self.settle(scaled(CLOSE_S))
 
     def _alarm(self, step: int, error: Exception, place: Path) -> None:
-        """Raises: RunError where the disk does not take even the alarm."""
+        """Write an alarm. Raises: RunError when even the alarm cannot be written."""
         failure = disk_error(error, place)
         why = failure.what if failure else str(error) or type(error).__name__
         self.recorder.write_alarm(step, "checkpoint", f"no checkpoint of step {step}: {why}")
@@ -132,18 +136,19 @@ class Checkpointer:
             }
             write_durably(staged / RUN, state)
             write_text_durably(staged / EXPERIENCE, json.dumps(experience))
-            files |= {name: digest_of(staged / name) for name in (RUN, EXPERIENCE)}
+            files |= {name: compute_digest(staged / name) for name in (RUN, EXPERIENCE)}
+            # a checkpoint contains exactly the files of its manifest
             for paths in ranks.values():
                 for path in paths:
                     path.with_suffix(".receipt").unlink()
-            self.recorder.sync()  # the step's own lines come before the checkpoint that says that it has ended
+            self.recorder.sync()  # a checkpoint of a step must never be on the disk before the step's metrics
             if not self._is_closed:
                 best = state.best_checkpoint.step if state.best_checkpoint else None
                 self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts), best)
-        except Exception as error:  # in a thread of its own, where the error would be lost
-            if not self._is_closed:  # else the run that goes on from before may have a folder of that name by now
-                shutil.rmtree(staged, ignore_errors=True)  # where the disk is full the run goes on with the room
-                with suppress(RunError):  # the run's next line will not be taken either, and ends it
+        except Exception as error:  # an error raised in a thread would be lost
+            if not self._is_closed:  # after close, a resumed run may already use a folder of this name
+                shutil.rmtree(staged, ignore_errors=True)  # frees the space that a full disk needs
+                with suppress(RunError):  # the next metrics line will fail too, and that ends the run
                     self._alarm(state.step, error, staged)
 
     def _manifest(
@@ -164,13 +169,13 @@ class Checkpointer:
         return Manifest(job=self.spec.job.name, step=step, identity=self._identity, files=files, roles=roles)
 
     def _receipts(self, paths: list[Path]) -> list[dict[str, Any]]:
-        """What the ranks say of their files, as soon as these are on the disk. Raises: _UnwrittenError."""
+        """Wait for the receipts of the ranks' files, and read them. Raises: _UnwrittenError."""
         deadline = time.monotonic() + self.spec.job.limits.action_timeout_s
-        found = []
+        receipts = []
         for path in paths:
             receipt, writer = path.with_suffix(".receipt"), self._writers.get(path, "")
             next_look, is_gone = time.monotonic() + LOOK_S, False
-            while self._is_closed or not receipt.exists():  # once closed a receipt may be the next run's
+            while self._is_closed or not receipt.exists():  # after close, a receipt may belong to the next run
                 now = time.monotonic()
                 if is_gone:
                     raise _UnwrittenError(f"{writer} is gone")
@@ -181,20 +186,20 @@ class Checkpointer:
                 if now > next_look:
                     next_look, is_gone = now + LOOK_S, writer in self.worker_group.lost()
                 time.sleep(POLL_S)
-            found.append(_read(receipt))
-        return found
+            receipts.append(_read(receipt))
+        return receipts
 
 
 def _read(receipt: Path) -> dict[str, Any]:
-    """What a rank says of its file. Raises: _UnwrittenError."""
+    """Read a rank's receipt for its file. Raises: _UnwrittenError."""
     text = receipt.read_text(encoding="utf-8")
     if not text:
         raise _UnwrittenError(f"the disk does not take {receipt.name}")
-    said: dict[str, Any] = json.loads(text)
-    if said["error"]:
-        raise _UnwrittenError(said["error"])
-    return said
+    facts: dict[str, Any] = json.loads(text)
+    if facts["error"]:
+        raise _UnwrittenError(facts["error"])
+    return facts
 
 
 class _UnwrittenError(Exception):
-    """A rank could not write its part."""
+    """A rank could not write its file."""

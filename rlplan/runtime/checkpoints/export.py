@@ -1,8 +1,8 @@
-"""Export: the policy in a checkpoint as a Hugging Face folder, adapters merged into it and beside it in PEFT's layout.
+"""Export of a checkpoint's policy to a Hugging Face folder. Adapters are merged, and also saved in PEFT's layout.
 
 In: a run folder with a checkpoint and the run's plan. Out: a folder that vLLM and transformers load.
-Left out: the value model, and Adam's states. `python -m rlplan.runtime.checkpoints.export RUN_DIR OUT`; it ends with
-the exit codes of `rlplan.errors`.
+Left out: the value model and the optimizer states.
+Run it with `python -m rlplan.runtime.checkpoints.export RUN_DIR OUT`; the exit codes are those of `rlplan.errors`.
 """
 
 import argparse
@@ -35,19 +35,19 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 PREFIX = "language_model."
-"""What stands before the policy's names in the module that is trained; a value head has another one."""
+"""Prefix of the policy's parameter names in the trained module; the value head's names have another prefix."""
 
 
 def export_policy(run_folder: Path, out: Path, *, takes_best: bool = False) -> Resumption:
-    """Write the policy of a run's last whole checkpoint, or of its best, into a new folder; gives the checkpoint.
+    """Write the policy of a run's last valid checkpoint, or of its best, into a new folder. Returns the checkpoint.
 
     Raises: SpecError.
     """
     with _new_folder(out):
-        found = find_best(run_folder) if takes_best else find_checkpoint(run_folder)
-        paths, job = found.paths(Role.POLICY), read_plan(run_folder / "plan.json").job
+        checkpoint = find_best(run_folder) if takes_best else find_checkpoint(run_folder)
+        paths, job = checkpoint.paths(Role.POLICY), read_plan(run_folder / "plan.json").job
         start = run_folder / "start_policy"
-        model = _filled(start if start.is_dir() else Path(job.policy.path), job, paths)
+        model = _load_filled(start if start.is_dir() else Path(job.policy.path), job, paths)
         model.to(getattr(torch, job.training.dtype.value))
         source = MergedWeights(model) if job.training.trains_adapters else WeightSource(model)
         with writing(out):
@@ -55,12 +55,12 @@ def export_policy(run_folder: Path, out: Path, *, takes_best: bool = False) -> R
             merge_into_whole_model(out, Path(job.policy.path))
             if job.training.trains_adapters:
                 save_adapter(model, job, out / "adapter")
-    return found
+    return checkpoint
 
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[None]:
-    """A new or empty folder for the block, as it was where the block fails. Raises: SpecError."""
+    """Provide a new or empty folder for the block; restore its former state if the block fails. Raises: SpecError."""
     with writing(out):
         is_there = out.exists() or out.is_symlink()
         if is_there and not (out.is_dir() and not any(out.iterdir())):
@@ -75,48 +75,51 @@ def _new_folder(out: Path) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(OSError):
-            shutil.rmtree(out)  # half a policy must not look like one
+            shutil.rmtree(out)  # nobody must load a policy that was written in part
             if is_there:
                 out.mkdir()
         raise
 
 
-def _filled(folder: Path, job: ResolvedJob, paths: Sequence[str]) -> Any:
-    """The model in a folder with the weights of a checkpoint's files. Raises: SpecError."""
+def _load_filled(folder: Path, job: ResolvedJob, paths: Sequence[str]) -> Any:
+    """Load the model from a folder and fill in the weights of a checkpoint's files. Raises: SpecError."""
     tp = job.training.tp
-    held = {parameter.name: parameter.shape for parameter in autotp_parameters(job.load_model(), tp)}
+    shard_shapes = {parameter.name: parameter.shape for parameter in autotp_parameters(job.load_model(), tp)}
     try:
         load = load_scalar_model if job.algorithm.declaration.trains_scalar else load_language_model
         model = load(str(folder), torch.float32)
     except Exception as error:  # the libraries raise nothing more specific
         raise SpecError(
-            f"the policy that the run began from cannot be loaded: {shorten(str(error), 200)}",
+            f"the run's initial policy cannot be loaded: {shorten(str(error), 200)}",
             where=str(folder),
-            rule="the model's folder lies where the run read it",
+            rule="the model's folder must still be where the run read it",
             way_out="put its files back",
         ) from None
     if job.training.trains_adapters:
         add_trained_adapter(model, job)
     with ExitStack() as stack:
         files = [stack.enter_context(TensorFile(Path(path))) for path in paths]
-        _fill(model, [StoredStates(files, part_name(rank, tp)) for rank in range(tp)], held)
+        _fill(model, [StoredStates(files, part_name(rank, tp)) for rank in range(tp)], shard_shapes)
     return model
 
 
 @torch.no_grad()
-def _fill(model: Any, stored: Sequence[StoredStates], held: Mapping[str, tuple[int, ...]]) -> None:
-    """stored: of ranks that share every layer one each, else one alone. held: the shapes of what such a rank has."""
+def _fill(model: Any, stored: Sequence[StoredStates], shard_shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Copy stored weights into the model.
+
+    stored: one entry per tensor-parallel rank. shard_shapes: shapes of the shards that such a rank holds, by name.
+    """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    shapes = {name: held.get(name, tuple(parameter.shape)) for name, parameter in trained.items()}
+    shapes = {name: shard_shapes.get(name, tuple(parameter.shape)) for name, parameter in trained.items()}
     for rank, states in enumerate(stored):
         part = part_name(rank, len(stored))
         states.check({PREFIX + name + part: list(shape) for name, shape in shapes.items()}, others_too=True)
         for name, parameter in trained.items():
-            whole, own = parameter.data, torch.empty(shapes[name])
-            states.fill(own, MASTER, PREFIX + name + part)
-            for axis, size in enumerate(own.shape):
-                whole = whole.narrow(axis, rank * size if size < whole.shape[axis] else 0, size)
-            whole.copy_(own)
+            target, shard = parameter.data, torch.empty(shapes[name])
+            states.fill(shard, MASTER, PREFIX + name + part)
+            for axis, size in enumerate(shard.shape):
+                target = target.narrow(axis, rank * size if size < target.shape[axis] else 0, size)
+            target.copy_(shard)
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -126,14 +129,14 @@ class _Arguments(argparse.ArgumentParser):
             message,
             where="command line",
             rule=self.format_usage().strip(),
-            way_out=f"`{self.prog} --help` says what it takes",
+            way_out=f"`{self.prog} --help` lists the arguments",
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Arguments(
         prog="python -m rlplan.runtime.checkpoints.export",
-        description="Write the policy of a run's last whole checkpoint, or of its best, in Hugging Face layout.",
+        description="Write the policy of a run's last or best checkpoint as a Hugging Face folder.",
         epilog="Exit codes: 0 done, 2 the run, a checkpoint or OUT is wrong, 5 the disk is full, 70 a bug.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run's folder")
@@ -141,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--best", action="store_true", help="the best checkpoint (checkpoints.best_metric)")
     try:
         options = parser.parse_args(arguments)
-        found = export_policy(options.run_dir, options.out, takes_best=options.best)
+        checkpoint = export_policy(options.run_dir, options.out, takes_best=options.best)
     except RlplanError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -151,9 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         print(f"a bug in rlplan: {type(error).__name__}: {error}\n  way out: report it", file=sys.stderr)
         return EXIT_BUG
-    for problem in found.problems:
-        print(f"{problem}; it is passed over", file=sys.stderr)
-    print(f"the policy after step {found.step}: {options.out}")
+    for problem in checkpoint.problems:
+        print(f"{problem}; skipped", file=sys.stderr)
+    print(f"the policy after step {checkpoint.step}: {options.out}")
     return 0
 
 

@@ -1,10 +1,12 @@
-"""CheckpointFolder: checkpoints on a disk, so that at every moment the last one that counts is whole.
+"""Crash-safe commits of checkpoints: the checkpoint that the pointer names is complete at every moment.
 
-A checkpoint is put together in a folder with a leading dot, every file and the folder itself are on the disk before it
-gets its name, and the pointer moves after that. Only then do older ones go, so that a run that is killed anywhere finds
-the one before. Source of the order: SQLite, "Atomic Commit"; what others lost by another order is told in
-docs/decisions.md.
-In: files that are on the disk already, and what is said of them. Out: a committed checkpoint.
+1. The files are written into a folder whose name begins with a dot.
+2. The files and the folder are synced, and only then renamed to the final name.
+3. The pointer is moved to it.
+4. Older checkpoints are deleted. A run that is killed at any point still has the previous checkpoint.
+
+Source of the order: SQLite, "Atomic Commit".
+In: files that are already synced, and their manifest. Out: a committed checkpoint.
 """
 
 import os
@@ -19,7 +21,7 @@ from rlplan.runtime.checkpoints.manifest import (
     Pointer,
     checkpoints_of,
     folder_name,
-    step_of,
+    parse_step,
 )
 from rlplan.spec.base import Spec
 
@@ -29,58 +31,60 @@ class CheckpointFolder:
         self.root, self.keep_last = checkpoints_of(run_folder), keep_last
 
     def stage(self, step: int) -> Path:
-        """An empty folder in which a checkpoint is put together. What an earlier run left unfinished goes."""
-        for left in self.root.glob(".step-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        """Create an empty folder for a new checkpoint, and delete what an earlier run left unfinished."""
+        for unfinished in self.root.glob(".step-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         staged = self.root / f".{folder_name(step)}"
         staged.mkdir(parents=True)
         return staged
 
     def commit(self, staged: Path, manifest: Manifest, best: int | None = None) -> Path:
-        """Make a staged checkpoint count, and let those go that are too many; but not that of the best step.
+        """Give a staged checkpoint its final name, move the pointers to it, and delete checkpoints beyond `keep_last`.
 
-        Raises: OSError.
+        best: the step whose checkpoint is never deleted. Raises: OSError.
         """
         final = self.root / folder_name(manifest.step)
-        write_durably(staged / MANIFEST, manifest.sealed())
+        write_durably(staged / MANIFEST, manifest.seal())
         sync_folder(staged)
-        if final.is_symlink():  # the link goes, what it leads to is not ours
+        if final.is_symlink():  # delete the link only: its target is not ours
             final.unlink()
-        elif final.exists():  # of a future that was given up: the run went on from before it
+        elif final.exists():  # a run that was resumed from an earlier step reaches this step again
             shutil.rmtree(final)
         staged.rename(final)
         sync_folder(self.root)
-        self._point(POINTER, final.name)
+        self._write_pointer(POINTER, final.name)
         if best is not None and (self.root / folder_name(best)).is_dir():
-            self._point(BEST, folder_name(best))
+            self._write_pointer(BEST, folder_name(best))
         self._prune(manifest.step, best)
         return final
 
-    def _point(self, pointer: str, name: str) -> None:
+    def _write_pointer(self, pointer: str, name: str) -> None:
         write_durably(self.root / f"{pointer}.partial", Pointer(checkpoint=name))
         (self.root / f"{pointer}.partial").replace(self.root / pointer)
         sync_folder(self.root)
 
     def _prune(self, newest: int, best: int | None) -> None:
-        """Keep the last ones up to the newest, and the best; later ones are of a future that was given up.
+        """Delete all but the last `keep_last` checkpoints and the best.
 
-        Only folders with a checkpoint's own name go: no backups, and nothing behind a link.
+        Checkpoints later than the newest are deleted too: the run was resumed from before them. Only folders named
+        exactly like a checkpoint are deleted, never backups or links.
         """
-        mine = sorted(
+        checkpoints = sorted(
             (step, folder)
             for folder in self.root.iterdir()
-            if (step := step_of(folder.name)) is not None and folder.is_dir() and not folder.is_symlink()
+            if (step := parse_step(folder.name)) is not None and folder.is_dir() and not folder.is_symlink()
         )
-        future = [folder for step, folder in mine if step > newest]
-        past = [(step, folder) for step, folder in mine if step <= newest]
-        many = [folder for step, folder in past[: -self.keep_last] if step != best]
-        for folder in [*future, *many]:
-            (folder / MANIFEST).unlink(missing_ok=True)  # half a checkpoint must not look like one
+        later = [folder for step, folder in checkpoints if step > newest]
+        earlier = [(step, folder) for step, folder in checkpoints if step <= newest]
+        surplus = [folder for step, folder in earlier[: -self.keep_last] if step != best]
+        for folder in [*later, *surplus]:
+            # without its manifest, a folder whose deletion was interrupted is no checkpoint
+            (folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_durably(path: Path, value: Spec) -> None:
-    """Write a value as JSON and wait until the disk has it."""
+    """Write a value as JSON and sync the file to disk."""
     write_text_durably(path, value.model_dump_json(indent=1) + "\n")
 
 
@@ -92,7 +96,7 @@ def write_text_durably(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has a folder's names."""
+    """Sync a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,10 @@
-"""Fragments: which elements of which trained tensors a rank updates, and where their fp32 state lies.
+"""Fragments: the ranges of trained parameters that a rank updates, and where their fp32 state is stored.
 
-In: a DeepSpeed engine, under any ZeRO stage and number of ranks. Out: fragments, each a range of one parameter's
-elements; all ranks' fragments together are every trained element once. A checkpoint is made of them, so that it can be
-read by any other number of ranks and any other stage: a whole tensor is its fragments side by side. Ranks that have a
-part of every layer each (AutoTP) save their parts under names of their own. Moments in 8 bits: eight_bit.py.
+A whole tensor is its fragments side by side, so a checkpoint made of fragments can be loaded with any number of ranks
+and any ZeRO stage. All ranks' fragments together contain every trained element once. With AutoTP, each rank's shard of
+a layer has a name of its own.
+In: a DeepSpeed engine. Out: fragments, each a range of one parameter's elements.
+Left out: 8-bit moments (eight_bit.py).
 Source: DeepSpeed 0.19.8, utils/tensor_fragment.py (`_hp_mapping`), runtime/zero/stage3.py (`grad_position`),
 runtime/fp16/unfused_optimizer.py.
 """
@@ -24,63 +25,68 @@ class Fragment:
     """A run of consecutive elements of one flattened parameter that one rank updates."""
 
     name: str
-    """The parameter's."""
+    """The parameter's name."""
 
     start: int
-    """Its first element in the parameter."""
+    """Index of the fragment's first element in the parameter."""
 
     numel: int
     owner: torch.Tensor
-    """The fp32 tensor that the optimizer knows; Adam's moments lie at the same place of its states."""
+    """The fp32 tensor that the optimizer steps; Adam's moments have the same offset in its states."""
 
     offset: int
-    """Its first element in `owner`."""
+    """Index of the fragment's first element in `owner`."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This fragment of a tensor as large as the owner, as a view."""
+        """View this fragment in a tensor of the owner's size."""
         return tensor.detach().view(-1).narrow(0, self.offset, self.numel)
 
 
 class TrainedFragments:
-    """One rank's view. held: what it updates. saved: what it writes: the same, or a part where every rank holds all."""
+    """The fragments of one rank.
+
+    held: the fragments that it updates. saved: those that it writes. They differ only if every rank updates all
+    elements (ZeRO-0): then each rank writes an equal part.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.engine, self._zero = engine, engine.optimizer
         self.adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
-        self.num_parts = max(1, engine.autotp_size())  # 0 where there is none
+        self.num_parts = max(1, engine.autotp_size())  # DeepSpeed returns 0 without AutoTP
         self.part = part_name(torch.distributed.get_rank() % self.num_parts, self.num_parts)
+        # the attributes by which DeepSpeed's ZeRO-3 and ZeRO-1/2 optimizers differ from those without partitions
         is_cut = hasattr(self._zero, "fp32_partitioned_groups_flat") or hasattr(
             self._zero, "single_partition_of_fp32_groups"
         )
         self.held = tuple(self._find())
-        self.saved = self.held if is_cut else tuple(_evenly(self.held, self.num_parts))
+        self.saved = self.held if is_cut else tuple(_cut_for_rank(self.held, self.num_parts))
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The trained parameters by name, in the module's order; of layers that ranks share the parts here."""
+        """Trained parameters by name, in the module's order; with AutoTP this rank's shards."""
         return {name + self.part: p for name, p in self.engine.module.named_parameters() if p.requires_grad}
 
     @property
     def has_eight_bits(self) -> bool:
-        """Whether Adam's moments are bitsandbytes' own."""
+        """Whether the optimizer is a bitsandbytes one with 8-bit moments."""
         return type(self.adam).__module__.startswith("bitsandbytes")
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What is saved as fragments."""
+        """The kinds of state that are saved as fragments."""
         return (MASTER,) if self.has_eight_bits else SAVED_KINDS
 
     @property
     def owners(self) -> tuple[torch.Tensor, ...]:
-        """The fp32 tensors that the optimizer steps here."""
+        """The fp32 tensors that the optimizer steps on this rank."""
         return tuple({id(fragment.owner): fragment.owner for fragment in self.held}.values())
 
     def shapes(self) -> dict[str, list[int]]:
-        """Shapes of the trained parameters: whole under ZeRO, of a part where ranks share layers."""
+        """Shapes of the trained parameters: full ones under ZeRO-3, the shard's with AutoTP."""
         return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in self.trained.items()}
 
     def values(self, kind: str, fragment: Fragment) -> torch.Tensor | None:
-        """One fragment's values of a kind, as a view; None for moments before Adam's first step."""
+        """View one fragment's values of a kind; None for moments before Adam's first step."""
         tensor = fragment.owner if kind == MASTER else self.adam.state[fragment.owner].get(kind)
         return None if tensor is None else fragment.of(tensor)
 
@@ -91,7 +97,7 @@ class TrainedFragments:
         return steps.pop() if steps else 0
 
     def make_moments(self, num_steps: int) -> None:
-        """Give every owner moments of zero, after so many steps, as Adam does in its first step."""
+        """Create zero moments for every owner, as Adam does in its first step, and set the step count."""
         for owner in self.owners:
             state = self.adam.state[owner]
             for kind in MOMENTS:
@@ -104,33 +110,33 @@ class TrainedFragments:
 
     def _find(self) -> Iterator[Fragment]:
         if hasattr(self._zero, "fp32_partitioned_groups_flat"):
-            return self._of_stage_3()
+            return self._find_in_zero_3()
         if hasattr(self._zero, "single_partition_of_fp32_groups"):
-            return self._of_flat_buffers()
-        return self._of_whole_tensors()
+            return self._find_in_flat_buffers()
+        return self._find_whole_tensors()
 
-    def _of_stage_3(self) -> Iterator[Fragment]:
-        """Every tensor's own share, padded at its end."""
+    def _find_in_zero_3(self) -> Iterator[Fragment]:
+        """ZeRO-3 splits every tensor into equal shares, with padding at its end."""
         zero = self._zero
         for name, parameter in self.trained.items():
             group, offset, size = zero.grad_position[zero.get_param_id(parameter)]
             start = size * zero._get_param_partition_rank(parameter)
             numel = min(size, parameter.ds_numel - start)
-            if numel > 0:
+            if numel > 0:  # the share of the last ranks may be padding only
                 yield Fragment(name, start, numel, zero.fp32_partitioned_groups_flat[group], offset)
 
-    def _of_flat_buffers(self) -> Iterator[Fragment]:
-        """What of every tensor lies in this rank's partition of a group's flat buffer."""
+    def _find_in_flat_buffers(self) -> Iterator[Fragment]:
+        """ZeRO-1 and 2: the range of every tensor in this rank's partition of a group's flat buffer."""
         for name, parameter in self.trained.items():
             mapping = parameter._hp_mapping
-            if mapping is None:
+            if mapping is None:  # the parameter is in another rank's partition
                 continue
             owner = self._zero.single_partition_of_fp32_groups[mapping.param_group_index]
             start, numel = mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel
             yield Fragment(name, start, numel, owner, mapping.hp_fragment_address.start)
 
-    def _of_whole_tensors(self) -> Iterator[Fragment]:
-        """Stage 0: each trained parameter's own fp32 tensor, or the copy of it that a 16-bit optimizer keeps."""
+    def _find_whole_tensors(self) -> Iterator[Fragment]:
+        """ZeRO-0: each trained parameter's own fp32 tensor, or the fp32 copy that a 16-bit optimizer keeps."""
         lows = [p for group in getattr(self._zero, "fp16_groups", ()) for p in group]
         highs = [p for group in getattr(self._zero, "fp32_groups", ()) for p in group]
         copies = {id(low): high for low, high in zip(lows, highs, strict=True)}
@@ -139,7 +145,7 @@ class TrainedFragments:
 
 
 def part_name(rank: int, num_parts: int) -> str:
-    """What the names of one rank's parts end in, of `num_parts` ranks that share every layer; nothing of one alone.
+    """Suffix of the names of a tensor-parallel rank's shards; empty without tensor parallelism.
 
     >>> part_name(1, 2), part_name(0, 1)
     ('~1-of-2', '')
@@ -147,13 +153,13 @@ def part_name(rank: int, num_parts: int) -> str:
     return f"~{rank}-of-{num_parts}" if num_parts > 1 else ""
 
 
-def _evenly(whole: Sequence[Fragment], num_parts: int) -> Iterator[Fragment]:
-    """This rank's part of what every rank holds, or every rank with the same part of the layers."""
-    total = sum(fragment.numel for fragment in whole)
+def _cut_for_rank(fragments: Sequence[Fragment], num_parts: int) -> Iterator[Fragment]:
+    """Cut out this rank's equal part of fragments that every data-parallel rank holds."""
+    total = sum(fragment.numel for fragment in fragments)
     num_ranks, rank = torch.distributed.get_world_size() // num_parts, torch.distributed.get_rank() // num_parts
     first, last = cut_evenly(total, num_ranks, rank)
     before = 0
-    for fragment in whole:
+    for fragment in fragments:
         start, end = max(first - before, 0), min(last - before, fragment.numel)
         if start < end:
             yield Fragment(fragment.name, start, end - start, fragment.owner, start)

@@ -1,7 +1,7 @@
-"""Identity: what must be the same in two runs of which one goes on where the other stopped, and what is said if not.
+"""Identity of a job: the settings that a resumed run must share with its checkpoint.
 
-In: a job. Out: short texts by key, compared one by one. Left out: what may change without a word: devices, ZeRO stage,
-placement, learning rate, number of steps.
+In: a job. Out: short texts by key, compared one by one. Some must be equal; others may change, and are reported.
+Left out: settings that may change silently (devices, ZeRO stage, placement, learning rate, number of steps).
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from rlplan.spec.parts.adapter_files import WEIGHTS_FILE
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.resolved import ResolvedJob
 
-OF_OLDER = {
+OLDER_VALUES = {
     "training.tp": "1",
     "training.optimizer": "adamw",
     "data.shuffles": "True",
@@ -25,24 +25,24 @@ OF_OLDER = {
     "data.heldout": "of its own",
     "rollout.base_path": "none",
 }
-"""What a checkpoint that does not say it has: others were not saved then."""
+"""Values of keys that an older checkpoint lacks: no other values existed when it was written."""
 MAY_CHANGE = (
     "algorithm", "rewards", "roles", "rollout.environment", "data.prompt_column", "data.answer_column",
     "data.system_prompt", "workload.temperature", "workload.max_response_len",
     "rollout.base_path",
 )  # fmt: skip
-"""What may change on purpose: a run that goes on says that it has."""
+"""Keys that may change on purpose; a resumed run reports each change."""
 
 UNVERSIONED = "digests without a version"
-"""Key of each model's digest of now with the one that checkpoints have from before digests had a version."""
+"""Key of pairs NEW=OLD of each model's digest: today's, and the one from before digests had a version."""
 
 
 class ForeignCheckpointError(SpecError):
-    """The checkpoint is of another job."""
+    """The checkpoint belongs to another job."""
 
 
 def identity_of(job: ResolvedJob) -> dict[str, str]:
-    """By the job's keys. Raises: SpecError when a file cannot be read."""
+    """Describe a job by short texts. Raises: SpecError when a file cannot be read."""
     return {
         "policy.path": model_fingerprint(Path(job.policy.path)),
         "policy.init": job.policy.init,
@@ -59,40 +59,42 @@ def identity_of(job: ResolvedJob) -> dict[str, str]:
         "algorithm's trained roles": ", ".join(job.trained_roles),
         "training.tp": str(job.training.tp),
         "training.optimizer": job.training.optimizer,
-        **_said(job),
-        UNVERSIONED: _unversioned(job),
+        **_describe_changeable(job),
+        UNVERSIONED: _pair_digests(job),
     }
 
 
-def compare(identity: Mapping[str, str], found: Mapping[str, str], where: Path) -> list[str]:
-    """Texts on what is not as it was and may be otherwise.
+def compare(identity: Mapping[str, str], saved_identity: Mapping[str, str], where: Path) -> list[str]:
+    """Compare a job's identity with a checkpoint's. Returns a text for each change that is allowed.
 
-    Raises: ForeignCheckpointError that names the first key that must not.
+    Raises: ForeignCheckpointError with the first key that must not change.
     """
     texts = []
-    is_older = RULE not in found.get("policy.path", RULE)
+    # digests of checkpoints from before they had a version are compared with digests by the old rule
+    is_older = RULE not in saved_identity.get("policy.path", RULE)
     digests = dict(pair.split("=") for pair in identity[UNVERSIONED].split()) if is_older else {}
     for key, current in identity.items():
         value = reduce(lambda text, digest: text.replace(*digest), digests.items(), current)
-        saved = found.get(key, OF_OLDER.get(key))
+        saved = saved_identity.get(key, OLDER_VALUES.get(key))
         if saved == value or key == UNVERSIONED:
             continue
         if key not in MAY_CHANGE:
             raise ForeignCheckpointError(
-                f"the checkpoint is of another job: {key} is {value}, in the checkpoint {saved or 'not said'}",
+                f"the checkpoint belongs to another job: {key} is {value}, in the checkpoint {saved or 'not recorded'}",
                 where=str(where),
-                rule="model, adapters, prompts, prompts a step, samples of each, seed, optimizer and tp stay the same",
-                way_out="resume with the job that made the checkpoint, or restart without --resume",
+                rule="model, adapters, prompts, prompts per step, samples per prompt, seed, optimizer and tp must not "
+                "change",
+                way_out="resume with the job that wrote the checkpoint, or start again without --resume",
             )
         if saved is not None:
-            texts.append(f"{key} is {value} from here on, and was {saved}")
+            texts.append(f"{key} is now {value}, was {saved}")
     return texts
 
 
-def _said(job: ResolvedJob) -> dict[str, str]:
-    """What may change: in words where they are few, else a digest."""
+def _describe_changeable(job: ResolvedJob) -> dict[str, str]:
+    """Settings that may change: short values as they are, long ones as a digest."""
     work, algorithm = job.workload, job.algorithm
-    said = {
+    values = {
         "algorithm": algorithm.name
         if algorithm.custom is None
         else f"{algorithm.name} {_short(str(algorithm.custom))}",
@@ -106,15 +108,16 @@ def _said(job: ResolvedJob) -> dict[str, str]:
         "rollout.base_path": _model(job.rollout.base_path) if job.rollout.base_path else "",
         "rollout.environment": _short(job.rollout.environment.model_dump_json()),
     }
-    return {key: value or "none" for key, value in said.items()}
+    return {key: value or "none" for key, value in values.items()}
 
 
 def _prompts(data: DataSpec) -> str:
-    """Of one data set its bytes; of several also their names and weights, on which the order of prompts depends."""
+    """Digest of the training prompts. With several data sets, names and weights count too: they set the order."""
     digests = [_digest(located(source.path, "data.prompts")) for source in data.sources]
     if len(digests) == 1:
         return digests[0]
-    return _short(str([(each.label, each.weight, digest) for each, digest in zip(data.sources, digests, strict=True)]))
+    parts = zip(data.sources, digests, strict=True)
+    return _short(str([(source.label, source.weight, digest) for source, digest in parts]))
 
 
 def _roles(job: ResolvedJob) -> Iterator[str]:
@@ -122,7 +125,7 @@ def _roles(job: ResolvedJob) -> Iterator[str]:
 
 
 def _adapters(job: ResolvedJob) -> Iterator[str]:
-    """Those of frozen roles; the trained one has gone on since."""
+    """Adapters of frozen roles; the trained adapter changes at every step."""
     for role, adapter in job.frozen_adapters.items():
         yield f"{role} adapter {_digest(Path(str(adapter.path)) / WEIGHTS_FILE)}"
 
@@ -131,7 +134,7 @@ def _model(path: str) -> str:
     return model_fingerprint(Path(path)) if Path(path).exists() else "absent"
 
 
-def _unversioned(job: ResolvedJob) -> str:
+def _pair_digests(job: ResolvedJob) -> str:
     base = (job.rollout.base_path,) if job.rollout.base_path else ()
     folders = {Path(path) for path in (job.policy.path, *base, *job.roles.paths.values())}
     return " ".join(
@@ -146,7 +149,7 @@ def _short(text: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    """Of a file's bytes; of a folder's files by name and bytes. Raises: SpecError when they cannot be read."""
+    """Digest of a file's bytes, or of the names and bytes of a folder's files. Raises: SpecError if unreadable."""
     digest = hashlib.sha256()
     try:
         for part in sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]:
@@ -160,6 +163,6 @@ def _digest(path: Path) -> str:
             f"the prompts cannot be read: {error.strerror}",
             where=str(error.filename or path),
             rule="a readable file, or a folder of them",
-            way_out="mend its permissions, or put the file back",
+            way_out="fix its permissions, or put the file back",
         ) from None
     return digest.hexdigest()[:16]

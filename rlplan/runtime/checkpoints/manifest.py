@@ -1,11 +1,11 @@
-"""What a checkpoint says of itself: its manifest, and where the run stood beside the trained states.
+"""The JSON files of a checkpoint: the manifest, and the run's state besides the trained states.
 
-    checkpoints/latest.json                  the pointer: the last checkpoint that counts, written last
-    checkpoints/best.json                    the same, of the one with the best checkpoints.best_metric
-    checkpoints/step-000012/manifest.json    every file with its size and SHA-256, the roles, whose checkpoint it is
-    checkpoints/step-000012/run.json         where the run stood: data, versions, seeds, what generation holds
-    checkpoints/step-000012/policy-00000-of-00002.safetensors    a rank's part of a role's states
-    checkpoints/step-000012/experience.json    the buffer: finished rollouts that no step has taken yet
+    checkpoints/latest.json                  pointer to the last committed checkpoint, written last
+    checkpoints/best.json                    pointer to the checkpoint with the best checkpoints.best_metric
+    checkpoints/step-000012/manifest.json    every file with its size and SHA-256, the roles, the job's identity
+    checkpoints/step-000012/run.json         the run's state: step, versions, response lengths, generation
+    checkpoints/step-000012/policy-00000-of-00002.safetensors    one rank's part of a role's states
+    checkpoints/step-000012/experience.json    the buffer: finished rollouts that no step has trained on yet
 
 In: parsed JSON. Out: frozen values, or a SpecError. Left out: files (folder.py, finding.py).
 """
@@ -26,6 +26,7 @@ MANIFEST, RUN, POINTER, EXPERIENCE = "manifest.json", "run.json", "latest.json",
 BEST = "best.json"
 
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+"""Names without a slash or a leading dot: a manifest must not lead out of its folder."""
 
 
 class StoredFile(Spec):
@@ -35,13 +36,13 @@ class StoredFile(Spec):
 
 class RoleStates(Spec):
     files: tuple[str, ...] = Field(min_length=1)
-    """Names of its files, one of each rank, in order."""
+    """File names, one per rank, in rank order."""
 
     num_steps: int = Field(ge=0)
-    """Adam's steps so far."""
+    """Optimizer steps so far."""
 
     scaler: dict[str, float] = Field(default_factory=dict)
-    """The state of the loss scale in fp16, by DeepSpeed's names; empty otherwise."""
+    """State of the fp16 loss scaler, by DeepSpeed's names; empty in other types."""
 
 
 class Manifest(Spec):
@@ -50,25 +51,25 @@ class Manifest(Spec):
     rlplan_version: str = __version__
     job: str
     step: int = Field(ge=1)
-    """The last one that is in it."""
+    """The last step whose update is in the states."""
 
     identity: dict[str, str]
-    """What must be the same in a run that goes on from it."""
+    """Settings that a resumed run must share (identity.py)."""
 
     files: dict[str, StoredFile]
-    """Every other file of the checkpoint, by its name."""
+    """Every other file of the checkpoint, by name."""
 
     roles: dict[str, RoleStates] = Field(min_length=1)
     digest: str = ""
     """SHA-256 of everything else in the manifest, as JSON with sorted keys."""
 
-    def sealed(self) -> "Manifest":
-        """The same with the digest of everything else in it."""
+    def seal(self) -> "Manifest":
+        """Copy the manifest with the digest filled in."""
         return self.model_copy(update={"digest": self._digest()})
 
     @property
     def is_as_sealed(self) -> bool:
-        """Whether it says what it said when it was sealed."""
+        """Whether the contents still have the digest of when they were sealed."""
         return self.digest == self._digest()
 
     def _digest(self) -> str:
@@ -80,7 +81,7 @@ class Manifest(Spec):
     def _names_stay_inside(cls, files: dict[str, StoredFile]) -> dict[str, StoredFile]:
         for name in files:
             if not _PLAIN_NAME.fullmatch(name):
-                raise ValueError(f"'{name}' is no plain file name")
+                raise ValueError(f"'{name}' is not a plain file name")
         return files
 
     @model_validator(mode="after")
@@ -88,21 +89,21 @@ class Manifest(Spec):
         for role, states in self.roles.items():
             for name in states.files:
                 if name not in self.files:
-                    raise ValueError(f"'{name}' of {role} is no file of the checkpoint")
+                    raise ValueError(f"'{name}' of {role} is not a file of the checkpoint")
         return self
 
 
 class StreamState(Spec):
-    """Generation that runs ahead of the steps. Finished groups lie in `experience.json`."""
+    """State of asynchronous generation. Finished groups are in `experience.json`."""
 
     num_begun: int = Field(ge=0)
-    """Prompts that were begun, numbered from 0."""
+    """Prompts that were started, numbered from 0."""
 
     num_replaced: int = Field(default=0, ge=0)
-    """Of these, so many are beyond what the steps take."""
+    """Number of started prompts beyond those that the steps take."""
 
     again: tuple[int, ...] = ()
-    """Numbers of prompts that were under way or are lost; they are begun anew."""
+    """Numbers of prompts that were in flight or are lost; a resumed run generates them again."""
 
 
 class Best(Spec):
@@ -110,49 +111,49 @@ class Best(Spec):
 
     value: float
     step: int = Field(ge=0)
-    """That had it; 0 is the start."""
+    """The step with that value; 0 is the start of the run."""
 
     num_without: int = Field(default=0, ge=0)
-    """Values since then, none of them better."""
+    """Number of values since then, none of them better."""
 
 
 class RunState(Spec):
-    """Where a run stood when a step had ended.
+    """The run's state at the end of a step.
 
-    Seeds of requests and the order of prompts follow from the job's seed and the step.
+    Request seeds and the order of prompts are not stored: they follow from the job's seed and the step.
     """
 
     schema_version: Literal[1] = 1
     step: int = Field(ge=1)
-    """That had ended."""
+    """The step that has ended."""
 
     version: int = Field(ge=0)
-    """Of the weights that the engines held."""
+    """Version of the engines' weights."""
 
     mean_length: float = 0.0
-    """Tokens of a response in the mean: the length of prompts without an expected one."""
+    """Mean response length in tokens, used for prompts without an expected length."""
 
     lengths: tuple[tuple[tuple[int, ...], float], ...] = ()
-    """(prompt, tokens that its samples are expected to take), by which prompts are dealt out over engines."""
+    """(prompt, expected tokens of its samples), used to balance prompts over engines."""
 
     stream: StreamState | None = None
-    """None where every step generates its own rollouts."""
+    """State of asynchronous generation; None when every step generates its own rollouts."""
 
     num_replaced: int = Field(default=0, ge=0)
-    """Prompts begun beyond those of the steps."""
+    """Number of started prompts beyond those that the steps take."""
 
     response_lengths: tuple[tuple[int, int], ...] = ()
-    """(tokens, how many responses had so many) over the whole run."""
+    """(tokens, number of responses with that length) over the whole run."""
 
     early_stopping: Best | None = None
-    """Of the metric by which the run stops early."""
+    """Best value of the early-stopping metric."""
 
     best_checkpoint: Best | None = None
-    """Of the metric whose best checkpoint is kept."""
+    """Best value of `checkpoints.best_metric`."""
 
 
 class Pointer(Spec):
-    """The last checkpoint that counts."""
+    """Pointer to a committed checkpoint."""
 
     schema_version: Literal[1] = 1
     checkpoint: str = Field(pattern=r"^step-[0-9]{6,12}$")
@@ -162,8 +163,8 @@ def folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def step_of(name: str) -> int | None:
-    """The step whose checkpoint's folder has this name; None for another one, such as a backup's."""
+def parse_step(name: str) -> int | None:
+    """Parse the step from a checkpoint folder's name; None for any other name, such as a backup's."""
     digits = re.fullmatch(r"step-([0-9]{6,12})", name)
     step = int(digits[1]) if digits else 0
     return step if step and folder_name(step) == name else None

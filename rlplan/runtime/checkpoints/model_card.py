@@ -1,7 +1,8 @@
-"""The model card beside a policy that a run writes: README.md, as the hub shows it.
+"""The model card (README.md) of a policy that a run writes, as the Hugging Face Hub shows it.
 
-In: a run's plan and folder, the step. Out: a text of job, data, metrics and plan. Names of files and models stand in
-it, no paths: a card is published. Left out: what only the user knows (a licence, what the model is for).
+The card has names of files and models but no paths, because cards are published.
+In: a run's plan and folder, the step. Out: a text on job, data, metrics and plan.
+Left out: facts that only the user knows (the licence, the model's purpose).
 """
 
 import json
@@ -15,7 +16,7 @@ LIBRARY = "transformers"
 
 
 def model_card(plan: Plan, run_folder: Path, step: int) -> str:
-    """step: after which the weights are those of the card; -1 at the end of the run."""
+    """Write the card's text. step: the step whose weights it describes; -1 is the end of the run."""
     job, declared = plan.job, plan.job.algorithm.declaration
     pipeline = "text-classification" if declared.trains_scalar else "text-generation"
     when = "the end of its run" if step < 0 else f"step {step} of {job.workload.num_steps}"
@@ -28,7 +29,7 @@ tags: [rlplan, {job.algorithm.name}]
 
 # {job.name}
 
-Made by rlplan {plan.rlplan_version}; the weights are those of {when}.
+Trained with rlplan {plan.rlplan_version}. The weights are those at {when}.
 
 ## Job
 
@@ -52,10 +53,10 @@ def _job(plan: Plan) -> dict[str, object]:
     job = plan.job
     return {
         "algorithm": f"{job.algorithm.name} ({job.algorithm.declaration.source})",
-        "began from": Path(job.policy.path).name,
+        "base model": Path(job.policy.path).name,
         "learning rate": job.algorithm.learning_rate,
         "steps": job.workload.num_steps,
-        "prompts and rollouts a step": f"{job.workload.num_prompts_per_step} x {job.workload.num_samples_per_prompt}",
+        "prompts x samples per step": f"{job.workload.num_prompts_per_step} x {job.workload.num_samples_per_prompt}",
         "seed": job.seed,
         "rewards": ", ".join(reward.label for reward in job.rewards) or "none",
         **{f"{role} model": Path(path).name for role, path in job.roles.paths.items()},
@@ -64,25 +65,25 @@ def _job(plan: Plan) -> dict[str, object]:
 
 def _data(plan: Plan, run_folder: Path) -> dict[str, object]:
     data, file = plan.job.data, run_folder / "data.json"
-    found: dict[str, object] = {}
+    rows: dict[str, object] = {}
     if data is not None:
-        found["prompts"] = ", ".join(source.label for source in data.sources)
-        found["held out"] = ", ".join(Path(place).name for place in data.heldout_sets.values()) or "a part of them"
+        rows["prompts"] = ", ".join(source.label for source in data.sources)
+        rows["held out"] = ", ".join(Path(place).name for place in data.heldout_sets.values()) or "a part of them"
     if file.is_file():
         facts = json.loads(file.read_text("utf-8"))
-        found |= {"prompts that are trained on": facts["num_prompts"], "held-out prompts": facts["num_heldout_prompts"]}
-    return found
+        rows |= {"training prompts": facts["num_prompts"], "held-out prompts": facts["num_heldout_prompts"]}
+    return rows
 
 
 def _metrics(run_folder: Path) -> dict[str, object]:
-    """The newest value of every metric of an evaluation and of the mean reward, with the step that it is of."""
-    file, found = run_folder / "metrics.jsonl", dict[str, object]()
+    """The latest value of the mean reward and of every evaluation metric, with its step."""
+    file, latest = run_folder / "metrics.jsonl", dict[str, object]()
     for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
         row = json.loads(line)
         for name, value in row.items():
             if name == "reward/mean" or name.startswith("evaluate/"):
-                found[name] = f"{value:.6g} (step {row['step']})"
-    return found
+                latest[name] = f"{value:.6g} (step {row['step']})"
+    return latest
 
 
 def _plan(plan: Plan) -> dict[str, object]:
@@ -93,7 +94,7 @@ def _plan(plan: Plan) -> dict[str, object]:
         "placement": arrangement.placement.value,
         "ZeRO stage": trainer.zero_stage,
         "type": plan.job.training.dtype.value,
-        "predicted peak of memory": format_bytes(plan.ledger.fullest.num_bytes),
+        "predicted peak memory": format_bytes(plan.ledger.fullest.num_bytes),
         **({"predicted step": format_seconds(step_s)} if step_s is not None else {}),
     }
 

@@ -1,8 +1,8 @@
-"""Where a run stands: taken when a step has ended, and given back to the run that goes on from there.
+"""The run's state at the end of a step: saved into a checkpoint, and restored by a resumed run.
 
-In: the driver's parts that remember something over steps. Out: a RunState and the buffer's finished rollouts, which no
-step has taken; and back. Left out: trained states (checkpointer.py). The order of prompts and every request's seed
-follow from the job's seed and the prompt's number, so nothing of them is kept.
+The order of prompts and every request's seed follow from the job's seed and the prompt's number, so they are not saved.
+In: the driver's stateful parts. Out: a RunState and the buffer's finished rollouts that no step has trained on yet.
+Left out: trained states (checkpointer.py).
 """
 
 import json
@@ -21,7 +21,7 @@ from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 
 
 def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> tuple[RunState, Any]:
-    """(state, the buffer as JSON) at the end of a step."""
+    """Collect (state, the buffer as JSON) at the end of a step."""
     stream_state, buffer = (None, {}) if stream is None else stream.state()
     lengths = fleet.lengths.by_prompt if len(fleet.engines) > 1 else {}
     state = RunState(
@@ -34,59 +34,60 @@ def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: Rollout
     return state, buffer
 
 
-def give_state(found: Resumption, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> str:
-    """Restore what `take_state` took; says what begins anew. The first weight sync makes the version the saved one."""
-    state = found.state
+def give_state(checkpoint: Resumption, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> str:
+    """Restore what `take_state` collected. Returns a sentence on the prompts that are generated again, or nothing."""
+    state = checkpoint.state
     weight_sync.version = state.version
     fleet.lengths.mean = state.mean_length
     fleet.lengths.by_prompt = dict(state.lengths)
     if stream is None:
-        count = 0 if state.stream is None else len(_untaken(found, state.stream))
-        return f"{count} prompt(s) that generation was ahead are begun anew" if count else ""
+        count = 0 if state.stream is None else len(_list_untaken(checkpoint, state.stream))
+        return f"{count} prompt(s) that were generated ahead are generated again" if count else ""
     if state.stream is None:
         stream.begin_at(state.step, state.num_replaced)
         return ""
-    with _reading(found) as buffer:
+    with _reading(checkpoint) as buffer:
         stream.restore(state.stream, buffer, state.step)
     again = len(stream.state()[0].again)
-    return f"{again} prompt(s) that were under way are begun anew, {len(stream.buffer)} finished one(s) kept"
+    return f"{again} prompt(s) that were in flight are generated again, {len(stream.buffer)} finished one(s) kept"
 
 
-def check_order(found: Resumption, num_prompts: int) -> None:
-    """For a run whose steps each generate their own rollouts: each takes the next prompts, `num_prompts` at least.
+def check_order(checkpoint: Resumption, num_prompts: int) -> None:
+    """Check that a synchronous run can resume from the checkpoint: its steps must take prompts in order, each once.
 
-    Raises: SpecError when a run whose generation ran ahead has trained later ones, which would come again, before them.
+    An asynchronous run may have trained later prompts before earlier ones; in a synchronous run they would be trained
+    twice. Raises: SpecError.
     """
-    stream = found.state.stream
+    stream = checkpoint.state.stream
     if stream is None:
         return
-    untaken = _untaken(found, stream)
-    if untaken != list(range(found.step * num_prompts + stream.num_replaced, stream.num_begun)):
+    untaken = _list_untaken(checkpoint, stream)
+    if untaken != list(range(checkpoint.step * num_prompts + stream.num_replaced, stream.num_begun)):
         raise SpecError(
-            f"the run ran ahead and trained its prompts out of order: {len(untaken)} are left of {stream.num_begun}, "
+            f"the asynchronous run trained its prompts out of order: {len(untaken)} of {stream.num_begun} are left, "
             f"the first is prompt {min(untaken, default=stream.num_begun)}",
-            where=str(found.folder),
-            rule="a run whose generation does not run ahead trains prompts in order, each once",
+            where=str(checkpoint.folder),
+            rule="a synchronous run trains prompts in order, each once",
             way_out="resume with placement.max_staleness=1 or more, or from another checkpoint",
         )
 
 
-def _untaken(found: Resumption, stream: StreamState) -> list[int]:
-    """Prompts that were begun and that no step has taken."""
-    with _reading(found) as buffer:
+def _list_untaken(checkpoint: Resumption, stream: StreamState) -> list[int]:
+    """Numbers of prompts that were started and that no step has taken."""
+    with _reading(checkpoint) as buffer:
         return sorted([*stream.again, *numbers_of(buffer)])
 
 
 @contextmanager
-def _reading(found: Resumption) -> Iterator[Any]:
-    """The buffer as JSON, for the block. Raises: SpecError when the block cannot read it as one."""
-    path = found.folder / EXPERIENCE
+def _reading(checkpoint: Resumption) -> Iterator[Any]:
+    """Read the buffer's JSON for the block. Raises: SpecError when the block finds that it is not a buffer."""
+    path = checkpoint.folder / EXPERIENCE
     try:
         yield json.loads(read_bytes(path, EXPERIENCE, limit=MAX_RUN_BYTES))
     except (ValueError, AttributeError, RecursionError) as error:
         raise SpecError(
-            f"{EXPERIENCE} holds no buffer of rollouts: {str(error).splitlines()[0]}",
+            f"{EXPERIENCE} is not a rollout buffer: {str(error).splitlines()[0]}",
             where=str(path),
-            rule="what a run of this version of rlplan wrote",
+            rule="a file that this version of rlplan wrote",
             way_out="resume from another checkpoint",
         ) from None

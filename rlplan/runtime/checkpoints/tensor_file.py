@@ -1,9 +1,8 @@
-"""Tensor files: safetensors written piece by piece from memory that is there already, and read range by range.
+"""Tensor files: safetensors, written from memory without a copy and read range by range. Nothing is unpickled.
 
-In: names, element types, shapes and the bytes of each tensor. Out: a file that is on the disk when
-`write` returns, its size and its SHA-256; and back: any range of a tensor, straight into memory that the caller owns.
-Nothing is ever unpickled.
-Left out: torch. Source of the layout: safetensors 0.8, README "Format".
+In: names, element types and bytes of flat tensors. Out: a synced file with its size and SHA-256; or any range of a
+tensor, read straight into the caller's memory. Left out: torch.
+Source of the layout: safetensors 0.8, README "Format".
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from rlplan.runtime.checkpoints.manifest import StoredFile
 from rlplan.runtime.run_folder.disk_errors import writing_file
 
 CHUNK_BYTES = 1 << 24
-"""Bytes that are hashed and written in one go."""
+"""Bytes that are hashed and written at a time."""
 
 MAX_HEADER_BYTES = 1 << 28
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "I64": 8, "I32": 4, "U8": 1}
@@ -28,7 +27,7 @@ ELEMENT_BYTES = {"F64": 8, "F32": 4, "I64": 8, "I32": 4, "U8": 1}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One tensor: flat, `data` holds its bytes."""
+    """One flat tensor to write."""
 
     name: str
     dtype: str
@@ -40,8 +39,9 @@ class Piece:
 
 
 def write(path: Path, pieces: Sequence[Piece]) -> StoredFile:
-    """Write a new file and wait until the disk has it; where that fails nothing of it stays. Raises: RunError."""
+    """Write a new file and sync it; delete it if that fails. Raises: RunError."""
     digest, size = hashlib.sha256(), 0
+    # O_EXCL: a name that exists belongs to another checkpoint
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with writing_file(path, sum(piece.data.nbytes for piece in pieces)):
@@ -53,15 +53,15 @@ def write(path: Path, pieces: Sequence[Piece]) -> StoredFile:
                     size += len(chunk)
             os.fsync(descriptor)
     except BaseException:
-        path.unlink()  # the room that it took may be all that is left
+        path.unlink()  # on a full disk, the run needs this space to go on
         raise
     finally:
         os.close(descriptor)
     return StoredFile(num_bytes=size, sha256=digest.hexdigest())
 
 
-def digest_of(path: Path) -> StoredFile:
-    """Of a file as it lies there. Raises: OSError."""
+def compute_digest(path: Path) -> StoredFile:
+    """Compute a file's size and SHA-256. Raises: OSError."""
     with path.open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256")
         return StoredFile(num_bytes=file.tell(), sha256=digest.hexdigest())
@@ -75,7 +75,7 @@ def _parts(pieces: Sequence[Piece]) -> Iterable[memoryview]:
         header[piece.name] = {"dtype": piece.dtype, "shape": [piece.numel], "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
     yield memoryview(len(text).to_bytes(8, "little") + text)
     yield from (piece.data.cast("B") for piece in pieces)
 
@@ -87,7 +87,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a flat tensor lies in a file."""
+    """Type, size and byte offset of a flat tensor in a file."""
 
     dtype: str
     numel: int
@@ -95,12 +95,12 @@ class StoredTensor:
 
 
 class TensorFile:
-    """An open file. A context manager. Raises: SpecError when it is no such file."""
+    """An open safetensors file, usable as a context manager. Raises: SpecError when it is not one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with opened(path, path.name) as file:
-            self._descriptor = os.dup(file.fileno())
+            self._descriptor = os.dup(file.fileno())  # `opened` closes its file after the block
         try:
             self.tensors = self._read_header(os.fstat(self._descriptor).st_size)
         except BaseException:
@@ -117,7 +117,7 @@ class TensorFile:
         self.close()
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
-        """Fill `target` with elements of a tensor, from `start` on. Raises: SpecError when there are fewer."""
+        """Fill `target` with elements of a tensor from `start` on. Raises: SpecError when the tensor is too short."""
         stored = self.tensors[name]
         size = ELEMENT_BYTES[stored.dtype]
         if start * size + target.nbytes > stored.numel * size:
@@ -126,7 +126,7 @@ class TensorFile:
         while left:
             count = os.preadv(self._descriptor, [left[:CHUNK_BYTES]], position)
             if not count:
-                raise self._wrong(f"it ends inside tensor {name}")
+                raise self._wrong(f"the file ends inside tensor {name}")
             position, left = position + count, left[count:]
 
     def read(self, name: str) -> bytearray:
@@ -140,33 +140,35 @@ class TensorFile:
         if not 2 <= length <= min(file_size - 8, MAX_HEADER_BYTES):
             raise self._wrong("its header is longer than the file")
         try:
-            header = json.loads(os.pread(self._descriptor, length, 8), object_pairs_hook=_once)
-            return dict(self._stored(header, 8 + length, file_size))
+            header = json.loads(os.pread(self._descriptor, length, 8), object_pairs_hook=_refuse_duplicates)
+            return dict(self._parse_entries(header, 8 + length, file_size))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise self._wrong(f"its header is no safetensors header ({error})") from None
+            raise self._wrong(f"its header is not a safetensors header ({error})") from None
 
-    def _stored(self, header: Mapping[str, Any], begin: int, file_size: int) -> Iterable[tuple[str, StoredTensor]]:
+    def _parse_entries(
+        self, header: Mapping[str, Any], begin: int, file_size: int
+    ) -> Iterable[tuple[str, StoredTensor]]:
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
             first, last = (int(offset) for offset in entry["data_offsets"])
             (numel,) = (int(size) for size in entry["shape"])
             if last - first != numel * ELEMENT_BYTES[entry["dtype"]] or not 0 <= first <= last <= file_size - begin:
-                raise ValueError(f"tensor {name} does not lie in the file")
+                raise ValueError(f"tensor {name} is not within the file")
             yield name, StoredTensor(entry["dtype"], numel, begin + first)
 
     def _wrong(self, what: str) -> SpecError:
         return SpecError(
             f"{self.path.name} cannot be read: {what}",
             where=str(self.path),
-            rule="a whole safetensors file of flat tensors",
-            way_out="go on from another checkpoint",
+            rule="a complete safetensors file of flat tensors",
+            way_out="resume from another checkpoint",
         )
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys differ: of two tensors with one name it is not clear which is meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object whose keys all differ: two tensors with one name would be ambiguous."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return entries

@@ -1,1 +1,1 @@
-"""Processes on hosts: Ray, the devices reserved on it, the workers' actors and their addresses."""
+"""Ray on one or several hosts: reserved devices, worker actors, and calls to them."""

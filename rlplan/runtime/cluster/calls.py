@@ -1,4 +1,4 @@
-"""Calls: what is asked of workers, each with a deadline; a call that fails says which process, and why.
+"""Calls to worker processes, each with a deadline. A failed call names the process and the reason.
 
 In: Ray actors by process. Out: results in the order of the calls, or a RunError.
 Left out: the actors (worker_group.py).
@@ -22,17 +22,17 @@ PULSE_S = 2.0
 """Seconds between two liveness checks of a busy process."""
 
 FETCH_S = 1.0
-"""How long an answer that is there may take to come; scaled."""
+"""Seconds that fetching a finished result may take; scaled."""
 
 REPLACED = (*TRAINERS, "scorer")
-"""Workers of which one that misses a deadline counts as lost: they hear nothing while they work. Trainers first."""
+"""Workers that count as lost when they miss a deadline: they cannot answer a ping while they work. Trainers first."""
 
 CALLS_AT_ONCE = {"rollout_engine": 8}
-"""How many calls a process hears at the same time: an engine is paused and asked while others wait for completions."""
+"""Concurrent calls that a process accepts: an engine must answer pings and pauses while requests run."""
 
 
 class Pulse:
-    """Liveness of a process: its progress counter and when it last changed. question: a ping not answered yet."""
+    """Liveness of a process: its progress counter and the time of its last change. question: an unanswered ping."""
 
     def __init__(self) -> None:
         self.question: Any = None
@@ -40,7 +40,7 @@ class Pulse:
         self.changed_s = time.monotonic()
 
     def hear(self, progress: float | None) -> None:
-        """An answer; None where there was none."""
+        """Take in an answer; None when the ping failed."""
         self.question = None
         if progress is not None and progress != self.progress:
             self.progress, self.changed_s = progress, time.monotonic()
@@ -51,7 +51,7 @@ class Pulse:
 
 
 class Call(NamedTuple):
-    """A call that was begun. restart_count: restarts of its process by then."""
+    """A call in progress. restart_count: restarts of its process at that time."""
 
     process: str
     method: str
@@ -60,7 +60,7 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """See the module docstring. restart_counts: restarts of each process."""
+    """Submits calls and gathers their results. restart_counts: number of restarts by process."""
 
     def __init__(self, limits: ResolvedLimits, log_folder: Path) -> None:
         self.limits, self.log_folder = limits, log_folder
@@ -70,25 +70,25 @@ class Calls:
         self._asked_s = 0.0
 
     def submit(self, process: str, method: str, *arguments: Any) -> Call:
-        """Begin an unmeasured call; hand the result to `gather`."""
+        """Start an unmeasured call; pass it to `gather`."""
         reference = self.actors[process].call.remote(method, *arguments)
         return Call(process, method, reference, self.restart_counts[process])
 
     def perform(self, process: str, method: str, *arguments: Any) -> Call:
-        """Begin a measured call; hand the result to `gather`, which gives (result, Measurement)."""
+        """Start a measured call; pass it to `gather`, which returns (result, Measurement)."""
         reference = self.actors[process].perform.remote(method, *arguments)
         return Call(process, method, reference, self.restart_counts[process])
 
     def is_replaced(self, lost: LostProcessError) -> bool:
-        """Whether a process that was lost has been restarted since the call that found it lost."""
+        """Whether a lost process was restarted after the call that reported the loss."""
         return lost.restart_count < self.restart_counts[lost.process]
 
     def pids_here(self, processes: Sequence[str]) -> dict[str, int]:
-        """Process ids of those that are on this host and up."""
+        """Process ids of those processes that run on this host."""
         return {}
 
     def dead_service(self) -> str | None:
-        """What without which no call is answered has ended, in words."""
+        """Describe a service of Ray that has ended; None while all of them live."""
         return None
 
     def has_ended(self, call: Call, timeout_s: float) -> bool:
@@ -97,7 +97,7 @@ class Calls:
         return bool(ray.wait([call.reference], timeout=timeout_s)[0])
 
     def gather(self, calls: Sequence[Call], timeout_s: float) -> list[Any]:
-        """Results of calls in order. Raises: RunError naming the process that failed or did not answer in time."""
+        """Wait for the results of calls, in order. Raises: RunError with the process that failed or was too slow."""
         restart_counts = {call.process: call.restart_count for call in calls}
         try:
             return self._gather(calls, timeout_s)
@@ -112,7 +112,7 @@ class Calls:
         pending = {call.reference: call for call in calls}
         pulses, liveness = dict[str, Pulse](), Liveness(self.limits.stall_timeout_s)
         while pending or self._is_closed:
-            if self._is_closed:  # also for threads that were waiting when the run ended: they must not hold it up
+            if self._is_closed:  # threads that still wait when the run ends must not delay it
                 raise RunError(
                     "the run has ended",
                     where="worker group",
@@ -121,32 +121,33 @@ class Calls:
                 )
             self._check_services([call.process for call in pending.values()])
             left_s = max(0.0, deadline - time.monotonic())
+            # short waits, so that a lost or hanging process is noticed long before the deadline
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left_s, PULSE_S))
             if not ready and left_s > PULSE_S:
                 self._check_alive(liveness, [call.process for call in pending.values()])
                 self._check_pulses(pulses, [call.process for call in pending.values()])
                 continue
             if not ready:
-                raise self._late(list(pending.values()), timeout_s)
+                raise self._build_timeout(list(pending.values()), timeout_s)
             for reference in ready:
                 self._check(pending.pop(reference))
         left_s = max(FETCH_S, deadline - time.monotonic())
         results: list[Any] = ray.get([call.reference for call in calls], timeout=left_s)
         return results
 
-    def _late(self, pending: Sequence[Call], timeout_s: float) -> RunError:
+    def _build_timeout(self, pending: Sequence[Call], timeout_s: float) -> RunError:
         names = ", ".join(f"{call.process}.{call.method}" for call in pending)
         parts = {
             "what": f"no answer from {names} within {timeout_s:.0f} s",
             "where": names,
-            "rule": "every call has a deadline, of the plan's seconds or of the job (limits)",
-            "way_out": f"read the logs in {self.log_folder}; of what is only slow raise limits.action_timeout_s",
+            "rule": "every call has a deadline, from the plan's seconds or the job's limits",
+            "way_out": f"read the logs in {self.log_folder}; raise limits.action_timeout_s if the call is only slow",
         }
         lost = [call.process for kind in REPLACED for call in pending if call.process.startswith(kind)]
         return LostProcessError(process=lost[0], **parts) if lost else RunError(**parts)
 
     def _check_services(self, processes: Sequence[str]) -> None:
-        """Whether Ray itself lives, now and then: calls may go on for a minute without it. Raises: LostGroupError."""
+        """Check every PULSE_S that Ray itself lives: calls can hang for a minute without it. Raises: LostGroupError."""
         if (now := time.monotonic()) < self._asked_s + PULSE_S:
             return
         self._asked_s = now
@@ -154,43 +155,43 @@ class Calls:
             raise LostGroupError(
                 ended,
                 where=", ".join(dict.fromkeys(processes)),
-                rule="Ray lives as long as the run; all processes restart from a checkpoint, where there is one",
-                way_out="look into Ray's logs below the system's folder for temporary files; free memory",
+                rule="Ray must live as long as the run; all processes restart from the last checkpoint, if any",
+                way_out="read Ray's logs in the system's temporary folder; free memory",
             )
 
     def _check_alive(self, liveness: Liveness, processes: Sequence[str]) -> None:
-        """By what this host says of them. Raises: LostProcessError."""
-        if found := liveness.check(self.pids_here(processes)):
-            process, state = found
+        """Check the processes of this host through the system. Raises: LostProcessError."""
+        if failure := liveness.check(self.pids_here(processes)):
+            process, state = failure
             if state == "stopped":
-                raise self._hangs(process, self.limits.stall_timeout_s, " (it is stopped)")
+                raise self._build_stall(process, self.limits.stall_timeout_s, " (it is stopped)")
             raise LostProcessError(
                 f"{process} is gone",
                 process=process,
-                where=str(self._log_of(process)),
-                rule="a process lives as long as the run",
-                way_out="look at the end of its log; if the system killed it for memory, plan for less",
+                where=str(self._read_log(process)),
+                rule="worker processes must live as long as the run",
+                way_out="read the end of its log; if the system killed it for memory, plan with less memory",
             )
 
-    def _hangs(self, process: str, silent_s: float, said: str = "") -> LostProcessError:
+    def _build_stall(self, process: str, silent_s: float, detail: str = "") -> LostProcessError:
         return LostProcessError(
-            f"{process} hangs: no sign of progress for {silent_s:.0f} s{said}",
+            f"{process} hangs: no progress for {silent_s:.0f} s{detail}",
             process=process,
-            where=str(self._log_of(process)),
+            where=str(self._read_log(process)),
             rule="a process must make progress within limits.stall_timeout_s",
-            way_out="read its log; raise limits.stall_timeout_s if one step of the engine really takes longer",
+            way_out="read its log; raise limits.stall_timeout_s if one engine step really takes longer",
         )
 
-    def _log_of(self, process: str) -> Path:
+    def _read_log(self, process: str) -> Path:
         return self.log_folder / f"{process.replace('/', '-')}.log"
 
     def measured(self, calls: Sequence[Call], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
-        """(results, measurements) of calls begun with `perform`."""
+        """Wait for (results, measurements) of calls started with `perform`."""
         answers = self.gather(calls, timeout_s)
         return [result for result, _ in answers], [measurement for _, measurement in answers]
 
     def _check_pulses(self, pulses: "dict[str, Pulse]", processes: Sequence[str]) -> None:
-        """Of processes that answer while busy. Raises: LostProcessError for one that does not."""
+        """Ping the processes that can answer while busy. Raises: LostProcessError for one without progress."""
         import ray
 
         limit_s = self.limits.stall_timeout_s
@@ -203,13 +204,13 @@ class Calls:
             if pulse.question is None:
                 pulse.question = self.actors[process].pulse.remote()
             if pulse.silent_s > limit_s:
-                raise self._hangs(process, limit_s)
+                raise self._build_stall(process, limit_s)
 
     def _check(self, call: Call) -> None:
         """Turn a failed call into a RunError with the end of the process's log."""
         import ray
 
-        log = self._log_of(call.process)
+        log = self._read_log(call.process)
         try:
             _fetch(call.reference)
         except ray.exceptions.RayTaskError as error:
@@ -221,7 +222,7 @@ class Calls:
                 f"{call.process} failed in {call.method}: {text[0] if text else type(cause).__name__}",
                 where=str(log),
                 rule="every call succeeds",
-                way_out="read the whole traceback in the log",
+                way_out="read the traceback in the log",
             ) from error
         except ray.exceptions.RayError as error:
             raise LostProcessError(
@@ -229,7 +230,7 @@ class Calls:
                 process=call.process,
                 where=str(log),
                 rule="worker processes must live as long as the run",
-                way_out="look at the end of its log; if the system killed it for memory, plan for less",
+                way_out="read the end of its log; if the system killed it for memory, plan with less memory",
             ) from error
 
 
@@ -239,7 +240,7 @@ def _answer(reference: Any) -> float | None:
     try:
         return float(_fetch(reference))
     except ray.exceptions.RayError:
-        return None  # the call that waits says what happened
+        return None  # the pending call itself reports what happened
 
 
 def _fetch(reference: Any) -> Any:
@@ -249,11 +250,11 @@ def _fetch(reference: Any) -> Any:
 
 
 _PROGRESS = re.compile(r"\d+%\|")
-"""In a line that tqdm draws."""
+"""Matches a progress bar of tqdm."""
 
 
 def _last_line(log: Path) -> str:
-    """The last line that says something in a process's log, for the message; nothing where there is none."""
+    """The last meaningful line of a process's log, for the message; empty when there is none."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:

@@ -1,8 +1,8 @@
-"""Liveness: what this host says of processes that do not answer, beside what Ray says of them and what they say.
+"""Liveness of silent processes, asked from the operating system of this host.
 
-In: process ids, Ray's record of its own processes. Out: that one is gone, or stands still. Ray tells of a death within
-a second or so, unless what would tell it is dead too. Left out: processes of other hosts, and progress of what can be
-asked while it works (calls.py).
+Ray reports a death within about a second, unless the part of Ray that reports it is dead too; then only the system
+knows. In: process ids, Ray's record of its own processes. Out: which one is gone or stopped.
+Left out: processes of other hosts, and progress of busy processes that answer pings (calls.py).
 """
 
 import socket
@@ -13,35 +13,36 @@ from typing import Any
 from rlplan.runtime.processes.machine_speed import scaled
 
 GONE_S = 5.0
-"""How long Ray may take to say itself that a process is gone; scaled."""
+"""Seconds that Ray gets to report a death itself; scaled."""
 
 CONNECT_S = 1.0
-"""On one host a connection is made or refused at once, unless the other side is very busy."""
+"""Timeout of a connection on one host, which normally succeeds or is refused at once."""
 
 SERVICES = ("gcs_server", "raylet")
-"""Processes of a Ray of our own without which no call is answered for long."""
+"""Processes of a local Ray without which calls soon get no answer."""
 
 
 class Liveness:
-    """Of the processes that one wait is for, asked every few seconds. stall_s: how long one may stand still."""
+    """Tracks the processes that one wait depends on. stall_s: seconds that a process may be stopped."""
 
     def __init__(self, stall_s: float) -> None:
         self._limits = {"gone": scaled(GONE_S), "stopped": stall_s}
         self._since: dict[tuple[str, str], float] = {}
 
     def check(self, pids: Mapping[str, int]) -> tuple[str, str] | None:
-        """The first process for which it is too long now, and what it is; None where all are as they should be.
+        """Return (process, state) of the first one that has been gone or stopped for too long; None when all is well.
 
-        pids: of this host. What is stopped is so since it was first seen so: also the driver may have been stopped.
+        pids: processes of this host. Time counts from the first observation, because the driver may have been stopped
+        too.
         """
         now = time.monotonic()
-        found = {(name, state) for name, pid in pids.items() if (state := state_of(pid))}
-        self._since = {key: self._since.get(key, now) for key in sorted(found)}
+        failing = {(name, state) for name, pid in pids.items() if (state := state_of(pid))}
+        self._since = {key: self._since.get(key, now) for key in sorted(failing)}
         return next((key for key, since in self._since.items() if now - since >= self._limits[key[1]]), None)
 
 
 def state_of(pid: int) -> str:
-    """What is wrong with a process; empty: nothing that the system knows of."""
+    """Return `gone`, `stopped`, or an empty string for a process without a known problem."""
     import psutil
 
     try:
@@ -52,10 +53,10 @@ def state_of(pid: int) -> str:
 
 
 def dead_service(node: Any) -> str | None:
-    """Which of the processes of a Ray of our own has ended, in words. node: Ray's record of them; None without one.
+    """Describe a process of a local Ray that has ended; None when none has. node: Ray's record of its processes.
 
-    Nothing that is asked of Ray is answered then, and it may wait for minutes before it says so. A GCS that is asked to
-    end (SIGTERM) closes its port and then never ends. Source: Ray 2.60.0, measured.
+    Without such a process Ray answers nothing, and may take minutes to report it. A GCS that gets SIGTERM closes its
+    port but never exits, so its port is tested too. Source: Ray 2.60.0, measured.
     """
     if node is None:
         return None
@@ -66,12 +67,12 @@ def dead_service(node: Any) -> str | None:
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     except ConnectionRefusedError:
         return f"Ray's gcs_server no longer listens ({node.gcs_address})"
-    except OSError:  # no answer yet: it is busy
+    except OSError:  # a timeout: the GCS is busy, not dead
         pass
     return None
 
 
 def service_pids(node: Any) -> dict[str, int]:
-    """SERVICES by what they are called in messages. node: see dead_service."""
+    """Process ids of SERVICES by their names in messages. node: see dead_service."""
     services = [(name, info.process.pid) for name in SERVICES for info in node.all_processes.get(name, ())]
     return {f"Ray's {name} (process {pid})": pid for name, pid in services}

@@ -1,6 +1,6 @@
-"""Network: at which address a process is reached by the other processes of its run.
+"""Network: the address at which the other processes of a run reach this one.
 
-In: Ray's address of this host. Out: the interface that collectives use, in the environment.
+In: Ray's address of this host. Out: the interface for collectives, set in the environment.
 """
 
 import os
@@ -11,7 +11,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a process says when it is up. missing: what it cannot read of what it was asked about."""
+    """A started process's greeting. missing: paths of models that it cannot read."""
 
     pid: int
     address: str
@@ -19,30 +19,30 @@ class Hello:
 
 
 def join_network() -> str:
-    """This host's address in the cluster; gloo and NCCL are told to use its interface, before torch is loaded.
+    """Return this host's address in the cluster, and make gloo and NCCL use its interface. Call it before torch loads.
 
-    Alone on one host that is the loopback, so that nothing is reachable from elsewhere.
+    On a single host the address is the loopback, so nothing is reachable from other hosts.
     """
     import ray
 
     num_hosts = sum(node["Alive"] for node in ray.nodes())
-    # Ray itself makes an outer address of 127.0.0.1, whatever it is told.
+    # Ray replaces 127.0.0.1 by an external address, so it cannot be asked on a single host.
     address = LOOPBACK if num_hosts == 1 else str(ray.util.get_node_ip_address())
-    interface = interface_of(address)
+    interface = find_interface(address)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         os.environ["NCCL_SOCKET_IFNAME"] = interface
     return address
 
 
-def interface_of(address: str) -> str:
+def find_interface(address: str) -> str:
     import psutil
 
-    interfaces = psutil.net_if_addrs()
-    return next((name for name, held in interfaces.items() if any(one.address == address for one in held)), "")
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, bound in interfaces if any(entry.address == address for entry in bound)), "")
 
 
 def own_addresses() -> set[str]:
     import psutil
 
-    return {one.address for held in psutil.net_if_addrs().values() for one in held}
+    return {entry.address for bound in psutil.net_if_addrs().values() for entry in bound}

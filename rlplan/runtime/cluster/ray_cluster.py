@@ -1,9 +1,10 @@
-"""Cluster: Ray on this host for one run, or a Ray cluster that is running already; and the devices reserved on it.
+"""Cluster: a local Ray for one run, or a running Ray cluster to join; and the devices reserved on it.
 
-In: the bundle's Ray placement, and the address of a cluster or none. Out: placement groups, one an island. They stay
-while workers are lost and started again, for starting Ray anew takes seconds and leaves memory in the driver.
-Left out: the processes (worker_group.py). The hosts are chosen here (islands.py) and named to Ray, so that what cannot
-be satisfied is refused with its reason before anything starts, and never waits in Ray's queue.
+Placement groups stay while lost workers are restarted, because a restart of Ray takes seconds and leaves memory in the
+driver. The hosts are chosen here (islands.py) and passed to Ray, so an impossible placement fails at once with its
+reason instead of waiting in Ray's queue.
+In: the bundle's Ray placement, and a cluster's address or None. Out: placement groups, one per island.
+Left out: the processes (worker_group.py).
 """
 
 import logging
@@ -33,45 +34,47 @@ if TYPE_CHECKING:
     import psutil
 
 STOP_S = 5.0
-"""How long processes get to go by themselves before they are killed; scaled."""
+"""Seconds that processes get to exit by themselves before they are killed; scaled."""
 
 ANSWER_S = 10.0
-"""A cluster that is there answers within this time."""
+"""Seconds within which a running cluster accepts a connection."""
 
 RESERVE_S = 60.0
-"""What is free is reserved within this time, scaled by the machine's slowdown, or another program took it."""
+"""Seconds within which free devices are reserved; scaled. If it takes longer, another program took them."""
 
 MAX_STALL_S = 30.0
-"""Ray ends a driver that has not reached its GCS for 60 s, before the driver can say why. Source: Ray 2.60.0,
-ray_config_def.h, gcs_rpc_server_reconnect_timeout_s."""
+"""Ray kills a driver that has not reached its GCS for 60 s; the driver must report the cause before that.
+Source: Ray 2.60.0, ray_config_def.h, gcs_rpc_server_reconnect_timeout_s."""
 
 _NO_METRICS = {"AUTOSCALER_METRIC_PORT": "70000"}
-"""No port has this number, so Ray's monitor, whose metrics ask for no token, logs that it cannot serve them and goes on
-without. Source: Ray 2.60.0, autoscaler/_private/monitor.py."""
+"""An invalid port number turns off the metrics of Ray's monitor, which would be served without a token.
+Source: Ray 2.60.0, autoscaler/_private/monitor.py."""
 
 _ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Ray makes an outer address of the 127.0.0.1 that it is told, unless it takes itself for a desktop's: then all of it
-listens on the loopback. Read when Ray is loaded. Source: Ray 2.60.0, _private/services.py, resolve_ip_for_localhost."""
+"""Ray replaces 127.0.0.1 by an external address unless this is set; with it, all of Ray listens on the loopback.
+The variable is read when Ray is imported. Source: Ray 2.60.0, _private/services.py, resolve_ip_for_localhost."""
 
 _SYSTEM = {
-    "enable_metrics_collection": False,  # its port asks for no token
-    "prestart_worker_first_driver": False,  # one idle process a core, which no worker of ours would ever use
+    "enable_metrics_collection": False,  # the metrics port requires no token
+    "prestart_worker_first_driver": False,  # it would start one idle process per core, which no worker here uses
 }
-"""Settings of a Ray of our own. Source: Ray 2.60.0, ray_config_def.h."""
+"""Settings of a local Ray. Source: Ray 2.60.0, ray_config_def.h."""
 
 _NODE_LABEL = "ray.io/node-id"
-"""The label that Ray gives to every node by itself."""
+"""The label that Ray itself gives to every node."""
 
 
 class Cluster:
-    """See the module docstring. `close` always works, also half-way through the start.
+    """A Ray cluster and its reserved devices. `close` always works, also during an unfinished start.
 
-    foreign_pids: child processes of the driver that were there before.
+    foreign_pids: child processes of the driver that existed before.
     """
 
     def __init__(self, address: str | None = None, stall_s: float = MAX_STALL_S) -> None:
-        """address: of a running Ray cluster to join; None starts Ray on this host. stall_s: how long a process of Ray's
-        own may be stopped.
+        """Remember how to reach Ray; nothing is started yet.
+
+        address: a running Ray cluster to join; None starts Ray on this host. stall_s: seconds that a Ray process may be
+        stopped.
         """
         self.address, self._services = address, Liveness(min(stall_s, MAX_STALL_S))
         self.placement: RayPlacement | None = None
@@ -81,16 +84,16 @@ class Cluster:
         self.foreign_pids = {child.pid for child in child_processes()}
 
     def keep_for(self, placement: RayPlacement) -> None:
-        """Between two groups of workers: close, unless what stands serves the next ones.
+        """Keep Ray and the reservation for the next worker group if they can serve it; otherwise close.
 
-        Ray of our own does where nothing of it has ended; of a cluster that was joined a host may have gone, so that
-        hosts are chosen again.
+        A local Ray is kept if none of its processes has ended. A joined cluster may have lost a host, so hosts are
+        chosen again.
         """
         if self.address is not None or placement != self.placement or not is_ray_up() or self.dead_service():
             self.close()
 
     def reserve(self, placement: RayPlacement, timeout_s: float) -> None:
-        """Start or join Ray and reserve, where it was not kept. Raises: HostError."""
+        """Start or join Ray and reserve the devices, unless both were kept. Raises: HostError."""
         if self.placement is not None:
             return
         self.placement = placement
@@ -107,16 +110,16 @@ class Cluster:
         self._reserve(placement, min(timeout_s, scaled(RESERVE_S)))
 
     def strategy(self, bundle: int) -> Any:
-        """Where a process of a bundle runs."""
+        """Ray's scheduling strategy for a process of a bundle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         island, offset = self._places[bundle]
         return PlacementGroupSchedulingStrategy(self.groups[island], placement_group_bundle_index=offset)
 
     def dead_service(self) -> str | None:
-        """Which process of a Ray of our own has ended, or is stopped for too long, in words.
+        """Describe a process of a local Ray that has ended, or has been stopped for too long.
 
-        None where all live, or Ray was started by others.
+        None when all are alive, or when Ray was joined.
         """
         if self.address is not None or not is_ray_up():
             return None
@@ -128,20 +131,20 @@ class Cluster:
         stopped = self._services.check({} if node is None else service_pids(node))
         return " is ".join(stopped) if stopped else None
 
-    def children(self) -> "list[psutil.Process]":
-        """All processes that this run started, kept so that those whose parent died are still known."""
+    def list_children(self) -> "list[psutil.Process]":
+        """All processes that this run started. They are remembered, so orphans stay known."""
         known = self.foreign_pids | {child.pid for child in self._children}
         self._children += [child for child in child_processes() if child.pid not in known]
         return self._children
 
     def close(self) -> None:
-        """Give back what is reserved and leave Ray; a Ray of our own ends, and what it started with it."""
+        """Release the devices and leave Ray; stop a local Ray with everything that it started."""
         import psutil
 
-        children = self.children()
-        if self.dead_service() is not None:  # a process that is asked to exit would not hear it
+        children = self.list_children()
+        if self.dead_service() is not None:  # a broken Ray cannot ask its workers to exit
             kill(children)
-        # In a thread of its own, for Ray's own end has no deadline.
+        # ray.shutdown has no deadline, so it runs in a thread.
         ending = threading.Thread(target=self._leave, daemon=True)
         ending.start()
         ending.join(scaled(STOP_S))
@@ -161,25 +164,25 @@ class Cluster:
         ray.shutdown()
 
     def _reserve(self, placement: RayPlacement, timeout_s: float) -> None:
-        """One placement group an island, on the host that was chosen for it."""
+        """Create one placement group per island, on the host chosen for it."""
         from ray.util.placement_group import placement_group
 
         islands = [[placement.bundles[bundle] for bundle in island] for island in placement.islands]
         hosts = list_hosts()
-        dealt = deal_islands([add_up(island) for island in islands], hosts, placement.spreads_islands)
-        if isinstance(dealt, str):
-            raise _unsatisfied(dealt, hosts)
-        for island, host in zip(islands, dealt, strict=True):
+        assigned = deal_islands([add_up(island) for island in islands], hosts, placement.spreads_islands)
+        if isinstance(assigned, str):
+            raise _refuse_resources(assigned, hosts)
+        for island, host in zip(islands, assigned, strict=True):
             pins = [{_NODE_LABEL: hosts[host].node}] * len(island)
             self.groups.append(placement_group(island, strategy="STRICT_PACK", bundle_label_selector=pins))
         deadline = time.monotonic() + timeout_s
         for group in self.groups:
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
-                raise _unsatisfied(f"not reserved within {timeout_s:.0f} s", list_hosts())
+                raise _refuse_resources(f"not reserved within {timeout_s:.0f} s", list_hosts())
 
 
 def kill(processes: "Sequence[psutil.Process]") -> None:
-    """End processes at once, and wait until they are gone."""
+    """Kill processes, and wait until they are gone."""
     import psutil
 
     for process in processes:
@@ -188,22 +191,22 @@ def kill(processes: "Sequence[psutil.Process]") -> None:
 
 
 def list_hosts() -> list[Host]:
-    """The living hosts of the cluster that this process has joined: this one first, the others by address."""
+    """List the live hosts of the joined cluster: this one first, the others by address."""
     import ray
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
-    mine = own_addresses()
+    local = own_addresses()
     hosts = [
         Host(node["NodeID"], node["NodeManagerAddress"], free.get(node["NodeID"], {}), node["Resources"])
         for node in ray.nodes()
         if node["Alive"]
     ]
-    return sorted(hosts, key=lambda host: (host.address not in mine, host.address, host.node))
+    return sorted(hosts, key=lambda host: (host.address not in local, host.address, host.node))
 
 
 def is_ray_up() -> bool:
-    """Whether this process has joined a Ray. A signal may have broken off its import: then there is none to leave."""
+    """Whether this process has joined a Ray. A signal may have interrupted its import; then there is none to leave."""
     return bool(getattr(sys.modules.get("ray"), "is_initialized", bool)())
 
 
@@ -211,13 +214,13 @@ def _prepare_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 gives the cores to whatever else runs on the host
-    # A thread that outlives the run must not start another Ray by asking the one that is gone.
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets every other program go first
+    # A thread that outlives the run must not start a new Ray by a call to the old one.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 
 def _start_alone(placement: RayPlacement) -> None:
-    # A token that only this run knows keeps other users of the host out, and the loopback other hosts.
+    # The run's own token keeps out other users of the host; the loopback keeps out other hosts.
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_own_token(), **_ON_LOOPBACK, **_NO_METRICS)
     offered = add_up(placement.bundles)
     try:
@@ -231,13 +234,13 @@ def _start_alone(placement: RayPlacement) -> None:
             _system_config=_SYSTEM,
         )
         _check_loopback()
-    except Exception as error:  # Ray raises bare exceptions too
+    except Exception as error:  # Ray also raises plain Exception
         raise_received()
         raise HostError(
             f"Ray did not start: {_first_line(error)}",
             where="ray.init",
             rule="a local Ray node on 127.0.0.1",
-            way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
+            way_out="stop other Ray nodes on this host (`ray stop`); `rlplan doctor` checks memory and /dev/shm",
         ) from error
 
 
@@ -250,7 +253,7 @@ def _init(**options: Any) -> None:
 
 
 def _check_loopback() -> None:
-    """Where Ray was loaded before it could be told, it listens on every interface. Raises: RuntimeError."""
+    """Check that Ray listens on the loopback only: it does not if it was imported too early. Raises: RuntimeError."""
     import ray
 
     addresses = {node["NodeManagerAddress"] for node in ray.nodes()}
@@ -260,22 +263,22 @@ def _check_loopback() -> None:
 
 @lru_cache(maxsize=1)
 def _own_token() -> str:
-    """One for this process: Ray keeps the first that it sees, also when it is started once more."""
+    """A token for this process. Ray keeps the first one that it sees, also when it is started again."""
     return secrets.token_hex(32)
 
 
 def _join(address: str) -> None:
     try:
         host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would try for minutes
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would retry for minutes
         _init(address=address)
     except Exception as error:
         raise_received()
         raise HostError(
             f"no Ray cluster answers at {address}: {_first_line(error)}",
             where="--address",
-            rule="a running cluster's HOST:PORT, `rlplan run` on one of its hosts, the same RAY_AUTH_MODE and "
-            "RAY_AUTH_TOKEN (where it has one) and the same Ray and Python versions",
+            rule="HOST:PORT of a running cluster; `rlplan run` on one of its hosts, with the same RAY_AUTH_MODE and "
+            "RAY_AUTH_TOKEN (if it has one), Ray and Python versions",
             way_out="start it with `ray start --head` here and `ray start --address HOST:PORT` on the other hosts",
         ) from error
 
@@ -284,15 +287,15 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _unsatisfied(reason: str, hosts: list[Host]) -> HostError:
+def _refuse_resources(reason: str, hosts: list[Host]) -> HostError:
     offers = "; ".join(
         f"{host.address}: " + ", ".join(f"{host.free.get(kind, 0):g} of {host.total[kind]:g} {kind}" for kind in kinds)
         for host in hosts
         if (kinds := [kind for kind in ("CPU", "GPU") if kind in host.total])
     )
     return HostError(
-        f"the placement is not satisfied: {reason}",
+        f"the placement cannot be reserved: {reason}",
         where="ray.json",
         rule=f"free on the cluster's hosts: {offers}",
-        way_out="plan for what is there, add hosts (`ray start --address`), or end what holds them",
+        way_out="plan for the free devices, add hosts (`ray start --address`), or stop the programs that use them",
     )

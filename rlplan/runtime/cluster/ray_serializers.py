@@ -1,17 +1,16 @@
-"""Ray's serializers without pyarrow: where it is installed, Ray loads it into the driver and every worker, to send
-tables.
+"""Keeps pyarrow out of Ray's processes.
 
-Nothing here sends tables, and it is 25 to 44 MiB a process (pyarrow 26, measured with and without numpy loaded before).
-In: nothing. Out: a Ray that registers no serializers for them. pyarrow itself is read in a process of its own
-(data/tables.py).
+Ray loads pyarrow into the driver and every worker to serialize tables, which a run never sends. It costs 25 to 44 MiB
+per process (pyarrow 26, measured with and without numpy loaded before). rlplan itself uses pyarrow only in a separate
+process (data/tables.py).
 """
 
 WORKER_HOOK = {"worker_process_setup_hook": f"{__name__}.keep_arrow_out"}
-"""Part of a job's runtime environment: every worker calls it before it is sent anything."""
+"""Part of a job's runtime environment: every worker calls the hook before it receives anything."""
 
 
 def keep_arrow_out() -> None:
-    """Before `ray.init` in the driver, before the first object in a worker."""
+    """Turn off Ray's serializers for tables. Call it before `ray.init`, and in a worker before its first object."""
     from ray._private import arrow_serialization
 
     arrow_serialization._register_custom_datasets_serializers = lambda context: None

@@ -1,8 +1,8 @@
-"""WorkerGroup: the worker processes of a run as Ray actors in one placement group.
+"""WorkerGroup: the worker processes of a run, as Ray actors in placement groups.
 
-In: the bundle's Ray placement, and the run's cluster. Out: calls on processes by name, each with a deadline, each
-measured. Left out: Ray itself (ray_cluster.py), what the calls mean (steps.py). A lost trainer rank cannot rejoin its
-process group: then all workers end, and another group starts on the same cluster.
+A lost trainer rank cannot rejoin its process group: then all workers end, and a new group starts on the same cluster.
+In: the bundle's Ray placement, and the run's cluster. Out: calls to processes by name, with deadlines and measurements.
+Left out: Ray itself (ray_cluster.py), the meaning of calls (steps.py).
 """
 
 import threading
@@ -32,13 +32,13 @@ _WORKER_CLASSES = {
 
 
 class WorkerGroup(Calls):
-    """The workers of a run. `close` always works, also half-way through the start.
+    """The workers of a run. `close` always works, also during an unfinished start.
 
-    pids_outside_ray: asks for the driver's children that are neither workers nor Ray's.
+    pids_outside_ray: lists the driver's children that are neither workers nor Ray's.
     """
 
     def __init__(self, spec: ExecutionSpec, log_folder: Path, cluster: Cluster) -> None:
-        """cluster: of the run, which outlives its workers."""
+        """Prepare a group without processes. cluster: the run's cluster, which outlives its workers."""
         super().__init__(spec.job.limits, log_folder)
         self.spec, self.cluster = spec, cluster
         self.pids: dict[str, int] = {}
@@ -46,21 +46,21 @@ class WorkerGroup(Calls):
         self.pids_outside_ray: Callable[[], list[int]] = list
 
     def start(self) -> None:
-        """Start Ray, reserve the placement group and bring the processes up. Raises: HostError, RunError."""
+        """Start Ray, reserve devices and start the processes. Raises: HostError, RunError."""
         self.cluster.reserve(self.spec.ray, self.limits.start_timeout_s)
         for worker in self.spec.ray.workers:
             self.actors[worker.process] = self._make_actor(worker)
         self._greet(list(self.actors))
 
     def restart(self, process: str) -> None:
-        """Kill a process, wherever it is, and start it anew in the same place, empty. Raises: HostError, RunError."""
+        """Kill a process on any host, and start an empty one in its place. Raises: HostError, RunError."""
         import ray
 
         ray.kill(self.actors[process], no_restart=True)
         old = find_process(self.pids[process]) if self.pids[process] in self._here() else None
         if old is not None:
-            kill([old])  # one that hangs does not hear Ray
-        self.pids[process] = 0  # none until it is up again
+            kill([old])  # Ray cannot kill a process that hangs
+        self.pids[process] = 0  # no process until the new one has greeted
         (worker,) = [worker for worker in self.spec.ray.workers if worker.process == process]
         self.actors[process] = self._make_actor(worker)
         self.restart_counts[process] += 1
@@ -70,18 +70,18 @@ class WorkerGroup(Calls):
         return self.limits.start_timeout_s if action.kind.value.startswith("start") else self.limits.action_timeout_s
 
     def everywhere(self, action: Action, call: Callable[..., Sequence[Any]]) -> tuple[list[Any], list[Measurement]]:
-        """Call every process of an action at once; `call(rank)` gives the method and its arguments."""
+        """Call every process of an action concurrently; `call(rank)` returns the method and its arguments."""
         calls = [self.perform(process, *call(rank)) for rank, process in enumerate(action.processes)]
         return self.measured(calls, self.deadline_s(action))
 
     def rendezvous(self, action: Action, port: int) -> tuple[str, int]:
-        """Where the ranks of an action's processes meet: at the first one's, on a free port where none is given."""
+        """Open a rendezvous for an action's ranks at the first one's address. port: 0 takes a free one."""
         first = action.processes[0]
         listening = self.submit(first, "open_rendezvous", self.addresses[first], port)
         return self.addresses[first], int(self.gather([listening], self.deadline_s(action))[0])
 
     def _greet(self, processes: Sequence[str]) -> None:
-        """Wait until processes are up, and note where."""
+        """Wait until processes are up, and note their pids and addresses. Raises: HostError, RunError."""
         job = self.spec.job
         paths = [path for path in (job.policy.path, job.rollout.base_path) if path is not None]
         greetings = [(name, "hello", self.actors[name].hello.remote(paths)) for name in processes]
@@ -92,37 +92,38 @@ class WorkerGroup(Calls):
                 raise _unreadable(process, hello)
 
     def lost(self) -> list[str]:
-        """Processes on this host that are gone: when one rank dies the others fail, and may be heard first."""
+        """List this host's processes that are gone. When one rank dies, the failures of others may arrive first."""
         here = self._here()
         return [process for process, pid in self.pids.items() if pid in here and state_of(pid) == "gone"]
 
     def system_bytes(self) -> int | None:
-        """Resident memory of Ray's own processes on this host; None where Ray is not this run's."""
+        """Resident bytes of Ray's own processes on this host; None for a joined cluster."""
         import psutil
 
         if self.cluster.address is not None:
             return None
-        mine = {*self.pids.values(), *with_their_children({*self.pids_outside_ray(), *self.cluster.foreign_pids})}
+        not_ray = {*self.pids.values(), *with_their_children({*self.pids_outside_ray(), *self.cluster.foreign_pids})}
         total = 0
-        for child in self.cluster.children():
+        for child in self.cluster.list_children():
             try:
-                if child.pid not in mine and not is_copy(child):  # the driver forks for each program that it judges
+                # the driver forks for each program that it judges; such a copy is not Ray's
+                if child.pid not in not_ray and not is_copy(child):
                     total += child.memory_info().rss
             except psutil.Error:
                 continue
         return total
 
     def close(self) -> None:
-        """End every worker, on this host by its id, and wait until they are gone; the cluster stays.
+        """Stop every worker, on this host by its pid, and wait until they are gone. The cluster stays.
 
-        Where Ray itself has lost a process nobody is told to go: the cluster's end takes the workers with it.
+        If a service of Ray has died, the workers are left: the cluster's end takes them with it.
         """
         import psutil
 
         self._is_closed = True
         if is_ray_up() and self.dead_service() is None:
             workers = [process for process in map(find_process, with_their_children(self._here())) if process]
-            # In a thread of its own, for calls of Ray have no deadline.
+            # ray.kill has no deadline, so it runs in a thread.
             ending = threading.Thread(target=self._end_actors, daemon=True)
             ending.start()
             ending.join(scaled(STOP_S))
@@ -143,7 +144,7 @@ class WorkerGroup(Calls):
         actor = ray.remote(WorkerProcess).options(
             num_cpus=worker.num_cpus,
             num_gpus=worker.num_gpus,
-            max_restarts=0,
+            max_restarts=0,  # a worker that Ray restarts by itself would have lost its states unnoticed
             max_task_retries=0,
             max_concurrency=CALLS_AT_ONCE.get(worker.worker, 1),
             runtime_env={"env_vars": worker.environment},
@@ -164,11 +165,11 @@ class WorkerGroup(Calls):
         )
 
     def _here(self) -> list[int]:
-        """Process ids of the workers on this host; on a cluster that runs already they are not our children."""
+        """Process ids of the workers on this host; on a joined cluster they are not the driver's children."""
         from rlplan.runtime.cluster.network import own_addresses
 
-        mine = own_addresses()
-        return [pid for process, pid in self.pids.items() if pid and self.addresses[process] in mine]
+        local = own_addresses()
+        return [pid for process, pid in self.pids.items() if pid and self.addresses[process] in local]
 
     def pids_here(self, processes: Sequence[str]) -> dict[str, int]:
         here = self._here()
@@ -180,8 +181,8 @@ class WorkerGroup(Calls):
 
 def _unreadable(process: str, hello: Hello) -> HostError:
     return HostError(
-        f"{hello.missing[0]} is not there on host {hello.address}, where {process} runs",
+        f"{hello.missing[0]} does not exist on host {hello.address}, where {process} runs",
         where="policy.path, rollout.base_path",
         rule="every host of a cluster reads the model at the same path",
-        way_out="put it on a file system that the hosts share, or copy it to the same path on each host",
+        way_out="put it on a shared file system, or copy it to the same path on each host",
     )

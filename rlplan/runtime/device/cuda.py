@@ -1,9 +1,9 @@
-"""CUDA behind the device layer. With nvml.py, the only lines of the runtime that no machine without a GPU runs.
+"""CUDA behind the device layer. Only this file and nvml.py have lines that no machine without a GPU runs.
 
 In: a place, by default the GPU that this process computes on. Out: see layer.py. docs/gpu.md prints every line of this
 file that calls CUDA. **Not yet run on a GPU.** Written against torch 2.11 to 2.13.
 
-Memory from expandable segments has no IPC handle; what is to be shared is allocated while they are off.
+Memory from expandable segments has no IPC handle, so shared memory is allocated while they are off.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from rlplan.runtime.device.layer import DeviceBytes, Event
 from rlplan.runtime.device.nvml import bytes_of_this_process
 
 _DEVICE_ARGUMENT = 6
-"""Where `rebuild_cuda_tensor` takes the device; a reader may see the same GPU under another number."""
+"""Index of the device among the arguments of `rebuild_cuda_tensor`; a reader may see the GPU under another number."""
 
 
 def is_there() -> bool:
@@ -37,6 +37,7 @@ class CudaDevice:
         self.place = place or torch.device("cuda", torch.cuda.current_device())
 
     def begin(self) -> None:
+        # libraries that create a context by themselves take the current device
         torch.cuda.set_device(self.place)
 
     def finish(self) -> None:
@@ -113,7 +114,7 @@ class CudaDevice:
 
 
 def _free_nccl_settings() -> AbstractContextManager[Any]:
-    """NCCL_CUMEM_ENABLE must be the same on both sides; from vLLM 0.28 it pins it, but for this."""
+    """Undo vLLM's NCCL settings for a block: vLLM >= 0.28 pins NCCL_CUMEM_ENABLE, which both sides must share."""
     try:
         from vllm.utils.nccl import unpinned_nccl_env
     except ImportError:

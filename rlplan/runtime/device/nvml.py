@@ -1,4 +1,4 @@
-"""NVML: what the driver says of a machine's GPUs. The only file that imports `pynvml` (nvidia-ml-py).
+"""NVML: the driver's facts on a machine's GPUs. Only this file imports `pynvml` (nvidia-ml-py).
 
 In: nothing, or a GPU's UUID. Out: plain values. Not yet run on a GPU; written against nvidia-ml-py 13.
 Left out: rates, and which profile a GPU has (host/detect.py).
@@ -16,24 +16,24 @@ class DetectedGpu:
     index: int
     name: str
     memory_bytes: int
-    """The driver's total less what it reserves, which is what CUDA reports to a process."""
+    """The driver's total minus its reserved memory; CUDA reports the same number to a process."""
 
     compute_capability: str
-    """Such as `9.0`; empty where the driver is too old to say."""
+    """Compute capability such as `9.0`; empty if the driver is too old to report it."""
 
     driver: str
     source: str
-    """Who was asked: `NVML` or `nvidia-smi`."""
+    """Source of the facts: `NVML` or `nvidia-smi`."""
 
     profile: str | None = None
-    """The name of the hardware profile that matches."""
+    """Name of the matching hardware profile."""
 
     num_nvlinks: int | None = None
-    """That are active; None where it could not be read."""
+    """Active NVLinks; None if they could not be read."""
 
 
 def ask_nvml(host_bytes: int) -> tuple[list[DetectedGpu], str]:
-    """(the GPUs, why none could be read). host_bytes: memory of the host, which some GPUs share."""
+    """Return (the GPUs, why none could be read). host_bytes: the host's memory, which some GPUs share."""
     try:
         import pynvml
     except ImportError:
@@ -51,19 +51,19 @@ def ask_nvml(host_bytes: int) -> tuple[list[DetectedGpu], str]:
 
 
 def read_nvml(nvml: Any, host_bytes: int) -> list[DetectedGpu]:
-    """The GPUs that a started NVML (the module `pynvml`, or one like it) shows."""
-    driver, found = _text(nvml.nvmlSystemGetDriverVersion()), []
+    """Read the GPUs that a started NVML shows. nvml: the module `pynvml`, or one like it."""
+    driver, gpus = _text(nvml.nvmlSystemGetDriverVersion()), []
     for index in range(nvml.nvmlDeviceGetCount()):
         device = nvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
         name, memory = _text(nvml.nvmlDeviceGetName(device)), _memory(nvml, device, host_bytes)
         links = _links(nvml, device)
-        found.append(DetectedGpu(index, name, memory, f"{major}.{minor}", driver, "NVML", num_nvlinks=links))
-    return found
+        gpus.append(DetectedGpu(index, name, memory, f"{major}.{minor}", driver, "NVML", num_nvlinks=links))
+    return gpus
 
 
 def bytes_of_this_process(uuid: str) -> int:
-    """What the driver counts for this process on a GPU; 0 where it does not say, as in containers."""
+    """Bytes that the driver counts for this process on a GPU; 0 if it does not tell, as in containers."""
     try:
         import pynvml
 
@@ -71,30 +71,30 @@ def bytes_of_this_process(uuid: str) -> int:
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
             processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid == os.getpid())
+            return sum(int(process.usedGpuMemory or 0) for process in processes if process.pid == os.getpid())
         finally:
             pynvml.nvmlShutdown()
-    except Exception:  # nvidia-ml-py raises classes of its own, made as it runs
+    except Exception:  # nvidia-ml-py creates its exception classes at run time
         return 0
 
 
 def _links(nvml: Any, device: Any) -> int | None:
-    """Active NVLinks: 0 for a GPU that has none."""
+    """Count active NVLinks: 0 for a GPU that has none; None if this NVML cannot tell."""
     count = 0
     for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 0)):
         try:
             count += bool(nvml.nvmlDeviceGetNvLinkState(device, link))
-        except nvml.NVMLError:  # it has no link of this number
+        except nvml.NVMLError:  # the GPU has no link with this number
             break
     return count if hasattr(nvml, "NVML_NVLINK_MAX_LINKS") else None
 
 
 def _memory(nvml: Any, device: Any, host_bytes: int) -> int:
-    """Total less reserved; the whole host's memory for a GPU without its own (a GB10 has no memory to report)."""
+    """Total minus reserved bytes; the host's memory for a GPU without memory of its own (such as GB10)."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2)
         return int(memory.total) - int(memory.reserved)
-    except (AttributeError, TypeError):  # an old pynvml, without the second version: its total counts what is reserved
+    except (AttributeError, TypeError):  # an old pynvml without version 2: its total includes reserved memory
         return int(nvml.nvmlDeviceGetMemoryInfo(device).total)
     except nvml.NVMLError:
         return host_bytes

@@ -1,1 +1,1 @@
-"""What this machine has and lacks: GPUs, packages, the keys that installed engines know."""
+"""Checks of this machine: GPUs, packages, configuration keys of the installed engines."""

@@ -1,8 +1,8 @@
-"""Detect: which GPUs this machine has and which profile each is; without one, what its CPU host offers.
+"""Detection of this machine's GPUs, their hardware profiles, and its CPU host.
 
-In: nothing. Out: plain values; for a GPU that no profile names, the text of a new profile.
-Asked in this order: NVML (the module `pynvml` of nvidia-ml-py, where installed), else `nvidia-smi`, else nothing.
-Left out: AMD GPUs (name their profile yourself), and rates: nothing is run, so none is measured.
+NVML (the module `pynvml` of nvidia-ml-py) is asked first, then `nvidia-smi`.
+In: nothing. Out: plain values; for a GPU without a profile, the text of a new one.
+Left out: AMD GPUs (name their profile in the job), and rates, because nothing is run.
 """
 
 import csv
@@ -24,33 +24,33 @@ CGROUP_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-"""(limit, use) of this process's memory control group, versions 2 and 1."""
+"""Files with (limit, use) of this process's memory control group, versions 2 and 1."""
 
 SMI_FIELDS = ("index", "name", "memory.total", "memory.reserved", "compute_cap", "driver_version")
 SMI_TIMEOUT_S = 20.0
 MEMORY_TOLERANCE = 0.04
-"""Share by which totals of one GPU differ between drivers: 1 to 3 % in public logs."""
+"""Relative difference of one GPU's total memory between drivers: 1 to 3 % in public logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     num_cores: int
-    """That this process may use."""
+    """CPU cores that this process may use."""
 
     memory_bytes: int
-    """`total_bytes`, or the control group's limit below it."""
+    """Memory that this process may use: `total_bytes`, or the control group's lower limit."""
 
     total_bytes: int
 
     @property
     def is_limited(self) -> bool:
-        """A control group allows less than the machine has."""
+        """Whether a control group allows less memory than the machine has."""
         return self.memory_bytes < self.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What was found. remarks: what was asked and did not answer, for people."""
+    """The machine's hardware. remarks: why no GPU was found, for people."""
 
     gpus: tuple[DetectedGpu, ...]
     host: Host
@@ -61,10 +61,10 @@ class Detected:
 
 
 def detect() -> Detected:
-    """Ask NVML, then nvidia-smi; look at the host in any case."""
+    """Detect GPUs through NVML, then nvidia-smi; and the host."""
     host = read_host()
     gpus, remark = ask_nvml(host.total_bytes)
-    remarks = ["no NVIDIA GPU answered; an AMD GPU has to be named, as in `rlplan profiles show mi300x`", remark]
+    remarks = ["no NVIDIA GPU was found; for an AMD GPU, name its profile (`rlplan profiles show mi300x`)", remark]
     if not gpus:
         gpus, remark = _ask_smi()
         remarks.append(remark)
@@ -82,41 +82,39 @@ def _ask_smi() -> tuple[list[DetectedGpu], str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], f"nvidia-smi does not answer: {error}"
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        return [], f"nvidia-smi fails: {said[0] if said else f'exit {done.returncode}'}"
+        output = (done.stdout + done.stderr).strip().splitlines()
+        return [], f"nvidia-smi fails: {output[0] if output else f'exit {done.returncode}'}"
     return parse_smi(done.stdout), ""
 
 
 def parse_smi(text: str) -> list[DetectedGpu]:
-    """The GPUs in nvidia-smi's answer: a line of comma-separated SMI_FIELDS each, memory in MiB.
+    """Parse nvidia-smi's answer: one line of comma-separated SMI_FIELDS per GPU, memory in MiB.
 
     >>> parse_smi("0, NVIDIA L4, 23034, 471, 8.9, 580.1")[0].memory_bytes >> 20
     22563
     """
-    found = []
+    gpus = []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) != len(SMI_FIELDS) or not row[0].isdigit():
             continue
         index, name, total, reserved, capability, driver = row
+        # GPUs that share the host's memory report `[N/A]`
         memory = (int(total) - _number(reserved)) * MIB if total.isdigit() else read_host().total_bytes
         shown = capability if capability[:1].isdigit() else ""
-        found.append(DetectedGpu(int(index), name, memory, shown, driver, "nvidia-smi"))
-    return found
+        gpus.append(DetectedGpu(int(index), name, memory, shown, driver, "nvidia-smi"))
+    return gpus
 
 
 def _number(text: str) -> int:
-    """0 for `[N/A]`, which older drivers say of what they reserve."""
+    """Parse a number; `[N/A]`, which older drivers report for reserved memory, is 0."""
     return int(text) if text.isdigit() else 0
 
 
 def match_profile(name: str, memory_bytes: int) -> str | None:
-    """The profile with that driver name and, where several have it, the nearest memory; none where memory disagrees.
-
-    A file without the name in its text is not parsed.
-    """
+    """Find the profile with this driver name and the nearest memory; None if its memory differs too much."""
     matches: list[GpuProfile] = []
     for known, path in profile_paths().items():
-        if name in path.read_text(encoding="utf-8"):
+        if name in path.read_text(encoding="utf-8"):  # parsing every profile would take seconds
             profile = find_profile(known, where="detect")
             if isinstance(profile, GpuProfile) and name in profile.driver_names:
                 matches.append(profile)
@@ -127,7 +125,7 @@ def match_profile(name: str, memory_bytes: int) -> str | None:
 
 
 def new_profile_yaml(gpu: DetectedGpu) -> str:
-    """A profile for a GPU that none names: what the driver said as measured; what is to be added as comments."""
+    """Write a profile for an unknown GPU: the driver's facts as measured values; comments name what to add."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     words = "".join(letter if letter.isalnum() else " " for letter in gpu.name.lower()).split()
     name = "-".join(words).removeprefix("nvidia-").removeprefix("geforce-")[:40].rstrip("-")
@@ -156,14 +154,14 @@ overheads:
 
 
 def read_host() -> Host:
-    """Cores that this process may use, and memory: the machine's, or the control group's limit where that is lower."""
+    """Read the cores and the memory that this process may use, with the limits of its control group."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [total]
     for path, _ in CGROUP_FILES:
         try:
             limits.append(int(Path(path).read_text(encoding="ascii")))
         except (OSError, ValueError):
-            continue  # not there, or `max`: no limit
+            continue  # a missing file, or `max`: no limit
     return Host(_usable_cores(), min(limits), total)
 
 
@@ -173,4 +171,4 @@ def _usable_cores() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):
-        return cores  # not there, or `max`: no limit
+        return cores  # a missing file, or `max`: no limit

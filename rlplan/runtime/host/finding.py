@@ -1,4 +1,4 @@
-"""Finding: one thing that was looked at on this machine."""
+"""Finding: the result of one check of this machine."""
 
 from dataclasses import dataclass
 from importlib import metadata
@@ -9,28 +9,26 @@ State = Literal["ok", "warning", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
-    """What it is, such as `torch` or `memory`."""
+    """Name of the checked thing, such as `torch` or `memory`."""
 
     state: State
-    """How it stands."""
-
     found: str
-    """What is there, for people."""
+    """The observed value, for people."""
 
     fix: str = ""
-    """What to do; empty when all is well."""
+    """Command or advice that fixes it; empty when nothing is wrong."""
 
 
-def judged(subject: str, is_fine: bool, found: str, fix: str, otherwise: State = "missing") -> Finding:
-    """What was found, with what mends it where it is not fine."""
-    return Finding(subject, "ok", found) if is_fine else Finding(subject, otherwise, found, fix)
+def judge(subject: str, is_fine: bool, value: str, fix: str, otherwise: State = "missing") -> Finding:
+    """Build a finding that is `ok` or has a fix. otherwise: its state when it is not fine."""
+    return Finding(subject, "ok", value) if is_fine else Finding(subject, otherwise, value, fix)
 
 
 def installed_version(name: str) -> str | None:
-    """Of a package, by its metadata: nothing is imported."""
+    """Version of an installed package, or None. Only its metadata is read; nothing is imported."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

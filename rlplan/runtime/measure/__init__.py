@@ -1,1 +1,1 @@
-"""What is measured: memory of processes, a step's numbers, leaks, traces of models, rates of this machine."""
+"""Measurements: memory of processes, step metrics, leaks, traces of models, rates of this machine."""

@@ -1,11 +1,9 @@
-"""Leaks: memory that grows step after step, told from memory that settles.
+"""Leak detection: tells memory that grows at every step from memory that settles.
 
-In: what each process holds at the end of each step. Out: an alarm, once a process.
-Left out: growth that the plan itself predicts; nothing does after the first steps.
-
-The slope is the Theil-Sen estimate, the median of the slopes between all pairs of the last WINDOW steps: up to 29 % of
-the points may be outliers (one long prompt, one evaluation) without moving it far. It raises the alarm when it is above
-the threshold and more than SHARE_RISING of the pairs rise, which a step up that then stays level does not do.
+The slope is the Theil-Sen estimate: the median of the slopes between all pairs of the last WINDOW steps. Up to 29 % of
+the points may be outliers (a long prompt, an evaluation) without much effect. An alarm needs a slope above the
+threshold and a rise in more than SHARE_RISING of the pairs; a single jump that then stays level has fewer.
+In: the resident bytes of each process at the end of each step. Out: at most one alarm per process.
 """
 
 from collections import defaultdict, deque
@@ -17,23 +15,25 @@ from typing import NamedTuple
 from rlplan.units import MIB, format_bytes
 
 SETTLING_STEPS = 3
-"""Optimizer states, caches and heaps reach their size in the first steps; these do not count."""
+"""Steps that are ignored: optimizer states, caches and heaps reach their size in them."""
 
 WINDOW = 12
-"""Steps that the slope is taken over, and the least that there must be."""
+"""Number of steps from which the slope is estimated."""
 
 LEAST_SLOPE = 4 * MIB
-"""Bytes a step. The committed quickstart's engine grows by 1 to 2 MiB a step until its heap has settled."""
+"""Smallest slope of a leak, in bytes per step. The quickstart's engine grows by 1 to 2 MiB per step until its heap has
+settled."""
 
 LEAST_SHARE = 0.005
-"""Of what the process holds, a step: a large process wavers by more."""
+"""Smallest slope of a leak as a share of the process's size: a large process fluctuates more."""
 
 SHARE_RISING = 0.9
-"""Noise alone makes more than that of 66 pairs rise about once in 50,000 windows (Kendall's test)."""
+"""Share of rising pairs above which growth is no noise: noise exceeds it about once in 50,000 windows (Kendall's test
+with 66 pairs)."""
 
 
 class Leak(NamedTuple):
-    """What a process grows by. text: for people."""
+    """A process that grows. text: a message for people."""
 
     process: str
     bytes_per_step: int
@@ -41,7 +41,7 @@ class Leak(NamedTuple):
 
 
 def theil_sen(values: list[tuple[int, int]]) -> tuple[float, float]:
-    """(median slope, share of pairs that rise) of points (step, bytes).
+    """Compute (median slope, share of pairs that rise) of points (step, bytes).
 
     >>> theil_sen([(1, 10), (2, 20), (3, 30), (4, 1000), (5, 50)])
     (10.0, 0.9)
@@ -56,7 +56,7 @@ class LeakWatch:
         self._alarmed: set[str] = set()
 
     def observe(self, step: int, resident: Mapping[str, int]) -> Iterator[Leak]:
-        """The processes that are found to leak at the end of this step."""
+        """Yield the processes that are found to leak at the end of this step."""
         if step <= SETTLING_STEPS:
             return
         for process, size in resident.items():
@@ -69,11 +69,11 @@ class LeakWatch:
             if slope > threshold and rising > SHARE_RISING:
                 self._alarmed.add(process)
                 text = (
-                    f"{process} grows by {format_bytes(int(slope))} a step over the last {WINDOW} steps and holds "
-                    f"{format_bytes(size)}; more than {format_bytes(threshold)} a step counts as a leak"
+                    f"{process} grew by {format_bytes(int(slope))} per step over the last {WINDOW} steps, to "
+                    f"{format_bytes(size)}; more than {format_bytes(threshold)} per step counts as a leak"
                 )
                 yield Leak(process, int(slope), text)
 
     def forget(self, process: str) -> None:
-        """A process was restarted: what it held before says nothing."""
+        """Forget the sizes of a process that was restarted."""
         self._points.pop(process, None)

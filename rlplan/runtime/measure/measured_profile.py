@@ -1,7 +1,7 @@
-"""Measured profiles: what the microbenchmarks found, as hardware profiles that every command reads.
+"""Measured profiles: the rates of the microbenchmarks as hardware profiles that every command reads.
 
-In: Measured, the bundled profile that this machine is like. Out: YAML files, checked by the reader before they get
-their names. Left out: what was not measured: it stays as in the bundled profile, with its own source.
+Values that were not measured stay as in the bundled profile, with their own source.
+In: Measured, and the bundled profile of this kind of machine. Out: YAML files, validated before they get their names.
 """
 
 import datetime as dt
@@ -26,7 +26,7 @@ NODE_SUFFIX = "-node"
 
 
 def check_out(path: Path) -> None:
-    """Before anything is measured: a profile can be written there. Raises: SpecError."""
+    """Check, before the measuring, that a profile can be written there. Raises: SpecError."""
     name = path.stem
     for what, is_wrong, rule, way_out in (
         ("is not called *.yaml", path.suffix != ".yaml", "a profile is a .yaml file", "add .yaml"),
@@ -37,7 +37,7 @@ def check_out(path: Path) -> None:
             "choose another name, such as my-machine.yaml",
         ),
         ("exists", path.exists(), "nothing is overwritten", "choose another name, or move it away"),
-        ("has no folder to lie in", not path.parent.is_dir(), "the folder must exist", f"make {path.parent}"),
+        ("is in no existing folder", not path.parent.is_dir(), "the folder must exist", f"make {path.parent}"),
         (
             "cannot be written",
             path.parent.is_dir() and not os.access(path.parent, os.W_OK),
@@ -50,7 +50,7 @@ def check_out(path: Path) -> None:
 
 
 def write_profiles(measured: Measured, gpus: tuple[DetectedGpu, ...], out: Path) -> list[Path]:
-    """The profile, and on a GPU machine a node's beside it. Raises: SpecError, HostError for an unknown GPU."""
+    """Write the profile, and on a GPU machine a node's profile too. Raises: SpecError, HostError for an unknown GPU."""
     if measured.device == "cpu":
         return [_write(cpu_data(measured, out.stem), out, _about(measured))]
     gpu = next((gpu for gpu in gpus if gpu.profile), None)
@@ -58,53 +58,54 @@ def write_profiles(measured: Measured, gpus: tuple[DetectedGpu, ...], out: Path)
         raise HostError(
             f"no profile knows this GPU ({gpus[0].name if gpus else 'NVML and nvidia-smi do not answer'})",
             where="rlplan profiles measure",
-            rule="a share of a peak needs the peak, which a profile says",
-            way_out="`rlplan profiles detect` prints a profile to complete; put it into the folder of RLPLAN_PROFILES",
+            rule="measured rates are shares of the profile's peaks, so the GPU needs a profile",
+            way_out="complete the profile that `rlplan profiles detect` prints; put it into the RLPLAN_PROFILES folder",
         )
     base = find_profile(gpu.profile, where="measure")
     assert isinstance(base, GpuProfile)
     paths = [_write(gpu_data(measured, base, out.stem), out, _about(measured))]
-    node = _node_of(base)
+    node = _find_node(base)
     if node is not None:
-        beside = out.with_name(out.stem + NODE_SUFFIX + out.suffix)
-        paths.append(_write(node_data(measured, node, out.stem, len(gpus)), beside, _about(measured)))
+        node_file = out.with_name(out.stem + NODE_SUFFIX + out.suffix)
+        paths.append(_write(node_data(measured, node, out.stem, len(gpus)), node_file, _about(measured)))
     return paths
 
 
 def cpu_data(measured: Measured, name: str) -> dict[str, Any]:
-    """A CPU host like the bundled one, with this machine's memory and rates."""
+    """Build the profile of a CPU host from the bundled one, with this machine's memory and rates."""
     data = get_profile("cpu-host", where="measure").model_dump(mode="json", exclude_none=True)
     about = f"{measured.num_cores} cores of {measured.processor}"
     rates = {
-        key: _sourced(round(found.value), found, about)
+        key: _add_source(round(measured_rate.value), measured_rate, about)
         for key, wanted in (
             ("memory_bytes_per_s", "memory_copy"),
             ("collective_bytes_per_s", "all_reduce"),
             ("disk_bytes_per_s", "disk_write"),
             ("fresh_memory_bytes_per_s", "fresh_memory"),
         )
-        if (found := measured.find(wanted))
+        if (measured_rate := measured.find(wanted))
     }
     flops = {
-        dtype.value: _sourced(round(found.value), found, about)
+        dtype.value: _add_source(round(measured_rate.value), measured_rate, about)
         for dtype in (ComputeDtype.FLOAT32, ComputeDtype.BFLOAT16)
-        if (found := measured.find(f"matmul_{dtype}"))
+        if (measured_rate := measured.find(f"matmul_{dtype}"))
     }
     launch = measured.find("launch")
-    whole = {"num_cores": _measured(measured.num_cores, "cores that this process may use"), "flops_per_s": flops}
-    whole |= rates | ({"launch": _sourced(launch.value, launch, about)} if launch else {})
-    memory = _measured(measured.memory_bytes, "the system's total")
-    return data | {"name": name, "description": f"{about}, measured", "memory": memory, "rates": whole}
+    cores = _note_measured(measured.num_cores, "cores that this process may use")
+    all_rates = {"num_cores": cores, "flops_per_s": flops, **rates}
+    all_rates |= {"launch": _add_source(launch.value, launch, about)} if launch else {}
+    memory = _note_measured(measured.memory_bytes, "the system's total")
+    return data | {"name": name, "description": f"{about}, measured", "memory": memory, "rates": all_rates}
 
 
 def gpu_data(measured: Measured, base: GpuProfile, name: str) -> dict[str, Any]:
-    """The bundled profile with the measured shares of its peaks; what is above a peak counts as all of it."""
+    """Build the profile of a GPU from the bundled one, with the measured shares of its peaks (at most 1)."""
     data = base.model_dump(mode="json", exclude_none=True)
     data |= {"name": name, "description": f"{base.description}, measured", "driver_names": list(base.driver_names)}
     link, device = base.host_link, base.device_link
     slower = min(
-        (found for found in map(measured.find, ("host_to_device", "device_to_host")) if found),
-        key=lambda found: found.value,
+        (direction for direction in map(measured.find, ("host_to_device", "device_to_host")) if direction),
+        key=lambda direction: direction.value,
         default=None,
     )
     peaks = (
@@ -114,17 +115,17 @@ def gpu_data(measured: Measured, base: GpuProfile, name: str) -> dict[str, Any]:
         ("device_link", measured.find("all_reduce"), device.bytes_per_s if device else None),
     )
     shares = data.setdefault("efficiencies", {})
-    for key, found, peak in peaks:
-        if found and peak:
-            shares[key] = _sourced(round(min(1.0, found.value / peak.value), 4), found, f"of {peak.value:.4g}")
+    for key, reached, peak in peaks:
+        if reached and peak:
+            shares[key] = _add_source(round(min(1.0, reached.value / peak.value), 4), reached, f"of {peak.value:.4g}")
     small = measured.find("small_all_reduce")
     if small and "serving" in data:
-        data["serving"]["collective"] = _sourced(small.value, small, base.name)
+        data["serving"]["collective"] = _add_source(small.value, small, base.name)
     return data
 
 
 def node_data(measured: Measured, base: NodeProfile, gpu: str, num_gpus: int) -> dict[str, Any]:
-    """The usual node with this GPU, with as many GPUs, and the disk and the memory, that this one has."""
+    """Build the profile of a node from the bundled one, with this machine's number of GPUs, memory and disk."""
     data = base.model_dump(mode="json", exclude_none=True)
     data |= {
         "name": gpu + NODE_SUFFIX,
@@ -132,16 +133,17 @@ def node_data(measured: Measured, base: NodeProfile, gpu: str, num_gpus: int) ->
         "gpu": gpu,
         "num_gpus": num_gpus,
         "num_gpus_in_link_domain": min(base.num_gpus_in_link_domain, num_gpus),
-        "host_memory": _measured(measured.memory_bytes, "the system's total"),
-        "num_cores": _measured(measured.num_cores, "that may be used"),
+        "host_memory": _note_measured(measured.memory_bytes, "the system's total"),
+        "num_cores": _note_measured(measured.num_cores, "that may be used"),
     }
     disk = measured.find("disk_write")
     if disk and "efficiencies" in data:
-        data["efficiencies"]["disk_bytes_per_s"] = _sourced(round(disk.value), disk, "this node's")
+        data["efficiencies"]["disk_bytes_per_s"] = _add_source(round(disk.value), disk, "this node's")
     return data
 
 
-def _node_of(gpu: GpuProfile) -> NodeProfile | None:
+def _find_node(gpu: GpuProfile) -> NodeProfile | None:
+    """Find the bundled node with this GPU."""
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():
         if wanted.search(path.read_text("utf-8")):
@@ -150,12 +152,12 @@ def _node_of(gpu: GpuProfile) -> NodeProfile | None:
     return None
 
 
-def _sourced(value: float, found: Rate, about: str) -> dict[str, Any]:
-    spread = f"{found.num_samples} samples, spread {found.spread:.0%}"
-    return _measured(type(value)(float(f"{value:.4g}")), f"{found.what}, {spread}; {about}")
+def _add_source(value: float, measured_rate: Rate, about: str) -> dict[str, Any]:
+    spread = f"{measured_rate.num_samples} samples, spread {measured_rate.spread:.0%}"
+    return _note_measured(type(value)(float(f"{value:.4g}")), f"{measured_rate.what}, {spread}; {about}")
 
 
-def _measured(value: float, what: str) -> dict[str, Any]:
+def _note_measured(value: float, what: str) -> dict[str, Any]:
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     return {"value": value, "provenance": "measured", "source": f"{SOURCE}: {what}", "date": today}
 
@@ -166,7 +168,7 @@ def _about(measured: Measured) -> str:
 
 
 def _write(data: dict[str, Any], path: Path, comment: str) -> Path:
-    """Writes beside, lets the reader check it, then gives it its name; nothing half-written is left."""
+    """Write a draft, validate it by reading it, then rename it: no partial or invalid profile is ever left."""
     yaml, text = YAML(typ="safe", pure=True), io.StringIO()
     yaml.default_flow_style, yaml.width = None, 4096
     yaml.representer.sort_base_mapping_type_on_output = False
@@ -180,7 +182,7 @@ def _write(data: dict[str, Any], path: Path, comment: str) -> Path:
 
 
 def _value_first(part: Any) -> Any:
-    """The same with each value before its source, as people write it."""
+    """Sort each value before its source, as people write it."""
     if not isinstance(part, dict):
         return part
     keys = sorted(part, key=lambda key: key != "value")

@@ -1,7 +1,7 @@
-"""MemoryMeter: what a process holds, read from the kernel and from live tensors.
+"""Memory of a process, read from the Linux kernel and from live tensors.
 
-In: nothing, or tensors. Out: bytes. Linux only: `/proc/self/clear_refs` resets the peak,
-so that each action has its own.
+Writing to `/proc/self/clear_refs` resets the kernel's peak, so each action has a peak of its own.
+In: nothing, or tensors. Out: bytes.
 """
 
 import ctypes
@@ -25,53 +25,53 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Measurement:
     process: str
     start_s: float
-    """In seconds since 1970."""
+    """Start of the action, in seconds since 1970."""
 
     end_s: float
-    """In seconds since 1970."""
+    """End of the action, in seconds since 1970."""
 
     peak_bytes: int
-    """The most that was resident inside the action."""
+    """Largest resident size during the action."""
 
     resident_bytes: int
     components: dict[tuple[str, str], int]
-    """Bytes at its end by (role, kind)."""
+    """Bytes at the end of the action by (role, kind)."""
 
     loaded_components: dict[tuple[str, str], int]
-    """Those that the process repacked inside the action, as they were before; bytes by (role, kind)."""
+    """Bytes by (role, kind) of weights as they were loaded, before the engine repacked them during the action."""
 
     device: DeviceBytes | None = None
-    """What its GPU holds; None where it has none."""
+    """Memory of its GPU; None if it has none."""
 
 
 def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """One measurement a process: of several calls that are one action, from the first to the last."""
-    whole: dict[str, Measurement] = {}
-    for one in measurements:
-        before = whole.get(one.process, one)
-        last = max(before, one, key=lambda each: each.end_s)
-        peaks = [each.device.peak_allocated for each in (before, one) if each.device]
-        whole[one.process] = replace(
+    """Merge the measurements of several calls of one action into one per process."""
+    by_process: dict[str, Measurement] = {}
+    for current in measurements:
+        before = by_process.get(current.process, current)
+        last = max(before, current, key=lambda measurement: measurement.end_s)
+        peaks = [part.device.peak_allocated for part in (before, current) if part.device]
+        by_process[current.process] = replace(
             last,
-            start_s=min(before.start_s, one.start_s),
-            peak_bytes=max(before.peak_bytes, one.peak_bytes),
-            loaded_components=before.loaded_components | one.loaded_components,
+            start_s=min(before.start_s, current.start_s),
+            peak_bytes=max(before.peak_bytes, current.peak_bytes),
+            loaded_components=before.loaded_components | current.loaded_components,
             device=last.device and replace(last.device, peak_allocated=max(peaks)),
         )
-    return list(whole.values())
+    return list(by_process.values())
 
 
 def reset_peak() -> None:
-    """Make the kernel's peak resident size start again from what is resident now.
+    """Reset the kernel's peak resident size to the current size.
 
-    Where that may not be asked it stays that since the process's start; a job on a CPU host is refused there before.
+    Without permission the peak stays that since the process's start. A job on a CPU host is refused earlier then.
     """
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_bytes() -> int:
-    """Largest resident size since `reset_peak`, as the kernel saw it, without what another process counts."""
+    """Largest resident size since `reset_peak`, without pages that another process counts."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 - _elsewhere
@@ -80,7 +80,7 @@ def peak_bytes() -> int:
 
 @dataclass(eq=False)
 class Peak:
-    """The largest resident size seen so far inside a `with peak_inside()` block."""
+    """Largest resident size so far inside a `with peak_inside()` block."""
 
     num_bytes: int = 0
 
@@ -88,12 +88,12 @@ class Peak:
 _peaks_lock = threading.Lock()
 _open_peaks: list[Peak] = []
 _elsewhere = 0
-"""Bytes of pages that are mapped here and counted by another process."""
+"""Bytes of pages that are mapped here but counted by another process."""
 
 
 @contextmanager
 def peak_inside() -> Iterator[Peak]:
-    """Watch the peak inside the block. Blocks of several threads may overlap: the kernel has one peak for all."""
+    """Watch the peak inside the block. Blocks of several threads may overlap; all share the kernel's single peak."""
     peak = Peak()
     with _peaks_lock:
         _note_peak()
@@ -115,10 +115,10 @@ def _note_peak() -> None:
 
 @contextmanager
 def counted_elsewhere(num_bytes: int) -> Iterator[None]:
-    """For a block that maps so many bytes which another process of the run counts: they are left out from then on.
+    """Leave out bytes that the block maps and that another process of the run counts.
 
-    All of them are to be mapped when the block ends: the kernel counts a page in each process that has touched it. A
-    negative number is for a block that unmaps them.
+    The block must touch all of these pages: the kernel counts a page in each process that has touched it. A negative
+    number is for a block that unmaps them.
     """
     global _elsewhere
     with _peaks_lock:
@@ -129,12 +129,12 @@ def counted_elsewhere(num_bytes: int) -> Iterator[None]:
 
 
 def resident_bytes() -> int:
-    """What this process holds, without what another one counts."""
+    """Resident bytes of this process, without pages that another process counts."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE - _elsewhere
 
 
 def touched_length(address: int, num_bytes: int) -> int:
-    """Bytes of a piece of memory up to the end of its last resident page: what lies behind was never written to.
+    """Bytes of a piece of memory up to the end of its last resident page; the pages after it were never written.
 
     Raises: OSError.
     """
@@ -145,10 +145,10 @@ def touched_length(address: int, num_bytes: int) -> int:
 
 
 def touched_bytes(address: int, num_bytes: int) -> int:
-    """Bytes of a piece of memory whose pages are resident: memory that was never written to is none.
+    """Bytes of a piece of memory in resident pages; memory that was never written to has none.
 
-    Only pages that lie wholly inside count, and the parts of pages at both ends do if one of those does: the page where
-    glibc notes the size of a mapping is touched when the mapping is made. Raises: OSError.
+    Pages that lie only partly inside count if any full page does. glibc touches the first page of a mapping to store
+    its size, so a partial page alone proves nothing. Raises: OSError.
     """
     first, end = -(-address // _PAGE), (address + num_bytes) // _PAGE
     if end <= first:
@@ -159,7 +159,7 @@ def touched_bytes(address: int, num_bytes: int) -> int:
 
 
 def _residency(first: int, end: int) -> "ctypes.Array[ctypes.c_ubyte]":
-    """mincore's byte for each page from `first` up to `end`."""
+    """Ask mincore for one byte per page from `first` up to `end`."""
     seen = (ctypes.c_ubyte * (end - first))()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mincore(ctypes.c_void_p(first * _PAGE), ctypes.c_size_t((end - first) * _PAGE), seen):
@@ -168,12 +168,12 @@ def _residency(first: int, end: int) -> "ctypes.Array[ctypes.c_ubyte]":
 
 
 def give_memory_back() -> None:
-    """Return the free pages of glibc's heap to the system: what stays resident is what is held."""
+    """Return the free pages of glibc's heap to the system, so that only used memory stays resident."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def storage_bytes(tensors: "Iterable[torch.Tensor | None]") -> int:
-    """Bytes of the distinct storages behind the tensors: views of one storage count once."""
+    """Bytes of the tensors' distinct storages; views of one storage count once."""
     storages = {}
     for tensor in tensors:
         if tensor is not None and tensor.device.type != "meta":
@@ -183,7 +183,7 @@ def storage_bytes(tensors: "Iterable[torch.Tensor | None]") -> int:
 
 
 def read_pages(storages: "Iterable[torch.UntypedStorage]") -> None:
-    """Read one byte of every page, so that the kernel counts weights that safetensors has only mapped from a file."""
+    """Read one byte of every page, so the kernel counts weights that safetensors only mapped from a file."""
     import torch
 
     for storage in storages:

@@ -1,11 +1,9 @@
-"""Microbenchmarks: what this machine reaches, as rates: matmuls, memory, copies, launches, collectives, disk.
+"""Microbenchmarks of this machine: matmuls, memory, copies, launches, collectives and disk.
 
-In: a device and how long each benchmark may take. Out: Rates with median and spread (rates.py).
-Left out: other hosts (a network needs several), clocks and power, and what else runs at the same time.
-
-Each benchmark warms up, then repeats until it has enough samples or its seconds are over; a size that would not fit
-into a quarter of the free memory is passed over. The paths for CUDA are written like those for the CPU and have not yet
-been run on a GPU by us.
+Each benchmark warms up, then repeats until it has enough samples or its time is over. A size above a quarter of the
+free memory is skipped. The CUDA paths have not yet been run on a GPU.
+In: a device and the time for each benchmark. Out: Rates with median and spread (rates.py).
+Left out: networks between hosts, clocks and power, and other load on the machine.
 """
 
 import os
@@ -38,13 +36,15 @@ LAUNCHES = 200
 DISK_BLOCK = 16 * MIB
 FRESH_BYTES = 4 * MIB
 _M_MMAP_THRESHOLD = -3
-"""glibc's malloc.h."""
+"""Value of M_MMAP_THRESHOLD in glibc's malloc.h."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
+    """Sizes and time of the benchmarks."""
+
     seconds: float
-    """Of one benchmark, beside its warm-up and one sample."""
+    """Seconds of one benchmark, without its warm-up and the last sample."""
 
     cpu_matrices: tuple[int, ...]
     """Rows of the square matrices that a CPU multiplies."""
@@ -53,13 +53,13 @@ class Effort:
     """Rows of the square matrices that a GPU multiplies."""
 
     copy_bytes: int
-    """Of one copy in memory, or between host and GPU."""
+    """Bytes of one copy in memory, or between host and GPU."""
 
     disk_bytes: int
-    """Of the file that is written."""
+    """Bytes of the written file."""
 
     collective_bytes: int
-    """Of the tensor that processes reduce or gather."""
+    """Bytes of the tensor in an all-reduce or all-gather."""
 
 
 QUICK = Effort(0.4, (512, 1024), (4096,), 256 * MIB, 128 * MIB, 16 * MIB)
@@ -67,25 +67,25 @@ WHOLE = Effort(3.0, (512, 1024, 2048, 4096), (2048, 4096, 8192, 16384), 1024 * M
 
 
 def measure(effort: Effort, folder: Path, progress: Callable[[str], None] = lambda name: None) -> Measured:
-    """Everything that this machine has, one after the other. folder: on the disk that is measured.
+    """Run all benchmarks, one after the other. folder: a folder on the disk to measure.
 
-    Raises: RunError where a rank of a collective fails or hangs.
+    Raises: RunError when a rank of a collective fails or hangs.
     """
-    there = present()
-    device = "cpu" if there is None else there.place.type
+    accelerator = present()
+    device = "cpu" if accelerator is None else accelerator.place.type
     remarks: list[str] = []
-    found: list[Rate] = []
+    rates: list[Rate] = []
     for name, benchmark in _benchmarks(device, effort, folder, remarks):
         progress(name)
-        found += benchmark()
+        rates += benchmark()
     host = read_host()
     processor, version = processor_name(), torch.__version__
-    return Measured(device, processor, host.num_cores, host.memory_bytes, version, tuple(found), tuple(remarks))
+    return Measured(device, processor, host.num_cores, host.memory_bytes, version, tuple(rates), tuple(remarks))
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside the block Ctrl-C, SIGTERM and SIGHUP end the measuring and its processes. Raises: InterruptedRunError."""
+    """Let Ctrl-C, SIGTERM and SIGHUP stop the benchmarks and their processes. Raises: InterruptedRunError."""
     try:
         with interruptible():
             yield
@@ -93,8 +93,8 @@ def stoppable() -> Iterator[None]:
         stopped = InterruptedRunError(
             error.what,
             where="rlplan profiles measure",
-            rule="a profile is written when everything is measured",
-            way_out="measure again: nothing was written, and nothing is left running",
+            rule="a profile is written after all benchmarks",
+            way_out="measure again: nothing was written, and no process is left",
         )
         stopped.exit_code = error.exit_code
         raise stopped from None
@@ -116,16 +116,16 @@ def _benchmarks(
     if ranks > 1:
         yield f"collectives of {ranks} processes", lambda: _collectives(device, ranks, effort)
     else:
-        remarks.append("no collective was measured: there is one GPU")
+        remarks.append("no collective was measured: this machine has one GPU")
     yield "disk", lambda: measure_disk(folder, effort, remarks)
 
 
 def measure_matmul(
     device: str, dtype: ComputeDtype, sizes: tuple[int, ...], effort: Effort, remarks: list[str]
 ) -> list[Rate]:
-    """Square matmuls, 2 n^3 FLOP each; the fastest size counts: small ones do not fill the machine."""
+    """Square matmuls of 2 n^3 FLOP each. The fastest size counts, because small ones do not fill the machine."""
     kind = getattr(torch, dtype.value)
-    found = []
+    rates = []
     for size in sizes:
         if 3 * size * size * kind.itemsize > SHARE_OF_MEMORY * _free_bytes(device):
             remarks.append(f"no matmul of {size} x {size}: too little free memory")
@@ -133,38 +133,37 @@ def measure_matmul(
         left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(kind) for _ in range(2))
         out = torch.empty(size, size, device=device, dtype=kind)
         seconds = sample(partial(torch.mm, left, right, out=out), effort.seconds, device=device)
-        found.append(rate(f"matmul_{dtype}", 2.0 * size**3, seconds, "FLOP/s", f"{size} x {size} x {size}"))
-    return [max(found, key=lambda each: each.value)] if found else []
+        rates.append(rate(f"matmul_{dtype}", 2.0 * size**3, seconds, "FLOP/s", f"{size} x {size} x {size}"))
+    return [max(rates, key=lambda result: result.value)] if rates else []
 
 
 def measure_copy(device: str, effort: Effort, remarks: list[str]) -> list[Rate]:
-    """A copy within memory: each byte is read and written, and counts twice."""
+    """A copy within memory. Each byte counts twice because it is read and written."""
     num_bytes = _fitting(effort.copy_bytes, 2, device)
     if num_bytes < effort.copy_bytes:
         remarks.append(f"copies of {num_bytes // MIB} MiB instead of {effort.copy_bytes // MIB}: little free memory")
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source).fill_(1)
+    target = torch.empty_like(source).fill_(1)  # written once, so that no page faults are timed
     seconds = sample(lambda: target.copy_(source), effort.seconds, device=device)
     return [rate("memory_copy", 2.0 * num_bytes, seconds, "B/s", f"{num_bytes // MIB} MiB")]
 
 
 def measure_launch(device: str, effort: Effort) -> list[Rate]:
-    """One small operation in a row of many, as a decode step without graphs makes them."""
+    """Time per small operation in a long row, as in a decode step without CUDA graphs."""
     value = torch.zeros(1, device=device)
 
     def launch() -> None:
         for _ in range(LAUNCHES):
             value.add_(1)
 
-    seconds = [each / LAUNCHES for each in sample(launch, effort.seconds, device=device)]
+    seconds = [row_s / LAUNCHES for row_s in sample(launch, effort.seconds, device=device)]
     return [duration("launch", seconds, "an in-place addition to one element")]
 
 
 def measure_fresh_memory(effort: Effort) -> list[Rate]:
-    """Results of one thread in memory that glibc maps anew and gives back each time, as it does in workers
-    with tensors of 32 MiB and more.
+    """One thread's results in fresh memory: glibc maps and unmaps it each time, as for tensors of 32 MiB and more.
 
-    From here on this process's allocator stays so: nothing later in the measuring allocates while it is timed.
+    The allocator's setting stays changed afterwards; no later benchmark allocates while it is timed.
     """
     import ctypes
 
@@ -180,26 +179,26 @@ def measure_fresh_memory(effort: Effort) -> list[Rate]:
 
 
 def measure_host_link(effort: Effort) -> list[Rate]:
-    """Between pinned host memory and a GPU, each direction by itself."""
+    """Copies between pinned host memory and a GPU, each direction by itself."""
     num_bytes = _fitting(effort.copy_bytes, 1, "cpu")
-    there = present()
-    assert there is not None, "a GPU is measured"
-    host = there.pinned(num_bytes)
-    device = torch.zeros(num_bytes, dtype=torch.uint8, device=there.place)
-    found = []
+    accelerator = present()
+    assert accelerator is not None, "a GPU is measured"
+    host = accelerator.pinned(num_bytes)
+    device = torch.zeros(num_bytes, dtype=torch.uint8, device=accelerator.place)
+    rates = []
     for name, target, source in (("host_to_device", device, host), ("device_to_host", host, device)):
 
         def copy(target: Any = target, source: Any = source) -> None:
             target.copy_(source, non_blocking=True)
-            there.finish()
+            accelerator.finish()
 
         seconds = sample(copy, effort.seconds)
-        found.append(rate(name, float(num_bytes), seconds, "B/s", f"{num_bytes // MIB} MiB pinned"))
-    return found
+        rates.append(rate(name, float(num_bytes), seconds, "B/s", f"{num_bytes // MIB} MiB pinned"))
+    return rates
 
 
 def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Rate]:
-    """Written in blocks and flushed to the device (fsync). The file has no name, so that nothing can stay behind."""
+    """Writes in blocks, flushed to the device (fsync). The file has no name, so it cannot stay behind."""
     if shutil.disk_usage(folder).free < 2 * effort.disk_bytes:
         remarks.append(f"no disk was measured: less than {2 * effort.disk_bytes // MIB} MiB are free in {folder}")
         return []
@@ -212,7 +211,7 @@ def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Rate]
             file.flush()
             os.fsync(file.fileno())
 
-    seconds = sample(write, effort.seconds, warm_ups=0)
+    seconds = sample(write, effort.seconds, warm_ups=0)  # a disk needs no warm-up, which would take as long as a sample
     return [rate("disk_write", float(effort.disk_bytes), seconds, "B/s", f"{effort.disk_bytes // MIB} MiB and fsync")]
 
 
@@ -227,22 +226,22 @@ def _collectives(device: str, num_ranks: int, effort: Effort) -> list[Rate]:
 
 
 def processor_name() -> str:
-    """The CPU's name as the kernel shows it, else its architecture."""
+    """The CPU's name from the kernel, else its architecture."""
     try:
-        found = re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        match = re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.machine()
+        match = None
+    return match.group(1).strip() if match else platform.machine()
 
 
 def _free_bytes(device: str) -> int:
-    if there := device_of(torch.device(device)):
-        return there.free_bytes()
+    if accelerator := device_of(torch.device(device)):
+        return accelerator.free_bytes()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(free, read_host().memory_bytes)
 
 
 def _fitting(num_bytes: int, copies: int, device: str) -> int:
-    """`num_bytes`, or as many MiB as the share of free memory allows, at least 16."""
+    """Reduce `num_bytes` to the allowed share of free memory, at least 16 MiB."""
     allowed = int(SHARE_OF_MEMORY * _free_bytes(device) / copies)
     return max(16 * MIB, min(num_bytes, allowed // MIB * MIB))

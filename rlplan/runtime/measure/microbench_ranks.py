@@ -1,9 +1,8 @@
-"""Collectives between processes of this host: gloo on the CPU, NCCL on GPUs.
+"""Benchmark of collectives between processes of this host: gloo on the CPU, NCCL on GPUs.
 
+Each rank runs this module as a program. The ranks meet through a file, so no port is needed. A rank exits when its
+standard input closes, so none outlives the process that started it. Not yet run on GPUs.
 In: a number of ranks and bytes. Out: seconds of each repetition on rank 0. Left out: other hosts.
-
-Each rank is this module run as a program. They meet through a file, so no port is asked for. A rank ends itself when
-its standard input closes, so that none outlives the process that started it. Not yet run on GPUs.
 """
 
 import contextlib
@@ -23,14 +22,15 @@ from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 
 START_S = 90.0
-"""To import torch and meet; ENDING_S: to end. Both scaled by the machine's slowdown."""
+"""Seconds that a rank gets to import torch and meet the others; scaled."""
 ENDING_S = 5.0
+"""Seconds that a rank gets to exit; scaled."""
 SAMPLES = (3, 30)
-"""Least and most repetitions."""
+"""Smallest and largest number of repetitions."""
 
 
 def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each repetition on rank 0, by collective. Raises: RunError where a rank fails or takes too long."""
+    """Measure each repetition's seconds on rank 0, by collective. Raises: RunError when a rank fails or is too slow."""
     with tempfile.TemporaryDirectory(prefix="rlplan-collective-") as folder:
         arguments = {"device": device, "num_ranks": num_ranks, "num_bytes": num_bytes, "seconds": seconds}
         errors = Path(folder) / "errors"
@@ -48,6 +48,7 @@ def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: fl
 
 def _start(arguments: dict[str, Any], log: Any) -> "subprocess.Popen[bytes]":
     command = module_command("rlplan.runtime.measure.microbench_ranks", json.dumps(arguments))
+    # a rank must import this checkout, and the ranks share the cores
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = str(max(1, (os.cpu_count() or 1) // arguments["num_ranks"]))
@@ -64,19 +65,19 @@ def _wait(ranks: list["subprocess.Popen[bytes]"], seconds: float, errors: Path) 
             continue
         break
     if any(rank.poll() != 0 for rank in ranks):
-        said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        output = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         late = time.monotonic() >= deadline
         raise RunError(
             f"a process of the collective benchmark {'was not ready in time' if late else 'failed'}: "
-            + (said[-1][:200] if said else "it said nothing"),
+            + (output[-1][:200] if output else "it printed nothing"),
             where="rlplan profiles measure",
             rule=f"all processes end within {seconds:.0f} s",
-            way_out="see that the machine is idle; on GPUs, that NCCL works between them (`nvidia-smi topo -m`)",
+            way_out="check that the machine is idle; on GPUs, that NCCL works between them (`nvidia-smi topo -m`)",
         )
 
 
 def _end(ranks: list["subprocess.Popen[bytes]"]) -> None:
-    """Closes each rank's input, upon which it ends itself; what still runs after a while is killed by its id."""
+    """Close each rank's input, which makes it exit; kill those that still run after ENDING_S."""
     for rank in ranks:
         with contextlib.suppress(OSError):
             if rank.stdin:
@@ -92,24 +93,25 @@ def _end(ranks: list["subprocess.Popen[bytes]"]) -> None:
 
 def _end_with_input() -> None:
     with contextlib.suppress(OSError):
-        os.read(0, 1)  # not sys.stdin: its lock would stop the interpreter from ending
+        os.read(0, 1)  # a thread that holds sys.stdin's lock would keep the interpreter from exiting
     os._exit(1)
 
 
 def run_rank(device: str, num_ranks: int, num_bytes: int, seconds: float, rank: int, folder: str) -> None:
-    """One rank: meets the others, repeats each collective, and rank 0 writes the seconds."""
+    """Meet the other ranks and repeat each collective; rank 0 writes the seconds."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     import torch
     import torch.distributed as dist
 
     place = torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
-    if there := device_of(place):
-        there.begin()
+    if accelerator := device_of(place):
+        accelerator.begin()
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=num_ranks
     )
+    # all_gather needs parts of equal size
     elements = num_bytes // 4 // num_ranks * num_ranks
     whole, part = torch.ones(elements, device=place), torch.ones(elements // num_ranks, device=place)
     small = torch.ones(1, device=place)
@@ -126,7 +128,7 @@ def run_rank(device: str, num_ranks: int, num_bytes: int, seconds: float, rank: 
 
 
 def _repeat(call: Any, seconds: float, flag: Any) -> list[float]:
-    """Seconds of each repetition; all ranks stop after as many as rank 0's first one allows for."""
+    """Time each repetition. Rank 0's first one decides how many all ranks do."""
     import torch
     import torch.distributed as dist
 
@@ -135,8 +137,8 @@ def _repeat(call: Any, seconds: float, flag: Any) -> list[float]:
         dist.barrier()
         start = time.perf_counter()
         call()
-        if there := device_of(flag.device):
-            there.finish()
+        if accelerator := device_of(flag.device):
+            accelerator.finish()
         return time.perf_counter() - start
 
     once()

@@ -1,6 +1,6 @@
-"""Rates: the samples of one benchmark as a median with its spread, and all that a machine reached.
+"""Rates: the samples of a benchmark as a median with its spread, and all rates of a machine.
 
-In: a call to time, or seconds. Out: Rates. Left out: what is called (microbench.py).
+In: a call to time, or seconds. Out: Rates. Left out: the benchmarks themselves (microbench.py).
 """
 
 import time
@@ -19,23 +19,23 @@ MIN_SAMPLES, MAX_SAMPLES = 3, 50
 @dataclass(frozen=True, slots=True)
 class Rate:
     name: str
-    """What was measured, such as `memory_copy`."""
+    """Name of the benchmark, such as `memory_copy`."""
 
     value: float
     """The median, in `unit`."""
 
     low: float
-    """The lower quartile of the samples, or the least of few."""
+    """The lower quartile of the samples; the smallest of fewer than four."""
 
     high: float
-    """The upper quartile of the samples, or the largest of few."""
+    """The upper quartile of the samples; the largest of fewer than four."""
 
     unit: str
     """`FLOP/s`, `B/s` or `s`."""
 
     num_samples: int
     what: str
-    """The size, for people."""
+    """Size of the benchmark, for people."""
 
     @property
     def spread(self) -> float:
@@ -49,31 +49,31 @@ class Measured:
 
     processor: str
     num_cores: int
-    """That this process may use."""
+    """CPU cores that this process may use."""
 
     memory_bytes: int
-    """Of the host, that this process may use."""
+    """Host memory that this process may use."""
 
     torch_version: str
     measurements: tuple[Rate, ...]
     remarks: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """Benchmarks that were skipped, with the reason."""
 
     def find(self, name: str) -> Rate | None:
-        """The measurement of that name; None where it was left out."""
-        return next((each for each in self.measurements if each.name == name), None)
+        """Find the measurement with that name; None if it was skipped."""
+        return next((measurement for measurement in self.measurements if measurement.name == name), None)
 
     def as_json(self) -> dict[str, Any]:
         return {"schema_version": 1} | asdict(self)
 
 
 def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1, device: str = "cpu") -> list[float]:
-    """Seconds of each of several calls, until a GPU is done: at least MIN_SAMPLES, then until `seconds` are over."""
+    """Time several calls, each until the GPU is done: at least MIN_SAMPLES, then until `seconds` are over."""
 
     def finish() -> None:
         call()
-        if there := device_of(torch.device(device)):
-            there.finish()
+        if accelerator := device_of(torch.device(device)):
+            accelerator.finish()
 
     for _ in range(warm_ups):
         finish()
@@ -87,7 +87,7 @@ def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1, dev
 
 
 def rate(name: str, amount: float, seconds: list[float], unit: str, what: str) -> Rate:
-    """`amount` over the median of the seconds.
+    """Divide `amount` by the median of the seconds.
 
     >>> rate("copy", 8.0, [1.0, 2.0, 4.0], "B/s", "").value
     4.0
@@ -97,12 +97,12 @@ def rate(name: str, amount: float, seconds: list[float], unit: str, what: str) -
 
 
 def duration(name: str, seconds: list[float], what: str) -> Rate:
-    """The median of the seconds themselves."""
+    """Take the median of the seconds themselves."""
     return Rate(name, median(seconds), *quartiles(seconds), "s", len(seconds), what)
 
 
 def quartiles(values: list[float]) -> tuple[float, float]:
-    """A quarter of the values lies below the first, a quarter above the second; of few values the ends.
+    """Compute the lower and upper quartile; of fewer than four values, the smallest and the largest.
 
     >>> quartiles([5.0, 1.0, 2.0, 3.0, 4.0])
     (2.0, 4.0)

@@ -1,7 +1,7 @@
-"""StepMetrics: the numbers of one step under the names that people's dashboards know.
+"""StepMetrics: one step's metrics, under the names that common dashboards use.
 
+Learning metrics contain nothing that depends on the clock, so two runs with one seed give the same rows bit by bit.
 In: rollouts, sums from the trainer ranks, seconds. Out: one row of learning metrics and one of timings.
-Learning metrics hold nothing that depends on the clock, so that two seeded runs give the same rows bit for bit.
 """
 
 import math
@@ -21,13 +21,13 @@ from rlplan.vocabulary import Dtype, Role
 
 
 def accumulate(totals: dict[str, float], part: Mapping[str, float]) -> None:
-    """Add a pass, or a rank, to those before it: sums, and maxima where a name ends in `_max`."""
-    for key, value in part.items():  # a maximum of an estimate of KL may be below 0
+    """Add the values of a pass or a rank: maxima of names that end in `_max`, sums of all others."""
+    for key, value in part.items():  # the largest KL estimate may be below 0, so a maximum has no start value
         totals[key] = max(totals.get(key, value), value) if key.endswith("_max") else totals.get(key, 0.0) + value
 
 
 class StepMetrics:
-    """Collects during a step; `take_rows` gives what was collected and restarts."""
+    """Collects values during a step; `take_rows` returns them and starts again."""
 
     def __init__(self, job: ResolvedJob) -> None:
         self.job = job
@@ -60,27 +60,29 @@ class StepMetrics:
             self._add_turns(rollouts)
 
     def _add_turns(self, rollouts: Sequence[Rollout]) -> None:
-        """How often the policy spoke, how much it was told, and how often there was no answer."""
-        all_of_them = [rollout.completion for rollout in rollouts]
-        count = len(all_of_them)
-        self.learning["environment/turns_mean"] = sum(each.num_turns for each in all_of_them) / count
-        observed = sum(len(each.tokens) - len(each.logprobs) for each in all_of_them)
+        """Turns, observed tokens, failures and tool calls of multi-turn rollouts."""
+        completions = [rollout.completion for rollout in rollouts]
+        count = len(completions)
+        self.learning["environment/turns_mean"] = sum(completion.num_turns for completion in completions) / count
+        observed = sum(len(completion.tokens) - len(completion.logprobs) for completion in completions)
         self.learning["environment/observed_tokens_mean"] = observed / count
-        self.learning["environment/failed_fraction"] = sum(bool(each.failure) for each in all_of_them) / count
-        for why in (MAX_TURNS, CONTEXT):
-            self.learning[f"environment/{why}_fraction"] = sum(each.ended == why for each in all_of_them) / count
-        calls = Counter(call for each in all_of_them for call in each.calls)
+        failed = sum(bool(completion.failure) for completion in completions)
+        self.learning["environment/failed_fraction"] = failed / count
+        for reason in (MAX_TURNS, CONTEXT):
+            ended = sum(completion.ended == reason for completion in completions)
+            self.learning[f"environment/{reason}_fraction"] = ended / count
+        calls = Counter(call for completion in completions for call in completion.calls)
         if self.job.rollout.environment.has_tools or calls:
             self.learning["tools/calls_mean"] = calls.total() / count
             self.learning |= {f"tools/{outcome}": calls[outcome] for outcome in OUTCOMES}
 
     def add_replaced(self, num_groups: int) -> None:
-        """Groups whose rollouts all had the same reward, and that other prompts' were generated for."""
+        """Count zero-variance groups that dynamic sampling replaced by other prompts."""
         if self.job.max_refills:
             self.learning["group_replaced"] = num_groups
 
     def add_staleness(self, rollouts: Sequence[Rollout], version: int) -> None:
-        """How many versions old the tokens are that will be trained now; which rollouts were made under several."""
+        """Age in weight versions of the tokens that will be trained; share of rollouts that span several versions."""
         spans = [span for rollout in rollouts for span in rollout.completion.spans]
         ages = [(version - span.version, span.end - span.start) for span in spans]
         total = sum(count for _, count in ages)
@@ -90,27 +92,27 @@ class StepMetrics:
         self.learning["staleness/partial_fraction"] = partial / len(rollouts)
 
     def uncorrected_staleness(self) -> str | None:
-        """The text of an alarm at the run's first step that trains on stale tokens and corrects nothing; else None."""
+        """Text of an alarm at the first step that trains on stale tokens without correction; otherwise None."""
         text, oldest = self.job.uncorrected_staleness, self.learning.get("staleness/max", 0)
         if not text or not oldest or self._has_told_staleness:
             return None
         self._has_told_staleness = True
-        return f"tokens up to {oldest:g} versions old are trained on; {text}"
+        return f"training on tokens up to {oldest:g} versions old; {text}"
 
     def add_begun_anew(self, num_requests: int) -> None:
-        """Requests that a lost engine had begun; a row only where there were any."""
+        """Count requests that a lost engine had started; no metric if there are none."""
         if num_requests:
             self.learning["rollouts/begun_anew"] = num_requests
 
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
-        """Statistics of the rewards, each alone and weighted together; rollouts without a reward are counted apart."""
+        """Statistics of every reward and of their weighted sum. Rollouts without a reward are counted separately."""
         self.add_sources(rollouts)
         self.learning["reward/failed_fraction"] = sum(bool(rollout.failure) for rollout in rollouts) / len(rollouts)
         rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
         if not rollouts:
             return
         rewards = [rollout.reward for rollout in rollouts]
-        mean = math.fsum(rewards) / len(rewards)
+        mean = math.fsum(rewards) / len(rewards)  # fsum is exact, so the order of rollouts does not change the result
         self.learning["reward/mean"] = mean
         self.learning["reward/std"] = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
         self.learning["reward/min"], self.learning["reward/max"] = min(rewards), max(rewards)
@@ -123,18 +125,18 @@ class StepMetrics:
         self.learning["group_variance_zero_fraction"] = sum(len(g) == 1 for g in groups.values()) / len(groups)
 
     def add_sources(self, rollouts: Sequence[Rollout]) -> None:
-        """Where data sets are mixed: what each gives to the step, and how its rollouts are rewarded."""
+        """Share and mean reward of each data set in a mixture."""
         by_source: dict[str, list[Rollout]] = defaultdict(list)
         for rollout in rollouts:
             by_source[rollout.prompt.source].append(rollout)
-        for name, mine in sorted(by_source.items()):
+        for name, members in sorted(by_source.items()):
             if name:
-                self.learning[f"data/{name}/fraction"] = len(mine) / len(rollouts)
-                if rewards := [rollout.reward for rollout in mine if not rollout.has_failed]:
+                self.learning[f"data/{name}/fraction"] = len(members) / len(rollouts)
+                if rewards := [rollout.reward for rollout in members if not rollout.has_failed]:
                     self.learning[f"data/{name}/reward_mean"] = math.fsum(rewards) / len(rewards)
 
     def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:
-        """What kept programs from being right, as shares of what was judged: `reward/NAME/timeout_fraction` …"""
+        """Shares of judged responses by the reason of their failure, such as `reward/NAME/timeout_fraction`."""
         for note, count in sorted(notes.items()):
             self.learning[f"reward/{note}_fraction"] = count / num_judged
         exhausted = sum(count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED)
@@ -144,10 +146,10 @@ class StepMetrics:
     def add_training(self, ranks: Sequence[dict[str, float]], *, is_first: bool) -> None:
         """Sums and maxima over the ranks of one mini-batch.
 
-        The difference between the engine's and the trainer's log-probs is only meaningful before the first optimizer
-        step on these rollouts: afterwards the policy has moved on purpose.
+        The mismatch between the engine's and the trainer's log-probs is only taken before the first optimizer step on
+        these rollouts: after it, the policy differs on purpose.
         """
-        self.add_value_training([_of_value(sums) for sums in ranks])
+        self.add_value_training([_select_value_sums(sums) for sums in ranks])
         left_out = (_VALUE,) if is_first else (_VALUE, DIFFERENCE)
         for sums in ranks:
             accumulate(self.training, {key: value for key, value in sums.items() if not key.startswith(left_out)})
@@ -158,9 +160,7 @@ class StepMetrics:
             accumulate(self.value_training, sums)
 
     def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
-        """A role's learning rate, the norm of its gradient before clipping and whether it was clipped; in float16,
-        whether the step was left out for an overflow.
-        """
+        """Learning rate, gradient norm before clipping and clipping of a role; in float16 also skipped steps."""
         is_skipped = result.get("is_skipped", 0.0)
         self.learning[f"{role}/learning_rate"] = result["learning_rate"]
         if not is_skipped:
@@ -170,28 +170,29 @@ class StepMetrics:
             self.learning[name] = self.learning.get(name, 0.0) + is_skipped
 
     def add_cut_sequences(self, num_cut: int | None, num_rollouts: int) -> None:
-        """Sequences that a reward model with its own tokenizer read without their beginning."""
+        """Share of sequences truncated for a reward model with its own tokenizer. num_cut: None without one."""
         if num_cut is not None:
             self.learning["reward/reward_model/cut_fraction"] = num_cut / num_rollouts
 
     def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
-        """Results on the held-out prompts, by data set and reward; none where all failed, which is not a 0."""
+        """Results on the held-out prompts, by data set and reward. If all rollouts failed, there is no value."""
         by_prompt: dict[tuple[str, int], list[Rollout]] = defaultdict(list)
         for rollout in rollouts:
             if not rollout.has_failed:
                 by_prompt[rollout.prompt.source, rollout.group].append(rollout)
-        for one in self.job.evaluations:
-            judged = [
-                [rollout.rewards[one.reward] for rollout in each if one.reward in rollout.rewards]
-                for (source, _), each in by_prompt.items()
-                if source == one.heldout
+        for evaluation in self.job.evaluations:
+            reward, k = evaluation.reward, evaluation.passes_of
+            rewards_by_prompt = [
+                [rollout.rewards[reward] for rollout in members if reward in rollout.rewards]
+                for (source, _), members in by_prompt.items()
+                if source == evaluation.heldout
             ]
-            values = [_judged(each, one.passes_of) for each in judged if each and len(each) >= one.passes_of]
+            values = [_score_prompt(rewards, k) for rewards in rewards_by_prompt if rewards and len(rewards) >= k]
             if values:
-                self.learning[one.metric] = math.fsum(values) / len(values)
+                self.learning[evaluation.metric] = math.fsum(values) / len(values)
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(learning row, timing row) of the step that ends now."""
+        """Return (learning row, timing row) of the step that ends now."""
         seconds = time.monotonic() - self.started
         learning = {"step": step, **self.learning, **self._training_row(), **self._value_row()}
         timings = {"step": step, "step_s": round(seconds, 6)}
@@ -202,14 +203,14 @@ class StepMetrics:
         return learning, timings
 
     def _training_row(self) -> dict[str, float]:
-        """What is a mean or a maximum over tokens that are learned from is left out where there is none."""
+        """Metrics of the policy's training. Means and maxima over trained tokens are left out if there are none."""
         sums = self.training
         if not sums:
             return {}
         row = {
             "policy/loss": sums["loss"] / self.job.workload.num_mini_batches,
-            **_of_tokens(sums),
-            **(_of_differences(sums) if f"{DIFFERENCE}_sum" in sums else {}),
+            **_summarize_tokens(sums),
+            **(_summarize_differences(sums) if f"{DIFFERENCE}_sum" in sums else {}),
         }
         for name in _LOGGED:
             if sums.get(f"{name}_count"):
@@ -217,17 +218,20 @@ class StepMetrics:
         return row | self._norm_row(Role.POLICY)
 
     def _norm_row(self, role: Role) -> dict[str, float]:
-        """Means over the optimizer steps that were taken."""
+        """Means over the optimizer steps that were not skipped."""
         steps = self.optimizer_steps[role]
         names = {"grad_norm": "grad_norm", "is_clipped": "grad_clip_fraction"}
         return {
-            f"{role}/{name}": math.fsum(each[key] for each in steps) / len(steps)
+            f"{role}/{name}": math.fsum(result[key] for result in steps) / len(steps)
             for key, name in names.items()
             if steps
         }
 
     def _value_row(self) -> dict[str, float]:
-        """explained_var: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
+        """Metrics of the value model's training.
+
+        explained_var: 1 minus the mean squared error over the variance of the returns; 0 if the returns do not vary.
+        """
         sums, tokens = self.value_training, self.value_training.get("num_tokens", 0.0)
         if not tokens:
             return {}
@@ -242,12 +246,13 @@ class StepMetrics:
         }
 
 
-def _judged(rewards: Sequence[float], passes_of: int) -> float:
-    """What is said of one prompt: the mean of its responses' rewards, or pass@k without bias.
+def _score_prompt(rewards: Sequence[float], passes_of: int) -> float:
+    """Mean reward of one prompt's responses, or unbiased pass@k. passes_of: k, or 0 for the mean.
 
-    Counts: of n responses c right ones, 1 - C(n - c, k) / C(n, k). Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
+    Counts: 1 - C(n - c, k) / C(n, k) for c correct ones of n responses.
+    Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
 
-    >>> _judged([1.0, 0.0, 0.0, 1.0], 0), round(_judged([1.0, 0.0, 0.0, 1.0], 2), 4)  # 1 - 1 / 6
+    >>> _score_prompt([1.0, 0.0, 0.0, 1.0], 0), round(_score_prompt([1.0, 0.0, 0.0, 1.0], 2), 4)  # 1 - 1 / 6
     (0.5, 0.8333)
     """
     if not passes_of:
@@ -256,15 +261,15 @@ def _judged(rewards: Sequence[float], passes_of: int) -> float:
     return 1 - math.comb(num_wrong, passes_of) / math.comb(len(rewards), passes_of)
 
 
-def _of_differences(sums: Mapping[str, float]) -> dict[str, float]:
-    """How far engine and trainer were apart in the step's first mini-batch."""
-    found = differences_of([sums])
-    values = {"mean": found.mean, "p99": found.p99, "max": found.largest}
+def _summarize_differences(sums: Mapping[str, float]) -> dict[str, float]:
+    """Log-prob mismatch between engine and trainer in the step's first mini-batch."""
+    differences = differences_of([sums])
+    values = {"mean": differences.mean, "p99": differences.p99, "max": differences.largest}
     return {f"sync/{DIFFERENCE}_{name}": value for name, value in values.items()}
 
 
-def _of_tokens(sums: Mapping[str, float]) -> dict[str, float]:
-    """Of the tokens that are learned from; nothing where there is none."""
+def _summarize_tokens(sums: Mapping[str, float]) -> dict[str, float]:
+    """Means over trained tokens; empty if there are none."""
     tokens = sums.get("num_tokens")
     if not tokens:
         return {}
@@ -289,6 +294,6 @@ _LOGGED = {
 _VALUE = "value_"
 
 
-def _of_value(sums: dict[str, float]) -> dict[str, float]:
-    """What a policy's trainer says of a value head on its backbone."""
+def _select_value_sums(sums: dict[str, float]) -> dict[str, float]:
+    """Select the sums of a value head on the policy's backbone."""
     return {key.removeprefix(_VALUE): value for key, value in sums.items() if key.startswith(_VALUE)}

@@ -1,7 +1,8 @@
-"""An estimate from a trace: the training peak of one GPU, for architectures that the formulas do not know.
+"""Estimate from a trace: the training peak of one GPU, for architectures without formulas.
 
-In: a `config.json` as data, a JobSpec. Out: bytes by kind; activations, logits and temporaries are traced, the
-states are DeepSpeed's for the number of parameters that the trace finds. Left out: rollouts, scoring, weight sync.
+Activations, logits and temporaries are traced. The states follow DeepSpeed's formulas for the traced number of
+parameters.
+In: a `config.json` as data, a JobSpec. Out: bytes by kind. Left out: rollouts, scoring, weight sync.
 """
 
 from dataclasses import dataclass
@@ -28,22 +29,22 @@ TRACE_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """The training peak of one GPU, of which activations were traced."""
+    """The training peak of one GPU, with traced activations."""
 
     model: str
     gpu: str
     num_gpus: int
     capacity: int
     num_parameters: int
-    """Of the whole model."""
+    """Parameters of the whole model."""
 
     num_tokens: int
-    """Of the pass that was traced."""
+    """Tokens of the traced micro-batch."""
 
     zero_stage: int
     gradient_checkpointing: bool
     loss: str
-    """How logits become a loss: a key of `tracing.LOSSES`."""
+    """Implementation of the loss: a key of `tracing.LOSSES`."""
 
     rows: dict[MemoryKind, int]
 
@@ -60,7 +61,7 @@ class TraceEstimate:
 
 
 def trace_estimate(asked: JobSpec) -> TraceEstimate:
-    """Traces one micro-batch of the job's longest sequences. Raises: SpecError for what cannot be traced."""
+    """Trace one micro-batch of the job's longest sequences. Raises: SpecError if it cannot be traced."""
     job = settle(asked)
     training, workload = job.training, job.workload
     loss = training.logits
@@ -69,7 +70,7 @@ def trace_estimate(asked: JobSpec) -> TraceEstimate:
             f"training.logits '{loss}' cannot be traced",
             where="training.logits",
             rule=f"one of {', '.join(LOSSES)}",
-            way_out="training.logits=chunked comes closest",
+            way_out="training.logits=chunked is the closest",
         )
     num_gpus, gpu, capacity = gpus_of(job)
     rollouts = 1 if workload.micro_batch_size_per_gpu == "auto" else int(workload.micro_batch_size_per_gpu)
@@ -104,6 +105,6 @@ def trace_estimate(asked: JobSpec) -> TraceEstimate:
 
 
 def _whole_config(name: str) -> dict[str, Any]:
-    """The config at a path: the catalogue keeps only the keys that the formulas read. Raises: SpecError."""
+    """Read the config at a path; the catalogue's copy lacks the keys that no formula uses. Raises: SpecError."""
     path = Path(name).expanduser()
     return read_config(path / "config.json" if path.is_dir() else path)

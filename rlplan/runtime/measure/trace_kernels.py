@@ -1,10 +1,9 @@
-"""Stand-ins for CUDA kernels in a trace: they allocate and keep what the kernels do, and compute nothing.
+"""Stand-ins for CUDA kernels in a trace: they allocate and save the kernels' tensors, and compute nothing.
 
-In: the tensors that a Hugging Face module hands to a kernel. Out: tensors of the right shapes.
-Left out: kernels whose fallback in torch keeps the same tensors (norms, rotary positions, experts).
-
-On a CPU, and under fake tensors, transformers falls back to torch where CUDA has a kernel: masks of T squared instead
-of flash attention, a hundred tensors of the chunked gated delta rule instead of eight.
+On a CPU, and under fake tensors, transformers replaces CUDA kernels by torch code that needs more memory: T x T masks
+instead of flash attention, a hundred tensors of the chunked gated delta rule instead of eight.
+In: the tensors that a Hugging Face module passes to a kernel. Out: tensors of the right shapes.
+Left out: kernels whose torch fallback saves the same tensors (norms, rotary positions, experts).
 """
 
 import sys
@@ -17,22 +16,23 @@ from torch import nn
 
 ATTENTION = "rlplan_traced"
 CHUNK = 64
-"""Tokens of a chunk of the gated delta rule. Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py."""
+"""Tokens per chunk of the gated delta rule. Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py."""
 
 
 @contextmanager
 def fused_attention() -> Iterator[None]:
-    """Attention without a mask, which transformers would build as soon as it feels traced."""
+    """Use attention without a mask for the block; transformers builds a mask as soon as it detects tracing."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    def no_mask(*arguments: Any, **named: Any) -> None:
+    def skip_mask(*arguments: Any, **named: Any) -> None:
         return None
 
     AttentionInterface.register(ATTENTION, _attention)
-    AttentionMaskInterface.register(ATTENTION, no_mask)
+    AttentionMaskInterface.register(ATTENTION, skip_mask)
+    # models without exchangeable attention use the mask of "sdpa"
     masks = AttentionMaskInterface._global_mapping
     before = masks["sdpa"]
-    masks["sdpa"] = no_mask
+    masks["sdpa"] = skip_mask
     try:
         yield
     finally:
@@ -48,10 +48,10 @@ def _attention(
     scaling: float | None = None,
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal flash attention with grouped keys and values, as CUDA runs it: nothing of T squared, nothing repeated.
+    """Causal flash attention with grouped keys and values as on CUDA: no T x T tensor, no repeated heads.
 
-    Values narrower than the keys (MLA) are padded, which transformers does for flash attention.
-    Queries are laid out token by token, as CUDA's kernel lays out its output.
+    Values narrower than the keys (MLA) are padded, as transformers does for flash attention.
+    Queries are stored token by token, like the output of CUDA's kernel.
     """
     if query.stride(1) > query.stride(2):
         query, key = (states.transpose(1, 2).contiguous().transpose(1, 2) for states in (query, key))
@@ -67,8 +67,8 @@ def _attention(
 
 
 @contextmanager
-def kernels_of(model: nn.Module) -> Iterator[None]:
-    """The stand-ins in place of a model's own fallbacks, where its module has any."""
+def replace_kernels(model: nn.Module) -> Iterator[None]:
+    """Replace the torch fallbacks in a model's module by the stand-ins, for the block."""
     home = sys.modules[type(model).__module__]
     stand_ins = {"torch_chunk_gated_delta_rule": _delta_rule, "causal_conv1d_fn": _convolution}
     before = {name: getattr(home, name) for name in stand_ins if hasattr(home, name)}
@@ -82,7 +82,7 @@ def kernels_of(model: nn.Module) -> Iterator[None]:
 
 
 class _GatedDeltaRule(torch.autograd.Function):
-    """Keeps normed queries and keys with their scales, values, decays, betas and a matrix of a chunk's width a head.
+    """Saves normed queries and keys with their scales, values, decays, betas and one matrix of chunk width per head.
 
     Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py, `ChunkGatedDeltaRuleFunction`.
     """
@@ -101,14 +101,14 @@ class _GatedDeltaRule(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
         query, key, _, _, value, decay, beta, _ = ctx.saved_tensors
-        held = [states(value, key), states(value, key)]
-        answer = tuple(torch.empty_like(tensor) for tensor in (query, key, value, decay, beta))
-        del held
-        return answer
+        recomputed = [states(value, key), states(value, key)]  # the states and their gradients, alive at the same time
+        input_gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value, decay, beta))
+        del recomputed
+        return input_gradients
 
 
 def states(value: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The recurrent state at the start of each chunk, made anew in the backward pass."""
+    """The recurrent state at the start of each chunk, recomputed in the backward pass."""
     batch, tokens, heads, width = value.shape
     return value.new_empty(batch, -(-tokens // CHUNK), heads, key.shape[-1], width)
 
@@ -118,7 +118,7 @@ def _delta_rule(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **n
 
 
 class _Convolution(torch.autograd.Function):
-    """Keeps its input only. Source: causal-conv1d 1.5, `CausalConv1dFn`."""
+    """Saves its input only. Source: causal-conv1d 1.5, `CausalConv1dFn`."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ JOB = str(ROOT / "examples" / "grpo-7b-8xh100.yaml")
 
 
 SLOWER = 0.7
-"""What this machine trains a second, of what the same GPUs did elsewhere: made up, so that it can be fitted."""
+"""Made-up ratio of this machine's training speed to that of the same GPUs elsewhere, which the fit must find."""
 
 
 def points(folder: Path, number: int) -> str:

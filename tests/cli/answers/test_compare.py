@@ -25,13 +25,13 @@ def test_the_table_fits_its_terminal_and_names_time_and_money(
     monkeypatch.setattr(terminal.stdout, "width", width)
     answer = rlplan("compare", JOB, *CLUSTERS, *MINE)
     assert (answer.exit_code, answer.err) == (0, "")
-    table, said, rest = answer.out.partition("As it is typed")[0].partition("Not shown for lack of width: ")
-    assert bool(said) == (width == 80)
-    assert rest.startswith("memory, ") or not said
+    table, message, rest = answer.out.partition("Pareto-optimal")[0].partition("Hidden in a narrow terminal: ")
+    assert bool(message) == (width == 80)
+    assert rest.startswith("memory, ") or not message
     assert all(len(line) <= width for line in table.splitlines())
-    for word in ("8x h100-sxm", "8x h200-sxm", "a step", "$ a step", "a run", "$ a run", "tokens a $"):
+    for word in ("8x h100-sxm", "8x h200-sxm", "step time", "$/step", "run time", "$/run", "tokens/$"):
         assert word in table
-    assert ("kWh a run" in table) is (width == 140)
+    assert ("$/hour" in table) is (width == 140)
     assert "h100-sxm $2, h200-sxm $3 (your own)" in answer.out
 
 
@@ -44,12 +44,12 @@ def test_layouts_on_the_front_are_typed_as_they_are_printed(rlplan: Call) -> Non
 
 
 def test_rows_are_dollars_of_the_users_prices_and_one_of_them_is_on_the_front(rlplan: Call) -> None:
-    found = json.loads(rlplan("compare", JOB, *CLUSTERS, *MINE, "--json").out)
-    rows = found["rows"]
+    result = json.loads(rlplan("compare", JOB, *CLUSTERS, *MINE, "--json").out)
+    rows = result["rows"]
     assert [row["dollars_per_hour"] for row in rows] == [16.0, 24.0]
     assert all(row["dollars_per_step"] == pytest.approx(row["dollars_per_hour"] * row["step_s"] / 3600) for row in rows)
     assert any(row["is_on_front"] for row in rows)
-    assert found["schema_version"] == 2
+    assert result["schema_version"] == 2
 
 
 def test_a_page_lays_clusters_side_by_side(rlplan: Call, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_page_lays_clusters_side_by_side(rlplan: Call, tmp_path: Path) -> None
     assert f"page written to {page}" in answer.err
     refused = rlplan("compare", JOB, *CLUSTERS, "-o", tmp_path / "money.pdf")
     assert refused.exit_code == 2
-    assert "'money.pdf' is no page" in refused.err
+    assert "'money.pdf' is not a page" in refused.err
 
 
 def test_a_budget_says_what_it_leaves_out(rlplan: Call) -> None:
@@ -77,12 +77,12 @@ def test_an_old_and_an_unknown_price_are_named(rlplan: Call, tmp_path: Path) -> 
     answer = rlplan("compare", JOB, "--hardware", "8xH100,8xH20", "--prices", prices)
     assert answer.exit_code == 0
     assert re.search(r"an old list, read on 2024-01-31, \d+ days ago", answer.out)
-    assert "Older than 90 days: h100-sxm." in answer.out
-    assert "No price is known for h20" in answer.out
+    assert "Prices of h100-sxm are older than 90 days" in answer.out
+    assert "No price for h20" in answer.out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((JOB, *CLUSTERS, "--price", "h100=-1"), "'h100=-1' is not a price"),
         ((JOB, *CLUSTERS, "--price", "h100=0"), "'h100=0' is not a price"),
@@ -95,10 +95,12 @@ def test_an_old_and_an_unknown_price_are_named(rlplan: Call, tmp_path: Path) -> 
         ((JOB, "workload.nonsense=1", *CLUSTERS), "nonsense"),
     ],
 )
-def test_what_cannot_be_asked_is_one_message_with_exit_code_2(rlplan: Call, words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_asked_is_one_message_with_exit_code_2(
+    rlplan: Call, words: tuple[str, ...], message: str
+) -> None:
     answer = rlplan("compare", *words)
     assert (answer.exit_code, answer.out) == (2, "")
-    assert said in answer.err
+    assert message in answer.err
 
 
 def test_where_nothing_fits_the_table_says_what_is_short_and_the_exit_code_is_1(rlplan: Call) -> None:

@@ -37,19 +37,19 @@ def test_the_page_names_the_largest_gap_and_its_likely_cause(
     assert answer.out.startswith("not normal  Qwen/Qwen2.5-7B, grpo, 8x h100-sxm: train takes 2 min 0 s")
     assert re.search(r"^ train +2 min 0 s .* largest gap", answer.out, re.MULTILINE)
     assert "packing off" in answer.out
-    assert "Not read, as no table names them: timing_s/x" in answer.out
-    tables = answer.out.partition("A step")[2].partition("Each is predicted")[0].splitlines()
+    assert "Unknown fields, not read: timing_s/x" in answer.out
+    tables = answer.out.partition("Step by phase")[2].partition("Each row is predicted")[0].splitlines()
     assert all(len(line) <= width for line in tables if not line.startswith("  workload"))
 
 
 def test_what_is_printed_as_typed_parses(rlplan: Call, log: Path) -> None:
-    found = json.loads(rlplan("explain", log, JOB, "--json").out)
-    assert found["is_normal"] is False
-    assert load_job(ROOT / JOB, found["overrides"]).workload.mean_prompt_len == 300
-    for cause in found["causes"]:
+    result = json.loads(rlplan("explain", log, JOB, "--json").out)
+    assert result["is_normal"] is False
+    assert load_job(ROOT / JOB, result["overrides"]).workload.mean_prompt_len == 300
+    for cause in result["causes"]:
         load_job(ROOT / JOB, shlex.split(cause["overrides"]))
-    counted = next(line for line in rlplan("explain", log, JOB).out.splitlines() if line.startswith("Counted with "))
-    load_job(ROOT / JOB, shlex.split(counted.removeprefix("Counted with ")))
+    counted = next(line for line in rlplan("explain", log, JOB).out.splitlines() if line.startswith("Predicted with "))
+    load_job(ROOT / JOB, shlex.split(counted.removeprefix("Predicted with ")))
 
 
 def test_answers_at_the_cap_are_said(rlplan: Call, tmp_path: Path) -> None:
@@ -61,14 +61,17 @@ def test_answers_at_the_cap_are_said(rlplan: Call, tmp_path: Path) -> None:
 def test_a_phase_that_the_job_lacks_points_to_another_job(rlplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"timing_s/gen": 3.0}')
-    assert "the job has no rollout at all" in rlplan("explain", path, "examples/dpo-8b-8xa100.yaml").out
+    assert "the job has no rollout" in rlplan("explain", path, "examples/dpo-8b-8xa100.yaml").out
 
 
 def test_a_run_folder_knows_its_job(rlplan: Call, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert rlplan("plan", "examples/quickstart.yaml", "-o", run / "plan.json").exit_code == 0
     step = json.loads((run / "plan.json").read_text())["results"]["step"]
-    slow = {f"seconds/{one['id']}": one["seconds"] * (9 if one["phase"] == "train" else 1) for one in step["actions"]}
+    slow = {
+        f"seconds/{entry['id']}": entry["seconds"] * (9 if entry["phase"] == "train" else 1)
+        for entry in step["actions"]
+    }
     rows = [{"step": number, "step_s": sum(slow.values()), **slow} for number in (1, 2, 3)]
     (run / "timings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answer = rlplan("explain", run)
@@ -82,7 +85,7 @@ def test_a_run_folder_knows_its_job(rlplan: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "said"),
+    ("text", "words", "message"),
     [
         ("", (JOB,), "the log has no rows"),
         ('{"gen_time": 3}', (JOB,), "--field rollout=gen_time:s"),
@@ -94,13 +97,13 @@ def test_a_run_folder_knows_its_job(rlplan: Call, tmp_path: Path) -> None:
     ],
 )
 def test_what_a_log_lacks_is_one_message_with_exit_code_2(
-    rlplan: Call, tmp_path: Path, text: str, words: tuple[str, ...], said: str
+    rlplan: Call, tmp_path: Path, text: str, words: tuple[str, ...], message: str
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(text)
     answer = rlplan("explain", path, *words)
     assert (answer.exit_code, answer.out) == (2, "")
-    assert said in answer.err
+    assert message in answer.err
 
 
 def test_a_log_of_a_job_by_name_is_read_too(rlplan: Call, tmp_path: Path) -> None:
@@ -108,4 +111,4 @@ def test_a_log_of_a_job_by_name_is_read_too(rlplan: Call, tmp_path: Path) -> Non
     path.write_text(json.dumps({"log_history": [{"step": 1, "step_time": 900.0, "completions/mean_length": 400.0}]}))
     answer = rlplan("explain", path, "--model", "Qwen/Qwen2.5-0.5B", "--gpus", "1xH100")
     assert answer.exit_code == 0, answer.err
-    assert "measured by TRL, median of one step, which warms up" in answer.out
+    assert "measured by TRL, median of one step, which includes warm-up" in answer.out

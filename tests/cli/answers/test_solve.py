@@ -21,14 +21,14 @@ def test_the_override_that_is_printed_can_be_typed_and_the_next_value_breaks_whe
 
 
 def test_the_next_value_is_the_one_after(rlplan: Call) -> None:
-    """Of a plan and a bundle it is the same: tests/cli/test_every_verb.py."""
-    found = json.loads(rlplan("solve", "max_response_len", "examples/quickstart.yaml", "--json").out)
-    assert found["next"]["value"] == found["value"] + 1
-    assert found["schema_version"] == 1
+    """tests/cli/test_every_verb.py checks the same for a plan and a bundle."""
+    result = json.loads(rlplan("solve", "max_response_len", "examples/quickstart.yaml", "--json").out)
+    assert result["next"]["value"] == result["value"] + 1
+    assert result["schema_version"] == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("max_respons_len", JOB), 2, "Did you mean 'max_response_len'?"),
         (("max_num_seqs",), 2, "nothing to solve"),
@@ -37,8 +37,10 @@ def test_the_next_value_is_the_one_after(rlplan: Call) -> None:
         (("max_num_seqs", "--model", "Qwen/Qwen2.5-7B", "--gpus", "1xL4"), 1, "not even 1"),
     ],
 )
-def test_what_has_no_largest_value_is_one_message(rlplan: Call, words: tuple[str, ...], code: int, said: str) -> None:
+def test_what_has_no_largest_value_is_one_message(
+    rlplan: Call, words: tuple[str, ...], code: int, message: str
+) -> None:
     assert (ROOT / JOB).is_file()
     answer = rlplan("solve", *words)
     assert (answer.exit_code, answer.out) == (code, "")
-    assert said in answer.err
+    assert message in answer.err

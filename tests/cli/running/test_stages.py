@@ -1,4 +1,4 @@
-"""Which stages of a file a run still has to run, and with which words."""
+"""Tests of the stages that a run still has to execute, and of their arguments."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 from rlplan_cli.commands.running import stages
-from rlplan_cli.commands.running.stages import STAGES, StagesRun, folder_of, wait_for
-from rlplan_cli.sources import stages_in
+from rlplan_cli.commands.running.stages import STAGES, StagesRun, choose_folder, run_child
+from rlplan_cli.sources import read_stages
 
 from rlplan.errors import RunError, SpecError
 from rlplan.planner.plan import write_plan
@@ -32,7 +32,7 @@ FILE = EXAMPLES / "three-stage.yaml"
 
 
 def run_in(folder: Path, *overrides: str) -> StagesRun:
-    return StagesRun(FILE, overrides, folder, stages_in(FILE, ()))
+    return StagesRun(FILE, overrides, folder, read_stages(FILE, ()))
 
 
 def begun(folder: Path, *overrides: str) -> Path:
@@ -43,7 +43,7 @@ def begun(folder: Path, *overrides: str) -> Path:
 
 
 def words(run: StagesRun) -> list[str] | None:
-    return run._words(run.stages[0])
+    return run._build_words(run.stages[0])
 
 
 def test_a_stage_that_was_never_begun_runs_in_its_own_folder(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_stage_that_was_never_begun_runs_in_its_own_folder(tmp_path: Path) -> 
 
 
 def test_a_later_stage_takes_what_earlier_ones_have_left(tmp_path: Path) -> None:
-    ppo = run_in(tmp_path).words_of(stages_in(FILE, ())[2])
+    ppo = run_in(tmp_path).build_overrides(read_stages(FILE, ())[2])
     sft, reward = (json.dumps(str(tmp_path / name / "policy")) for name in ("sft", "reward"))
     expected = [f"policy.path={sft}", f"roles.reward.path={reward}", f"roles.value.path={reward}"]
     assert ppo == ["stage=ppo", *expected]
@@ -60,7 +60,7 @@ def test_a_later_stage_takes_what_earlier_ones_have_left(tmp_path: Path) -> None
 def test_a_model_that_is_named_is_not_taken_from_an_earlier_stage(tmp_path: Path) -> None:
     named = f"stages.reward.policy={EXAMPLES / 'models' / 'sorter'}"
     run = run_in(tmp_path, named)
-    assert run.words_of(run.stages[1]) == ["stage=reward", named]
+    assert run.build_overrides(run.stages[1]) == ["stage=reward", named]
 
 
 def test_a_stage_that_has_finished_is_not_run_again(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_stage_that_is_going_on_is_not_put_aside(tmp_path: Path) -> None:
 
 def test_a_stage_that_was_begun_as_another_job_is_refused(tmp_path: Path) -> None:
     begun(tmp_path)
-    with pytest.raises(SpecError, match="was begun as another job: seed"):
+    with pytest.raises(SpecError, match="was started with another job: seed"):
         words(run_in(tmp_path, "seed=1"))
 
 
@@ -118,16 +118,16 @@ def test_every_stage_is_read_before_the_first_one_begins(tmp_path: Path, wrong: 
 def test_what_is_printed_to_go_on_is_the_whole_command(tmp_path: Path) -> None:
     more = ("--sandbox", "none", "--address", "host:1")
     run = replace(run_in(tmp_path / "a run", "data.system_prompt=be brief"), more=more)
-    _, command, _ = run._way_on(5).split("`")
+    _, command, _ = run._suggest_resume(5).split("`")
     options = [*more, "--resume", str(tmp_path / "a run")]
     assert shlex.split(command) == ["rlplan", "run", str(FILE), "data.system_prompt=be brief", *options]
-    assert run._way_on(75) == run._way_on(5)
-    assert run._way_on(2) == ""
+    assert run._suggest_resume(75) == run._suggest_resume(5)
+    assert run._suggest_resume(2) == ""
 
 
 def test_a_stage_that_a_signal_has_ended_is_a_run_that_failed() -> None:
-    assert wait_for([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == RunError.exit_code
-    assert wait_for([sys.executable, "-c", "raise SystemExit(75)"]) == 75
+    assert run_child([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == RunError.exit_code
+    assert run_child([sys.executable, "-c", "raise SystemExit(75)"]) == 75
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -143,13 +143,13 @@ def test_a_signal_to_end_reaches_a_stage_that_is_only_being_made(
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # this test may itself run under nohup
     before = signal.getsignal(number)
     monkeypatch.setattr(subprocess, "Popen", slowly)
-    assert wait_for(["sleep", "60"]) == RunError.exit_code
+    assert run_child(["sleep", "60"]) == RunError.exit_code
     assert signal.getsignal(number) is before
     signal.signal(signal.SIGHUP, hang_up)
 
 
 def answers_its_words(monkeypatch: pytest.MonkeyPatch, exit_code: int = 0) -> None:
-    """In place of `rlplan run`: a program that prints what it was asked as JSON."""
+    """Replace `rlplan run` by a program that prints its arguments as JSON."""
     program = f"import json, sys; print(json.dumps(sys.argv[1:])); sys.exit({exit_code})"
     monkeypatch.setattr(stages, "RUN", (sys.executable, "-c", program))
 
@@ -161,8 +161,8 @@ def test_a_rehearsal_passes_options_on_and_answers_for_all_stages(
     run = replace(run_in(tmp_path), more=("--sandbox", "none", "--json"))
     assert run.rehearse() == 0
     where = ["--out", str(tmp_path / "sft")]  # as the run itself
-    assert run.said["sft"] == [str(FILE), "stage=sft", "--dry-run", *where, "--sandbox", "none", "--json"]
-    assert run.said["ppo"] == {"schema_version": 1, "state": "fits", "needs": ["sft", "reward"]}
+    assert run.outputs["sft"] == [str(FILE), "stage=sft", "--dry-run", *where, "--sandbox", "none", "--json"]
+    assert run.outputs["ppo"] == {"schema_version": 1, "state": "fits", "needs": ["sft", "reward"]}
     answers_its_words(monkeypatch, exit_code=4)
     assert run.rehearse() == 4
 
@@ -172,8 +172,8 @@ def test_all_stages_print_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (begun(tmp_path) / "status.json").write_text('{"state": "finished"}')
     run = replace(run_in(tmp_path), more=("--json",))
     assert run.run() == 0
-    assert run.said["sft"] == {"schema_version": 1, "run_folder": str(tmp_path / "sft"), "state": "finished"}
-    assert run.said["ppo"][:2] == [str(FILE), "stage=ppo"]
+    assert run.outputs["sft"] == {"schema_version": 1, "run_folder": str(tmp_path / "sft"), "state": "finished"}
+    assert run.outputs["ppo"][:2] == [str(FILE), "stage=ppo"]
 
 
 def test_reports_of_several_stages_are_one_answer(tmp_path: Path, rlplan: Call) -> None:
@@ -187,16 +187,16 @@ def test_reports_of_several_stages_are_one_answer(tmp_path: Path, rlplan: Call) 
 def test_several_plans_go_into_no_file_and_none_is_searched_for(tmp_path: Path, rlplan: Call) -> None:
     answer = rlplan("plan", FILE, "workload.num_step=1", "-o", tmp_path / "plan.json")
     assert answer.exit_code == 2
-    assert "holds one plan, and the file has several stages" in answer.err
+    assert "would hold one plan, but the file has several stages" in answer.err
 
 
 def test_stages_run_in_an_empty_folder_or_go_on_in_theirs(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="holds no stages"):
-        folder_of("job", None, str(tmp_path))
+    with pytest.raises(SpecError, match="has no stages"):
+        choose_folder("job", None, str(tmp_path))
     (tmp_path / STAGES).write_text("{}")
-    assert folder_of("job", None, str(tmp_path)) == tmp_path
+    assert choose_folder("job", None, str(tmp_path)) == tmp_path
     with pytest.raises(SpecError, match="is not empty"):
-        folder_of("job", tmp_path, None)
+        choose_folder("job", tmp_path, None)
 
 
 def test_a_place_that_cannot_hold_the_stages_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

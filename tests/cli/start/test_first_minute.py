@@ -89,20 +89,20 @@ def test_own_data_keep_their_place_and_their_columns(rlplan: Call, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--gpus", "8xh1000"), "hardware profile 'h1000' is unknown"),
         (("--algorithm", "gpro"), "Did you mean 'grpo'?"),
-        (("--reward", "guess"), "'guess' is no kind of reward"),
+        (("--reward", "guess"), "unknown reward 'guess'"),
         (("--data", "nowhere.jsonl"), "nowhere.jsonl does not exist"),
     ],
 )
 def test_an_answer_that_names_nothing_writes_nothing(
-    rlplan: Call, tmp_path: Path, words: tuple[str, ...], said: str
+    rlplan: Call, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     answer = rlplan("init", tmp_path / "new" / "job.yaml", *words)
     assert (answer.exit_code, answer.out) == (2, "")
-    assert said in answer.err
+    assert message in answer.err
     assert not (tmp_path / "new").exists()
 
 
@@ -111,7 +111,7 @@ def test_nothing_of_the_users_is_written_over_unless_asked(rlplan: Call, tmp_pat
     job.write_text("mine")
     answer = rlplan("init", job, "--gpus", "8xH100")
     assert answer.exit_code == 2
-    assert "is there already" in answer.err
+    assert "already exists" in answer.err
     assert job.read_text() == "mine"
     assert rlplan("init", job, "--gpus", "8xH100", "--force").exit_code == 0
 
@@ -122,7 +122,7 @@ def test_force_leaves_rows_and_rewards_as_they_are(rlplan: Call, tmp_path: Path)
         (tmp_path / name).write_text(text)
     refused = rlplan("init", job, "--gpus", "8xH100")
     assert (refused.exit_code, job.exists()) == (2, False)
-    assert f"--data {tmp_path / 'train.jsonl'} takes what is there" in refused.err
+    assert f"--data {tmp_path / 'train.jsonl'} uses the existing file" in refused.err
     assert "--force" not in refused.err
     answer = rlplan("init", job, "--gpus", "8xH100", "--reward", "function", "--force")
     assert answer.out.splitlines() == [str(job), str(tmp_path / NAME)]
@@ -131,9 +131,9 @@ def test_force_leaves_rows_and_rewards_as_they_are(rlplan: Call, tmp_path: Path)
 
 
 def test_at_a_terminal_it_asks_and_asks_again(rlplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = iter(["8xh1000", "2xH100", "Qwen/Qwen2.5-0.5B", "", "math"])
+    message = iter(["8xh1000", "2xH100", "Qwen/Qwen2.5-0.5B", "", "math"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(typer, "prompt", lambda *_, default, **__: next(said) or default)
+    monkeypatch.setattr(typer, "prompt", lambda *_, default, **__: next(message) or default)
     answer = rlplan("init", tmp_path / "job.yaml")
     assert answer.exit_code == 0, answer.err
     assert "hardware profile 'h1000' is unknown" in answer.err
@@ -157,13 +157,13 @@ def test_every_example_names_its_schema_and_keeps_to_it(job: Path) -> None:
 
 
 def faults(job: Path) -> list[str]:
-    """What an editor would underline, by key."""
+    """Keys that an editor would underline."""
     import jsonschema
 
     from rlplan.spec.files.yaml import read_yaml
 
-    found = jsonschema.Draft202012Validator(job_schema()).iter_errors(read_yaml(job, "the job"))
-    return [".".join(map(str, fault.path)) for fault in found]
+    result = jsonschema.Draft202012Validator(job_schema()).iter_errors(read_yaml(job, "the job"))
+    return [".".join(map(str, fault.path)) for fault in result]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_the_schema_says_what_a_key_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "place", "said"),
+    ("words", "place", "message"),
     [
         ("training.zero_stage", "docs/job.md#training", "DeepSpeed's ZeRO stage"),
         ("zero_stage", "docs/job.md#training", "`training.zero_stage`"),
@@ -210,11 +210,11 @@ def test_the_schema_says_what_a_key_means() -> None:
         ("staleness", "docs/simulate.md#staleness", "as the versions between"),
     ],
 )
-def test_a_word_is_looked_up_offline(rlplan: Call, words: str, place: str, said: str) -> None:
+def test_a_word_is_looked_up_offline(rlplan: Call, words: str, place: str, message: str) -> None:
     answer = rlplan("docs", *words.split())
     assert answer.exit_code == 0, answer.err
     assert place in answer.out.splitlines()[0]
-    assert said in answer.out
+    assert message in answer.out
     assert len(answer.out.splitlines()) < 120
 
 
@@ -222,8 +222,8 @@ def test_a_word_that_no_page_says_gets_those_that_are_near(rlplan: Call) -> None
     answer = rlplan("docs", "zerostage")
     assert (answer.exit_code, answer.out) == (2, "")
     assert "Did you mean 'zero_stage'" in answer.err
-    found = json.loads(rlplan("docs", "heldout", "--json").out)
-    assert found["sections"][0]["place"].startswith("docs/")
+    result = json.loads(rlplan("docs", "heldout", "--json").out)
+    assert result["sections"][0]["place"].startswith("docs/")
     pages = json.loads(rlplan("docs", "--json").out)["pages"]
     folder = ROOT / "docs"
     assert sorted(pages) == sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.md"))
@@ -244,8 +244,8 @@ def test_every_key_of_a_job_is_found_where_it_is_explained() -> None:
 
 
 def commands() -> list[tuple[str, Any]]:
-    made: Any = typer.main.get_command(app)
-    return [(name, made.commands[name]) for name in COMMANDS]
+    created: Any = typer.main.get_command(app)
+    return [(name, created.commands[name]) for name in COMMANDS]
 
 
 @pytest.mark.parametrize(("name", "command"), commands(), ids=lambda value: value if isinstance(value, str) else "")

@@ -15,7 +15,7 @@ from tests.cli.conftest import Call
 TABLE: dict[str, list[list[str]]] = read_yaml(Path(__file__).parent / "mistakes.yaml", "mistakes")
 LEAST = 120
 LEAST_SHARE = 0.95
-"""Of the mistakes, so many are answered with a way out of their own."""
+"""Number of the mistakes that get a specific way out."""
 WORDS = {"$Q": "examples/quickstart.yaml", "$G": "examples/grpo-7b-8xh100.yaml"}
 FILES = {
     "bin.sh": bytes(range(256)),
@@ -49,7 +49,7 @@ def test_the_answer_to_a_mistake_names_its_cause_and_a_way_out(
     (tmp_path / "folder").mkdir()
     for command, cause, way_out in TABLE[group]:
         answer = rlplan(*typed(command, tmp_path))
-        said = answer.err.replace(f"{tmp_path}/", "")
+        message = answer.err.replace(f"{tmp_path}/", "")
         assert answer.exit_code not in (0, 70), command
-        assert cause in said.splitlines()[0], said
-        assert way_out in said, said
+        assert cause in message.splitlines()[0], message
+        assert way_out in message, message

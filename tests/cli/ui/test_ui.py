@@ -98,7 +98,7 @@ def test_a_bug_is_told_to_the_page(
     monkeypatch.setattr(served, "answer", lambda _: {}["it"])
     assert asked(server, "/", "{}", X_Token=server.token) == (
         500,
-        "a bug in rlplan: KeyError: 'it'. Report what the terminal shows",
+        "a bug in rlplan: KeyError: 'it'. Please report the traceback in the terminal",
     )
     assert "KeyError" in capfd.readouterr().err
 
@@ -114,10 +114,10 @@ def test_one_question_at_a_time_is_searched_and_of_those_that_wait_the_newest(
         return fields
 
     monkeypatch.setattr(served, "answer", slow)
-    told: dict[str, int] = {}
+    answer_text: dict[str, int] = {}
 
     def ask(name: str) -> None:
-        told[name] = asked(server, "/", json.dumps({"model": name}), X_Token=server.token)[0]
+        answer_text[name] = asked(server, "/", json.dumps({"model": name}), X_Token=server.token)[0]
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in ("first", "left", "last")]
     for number, thread in enumerate(threads, server.num_asked + 1):
@@ -126,7 +126,7 @@ def test_one_question_at_a_time_is_searched_and_of_those_that_wait_the_newest(
     may_end.set()
     for thread in threads:
         thread.join()
-    assert told == {"first": 200, "left": 409, "last": 200}
+    assert answer_text == {"first": 200, "left": 409, "last": 200}
     assert searched == ["first", "last"]
 
 
@@ -136,13 +136,13 @@ def test_what_is_no_question_is_refused(server: Server, body: str) -> None:
 
 
 def test_an_answer_is_the_plan_its_job_file_and_its_command(tmp_path: Path) -> None:
-    told = answer(FIELDS)
-    assert "Qwen/Qwen2.5-0.5B on 2x h100-sxm" in told["html"]
-    assert "data-chart" in told["html"]
-    assert told["command"].startswith(
+    answer_text = answer(FIELDS)
+    assert "Qwen/Qwen2.5-0.5B on 2x h100-sxm" in answer_text["html"]
+    assert "data-chart" in answer_text["html"]
+    assert answer_text["command"].startswith(
         "rlplan plan --model Qwen/Qwen2.5-0.5B --algorithm grpo --gpus 2xh100-sxm workload."
     )
-    (tmp_path / "job.yaml").write_text(told["job"])
+    (tmp_path / "job.yaml").write_text(answer_text["job"])
     job = load_job(tmp_path / "job.yaml")
     assert (job.workload.max_prompt_len, job.workload.max_response_len) == (512, 1024)
     assert job.hardware.num_devices == 2
@@ -151,17 +151,17 @@ def test_an_answer_is_the_plan_its_job_file_and_its_command(tmp_path: Path) -> N
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_of_the_menu_is_planned_with_the_first_values(algorithm: str, tmp_path: Path) -> None:
     first = {name: value for name, _, value, _ in LENGTHS}
-    told = answer(FIELDS | first | {"algorithm": algorithm})
-    assert algorithm in told["html"]
-    (tmp_path / "job.yaml").write_text(told["job"])
+    answer_text = answer(FIELDS | first | {"algorithm": algorithm})
+    assert algorithm in answer_text["html"]
+    (tmp_path / "job.yaml").write_text(answer_text["job"])
     assert load_job(tmp_path / "job.yaml").algorithm.name == algorithm
 
 
 @pytest.mark.parametrize("more", ["algorithm.kl_coef=0.5", "hardware.host_memory=256GiB", "policy.init=random"])
 def test_further_keys_go_below_what_the_form_names(more: str, tmp_path: Path) -> None:
-    told = answer(FIELDS | {"more": more})
-    assert f"  {more.partition('.')[2].replace('=', ': ')}\n" in told["job"]
-    (tmp_path / "job.yaml").write_text(told["job"])
+    answer_text = answer(FIELDS | {"more": more})
+    assert f"  {more.partition('.')[2].replace('=', ': ')}\n" in answer_text["job"]
+    (tmp_path / "job.yaml").write_text(answer_text["job"])
     assert load_job(tmp_path / "job.yaml").hardware.num_devices == 2
 
 
@@ -172,14 +172,14 @@ def test_further_keys_go_below_what_the_form_names(more: str, tmp_path: Path) ->
         ({"more": "'open"}, "the further keys cannot be read"),
         ({"max_response_len": "many"}, "max_response_len"),
         ({"gpus": "8xnothing"}, "nothing"),
-        ({"other": "1"}, "there is no field"),
+        ({"other": "1"}, "unknown field"),
     ],
 )
 def test_what_is_wrong_is_said_in_four_parts(change: dict[str, str], what: str) -> None:
-    told = answer(FIELDS | change)
-    assert what in told["html"]
-    assert re.findall("<dt>(.*?)</dt>", told["html"]) == ["Where", "Rule", "Way out"]
-    assert told["job"] == told["command"] == ""
+    answer_text = answer(FIELDS | change)
+    assert what in answer_text["html"]
+    assert re.findall("<dt>(.*?)</dt>", answer_text["html"]) == ["Where", "Rule", "Way out"]
+    assert answer_text["job"] == answer_text["command"] == ""
 
 
 def test_what_is_typed_comes_back_as_text() -> None:
@@ -187,20 +187,20 @@ def test_what_is_typed_comes_back_as_text() -> None:
 
 
 def test_a_job_that_does_not_fit_says_what_would_help() -> None:
-    told = answer(FIELDS | {"model": "Qwen/Qwen2.5-7B", "gpus": "1xrtx4090"})
-    assert "Does not fit" in told["html"]
-    assert "What would help" in told["html"]
+    answer_text = answer(FIELDS | {"model": "Qwen/Qwen2.5-7B", "gpus": "1xrtx4090"})
+    assert "Does not fit" in answer_text["html"]
+    assert "What would help" in answer_text["html"]
 
 
 def test_an_answer_is_the_plan_that_a_command_finds() -> None:
-    told = answer(FIELDS | {"gpus": "4xrtx4090"})["html"]
-    assert "assumes hosts of 256 GiB" in told
-    assert "<dt>Step time</dt>" in told
-    assert "computed worst case" in told
+    answer_text = answer(FIELDS | {"gpus": "4xrtx4090"})["html"]
+    assert "assumes hosts of 256 GiB" in answer_text
+    assert "<dt>Step time</dt>" in answer_text
+    assert "computed worst case" in answer_text
 
 
 def test_an_empty_field_is_left_to_rlplan() -> None:
-    assert Asked.of({"model": "Qwen/Qwen2.5-0.5B", "tp": " ", "more": "seed=1"}).overrides == ("seed=1",)
+    assert Asked.parse({"model": "Qwen/Qwen2.5-0.5B", "tp": " ", "more": "seed=1"}).overrides == ("seed=1",)
 
 
 def test_a_browser_is_opened_without_the_token_on_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_a_port_in_use_is_one_message() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(HostError, match=rf"port {port} cannot be taken: address already in use") as error:
+        with pytest.raises(HostError, match=rf"port {port} cannot be used: address already in use") as error:
             Server(port)
     assert "--port 0" in str(error.value)
 

@@ -39,7 +39,7 @@ def begun(folder: Path, ranks: Ranks, alarms: list[tuple[int, str, str]]) -> Che
     """A checkpointer in whose thread step 3 waits for the trainer's file."""
     job = SimpleNamespace(checkpoints=SimpleNamespace(keep_last=2), limits=SimpleNamespace(action_timeout_s=600.0))
     spec = SimpleNamespace(job=job, schedule=SimpleNamespace(step=()))
-    recorder = SimpleNamespace(folder=folder, write_alarm=lambda *said: alarms.append(said))
+    recorder = SimpleNamespace(folder=folder, write_alarm=lambda *message: alarms.append(message))
     checkpoints = Checkpointer(spec, ranks, recorder)  # type: ignore[arg-type]
     checkpoints.save(ACTION, 3)  # type: ignore[arg-type]
     checkpoints.commit(3, lambda: (RunState(step=3, version=1), []))

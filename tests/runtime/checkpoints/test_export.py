@@ -16,7 +16,7 @@ from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably
 from rlplan.runtime.checkpoints.fragments import part_name
 from rlplan.runtime.checkpoints.manifest import BEST, RUN, Manifest, RoleStates, RunState
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
-from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, digest_of, write
+from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, compute_digest, write
 from rlplan.runtime.models.start_checkpoint import load_language_model
 from tests.factories import EXAMPLES, make_job, make_plan
 
@@ -24,7 +24,7 @@ SORTER = str(EXAMPLES / "models" / "sorter")
 
 
 def part_of(whole: torch.Tensor, shape: tuple[int, ...], rank: int) -> torch.Tensor:
-    """What one of two ranks has: a half along the axis that is cut, or everything."""
+    """The shard of one of two ranks: a half along the axis that is cut, or everything."""
     for axis, size in enumerate(shape):
         whole = whole.narrow(axis, rank * size if size < whole.shape[axis] else 0, size)
     return whole.contiguous()
@@ -34,10 +34,10 @@ def part_of(whole: torch.Tensor, shape: tuple[int, ...], rank: int) -> torch.Ten
 def parts(tmp_path: Path) -> tuple[Any, dict[str, tuple[int, ...]], list[Path]]:
     """A model, what a rank of two has of it, and the files that these wrote."""
     model = load_language_model(SORTER, torch.float32)
-    held = {parameter.name: parameter.shape for parameter in autotp_parameters(make_job().load_model(), 2)}
+    held_bytes = {parameter.name: parameter.shape for parameter in autotp_parameters(make_job().load_model(), 2)}
     paths = [tmp_path / f"policy-{rank}" for rank in range(2)]
     for rank, path in enumerate(paths):
-        own = {name: part_of(p.detach(), held[name], rank) for name, p in model.named_parameters()}
+        own = {name: part_of(p.detach(), held_bytes[name], rank) for name, p in model.named_parameters()}
         write(
             path,
             [
@@ -45,18 +45,18 @@ def parts(tmp_path: Path) -> tuple[Any, dict[str, tuple[int, ...]], list[Path]]:
                 for name, tensor in own.items()
             ],
         )
-    return model, held, paths
+    return model, held_bytes, paths
 
 
 def test_parts_of_ranks_that_share_layers_become_whole_tensors(parts: Any) -> None:
-    model, held, paths = parts
+    model, held_bytes, paths = parts
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    assert any(held[name] != tuple(tensor.shape) for name, tensor in before.items())
+    assert any(held_bytes[name] != tuple(tensor.shape) for name, tensor in before.items())
     for parameter in model.parameters():
         parameter.data = torch.zeros_like(parameter)
     with ExitStack() as stack:
         files = [stack.enter_context(TensorFile(path)) for path in paths]
-        export._fill(model, [StoredStates(files, part_name(rank, 2)) for rank in range(2)], held)
+        export._fill(model, [StoredStates(files, part_name(rank, 2)) for rank in range(2)], held_bytes)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
@@ -64,7 +64,7 @@ def test_a_rank_alone_does_not_take_parts_for_whole_tensors(parts: Any) -> None:
     model, _, paths = parts
     with ExitStack() as stack:
         files = [stack.enter_context(TensorFile(path)) for path in paths]
-        with pytest.raises(SpecError, match="of another model"):
+        with pytest.raises(SpecError, match="belongs to another model"):
             export._fill(model, [StoredStates(files)], {})
 
 
@@ -81,7 +81,7 @@ def run(tmp_path: Path) -> Path:
         names = [(f"master/{export.PREFIX}{name}@0", p.detach()) for name, p in model.named_parameters()]
         write(staged / STATES, [Piece(name, "F32", memory_of(tensor)) for name, tensor in names])
         write_durably(staged / RUN, RunState(step=step, version=step))
-        files = {name: digest_of(staged / name) for name in (STATES, RUN)}
+        files = {name: compute_digest(staged / name) for name in (STATES, RUN)}
         roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}
         checkpoints.commit(staged, Manifest(job="a", step=step, identity={}, files=files, roles=roles))
     write_plan(make_plan(), folder / "plan.json")
@@ -94,10 +94,10 @@ def test_the_command_writes_the_policy_and_says_what_it_passed_over(
     os.truncate(run / "checkpoints" / "step-000002" / STATES, 10)
     out = tmp_path / "out"
     assert export.main([str(run), str(out)]) == 0
-    said = capsys.readouterr()
-    assert said.out == f"the policy after step 1: {out}\n"
-    assert f"step-000002: {STATES} has 10 bytes instead of " in said.err
-    assert said.err.endswith("; it is passed over\n")
+    message = capsys.readouterr()
+    assert message.out == f"the policy after step 1: {out}\n"
+    assert f"step-000002: {STATES} has 10 bytes instead of " in message.err
+    assert message.err.endswith("; skipped\n")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in out.iterdir()}
 
 
@@ -114,13 +114,13 @@ def test_the_best_checkpoint_is_exported_where_the_run_kept_one(
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *words: str) -> None:
     """Exit code 2 and one message of four parts."""
     assert export.main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    lines = said.err.splitlines()
+    message = capsys.readouterr()
+    assert message.out == ""
+    lines = message.err.splitlines()
     assert lines[0].startswith("error: ")
     assert [line.split(":")[0] for line in lines[1:]] == ["  where", "  rule", "  way out"]
     for word in words:
-        assert word in said.err
+        assert word in message.err
 
 
 def test_a_wrong_command_line_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

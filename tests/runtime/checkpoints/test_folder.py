@@ -32,7 +32,7 @@ from rlplan.runtime.checkpoints.manifest import (
     StoredFile,
     checkpoints_of,
 )
-from rlplan.runtime.checkpoints.tensor_file import Piece, digest_of, write
+from rlplan.runtime.checkpoints.tensor_file import Piece, compute_digest, write
 
 CHANGES = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "write")
 """Calls of `os` that change a disk; a run is killed before each of them in turn."""
@@ -49,7 +49,7 @@ def save(
     write(staged / STATES, [Piece("master/a@0", "F32", memoryview(array("f", [float(step)] * 64)))])
     write_durably(staged / RUN, RunState(step=step, version=step + 1))
     write_text_durably(staged / EXPERIENCE, "[]")
-    files = {name: digest_of(staged / name) for name in (STATES, RUN, EXPERIENCE)}
+    files = {name: compute_digest(staged / name) for name in (STATES, RUN, EXPERIENCE)}
     roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}
     folder.commit(staged, Manifest(job="a", step=step, identity=identity or {}, files=files, roles=roles), best)
 
@@ -67,11 +67,11 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_last_ones_are_kept_and_the_newest_is_found(run: Path) -> None:
     assert steps_of(run) == [POINTER, "step-000002", "step-000003"]
-    found = find_checkpoint(run)
-    assert (found.step, found.state.version, found.problems) == (3, 4, ())
-    assert found.paths("policy") == [str(run / "checkpoints" / "step-000003" / STATES)]
+    result = find_checkpoint(run)
+    assert (result.step, result.state.version, result.problems) == (3, 4, ())
+    assert result.paths("policy") == [str(run / "checkpoints" / "step-000003" / STATES)]
     with pytest.raises(SpecError, match="it has no value"):
-        found.paths("value")
+        result.paths("value")
 
 
 def killed_before(change: int, run: Path, step: int) -> bool:
@@ -104,24 +104,24 @@ def test_killed_before_any_change_of_the_disk_nothing_committed_is_lost(tmp_path
     step, num_kills = 1, 0
     for change in range(1, 200):
         was_killed = killed_before(change, tmp_path, step + 1)
-        found = find_checkpoint(tmp_path)
-        assert found.step in (step, step + 1)
-        assert found.problems == ()
+        result = find_checkpoint(tmp_path)
+        assert result.step in (step, step + 1)
+        assert result.problems == ()
         num_kills += was_killed
         if not was_killed:
             break
-        step = found.step
+        step = result.step
     assert num_kills >= 15, "every change of the disk was tried"
-    assert found.step == step + 1
+    assert result.step == step + 1
     assert len(steps_of(tmp_path)) == 3, "what was killed leaves nothing behind"
 
 
 def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
     """(name, what is said, how it is done) for the newest checkpoint."""
     for name in (STATES, RUN, EXPERIENCE, MANIFEST):
-        said = {MANIFEST: "manifest"}.get(name, name)
-        yield f"{name} truncated", said, lambda folder, name=name: os.truncate(folder / name, 1)
-        yield f"{name} flipped", said, lambda folder, name=name: flip(folder / name, 3)
+        message = {MANIFEST: "manifest"}.get(name, name)
+        yield f"{name} truncated", message, lambda folder, name=name: os.truncate(folder / name, 1)
+        yield f"{name} flipped", message, lambda folder, name=name: flip(folder / name, 3)
         yield f"{name} missing", "missing", lambda folder, name=name: (folder / name).unlink()
     yield "newer", "newer rlplan", lambda folder: edit(folder / MANIFEST, schema_version=2)
     yield "foreign", "kind", lambda folder: edit(folder / MANIFEST, kind="other")
@@ -130,7 +130,7 @@ def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
         "plain file name",
         lambda folder: edit(folder / MANIFEST, files={"../../x": {"num_bytes": 1, "sha256": "0" * 64}}),
     )
-    yield "states that are no tensors", "no safetensors header", pickled
+    yield "states that are no tensors", "not a safetensors header", pickled
     yield "a link", "missing", lambda folder: link(folder / STATES)
 
 
@@ -151,7 +151,7 @@ def pickled(folder: Path) -> None:
     (folder / STATES).write_bytes(content)
     manifest = Manifest.model_validate_json((folder / MANIFEST).read_text())
     file = StoredFile(num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    write_durably(folder / MANIFEST, manifest.model_copy(update={"files": {**manifest.files, STATES: file}}).sealed())
+    write_durably(folder / MANIFEST, manifest.model_copy(update={"files": {**manifest.files, STATES: file}}).seal())
 
 
 def link(path: Path) -> None:
@@ -159,18 +159,18 @@ def link(path: Path) -> None:
     path.symlink_to(path.with_suffix(".away"))
 
 
-@pytest.mark.parametrize(("said", "damage"), [pytest.param(*case[1:], id=case[0]) for case in damages()])
+@pytest.mark.parametrize(("message", "damage"), [pytest.param(*case[1:], id=case[0]) for case in damages()])
 @pytest.mark.parametrize("has_pointer", [True, False])
 def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
-    run: Path, said: str, damage: Callable[[Path], object], has_pointer: bool
+    run: Path, message: str, damage: Callable[[Path], object], has_pointer: bool
 ) -> None:
     if not has_pointer:
         (run / "checkpoints" / POINTER).unlink()
     damage(run / "checkpoints" / "step-000003")
-    found = find_checkpoint(run)
-    assert (found.step, len(found.problems)) == (2, 1)
-    assert found.problems[0].startswith("step-000003: ")
-    assert said in found.problems[0]
+    result = find_checkpoint(run)
+    assert (result.step, len(result.problems)) == (2, 1)
+    assert result.problems[0].startswith("step-000003: ")
+    assert message in result.problems[0]
 
 
 def test_every_bit_of_the_states_counts(run: Path) -> None:
@@ -228,7 +228,7 @@ def _no_room(descriptor: int) -> None:
 
 def test_a_role_s_files_are_files_of_the_checkpoint() -> None:
     roles = {"policy": RoleStates(files=("../elsewhere.safetensors",), num_steps=1)}
-    with pytest.raises(ValidationError, match="is no file of the checkpoint"):
+    with pytest.raises(ValidationError, match="is not a file of the checkpoint"):
         Manifest(job="a", step=1, identity={}, files={}, roles=roles)
 
 
@@ -241,11 +241,11 @@ def test_a_checkpoint_has_roles_and_each_has_files(roles: dict[str, Any]) -> Non
 def test_a_foreign_checkpoint_is_passed_over_and_where_all_are_the_first_key_is_named(tmp_path: Path) -> None:
     for step, seed in ((1, "0"), (2, "0"), (3, "5")):
         save(tmp_path, step, 3, {"seed": seed})
-    found = find_checkpoint(tmp_path, {"seed": "0"})
-    assert found.step == 2
-    assert found.problems == ("step-000003: the checkpoint is of another job: seed is 0, in the checkpoint 5",)
+    result = find_checkpoint(tmp_path, {"seed": "0"})
+    assert result.step == 2
+    assert result.problems == ("step-000003: the checkpoint belongs to another job: seed is 0, in the checkpoint 5",)
     assert find_checkpoint(tmp_path).step == 3, "who has no job takes any"
-    with pytest.raises(ForeignCheckpointError, match="of another job: seed is 7, in the checkpoint 5"):
+    with pytest.raises(ForeignCheckpointError, match="belongs to another job: seed is 7, in the checkpoint 5"):
         find_checkpoint(tmp_path, {"seed": "7"})
     os.truncate(tmp_path / "checkpoints" / "step-000003" / STATES, 10)
     with pytest.raises(
@@ -257,8 +257,8 @@ def test_a_foreign_checkpoint_is_passed_over_and_where_all_are_the_first_key_is_
 def test_a_folder_has_its_step_s_name(run: Path) -> None:
     root = run / "checkpoints"
     shutil.copytree(root / "step-000002", root / "step-000009")
-    found = find_checkpoint(run)
-    assert (found.step, found.problems) == (3, ("step-000009: it holds the checkpoint of step 2",))
+    result = find_checkpoint(run)
+    assert (result.step, result.problems) == (3, ("step-000009: it holds the checkpoint of step 2",))
 
 
 def test_backups_and_links_are_not_taken_and_stay(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -269,11 +269,11 @@ def test_backups_and_links_are_not_taken_and_stay(run: Path, tmp_path_factory: p
     (root / "step-000003").rename(away)
     (root / "step-000003").symlink_to(away)
     (root / "step-000004").write_text("x")
-    found = find_checkpoint(run)
-    assert found.step == 2
-    assert found.problems == (
-        "step-000004: it is no folder",
-        "step-000003: it is a link, a checkpoint is a folder of its own",
+    result = find_checkpoint(run)
+    assert result.step == 2
+    assert result.problems == (
+        "step-000004: it is not a folder",
+        "step-000003: it is a link; a checkpoint must be a folder",
     )
     (root / "step-000004").unlink()
     (root / "step-000008").symlink_to(away)
@@ -293,19 +293,19 @@ def test_steps_are_sorted_as_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('{"schema_version": 1, "checkpoint": "step-000009"}', "it names step-000009, which is not there"),
         ("{", "is not JSON"),
         ('{"schema_version": 1, "checkpoint": "../../etc"}', "checkpoint is '../../etc'"),
     ],
 )
-def test_a_pointer_that_leads_nowhere_is_said(run: Path, content: str, said: str) -> None:
+def test_a_pointer_that_leads_nowhere_is_said(run: Path, content: str, message: str) -> None:
     (run / "checkpoints" / POINTER).write_text(content)
-    found = find_checkpoint(run)
-    assert (found.step, len(found.problems)) == (3, 1)
-    assert found.problems[0].startswith(f"{POINTER}: ")
-    assert said in found.problems[0]
+    result = find_checkpoint(run)
+    assert (result.step, len(result.problems)) == (3, 1)
+    assert result.problems[0].startswith(f"{POINTER}: ")
+    assert message in result.problems[0]
 
 
 def test_a_file_that_cannot_be_read_is_passed_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,9 +318,9 @@ def test_a_file_that_cannot_be_read_is_passed_over(run: Path, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr("hashlib.file_digest", broken)
-        found = find_checkpoint(run)
-    assert (found.step, len(found.problems)) == (2, 1)
-    assert "cannot be read: Input/output error" in found.problems[0]
+        result = find_checkpoint(run)
+    assert (result.step, len(result.problems)) == (2, 1)
+    assert "cannot be read: Input/output error" in result.problems[0]
     look = os.stat
 
     def denied(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
@@ -330,8 +330,8 @@ def test_a_file_that_cannot_be_read_is_passed_over(run: Path, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr("os.stat", denied)
-        found = find_checkpoint(run)
-    assert found.problems == (f"step-000003: {MANIFEST} cannot be read: Permission denied",)
+        result = find_checkpoint(run)
+    assert result.problems == (f"step-000003: {MANIFEST} cannot be read: Permission denied",)
 
 
 def test_a_file_in_place_of_the_checkpoints_is_one_message(tmp_path: Path) -> None:

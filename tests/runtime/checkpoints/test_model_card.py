@@ -15,10 +15,10 @@ def test_a_card_says_job_data_metrics_and_plan(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     card = model_card(plan, tmp_path, 2)
     for line in (
-        "the weights are those of step 2 of 3.",
-        "| began from | sorter |",
+        "The weights are those at step 2 of 3.",
+        "| base model | sorter |",
         "| held out | heldout.jsonl |",
-        "| prompts that are trained on | 2000 |",
+        "| training prompts | 2000 |",
         "| evaluate/greedy_accuracy | 0.5 (step 2) |",
         "| hardware | 2 x cpu-host |",
     ):

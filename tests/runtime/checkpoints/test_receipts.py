@@ -18,8 +18,8 @@ PIECES = [Piece("master/a@0", "F32", memoryview(array("f", [1.0])))]
 def test_a_receipt_says_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     _write_with_receipt(path, PIECES, {"num_steps": 3, "scaler": {}})
-    said = _read(path.with_suffix(".receipt"))
-    assert (said["num_steps"], said["file"]["num_bytes"]) == (3, path.stat().st_size)
+    message = _read(path.with_suffix(".receipt"))
+    assert (message["num_steps"], message["file"]["num_bytes"]) == (3, path.stat().st_size)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])

@@ -33,7 +33,7 @@ def finished(number: int) -> FinishedRequest:
 
 
 class Asked:
-    """What a stream asks an engine for; it answers nothing by itself. lengths, engines: those of a fleet of two."""
+    """An engine that answers nothing by itself. lengths, engines: those of a fleet of two."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -57,13 +57,13 @@ def stream_of(asked: Asked, max_staleness: int = 1, work: StreamSettings = WORK)
 def ahead(tmp_path: Path, stream: StreamState, versions: dict[int, int]) -> Resumption:
     """The checkpoint of step 2 of a run whose generation was ahead. versions: of finished prompts, by number."""
     save(tmp_path, 2)
-    found = find_checkpoint(tmp_path)
+    result = find_checkpoint(tmp_path)
     buffer = ExperienceBuffer(9)
     for number, version in versions.items():
         buffer.add(BufferedGroup(number, version, finished(number)))
-    (found.folder / EXPERIENCE).write_text(json.dumps(buffer.state()))
+    (result.folder / EXPERIENCE).write_text(json.dumps(buffer.state()))
     more = {"stream": stream, "num_replaced": stream.num_replaced}
-    return Resumption(found.folder, found.manifest, found.state.model_copy(update=more))
+    return Resumption(result.folder, result.manifest, result.state.model_copy(update=more))
 
 
 def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: P
     assert state.stream == StreamState(num_begun=5, num_replaced=1, again=(1, 3))
 
     save(tmp_path, 1)
-    found = find_checkpoint(tmp_path)
-    (found.folder / EXPERIENCE).write_text(json.dumps(experience))
+    result = find_checkpoint(tmp_path)
+    (result.folder / EXPERIENCE).write_text(json.dumps(experience))
     anew = Asked()
     resumed, version = stream_of(anew), Version()
-    said = give_state(Resumption(found.folder, found.manifest, state), version, anew, resumed)  # type: ignore[arg-type]
-    assert said == "2 prompt(s) that were under way are begun anew, 1 finished one(s) kept"
+    message = give_state(Resumption(result.folder, result.manifest, state), version, anew, resumed)  # type: ignore[arg-type]
+    assert message == "2 prompt(s) that were in flight are generated again, 1 finished one(s) kept"
     assert anew.lengths.by_prompt == asked.lengths.by_prompt
     assert resumed.state() == (state.stream, experience)
     assert resumed.buffer.groups() == [BufferedGroup(2, 0, finished(2))], "as old as it was"
@@ -94,12 +94,12 @@ def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: P
 @pytest.mark.parametrize("text", ["[]", "{}", '{"schema_version": 1, "groups": [{}]}', "nothing"])
 def test_a_buffer_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     save(tmp_path, 1)
-    found = find_checkpoint(tmp_path)
-    (found.folder / EXPERIENCE).write_text(text)
-    state = found.state.model_copy(update={"stream": StreamState(num_begun=4)})
+    result = find_checkpoint(tmp_path)
+    (result.folder / EXPERIENCE).write_text(text)
+    state = result.state.model_copy(update={"stream": StreamState(num_begun=4)})
     asked = Asked()
     with pytest.raises(SpecError, match="buffer"):
-        give_state(Resumption(found.folder, found.manifest, state), Version(), asked, stream_of(asked))  # type: ignore[arg-type]
+        give_state(Resumption(result.folder, result.manifest, state), Version(), asked, stream_of(asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("num_replaced", "next_ones"), [(0, [4, 5, 6, 7]), (3, [7, 8, 9, 10])])
@@ -107,10 +107,10 @@ def test_a_run_of_whole_steps_goes_on_running_ahead_behind_them(
     tmp_path: Path, num_replaced: int, next_ones: list[int]
 ) -> None:
     save(tmp_path, 2)
-    found, asked = find_checkpoint(tmp_path), Asked()
-    found = replace(found, state=found.state.model_copy(update={"num_replaced": num_replaced}))
+    result, asked = find_checkpoint(tmp_path), Asked()
+    result = replace(result, state=result.state.model_copy(update={"num_replaced": num_replaced}))
     stream = stream_of(asked)
-    assert give_state(found, Version(), asked, stream) == ""  # type: ignore[arg-type]
+    assert give_state(result, Version(), asked, stream) == ""  # type: ignore[arg-type]
     stream._begin()
     assert asked.numbers == next_ones
 
@@ -121,10 +121,10 @@ def test_steps_that_generate_for_themselves_go_on_behind_a_run_ahead_that_traine
 ) -> None:
     first = 4 + num_replaced
     stream = StreamState(num_begun=first + 3, num_replaced=num_replaced, again=(first + 1, first))
-    found = ahead(tmp_path, stream, {first + 2: 2})
-    check_order(found, WORK.num_prompts)
-    said = give_state(found, Version(), Asked(), None)  # type: ignore[arg-type]
-    assert said == "3 prompt(s) that generation was ahead are begun anew"
+    result = ahead(tmp_path, stream, {first + 2: 2})
+    check_order(result, WORK.num_prompts)
+    message = give_state(result, Version(), Asked(), None)  # type: ignore[arg-type]
+    assert message == "3 prompt(s) that were generated ahead are generated again"
 
 
 @pytest.mark.parametrize("again", [(0, 5), (0, 4, 6)], ids=["one left behind", "others begun after it"])
@@ -132,21 +132,23 @@ def test_steps_that_generate_for_themselves_would_skip_prompts_of_a_run_ahead_an
     again: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Two steps trained four prompts of which none is prompt 0: step 3 would train one again and never see prompt 0."""
-    found = ahead(tmp_path, StreamState(num_begun=4 + len(again), again=again), {})
-    with pytest.raises(SpecError, match=f"out of order: {len(again)} are left of .*, the first is prompt 0"):
-        check_order(found, WORK.num_prompts)
+    result = ahead(tmp_path, StreamState(num_begun=4 + len(again), again=again), {})
+    with pytest.raises(SpecError, match=f"out of order: {len(again)} of .* are left, the first is prompt 0"):
+        check_order(result, WORK.num_prompts)
 
 
 def test_finished_rollouts_that_would_become_older_than_a_lower_bound_allows_are_begun_anew(tmp_path: Path) -> None:
     """Turns come in the order 3, 4 (under version 2), 5, 6 (3) and 7 (4)."""
-    found = ahead(tmp_path, StreamState(num_begun=8, again=(3,)), {4: 1, 5: 1, 6: 2, 7: 2})
+    result = ahead(tmp_path, StreamState(num_begun=8, again=(3,)), {4: 1, 5: 1, 6: 2, 7: 2})
     for max_staleness, kept in ((2, [4, 5, 6, 7]), (1, [4, 6]), (0, [])):
         resumed = stream_of(Asked(), max_staleness)
-        said = give_state(found, Version(), Asked(), resumed)  # type: ignore[arg-type]
+        message = give_state(result, Version(), Asked(), resumed)  # type: ignore[arg-type]
         assert [group.number for group in resumed.buffer.groups()] == kept
         begun_anew = sorted({3, 4, 5, 6, 7} - {*kept})
         assert resumed.state()[0].again == tuple(begun_anew)
-        assert said.startswith(f"{len(begun_anew)} prompt(s) that were under way are begun anew, {len(kept)} finished")
+        assert message.startswith(
+            f"{len(begun_anew)} prompt(s) that were in flight are generated again, {len(kept)} finished"
+        )
 
 
 def test_generation_ends_where_a_resumed_run_has_fewer_steps_than_were_begun(tmp_path: Path) -> None:

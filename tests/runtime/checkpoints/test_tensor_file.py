@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rlplan.errors import SpecError
-from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, digest_of, write
+from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, compute_digest, write
 
 NUMBERS = array("f", [0.5 * number for number in range(1000)])
 PIECES = [Piece("master/a@0", "F32", memoryview(NUMBERS)), Piece("rng/cpu", "U8", memoryview(b"\x00\x01\xff"))]
@@ -31,7 +31,7 @@ def test_the_digest_is_that_of_the_whole_file(tmp_path: Path) -> None:
     digest = write(tmp_path / "x", PIECES)
     data = (tmp_path / "x").read_bytes()
     assert (digest.num_bytes, digest.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert digest_of(tmp_path / "x") == digest
+    assert compute_digest(tmp_path / "x") == digest
 
 
 def test_any_range_of_a_tensor_goes_into_memory_that_is_there(path: Path) -> None:

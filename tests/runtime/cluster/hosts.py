@@ -23,7 +23,7 @@ PORT = 6379
 START_S = 120
 
 FIRST_CLASS = {"RAY_worker_niceness": "0"}
-"""As docs/runtime/placements.md says for hosts that have other work too."""
+"""Settings that docs/runtime/placements.md recommends for hosts with other work."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Hosts:
 
     @property
     def address(self) -> str:
-        """What `rlplan run --address` takes."""
+        """Address for `rlplan run --address`."""
         return f"{self.addresses[0]}:{PORT}"
 
     def command(self, host: int, *words: str) -> list[str]:

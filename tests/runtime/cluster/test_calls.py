@@ -1,4 +1,4 @@
-"""What is said of a process that failed in a call."""
+"""Messages about a process that failed in a call."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ BAR = "Loading weights: 100%|██████████| 46/46 [00:00<00:00,
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("RuntimeError: no room\n", ": RuntimeError: no room"),
         (f"ready\n{BAR}\n\n", ": ready"),
@@ -18,8 +18,8 @@ BAR = "Loading weights: 100%|██████████| 46/46 [00:00<00:00,
         ("", ""),
     ],
 )
-def test_the_last_line_of_a_lost_process_s_log_is_no_progress_bar(text: str, said: str, tmp_path: Path) -> None:
+def test_the_last_line_of_a_lost_process_s_log_is_no_progress_bar(text: str, message: str, tmp_path: Path) -> None:
     log = tmp_path / "trainer.log"
     log.write_text(text)
-    assert _last_line(log) == said
+    assert _last_line(log) == message
     assert _last_line(tmp_path / "none.log") == ""

@@ -23,13 +23,13 @@ def worker() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-def closed(monkeypatch: pytest.MonkeyPatch, said: str | None, worker: Any) -> tuple[list[bool], float]:
+def closed(monkeypatch: pytest.MonkeyPatch, message: str | None, worker: Any) -> tuple[list[bool], float]:
     """(whether the worker lived when Ray was left, seconds of closing). said: what has ended of Ray."""
     monkeypatch.setattr(ray_cluster, "STOP_S", 1.0)
     monkeypatch.setattr(ray_cluster, "scaled", float)
     cluster, lived = Cluster(), list[bool]()
     cluster.foreign_pids -= {worker.pid}
-    monkeypatch.setattr(cluster, "dead_service", lambda: said)
+    monkeypatch.setattr(cluster, "dead_service", lambda: message)
     monkeypatch.setattr(cluster, "_leave", lambda: lived.append(worker.poll() is None))
     begun = time.monotonic()
     cluster.close()

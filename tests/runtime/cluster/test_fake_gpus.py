@@ -23,7 +23,7 @@ GPUS_PER_HOST = 8
 
 
 def placement(name: str, folder: Path) -> RayPlacement:
-    """What the example's bundle reserves."""
+    """The Ray placement in the example's bundle."""
     write_bundle(executable_plan(best_plan(load_job(EXAMPLES / name))), folder)
     return read_bundle(folder).ray
 
@@ -100,7 +100,7 @@ def test_the_bundle_of_an_example_has_its_gpus_or_is_refused(fake_hosts: FakeHos
     cluster, asked = Cluster(fake_hosts.address), placement("ppo-70b-64xh100.yaml", tmp_path)
     try:
         if fake_hosts.count < 8:
-            with pytest.raises(HostError, match="asks for 64 GPUs, 16 GPUs free"):
+            with pytest.raises(HostError, match="needs 64 GPUs, 16 GPUs free"):
                 cluster.reserve(asked, 60.0)
             return
         cluster.reserve(asked, 60.0)
@@ -119,8 +119,8 @@ def island(bundle: int) -> int:
     return bundle // GPUS_PER_HOST
 
 
-def _gpus_seen_on_one_bundle(cluster: Cluster, mine: list[WorkerPlacement]) -> list[tuple[str, ...]]:
-    """What Ray tells each process on the first GPU that it may see."""
+def _gpus_seen_on_one_bundle(cluster: Cluster, own: list[WorkerPlacement]) -> list[tuple[str, ...]]:
+    """Devices that Ray shows to each process of the first GPU."""
     import ray
 
     @ray.remote
@@ -132,7 +132,7 @@ def _gpus_seen_on_one_bundle(cluster: Cluster, mine: list[WorkerPlacement]) -> l
         Looker.options(  # type: ignore[attr-defined]
             num_cpus=worker.num_cpus, num_gpus=worker.num_gpus, scheduling_strategy=cluster.strategy(0)
         ).remote()
-        for worker in mine
+        for worker in own
     ]
     try:
         return list(ray.get([actor.look.remote() for actor in actors], timeout=scaled(60)))
@@ -145,8 +145,8 @@ def _gpus_seen_on_one_bundle(cluster: Cluster, mine: list[WorkerPlacement]) -> l
 def test_what_the_cluster_does_not_have_is_refused_before_anything_starts(fake_hosts: FakeHosts) -> None:
     total = GPUS_PER_HOST * fake_hosts.count
     for sizes, reason in (
-        ([GPUS_PER_HOST] * fake_hosts.count + [1], f"asks for {total + 1} GPUs, {total} GPUs free in the cluster"),
-        ([2 * GPUS_PER_HOST], "no other host has the 16 GPUs and 16 CPUs free"),
+        ([GPUS_PER_HOST] * fake_hosts.count + [1], f"needs {total + 1} GPUs, {total} GPUs free in the cluster"),
+        ([2 * GPUS_PER_HOST], "the next one needs 16 GPUs and 16 CPUs on one host"),
     ):
         cluster = Cluster(fake_hosts.address)
         try:

@@ -27,14 +27,14 @@ def test_64_gpus_in_engines_of_any_size_fill_8_hosts_of_8(size: int) -> None:
 
 def test_one_gpu_more_than_there_are_is_refused_with_both_numbers() -> None:
     dealt = deal_islands(islands(*[8] * 8, 1), hosts(*[8] * 8), spreads=False)
-    assert dealt == "the plan asks for 65 GPUs, 64 GPUs free in the cluster"
+    assert dealt == "the plan needs 65 GPUs, 64 GPUs free in the cluster"
 
 
 def test_gpus_that_are_there_but_not_together_are_refused() -> None:
     dealt = deal_islands(islands(8), hosts(4, 4), spreads=False)
     assert isinstance(dealt, str)
-    assert "0 of 1 parts have a host, and no other host has the 8 GPUs and 8 CPUs free" in dealt
-    assert "the most that any of 2 has: 4 GPUs" in dealt
+    assert "0 of 1 parts have a host; the next one needs 8 GPUs and 8 CPUs on one host" in dealt
+    assert "the most that any of 2 hosts has free is 4 GPUs" in dealt
 
 
 def test_a_small_island_does_not_take_the_host_that_a_large_one_needs() -> None:
@@ -43,4 +43,4 @@ def test_a_small_island_does_not_take_the_host_that_a_large_one_needs() -> None:
 
 def test_spread_islands_have_hosts_of_their_own() -> None:
     assert deal_islands(islands(1, 1), hosts(8, 8), spreads=True) == (0, 1)
-    assert deal_islands(islands(1, 1, 1), hosts(8, 8), spreads=True) == ("the plan asks for 3 hosts, the cluster has 2")
+    assert deal_islands(islands(1, 1, 1), hosts(8, 8), spreads=True) == ("the plan needs 3 hosts, the cluster has 2")

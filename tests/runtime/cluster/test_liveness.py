@@ -88,5 +88,5 @@ def test_a_service_of_ray_s_own_that_is_stopped_is_named_after_the_stall_time(
         monkeypatch.setitem(sys.modules, "ray", ray)
         sleeper.send_signal(signal.SIGSTOP)
         assert cluster.dead_service() is None
-        said = f"Ray's raylet (process {sleeper.pid}) is stopped"
-        wait_for(lambda: cluster.dead_service() == said, 5, pause_s=0.05)
+        message = f"Ray's raylet (process {sleeper.pid}) is stopped"
+        wait_for(lambda: cluster.dead_service() == message, 5, pause_s=0.05)

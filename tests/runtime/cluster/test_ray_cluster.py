@@ -108,7 +108,7 @@ def test_more_hosts_than_there_are_are_refused_before_anything_starts(three_host
     bundle = spread_bundle(tmp_path / "bundle", 4, 4)
     done = run(three_hosts, "run", str(bundle), "--out", str(tmp_path / "run"))
     assert done.returncode == 4, done.stderr
-    assert "the plan asks for 4 hosts, the cluster has 3" in done.stderr
+    assert "the plan needs 4 hosts, the cluster has 3" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -28,16 +28,16 @@ class CountedMemory(CountedTensors):
 
     @property
     def of_others(self) -> int:
-        """What other processes hold of the same device."""
+        """Bytes that other processes hold of the same device."""
         return self.shared.of_others() if self.shared else 0
 
     def count(self, tensor: torch.Tensor) -> None:
-        """As the base class does. Raises: OutOfMemoryError where that is more than there is."""
+        """Count like the base class. Raises: OutOfMemoryError when the device has less memory."""
         if tensor.untyped_storage()._cdata not in self._elsewhere:
             super().count(tensor)
 
     def leave_out(self, tensor: torch.Tensor) -> None:
-        """Of a tensor that lies elsewhere nothing is counted."""
+        """Stop counting a tensor whose memory another process counts."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._forget(key)
@@ -66,7 +66,7 @@ class CountedMemory(CountedTensors):
 
 
 class SharedBytes:
-    """What each process holds of one device, in a file that all of them map."""
+    """Bytes of one device by process, in a file that all of them map."""
 
     NUM_SLOTS = 32
     _SLOTS = struct.Struct(f"{2 * NUM_SLOTS}q")
@@ -83,14 +83,14 @@ class SharedBytes:
             fcntl.flock(file, fcntl.LOCK_UN)  # the mapping keeps the file open, and with it the lock
 
     def write(self, num_bytes: int) -> None:
-        """What this process holds now."""
+        """Write the bytes that this process holds."""
         struct.pack_into("qq", self._memory, 16 * self.slot, os.getpid(), num_bytes)
 
     def of_others(self) -> int:
-        """What the other living processes hold."""
+        """Bytes that the other living processes hold."""
         numbers = self._SLOTS.unpack_from(self._memory)
-        held = zip(numbers[::2], numbers[1::2], strict=True)
-        return sum(size for process, size in held if size and process != os.getpid() and _is_alive(process))
+        held_bytes = zip(numbers[::2], numbers[1::2], strict=True)
+        return sum(size for process, size in held_bytes if size and process != os.getpid() and _is_alive(process))
 
 
 def _is_alive(process: int) -> bool:

@@ -1,6 +1,6 @@
 """vLLM's sleep on the stand-in for a GPU: an allocator whose memory goes and comes back, behind vLLM's own interface.
 
-In: tensors that vLLM makes while a pool is in use. Out: their bytes really given back, and there again when vLLM wakes.
+In: tensors that vLLM makes while a pool is in use. Out: their bytes, released while vLLM sleeps.
 vLLM's code for GPUs (levels, tags, what it saves before level 2) runs over it unchanged. Source: vLLM 0.32.0,
 `device_allocator.MemAllocator`, `v1/worker/gpu_worker.py`.
 Left out: addresses that stay (a tensor finds its storage by itself), and who gives it to vLLM: a test
@@ -44,10 +44,10 @@ class HostAllocator:
 
     @contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
-        """What is made inside the block and lives at its end has the tag; in a block inside it, that one's."""
-        with _NewStorages() as made:
+        """Tag the tensors that are created in the block and still live at its end. An inner block's tag wins."""
+        with _NewStorages() as created:
             yield
-        for key, reference in made.found.items():
+        for key, reference in created.found.items():
             storage = reference()
             if storage is not None and key not in self._allocations:
                 followed = weakref.ref(storage, partial(self._forget, key))

@@ -31,7 +31,7 @@ _counting = threading.local()
 
 
 def count_here() -> None:
-    """What this thread makes counts from now on."""
+    """Count the tensors that this thread creates from now on."""
     if not getattr(_counting, "is_on", False):
         _counting.is_on = True
         DEVICE.memory.__enter__()

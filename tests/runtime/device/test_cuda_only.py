@@ -8,7 +8,7 @@ CALLS = re.compile(
     r"torch\.cuda\.|torch\.multiprocessing\.reductions|pin_memory=|\bpynvml\b|\bnvml\w*\.nvml|\.is_cuda\b|\.cuda\("
     r"|device=[\"']cuda|cudart|libcuda|PyNccl|unpinned_nccl"
 )
-"""What only a machine with a GPU can run, in code and not in prose."""
+"""Matches code that only a machine with a GPU can run."""
 LAYER = ROOT / "rlplan" / "runtime" / "device"
 
 
@@ -20,13 +20,13 @@ def lines_in(name: str) -> list[str]:
 
 
 def test_only_the_device_layer_calls_cuda() -> None:
-    found = {}
+    result = {}
     for path in sorted((ROOT / "rlplan" / "runtime").rglob("*.py")):
         code = re.sub(r'(?s)""".*?"""', "", read(path))
         lines = [line for line in code.splitlines() if CALLS.search(line.partition("#")[0]) and "where=" not in line]
         if lines and path.parent != LAYER:
-            found[str(path.relative_to(ROOT))] = lines
-    assert found == {}
+            result[str(path.relative_to(ROOT))] = lines
+    assert result == {}
 
 
 def test_the_page_prints_every_line_that_only_a_gpu_runs() -> None:

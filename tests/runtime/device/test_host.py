@@ -30,12 +30,12 @@ def test_a_job_for_gpus_computes_on_it() -> None:
 
 def test_it_counts_tensors_as_they_come_and_go() -> None:
     with host_device(10 * MIB) as device:
-        one = torch.zeros(MIB, dtype=torch.uint8)
-        view = one[10:]
-        two = one + one
+        entry = torch.zeros(MIB, dtype=torch.uint8)
+        view = entry[10:]
+        two = entry + entry
         assert device.held().allocated == 2 * MIB
         assert device.free_bytes() == 8 * MIB
-        del one, two
+        del entry, two
         assert device.held().allocated == MIB  # the view holds it
         del view
         assert (device.held().allocated, device.held().peak) == (0, 2 * MIB)
@@ -63,10 +63,10 @@ def test_offloaded_states_leave_it_and_come_back_bit_for_bit() -> None:
     with host_device(4 * MIB) as device:
         states = torch.arange(MIB // 4, dtype=torch.int32)
         before, offloaded = int(states.sum()), OffloadedStates()
-        held = device.held().allocated
+        held_bytes = device.held().allocated
         offloaded.offload([states.untyped_storage()], in_memory=True)
         forget_cache(CPU)
-        assert held - device.held().allocated == MIB
+        assert held_bytes - device.held().allocated == MIB
         other = torch.ones(3 * MIB, dtype=torch.uint8)  # what takes its turn
         del other
         offloaded.bring_back()

@@ -96,7 +96,7 @@ def test_one_side_at_a_time_fits_after_a_rehearsal_that_ran_out_took_smaller_mic
 
 
 def took_smaller_micro_batches(run: FinishedRun, plan: Plan) -> None:
-    """That was the one change of the plan."""
+    """The plan changed exactly once."""
     alarms = [json.loads(line) for line in (run.folder / "alarms.jsonl").read_text().splitlines()]
     changes = [alarm["change"] for alarm in alarms if alarm["kind"] == "change"]
     assert changes == [f"training.max_tokens_per_micro_batch={run.plan.job.max_tokens_per_micro_batch}"]
@@ -114,7 +114,7 @@ def test_hybrid_weights_go_by_ipc_and_a_rehearsal_that_runs_out_takes_smaller_mi
 
 @pytest.mark.nightly
 def test_an_engine_computes_with_the_base_that_the_trainer_holds_on_its_gpu(tmp_path: Path) -> None:
-    """By the handle through which weights go by IPC, too; the engine has its caches and no weights."""
+    """Weights go through the IPC handle too; the engine has its caches and no weights."""
     adapters = {"placement": "hybrid", "sync_content": "adapter"}
     rollout = {"has_cuda_graphs": False, "kv_cache_memory": CACHE, "block_size": 32}
 

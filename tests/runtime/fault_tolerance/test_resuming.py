@@ -132,8 +132,8 @@ def test_a_checkpoint_of_another_job_is_refused_by_the_key_that_differs(key: str
 def test_what_may_be_otherwise_in_a_resumed_run_is_said() -> None:
     other = make_job(**{"workload.temperature": 0.5, "algorithm.name": "rloo", "algorithm.learning_rate": 1e-3})
     assert compare(identity_of(other), identity_of(make_job()), Path("x")) == [
-        "algorithm is rloo from here on, and was grpo",
-        "workload.temperature is 0.5 from here on, and was 1.0",
+        "algorithm is now rloo, was grpo",
+        "workload.temperature is now 0.5, was 1.0",
     ]
     older = {key: value for key, value in identity_of(make_job()).items() if key not in MAY_CHANGE}
     assert compare(identity_of(other), older, Path("x")) == []
@@ -144,7 +144,7 @@ def test_a_resumed_run_says_that_its_engines_load_another_base(tmp_path: Path) -
     base = packed_base(tmp_path / "base")
     packed = identity_of(make_job(**plain, **{"rollout.base_path": str(base)}))
     (said,) = compare(packed, identity_of(make_job(**plain)), Path("x"))
-    assert said == f"rollout.base_path is {model_fingerprint(base)} from here on, and was none"
+    assert said == f"rollout.base_path is now {model_fingerprint(base)}, was none"
 
 
 def test_a_checkpoint_whose_digests_have_no_version_is_compared_by_the_rule_of_then() -> None:
@@ -204,7 +204,8 @@ def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Pa
     found = go_back(lost, {"seed": "0"}, recorder)
     recorder.close()
     assert found.step == 1
-    assert "step-000002: the checkpoint is of another job: seed is 0, in the checkpoint 5; it is passed over" in said
+    problem = "step-000002: the checkpoint belongs to another job: seed is 0, in the checkpoint 5"
+    assert f"{problem}; it is passed over" in said
 
 
 @pytest.mark.parametrize("is_file", [True, False])

@@ -1,4 +1,4 @@
-"""What the runtime uses of vLLM, DeepSpeed, Ray and torch.cuda: the table that contracts are held against.
+"""The API of vLLM, DeepSpeed, Ray and torch.cuda that the runtime uses, as a table to check installed packages.
 
 In: the installed packages. Out: a signature of each name; `engine_api.json` is the table, as the CUDA builds say it,
 made by `python -m tests.runtime.host.engine_api` in an environment for GPUs. A name is `module:object` or
@@ -28,17 +28,17 @@ def recorded_api() -> dict[str, str]:
 
 
 def signature_of(name: str) -> str:
-    """Of the installed package: arguments by name, `=` behind those that may be left out; else what kind it is of."""
-    found, path = _module_of(name.replace(":", ".").split("."))
+    """Signature in the installed package: arguments by name, with `=` after optional ones; otherwise its kind."""
+    result, path = _module_of(name.replace(":", ".").split("."))
     for part in path:
-        owner = found
-        found = getattr(owner, part, ABSENT)
-        if found is ABSENT:
+        owner = result
+        result = getattr(owner, part, ABSENT)
+        if result is ABSENT:
             return "attribute" if inspect.isclass(owner) and _assigns(owner, part) else ABSENT
-    if not callable(found):
-        return "module" if inspect.ismodule(found) else "value"
+    if not callable(result):
+        return "module" if inspect.ismodule(result) else "value"
     try:
-        parameters = inspect.signature(found).parameters.values()
+        parameters = inspect.signature(result).parameters.values()
     except (TypeError, ValueError):
         return "callable"
     return f"({', '.join(map(_word, parameters))})" if len(parameters) <= LONGEST else "callable"

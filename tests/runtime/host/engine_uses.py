@@ -1,4 +1,4 @@
-"""What the runtime's source uses of vLLM, DeepSpeed, Ray and torch.cuda, read from the source itself.
+"""The names of vLLM, DeepSpeed, Ray and torch.cuda in the runtime's source.
 
 In: Python files. Out: names such as `vllm.lora.request:LoRARequest` or `torch.cuda:Event`. Objects of the engines are
 known by what the runtime calls them (OBJECTS). Left out: attributes of results.
@@ -31,7 +31,7 @@ def uses_of(source: str) -> Iterator[str]:
     inner = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and _is_of_an_engine(node.module):
-            yield from (f"{node.module}:{one.name}" for one in node.names)
+            yield from (f"{node.module}:{entry.name}" for entry in node.names)
         elif isinstance(node, ast.Attribute) and node not in inner:
             yield from _named(_chain(node))
         elif isinstance(node, ast.Attribute):

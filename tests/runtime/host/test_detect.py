@@ -1,4 +1,4 @@
-"""What the driver says becomes a GPU, a profile or the text of one; a machine without a GPU says so.
+"""The driver's facts become a GPU, a profile or the text of one; a machine without a GPU says so.
 
 NVML and nvidia-smi stand in as what they are to us: a module with some functions, a program that prints lines.
 """
@@ -120,20 +120,20 @@ def test_the_new_profile_of_an_unknown_gpu_can_be_read(name: str, tmp_path: Path
 def test_detect_takes_nvidia_smis_word_where_nvml_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     put_nvidia_smi(tmp_path, f"cat <<'END'\n{H200}END", monkeypatch)
-    found = detect()
-    assert [(gpu.profile, gpu.source) for gpu in found.gpus] == [("h200-sxm", "nvidia-smi")]
-    assert found.remarks == ()
+    result = detect()
+    assert [(gpu.profile, gpu.source) for gpu in result.gpus] == [("h200-sxm", "nvidia-smi")]
+    assert result.remarks == ()
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [("echo 'NVIDIA-SMI has failed: no driver'; exit 9", "no driver"), ("exit 3", "exit 3"), ("true", "no NVIDIA GPU")],
 )
-def test_detect_says_why_there_is_no_gpu(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_detect_says_why_there_is_no_gpu(script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     put_nvidia_smi(tmp_path, script, monkeypatch)
-    found = detect()
-    assert found.gpus == ()
-    assert said in " ".join(found.remarks)
-    assert found.host.num_cores >= 1
-    assert 0 < found.host.memory_bytes <= found.host.total_bytes
+    result = detect()
+    assert result.gpus == ()
+    assert message in " ".join(result.remarks)
+    assert result.host.num_cores >= 1
+    assert 0 < result.host.memory_bytes <= result.host.total_bytes

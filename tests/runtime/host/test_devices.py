@@ -28,7 +28,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         ((), "the plan is for 2 x h100-sxm, this machine has no GPU"),
         ((H100,), "this machine has 1 of them"),
@@ -36,10 +36,10 @@ H100 = "NVIDIA H100 80GB HBM3"
     ],
 )
 def test_other_gpus_than_the_plan_s_are_refused(
-    names: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+    names: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "detect", lambda: found(*names))
-    with pytest.raises(HostError, match=said) as caught:
+    with pytest.raises(HostError, match=message) as caught:
         check_devices(job(), None)
     assert caught.value.exit_code == 4
 

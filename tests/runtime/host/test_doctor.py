@@ -1,4 +1,4 @@
-"""The doctor's words on sandboxes: one that passes is enough, and the others are told."""
+"""The doctor's words on sandboxes: one that passes is enough, and the others are listed."""
 
 from collections.abc import Collection
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from rlplan.runtime.host.finding import Finding
 
 @pytest.fixture
 def sandboxes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is found where those that are named pass their test."""
+    """Findings when the named sandboxes pass their test."""
 
     def found(*passing: str) -> dict[str, Finding]:
         monkeypatch.setattr(doctor, "open_sandbox", lambda name, num_slots: opened(name, passing))
@@ -30,9 +30,9 @@ def opened(name: str, passing: Collection[str]) -> Any:
 
 def test_a_sandbox_that_fails_beside_one_that_passes_is_no_warning(sandboxes: Any) -> None:
     found = sandboxes("sandlock")
-    assert found["sandlock"].found == "passes its test; does not hold: the clock"
+    assert found["sandlock"].found == "passes its test; does not contain: the clock"
     other = found["bubblewrap"]
-    assert (other.state, other.found, other.fix) == ("ok", "not here: bubblewrap does not start", "")
+    assert (other.state, other.found, other.fix) == ("ok", "not available: bubblewrap does not start", "")
 
 
 def test_where_no_sandbox_passes_each_is_a_warning_with_its_way_out(sandboxes: Any) -> None:

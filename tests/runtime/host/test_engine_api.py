@@ -1,4 +1,4 @@
-"""What the runtime uses of the engines stands in one table; the installed packages have it as the CUDA builds do."""
+"""The engines' API that the runtime uses is in one table; the installed packages match the CUDA builds."""
 
 import pytest
 
@@ -11,10 +11,10 @@ ON_CPU_HOSTS = {"in_vllm.py"}
 
 
 def test_every_use_of_an_engine_in_the_runtime_is_in_the_table() -> None:
-    found = uses_in(ROOT / "rlplan" / "runtime")
-    missing = {use: file for use, file in found.items() if use not in recorded_api() and file not in ON_CPU_HOSTS}
+    result = uses_in(ROOT / "rlplan" / "runtime")
+    missing = {use: file for use, file in result.items() if use not in recorded_api() and file not in ON_CPU_HOSTS}
     assert missing == {}, "add it to engine_api.json and write the table anew (tests/runtime/host/engine_api.py)"
-    assert len(found) > 90
+    assert len(result) > 90
 
 
 def test_the_table_holds_nothing_that_the_cuda_builds_lack() -> None:

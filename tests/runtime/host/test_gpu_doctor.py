@@ -42,8 +42,8 @@ def wrong(findings: tuple[Finding, ...]) -> dict[str, Finding]:
 
 
 def test_a_right_environment_needs_nothing_and_no_cpu_wheel() -> None:
-    said = wrong(examine())
-    assert {name.split(":")[0] for name in said} <= {
+    message = wrong(examine())
+    assert {name.split(":")[0] for name in message} <= {
         "/dev/shm",
         "sandbox",
         "memory",

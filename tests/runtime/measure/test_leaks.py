@@ -1,4 +1,4 @@
-"""A leak is told from memory that settles, wavers or steps up once."""
+"""A leak is distinguished from memory that settles, fluctuates or jumps once."""
 
 import random
 
@@ -22,7 +22,7 @@ def test_an_injected_leak_raises_one_alarm_with_its_slope() -> None:
     ((step, leak),) = leaks
     assert step == SETTLING_STEPS + WINDOW
     assert 9 * MIB < leak.bytes_per_step < 11 * MIB
-    assert "rollout_engine/0 grows by" in leak.text
+    assert "rollout_engine/0 grew by" in leak.text
 
 
 def test_memory_that_settles_steps_up_once_or_wavers_raises_none() -> None:

@@ -57,16 +57,16 @@ def test_samples_stop_when_their_seconds_are_over_but_are_never_too_few():
 
 
 def test_everything_of_a_cpu_is_measured_and_becomes_a_profile_that_the_reader_accepts(tmp_path: Path):
-    said: list[str] = []
+    message: list[str] = []
     with at_most(60):
-        measured = microbench.measure(TINY, tmp_path, said.append)
+        measured = microbench.measure(TINY, tmp_path, message.append)
     names = [each.name for each in measured.measurements]
     assert names == [
         *("matmul_float32", "matmul_bfloat16", "memory_copy", "launch", "fresh_memory", "all_reduce", "all_gather"),
         *("small_all_reduce", "disk_write"),
     ]
     assert all(0 < each.low <= each.value <= each.high for each in measured.measurements)
-    assert len(said) == 7
+    assert len(message) == 7
     assert list(tmp_path.iterdir()) == []
     json.dumps(measured.as_json())
 

@@ -47,7 +47,7 @@ def test_code_that_a_config_names_is_never_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model_type": "no_such_model"}, "no_such_model"),
         ({"model_type": None}, "model_type"),
@@ -58,8 +58,8 @@ def test_code_that_a_config_names_is_never_looked_at() -> None:
         ({"model_type": "clip", "architectures": None}, "clip"),
     ],
 )
-def test_what_transformers_cannot_build_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=f"transformers cannot (build|run) this config(.|\n)*{said}(.|\n)*way out"):
+def test_what_transformers_cannot_build_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=f"transformers cannot (build|run) this config(.|\n)*{message}(.|\n)*way out"):
         trace_peak(CONFIG | changes, 64)
 
 

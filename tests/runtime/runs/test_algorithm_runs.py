@@ -106,7 +106,7 @@ def test_three_stages_run_from_one_file_and_a_stopped_one_goes_on_to_the_same_fi
     curves = stages_of(run.folder, "three-stage", "seed 0")
     again = finish(start("run", "examples/three-stage.yaml", "--resume", str(run.folder)), run.folder)
     assert again.exit_code == 0, again.stderr
-    assert again.stderr.count("has finished in") == 3
+    assert again.stderr.count("already finished in") == 3
     stopped = interrupt_and_resume(tmp_path / "stopped", "examples/three-stage.yaml")
     check_stages(curves + stages_of(stopped, "three-stage", RESUMED))
 

@@ -1,1 +1,1 @@
-"""Verbs that ask about plans: why, what if, how long, how much, where."""
+"""Commands that answer questions about plans: explain, simulate, compare, solve, calibrate."""

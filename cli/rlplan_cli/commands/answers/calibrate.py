@@ -1,4 +1,4 @@
-"""`rlplan calibrate RUN|LOG JOB|FILE ...`: a profile's free constants fitted to measurements of one's own."""
+"""`rlplan calibrate RUN|LOG JOB|FILE ...`: fits a profile's free constants to your own measurements."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,34 +13,35 @@ def command(
         list[str],
         typer.Argument(
             metavar="RUN|LOG JOB|FILE ...",
-            help="Run folders; logs, each with the job that wrote it behind it; files of measured points.",
+            help="Run folders; logs, each followed by its job; files of measured points.",
             show_default=False,
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", help="Folder for the profile; it holds where RLPLAN_PROFILES names it.")
+        Path, typer.Option("--out", help="Folder for the profile; set RLPLAN_PROFILES to it to use the profile.")
     ] = Path("calibrated-profiles"),
     as_json: AsJson = False,
 ) -> None:
-    """Fit a profile to measured steps and peaks of your own."""
+    """Fit a profile to your own measured steps and peaks."""
     from rlplan.accuracy.calibrate import GROUPS, value_words
     from rlplan.calibration import calibrated, write_profile
     from rlplan_cli.render.terminal import new_table, note, print_json, stdout
     from rlplan_cli.render.waiting import waiting
 
     with waiting("fitting"):
-        found = calibrated(sources, out)
-    path = write_profile(found.profile, out)
+        calibration = calibrated(sources, out)
+    path = write_profile(calibration.profile, out)
     if as_json:
-        print_json(found.as_json() | {"path": str(path)})
+        print_json(calibration.as_json() | {"path": str(path)})
         return
-    names = ("group", "samples", "models", "says", "before", "held out", "used")
-    table = new_table(*names, title=f"Constants of {found.profile.name}", left=("group", "models", "says", "used"))
-    for fit in found.fits:
+    title = f"Constants of {calibration.profile.name} (held-out errors before and after)"
+    names = ("group", "samples", "models", "value", "before", "after", "used")
+    table = new_table(*names, title=title, left=("group", "models", "value", "used"))
+    for fit in calibration.fits:
         errors = (f"{fit.error_before:.1%}", f"{fit.error_after:.1%}")
         used = ", ".join(GROUPS[fit.group]) if fit.is_better else "no: not better"
         table.add_row(fit.group, str(fit.num_samples), ", ".join(fit.models), value_words(fit), *errors, used)
     stdout.print(table)
-    for why, num in found.unused.items():
-        note(f"{num} not used: {why}")
-    stdout.print(f"{path}: plans are as before; with RLPLAN_PROFILES={out} they take this profile", soft_wrap=True)
+    for reason, num in calibration.unused.items():
+        note(f"{num} not used: {reason}")
+    stdout.print(f"profile written to {path}; set RLPLAN_PROFILES={out} to plan with it", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`rlplan compare JOB --hardware 8xH100,16xL40S`: which GPUs to rent; and jobs, plans and runs side by side."""
+"""`rlplan compare JOB --hardware 8xH100,16xL40S`: compares clusters for a job, or jobs, plans and runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan_cli.options import AlgorithmName, AsJson, Model, with_grouped_options
+from rlplan_cli.options import AlgorithmName, AsJson, Model, flatten_options
 
 if TYPE_CHECKING:
     from rlplan.comparison import CompareResult
@@ -16,32 +16,33 @@ if TYPE_CHECKING:
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[JOB|PLAN|RUN]... [KEY=VALUE]...",
-        help="Jobs, plans, bundles, run folders, and overrides of all of them; or use --model.",
+        metavar="JOB|PLAN|RUN|KEY=VALUE",
+        help="Jobs, plans, bundles or run folders, with overrides for all of them; or use --model.",
         show_default=False,
     ),
 ]
 Clusters = Annotated[
     list[str] | None,
-    typer.Option(help="Clusters, such as 8xH100,16xL40S; with a budget a kind alone too.", show_default=False),
+    typer.Option(help="Clusters, such as 8xH100,16xL40S; with a budget also GPUs without a count.", show_default=False),
 ]
 Price = Annotated[
     list[str] | None,
-    typer.Option(metavar="GPU=DOLLARS", help="Your price of a GPU for an hour; repeat.", show_default=False),
+    typer.Option(metavar="GPU=DOLLARS", help="Your price of one GPU-hour; repeatable.", show_default=False),
 ]
-PriceFile = Annotated[Path | None, typer.Option(help="Your prices: a YAML file.", show_default=False)]
+PriceFile = Annotated[Path | None, typer.Option(help="YAML file with your prices.", show_default=False)]
 Budget = Annotated[
-    float | None, typer.Option(help="Dollars an hour: what it buys of each kind of GPU.", show_default=False)
+    float | None,
+    typer.Option(help="Dollars per hour; compares the clusters that it buys of each GPU.", show_default=False),
 ]
 PageFile = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Write a page that lays them side by side: a .html file.", show_default=False),
+    typer.Option("--out", "-o", help="Write the comparison as a page: a .html file.", show_default=False),
 ]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What is compared, on which clusters, at which prices."""
+    """The jobs, clusters and prices to compare."""
 
     words: Sources = None
     hardware: Clusters = None
@@ -53,14 +54,14 @@ class Compared:
 
     @property
     def price_sources(self) -> list[Any]:
-        """What is typed, and the file."""
-        own = {name: dollars for name, _, dollars in (one.partition("=") for one in self.price or ())}
-        return [own, *([self.prices] if self.prices else [])]
+        """Prices from the command line, then the file of prices."""
+        typed = {name: dollars for name, _, dollars in (price.partition("=") for price in self.price or ())}
+        return [typed, *([self.prices] if self.prices else [])]
 
 
-@with_grouped_options
+@flatten_options
 def command(asked: Compared, out: PageFile = None, as_json: AsJson = False) -> None:
-    """Say what a job takes and costs on several clusters. Without clusters: jobs, plans and runs side by side."""
+    """Compare time and cost of a job on several clusters. Without clusters, compare jobs, plans and runs."""
     from rlplan.api import compare
     from rlplan.sources import split_words
     from rlplan_cli.render.compare import show_comparison
@@ -70,12 +71,12 @@ def command(asked: Compared, out: PageFile = None, as_json: AsJson = False) -> N
     sources, overrides = split_words(asked.words or [])
     if out is not None:
         _check_page(out)
-    named: list[Any] = [*sources, *_named(asked.model, asked.algorithm)]
-    if not named:
+    jobs: list[Any] = [*sources, *_build_job(asked.model, asked.algorithm)]
+    if not jobs:
         raise _nothing_to_compare()
     with waiting("planning") as listen:
-        found = compare(
-            *named,
+        comparison = compare(
+            *jobs,
             overrides=overrides,
             hardware=asked.hardware or (),
             prices=asked.price_sources,
@@ -83,45 +84,44 @@ def command(asked: Compared, out: PageFile = None, as_json: AsJson = False) -> N
             listen=listen,
         )
     if out is not None:
-        _write_page(found, out)
+        _write_page(comparison, out)
     if as_json:
-        print_json(found.as_json())
+        print_json(comparison.as_json())
     else:
-        show_comparison(found)
+        show_comparison(comparison)
     if out is not None:
         note(f"page written to {out}")
-    if not any(one.fits for one in found.results):
+    if not any(result.fits for result in comparison.results):
+        clusters = comparison.clusters.typed
         raise NoFeasiblePlanError(
-            f"none of {len(found.results)} fits",
+            f"none of {len(comparison.results)} fits",
             where="command line",
-            rule="memory of a GPU at the high end of every interval; the table says what is short",
-            way_out=f"`rlplan plan JOB hardware={_first_cluster(found.clusters.typed)}` names changes that make it fit",
+            rule="the worst-case memory must fit into a GPU; the table shows the shortage",
+            way_out=f"`rlplan plan JOB hardware={clusters[0] if clusters else '8xH100'}` lists remedies",
         )
 
 
-def _first_cluster(clusters: tuple[str, ...]) -> str:
-    return clusters[0] if clusters else "8xH100"
-
-
-def _named(model: str | None, algorithm: str | None) -> list[dict[str, str]]:
-    """A job by its model's name."""
+def _build_job(model: str | None, algorithm: str | None) -> list[dict[str, str]]:
+    """The job of --model and --algorithm; empty without a model."""
     return [] if model is None else [{"policy": model} | ({"algorithm": algorithm} if algorithm else {})]
 
 
-def _write_page(found: "CompareResult", out: Path) -> None:
+def _write_page(comparison: "CompareResult", out: Path) -> None:
     from rlplan.report.plans.comparison import side_of, write_comparison
     from rlplan.results import RunResult
 
-    pairs = zip(found.results, found.rows(), strict=True)
-    write_comparison([side_of(one.run if isinstance(one, RunResult) else one.plan, row) for one, row in pairs], out)
+    pairs = zip(comparison.results, comparison.rows(), strict=True)
+    write_comparison(
+        [side_of(result.run if isinstance(result, RunResult) else result.plan, row) for result, row in pairs], out
+    )
 
 
 def _check_page(out: Path) -> None:
     if out.suffix != ".html":
         raise SpecError(
-            f"'{out.name}' is no page",
+            f"'{out.name}' is not a page",
             where="command line: --out",
-            rule="a file that ends in .html",
+            rule="a file name that ends in .html",
             way_out=f"--out {out.with_suffix('.html')}",
         )
 
@@ -130,6 +130,6 @@ def _nothing_to_compare() -> SpecError:
     return SpecError(
         "nothing to compare",
         where="command line",
-        rule="a job file, a plan, a bundle or a run folder, several of them, or --model",
+        rule="one or more jobs, plans, bundles or run folders, or --model",
         way_out="for example: rlplan compare --model Qwen/Qwen2.5-7B --hardware 8xH100,16xL40S",
     )

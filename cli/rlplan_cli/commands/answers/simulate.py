@@ -1,20 +1,20 @@
-"""`rlplan simulate`: run the steps of a plan in simulated time, with sampled response lengths."""
+"""`rlplan simulate`: runs the steps of a plan in simulated time, with sampled response lengths."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
+from rlplan_cli.options import AsJson, JobArguments, flatten_options
 
 NAME = "simulate"
 
-Steps = Annotated[int, typer.Option(min=1, help="How many steps to simulate.")]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed samples the same lengths.")]
+Steps = Annotated[int, typer.Option(min=1, help="Number of steps to simulate.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled lengths.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the result, with its trace, to this JSON file.")]
 
 
-@with_grouped_options
+@flatten_options
 def command(
     job: JobArguments,
     steps: Steps = 20,
@@ -38,7 +38,7 @@ def command(
     if question.serves:
         answer_served(question, as_json=as_json, has_load=True)
         return
-    with waiting("playing"):
+    with waiting("simulating"):
         plan = question.answer()
         check_fits(plan)
         result = simulate_plan(plan, num_steps=steps, seed=seed)

@@ -1,11 +1,11 @@
-"""`rlplan solve KEY JOB`: the largest value of a key that still fits."""
+"""`rlplan solve KEY JOB`: finds the largest value of a key that still fits."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AlgorithmName, AsJson, Gpus, JobArguments, Model, Overrides, Source, with_grouped_options
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, JobArguments, Model, Overrides, Source, flatten_options
 
 NAME = "solve"
 
@@ -17,7 +17,7 @@ Key = Annotated[
 
 @dataclass(frozen=True)
 class KeyOfJob:
-    """A key, and which job is meant."""
+    """A key, and the job's arguments."""
 
     key: Key
     source: Source = None
@@ -27,7 +27,7 @@ class KeyOfJob:
     gpus: Gpus = None
 
 
-@with_grouped_options
+@flatten_options
 def command(asked: KeyOfJob, as_json: AsJson = False) -> None:
     """Find the largest length or number of sequences that still fits."""
     from rlplan.planner.answers.solve import dotted_key, solve
@@ -40,8 +40,8 @@ def command(asked: KeyOfJob, as_json: AsJson = False) -> None:
     job = JobArguments(asked.source, asked.overrides, asked.model, asked.algorithm, asked.gpus)
     question = read_question(NAME, job)
     with waiting("solving") as listen:
-        found = solve(question.job, key, listen)
+        solution = solve(question.job, key, listen)
     if as_json:
-        print_json(found.as_json())
+        print_json(solution.as_json())
     else:
-        show_solution(found)
+        show_solution(solution)

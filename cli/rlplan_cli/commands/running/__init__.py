@@ -1,1 +1,1 @@
-"""What runs, and what is left of it: run, watch, report."""
+"""Commands around a run: run, watch, report."""

@@ -1,4 +1,4 @@
-"""`rlplan report RUN_DIR|PLAN|JOB...`: draw what happened against what was predicted, or what is predicted."""
+"""`rlplan report RUN_DIR|PLAN|JOB...`: writes a page on a run (predicted against measured) or on a plan."""
 
 import json
 from pathlib import Path
@@ -20,39 +20,40 @@ def command(
         list[Path],
         typer.Argument(
             metavar="RUN_DIR|PLAN|JOB...",
-            help="A run folder; or a job, a plan, a bundle or a simulation; several stand beside each other.",
+            help="A run folder, a job, a plan, a bundle or a simulation; several are shown side by side.",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for the report; by default RUN_DIR/report, or beside the plan."),
+        typer.Option("--out", "-o", help="Folder for the report. Default: RUN_DIR/report, or beside the plan."),
     ] = None,
     compare: Annotated[
-        list[Path] | None, typer.Option("--compare", help="Another run to draw beside it: a seed or a control; repeat.")
+        list[Path] | None,
+        typer.Option("--compare", help="Another run to compare with, such as another seed; repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a page with charts and tables of a run or a plan. A run: predicted against measured. Else: predicted."""
+    """Write a page with charts and tables of a run or a plan. For a run, it compares predictions with measurements."""
     from rlplan.planner.plan import is_run_folder
 
-    for missing in (one for one in sources if not one.exists()):
+    for missing in (source for source in sources if not source.exists()):
         raise SpecError(
             f"{missing} does not exist",
             where="command line",
             rule="a run folder, a job, a plan or a bundle",
-            way_out="correct the path; `rlplan run` prints the run folder",
+            way_out="correct the path; `rlplan run` prints its run folder",
         )
     source, *others = sources
     if others:
         print(_write_comparison(sources, out, as_json=as_json, compare=compare))
         return
     summaries = {}
-    for each in _stages_below(source):
-        where = out if each == source or out is None else out / each.name
-        page, summary = (_write_run if is_run_folder(source) else _write_plan)(each, where, compare)
+    write = _write_run if is_run_folder(source) else _write_plan
+    for part in _list_stages(source):
+        page, summary = write(part, out if part == source or out is None else out / part.name, compare)
         if as_json:
-            summaries[each.name * (each != source)] = json.dumps(json.loads(summary.read_text(encoding="utf-8")))
+            summaries[part.name * (part != source)] = json.dumps(json.loads(summary.read_text(encoding="utf-8")))
         else:
             print(page)
             note(f"{len(list(page.parent.iterdir()))} files in {page.parent}")
@@ -60,24 +61,24 @@ def command(
         print_stages(summaries)
 
 
-def _stages_below(source: Path) -> list[Path]:
-    """The run folders of the stages that have begun; a run or a plan is its own."""
+def _list_stages(source: Path) -> list[Path]:
+    """List the run folders of the stages that have started; only the source itself if it has no stages."""
     if not (source / STAGES).is_file():
         return [source]
     listed = read_json(source / STAGES, "the names of the stages")
     names = listed.get("stages") if isinstance(listed, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise SpecError(
-            "the names of the stages are none",
+            "the names of the stages cannot be read",
             where=str(source / STAGES),
             rule="an object with `stages`, a list of the names of folders beside it",
-            way_out=f"name the folder of one stage: rlplan report {source}/STAGE",
+            way_out=f"give the folder of one stage: rlplan report {source}/STAGE",
         )
     return [source / name for name in names if (source / name / "trace.jsonl").is_file()]
 
 
 def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, compare: list[Path] | None) -> Path:
-    """The page of several plans, simulations and runs."""
+    """Write the page of several plans, simulations and runs."""
     from rlplan.planner.plan import is_run_folder
     from rlplan.report.plans.comparison import Side, side_of, write_comparison
     from rlplan.report.plans.write import simulated_plan
@@ -87,13 +88,13 @@ def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, c
 
     if as_json or compare:
         raise SpecError(
-            f"{'--json' if as_json else '--compare'} takes one source, these are {len(sources)}",
+            f"{'--json' if as_json else '--compare'} takes one source, not {len(sources)}",
             where="command line",
             rule="several sources become one page",
-            way_out="`rlplan compare --json` has the rows of several" if as_json else "name that run as a source too",
+            way_out="use `rlplan compare --json` for several sources" if as_json else "give that run as a source too",
         )
 
-    def side(source: Path) -> Side:
+    def build_side(source: Path) -> Side:
         if is_run_folder(source):
             run = read_run_folder(source)
             return side_of(run, RunResult(run.plan, run).compared())
@@ -104,12 +105,12 @@ def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, c
         return side_of(plan, PlanResult(plan).compared())
 
     page = (out or Path("comparison")) / "comparison.html"
-    write_comparison([side(source) for source in sources], page)
+    write_comparison([build_side(source) for source in sources], page)
     return page
 
 
 def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
-    """(page, summary) of a run's report."""
+    """Write a run's report. Returns (page, summary)."""
     from rlplan.report.write import write_report
 
     files = write_report(run_dir, out or run_dir / "report", tuple(compare or ()))
@@ -117,15 +118,15 @@ def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> t
 
 
 def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
-    """(page, summary) of the report of a job's plan, of a plan, of a bundle or of what `rlplan simulate` wrote."""
+    """Write the report of a job, a plan, a bundle or a simulation. Returns (page, summary)."""
     from rlplan.report.plans.write import write_report_of, write_simulation_report
     from rlplan_cli.sources import read_question
 
     if compare:
         raise SpecError(
-            f"--compare is for run folders, and {source} is not one",
+            f"--compare needs a run folder, {source} is not one",
             where="command line",
-            rule="runs are laid beside runs: their learning is compared",
+            rule="--compare shows the learning curves of several runs",
             way_out=f"rlplan report {source}",
         )
     folder = out or source.with_name(f"{source.stem}-report")

@@ -1,4 +1,4 @@
-"""`rlplan run JOB|plan.json|BUNDLE_DIR`: execute a plan and measure it against its own prediction."""
+"""`rlplan run JOB|plan.json|BUNDLE_DIR`: executes a plan and compares it with its own prediction."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlplan.errors import RlplanError, SpecError
-from rlplan_cli.options import AsJson, JobArguments, Overrides, with_grouped_options
+from rlplan_cli.options import AsJson, JobArguments, Overrides, flatten_options
 from rlplan_cli.render.terminal import note, print_json
 
 if TYPE_CHECKING:
@@ -21,29 +21,35 @@ if TYPE_CHECKING:
 
 NAME = "run"
 
-What = Annotated[Path | None, typer.Argument(help="A job file, a plan or a bundle folder.", show_default=False)]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")]
-WithReport = Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")]
+What = Annotated[
+    Path | None, typer.Argument(metavar="JOB", help="A job file, a plan or a bundle folder.", show_default=False)
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder. Default: runs/NAME/TIME.")]
+WithReport = Annotated[bool, typer.Option("--report", help="Also write the report into the run folder.")]
 Address = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT of a running Ray cluster; without it Ray starts here.", show_default=False),
+    typer.Option(help="HOST:PORT of a running Ray cluster. Default: start Ray on this host.", show_default=False),
 ]
 SandboxName = Annotated[
     str,
-    typer.Option(help="For programs in responses: auto, bubblewrap, sandlock, gvisor; none runs them unprotected."),
+    typer.Option(
+        help="Sandbox for programs in responses: auto, bubblewrap, sandlock, gvisor; none runs them unprotected."
+    ),
 ]
 Resume = Annotated[
     str | None,
-    typer.Option(help="A run folder, or latest: go on from its last checkpoint.", show_default=False),
+    typer.Option(
+        help="Resume from the last checkpoint of this run folder, or of the `latest` run.", show_default=False
+    ),
 ]
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all that a run checks before it starts, and end.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Run all checks that precede a run, then exit.")]
 
 
 @dataclass(frozen=True)
 class RunArguments:
-    """What is to run, and where."""
+    """The job to run, and the cluster and sandbox to run it in."""
 
     what: What = None
     overrides: Overrides = None
@@ -53,11 +59,11 @@ class RunArguments:
     dry_run: DryRun = False
 
 
-@with_grouped_options
+@flatten_options
 def command(asked: RunArguments, out: Out = None, with_report: WithReport = False, as_json: AsJson = False) -> None:
     """Run a job, plan or bundle on vLLM, DeepSpeed and Ray.
 
-    Leaves metrics, a memory trace and the trained policy in a run folder.
+    Writes metrics, a memory trace and the trained policy into a run folder.
     """
     if with_report:
         _check_report_extra()
@@ -71,21 +77,21 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
     earlier = None if asked.resume is None else run_to_resume(asked.resume)
     source: Plan | Path
     if asked.what is None:
-        source, folder = _in_place(earlier, out, bundle_of)
+        source, folder = _resume_in_place(earlier, out, bundle_of)
     else:
         source, name = _read(asked.what, asked)
         folder = out or _default_folder(name)
     ready = ready_to_run(source, asked.address, asked.sandbox, earlier)
     if asked.dry_run:
         with ready as task:
-            _say_what_would_run(task, folder, as_json=as_json)
+            _show_dry_run(task, folder, as_json=as_json)
         return
     with locked_run_folder(folder, is_resumed=asked.what is None), ready as task:
         if asked.what is not None:
             task = prepare_run_folder(task, folder, keeps_bundle=not isinstance(source, Path))
         note(f"run folder: {folder}")
         _run(task, folder, with_report=with_report)
-    _say_how_it_ended(folder, with_report=with_report, as_json=as_json)
+    _show_ending(folder, with_report=with_report, as_json=as_json)
 
 
 def _run(task: "Task", folder: Path, *, with_report: bool) -> None:
@@ -93,15 +99,15 @@ def _run(task: "Task", folder: Path, *, with_report: bool) -> None:
     from rlplan_cli.render.running.progress import RunDisplay
 
     try:
-        with RunDisplay(task.plan) as display:
-            run_task(task, folder, display.show)
+        with RunDisplay(task.plan, folder) as display:
+            run_task(task, folder, display.show_event)
     except RlplanError:
         if with_report and (folder / "trace.jsonl").exists():
-            _report_of_failure(folder)
+            _report_failure(folder)
         raise
 
 
-def _say_how_it_ended(folder: Path, *, with_report: bool, as_json: bool) -> None:
+def _show_ending(folder: Path, *, with_report: bool, as_json: bool) -> None:
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     if status["message"]:
         note(status["message"])
@@ -116,26 +122,26 @@ def _say_how_it_ended(folder: Path, *, with_report: bool, as_json: bool) -> None
 
 
 def _run_stages(asked: RunArguments, out: Path | None, *, with_report: bool, as_json: bool) -> bool:
-    """Run all stages of a file that has some. Returns: whether it has. Exits with the code of a stage that fails."""
-    from rlplan_cli.commands.running.stages import StagesRun, folder_of
-    from rlplan_cli.sources import stages_in
+    """Run all stages of a job file. Returns whether it has stages. Exits with the code of a stage that fails."""
+    from rlplan_cli.commands.running.stages import StagesRun, choose_folder
+    from rlplan_cli.sources import read_stages
 
-    stages = stages_in(asked.what, asked.overrides or ())
+    stages = read_stages(asked.what, asked.overrides or ())
     if not stages or asked.what is None:
         return False
-    folder = folder_of(str(stages[0].data["name"]).removesuffix(f"-{stages[0].name}"), out, asked.resume)
-    more = [*(["--report"] * with_report), *(["--json"] * as_json), "--sandbox", asked.sandbox]
-    more += ["--address", asked.address] if asked.address else []
-    whole = StagesRun(asked.what, tuple(asked.overrides or ()), folder, stages, tuple(more))
-    code = whole.rehearse() if asked.dry_run else whole.run()
+    folder = choose_folder(str(stages[0].data["name"]).removesuffix(f"-{stages[0].name}"), out, asked.resume)
+    options = [*(["--report"] * with_report), *(["--json"] * as_json), "--sandbox", asked.sandbox]
+    options += ["--address", asked.address] if asked.address else []
+    stages_run = StagesRun(asked.what, tuple(asked.overrides or ()), folder, stages, tuple(options))
+    code = stages_run.rehearse() if asked.dry_run else stages_run.run()
     if as_json:
-        print_json({"schema_version": 1, "stages": whole.said})
+        print_json({"schema_version": 1, "stages": stages_run.outputs})
     if code:
         raise typer.Exit(code)
     return True
 
 
-def _say_what_would_run(task: "Task", folder: Path, *, as_json: bool) -> None:
+def _show_dry_run(task: "Task", folder: Path, *, as_json: bool) -> None:
     if as_json:
         facts = {
             "run_folder": str(folder),
@@ -149,21 +155,21 @@ def _say_what_would_run(task: "Task", folder: Path, *, as_json: bool) -> None:
     show_speed(task.plan)
     for line in task.prompts.said:
         print(f"  {line}")
-    print(f"ready: {task.spec.job.workload.num_steps} steps would be written to {folder}; nothing was started")
+    print(f"ready: a run of {task.spec.job.workload.num_steps} steps would write to {folder}; nothing was started")
 
 
-def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path], Path]") -> tuple[Path, Path]:
-    """(bundle, run folder) of a run that goes on where it is."""
+def _resume_in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path], Path]") -> tuple[Path, Path]:
+    """Return (bundle, run folder) of a run that is resumed in its own folder. Raises: SpecError."""
     if earlier is None:
         raise SpecError(
-            "nothing is named that could run",
+            "nothing to run",
             where="command line",
             rule="a job file, a plan or a bundle folder, or --resume with a run folder",
             way_out="rlplan run JOB, or rlplan run --resume RUN",
         )
     if out is not None:
         raise SpecError(
-            f"--out {out} is for a job, a plan or a bundle",
+            f"--out {out} needs a job, a plan or a bundle",
             where="command line",
             rule="without one, --resume continues in the run's own folder",
             way_out=f"rlplan run JOB --resume {earlier} --out {out}",
@@ -172,7 +178,7 @@ def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path
 
 
 def _read(what: Path, asked: RunArguments) -> "tuple[Plan | Path, str]":
-    """(plan or bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder."""
+    """Return (plan or bundle folder, name). A bundle runs as it is; a job or plan is emitted into the run folder."""
     from rlplan.emit.bundle import read_bundle
     from rlplan_cli.sources import read_question, with_models
 
@@ -181,7 +187,7 @@ def _read(what: Path, asked: RunArguments) -> "tuple[Plan | Path, str]":
         plan = with_models(NAME, what, overrides, asked.address, downloads=not asked.dry_run)
         return plan, plan.job.name
     if overrides:
-        read_question(NAME, JobArguments(str(what), [*overrides]))  # which refuses them
+        read_question(NAME, JobArguments(str(what), [*overrides]))  # raises: a bundle takes no overrides
     return what, read_bundle(what).job.name
 
 
@@ -190,14 +196,17 @@ def _default_folder(name: str) -> Path:
 
 
 def _check_report_extra() -> None:
-    """A missing extra is better said before the run than after it; nothing is imported, for the driver stays small."""
+    """Check before the run that the report's packages are installed, without an import that would enlarge the driver.
+
+    Raises: ModuleNotFoundError.
+    """
     for name in ("pandas", "jinja2"):
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"no module named {name}", name=name)
 
 
-def _report_of_failure(folder: Path) -> None:
-    """What ended the run comes next and is told, not that a full disk takes no report either."""
+def _report_failure(folder: Path) -> None:
+    """Try to write the report of a failed run. Its own errors become notes, because the run's error is printed next."""
     try:
         _report(folder)
     except RlplanError as error:

@@ -1,6 +1,6 @@
-"""A file with stages, run stage by stage: each in a process of its own and in a folder of its own.
+"""Runs the stages of a job file one after the other, each in its own process and folder.
 
-A stage that has finished is not run again; one that was interrupted goes on from its last checkpoint.
+A finished stage is not run again; an interrupted one resumes from its last checkpoint.
 """
 
 import json
@@ -26,56 +26,56 @@ if TYPE_CHECKING:
     from rlplan.spec.job import JobSpec
 
 STAGES = "stages.json"
-"""In the folder of all stages: their names."""
-GOES_ON = (RunError.exit_code, EXIT_RESUMABLE, *(128 + number for number in SIGNALS))
-"""Exit codes of a stage that failed or was interrupted; of others nothing changes unless the job does."""
-RUN = (sys.executable, "-m", "rlplan_cli", "run")
+"""File with the names of all stages, in the folder of the whole run."""
+RESUMABLE_CODES = (RunError.exit_code, EXIT_RESUMABLE, *(128 + number for number in SIGNALS))
+"""Exit codes after which --resume may succeed; any other code needs a change of the job."""
+RUN = (sys.executable, "-m", "rlplan_cli", "run")  # the script may not be on the PATH
 
 
 @dataclass(frozen=True)
 class StagesRun:
-    """What is to run, and where. more: options of `rlplan run` for each stage."""
+    """A run of all stages of a file. more: options of `rlplan run` for each stage."""
 
     file: Path
     overrides: tuple[str, ...]
     folder: Path
     stages: tuple[Stage, ...]
     more: tuple[str, ...] = ()
-    said: dict[str, Any] = field(default_factory=dict)
-    """By stage what it prints with --json, of one that has finished its status."""
+    outputs: dict[str, Any] = field(default_factory=dict)
+    """JSON output of each stage; the status of one that had already finished."""
 
     def run(self) -> int:
-        """The exit code of the last stage that ran. Raises: SpecError of any stage before the first one begins."""
+        """Run all stages. Returns the exit code of the last one. Raises: SpecError before the first stage starts."""
         for stage in self.stages:
-            self._job([f"stage={stage.name}", *self.overrides])
+            self._load_job([f"stage={stage.name}", *self.overrides])
         names = [stage.name for stage in self.stages]
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"schema_version": 1, "stages": names}) + "\n"
             (self.folder / STAGES).write_text(text, encoding="utf-8")
         for stage in self.stages:
-            words = self._words(stage)
+            words = self._build_words(stage)
             if words is None:
                 folder = self.folder / stage.name
-                note(f"stage {stage.name}: has finished in {folder}")
+                note(f"stage {stage.name}: already finished in {folder}")
                 status = read_json(folder / "status.json", "the stage's status")
-                self.said[stage.name] = {"schema_version": 1, "run_folder": str(folder), **status}
+                self.outputs[stage.name] = {"schema_version": 1, "run_folder": str(folder), **status}
                 continue
             note(f"stage {stage.name}:")
             if code := self._run(stage.name, words):
-                note(f"stage {stage.name}: exit code {code}{self._way_on(code)}")
+                note(f"stage {stage.name}: exit code {code}{self._suggest_resume(code)}")
                 return code
         return 0
 
-    def _way_on(self, code: int) -> str:
-        """What is to be typed where a run that goes on may end better."""
+    def _suggest_resume(self, code: int) -> str:
+        """The command that resumes the run, if that may help after this exit code."""
         words = ["rlplan", "run", str(self.file), *self.overrides, *self.more, "--resume", str(self.folder)]
-        return f"; `{shlex.join(words)}` goes on" if code in GOES_ON else ""
+        return f"; `{shlex.join(words)}` resumes it" if code in RESUMABLE_CODES else ""
 
     def rehearse(self) -> int:
-        """Check what a run checks of stages that need no other, and plan those that do.
+        """Dry-run the stages that need no other stage, and plan the rest.
 
-        Returns: the exit code of a check that failed, or 0. Raises: RlplanError.
+        Returns the exit code of a check that failed, or 0. Raises: RlplanError.
         """
         from rlplan.planner.executable import check_fits
         from rlplan.planner.search import best_plan
@@ -84,8 +84,8 @@ class StagesRun:
             words = [f"stage={stage.name}", *self.overrides]
             needs = list(dict.fromkeys(open_inputs(stage, self.overrides, self.stages).values()))
             if needs:
-                check_fits(best_plan(self._job(words)))
-                self.said[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs}
+                check_fits(best_plan(self._load_job(words)))
+                self.outputs[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs}
                 note(f"stage {stage.name}: fits; its data is checked after {', '.join(needs)}")
             else:
                 asked = [str(self.file), *words, "--dry-run", "--out", str(self.folder / stage.name)]
@@ -94,24 +94,25 @@ class StagesRun:
         return 0
 
     def _run(self, name: str, words: Sequence[str]) -> int:
-        """The exit code of `rlplan run` with such words. What it prints as JSON is kept for all stages' one answer."""
+        """Run `rlplan run` with these words and return its exit code. Its JSON output goes into `outputs`."""
         command = [*RUN, *words, *self.more]
         if "--json" not in self.more:
-            return wait_for(command)
+            return run_child(command)
+        # a file rather than a pipe, which someone would have to read while the stage runs
         with tempfile.TemporaryFile() as printed:
-            code = wait_for(command, printed.fileno())
+            code = run_child(command, printed.fileno())
             printed.seek(0)
             if not code:
-                self.said[name] = json.loads(printed.read().splitlines()[-1])
+                self.outputs[name] = json.loads(printed.read().splitlines()[-1])
         return code
 
-    def _words(self, stage: Stage) -> list[str] | None:
-        """What `rlplan run` is asked for; None of a stage that has finished. Raises: SpecError."""
+    def _build_words(self, stage: Stage) -> list[str] | None:
+        """Arguments of `rlplan run` for a stage; None for one that has finished. Raises: SpecError."""
         from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 
-        folder, asked = self.folder / stage.name, self.words_of(stage)
+        folder, asked = self.folder / stage.name, self.build_overrides(stage)
         if not (folder / "plan.json").is_file():
-            self._put_aside(folder)
+            self._move_aside(folder)
             return [str(self.file), *asked, "--out", str(folder)]
         self._check_same(folder, asked)
         status = folder / "status.json"
@@ -119,42 +120,42 @@ class StagesRun:
             return None
         if (checkpoints_of(folder) / POINTER).exists():
             return ["--resume", str(folder)]
-        self._put_aside(folder)
+        self._move_aside(folder)
         return [str(self.file), *asked, "--out", str(folder)]
 
-    def words_of(self, stage: Stage) -> list[str]:
-        """Overrides that make the file this stage's job, with what earlier ones have left."""
-        left = [
+    def build_overrides(self, stage: Stage) -> list[str]:
+        """Overrides that select this stage's job, with the policies of earlier stages as its inputs."""
+        inputs = [
             f"{key}={json.dumps(str((self.folder / name / 'policy').resolve()))}"
             for key, name in open_inputs(stage, self.overrides, self.stages).items()
         ]
-        return [f"stage={stage.name}", *self.overrides, *left]
+        return [f"stage={stage.name}", *self.overrides, *inputs]
 
-    def _job(self, words: Sequence[str]) -> "JobSpec":
-        """The job of such overrides, as `rlplan run` reads it. Raises: SpecError."""
+    def _load_job(self, words: Sequence[str]) -> "JobSpec":
+        """Load the job with these overrides as `rlplan run` does. Raises: SpecError."""
         from rlplan.spec.files.job_file import load_job
-        from rlplan_cli.sources import as_it_runs
+        from rlplan_cli.sources import resolve_model
 
-        return load_job(self.file, words, fetch=as_it_runs)
+        return load_job(self.file, words, fetch=resolve_model)
 
     def _check_same(self, folder: Path, asked: Sequence[str]) -> None:
-        """Raises: SpecError where the stage that was begun there is another job."""
+        """Check that a stage was started with the same job. Raises: SpecError."""
         from rlplan.planner.machine import settled_like
         from rlplan.planner.plan import read_plan
 
-        begun = read_plan(folder / "plan.json").asked
-        now = settled_like(self._job(asked), begun)
-        if begun != now:
-            changed = [key for key in type(now).model_fields if getattr(now, key) != getattr(begun, key)]
+        earlier = read_plan(folder / "plan.json").asked
+        now = settled_like(self._load_job(asked), earlier)
+        if earlier != now:
+            changed = [key for key in type(now).model_fields if getattr(now, key) != getattr(earlier, key)]
             raise SpecError(
-                f"{folder} was begun as another job: {', '.join(changed)}",
+                f"{folder} was started with another job: {', '.join(changed)} changed",
                 where=str(self.file),
-                rule="a stage continues, or counts as finished, with the job that it was started with",
-                way_out="undo the change, or run into another --out",
+                rule="a stage can only be resumed or skipped with the job that it was started with",
+                way_out="undo the change, or use another --out",
             )
 
-    def _put_aside(self, folder: Path) -> None:
-        """What a stage left that ended before its first checkpoint makes room. Raises: SpecError while it goes on."""
+    def _move_aside(self, folder: Path) -> None:
+        """Move away the folder of a stage without a checkpoint. Raises: SpecError if the stage is still running."""
         from rlplan.runtime.run_folder.run_lock import locked_run_folder
 
         if folder.exists():
@@ -165,32 +166,32 @@ class StagesRun:
             note(f"{folder} had no checkpoint: moved to {aside}")
 
 
-def folder_of(job_name: str, out: Path | None, resume: str | None) -> Path:
-    """Of all stages: a new one, or that of an earlier run. Raises: SpecError."""
+def choose_folder(job_name: str, out: Path | None, resume: str | None) -> Path:
+    """Choose the folder of all stages: a new one, or that of an earlier run. Raises: SpecError."""
     if resume is None:
         folder = out or Path("runs") / job_name / time.strftime("%Y%m%d-%H%M%S")
         if folder.exists() and any(folder.iterdir()):
-            raise _no_folder(f"{folder} is not empty", f"--resume {folder} continues there")
+            raise _refuse_folder(f"{folder} is not empty", f"--resume {folder} continues there")
         return folder
     if out is not None:
-        raise _no_folder(f"--out {out} and --resume {resume}", f"--resume {resume} alone continues there")
+        raise _refuse_folder(f"--out {out} together with --resume {resume}", f"use --resume {resume} alone")
     known = sorted(Path("runs").glob(f"*/*/{STAGES}"), key=lambda path: path.stat().st_mtime_ns)
     if resume == "latest" and not known:
-        raise _no_folder("no run below runs has stages", "run without --resume")
+        raise _refuse_folder("no run in runs/ has stages", "run without --resume")
     folder = known[-1].parent if resume == "latest" else Path(resume)
     if not (folder / STAGES).is_file():
-        raise _no_folder(f"{folder} holds no stages", "name the folder that the run said when it began")
+        raise _refuse_folder(f"{folder} has no stages", "give the folder that the run printed when it started")
     return folder
 
 
-def _no_folder(what: str, way_out: str) -> SpecError:
+def _refuse_folder(what: str, way_out: str) -> SpecError:
     return SpecError(
-        what, where="command line", rule="stages run in an empty folder, or go on in theirs", way_out=way_out
+        what, where="command line", rule="stages run in an empty folder, or resume in their own", way_out=way_out
     )
 
 
-def wait_for(command: Sequence[str], output: int | None = None) -> int:
-    """The exit code of a process; a signal to end goes to it, and it is waited for. output: descriptor it prints to."""
+def run_child(command: Sequence[str], output: int | None = None) -> int:
+    """Run a process and return its exit code. Signals to end are forwarded to it. output: descriptor of its stdout."""
     children: list[subprocess.Popen[bytes]] = []
     signals: list[int] = []
 
@@ -204,14 +205,14 @@ def wait_for(command: Sequence[str], output: int | None = None) -> int:
     before = [(number, signal.signal(number, end)) for number in forwarded]
     try:
         children.append(subprocess.Popen(command, stdout=output))
-        if signals:  # it came while the process was made
+        if signals:  # a signal arrived before the process was in the list
             children[0].terminate()
         while True:
             try:
                 code = children[0].wait()
                 return RunError.exit_code if code < 0 else code
             except KeyboardInterrupt:
-                continue  # the terminal has told the child too
+                continue  # the terminal sends Ctrl-C to the child as well
     finally:
         for number, handler in before:
             signal.signal(number, handler)

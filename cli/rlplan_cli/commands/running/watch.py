@@ -1,4 +1,4 @@
-"""`rlplan watch RUN`: how a run stands, from another terminal, until it ends."""
+"""`rlplan watch RUN`: shows the progress of a run from another terminal, until it ends."""
 
 import time
 from pathlib import Path
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from rlplan.runtime.run_folder.following import Follower
 
 NOT_YET = 1
-"""Exit code where the run still goes on: a correct, negative answer."""
+"""Exit code while the run is still going on: a correct, negative answer."""
 DAY_S = 86_400
 PLAN_S = 30.0
-"""How long a run may take from its folder to its plan."""
+"""Seconds that a run may take from the creation of its folder to its plan."""
 
 Run = Annotated[
-    str, typer.Argument(metavar="[RUN]", help="A run folder; by default the newest below runs/.", show_default=False)
+    str, typer.Argument(metavar="RUN", help="A run folder. Default: the newest in runs/.", show_default=False)
 ]
-Every = Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")]
-Limit = Annotated[float, typer.Option(min=0, help="Seconds after which watching ends, not the run.")]
-Once = Annotated[bool, typer.Option("--once", help="One look; --json does so too.")]
+Every = Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")]
+Limit = Annotated[float, typer.Option(min=0, help="Stop watching after this many seconds; the run goes on.")]
+Once = Annotated[bool, typer.Option("--once", help="Show the state once and exit; --json does so too.")]
 
 
 def command(
@@ -32,9 +32,9 @@ def command(
     once: Once = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a run stands, until it ends. Steps, rewards, memory against plan, tokens/s.
+    """Show the progress of a run until it ends. Shows steps, rewards, tokens/s, and memory against the plan.
 
-    Exits as the run did: 0 where it finished, 1 where it still goes on (--once, --limit), 5 where its process is gone.
+    Exits like the run: 0 if it finished, 1 if it is still going on (--once, --limit), 5 if its process is gone.
     """
     from rlplan.runtime.run_folder.following import check_ended_well
     from rlplan_cli.render.running.watching import WatchDisplay
@@ -59,7 +59,7 @@ def command(
 
 
 def _follow(run: str) -> "Follower":
-    """The run that is meant; one that has only begun is waited for. Raises: SpecError."""
+    """Open a run folder; wait for the plan of a run that has just started. Raises: SpecError."""
     from rlplan.runtime.run_folder.following import Follower, is_going_on, newest_run
 
     folder, end = newest_run(Path("runs")) if run == "latest" else Path(run), time.monotonic() + PLAN_S

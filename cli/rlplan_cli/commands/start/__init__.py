@@ -1,1 +1,1 @@
-"""The first minute: a job to begin with, its schema for editors, the pages."""
+"""Commands for the first steps: a new job, its schema for editors, the documentation, the local page."""

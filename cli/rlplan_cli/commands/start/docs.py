@@ -1,4 +1,4 @@
-"""`rlplan docs WORD`: what the pages say about a word, offline."""
+"""`rlplan docs WORD`: searches the documentation offline."""
 
 from typing import Annotated
 
@@ -6,18 +6,18 @@ import typer
 
 from rlplan_cli.options import AsJson
 
-ALSO = 5
-"""Other sections that are named."""
-MOST_KEYS = 12
-"""Keys of a job that are named, where no more have all the words in them."""
+MAX_OTHERS = 5
+"""Number of other sections that are listed."""
+MAX_KEYS = 12
+"""Matching keys of a job are listed if they are at most this many."""
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="What to look up.", show_default=False)]
+Words = Annotated[list[str] | None, typer.Argument(metavar="WORD", help="Words to search for.", show_default=False)]
 
 
 def command(words: Words = None, as_json: AsJson = False) -> None:
-    """Look a word up in the pages, offline. Prints the section that says most about it, and names others."""
+    """Search the documentation offline. Prints the best section, and lists others."""
     from rlplan.spec.job_keys import job_keys
-    from rlplan_cli.pages import folded, look_up, pages
+    from rlplan_cli.pages import look_up, normalize, pages
     from rlplan_cli.render.terminal import print_json, stdout
 
     if not words:
@@ -29,14 +29,16 @@ def command(words: Words = None, as_json: AsJson = False) -> None:
     wanted = " ".join(words)
     best, *others = look_up(wanted)
     if as_json:
-        found = [{"place": one.place, "heading": one.heading, "text": one.body} for one in (best, *others[:ALSO])]
-        print_json({"schema_version": 1, "sections": found})
+        shown = (best, *others[:MAX_OTHERS])
+        sections = [{"place": section.place, "heading": section.heading, "text": section.body} for section in shown]
+        print_json({"schema_version": 1, "sections": sections})
         return
     stdout.print(f"{best.heading}  ({best.place})", style="bold")
-    for block in best.told(folded(wanted)):
+    for block in best.select_blocks(normalize(wanted)):
         stdout.print(f"\n{block}")
     named = [key for key in job_keys() if all(word in key for word in wanted.lower().replace(".", " ").split())]
-    if 0 < len(named) <= MOST_KEYS:
+    if 0 < len(named) <= MAX_KEYS:
         stdout.print("\nkeys of a job: " + ", ".join(named), style="dim")
     if others:
-        stdout.print("\nalso: " + ", ".join(one.place.removeprefix("docs/") for one in others[:ALSO]), style="dim")
+        places = ", ".join(section.place.removeprefix("docs/") for section in others[:MAX_OTHERS])
+        stdout.print("\nalso: " + places, style="dim")

@@ -1,4 +1,4 @@
-"""`rlplan init`: a job to begin with, with comments, that `rlplan plan` takes as it stands."""
+"""`rlplan init`: writes a new job with comments, which `rlplan plan` accepts without changes."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlplan.errors import SpecError
-from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, with_grouped_options
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, flatten_options
 from rlplan_cli.render.terminal import note, print_json, show_error
 
 if TYPE_CHECKING:
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 NAME = "init"
 OPTIONS = {"train.jsonl": "data", "heldout.jsonl": "heldout"}
-"""By the name of a file that is written: the option that takes one of the user's own."""
+"""The option that takes the user's own file, by the name of the example file that it replaces."""
 REWARD_KINDS = ("answer", "math", "code", "function")
 
-Job = Annotated[Path, typer.Argument(help="The job file that is written.")]
-Data = Annotated[Path | None, typer.Option(help="Your prompts; without, some sums to begin with.", show_default=False)]
+Job = Annotated[Path, typer.Argument(help="The job file to write.")]
+Data = Annotated[Path | None, typer.Option(help="Your prompts. Default: arithmetic examples.", show_default=False)]
 Heldout = Annotated[Path | None, typer.Option(help="Your prompts for evaluation.", show_default=False)]
-Reward = Annotated[str | None, typer.Option(help=f"What judges: {', '.join(REWARD_KINDS)}.", show_default=False)]
-Force = Annotated[bool, typer.Option("--force", help="Write the job file anew; what lies beside it stays.")]
+Reward = Annotated[str | None, typer.Option(help=f"The reward: {', '.join(REWARD_KINDS)}.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the job file; other files are kept.")]
 
 
 @dataclass(frozen=True)
 class NewJob:
-    """What is said about the job on the command line."""
+    """The new job's settings on the command line."""
 
     job: Job = Path("job.yaml")
     gpus: Gpus = None
@@ -41,34 +41,36 @@ class NewJob:
     reward: Reward = None
 
 
-@with_grouped_options
+@flatten_options
 def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> None:
-    """Write a job to begin with, full of comments. Asks where nothing is said."""
+    """Write a new job with comments. Asks questions if no option is given."""
     from rlplan.spec.base import writing
     from rlplan.spec.files.job_schema import NAME as SCHEMA
     from rlplan.spec.files.new_job import ROWS, new_job
 
     job, data = asked.job, asked.data
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "hardware": asked.gpus,
         "model": asked.model,
         "algorithm": asked.algorithm,
         "reward": asked.reward,
     }
-    answers = replace(_of_this_machine(), **{key: value for key, value in given.items() if value is not None})
-    if data is None and not any(given.values()) and sys.stdin.isatty():
-        answers, data = _asked(answers, data)
+    answers = replace(_detect_answers(), **{key: value for key, value in options.items() if value is not None})
+    if data is None and not any(options.values()) and sys.stdin.isatty():
+        answers, data = _ask_all(answers, data)
     _check_reward(answers.reward)
     answers = replace(
-        answers, name=job.stem if job.stem.isidentifier() else answers.name, **_of_data(job.parent, data, asked.heldout)
+        answers,
+        name=job.stem if job.stem.isidentifier() else answers.name,
+        **_read_data(job.parent, data, asked.heldout),
     )
     files = new_job(answers, job.name)
-    there = [name for name in files if name not in (job.name, SCHEMA) and (job.parent / name).exists()]
+    existing = [name for name in files if name not in (job.name, SCHEMA) and (job.parent / name).exists()]
     if not force:
-        _check_room(job, there)
-    elif ROWS in there:
+        _check_room(job, existing)
+    elif ROWS in existing:
         files = new_job(replace(answers, prompt_column=_prompt_column(job.parent / ROWS)), job.name)
-    files = {name: text for name, text in files.items() if name not in there}
+    files = {name: text for name, text in files.items() if name not in existing}
     with writing(job):
         job.parent.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -78,27 +80,27 @@ def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> Non
         print_json({"schema_version": 1, "files": paths})
         return
     print("\n".join(paths))
-    note(f"`rlplan plan {job}` says whether it fits and how fast it is; `rlplan run {job} --report` runs it")
+    note(f"`rlplan plan {job}` shows whether it fits and how fast it is; `rlplan run {job} --report` runs it")
 
 
-def _of_this_machine() -> "Answers":
-    """What is taken unless something else is said: this machine's GPUs, or its cores and most of its memory."""
+def _detect_answers() -> "Answers":
+    """Default answers for this machine: its GPUs, or its cores and 80 % of its memory."""
     from rlplan.runtime.host.detect import detect
     from rlplan.spec.files.new_job import CPU, Answers
 
-    found = detect()
-    profiles = {gpu.profile for gpu in found.gpus}
-    known = f"{len(found.gpus)}x{found.gpus[0].profile}" if len(profiles) == 1 and None not in profiles else CPU
-    host = found.host
-    return Answers(hardware=known, memory_bytes=host.memory_bytes * 4 // 5, num_cores=host.num_cores)
+    detected = detect()
+    gpus, host = detected.gpus, detected.host
+    profiles = {gpu.profile for gpu in gpus}
+    hardware = f"{len(gpus)}x{gpus[0].profile}" if len(profiles) == 1 and None not in profiles else CPU
+    return Answers(hardware=hardware, memory_bytes=host.memory_bytes * 4 // 5, num_cores=host.num_cores)
 
 
-def _of_data(folder: Path, data: Path | None, heldout: Path | None) -> dict[str, Any]:
-    """The answers about the user's own data: paths relative to the job, and the prompts' column where it must be said.
+def _read_data(folder: Path, data: Path | None, heldout: Path | None) -> dict[str, Any]:
+    """Read the user's data: paths relative to the job, and the column of the prompts if the job must name it.
 
-    Raises: SpecError where a file is missing or cannot be read.
+    Raises: SpecError when a file is missing or cannot be read.
     """
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for key, path in (("data", data), ("heldout", heldout)):
         if path is None:
             continue
@@ -107,22 +109,22 @@ def _of_data(folder: Path, data: Path | None, heldout: Path | None) -> dict[str,
                 f"{path} does not exist",
                 where=f"--{key}",
                 rule="a file with rows, or the folder of a data set",
-                way_out=f"correct the path, or leave --{key} out: the job begins with rows of its own",
+                way_out=f"correct the path, or leave --{key} out to get example rows",
             )
-        found[key] = os.path.relpath(path, folder)
+        answers[key] = os.path.relpath(path, folder)  # a job's paths are relative to its file
     if data is not None and (column := _prompt_column(data)):
-        found["prompt_column"] = column
-    return found
+        answers["prompt_column"] = column
+    return answers
 
 
 def _prompt_column(data: Path) -> str | None:
-    """The column with the prompts, where no known layout has it. Raises: SpecError, HostError."""
+    """Guess the column with the prompts if the file has no known layout. Raises: SpecError, HostError."""
     from rlplan.runtime.data.layouts import BadRowError, Columns, detect, likely_prompt
     from rlplan.runtime.data.tables import read_table
 
     _, first = next(read_table(data), (0, ""))
     if isinstance(first, str):
-        return None  # which a run tells, row by row
+        return None  # a row that cannot be read; a run reports it with its number
     try:
         detect(set(first), Columns())
     except BadRowError:
@@ -130,24 +132,24 @@ def _prompt_column(data: Path) -> str | None:
     return None
 
 
-def _asked(answers: "Answers", data: Path | None) -> "tuple[Answers, Path | None]":
-    """The answer typed at a terminal; an empty line takes the default, which stands in brackets."""
+def _ask_all(answers: "Answers", data: Path | None) -> "tuple[Answers, Path | None]":
+    """Ask for the answers in a terminal. An empty line takes the default, which is shown in brackets."""
     from rlplan.spec.files.job_forms import hardware_of
     from rlplan.spec.files.new_job import CPU_MODEL, GPU_MODEL
 
-    hardware = _ask("Where does it run (8xH100, 1xrtx-4090, cpu-host)", answers.hardware, hardware_of)
-    usual = CPU_MODEL if hardware_of(hardware)["profile"] == "cpu-host" else GPU_MODEL
-    model = _ask("Which model (a hub id, or a folder)", usual, lambda text: None)
-    ours = "Your prompts (a file; empty: some sums to begin with)"
-    path = _ask(ours, "", lambda text: text and _of_data(Path(), Path(text), None))
-    reward = _ask(f"What judges responses ({', '.join(REWARD_KINDS)})", answers.reward, _check_reward)
+    hardware = _ask("Hardware (8xH100, 1xrtx-4090, cpu-host)", answers.hardware, hardware_of)
+    default_model = CPU_MODEL if hardware_of(hardware)["profile"] == "cpu-host" else GPU_MODEL
+    model = _ask("Model (a hub id, or a folder)", default_model, lambda text: None)
+    question = "Your prompts (a file; empty for arithmetic examples)"
+    path = _ask(question, "", lambda text: text and _read_data(Path(), Path(text), None))
+    reward = _ask(f"Reward ({', '.join(REWARD_KINDS)})", answers.reward, _check_reward)
     return replace(answers, hardware=hardware, model=model, reward=reward), Path(path) if path else data
 
 
-def _ask(question: str, usual: str, check: Callable[[str], object]) -> Any:
-    """An answer that passes the check; what is wrong with another is said, and it is asked again."""
+def _ask(question: str, default: str, check: Callable[[str], object]) -> Any:
+    """Ask until an answer passes the check; print the error of every other answer."""
     while True:
-        answer: str = typer.prompt(question, default=usual, show_default=bool(usual), err=True)
+        answer: str = typer.prompt(question, default=default, show_default=bool(default), err=True)
         try:
             check(answer)
         except SpecError as error:
@@ -159,26 +161,26 @@ def _ask(question: str, usual: str, check: Callable[[str], object]) -> Any:
 def _check_reward(kind: str) -> None:
     if kind not in REWARD_KINDS:
         raise SpecError(
-            f"'{kind}' is no kind of reward",
+            f"unknown reward '{kind}'",
             where="--reward",
             rule=f"one of {', '.join(REWARD_KINDS)}",
-            way_out="`rlplan docs rewards` says what each does",
+            way_out="`rlplan docs rewards` explains each",
         )
 
 
-def _check_room(job: Path, there: list[str]) -> None:
-    """there: what the job would have beside it and has. Raises: SpecError where something would be written over."""
-    if not job.exists() and not there:
+def _check_room(job: Path, existing: list[str]) -> None:
+    """Check that no file would be overwritten. existing: the job's other files that exist. Raises: SpecError."""
+    if not job.exists() and not existing:
         return
-    way_out = f"another folder: rlplan init {job.parent / 'new' / job.name}"
+    way_out = f"use another folder: rlplan init {job.parent / 'new' / job.name}"
     if job.exists():
-        way_out += "; or --force, which writes the job file anew and leaves the files beside it"
-    elif there[0] in OPTIONS:
-        options = " ".join(f"--{OPTIONS[name]} {job.parent / name}" for name in there if name in OPTIONS)
-        way_out = f"{options} takes what is there; or {way_out}"
+        way_out += "; or --force to overwrite the job file and keep the other files"
+    elif existing[0] in OPTIONS:
+        options = " ".join(f"--{OPTIONS[name]} {job.parent / name}" for name in existing if name in OPTIONS)
+        way_out = f"{options} uses the existing file; or {way_out}"
     raise SpecError(
-        f"{job if job.exists() else job.parent / there[0]} is there already",
+        f"{job if job.exists() else job.parent / existing[0]} already exists",
         where="command line",
-        rule="nothing of yours is written over",
+        rule="existing files are not overwritten",
         way_out=way_out,
     )

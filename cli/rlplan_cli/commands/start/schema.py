@@ -1,4 +1,4 @@
-"""`rlplan schema`: the JSON Schema of job files, for editors."""
+"""`rlplan schema`: writes the JSON Schema of job files, for editors."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ def command(
 ) -> None:
     """Print the JSON Schema of job files, for editors.
 
-    An editor with yaml-language-server reads it where the first line of a job is
+    An editor with yaml-language-server uses it if the first line of a job is
     `# yaml-language-server: $schema=job.schema.json`.
     """
     from rlplan.spec.base import writing
@@ -25,4 +25,4 @@ def command(
         return
     with writing(out):
         out.write_text(text, encoding="utf-8")
-    note(f"schema written to {out}; first line of a job beside it: {HEADER.format(out.name)}")
+    note(f"schema written to {out}; make this the first line of a job beside it: {HEADER.format(out.name)}")

@@ -1,4 +1,4 @@
-"""`rlplan ui`: a page on this machine on which a job is changed, and budget, timeline, verdict and job file answer."""
+"""`rlplan ui`: serves a local page to edit a job, which shows verdict, memory, timeline and job file at once."""
 
 import webbrowser
 from contextlib import ExitStack
@@ -8,23 +8,24 @@ from typing import Annotated
 
 import typer
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")]
-Open = Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")]
 
 
 def command(port: Port = 8642, opens: Open = False) -> None:
-    """Change a job in the browser and see at once whether it fits. Ctrl-C ends it."""
-    from rlplan.report import html  # what is missing is said before anything is started
+    """Edit a job in the browser and see at once whether it fits. Ctrl-C stops the server."""
+    from rlplan.report import html
     from rlplan_cli.render.terminal import note
     from rlplan_cli.ui.server import Server
 
-    html.environment()
-    with Server(port) as server, ExitStack() as until_the_end:
+    html.environment()  # a missing package must fail before the server starts
+    with Server(port) as server, ExitStack() as open_files:
         print(server.address, flush=True)
-        note("only this machine can open it, and only with this token; Ctrl-C ends it")
+        note("only this machine can open it, and only with this token; Ctrl-C stops the server")
         if opens:
-            way_in = until_the_end.enter_context(NamedTemporaryFile("w", prefix="rlplan-ui-", suffix=".html"))
-            way_in.write(f'<meta http-equiv="refresh" content="0;url={server.address}">')  # for our eyes alone: 0600
-            way_in.flush()
-            webbrowser.open_new_tab(Path(way_in.name).as_uri())  # a command line is seen by every user, the token not
+            # Every user can see a browser's command line, so the token goes into a file with mode 0600 instead.
+            redirect = open_files.enter_context(NamedTemporaryFile("w", prefix="rlplan-ui-", suffix=".html"))
+            redirect.write(f'<meta http-equiv="refresh" content="0;url={server.address}">')
+            redirect.flush()
+            webbrowser.open_new_tab(Path(redirect.name).as_uri())
         server.serve_forever()

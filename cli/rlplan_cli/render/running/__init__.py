@@ -1,1 +1,1 @@
-"""A run in a terminal: while it goes on, from another terminal, and at its end."""
+"""A run in a terminal: its live display and its summary."""

@@ -1,4 +1,4 @@
-"""The end of a run in a few lines: what was learned, and what was predicted against what was measured."""
+"""Summary at the end of a run: evaluations, and predictions against measurements."""
 
 from pathlib import Path
 
@@ -11,21 +11,21 @@ from rlplan_cli.render.terminal import new_table, stdout
 
 
 def show_summary(folder: Path) -> None:
-    """Each evaluation before and after, each process's peak, each action's seconds."""
+    """Show every evaluation, each process's peak and each action's seconds."""
     rows = [*read_records(folder / "metrics.jsonl", "metrics.jsonl", check_numbers, limit=MAX_RUN_BYTES)]
     plan, trace = read_plan(folder / "plan.json"), Trace.read(folder / "trace.jsonl")
-    for one in plan.job.evaluations:
-        form = "{:.1%}" if one.is_share else "{:.4g}"
-        found = [(row["step"], form.format(row[one.metric])) for row in rows if one.metric in row]
-        if found:
-            steps = ", ".join(f"{value} {'at the end' if step < 0 else f'after {step}'}" for step, value in found)
-            stdout.print(f"{one.title} on held-out prompts: {steps}")
+    for evaluation in plan.job.evaluations:
+        form = "{:.1%}" if evaluation.is_share else "{:.4g}"
+        values = [(row["step"], form.format(row[evaluation.metric])) for row in rows if evaluation.metric in row]
+        if values:
+            steps = ", ".join(f"{value} {'at the end' if step < 0 else f'after {step}'}" for step, value in values)
+            stdout.print(f"{evaluation.title} on held-out prompts: {steps}")
     table = new_table("process", "predicted peak", "measured peak", "difference", title="Memory")
     for process in plan.ledger.processes:
-        mine = [sample for sample in trace.samples if sample.process == process]
-        # of a process on a GPU what its tensors took there; the prediction has its context too
-        on_gpu = [s.num_bytes for s in mine if (s.kind, s.statistic) == ("device_allocated", "peak")]
-        measured = on_gpu or [s.num_bytes for s in mine if s.kind == "total"]
+        samples = [sample for sample in trace.samples if sample.process == process]
+        # On a GPU only tensors are measured; the prediction also includes the CUDA context.
+        on_gpu = [s.num_bytes for s in samples if (s.kind, s.statistic) == ("device_allocated", "peak")]
+        measured = on_gpu or [s.num_bytes for s in samples if s.kind == "total"]
         if measured:
             predicted = plan.ledger.process_peak(process).num_bytes
             table.add_row(
@@ -36,7 +36,7 @@ def show_summary(folder: Path) -> None:
 
 
 def _show_seconds(plan: Plan, trace: Trace, folder: Path) -> None:
-    """Predicted seconds of each action beside the median of those measured, the first step apart."""
+    """Show predicted seconds of each action and the median of the measured ones, without the first step."""
     rows = [*read_records(folder / "timings.jsonl", "timings.jsonl", check_numbers, limit=MAX_RUN_BYTES)]
     measured = measured_seconds(plan.schedule, trace.spans, rows)
     table = new_table("action", "part", "predicted", "measured median", "predicted / measured", title="Seconds")

@@ -1,9 +1,10 @@
-"""A run that is watched: a frame that is redrawn in a terminal, a line for each new step in a pipe.
+"""The live display of a run: a frame that is redrawn in a terminal, a line for each new step in a pipe.
 
-In: a plan, and how the run stands. Out: stdout. Left out: reading the run folder, waiting.
+In: a plan, and the run's standing. Out: stdout. Left out: reading the run folder, waiting.
 """
 
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Group
 from rich.live import Live
@@ -13,7 +14,6 @@ from rich.text import Text
 
 from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.running.progress import LiveDisplay
 from rlplan_cli.render.terminal import NARROW, new_table, stdout
 
 if TYPE_CHECKING:
@@ -29,86 +29,109 @@ COLUMNS = {
     "entropy": ("policy/entropy", "{:.3f}"),
     "grad norm": ("policy/grad_norm", "{:.3g}"),
 }
-"""Columns of a step, the metric of each, and how it is written."""
-IN_A_NARROW_TERMINAL = 3
-"""Of these columns; wider ones have them all."""
+"""Metric and format of each column in the table of steps."""
+NUM_NARROW_COLUMNS = 3
+"""Number of these columns in a narrow terminal."""
+STEP_NAMES = {0: "start", -1: "end"}
 
 
-class WatchDisplay(LiveDisplay):
-    """`show` takes how the run stands."""
+class WatchDisplay:
+    """A context manager around a live frame; `show` takes the run's standing."""
+
+    live: Live | None = None
 
     def __init__(self, plan: Plan, *, is_shown: bool) -> None:
         self.plan, self.is_shown = plan, is_shown
         self.num_steps = plan.job.workload.num_steps
-        self.told: set[int] = set()
+        self.printed: set[int] = set()
+
+    def __enter__(self) -> Self:
+        self.live = self.new_live()
+        if self.live is not None:
+            self.live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.__exit__(kind, error, trace)
+            self.live = None
 
     def new_live(self) -> Live | None:
+        """The frame; None where lines are printed instead."""
         is_live = self.is_shown and stdout.is_terminal
+        # transient: `show_end` prints the last frame once more, whole
         return Live(console=stdout, auto_refresh=False, transient=True) if is_live else None
 
     def show(self, standing: "Standing") -> None:
-        """The frame again, or the steps that are new."""
+        """Redraw the frame, or print the new steps."""
         if self.live is not None:
             self.live.update(self.frame(standing), refresh=True)
         elif self.is_shown:
             for row in standing.steps:
-                if row["step"] > 0 and "step_s" in row and row["step"] not in self.told:
-                    self.told.add(row["step"])
-                    stdout.print(self._line(row))
+                if row["step"] > 0 and "step_s" in row and row["step"] not in self.printed:
+                    self.printed.add(row["step"])
+                    stdout.print(self.format_step(row))
 
     def show_end(self, standing: "Standing") -> None:
-        """What stays on the screen when watching ends."""
+        """Print the last frame, which stays on the screen."""
         stdout.print(self.frame(standing))
 
     def frame(self, standing: "Standing") -> Group:
-        """Where it is, its last steps, its processes, its alarms."""
+        """State, last steps, memory of the processes, alarms."""
         done, seconds = max(standing.step, 0), standing.seconds
         left = f", about {format_seconds(left_s)} left" if (left_s := self._left_s(standing)) else ""
         head = Text.assemble(
             (standing.state, COLORS.get(standing.state, "red")),
             f"  {self.plan.job.name}: step {done} of {self.num_steps} after {format_seconds(seconds)}{left}",
         )
-        doing = f"  {standing.doing} ended last" * bool(standing.is_going_on and standing.doing)
+        doing = f"  last action: {standing.doing}" * bool(standing.is_going_on and standing.doing)
         parts: list[Any] = [head, ProgressBar(total=self.num_steps, completed=done, width=min(stdout.width, 60))]
         parts += [Text(doing, style="dim")] * bool(doing)
         parts += [self._steps(standing), self._memory(standing)]
         parts += [Text(f"alarm: {alarm}", style="yellow") for alarm in [*standing.alarms][-SHOWN_ALARMS:]]
         return Group(*parts)
 
+    def format_step(self, row: dict[str, Any]) -> str:
+        """One line with a step's metrics."""
+        name = STEP_NAMES.get(row["step"], f"step {row['step']}/{self.num_steps}")
+        metrics = [*COLUMNS.items(), *self._heldout([row])[:2]]
+        shown = [f"{label} {form.format(row[key])}" for label, (key, form) in metrics if key in row]
+        return "  ".join([name, *shown, format_seconds(row.get("step_s", 0.0))])
+
     def _left_s(self, standing: "Standing") -> float:
-        """Seconds to the end at the pace of the last steps; 0 where that is not known."""
-        took = [row["step_s"] for row in standing.steps if row["step"] > 0 and "step_s" in row]
-        return sum(took) / len(took) * (self.num_steps - standing.step) if took and standing.is_going_on else 0.0
+        """Seconds to the end at the pace of the last steps; 0 if unknown."""
+        times = [row["step_s"] for row in standing.steps if row["step"] > 0 and "step_s" in row]
+        return sum(times) / len(times) * (self.num_steps - standing.step) if times and standing.is_going_on else 0.0
+
+    def _heldout(self, rows: list[dict[str, Any]]) -> list[tuple[str, tuple[str, str]]]:
+        """Columns of the evaluations that have values."""
+        return [
+            (f"held-out {evaluation.title}", (evaluation.metric, "{:.1%}" if evaluation.is_share else "{:.4g}"))
+            for evaluation in self.plan.job.evaluations
+            if any(evaluation.metric in row for row in rows)
+        ]
 
     def _steps(self, standing: "Standing") -> Table:
-        metrics = [*COLUMNS.items()]
-        if stdout.width < NARROW:
-            metrics = metrics[:IN_A_NARROW_TERMINAL]
-        heldout = [
-            (f"held-out {one.title}", (one.metric, "{:.1%}" if one.is_share else "{:.4g}"))
-            for one in self.plan.job.evaluations
-            if any(one.metric in row for row in standing.steps)
-        ]
-        metrics += heldout[: 1 if stdout.width < NARROW else 2]
-        table = new_table("step", *(name for name, _ in metrics), "took")
-        for row in [*standing.steps][-SHOWN_STEPS:]:
-            name = {0: "start", -1: "end"}.get(row["step"], str(row["step"]))
+        is_narrow, rows = stdout.width < NARROW, [*standing.steps]
+        metrics = [*COLUMNS.items()][: NUM_NARROW_COLUMNS if is_narrow else None]
+        metrics += self._heldout(rows)[: 1 if is_narrow else 2]
+        table = new_table("step", *(name for name, _ in metrics), "seconds")
+        for row in rows[-SHOWN_STEPS:]:
+            name = STEP_NAMES.get(row["step"], str(row["step"]))
             cells = [form.format(row[key]) if key in row else "-" for _, (key, form) in metrics]
             table.add_row(name, *cells, format_seconds(row["step_s"]) if "step_s" in row else "-")
         return table
 
     def _memory(self, standing: "Standing") -> Table:
-        """Of each process what it holds, what it held at most, and what the plan says that it holds at most."""
-        table = new_table("process", "holds", "at most", "plan", "of the plan")
+        """Current and largest memory of each process, and its predicted peak."""
+        table = new_table("process", "current", "peak", "predicted", "peak / predicted")
         for process in self.plan.ledger.processes:
             if process not in standing.peaks:
                 continue
-            planned, peak = self.plan.ledger.process_peak(process).num_bytes, standing.peaks[process]
-            held = format_bytes(standing.held[process]) if process in standing.held else "-"
-            share = Text(f"{peak / planned:.0%}", "red" if peak > planned else "")
-            table.add_row(process, held, format_bytes(peak), format_bytes(planned), share)
+            predicted, peak = self.plan.ledger.process_peak(process).num_bytes, standing.peaks[process]
+            current = format_bytes(standing.held[process]) if process in standing.held else "-"
+            share = Text(f"{peak / predicted:.0%}", "red" if peak > predicted else "")
+            table.add_row(process, current, format_bytes(peak), format_bytes(predicted), share)
         return table
-
-    def _line(self, row: dict[str, Any]) -> str:
-        shown = [f"{name} {form.format(row[key])}" for name, (key, form) in COLUMNS.items() if key in row]
-        return "  ".join([f"step {row['step']}/{self.num_steps}", *shown, format_seconds(row["step_s"])])

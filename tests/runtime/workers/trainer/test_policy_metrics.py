@@ -156,4 +156,4 @@ def test_the_first_stale_step_that_nothing_corrects_raises_an_alarm_once(
         metrics.take_rows(version)
     assert [alarm is not None for alarm in alarms] == [False, is_told, False], "the first step's tokens are new"
     if is_told:
-        assert str(alarms[1]).startswith("tokens up to 1 versions old are trained on; algorithm.importance none")
+        assert str(alarms[1]).startswith("training on tokens up to 1 versions old; algorithm.importance none")
