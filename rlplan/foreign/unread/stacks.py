@@ -5,10 +5,11 @@ recognised, and the nearest `rlplan estimate` with the values that could be read
 (table.py).
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from functools import cache
+from fnmatch import fnmatchcase, translate
+from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -105,11 +106,11 @@ class Stack(Spec):
         """The words of a command that start this stack; empty where it starts something else."""
         for entry in self.commands:
             patterns = entry.split()
-            for at in range(len(command.words) - len(patterns) + 1):
+            for at in find_candidates(command.words):
                 words = command.words[at : at + len(patterns)]
-                if "=" in words[0] or words[0].startswith("-"):
-                    continue
                 names = (PurePosixPath(words[0]).name, *words[1:])
+                if len(words) < len(patterns):
+                    continue
                 if all(map(fnmatchcase, words, patterns)) or all(map(fnmatchcase, names, patterns)):
                     return words
         return ()
@@ -132,6 +133,28 @@ class Nearest(NamedTuple):
             gpus = f"8x{gpus}"
         base = ["rlplan", "estimate", "--model", self.model or model, "--algorithm", algorithm, "--gpus", gpus]
         return " ".join((shlex.join(base), *words))
+
+
+@lru_cache(maxsize=8)
+def find_candidates(words: tuple[str, ...]) -> tuple[int, ...]:
+    """Positions of the words that may start any stack.
+
+    All stacks ask about the same command, and a hostile script has thousands of words: one expression rules them out.
+    """
+    return tuple(
+        at
+        for at, word in enumerate(words)
+        if "=" not in word
+        and not word.startswith("-")
+        and compile_starts().fullmatch(word.rstrip("/").rpartition("/")[2])
+    )
+
+
+@cache
+def compile_starts() -> re.Pattern[str]:
+    """Matches the last part of every word with which a command of some stack begins."""
+    firsts = {entry.split()[0].rpartition("/")[2] for stack in load_stacks() for entry in stack.commands}
+    return re.compile("|".join(f"(?:{translate(first)})" for first in sorted(firsts)))
 
 
 def is_verl_key(key: str) -> bool:
