@@ -45,7 +45,7 @@ def prove(folder: Path) -> dict[str, Any]:
         with _stage("vLLM does not serve it"):
             llm = _start_engine(folder / "start")
         with _stage("vLLM does not load the trainer's weights"):
-            _hand_over(model, llm)
+            _sync_weights(model, llm)
         with _stage("vLLM does not generate with it"):
             samples = _generate(llm, _longest(folder) - NUM_TOKENS)
         with _stage("the trainer has no log-probs of it"):
@@ -102,10 +102,10 @@ def _start_engine(folder: Path) -> Any:
     from vllm.config import WeightTransferConfig
 
     from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND, WORKER_EXTENSION
-    from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
-    from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
+    from rlplan.runtime.workers.engine.cpu_attention import choose_cpu_arguments
+    from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels
 
-    take_cpu_kernels()
+    register_cpu_kernels()
     max_len = _longest(folder)
     return LLM(
         model=str(folder),
@@ -123,7 +123,7 @@ def _start_engine(folder: Path) -> Any:
         distributed_executor_backend="uni",
         worker_extension_cls=WORKER_EXTENSION,
         weight_transfer_config=WeightTransferConfig(backend=WEIGHT_TRANSFER_BACKEND),
-        **cpu_arguments(read_model(folder)),
+        **choose_cpu_arguments(read_model(folder)),
     )
 
 
@@ -132,7 +132,7 @@ def _longest(folder: Path) -> int:
     return min(MAX_TOKENS, read_model(folder).max_position_embeddings)
 
 
-def _hand_over(model: Any, llm: Any) -> None:
+def _sync_weights(model: Any, llm: Any) -> None:
     """Weights reach the engine as in a run, but for the channel."""
     from rlplan.runtime.weight_sync.channel import Update
     from rlplan.runtime.weight_sync.vllm_extension import UpdateInfo

@@ -17,7 +17,7 @@ from typing import Any
 from rlplan.emit.ray import COMMON_ENVIRONMENT, WORKER_ENVIRONMENT
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.admission.probe import SAYS
-from rlplan.runtime.admission.shrinking import shrunken
+from rlplan.runtime.admission.shrinking import shrink_config
 from rlplan.runtime.host.doctor import VLLM_PACKAGES
 from rlplan.runtime.host.finding import installed_version
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
@@ -46,9 +46,9 @@ def check_admission(job: ResolvedJob) -> None:
 
 def refuse_unproved(config: dict[str, Any], where: str) -> None:
     """As `check_admission`, of a config. The proof of what is admitted is kept."""
-    small = shrunken(config)
+    small = shrink_config(config)
     key = proof_key(small)
-    if key in _shipped() or (_cache() / f"{key}.json").is_file():
+    if key in _read_shipped_proofs() or (_cache() / f"{key}.json").is_file():
         return
     found = run_probe(small)
     limits = LIMITS[Dtype.FLOAT32]
@@ -89,16 +89,16 @@ def run_probe(small: dict[str, Any]) -> dict[str, Any]:
                 command, env=environment | threads, capture_output=True, text=True, timeout=scaled(DEADLINE_S)
             )
         except subprocess.TimeoutExpired as error:
-            raise _silent(f"it took more than {error.timeout:.0f} s") from None
+            raise _report_no_answer(f"it took more than {error.timeout:.0f} s") from None
     said = [line for line in done.stdout.splitlines() if line.startswith(SAYS)]
     if not said:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise _silent(f"exit status {done.returncode}: {shorten(last, 200)}")
+        raise _report_no_answer(f"exit status {done.returncode}: {shorten(last, 200)}")
     found: dict[str, Any] = json.loads(said[-1].removeprefix(SAYS))
     return found
 
 
-def _silent(why: str) -> HostError:
+def _report_no_answer(why: str) -> HostError:
     return HostError(
         f"the probe of the policy's architecture gave no answer: {why}",
         where="policy.path, before the run",
@@ -114,7 +114,7 @@ def _versions() -> dict[str, str | None]:
 
 
 @cache
-def _shipped() -> frozenset[str]:
+def _read_shipped_proofs() -> frozenset[str]:
     return frozenset(json.loads(SHIPPED.read_text("utf-8")))
 
 

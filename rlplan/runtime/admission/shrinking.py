@@ -18,10 +18,10 @@ _IGNORED = (
 """Keys that change neither names nor values of what is computed here."""
 
 
-def shrunken(config: dict[str, Any]) -> dict[str, Any]:
+def shrink_config(config: dict[str, Any]) -> dict[str, Any]:
     """A small model's config. Head size, activations, norms, positions and every multiplier stay.
 
-    >>> small = shrunken({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 9999})
+    >>> small = shrink_config({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 9999})
     >>> small["num_attention_heads"], small["num_key_value_heads"], small["hidden_size"]
     (4, 2, 512)
     """

@@ -27,9 +27,9 @@ class BestSoFar:
         if early is None or early.metric not in row:
             return ""
         self.early = better(self.early, step, row[early.metric], early.mode, early.min_delta)
-        return self.why_over()
+        return self.explain_stop()
 
-    def why_over(self) -> str:
+    def explain_stop(self) -> str:
         """Why the run has stopped early; empty where it has not."""
         early, best = self.job.early_stopping, self.early
         return _why(early, best) if early and best and best.num_without >= early.patience else ""

@@ -58,8 +58,8 @@ class Cycle:
         self._trained.add(role)
         (start,) = [a for a in schedule.start if a.kind is ActionKind.START_TRAINER and a.role is role]
         peaks = self._note(starter.worker_group.everywhere(start, lambda rank: ("rehearse",))[1])
-        folder = starter.folder_of(role)
-        starter.worker_group.everywhere(start, lambda rank: ("begin_anew", folder))
+        folder = starter.model_folder_for_role(role)
+        starter.worker_group.everywhere(start, lambda rank: ("reset", folder))
         return tuple(a.id for a in schedule.step if a.kind in TRAINED and a.role is role), peaks
 
     def _switch(self, action: Action) -> dict[str, int]:
@@ -68,7 +68,7 @@ class Cycle:
         An engine that starts has its libraries already, as in step 1; `controls.skip_sync_after_step` is of real steps.
         """
         before, step = dict(self.on_device), 0 if action.kind in HANDING_OVER else 1
-        peaks = self._note(self.runner.handler_of(action)(action, step))
+        peaks = self._note(self.runner.find_handler(action)(action, step))
         check_freed(self.ledger, action, 0, before, self.on_device)
         return peaks
 

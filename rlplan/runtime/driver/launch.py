@@ -49,7 +49,7 @@ from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.run_folder.disk_errors import disk_error, reporting_disk_errors
 from rlplan.runtime.run_folder.recorder import Recorder
-from rlplan.runtime.run_folder.run_files import replace_whole
+from rlplan.runtime.run_folder.run_files import replace_atomically
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.spec.base import writing
@@ -142,7 +142,7 @@ def _open_records(task: Task, run_folder: Path) -> Recorder:
     try:
         with writing(run_folder), reporting_disk_errors(run_folder):
             (run_folder / "logs").mkdir(parents=True, exist_ok=True)
-            replace_whole(run_folder / "plan.json", _plan_for(task.plan, run_folder))
+            replace_atomically(run_folder / "plan.json", _encode_plan(task.plan, run_folder))
             return Recorder(run_folder, dict(task.spec.schedule.processes), after)
     except RunError as error:
         raise resumable(error, run_folder) from error
@@ -196,17 +196,17 @@ def _next_fallback(task: Task, error: MisfitError, recorder: Recorder) -> Task:
     """The task with one thing changed, which is said. Raises: MisfitError when nothing is left to change."""
     step = next_plan(task.plan) if len(task.changes) < MAX_FALLBACKS else None
     if step is None:
-        raise error.after(list(task.changes)) from None
+        raise error.add_changes(list(task.changes)) from None
     change, plan = step
     text = f"{error.what}; going on with {change}"
     recorder.write_alarm(0, "change", text, change=change)
     write_bundle(plan, recorder.folder / "bundle")
-    replace_whole(recorder.folder / "plan.json", _plan_for(plan, recorder.folder))
+    replace_atomically(recorder.folder / "plan.json", _encode_plan(plan, recorder.folder))
     recorder.begin_again()
     return replace(task, plan=plan, spec=execution_spec(plan), changes=(*task.changes, change))
 
 
-def _plan_for(plan: Plan, folder: Path) -> bytes:
+def _encode_plan(plan: Plan, folder: Path) -> bytes:
     return (dump_plan(plan, folder) + "\n").encode()
 
 
@@ -272,13 +272,15 @@ def _start_weights(spec: ExecutionSpec, run_folder: Path) -> Iterator[Callable[[
     with (run_folder / "logs" / "start_checkpoint.log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         try:
-            yield lambda: _written(child, draft, folder, log.name, spec.job.limits.start_timeout_s)
+            yield lambda: _await_start_weights(child, draft, folder, log.name, spec.job.limits.start_timeout_s)
         finally:
             child.kill()
             child.wait()
 
 
-def _written(child: "subprocess.Popen[bytes]", draft: Path, folder: Path, log: str, timeout_s: float) -> Path:
+def _await_start_weights(
+    child: "subprocess.Popen[bytes]", draft: Path, folder: Path, log: str, timeout_s: float
+) -> Path:
     """The folder, which has its name only when it is whole. Raises: RunError."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout_s)
@@ -288,12 +290,12 @@ def _written(child: "subprocess.Popen[bytes]", draft: Path, folder: Path, log: s
     if failure := disk_error(OSError(child.returncode or 0, "", str(folder)), folder.parent):
         raise failure
     raise RunError(
-        f"the start weights were not made: {_ending(child)}",
+        f"the start weights were not made: {_describe_exit(child)}",
         where=log,
         rule="a config that transformers can build",
         way_out="read the log",
     )
 
 
-def _ending(child: "subprocess.Popen[bytes]") -> str:
+def _describe_exit(child: "subprocess.Popen[bytes]") -> str:
     return "they take too long" if child.returncode is None else f"exit status {child.returncode}"

@@ -15,7 +15,7 @@ from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.driver.cycle import Cycle
 from rlplan.runtime.driver.events import Listener, RunEvent
-from rlplan.runtime.driver.rehearsal import Rehearsed, as_json, check_fits, compare
+from rlplan.runtime.driver.rehearsal import Rehearsed, check_fits, compare, rehearsal_as_json
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.supervision import check_freed
 from rlplan.runtime.measure.leaks import LeakWatch
@@ -66,9 +66,9 @@ class Player:
     def perform(self, action: Action, step: int) -> None:
         """Do one action. Raises: RunError where memory that it should free is still held."""
         self.listener(RunEvent("action", step, action.id))
-        before = self.recorder.held()
+        before = self.recorder.memory_by_process()
         self.runner.perform(action, step)
-        check_freed(self.ledger, action, step, before, self.recorder.held())
+        check_freed(self.ledger, action, step, before, self.recorder.memory_by_process())
 
     def announce(self, process: str, step: int, text: str) -> None:
         """A process is about to be restarted."""
@@ -80,14 +80,14 @@ class Player:
         changes = list(self.task.changes)
         write = partial(self.recorder.write_file, "preflight.json")
         if not self.task.spec.job.preflight.rehearses:
-            return write(as_json((), changes, "preflight.rehearses is false"))
+            return write(rehearsal_as_json((), changes, "preflight.rehearses is false"))
         self.listener(RunEvent("action", 0, "rehearse"))
-        cycle = Cycle(self.runner, self.ledger, dict(self.recorder.resident), self.recorder.held())
+        cycle = Cycle(self.runner, self.ledger, dict(self.recorder.resident), self.recorder.memory_by_process())
         rehearsed: tuple[Rehearsed, ...] = ()
         for actions, peaks in cycle.play():
             now = compare(self.ledger, peaks, actions)
             rehearsed += now
-            write(as_json(rehearsed, changes))
+            write(rehearsal_as_json(rehearsed, changes))
             check_fits(self.ledger, now if cycle.shares_time else rehearsed, cycle.resident)
         return None
 
@@ -107,7 +107,7 @@ class Player:
             self.recorder.write_alarm(step, "leak", leak.text, process=leak.process, slope=leak.bytes_per_step)
         for line in self.task.followers.take_dead() if self.task.followers else ():
             self.recorder.write_alarm(step, "sink", line)
-        timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
+        timings["memory/allocated_gb"] = round(sum(self.recorder.memory_by_process().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
         if len(learning) > 1:
             self.recorder.write_row("metrics.jsonl", learning)
@@ -122,7 +122,7 @@ class Player:
     def last_step(self) -> int:
         """The last step that a run has as it begins: of one that goes on where it stopped early, that one."""
         resumption = self.task.resumption
-        if resumption is not None and self._stops_early(resumption.step, self.runner.best.why_over()):
+        if resumption is not None and self._stops_early(resumption.step, self.runner.best.explain_stop()):
             return resumption.step
         return self.task.spec.job.workload.num_steps
 

@@ -49,7 +49,7 @@ def check_plan(plan: Plan) -> None:
     policy = plan.job.policy.path
     for key, path in plan.job.named_models.items():
         if not Path(path).exists():
-            raise _no_folder(key, path)
+            raise _missing_folder_error(key, path)
     if plan.fingerprints is None:
         return
     if plan.fingerprints.model and not is_model_of(Path(policy), plan.fingerprints.model):
@@ -79,7 +79,7 @@ def _check_adapters(job: ResolvedJob) -> None:
         check_tensors(adapter, model, where=f"roles.{role}.adapter")
 
 
-def _no_folder(key: str, path: str) -> SpecError:
+def _missing_folder_error(key: str, path: str) -> SpecError:
     known, role = cached_id(path) or bundled_id(path), key.split(".")[-2]
     put_back = "put the model or the run folder back where it was, or plan the job again"
     into = f"--revision {Path(path).name}" if cached_id(path) else f"--local-dir {path}"
@@ -121,14 +121,14 @@ def _check_chat_templates(job: ResolvedJob) -> None:
     """A policy that an earlier run left has the chat templates that this run began from. Raises: SpecError."""
     folder = Path(job.policy.path)
     for _ in range(MAX_STAGES):  # each stage may have begun with what another one left
-        base = _trained_from(folder)
+        base = _find_base_model(folder)
         if base is None or not base.is_dir():
             return
         check_templates_are_kept(folder, base, "policy.path")
         folder = base
 
 
-def _trained_from(folder: Path) -> Path | None:
+def _find_base_model(folder: Path) -> Path | None:
     """The model that a run's policy was trained from, by the plan in the run's folder; None for other models.
 
     The plan may be of an earlier rlplan, so that no more of it is read than the path.

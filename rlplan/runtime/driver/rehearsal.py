@@ -20,7 +20,7 @@ from rlplan.units import format_bytes
 class MisfitError(HostError):
     """A host's memory is too small for what was rehearsed: another plan may fit."""
 
-    def after(self, changes: list[str]) -> "MisfitError":
+    def add_changes(self, changes: list[str]) -> "MisfitError":
         tried = f"; tried without success: {', '.join(changes)}" if changes else ""
         return MisfitError(self.what + tried, where=self.where, rule=self.rule, way_out=self.way_out)
 
@@ -39,9 +39,9 @@ class Rehearsed:
 
 def compare(ledger: MemoryLedger, peaks: Mapping[str, int], actions: tuple[str, ...]) -> tuple[Rehearsed, ...]:
     """Each process that rehearsed beside its largest prediction over the actions that were rehearsed."""
-    hosts = _hosts(ledger)
+    hosts = _map_processes_to_hosts(ledger)
     return tuple(
-        Rehearsed(process, hosts.get(process, "host"), _predicted(ledger, process, actions), peak)
+        Rehearsed(process, hosts.get(process, "host"), _find_predicted_peak(ledger, process, actions), peak)
         for process, peak in peaks.items()
     )
 
@@ -55,7 +55,7 @@ def check_fits(ledger: MemoryLedger, rehearsed: tuple[Rehearsed, ...], resident:
     """
     if not ledger.shares_host_memory:
         return
-    hosts = _hosts(ledger)
+    hosts = _map_processes_to_hosts(ledger)
     peaks = {one.process: one.measured_bytes for one in rehearsed}
     needed: Counter[str] = Counter()
     for process, size in {**resident, **peaks}.items():
@@ -74,7 +74,7 @@ def check_fits(ledger: MemoryLedger, rehearsed: tuple[Rehearsed, ...], resident:
             )
 
 
-def as_json(rehearsed: tuple[Rehearsed, ...], changes: list[str], reason: str = "") -> dict[str, Any]:
+def rehearsal_as_json(rehearsed: tuple[Rehearsed, ...], changes: list[str], reason: str = "") -> dict[str, Any]:
     """preflight.json. reason: why nothing was rehearsed."""
     return {
         "schema_version": 1,
@@ -84,7 +84,7 @@ def as_json(rehearsed: tuple[Rehearsed, ...], changes: list[str], reason: str = 
     }
 
 
-def _predicted(ledger: MemoryLedger, process: str, actions: tuple[str, ...]) -> int:
+def _find_predicted_peak(ledger: MemoryLedger, process: str, actions: tuple[str, ...]) -> int:
     totals: Counter[tuple[str, str]] = Counter()
     for row in ledger.rows_of(process):
         if row.action_id in actions and row.space == "device":
@@ -92,6 +92,6 @@ def _predicted(ledger: MemoryLedger, process: str, actions: tuple[str, ...]) -> 
     return max(totals.values(), default=0)
 
 
-def _hosts(ledger: MemoryLedger) -> dict[str, str]:
+def _map_processes_to_hosts(ledger: MemoryLedger) -> dict[str, str]:
     named = dict(ledger.host_of_device)
     return {row.process: named.get(row.device, "host") for row in ledger.rows}

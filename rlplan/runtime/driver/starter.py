@@ -37,7 +37,7 @@ class Starter:
         imported = self._import_libraries(action)
         asked = self.spec.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
         address = self.worker_group.rendezvous(action, asked)
-        world, folder = len(action.processes), self.folder_of(action.role)
+        world, folder = len(action.processes), self.model_folder_for_role(action.role)
         started = self.worker_group.everywhere(action, lambda rank: ("start", rank, world, address, folder))[1]
         prepared = self.checkpoints.prepare(action, self.resumption)
         return imported + started + prepared + self._prepare_weights(action)
@@ -54,20 +54,20 @@ class Starter:
         return imported + self.fleet.load(self.fleet.engines, folder, version, timeout_s)
 
     def start_scorer(self, action: Action, step: int) -> list[Measurement]:
-        imported, folder = self._import_libraries(action), self.folder_of(action.role)
+        imported, folder = self._import_libraries(action), self.model_folder_for_role(action.role)
         if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
             return imported + self.worker_group.everywhere(action, lambda rank: ("start", folder))[1]
         address, config = self.worker_group.rendezvous(action, 0), self.spec.deepspeed[action.role]
         share = (len(action.processes), address, folder, config)
         return imported + self.worker_group.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
 
-    def folder_of(self, role: Role) -> str:
+    def model_folder_for_role(self, role: Role) -> str:
         """Where a role's model is loaded from: its own folder, or the start checkpoint."""
         return self.spec.job.roles.paths.get(role, str(self.model_folder))
 
     def engine_folder(self) -> str:
         """Where engines load the policy from before any update: its base in 4 bits, where the job names one."""
-        return self.spec.job.rollout.base_path or self.folder_of(Role.POLICY)
+        return self.spec.job.rollout.base_path or self.model_folder_for_role(Role.POLICY)
 
     def _prepare_weights(self, action: Action) -> list[Measurement]:
         """Of a resumed run, for engines that are started from a folder, and not handed weights over before step 1."""

@@ -71,7 +71,7 @@ class ActionRunner:
             spec, worker_group, recorder, self.metrics, self.fleet, prompts, reward_pool, resumption
         )
         self.learner = Learner(spec, worker_group, self.metrics)
-        folders = self.starter.folder_of, self.starter.engine_folder
+        folders = self.starter.model_folder_for_role, self.starter.engine_folder
         self.recovery = Recovery(spec, worker_group, self.fleet, self.weight_sync, self.switches, *folders)
         self.supervisor = self._supervisor(worker_group, announce)
         self.stream = self.collector.stream
@@ -85,16 +85,18 @@ class ActionRunner:
             return self.collector.async_rollouts()
         if step == 0 and self.resumption is not None and action.phase is Phase.EVALUATE:
             return None  # the run has its first evaluation already
-        handler = self.handler_of(action)
+        handler = self.find_handler(action)
         start_s = time.time()
         with self.metrics.timing(action.id):
-            measurements, attempt = self.supervisor.perform(self._alone(handler, action), action, step)
+            measurements, attempt = self.supervisor.perform(
+                self._serialize_trainer_calls(handler, action), action, step
+            )
         self.recorder.record(action, step, measurements, attempt)
         if not action.processes:
             self.recorder.record_own(action, step, start_s, time.time())
         return None
 
-    def handler_of(self, action: Action) -> Handler:
+    def find_handler(self, action: Action) -> Handler:
         """Who does an action; what no other class does is a switch."""
         return self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
 
@@ -116,7 +118,7 @@ class ActionRunner:
             ActionKind.EVALUATE: collector.evaluate,
             ActionKind.SAVE_STATES: self._save_states,
             ActionKind.WRITE_STATES: self._save_states,
-            ActionKind.CHECKPOINT: self._checkpoint,
+            ActionKind.CHECKPOINT: self._export_policy,
         }
 
     def _supervisor(self, worker_group: WorkerGroup, announce: Announce) -> Supervisor:
@@ -130,7 +132,7 @@ class ActionRunner:
         assert async_action is not None, "rollouts are async"
         return self.supervisor.watch(call, async_action, self.weight_sync.version)
 
-    def _alone(self, handler: Handler, action: Action) -> Handler:
+    def _serialize_trainer_calls(self, handler: Handler, action: Action) -> Handler:
         """The same, while only the steps ask the trainers: their ranks must hear everything in one order."""
         is_trainers = any("_trainer/" in process for process in action.processes)
         if self.stream is None or not is_trainers or action.kind is ActionKind.SYNC_WEIGHTS:
@@ -151,7 +153,7 @@ class ActionRunner:
 
     def stop_early(self, step: int) -> None:
         """No step comes after this one: what is generated ahead ends with what is under way."""
-        self.collector.end_at(step)
+        self.collector.stop_after(step)
 
     def _state(self, step: int) -> tuple[RunState, Any]:
         state, buffer = take_state(step, self.weight_sync, self.fleet, self.stream)
@@ -223,7 +225,7 @@ class ActionRunner:
             return []
         if self.stream is None or not step:  # the first weight sync comes before anything is begun
             return self._sync_and_record(action)
-        with self.stream.handing_over(), self.recovery.trainers:
+        with self.stream.pause_for_sync(), self.recovery.trainers:
             if self._handed_over is None:  # else an engine had the weights, and was lost when it was to go on
                 self._handed_over = self._sync_and_record(action)
         measurements, self._handed_over = self._handed_over, None
@@ -242,7 +244,7 @@ class ActionRunner:
     def _save_states(self, action: Action, step: int) -> list[Measurement]:
         return self.checkpoints.save(action, step)
 
-    def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
+    def _export_policy(self, action: Action, step: int) -> list[Measurement]:
         """The trained policy, in Hugging Face layout, beside the run's other files; its card comes last."""
         run_folder = self.recorder.folder
         folder = run_folder / "policy" if step < 0 else run_folder / "exports" / f"step-{step}"

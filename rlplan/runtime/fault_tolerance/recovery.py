@@ -53,7 +53,7 @@ class Recovery:
         timeout_s = self.spec.job.limits.start_timeout_s
         if process in self.fleet.processes:
             with self.fleet.changing:
-                self._engine(self.fleet.ranks_of(process), action, timeout_s)
+                self._engine(self.fleet.engine_ranks(process), action, timeout_s)
             return
         if self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
             raise RunError(

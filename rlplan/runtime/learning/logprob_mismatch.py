@@ -57,7 +57,7 @@ class Differences:
     count: int
 
 
-def limits_of(job: ResolvedJob) -> tuple[str, Limits]:
+def choose_limits(job: ResolvedJob) -> tuple[str, Limits]:
     """(the coarser format of engine and trainer, its limits)."""
     rollout = job.rollout
     formats = {str(job.training.dtype), str(rollout.dtype), rollout.quantization, rollout.kv_dtype}
@@ -102,7 +102,7 @@ def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int, *, i
     rounding does not explain still ends the run.
     Raises: RunError where it is beyond them and not accepted, or where a log-prob is no number.
     """
-    name, limits = limits_of(job)
+    name, limits = choose_limits(job)
     is_close = found.mean <= limits.mean and (found.count < ENOUGH_TOKENS or found.p99 <= limits.p99)
     if is_close and math.isfinite(found.largest):
         return None

@@ -46,7 +46,7 @@ def group_normalized(rewards: Sequence[float], groups: Sequence[int]) -> list[fl
     >>> group_normalized([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1])
     [0.7071057811873782, -0.7071057811873782, 0.0, 0.0]
     """
-    spread = {group: _mean_and_std(values)[1] for group, values in _by_group(rewards, groups).items()}
+    spread = {group: _mean_and_std(values)[1] for group, values in _collect_groups(rewards, groups).items()}
     centred = group_centred(rewards, groups)
     return [value / (spread[group] + GROUP_STD_EPSILON) for value, group in zip(centred, groups, strict=True)]
 
@@ -57,7 +57,7 @@ def group_centred(rewards: Sequence[float], groups: Sequence[int]) -> list[float
     >>> group_centred([1.0, 0.0, 5.0], [0, 0, 1])
     [0.5, -0.5, 0.0]
     """
-    means = {group: _mean_and_std(values)[0] for group, values in _by_group(rewards, groups).items()}
+    means = {group: _mean_and_std(values)[0] for group, values in _collect_groups(rewards, groups).items()}
     return [reward - means[group] for reward, group in zip(rewards, groups, strict=True)]
 
 
@@ -69,7 +69,7 @@ def leave_one_out(rewards: Sequence[float], groups: Sequence[int]) -> list[float
     >>> leave_one_out([1.0, 0.0, 0.0], [0, 0, 0])
     [1.0, -0.5, -0.5]
     """
-    sizes = {group: len(values) for group, values in _by_group(rewards, groups).items()}
+    sizes = {group: len(values) for group, values in _collect_groups(rewards, groups).items()}
     centred = group_centred(rewards, groups)
     factors = {group: size / (size - 1) if size > 1 else 0.0 for group, size in sizes.items()}
     return [value * factors[group] for value, group in zip(centred, groups, strict=True)]
@@ -95,7 +95,7 @@ def best_against_worst(rewards: Sequence[float], groups: Sequence[int]) -> list[
     return signs
 
 
-def generalized(
+def estimate_gae(
     rewards: Sequence[float], values: Sequence[float], gamma: float, gae_lambda: float
 ) -> tuple[list[float], list[float]]:
     """(advantages, returns) of one rollout from a reward and a value for each of its tokens.
@@ -103,7 +103,7 @@ def generalized(
     A_t = d_t + gamma * lambda * A_(t+1), d_t = r_t + gamma * V_(t+1) - V_t, return_t = A_t + V_t; nothing comes after
     the last token. Source: Schulman et al. 2016, arXiv:1506.02438, equations 11 and 16.
 
-    >>> generalized([0.0, 1.0], [0.5, 0.25], gamma=1.0, gae_lambda=0.5)  # d = -0.25, 0.75
+    >>> estimate_gae([0.0, 1.0], [0.5, 0.25], gamma=1.0, gae_lambda=0.5)  # d = -0.25, 0.75
     ([0.125, 0.75], [0.625, 1.0])
     """
     advantages: list[float] = []
@@ -125,14 +125,14 @@ def rewards_to_come(rewards: Sequence[float], gamma: float) -> list[float]:
     return list(accumulate(reversed(rewards), lambda later, reward: reward + gamma * later))[::-1]
 
 
-def whitened(rollouts: Sequence[Sequence[float]], num_learned: Sequence[int] | None = None) -> list[tuple[float, ...]]:
+def whiten(rollouts: Sequence[Sequence[float]], num_learned: Sequence[int] | None = None) -> list[tuple[float, ...]]:
     """Every token's advantage less the mean over all tokens, over the standard deviation (n - 1).
 
     num_learned: so many first tokens of each rollout count for mean and deviation; all where it is not given.
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, as TRL and verl do it.
 
-    >>> whitened([[1.0], [2.0, 3.0]])
+    >>> whiten([[1.0], [2.0, 3.0]])
     [(-0.999999995,), (0.0, 0.999999995)]
     """
     counts = [len(values) for values in rollouts] if num_learned is None else num_learned
@@ -181,7 +181,7 @@ def kl_estimate(difference: Any, estimator: str, exp: Callable[[Any], Any] = mat
     return difference**2 / 2 if estimator == "k2" else exp(-difference) - 1 + difference
 
 
-def _of_answers(judge: Callable[[Sequence[float], Sequence[int]], list[float]]) -> Advantage:
+def _judge_whole_responses(judge: Callable[[Sequence[float], Sequence[int]], list[float]]) -> Advantage:
     """One advantage for all tokens of a rollout, from its whole reward and its group.
 
     A rollout without a reward (`has_failed`) is no part of its group, and has advantage 0.
@@ -199,7 +199,7 @@ def _of_answers(judge: Callable[[Sequence[float], Sequence[int]], list[float]]) 
     return advantage
 
 
-def _by_value(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
+def _estimate_from_values(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
     """Generalized advantages, whitened. The reward comes with the last token; a KL estimate is taken off every one.
 
     A response ends with the last token that is learned from: nothing comes after it.
@@ -208,9 +208,9 @@ def _by_value(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdv
     for rollout in rollouts:
         count, ignored = rollout.num_learned, (0.0,) * (len(rollout.completion.logprobs) - rollout.num_learned)
         rewards, values = token_rewards(rollout, spec)[:count], rollout.scores[Role.VALUE][:count]
-        advantages, returns = generalized(rewards, values, spec.gamma, spec.gae_lambda)
+        advantages, returns = estimate_gae(rewards, values, spec.gamma, spec.gae_lambda)
         pairs.append(((*advantages, *ignored), (*returns, *ignored)))
-    white = whitened([advantages for advantages, _ in pairs], [r.num_learned for r in rollouts])
+    white = whiten([advantages for advantages, _ in pairs], [r.num_learned for r in rollouts])
     return [TokenAdvantages(each, returns) for each, (_, returns) in zip(white, pairs, strict=True)]
 
 
@@ -220,7 +220,7 @@ def _batch_normalized(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[
     Source: Hu 2025, arXiv:2501.03262, equations 5 to 7.
     """
     returns = [rewards_to_come(token_rewards(rollout, spec), spec.gamma) for rollout in rollouts]
-    return [TokenAdvantages(advantages) for advantages in whitened(returns, [r.num_learned for r in rollouts])]
+    return [TokenAdvantages(advantages) for advantages in whiten(returns, [r.num_learned for r in rollouts])]
 
 
 def _group_centred_batch_normalized(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
@@ -228,8 +228,8 @@ def _group_centred_batch_normalized(rollouts: Sequence[Rollout], spec: Algorithm
 
     Source: Hu 2025, arXiv:2501.03262, section 3.3.
     """
-    centred = [judged.advantages for judged in _of_answers(group_centred)(rollouts, spec)]
-    return [TokenAdvantages(advantages) for advantages in whitened(centred, [r.num_learned for r in rollouts])]
+    centred = [judged.advantages for judged in _judge_whole_responses(group_centred)(rollouts, spec)]
+    return [TokenAdvantages(advantages) for advantages in whiten(centred, [r.num_learned for r in rollouts])]
 
 
 def _greedy_baseline(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
@@ -244,7 +244,7 @@ def _greedy_baseline(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[T
     ]
 
 
-def _by_group(rewards: Sequence[float], groups: Sequence[int]) -> dict[int, list[float]]:
+def _collect_groups(rewards: Sequence[float], groups: Sequence[int]) -> dict[int, list[float]]:
     members: dict[int, list[float]] = {}
     for reward, group in zip(rewards, groups, strict=True):
         members.setdefault(group, []).append(reward)
@@ -259,14 +259,14 @@ def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 ADVANTAGES: dict[str, Advantage] = {
-    "group_normalized": _of_answers(group_normalized),
-    "group_centred": _of_answers(group_centred),
-    "leave_one_out": _of_answers(leave_one_out),
-    "reward": _of_answers(reward_itself),
-    "best_against_worst": _of_answers(best_against_worst),
+    "group_normalized": _judge_whole_responses(group_normalized),
+    "group_centred": _judge_whole_responses(group_centred),
+    "leave_one_out": _judge_whole_responses(leave_one_out),
+    "reward": _judge_whole_responses(reward_itself),
+    "best_against_worst": _judge_whole_responses(best_against_worst),
     "batch_normalized": _batch_normalized,
     "group_centred_batch_normalized": _group_centred_batch_normalized,
     "greedy_baseline": _greedy_baseline,
-    "generalized": _by_value,
+    "generalized": _estimate_from_values,
 }
 """How rollouts become advantages, by the name that an algorithm's declaration gives."""

@@ -110,7 +110,7 @@ def total(
     """Sum over tokens of weight * (importance * token loss), with KL, teacher and entropy beside it."""
     importance = importance_weights(inputs, spec, details)
     losses = token_loss if importance is None else importance * token_loss
-    return with_others(inputs, spec, (inputs.weights * losses).sum(), details)
+    return add_common_terms(inputs, spec, (inputs.weights * losses).sum(), details)
 
 
 def total_of_answers(
@@ -118,7 +118,7 @@ def total_of_answers(
 ) -> tuple[torch.Tensor, Details]:
     """The same of a loss for each sequence; where importance is corrected, its log-ratio has the weights already."""
     assert inputs.sequence_weights is not None
-    return with_others(inputs, spec, (inputs.sequence_weights * losses).sum(), details)
+    return add_common_terms(inputs, spec, (inputs.sequence_weights * losses).sum(), details)
 
 
 def corrected_log_ratio(inputs: LossInputs, spec: AlgorithmSpec, details: Details) -> torch.Tensor:
@@ -173,7 +173,7 @@ def reverse_kl(
     return weighted * (1 + logprobs - logprobs.detach())
 
 
-def with_others(
+def add_common_terms(
     inputs: LossInputs, spec: AlgorithmSpec, loss: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
     """The loss with kl_coef * KL(policy || reference) of each token where it belongs there, a teacher's and entropy."""

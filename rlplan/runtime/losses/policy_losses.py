@@ -9,10 +9,10 @@ import torch
 from rlplan.runtime.losses.inputs import (
     Details,
     LossInputs,
+    add_common_terms,
     corrected_log_ratio,
     total,
     total_of_answers,
-    with_others,
 )
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 
@@ -35,7 +35,7 @@ def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
     weights: Details = {}
     mean = inputs.per_sequence(corrected_log_ratio(inputs, spec, weights)) / lengths
     loss, details = _surrogate(inputs.spread(torch.exp(mean)), inputs.advantages, spec)
-    return with_others(inputs, spec, (inputs.weights * loss).sum(), weights | details)
+    return add_common_terms(inputs, spec, (inputs.weights * loss).sum(), weights | details)
 
 
 def answer_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -87,7 +87,7 @@ def preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, D
     """
     apart, weights = _pairs(inputs, _margins(inputs))
     losses = -torch.nn.functional.logsigmoid(spec.kl_coef * apart)
-    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+    return _sum_preference_losses(inputs, spec, weights * losses, (apart > 0)[weights != 0])
 
 
 def squared_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -99,7 +99,7 @@ def squared_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.T
     lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
     apart, weights = _pairs(inputs, _margins(inputs) / lengths)
     losses = (apart - 1 / (2 * spec.kl_coef)) ** 2
-    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+    return _sum_preference_losses(inputs, spec, weights * losses, (apart > 0)[weights != 0])
 
 
 def unpaired_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -113,7 +113,7 @@ def unpaired_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.
     margins, signs = _margins(inputs), inputs.sequence_advantages.sign()
     above = signs * (margins - inputs.baseline)
     losses = inputs.sequence_weights * signs.abs() * (1 - torch.sigmoid(spec.kl_coef * above))
-    return _of_preferences(inputs, spec, losses, (above > 0)[(signs != 0) & (inputs.sequence_weights != 0)])
+    return _sum_preference_losses(inputs, spec, losses, (above > 0)[(signs != 0) & (inputs.sequence_weights != 0)])
 
 
 def kl_baseline(sums: torch.Tensor) -> float:
@@ -141,7 +141,7 @@ def ranking(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Deta
     """
     apart, weights = _pairs(inputs, inputs.per_sequence(inputs.logprobs))
     losses = -torch.nn.functional.logsigmoid(apart)
-    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+    return _sum_preference_losses(inputs, spec, weights * losses, (apart > 0)[weights != 0])
 
 
 def _margins(inputs: LossInputs) -> torch.Tensor:
@@ -162,7 +162,7 @@ def _pairs(inputs: LossInputs, margins: torch.Tensor) -> tuple[torch.Tensor, tor
     return margins[better] - margins[worse], inputs.sequence_weights[better] + inputs.sequence_weights[worse]
 
 
-def _of_preferences(
+def _sum_preference_losses(
     inputs: LossInputs, spec: AlgorithmSpec, losses: torch.Tensor, is_ranked_right: torch.Tensor
 ) -> tuple[torch.Tensor, Details]:
     """The sum of weighed losses, with what every loss has beside it; kl_coef is spent already."""
@@ -172,4 +172,4 @@ def _of_preferences(
         "is_ranked_right": is_ranked_right.detach(),
     }
     loss = losses.sum() + 0.0 * inputs.logprobs.sum()
-    return with_others(inputs, spec.model_copy(update={"kl_in": "reward"}), loss, details)
+    return add_common_terms(inputs, spec.model_copy(update={"kl_in": "reward"}), loss, details)

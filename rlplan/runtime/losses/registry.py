@@ -25,7 +25,7 @@ OWN = (
 def find_loss(spec: AlgorithmSpec) -> Callable[..., Any]:
     """The loss that an algorithm names (`losses.inputs.PolicyLoss`). Raises: SpecError."""
     name = spec.declaration.loss
-    own = _in_users_file(spec, name)
+    own = _find_in_user_file(spec, name)
     if own is None and name in OWN:
         own = getattr(importlib.import_module("rlplan.runtime.losses.policy_losses"), name)  # it needs torch
     return own or _missing(spec, "loss", name, OWN)
@@ -34,7 +34,7 @@ def find_loss(spec: AlgorithmSpec) -> Callable[..., Any]:
 def find_advantage(spec: AlgorithmSpec) -> Advantage:
     """The advantage that an algorithm names. Raises: SpecError."""
     name = spec.declaration.advantage
-    return _in_users_file(spec, name) or ADVANTAGES.get(name) or _missing(spec, "advantage", name, ADVANTAGES)
+    return _find_in_user_file(spec, name) or ADVANTAGES.get(name) or _missing(spec, "advantage", name, ADVANTAGES)
 
 
 def check_algorithm(spec: AlgorithmSpec) -> None:
@@ -44,7 +44,7 @@ def check_algorithm(spec: AlgorithmSpec) -> None:
         find_loss(spec)
 
 
-def _in_users_file(spec: AlgorithmSpec, name: str) -> Callable[..., Any] | None:
+def _find_in_user_file(spec: AlgorithmSpec, name: str) -> Callable[..., Any] | None:
     found = getattr(_run(spec.path.rpartition(":")[0]), name, None) if spec.path else None
     return found if callable(found) else None
 

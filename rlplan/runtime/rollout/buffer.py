@@ -55,7 +55,7 @@ class ExperienceBuffer:
     def __len__(self) -> int:
         return len(self._groups) + len(self._spilled)
 
-    def is_full_with(self, num_open: int) -> bool:
+    def would_be_full(self, num_open: int) -> bool:
         """Whether what is there and so many groups under way leave no room for another."""
         return self.capacity is not None and len(self) + num_open >= self.capacity
 
@@ -75,7 +75,7 @@ class ExperienceBuffer:
 
     def versions_after(self, count: int) -> list[int]:
         """What the groups that taking `count` would leave there were begun under."""
-        return [self._version_of(number) for number in sorted([*self._groups, *self._spilled])[count:]]
+        return [self._find_version(number) for number in sorted([*self._groups, *self._spilled])[count:]]
 
     def evict_late(self, version: int, num_per_version: int, others: Sequence[int] = ()) -> list[int]:
         """Drop what will be too old when it is taken, where so many are trained under each version from this one on.
@@ -84,7 +84,7 @@ class ExperienceBuffer:
         """
         mine = {*self._groups, *self._spilled}
         trained_under = {n: version + place // num_per_version for place, n in enumerate(sorted(mine.union(others)))}
-        ages = {number: trained_under[number] - self._version_of(number) for number in sorted(mine)}
+        ages = {number: trained_under[number] - self._find_version(number) for number in sorted(mine)}
         late = [number for number, age in ages.items() if age > self.max_staleness]
         for number in late:
             self._remove(number)
@@ -102,7 +102,7 @@ class ExperienceBuffer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become what `state` said. Raises: SpecError where that is of another version, ValueError where it is none."""
-        groups = _groups_of(state)
+        groups = _parse_groups(state)
         self.close()
         self.num_evicted = int(state.get("num_evicted", 0))
         for group in groups:
@@ -112,7 +112,7 @@ class ExperienceBuffer:
         for number in [*self._groups, *self._spilled]:
             self._remove(number)
 
-    def _version_of(self, number: int) -> int:
+    def _find_version(self, number: int) -> int:
         return self._groups[number].version if number in self._groups else self._spilled[number][0]
 
     def _remove(self, number: int) -> BufferedGroup:
@@ -141,10 +141,10 @@ _GROUP = TypeAdapter(BufferedGroup)
 
 def numbers_of(state: dict[str, Any]) -> list[int]:
     """Which prompts' groups are in what `ExperienceBuffer.state` said. Raises: as `restore`."""
-    return [group.number for group in _groups_of(state)]
+    return [group.number for group in _parse_groups(state)]
 
 
-def _groups_of(state: dict[str, Any]) -> list[BufferedGroup]:
+def _parse_groups(state: dict[str, Any]) -> list[BufferedGroup]:
     if state.get("schema_version") != STATE_VERSION:
         raise SpecError(
             f"a buffer of version {state.get('schema_version')}",

@@ -67,7 +67,7 @@ class Collector:
         self.requests = RequestMaker(spec.job, prompts)
         ends = end_tokens(Path(spec.job.policy.path))
         self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
-        self.generation = self._with_environment() if spec.job.has_turns else fleet
+        self.generation = self._start_conversations() if spec.job.has_turns else fleet
         self.stream = self._stream() if spec.schedule.async_rollouts is not None else None
         self.reward_pool.forget()
         self.lengths = Counter(dict(resumption.state.response_lengths) if resumption else ())
@@ -84,7 +84,7 @@ class Collector:
             with self._judging_early():
                 completions, measured = self._complete(action, [self.requests.rollouts(number) for number in numbers])
             measurements.extend(measured)
-            return self._made(zip(numbers, completions, strict=True), step)
+            return self._build_groups(zip(numbers, completions, strict=True), step)
 
         self._keep(more)
         return measurements
@@ -98,7 +98,7 @@ class Collector:
         stream = self.stream
 
         def more(count: int) -> list[Group]:
-            return self._made(((number, finished.completions) for number, finished in stream.take(count)), step)
+            return self._build_groups(((number, finished.completions) for number, finished in stream.take(count)), step)
 
         self._keep(more, stream.replace)
         if step == self.job.workload.num_steps:
@@ -131,7 +131,7 @@ class Collector:
     def _watch_environment(self, step: int) -> None:
         """Note what its processes hold. Masked rollouts must not go unseen."""
         if isinstance(self.generation, Conversations):
-            self.recorder.record_beside("environment", step, resident_bytes(self.generation.pids))
+            self.recorder.record_extra_process("environment", step, resident_bytes(self.generation.pids))
         unanswered = [rollout.failure for rollout in self.rollouts if rollout.completion.failure]
         if unanswered:
             text = f"{len(unanswered)} of {len(self.rollouts)} rollouts are masked, such as: {unanswered[0]}"
@@ -173,7 +173,7 @@ class Collector:
         """How many held-out pairs the trained model ranks right; of equal scores a half."""
         if self._is_evaluated(step):
             return []
-        groups = [self.requests.given(prompt, index) for index, prompt in enumerate(self.prompts.heldout)]
+        groups = [self.requests.use_dataset_answers(prompt, index) for index, prompt in enumerate(self.prompts.heldout)]
         measurements = score([rollout for group in groups for rollout in group.rollouts])
         for index, group in enumerate(groups):
             group.place(index)
@@ -191,11 +191,11 @@ class Collector:
         with self._judging_early():
             self.stream.run()
 
-    def end_at(self, step: int) -> None:
+    def stop_after(self, step: int) -> None:
         """The run ends with this step, before those that the job has."""
         self.last_step = step
         if self.stream is not None:
-            self.stream.end_at(step)
+            self.stream.stop_after(step)
 
     def close(self) -> None:
         if self.stream is not None:
@@ -222,7 +222,7 @@ class Collector:
             ExperienceBuffer(*limits, folder),
         )
 
-    def _with_environment(self) -> Conversations:
+    def _start_conversations(self) -> Conversations:
         """The engines, and between the policy's turns what the job has to answer them."""
         log, described = self.recorder.folder / "logs" / "environment.log", self.prompts.environment
         pool = EnvironmentPool(self.job.rollout.environment, log, described)
@@ -232,7 +232,7 @@ class Collector:
         self.worker_group.pids_outside_ray = lambda: talks.pids
         return talks
 
-    def _made(self, finished: Iterable[Finished], step: int) -> list[Group]:
+    def _build_groups(self, finished: Iterable[Finished], step: int) -> list[Group]:
         """Groups of finished completions, rewarded where it must be known which have variance."""
         groups = [self.groups.make(each) for each in finished]
         if self.job.max_refills:

@@ -297,7 +297,7 @@ class TrainSample:
         """Of prompt and response."""
         return len(self.prompt_tokens) + len(self.response_tokens)
 
-    def weighed(self, weight: float) -> float:
+    def weigh_response(self, weight: float) -> float:
         """What the whole response counts where a token counts so much; an empty one as if it had one token."""
         return weight * (self.num_learned if self.logprobs else 1)
 

@@ -32,7 +32,7 @@ class ExpectedLengths:
         self.by_prompt: dict[tuple[int, ...], float] = {}
         self.mean = 0.0
 
-    def of(self, request: RolloutRequest) -> float:
+    def estimate(self, request: RolloutRequest) -> float:
         """Tokens: what the prompt's samples took before, else what all took, else the most that they may take."""
         expected = self.by_prompt.get(request.prompt) or self.mean or float(request.max_tokens)
         return min(expected, float(request.max_tokens))
@@ -71,7 +71,7 @@ class Fleet:
     def processes(self) -> tuple[str, ...]:
         return tuple(process for ranks in self.engines for process in ranks)
 
-    def ranks_of(self, process: str) -> tuple[str, ...]:
+    def engine_ranks(self, process: str) -> tuple[str, ...]:
         """All ranks of a process's engine: they take steps together or not at all."""
         return next((ranks for ranks in self.engines if process in ranks), ())
 
@@ -83,7 +83,7 @@ class Fleet:
 
     def num_open(self, process: str) -> int:
         """Requests that were submitted to a process's engine and are not collected."""
-        return sum(leader in self.ranks_of(process) for _, leader in self._open.values())
+        return sum(leader in self.engine_ranks(process) for _, leader in self._open.values())
 
     def submit_again(self, ranks: tuple[str, ...], timeout_s: float) -> None:
         """Begin anew what one engine had under way: what it had made of it is lost."""
@@ -134,7 +134,7 @@ class Fleet:
             with self._blaming():
                 results, measurements = self.worker_group.measured(calls, timeout_s)
         except LostProcessError as lost:
-            self._abandon([request.id for request in requests], self.ranks_of(lost.process), timeout_s)
+            self._abandon([request.id for request in requests], self.engine_ranks(lost.process), timeout_s)
             raise
         finished = {done.id: done for result in results for done in result}
         ordered = [finished[request.id] for request in requests]
@@ -249,7 +249,7 @@ class Fleet:
         return [(leaders | self._sessions)[request.session or request.id] for request in requests]
 
     def _weight(self, request: RolloutRequest) -> float:
-        return request.num_samples * self.lengths.of(request)
+        return request.num_samples * self.lengths.estimate(request)
 
 
 def _blend(before: float | None, new: float) -> float:

@@ -57,9 +57,11 @@ class RequestMaker:
         Beside a labelled answer stands one to another prompt, with reward 0.
         """
         is_unpaired = self.job.algorithm.declaration.given == "unpaired"
-        return self.given(self.prompt(number), number, [self._other(number).answers[0]] if is_unpaired else [])
+        return self.use_dataset_answers(
+            self.prompt(number), number, [self._other(number).answers[0]] if is_unpaired else []
+        )
 
-    def given(self, prompt: Prompt, number: int, others: Sequence[tuple[int, ...]] = ()) -> Group:
+    def use_dataset_answers(self, prompt: Prompt, number: int, others: Sequence[tuple[int, ...]] = ()) -> Group:
         """A prompt's given answers, and others beside them, as rollouts."""
         answers = [*prompt.answers, *others]
         completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in answers]

@@ -43,7 +43,7 @@ class StreamSettings:
 
 
 class RolloutStream:
-    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's.
+    """See the module docstring. `run` is one thread's; `take` and `pause_for_sync` are another's.
 
     watch: makes a call to the engines, again when one was lost and is there again.
     """
@@ -109,7 +109,7 @@ class RolloutStream:
             self._is_finished = True
             self._changed.notify_all()
 
-    def end_at(self, step: int) -> None:
+    def stop_after(self, step: int) -> None:
         """No step comes after this one: nothing is begun any more."""
         with self._changed:
             self.settings = replace(self.settings, num_steps=min(step, self.settings.num_steps))
@@ -155,7 +155,7 @@ class RolloutStream:
             return taken
 
     @contextmanager
-    def handing_over(self) -> Iterator[None]:
+    def pause_for_sync(self) -> Iterator[None]:
         """Nothing is begun inside the block. Without interruption it begins when nothing is under way any more."""
         with self._changed:
             self._is_held = True
@@ -187,7 +187,7 @@ class RolloutStream:
         allowed = num_allowed(self.version, self.async_rollouts.max_staleness, settings.num_prompts)
         last = min(allowed + self._num_replaced, self._num_wanted)
         requests: list[RolloutRequest] = []
-        while (self._again or self._num_begun < last) and not self.buffer.is_full_with(len(self._open)):
+        while (self._again or self._num_begun < last) and not self.buffer.would_be_full(len(self._open)):
             number = self._again.pop(0) if self._again else self._num_begun
             request = self.request_of(number)
             self._open[request.id] = (number, self.version)

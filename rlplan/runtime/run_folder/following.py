@@ -85,13 +85,13 @@ class Follower:
         for row in self._rows("alarms.jsonl"):
             now.alarms.append(f"step {row.get('step', 0)}: {row.get('text', '')}")
         now.state = str(status.get("state", now.state))
-        now.exit_code, now.message = _exit_code_of(status), str(status.get("message", ""))
+        now.exit_code, now.message = _read_exit_code(status), str(status.get("message", ""))
         now.seconds = max(now.seconds, read_number(status.get("seconds")))
         if now.is_going_on and not is_going_on(self.folder):
             # it may have ended between the two looks
             status = self._status()
             now.state = str(status["state"]) if status.get("state", "running") not in GOING_ON else "gone"
-            now.exit_code, now.message = _exit_code_of(status), str(status.get("message", ""))
+            now.exit_code, now.message = _read_exit_code(status), str(status.get("message", ""))
         return now
 
     def _status(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Follower:
         return self.plan.job.is_on_gpus and process.split("/")[0] not in ("driver", "ray_system", "sinks")
 
 
-def _exit_code_of(status: dict[str, Any]) -> int | None:
+def _read_exit_code(status: dict[str, Any]) -> int | None:
     """The exit code that a run has written; None where it wrote none."""
     code = status.get("exit_code")
     return code if type(code) is int and 0 <= code <= MAX_EXIT_CODE else None

@@ -27,7 +27,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.device.layer import DeviceBytes
 from rlplan.runtime.measure.memory_meter import Measurement, merged, resident_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
-from rlplan.runtime.run_folder.run_files import replace_whole, write_json, write_over
+from rlplan.runtime.run_folder.run_files import overwrite_status, replace_atomically, write_json
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
 
@@ -55,7 +55,7 @@ class Recorder:
         self.facts: dict[str, str] = {}
         self._files: dict[str, Any] = {}
         mode = "w" if after_step is None else "a"
-        self._open("alarms.jsonl", mode)
+        self._open_file("alarms.jsonl", mode)
         if after_step is None:
             self.begin_again()
         else:
@@ -65,7 +65,7 @@ class Recorder:
         """Nothing was measured yet: the processes start once more, under another plan."""
         self.resident.clear()
         for name in LINES:
-            self._open(name)
+            self._open_file(name)
         self._begin_trace()
 
     def _begin_trace(self) -> None:
@@ -77,7 +77,7 @@ class Recorder:
         self.resident.clear()
         for name in LINES:
             _keep_steps(self.folder / name, step)
-            self._open(name, "a")
+            self._open_file(name, "a")
         self.num_starts = _last_start(self.folder / "trace.jsonl")
         if not (self.folder / "trace.jsonl").stat().st_size:
             self._begin_trace()
@@ -90,13 +90,13 @@ class Recorder:
                         file.flush()
                         os.fsync(file.fileno())
 
-    def _open(self, name: str, mode: str = "w") -> None:
+    def _open_file(self, name: str, mode: str = "w") -> None:
         with writing_file(self.folder / name):
             if name in self._files:
                 self._files[name].close()
             self._files[name] = (self.folder / name).open(mode, encoding="utf-8", buffering=1)
 
-    def held(self) -> dict[str, int]:
+    def memory_by_process(self) -> dict[str, int]:
         """What each process holds where its models lie: on its GPU, or in the host's memory where it has none."""
         return self.resident | self.on_device
 
@@ -144,9 +144,9 @@ class Recorder:
         """Record the driver's own memory and that of Ray's processes, where they are the run's, once a step."""
         for process, size in ((DRIVER_PROCESS, resident_bytes()), ("ray_system", system_bytes)):
             if size is not None:
-                self.record_beside(process, step, size)
+                self.record_extra_process(process, step, size)
 
-    def record_beside(self, process: str, step: int, num_bytes: int) -> None:
+    def record_extra_process(self, process: str, step: int, num_bytes: int) -> None:
         """Record what a process holds that runs beside the workers."""
         at = round(time.time() - self.origin_s, 6)
         self.resident[process] = num_bytes
@@ -192,7 +192,7 @@ class Recorder:
             if state not in ("interrupted", "failed"):
                 raise
             with suppress(OSError):  # of a disk that does not work at all; the run's own error is told anyway
-                write_over(self.folder / "status.json", status)
+                overwrite_status(self.folder / "status.json", status)
 
     def close(self) -> None:
         """Close the files. What could not be written was said when it was."""
@@ -213,8 +213,8 @@ def _lines(path: Path) -> list[str]:
 
 def _keep_steps(path: Path, last: int) -> None:
     """Leave out the lines of later steps and of the end. Lines without a step stay."""
-    kept = [line for line in _lines(path) if 0 <= _step_of(line) <= last]
-    replace_whole(path, "".join(kept).encode())
+    kept = [line for line in _lines(path) if 0 <= _read_step(line) <= last]
+    replace_atomically(path, "".join(kept).encode())
 
 
 def _last_start(path: Path) -> int:
@@ -223,7 +223,7 @@ def _last_start(path: Path) -> int:
     return max((row["attempt"] for row in rows if row["type"] == "span" and row["step"] == 0), default=0)
 
 
-def _step_of(line: str) -> int:
+def _read_step(line: str) -> int:
     try:
         return int(json.loads(line).get("step", 0))
     except (ValueError, TypeError, AttributeError):

@@ -13,10 +13,10 @@ from rlplan.runtime.run_folder.disk_errors import writing_file
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    replace_whole(path, _as_text(value))
+    replace_atomically(path, _as_text(value))
 
 
-def replace_whole(path: Path, data: bytes) -> None:
+def replace_atomically(path: Path, data: bytes) -> None:
     """Write a file whole, or leave the one before. Raises: RunError where the disk does not take it."""
     partial = path.with_name(f"{path.name}.partial")
     with writing_file(path, len(data)):
@@ -29,7 +29,7 @@ def replace_whole(path: Path, data: bytes) -> None:
             raise
 
 
-def write_over(path: Path, status: Mapping[str, object]) -> None:
+def overwrite_status(path: Path, status: Mapping[str, object]) -> None:
     """Write into the blocks that a file has already, which a full disk still takes. Its `message` is cut to fit in.
 
     Raises: OSError.

@@ -60,7 +60,7 @@ class File:
         if began_again:
             self._forget()
         for row in rows:
-            step, numbers = int(row["step"]), numbers_of(row)
+            step, numbers = int(row["step"]), pick_numbers(row)
             self.newest = max(self.newest, step)
             if step > after:
                 self.steps.setdefault(step, {}).update(numbers)
@@ -101,5 +101,5 @@ class Merge:
         return step, numbers
 
 
-def numbers_of(row: dict[str, Any]) -> Numbers:
+def pick_numbers(row: dict[str, Any]) -> Numbers:
     return {k: float(v) for k, v in row.items() if k != "step" and isinstance(v, int | float)}

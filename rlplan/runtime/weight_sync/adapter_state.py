@@ -50,7 +50,7 @@ def compare_adapter(
     compared = [name for slot in slots for name in slot.names]
     members = {member for path in manager.modules for member in manager.packed_modules.get(path, [path])}
     untaken = [name for (module, _), name in names.items() if module not in members]  # vLLM says nothing of these
-    different = [name for slot in slots for name in _different(slot, index, tensors, lora.alpha / lora.rank)]
+    different = [name for slot in slots for name in _find_differences(slot, index, tensors, lora.alpha / lora.rank)]
     not_compared = sorted(tensors.keys() - {*compared, *untaken})
     is_conclusive = any(bool(tensors[name].any()) for slot in slots for name in slot.b_names if name)
     return VerificationReport(
@@ -79,7 +79,7 @@ def _slots(manager: Any, names: Mapping[tuple[str, bool], str]) -> Iterator[_Slo
             yield _Slot(layer, a_names, b_names)
 
 
-def _different(slot: _Slot, index: int, tensors: Mapping[str, torch.Tensor], scale: float) -> Iterator[str]:
+def _find_differences(slot: _Slot, index: int, tensors: Mapping[str, torch.Tensor], scale: float) -> Iterator[str]:
     layer = slot.layer
     dtype = layer.lora_a_stacked[0].dtype
     whole_a: _Matrices = [tensors[name].to(dtype) if name else None for name in slot.a_names]

@@ -180,7 +180,7 @@ class Outlet(_Side, Protocol):
 
     endpoint: Endpoint
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Wait for the readers, where the transport has to."""
 
     def buffer(self, index: int) -> "torch.Tensor":

@@ -33,7 +33,7 @@ class Checksums:
         self.dtype, self._per_word = dtype, _WORD // dtype.itemsize
         self._piece = torch.empty(0, dtype=dtype)
 
-    def of(self, tensor: torch.Tensor) -> int:
+    def compute(self, tensor: torch.Tensor) -> int:
         """64 bits over a tensor's elements, in order."""
         flat = tensor.detach().reshape(-1)
         return _digest([int(self._words(part).sum()) for part in self._pieces(flat)], flat.numel())
@@ -41,7 +41,7 @@ class Checksums:
     def watch(self, tensors: NamedTensors, found: dict[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
         """The same tensors; each one's checksum is in `found` when it comes out."""
         for name, tensor in tensors:
-            found[name] = self.of(tensor)
+            found[name] = self.compute(tensor)
             yield name, tensor
 
     def _pieces(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -61,16 +61,16 @@ class Checksums:
         return words.view(torch.int64)
 
 
-def of_packet(sums: Mapping[str, int]) -> int:
+def checksum_packet(sums: Mapping[str, int]) -> int:
     return _digest(list(sums.values()), len(sums))
 
 
-def of_payload(payload: torch.Tensor) -> int:
+def checksum_payload(payload: torch.Tensor) -> int:
     """Of a coded payload, in whole words."""
-    return Checksums(torch.uint8).of(payload)
+    return Checksums(torch.uint8).compute(payload)
 
 
-def of_files(folder: str) -> dict[str, int]:
+def checksum_files(folder: str) -> dict[str, int]:
     """Of every tensor in a folder's safetensors files, by name, in its own type; a piece in memory at a time."""
     found = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
@@ -89,7 +89,7 @@ def of_files(folder: str) -> dict[str, int]:
 
 def of_named(tensors: NamedTensors) -> dict[str, int]:
     """Of tensors by name, each in its own type: what `of_files` says of the same once they are written."""
-    return {name: Checksums(tensor.dtype).of(tensor) for name, tensor in tensors}
+    return {name: Checksums(tensor.dtype).compute(tensor) for name, tensor in tensors}
 
 
 def _whole_words(part: bytes) -> torch.Tensor:

@@ -35,7 +35,7 @@ def state_checksums(model: torch.nn.Module) -> dict[str, int]:
                 continue
             read.add((tensor.data_ptr(), tensor.shape))
             if not _has_unwritten_padding(module, name):
-                sums[f"{path}.{name}"] = Checksums(tensor.dtype).of(_as_stored(tensor.data))
+                sums[f"{path}.{name}"] = Checksums(tensor.dtype).compute(_as_stored(tensor.data))
         if "cpu_linear" in vars(module):
             sums[f"{path}.weight (packed)"] = _probe_pack(module)
     return sums
@@ -78,7 +78,7 @@ def _probe_pack(module: Any) -> int:
     rows = torch.zeros(min(NUM_PROBES, len(columns)), len(columns), dtype=weight.dtype)
     rows[columns % len(rows), columns] = factors.to(weight.dtype)
     products = module.cpu_linear(rows, module.weight, None)
-    return Checksums(products.dtype).of(products)
+    return Checksums(products.dtype).compute(products)
 
 
 class LoadRecord:

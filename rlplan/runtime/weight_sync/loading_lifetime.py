@@ -40,31 +40,31 @@ def keep_buffered(model: torch.nn.Module, payload: torch.Tensor) -> int:
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal num_bytes
-        if not _lies_in(tensor, {memory}):
+        if not _is_stored_in(tensor, {memory}):
             return tensor
         num_bytes += tensor.nbytes
         return tensor.clone()
 
-    for _, _, values in _buffered(model):
+    for _, _, values in _list_deferred_loads(model):
         values |= {name: tree_map_only(torch.Tensor, own, value) for name, value in values.items()}
     return num_bytes
 
 
-def buffered_in(model: torch.nn.Module, memories: set[int]) -> list[str]:
+def find_buffered_parameters(model: torch.nn.Module, memories: set[int]) -> list[str]:
     """Parameters for which vLLM still holds a view of a packet. memories: where the packets' storages begin."""
     return [
         f"{path}.{parameter}"
-        for path, parameter, values in _buffered(model)
-        if any(_lies_in(leaf, memories) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+        for path, parameter, values in _list_deferred_loads(model)
+        if any(_is_stored_in(leaf, memories) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
     ]
 
 
-def _buffered(model: torch.nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _list_deferred_loads(model: torch.nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(module, parameter, arguments of its loader) of every call that vLLM has put off."""
     for path, module in model.named_modules():
         for parameter, arguments in layerwise.get_layerwise_info(module).loaded_weights:
             yield path, parameter, arguments.arguments
 
 
-def _lies_in(tensor: torch.Tensor, memories: set[int]) -> bool:
+def _is_stored_in(tensor: torch.Tensor, memories: set[int]) -> bool:
     return not tensor.is_meta and tensor.untyped_storage().data_ptr() in memories

@@ -23,9 +23,9 @@ from rlplan.runtime.weight_sync.channel import (
     check_packet,
     sync_error,
 )
-from rlplan.runtime.weight_sync.checksums import Checksums, of_packet, of_payload
+from rlplan.runtime.weight_sync.checksums import Checksums, checksum_packet, checksum_payload
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
-from rlplan.runtime.weight_sync.contents.full import named
+from rlplan.runtime.weight_sync.contents.full import view_entries
 from rlplan.runtime.weight_sync.transports.registry import open_inlet
 
 
@@ -66,11 +66,11 @@ class PolicyReceiver:
                 header, payload = inlet.take(index)
                 check_packet(header, payload, update, index)
                 if header.encoding == Encoding.DELTA:
-                    self._check(of_payload(payload), header)
-                source, entries = self._lay_over(header, payload, index)
-                found |= self._checked(source, header, index)
+                    self._check(checksum_payload(payload), header)
+                source, entries = self._apply_packet(header, payload, index)
+                found |= self._verify_checksums(source, header, index)
                 start = time.perf_counter()
-                yield from named(source, entries, self.dtype)
+                yield from view_entries(source, entries, self.dtype)
                 if before_release is not None:
                     before_release(source)
                 self.report.applied_s += time.perf_counter() - start
@@ -85,28 +85,28 @@ class PolicyReceiver:
         if self.held is not None:
             self.held.serial = update.serial
 
-    def _checked(self, source: torch.Tensor, header: Header, index: int) -> dict[str, int]:
+    def _verify_checksums(self, source: torch.Tensor, header: Header, index: int) -> dict[str, int]:
         """Checksums of a packet's weights, of all of them also where a delta feeds only some in."""
         sums = {
-            name: self._checksums.of(tensor)
-            for name, tensor in named(source, self.packets[index].bucket.entries, self.dtype)
+            name: self._checksums.compute(tensor)
+            for name, tensor in view_entries(source, self.packets[index].bucket.entries, self.dtype)
         }
         if header.encoding == Encoding.FULL:
-            self._check(of_packet(sums), header)
+            self._check(checksum_packet(sums), header)
         return sums
 
-    def _check(self, found: int, header: Header) -> None:
+    def _check(self, checksum: int, header: Header) -> None:
         """Raises: RunError when a packet was changed on its way."""
-        if found == header.checksum:
+        if checksum == header.checksum:
             return
         entries = self.packets[header.index].bucket.entries
         self.report.mismatch = (
             f"packet {header.index} ({entries[0].name} to {entries[-1].name}) arrived with checksum "
-            f"{as_hex(found)}, it left with {as_hex(header.checksum)}"
+            f"{as_hex(checksum)}, it left with {as_hex(header.checksum)}"
         )
         raise sync_error(self.report.mismatch)
 
-    def _lay_over(
+    def _apply_packet(
         self, header: Header, payload: torch.Tensor, index: int
     ) -> tuple[torch.Tensor, Sequence[BucketEntry]]:
         """Where a packet's tensors lie now, and which of them are fed in."""

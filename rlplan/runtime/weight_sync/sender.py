@@ -11,7 +11,7 @@ import torch
 
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Header, Outlet, SendReport, Update
-from rlplan.runtime.weight_sync.checksums import Checksums, of_packet, of_payload
+from rlplan.runtime.weight_sync.checksums import Checksums, checksum_packet, checksum_payload
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
 from rlplan.runtime.weight_sync.contents.full import fill
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -43,7 +43,7 @@ class PolicySender:
         """Open the channel that was offered, beside the readers."""
         assert self.outlet is not None, "offer comes first"
         assert self.outlet.endpoint.path == endpoint.path, "the channel that was offered is opened"
-        self.outlet.open()
+        self.outlet.connect()
 
     def send(self, source: WeightSource, update: Update) -> SendReport:
         """One whole update. Raises: RunError when a reader gives up or time is up; other ranks are not left waiting."""
@@ -90,5 +90,5 @@ class PolicySender:
             encoding, size = self.sent.encode(index, buffer, tensors)
         else:
             self.sent.put(index, buffer, tensors)
-        checksum = of_packet(sums) if encoding == Encoding.FULL else of_payload(buffer[:size])
+        checksum = checksum_packet(sums) if encoding == Encoding.FULL else checksum_payload(buffer[:size])
         return Header(update.serial, update.version, index, encoding, base, size, checksum), sums

@@ -48,7 +48,7 @@ class HeldBase:
         self.num_bytes, self.device, self.descriptor = shared_base_bytes(model, dtype.itemsize), device_of(place), -1
         self.memory = self._host_memory() if self.device is None else self.device.shareable(self.num_bytes)
 
-    def take_in(self, module: torch.nn.Module) -> None:
+    def adopt_module(self, module: torch.nn.Module) -> None:
         """Copy the frozen parameters of a module in, one after the other, and leave views of them in their place.
 
         Raises: RunError where the module has others than the plan counts.
@@ -98,7 +98,7 @@ class OpenedBase:
         if handle.num_bytes != wanted:
             raise base_error(f"the trainer's base has {handle.num_bytes} bytes, the engine's weights take {wanted}")
         self.num_bytes, self.is_on_host = wanted, handle.descriptor >= 0
-        self.memory = _mapped(handle) if self.is_on_host else _opened(handle, present())
+        self.memory = _map_host_memory(handle) if self.is_on_host else _open_device_memory(handle, present())
         with counted_elsewhere(self._num_counted):
             if self.is_on_host:
                 int(self.memory[:: mmap.PAGESIZE].sum())  # a page is mapped when it is touched
@@ -141,7 +141,7 @@ def _fits(parameter: torch.Tensor, part: torch.Tensor) -> bool:
     return same and len(parameter) <= len(part)
 
 
-def _mapped(handle: BaseHandle) -> torch.Tensor:
+def _map_host_memory(handle: BaseHandle) -> torch.Tensor:
     path = f"/proc/{handle.process_id}/fd/{handle.descriptor}"
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -156,7 +156,7 @@ def _mapped(handle: BaseHandle) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _opened(handle: BaseHandle, device: Device | None) -> Any:
+def _open_device_memory(handle: BaseHandle, device: Device | None) -> Any:
     if device is None:
         raise base_error("the engine sees no GPU, and the trainer's base lies in a GPU's memory")
     uuid, opener = pickle.loads(handle.on_device)  # from a process of this run

@@ -42,7 +42,7 @@ class WeightSource:
     def _tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         for _, layer in groupby(names, key=layer_of):
             members = list(layer)
-            with gathered(self.needed_for(members)):
+            with gather_parameters(self.needed_for(members)):
                 for name in members:
                     yield name, self.read(name)
 
@@ -63,7 +63,7 @@ def kept_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}" if path else name, buffer
 
 
-def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
+def gather_parameters(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
     """Makes parameters whole inside the `with` block, on every rank, where ZeRO-3 has cut them; else nothing.
 
     Those that stay gathered anyway are left alone: DeepSpeed would cut them on the way out.

@@ -21,7 +21,7 @@ from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, VerificationReport
 from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 from rlplan.runtime.weight_sync.engine_state import LoadRecord, padded_parameters, state_checksums
-from rlplan.runtime.weight_sync.loading_lifetime import buffered_in, count_without_padding, keep_buffered
+from rlplan.runtime.weight_sync.loading_lifetime import count_without_padding, find_buffered_parameters, keep_buffered
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 
@@ -111,7 +111,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.record = LoadRecord()
         with self.record.watching():
             self.model.load_weights(self.record.handed_out(weights))
-        self.record.kept_back += buffered_in(self.model, self.record.memories)
+        self.record.kept_back += find_buffered_parameters(self.model, self.record.memories)
 
     def _before_release(self, payload: torch.Tensor) -> None:
         if self.record is not None:

@@ -58,7 +58,7 @@ class WeightSync:
             raise
 
     def _send(self, processes: Sequence[str]) -> list[Measurement]:
-        measurements = [] if self.is_open else self._open()
+        measurements = [] if self.is_open else self._open_channels()
         try:
             measurements += self._update(processes, is_full=self.serial == 0)
         except (LostProcessError, LostGroupError):
@@ -71,7 +71,7 @@ class WeightSync:
     def _send_again(self, processes: Sequence[str]) -> list[Measurement]:
         """Everything, over a new channel. Raises: RunError: of a mismatch, where what others say follows from it."""
         try:
-            return self._open() + self._update(processes, is_full=True)
+            return self._open_channels() + self._update(processes, is_full=True)
         except (LostProcessError, LostGroupError):
             raise
         except RunError:
@@ -94,7 +94,7 @@ class WeightSync:
         if self.spec.job.placement.sync_content is SyncContent.ADAPTER and not self.version:
             return []
         processes = (*self.trainers, *self.engines)
-        measurements = self._open() + self._update(processes, is_full=True)
+        measurements = self._open_channels() + self._update(processes, is_full=True)
         return measurements + self._verify_if_due(processes)
 
     def close(self) -> None:
@@ -112,20 +112,20 @@ class WeightSync:
         devices = dict(self.spec.schedule.processes)
         return [(one, [other for other in self.engines if devices[other] == devices[one]]) for one in self.trainers]
 
-    def _open(self) -> list[Measurement]:
-        offers, offered = self._measured(
-            [(one, "offer_channel", self._endpoint(one, len(others))) for one, others in self.channels]
+    def _open_channels(self) -> list[Measurement]:
+        offers, offered = self._run_measured(
+            [(one, "offer_channel", self._build_endpoint(one, len(others))) for one, others in self.channels]
         )
         self.endpoints = offers
         calls: list[tuple[Any, ...]] = []
         for (sender, readers), offer in zip(self.channels, offers, strict=True):
             calls.append((sender, "open_channel", offer))
             calls += [(engine, "open_channel", offer, reader) for reader, engine in enumerate(readers)]
-        measurements = self._measured(calls)[1]
+        measurements = self._run_measured(calls)[1]
         self.is_open, self.serial = True, 0
         return offered + measurements
 
-    def _endpoint(self, sender: str, num_readers: int) -> Endpoint:
+    def _build_endpoint(self, sender: str, num_readers: int) -> Endpoint:
         return Endpoint(
             transport=self.spec.job.sync_transport,
             num_readers=num_readers,
@@ -140,7 +140,7 @@ class WeightSync:
         update = Update(self.serial, self.version, is_full, self._timeout_s)
         calls = [(process, "send_weights", update) for process in processes if process in self.trainers]
         calls += [(process, "receive_weights", update) for process in processes if process in self.engines]
-        reports, measurements = self._measured(calls)
+        reports, measurements = self._run_measured(calls)
         found = {process: report.checksums for (process, *_), report in zip(calls, reports, strict=True) if report}
         for sender, readers in self.channels:
             for reader in readers:
@@ -167,7 +167,7 @@ class WeightSync:
         for process, report in zip(engines, reports, strict=True):
             check_engine(report, process, self.version, self.spec.job)
         self.is_verified = all(report.is_conclusive for report in reports)
-        self.verified = _in_words(reports, self.spec.job.placement.sync_content)
+        self.verified = _describe_reports(reports, self.spec.job.placement.sync_content)
         return measurements
 
     def _compare(self, processes: Sequence[str]) -> tuple[list[VerificationReport], list[Measurement]]:
@@ -176,7 +176,7 @@ class WeightSync:
         update = Update(self.serial, self.version, True, self._timeout_s, verifies=True)
         calls = [(process, "send_weights", update) for process in processes if process in self.trainers]
         compares = [(process, "verify_weights", update) for process in processes if process in self.engines]
-        answers, measurements = self._measured(calls + compares)
+        answers, measurements = self._run_measured(calls + compares)
         return answers[len(calls) :], measurements
 
     @property
@@ -184,7 +184,7 @@ class WeightSync:
         """Both sides give up before the driver does, so that an update can be sent once more."""
         return self.spec.job.limits.action_timeout_s / 2
 
-    def _measured(self, calls: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Measurement]]:
+    def _run_measured(self, calls: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Measurement]]:
         begun = [self.worker_group.perform(process, method, *arguments) for process, method, *arguments in calls]
         try:
             return self.worker_group.measured(begun, self.spec.job.limits.action_timeout_s)
@@ -204,7 +204,7 @@ class WeightSync:
         return None
 
 
-def _in_words(reports: Sequence[VerificationReport], content: SyncContent) -> str:
+def _describe_reports(reports: Sequence[VerificationReport], content: SyncContent) -> str:
     num_compared = sum(report.num_compared for report in reports)
     left_out = ", ".join(sorted({name for report in reports for name in report.not_compared}))
     if content is SyncContent.ADAPTER:

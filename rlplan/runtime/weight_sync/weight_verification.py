@@ -29,11 +29,11 @@ def check_weights(held: Mapping[str, int], fed: Mapping[str, int], engine: str, 
     if not (lost or other):
         return
     if lost:
-        what = f"{engine} has got {len(held) - len(lost)} of {len(held)} weights: not {_listed(lost)}"
+        what = f"{engine} has got {len(held) - len(lost)} of {len(held)} weights: not {_join_names(lost)}"
     else:
         first = other[0]
         what = (
-            f"{engine} has got other weights than the trainer holds, {len(other)} of {len(held)}: {_listed(other)}; "
+            f"{engine} has got other weights than the trainer holds, {len(other)} of {len(held)}: {_join_names(other)}; "
             f"the checksum of the first is {as_hex(fed[first])}, the trainer's {as_hex(held[first])}"
         )
     raise mismatch_error(what, version, job)
@@ -44,17 +44,17 @@ def check_engine(report: VerificationReport, engine: str, version: int, job: Res
     if report.different:
         what = (
             f"{engine} computes with other weights than the trainer's: {len(report.different)} of its "
-            f"{report.num_compared} parameters differ after loading: {_listed(list(report.different))}"
+            f"{report.num_compared} parameters differ after loading: {_join_names(list(report.different))}"
         )
     elif report.untaken:
         what = (
             f"{engine} has a parameter for all but {len(report.untaken)} of the trainer's weights: "
-            f"vLLM did not load {_listed(list(report.untaken))}"
+            f"vLLM did not load {_join_names(list(report.untaken))}"
         )
     elif report.kept_back:
         what = (
             f"{engine} reads {len(report.kept_back)} weights when their memory may hold others: "
-            f"vLLM holds {_listed(list(report.kept_back))} back while later packets arrive"
+            f"vLLM holds {_join_names(list(report.kept_back))} back while later packets arrive"
         )
     else:
         return
@@ -101,6 +101,6 @@ def _other_transport(job: ResolvedJob) -> str:
     return f"use another transport: placement.transport={other}" if other else "report it with the run folder"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

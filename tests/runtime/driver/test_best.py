@@ -41,7 +41,7 @@ def test_a_run_stops_after_so_many_values_that_are_no_better(early: dict[str, An
 def test_why_is_said_with_both_numbers() -> None:
     best = watching(patience=2, min_delta=0.05)
     assert stop_of(best, VALUES) == 3
-    assert best.why_over() == (
+    assert best.explain_stop() == (
         f"{ACCURACY} is no better by more than 0.05 than at step 1 (0.5), 2 times in a row (early_stopping.patience=2)"
     )
 
@@ -58,7 +58,7 @@ def test_a_resumed_run_stops_where_the_whole_one_does(interrupted: int) -> None:
     saved = RunState(step=interrupted, version=1, early_stopping=before.early, best_checkpoint=before.kept)
     resumed = BestSoFar(before.job, RunState.model_validate_json(saved.model_dump_json()))
     assert stop_of(resumed, VALUES[interrupted + 1 :], interrupted + 1) == 5
-    assert BestSoFar(before.job, saved.model_copy(update={"early_stopping": resumed.early})).why_over()
+    assert BestSoFar(before.job, saved.model_copy(update={"early_stopping": resumed.early})).explain_stop()
 
 
 def test_the_best_checkpoint_is_of_a_step_that_has_one() -> None:

@@ -69,12 +69,12 @@ class RecordedRunner:
     def __init__(self, plan: Plan) -> None:
         self.spec = self.starter = self.worker_group = self
         self.schedule, self.said = plan.schedule, list[str]()
-        self.folder_of = lambda role: "start"
+        self.model_folder_for_role = lambda role: "start"
 
     def everywhere(self, action: Action, call: Callable[[int], Sequence[str]]) -> tuple[None, list[Measurement]]:
         return None, self.done(call(0)[0], action)
 
-    def handler_of(self, action: Action) -> Callable[[Action, int], list[Measurement]]:
+    def find_handler(self, action: Action) -> Callable[[Action, int], list[Measurement]]:
         return lambda action, step: self.done(action.id, action)
 
     def done(self, what: str, action: Action) -> list[Measurement]:
@@ -97,13 +97,13 @@ def test_where_phases_share_time_a_whole_cycle_ends_with_an_engine_that_has_the_
     said, compared = rehearsed_cycle("colocated", **{"placement.offload": "disk"})
     assert said == [
         *("stop_engine", "reload_role/reference", "offload_role/reference", "reload_role/policy"),
-        *("rehearse", "begin_anew", "save_weights", "offload_role/policy", "start_engine"),
+        *("rehearse", "reset", "save_weights", "offload_role/policy", "start_engine"),
     ]
     assert compared == [*TRAINERS, "rollout_engine/0"]
 
 
 def test_where_they_do_not_the_trainers_rehearse_beside_the_engine() -> None:
-    assert rehearsed_cycle("hybrid") == (["rehearse", "begin_anew"], [*TRAINERS])
+    assert rehearsed_cycle("hybrid") == (["rehearse", "reset"], [*TRAINERS])
 
 
 def test_a_rehearsed_stop_frees_what_the_start_had_taken() -> None:

@@ -16,8 +16,8 @@ from rlplan.runtime.learning.logprob_mismatch import (
     FOUR_BITS,
     LIMITS,
     check_logprob_mismatch,
+    choose_limits,
     differences_of,
-    limits_of,
 )
 from rlplan.runtime.measure.step_metrics import StepMetrics, accumulate
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
@@ -138,13 +138,13 @@ def test_a_log_prob_that_is_no_number_ends_the_run_also_where_importance_is_corr
     ],
 )
 def test_the_coarser_of_the_two_types_sets_the_limits(overrides: dict[str, Any], name: str) -> None:
-    assert limits_of(make_job(**overrides)) == (name, LIMITS[name])
+    assert choose_limits(make_job(**overrides)) == (name, LIMITS[name])
 
 
 def test_an_engine_in_fp8_has_limits_of_its_own() -> None:
     job: ResolvedJob = make_job(**BF16)
     rollout = job.rollout.model_copy(update={"quantization": "fp8"})
-    assert limits_of(job.model_copy(update={"rollout": rollout}))[0] == "fp8"
+    assert choose_limits(job.model_copy(update={"rollout": rollout}))[0] == "fp8"
 
 
 @pytest.mark.parametrize("rollout", [{"base_path": "/models/awq"}, {"quantization": "mxfp4"}])
@@ -152,7 +152,7 @@ def test_an_engine_in_4_bits_has_limits_of_its_own_and_is_not_said_to_have_the_s
     rollout: dict[str, str],
 ) -> None:
     job = make_job(**BF16, **{f"rollout.{key}": value for key, value in rollout.items()})
-    assert limits_of(job) == (FOUR_BITS, LIMITS[FOUR_BITS])
+    assert choose_limits(job) == (FOUR_BITS, LIMITS[FOUR_BITS])
     with pytest.raises(RunError, match=r"of the same weights in 4 bits, differ by 0\.5") as caught:
         check_logprob_mismatch(differences_of([passes(torch.full((NUM_TOKENS,), 0.5))]), job, 1)
     (key,) = rollout

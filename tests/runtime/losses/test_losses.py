@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.runtime.losses.advantages import generalized, group_normalized, kl_estimate, leave_one_out, whitened
+from rlplan.runtime.losses.advantages import estimate_gae, group_normalized, kl_estimate, leave_one_out, whiten
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.policy_losses import clipped_ratio, kl_baseline
 from rlplan.runtime.losses.registry import find_advantage, find_loss
@@ -54,18 +54,18 @@ def test_a_clipped_ratio_gives_no_gradient_and_a_kept_one_does() -> None:
 
 def test_with_lambda_one_a_generalized_advantage_is_the_return_less_the_value() -> None:
     rewards, values = [0.5, 0.0, 2.0], [1.0, -1.0, 0.25]
-    advantages, returns = generalized(rewards, values, gamma=1.0, gae_lambda=1.0)
+    advantages, returns = estimate_gae(rewards, values, gamma=1.0, gae_lambda=1.0)
     assert returns == pytest.approx([2.5, 2.0, 2.0])
     assert advantages == pytest.approx([1.5, 3.0, 1.75])
 
 
 def test_with_lambda_zero_it_is_the_error_of_one_step() -> None:
-    advantages, _ = generalized([0.5, 0.0, 2.0], [1.0, -1.0, 0.25], gamma=0.5, gae_lambda=0.0)
+    advantages, _ = estimate_gae([0.5, 0.0, 2.0], [1.0, -1.0, 0.25], gamma=0.5, gae_lambda=0.0)
     assert advantages == pytest.approx([0.5 - 0.5 - 1.0, 0.125 + 1.0, 2.0 - 0.25])
 
 
 def test_whitened_advantages_have_mean_zero_and_deviation_one_over_all_tokens() -> None:
-    white = [value for values in whitened([[1.0, 2.0], [], [7.0]]) for value in values]
+    white = [value for values in whiten([[1.0, 2.0], [], [7.0]]) for value in values]
     assert sum(white) == pytest.approx(0.0, abs=1e-12)
     assert sum(value**2 for value in white) / 2 == pytest.approx(1.0)
 

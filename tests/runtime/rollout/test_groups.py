@@ -128,7 +128,9 @@ def test_a_pair_shares_a_pass_and_what_is_in_no_pair_is_left_out() -> None:
     shares = deal_out([train_sample(each) for each in step], job, 2)
     passes = [samples for share in shares for samples, _ in share if samples]
     assert sorted(tuple(sorted(s.group for s in samples)) for samples in passes) == [(0, 0), (2, 2)]
-    whole = [s.weighed(w) for share in shares for samples, each in share for s, w in zip(samples, each, strict=True)]
+    whole = [
+        s.weigh_response(w) for share in shares for samples, each in share for s, w in zip(samples, each, strict=True)
+    ]
     assert whole == [0.25] * 4
 
 
@@ -138,7 +140,9 @@ def test_a_mini_batch_is_dealt_out_over_ranks_that_do_not_divide_it() -> None:
         shares = deal_out([train_sample(each) for each in step], make_job(), num_ranks)
         assert len({len(share) for share in shares}) == 1, "as many passes on each rank"
         assert all(any(samples for samples, _ in share) for share in shares), "and some rollout"
-        whole = [s.weighed(w) for one in shares for samples, each in one for s, w in zip(samples, each, strict=True)]
+        whole = [
+            s.weigh_response(w) for one in shares for samples, each in one for s, w in zip(samples, each, strict=True)
+        ]
         assert whole == pytest.approx([1 / 16] * 16)
 
 

@@ -12,9 +12,9 @@ import pytest
 from rlplan.errors import RunError
 from rlplan.runtime.fault_tolerance.resuming import resumable
 from rlplan.runtime.run_folder.disk_errors import disk_number, reporting_disk_errors, writing_file
-from rlplan.runtime.run_folder.run_files import write_over
+from rlplan.runtime.run_folder.run_files import overwrite_status
 from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER, create_arena
-from rlplan.runtime.workers.worker import _failures_that_travel
+from rlplan.runtime.workers.worker import _make_errors_portable
 from rlplan.units import format_bytes
 from tests.factories import QUICKSTART
 from tests.runtime.run_folder.small_disk import small_disk
@@ -64,7 +64,7 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
 
 
 def test_a_worker_says_what_its_own_disk_did(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RunError, match="cannot be written: the disk is full"), _failures_that_travel(tmp_path):
+    with pytest.raises(RunError, match="cannot be written: the disk is full"), _make_errors_portable(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
     assert "Traceback" in capfd.readouterr().err, "its log has the whole story"
 
@@ -82,7 +82,7 @@ def test_a_status_that_is_written_over_keeps_to_the_room_that_it_has(tmp_path: P
     path = tmp_path / "status.json"
     path.write_text(json.dumps({"state": "running"}))
     room = max(path.stat().st_blocks * 512, path.stat().st_size)
-    write_over(path, {"state": "failed", "message": "\n" * 100_000})
+    overwrite_status(path, {"state": "failed", "message": "\n" * 100_000})
     assert json.loads(path.read_text())["state"] == "failed"
     assert path.stat().st_size <= room
 

@@ -42,7 +42,7 @@ class Frozen(torch.nn.Module):
 
 def held(module: Frozen | None = None) -> HeldBase:
     base = HeldBase(MODEL, torch.float32, CPU)
-    base.take_in(module or Frozen())
+    base.adopt_module(module or Frozen())
     return base
 
 

@@ -15,9 +15,9 @@ from rlplan.memory.weight_sync.packets import Packet, arena_bytes, plan_packets
 from rlplan.runtime.device.layer import using
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Update
-from rlplan.runtime.weight_sync.checksums import of_files, of_named
+from rlplan.runtime.weight_sync.checksums import checksum_files, of_named
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
-from rlplan.runtime.weight_sync.contents.full import named
+from rlplan.runtime.weight_sync.contents.full import view_entries
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -287,7 +287,7 @@ def test_a_checksum_is_the_same_wherever_a_weight_lies_and_in_a_file(
     flat = torch.randn(numel + 3).to(dtype)
     odd, even = flat[3:], flat[3:].clone()
     save_file({"a": even}, str(tmp_path / "model.safetensors"))
-    assert of_named([("a", odd)]) == of_named([("a", even)]) == of_files(str(tmp_path))
+    assert of_named([("a", odd)]) == of_named([("a", even)]) == checksum_files(str(tmp_path))
     if numel:
         even[-1] += 1
         assert of_named([("a", odd)]) != of_named([("a", even)])
@@ -317,7 +317,9 @@ def test_any_change_is_coded_bit_for_bit_within_the_packet_s_bytes(
     encoding, size = mine.encode(0, buffer, new)
     assert size <= buffer.numel()
     theirs.take(0, buffer) if encoding == Encoding.FULL else theirs.apply(0, buffer[:size])
-    for (name, tensor), (_, held) in zip(new, named(theirs.copies[0], packets[0].bucket.entries, dtype), strict=True):
+    for (name, tensor), (_, held) in zip(
+        new, view_entries(theirs.copies[0], packets[0].bucket.entries, dtype), strict=True
+    ):
         assert torch.equal(tensor, held), name
 
 
@@ -346,7 +348,7 @@ def test_changes_go_through_a_gpu_s_memory_as_through_the_host_s(share: float) -
     encoding, size = mine.encode(0, there, [("model.layers.0.a.weight", new)])
     assert (encoding == Encoding.FULL) is (share == 1.0)
     theirs.take(0, there) if encoding == Encoding.FULL else theirs.apply(0, there[:size])
-    ((_, held),) = named(theirs.copies[0], packets[0].bucket.entries, torch.bfloat16)
+    ((_, held),) = view_entries(theirs.copies[0], packets[0].bucket.entries, torch.bfloat16)
     assert torch.equal(held, new)
 
 

@@ -123,12 +123,12 @@ class Engine:
         return self.receiver.report  # type: ignore[attr-defined]
 
     def file_checksums(self, folder: str) -> Any:
-        from rlplan.runtime.weight_sync.checksums import of_files
+        from rlplan.runtime.weight_sync.checksums import checksum_files
 
         with tempfile.TemporaryDirectory() as own:  # the other engine may be reading the folder
             copy = shutil.copytree(folder, Path(own) / "copy")
             self.damage(copy)
-            return of_files(str(copy))
+            return checksum_files(str(copy))
 
 
 class ForgetfulEngine(Engine):

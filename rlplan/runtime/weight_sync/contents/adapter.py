@@ -51,10 +51,10 @@ def take_adapter(llm: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor
 def _folder_in_memory(version: int) -> Iterator[Path]:
     """A folder in this host's memory, removed afterwards; what killed processes have left there is removed first."""
     for left in Path(SHARED_FOLDER).glob("rlplan-*-adapter-*"):
-        with suppress(OSError), _locked(left):
+        with suppress(OSError), _lock_folder(left):
             shutil.rmtree(left)
     made = Path(tempfile.mkdtemp(prefix=f"rlplan-{os.getpid()}-new-", dir=SHARED_FOLDER))
-    with _locked(made):  # other engine processes remove a folder that has the name below and no lock
+    with _lock_folder(made):  # other engine processes remove a folder that has the name below and no lock
         folder = made.rename(made.with_name(made.name.replace("-new-", f"-adapter-{version}-")))
         try:
             yield folder
@@ -63,7 +63,7 @@ def _folder_in_memory(version: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Raises: OSError where another process holds the lock, or the folder is gone."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

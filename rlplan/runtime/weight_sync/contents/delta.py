@@ -21,7 +21,7 @@ import torch
 from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry, layer_of
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Encoding
-from rlplan.runtime.weight_sync.contents.full import fill, in_order, view
+from rlplan.runtime.weight_sync.contents.full import fill, match_entries, view
 from rlplan.units import round_up
 
 CHUNK = 1 << 20
@@ -77,7 +77,7 @@ class SentWeights:
         table, end = [], _table_bytes(bucket)
         for (entry, part), new in zip(_chunks(bucket), _words(bucket, tensors, self.dtype), strict=True):
             old = _old_words(copy, entry, self.dtype, part)
-            body = _code(new, old)
+            body = _encode_chunk(new, old)
             table.append(body.count << 2 | body.coding)
             if end + body.num_bytes <= buffer.numel():
                 _write(coded, end, body.parts)
@@ -125,7 +125,7 @@ def _chunks(bucket: Bucket) -> Iterator[tuple[BucketEntry, slice]]:
 
 
 def _words(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[Any]:
-    for _, tensor in in_order(bucket, tensors):
+    for _, tensor in match_entries(bucket, tensors):
         flat = tensor.reshape(-1)
         for first in range(0, flat.numel(), CHUNK):
             part = flat[first : first + CHUNK].to(device="cpu", dtype=dtype)
@@ -136,7 +136,7 @@ def _old_words(copy: torch.Tensor, entry: BucketEntry, dtype: torch.dtype, part:
     return view(copy, entry, dtype).reshape(-1)[part].view(_WORDS[dtype.itemsize]).numpy()
 
 
-def _code(new: Any, old: Any) -> _Body:
+def _encode_chunk(new: Any, old: Any) -> _Body:
     mask = new != old
     count = int(np.count_nonzero(mask))
     if not count:

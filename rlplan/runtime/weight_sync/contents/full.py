@@ -13,11 +13,13 @@ from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry
 
 def fill(buffer: torch.Tensor, bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
     """Copy a bucket's tensors to their places. Raises: KeyError where the two differ in names or order."""
-    for entry, tensor in in_order(bucket, tensors):
+    for entry, tensor in match_entries(bucket, tensors):
         view(buffer, entry, dtype).copy_(tensor)
 
 
-def in_order(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[BucketEntry, torch.Tensor]]:
+def match_entries(
+    bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[BucketEntry, torch.Tensor]]:
     """(entry, tensor) of a bucket. Raises: KeyError where the two differ in names, shapes or order."""
     for entry, (name, tensor) in zip(bucket.entries, tensors, strict=True):
         if name != entry.name or tuple(tensor.shape) != entry.shape:
@@ -25,7 +27,7 @@ def in_order(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
         yield entry, tensor
 
 
-def named(
+def view_entries(
     buffer: torch.Tensor, entries: Iterable[BucketEntry], dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, view) of each entry."""

@@ -59,7 +59,7 @@ class ControlPage:
         self._words[FIRST_PID + side] = os.getpid()
         self._processes: dict[int, int] = {}
 
-    def count(self, serial: int, num_packets: int) -> int:
+    def encode_count(self, serial: int, num_packets: int) -> int:
         """What a counter shows when so many packets of an update are done."""
         return serial * self.num_packets + num_packets
 
@@ -73,23 +73,23 @@ class ControlPage:
         first = FIRST_HEADER + HEADER_STRIDE * index
         for position, word in enumerate(header):
             self._words[first + position] = word
-        self._words[PUBLISHED] = self.count(serial, index + 1)
+        self._words[PUBLISHED] = self.encode_count(serial, index + 1)
 
     def header(self, index: int) -> list[int]:
         first = FIRST_HEADER + HEADER_STRIDE * index
         return list(self._words[first : first + HEADER_STRIDE])
 
     def is_published(self, serial: int, index: int) -> bool:
-        return self._words[PUBLISHED] >= self.count(serial, index + 1)
+        return self._words[PUBLISHED] >= self.encode_count(serial, index + 1)
 
     def read(self, serial: int, reader: int, num_packets: int) -> None:
         """This reader is done with the first `num_packets`."""
-        self._words[FIRST_READER + reader] = self.count(serial, num_packets)
+        self._words[FIRST_READER + reader] = self.encode_count(serial, num_packets)
 
     def num_read_by_all(self, serial: int, num_readers: int) -> int:
         """Packets of the update that every reader is done with; negative while one is still in an earlier update."""
         done = min(self._words[FIRST_READER : FIRST_READER + num_readers])
-        return done - self.count(serial, 0)
+        return done - self.encode_count(serial, 0)
 
     def gone(self, sides: Sequence[int]) -> int | None:
         """The process id of one of these sides that has ended; None while all are there or not yet there."""

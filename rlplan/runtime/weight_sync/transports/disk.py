@@ -67,9 +67,9 @@ class DiskOutlet(DiskSide):
         super().__init__(endpoint, packets)
         self.folder.mkdir(parents=True, exist_ok=True)
         with writing_file(self.folder / SENDER):
-            (self.folder / SENDER).write_text(f"{os.getpid()} {_processes_of()}", encoding="ascii")
+            (self.folder / SENDER).write_text(f"{os.getpid()} {_process_namespace()}", encoding="ascii")
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Readers may come at any time."""
 
     def begin(self, update: Update) -> None:
@@ -159,7 +159,7 @@ class Sender:
     def __init__(self, path: Path) -> None:
         words = path.read_text(encoding="ascii").split() if path.exists() else []  # another host may not see it yet
         self.pid, self._descriptor, self._has_ended = int(words[0]) if words else 0, -1, False
-        if words[1:] == [_processes_of()]:
+        if words[1:] == [_process_namespace()]:
             try:
                 self._descriptor = os.pidfd_open(self.pid)
             except ProcessLookupError:
@@ -182,7 +182,7 @@ class Sender:
             self._descriptor = -1
 
 
-def _processes_of() -> str:
+def _process_namespace() -> str:
     """What two processes have in common that know each other by their process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"

@@ -92,7 +92,7 @@ class GlooOutlet(GlooSide):
         )
         self._sent: list[tuple[Any, Any]] = []
 
-    def open(self) -> None:
+    def connect(self) -> None:
         self._join(self.store, 0)
 
     def begin(self, update: Update) -> None:
@@ -135,7 +135,7 @@ class GlooInlet(GlooSide):
     def begin(self, update: Update) -> None:
         super().begin(update)
         self._came, self._num_read = queue.Queue(), 0
-        threading.Thread(target=self._take_in, args=(self._came,), daemon=True).start()
+        threading.Thread(target=self._receive_packets, args=(self._came,), daemon=True).start()
 
     def take(self, index: int) -> tuple[Header, torch.Tensor]:
         try:
@@ -156,7 +156,7 @@ class GlooInlet(GlooSide):
         if index + 1 == len(self.packets):
             self._wait(self._group().allreduce([torch.ones(1, dtype=torch.int64)]), "the end of the update")
 
-    def _take_in(self, came: "queue.Queue[Header | BaseException]") -> None:
+    def _receive_packets(self, came: "queue.Queue[Header | BaseException]") -> None:
         try:
             for index, packet in enumerate(self.packets):
                 with self._has_read:

@@ -75,7 +75,7 @@ class NcclOutlet(NcclSide):
         super().__init__(replace(endpoint, port=port), packets)
         self._sent: list[Event] = []
 
-    def open(self) -> None:
+    def connect(self) -> None:
         self._join(0)
 
     def begin(self, update: Update) -> None:

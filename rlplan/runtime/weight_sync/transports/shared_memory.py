@@ -89,7 +89,7 @@ class SharedMemoryOutlet(SharedPages):
         """What readers need beside the path to open the payloads' memory; None: nothing."""
         return None
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Nothing to wait for."""
 
     def begin(self, update: Update) -> None:
@@ -99,21 +99,21 @@ class SharedMemoryOutlet(SharedPages):
     def buffer(self, index: int) -> torch.Tensor:
         """The packet's memory, once the packets that lie there have been read."""
         packet = self.packets[index]
-        self._wait_for(packet.after, f"reading of packet {packet.after - 1}")
+        self._wait_until_read(packet.after, f"reading of packet {packet.after - 1}")
         return packet_view(self.arena, packet)
 
     def publish(self, header: Header) -> None:
         self.control.publish(header.serial, header.index, header.words())
 
     def finish(self) -> None:
-        self._wait_for(len(self.packets), "reading of the last packet")
+        self._wait_until_read(len(self.packets), "reading of the last packet")
 
     def close(self) -> None:
         """Unmap, and remove the file where no reader has opened it yet."""
         super().close()
         Path(self.endpoint.path).unlink(missing_ok=True)
 
-    def _wait_for(self, num_packets: int, what: str) -> None:
+    def _wait_until_read(self, num_packets: int, what: str) -> None:
         def is_read() -> bool:
             self._stop_if_failed()
             readers = self.endpoint.num_readers

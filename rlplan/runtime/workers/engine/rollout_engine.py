@@ -31,12 +31,12 @@ from rlplan.runtime.weight_sync.channel import (
     sync_error,
 )
 from rlplan.runtime.weight_sync.contents.adapter import adapter_bytes
-from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
-from rlplan.runtime.workers.engine.cpu_kernels import allow_tiles, take_cpu_kernels
+from rlplan.runtime.workers.engine.cpu_attention import choose_cpu_arguments
+from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels, request_amx_tiles
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.held_adapters import HeldAdapters
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
-from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
+from rlplan.runtime.workers.engine.sampling import build_sampling_parameters, read_completion
 from rlplan.runtime.workers.worker import Worker, no_collections
 from rlplan.spec.model import read_model
 from rlplan.spec.resolved import ResolvedJob
@@ -70,7 +70,7 @@ class RolloutEngine(Worker):
         self.num_steps = 0
         self.leader: Any = None
         self.follower: Any = None
-        self.thread = EngineThread(process, self._work)
+        self.thread = EngineThread(process, self._step_if_possible)
 
     def invoke(self, method: str, *arguments: Any) -> Any:
         """Call a method where it belongs."""
@@ -95,7 +95,7 @@ class RolloutEngine(Worker):
         import rlplan.runtime.weight_sync.vllm_extension  # noqa: F401
 
         if not self.job.is_on_gpus:
-            take_cpu_kernels()
+            register_cpu_kernels()
         torch.set_num_threads(self.num_threads)
         architecture = self.job.load_model().architecture
         if self.job.takes_images:
@@ -122,23 +122,25 @@ class RolloutEngine(Worker):
         from vllm.config import WeightTransferConfig
 
         from rlplan.runtime.weight_sync.shared_base import OpenedBase
-        from rlplan.runtime.workers.engine.base_loading import loading_base
+        from rlplan.runtime.workers.engine.base_loading import load_from_base
         from rlplan.runtime.workers.engine.lock_step import named_by_port
         from rlplan.runtime.workers.engine.weight_packing import watch_weight_packing
         from rlplan.runtime.workers.worker_device import worker_device
 
         worker_device(self.job)
         if self.job.rollout.base_path is not None:
-            allow_tiles()
+            request_amx_tiles()
         self.stop()
-        arguments = self.arguments | ({} if self.job.is_on_gpus else cpu_arguments(read_model(Path(model_folder))))
+        arguments = self.arguments | (
+            {} if self.job.is_on_gpus else choose_cpu_arguments(read_model(Path(model_folder)))
+        )
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
-        store = self._join(rank, address)
-        self._let_go_of_base()  # of a start that failed
+        store = self._join_ranks(rank, address)
+        self._close_base()  # of a start that failed
         if base is not None:
             self.base = OpenedBase(base, self.job.load_model(), getattr(torch, self.job.rollout.dtype.value))
         meeting = named_by_port(address[1]) if address else nullcontext()
-        with watch_weight_packing(self.base) as packing, loading_base(self.base), meeting:
+        with watch_weight_packing(self.base) as packing, load_from_base(self.base), meeting:
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
         if "speculative_config" in arguments:
@@ -165,13 +167,13 @@ class RolloutEngine(Worker):
         self.llm.llm_engine.engine_core.shutdown()
         self.llm, self.leader, self.follower, self.dirty = None, None, None, False
         cleanup_dist_env_and_memory()  # which collects what the engine was
-        self._let_go_of_base()
+        self._close_base()
         gc.unfreeze()
         gc.collect()  # what the clean-up let go of lies in cycles, and what is frozen is never collected
         gc.freeze()  # modules, which vLLM has thawed, are not what the next start has to look for garbage in
         give_memory_back()
 
-    def _let_go_of_base(self) -> None:
+    def _close_base(self) -> None:
         if self.base is not None:
             gc.collect()  # a table in a cycle of vLLM's would keep all of it
             self.base.close()
@@ -189,7 +191,7 @@ class RolloutEngine(Worker):
         """CUDA: take back room for what is named, `weights` or `kv_cache`. Not yet run on a GPU."""
         self.llm.wake_up(tags=tags)
         if "kv_cache" in tags:
-            self.forget_keys_and_values()
+            self.reset_prefix_cache()
 
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
         """Complete the requests, and wait for it. Results stand in the requests' order.
@@ -202,13 +204,13 @@ class RolloutEngine(Worker):
                 missing -= {finished.id for finished in self.outbox.take(1, None)}
             return []
         outbox = Outbox()
-        self.thread.run(lambda: self._enter(requests, outbox))
+        self.thread.run(lambda: self._admit_requests(requests, outbox))
         finished = {request.id: request for request in outbox.take(len(requests), None)}
         return [finished[request.id] for request in requests]
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Begin to complete the requests, beside those that are under way; `collect` hands them out."""
-        self._enter(requests, self.outbox)
+        self._admit_requests(requests, self.outbox)
 
     def collect(self, max_wait_s: float, at_least: int = 1) -> list[FinishedRequest]:
         """What was submitted and has been finished since the last time; waits so long for so many."""
@@ -221,8 +223,8 @@ class RolloutEngine(Worker):
     def abandon(self, request_ids: Sequence[str]) -> None:
         """Drop what is under way of these requests: they will be asked for again, here or elsewhere."""
         if self.leader is not None:
-            self.leader.tell({"abandon": list(request_ids)})
-        self._drop(request_ids)
+            self.leader.send_order({"abandon": list(request_ids)})
+        self._drop_requests(request_ids)
 
     def pause(self) -> int:
         """Take no more steps until `resume`; what is under way is kept. Gives the number of open requests."""
@@ -254,7 +256,7 @@ class RolloutEngine(Worker):
             self.llm.start_weight_update()
             self.llm.update_weights({"update_info": {"update": update}})
             self.llm.finish_weight_update(weight_version=str(update.version))
-            self.forget_keys_and_values()
+            self.reset_prefix_cache()
         self.dirty = False
         return self.sync_report()
 
@@ -298,11 +300,11 @@ class RolloutEngine(Worker):
 
     def file_checksums(self, folder: str) -> dict[str, int]:
         """Checksums of the weights in a folder, as this process reads them."""
-        from rlplan.runtime.weight_sync.checksums import of_files
+        from rlplan.runtime.weight_sync.checksums import checksum_files
 
-        return of_files(folder)
+        return checksum_files(folder)
 
-    def forget_keys_and_values(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Drop every cached prefix, also those of open requests, which are computed anew: vLLM does not by itself."""
         if not self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not reset its prefix cache")
@@ -332,12 +334,12 @@ class RolloutEngine(Worker):
     def _transfer(self) -> Any:
         return self._vllm_worker.weight_transfer_engine
 
-    def _join(self, rank: int, address: tuple[str, int] | None) -> Any:
+    def _join_ranks(self, rank: int, address: tuple[str, int] | None) -> Any:
         """Meet the engine's other ranks, if any. vLLM takes the group that it finds, and the environment's ranks."""
-        from rlplan.runtime.workers.engine.lock_step import join, join_alone
+        from rlplan.runtime.workers.engine.lock_step import join_ranks, join_single_rank
 
         if address is None:
-            join_alone()
+            join_single_rank()
             return None
         world_size = int(self.arguments["tensor_parallel_size"])
         here = rank if self.job.device_kind == "cpu" else 0  # a process sees its own GPU alone
@@ -345,7 +347,7 @@ class RolloutEngine(Worker):
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
         timeout = timedelta(seconds=self.job.limits.rank_timeout_s)
-        return join(rank, world_size, address, timeout, self.take_listener())
+        return join_ranks(rank, world_size, address, timeout, self.take_listener())
 
     def _run_in_lock_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
         from rlplan.runtime.workers.engine.lock_step import Follower, Leader
@@ -361,20 +363,20 @@ class RolloutEngine(Worker):
         if "enter" in order:
             requests = [RolloutRequest(**fields) for fields in order["enter"]]
             self.adapters.switch(self.llm, order["version"])
-            self._add(requests, self.outbox)
+            self._add_requests(requests, self.outbox)
         elif "abandon" in order:
-            self._drop(order["abandon"])
+            self._drop_requests(order["abandon"])
         else:
             self._step()
 
-    def _enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
+    def _admit_requests(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
         assert self.follower is None, "rank 0 of an engine is asked, and leads the others"
         if self.leader is not None:
             fields = [dataclasses.asdict(request) for request in requests]
-            self.leader.tell({"enter": fields, "version": self.adapters.version})
-        self._add(requests, outbox)
+            self.leader.send_order({"enter": fields, "version": self.adapters.version})
+        self._add_requests(requests, outbox)
 
-    def _add(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
+    def _add_requests(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
         """Hand the samples to vLLM, all before the next step, so that what is computed together does not vary."""
         if self.dirty:
             raise sync_error("the last update failed: the weights are mixed, and nothing is generated from them")
@@ -383,22 +385,22 @@ class RolloutEngine(Worker):
         for name, index in self.tracker.enter(requests, outbox):
             request = by_id[name]
             stop, ignores_eos = self.job.rollout.stop, self.job.workload.ignores_eos
-            parameters = sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
+            parameters = build_sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
             prompt, adapter = engine_prompt(request), self.adapters.begin(f"{name}/{index}")
             self.llm.llm_engine.add_request(f"{name}/{index}", prompt, parameters, lora_request=adapter)
 
-    def _drop(self, request_ids: Sequence[str]) -> None:
+    def _drop_requests(self, request_ids: Sequence[str]) -> None:
         if left := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:
             self.llm.llm_engine.abort_request(left)
             for sample in left:
                 self.adapters.end(self.llm, sample)
 
-    def _work(self) -> bool:
+    def _step_if_possible(self) -> bool:
         """One step of the engine, where there is something to do and no other rank decides when."""
         if self.paused or self.dirty or not self.tracker.num_open or self.follower is not None:
             return False
         if self.leader is not None:
-            self.leader.tell({"step": True})
+            self.leader.send_order({"step": True})
         self._step()
         return True
 
@@ -408,7 +410,7 @@ class RolloutEngine(Worker):
             for output in self.llm.llm_engine.step():
                 name, _, index = output.request_id.rpartition("/")
                 version = self.adapters.end(self.llm, output.request_id)
-                self.tracker.finish(name, int(index), completion_of(output.outputs[0], version))
+                self.tracker.finish(name, int(index), read_completion(output.outputs[0], version))
         except BaseException as error:
             self.tracker.fail(error)
             raise

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
+from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels
 
 pytestmark = pytest.mark.engine
 ROUNDINGS = {torch.float32: 4, torch.bfloat16: 2}
@@ -19,8 +19,8 @@ def layers() -> Iterator[Any]:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers import layernorm
 
-    take_cpu_kernels()
-    take_cpu_kernels()  # as a second engine in a process does
+    register_cpu_kernels()
+    register_cpu_kernels()  # as a second engine in a process does
     with set_current_vllm_config(VllmConfig()):
         yield {"norm": layernorm.RMSNorm}
 
