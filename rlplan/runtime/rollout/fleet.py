@@ -1,8 +1,8 @@
-"""Fleet: all rollout engines of a run. Requests are dealt out by the length that they are expected to reach.
+"""Fleet: all rollout engines of a run. Requests are balanced over engines by their expected length.
 
-In: requests. Out: finished requests and measurements. Rank 0 of an engine is asked; its other ranks come along.
-What is submitted is remembered with its engine until it is collected: an engine that is lost gets it again.
-Left out: moving a request from one engine to another once it has begun; what a lost engine needs (recovery.py).
+In: requests. Out: finished requests and measurements. Calls go to rank 0 of an engine, which leads the other ranks.
+Open requests are remembered with their engine, so that a restarted engine gets them again.
+Left out: moving a running request to another engine; restoring a lost engine (recovery.py).
 """
 
 import threading
@@ -19,13 +19,13 @@ from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 
 LENGTH_MEMORY = 0.5
-"""Weight of the newest completions of a prompt in what it is expected to need; half forgets one epoch at a time."""
+"""Weight of a prompt's newest completions in its expected length (exponential moving average)."""
 
 
 class ExpectedLengths:
-    """How many tokens a sample of a prompt is expected to take, from those seen so far.
+    """Expected length of a prompt's samples, in tokens, learned from finished ones.
 
-    mean: what all prompts took, the newest counting most; 0 before anything was seen.
+    mean: moving average over all prompts; 0 before the first one.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class ExpectedLengths:
         self.mean = 0.0
 
     def estimate(self, request: RolloutRequest) -> float:
-        """Tokens: what the prompt's samples took before, else what all took, else the most that they may take."""
+        """Expected tokens of a sample: the prompt's average, else the average of all prompts, else the maximum."""
         expected = self.by_prompt.get(request.prompt) or self.mean or float(request.max_tokens)
         return min(expected, float(request.max_tokens))
 
@@ -45,14 +45,14 @@ class ExpectedLengths:
 
 
 class Fleet:
-    """The engines of a schedule, each with its ranks' processes; none where answers are given and nothing is evaluated.
+    """The engines of a schedule, each with its ranks' processes; none for offline data without evaluation.
 
-    changing: held while an engine is restarted, so that nothing is submitted to it before it has its weights.
-    num_begun_anew: requests that a lost engine had begun, since it was last set to 0.
+    changing: lock held while an engine is restarted, so that it gets no requests before it has its weights.
+    num_begun_anew: requests that were submitted again after a loss; the caller resets it.
     """
 
     def __init__(self, worker_group: WorkerGroup, schedule: Schedule, *, shares_base: bool = False) -> None:
-        """shares_base: engines have no weights, but those of the trainer on their device."""
+        """shares_base: engines use the weights of the trainer on their device."""
         self.worker_group, self.schedule, self.shares_base = worker_group, schedule, shares_base
         self.engines: list[tuple[str, ...]] = []
         for layout in schedule.layouts:
@@ -72,21 +72,22 @@ class Fleet:
         return tuple(process for ranks in self.engines for process in ranks)
 
     def engine_ranks(self, process: str) -> tuple[str, ...]:
-        """All ranks of a process's engine: they take steps together or not at all."""
+        """All ranks of the engine that a process belongs to."""
         return next((ranks for ranks in self.engines if process in ranks), ())
 
     def restart(self, ranks: tuple[str, ...], timeout_s: float) -> None:
-        """Start the processes of an engine anew, with their libraries and without a model."""
-        for each in ranks:
-            self.worker_group.restart(each)
-        self.worker_group.gather([self.worker_group.submit(each, "import_libraries") for each in ranks], timeout_s)
+        """Restart the processes of an engine and import their libraries; no model is loaded."""
+        for process in ranks:
+            self.worker_group.restart(process)
+        calls = [self.worker_group.submit(process, "import_libraries") for process in ranks]
+        self.worker_group.gather(calls, timeout_s)
 
     def num_open(self, process: str) -> int:
-        """Requests that were submitted to a process's engine and are not collected."""
+        """Number of open requests of a process's engine."""
         return sum(leader in self.engine_ranks(process) for _, leader in self._open.values())
 
     def submit_again(self, ranks: tuple[str, ...], timeout_s: float) -> None:
-        """Begin anew what one engine had under way: what it had made of it is lost."""
+        """Submit an engine's open requests again after its restart; their partial samples are lost."""
         lost = [request for request, leader in self._open.values() if leader == ranks[0]]
         self.num_begun_anew += len(lost)
         if lost:
@@ -95,7 +96,7 @@ class Fleet:
     def load(
         self, engines: Sequence[tuple[str, ...]], model_folder: str, version: int, timeout_s: float
     ) -> list[Measurement]:
-        """Load the model on every rank of some engines. Ranks of one engine meet at the first of them."""
+        """Load the model on every rank of some engines. The rendezvous of an engine's ranks is at its first rank."""
         meetings: list[tuple[str, int] | None] = [None] * len(engines)
         if len(self.engines[0]) > 1:
             addresses = [self.worker_group.addresses[ranks[0]] for ranks in engines]
@@ -113,7 +114,7 @@ class Fleet:
         return self.worker_group.measured(calls, timeout_s)[1]
 
     def _bases(self, processes: Sequence[str], timeout_s: float) -> dict[str, Any]:
-        """What opens the frozen base of the trainer on the same device, for processes without weights of their own."""
+        """Handles of the trainer's frozen base on each process's device; empty if engines have their own weights."""
         if not self.shares_base:
             return {}
         device_of = dict(self.schedule.processes)
@@ -124,12 +125,12 @@ class Fleet:
     def generate(
         self, requests: Sequence[RolloutRequest], timeout_s: float
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
-        """Complete all requests; results in the requests' order. The samples of a request stay on one engine."""
+        """Complete all requests and return them in order. All samples of a request run on one engine."""
         calls: list[Any] = []
         shares = balance_by_length([self._weight(request) for request in requests], len(self.engines))
         for share, ranks in zip(shares, self.engines, strict=True):
-            mine = [requests[index] for index in share]
-            calls += [self.worker_group.perform(process, "generate", mine) for process in ranks]
+            assigned = [requests[index] for index in share]
+            calls += [self.worker_group.perform(process, "generate", assigned) for process in ranks]
         try:
             with self._blaming():
                 results, measurements = self.worker_group.measured(calls, timeout_s)
@@ -143,7 +144,7 @@ class Fleet:
         return ordered, measurements
 
     def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> None:
-        """Begin to complete requests beside those under way. What has been submitted already is left as it is."""
+        """Start requests in addition to open ones. Requests that are open already are skipped."""
         with self.changing:
             new = [request for request in requests if request.id not in self._open]
             shares: dict[str, list[RolloutRequest]] = {}
@@ -160,9 +161,9 @@ class Fleet:
     def collect(
         self, max_wait_s: float, at_least: int, timeout_s: float
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
-        """What was submitted and has been finished; each engine waits at most `max_wait_s` for its share of `at_least`.
+        """Return finished requests; each engine waits at most `max_wait_s` for its share of `at_least` requests.
 
-        When an engine is lost, what the others gave is kept for the next time.
+        If an engine is lost, the results of the others are kept for the next call.
         """
         share = max(1, at_least // len(self.engines))
         calls = [self.worker_group.perform(ranks[0], "collect", max_wait_s, share) for ranks in self.engines]
@@ -181,18 +182,18 @@ class Fleet:
         finished, self._collected = self._collected, []
         for done in finished:
             request = self._open.pop(done.id)[0]
-            if not request.session:  # a turn says little about the whole
+            if not request.session:  # one turn does not predict the length of a conversation
                 self.lengths.learn(request, done)
         return finished, measurements
 
     def finished_samples(self, max_wait_s: float, timeout_s: float) -> list[FinishedRequest]:
-        """Samples that have ended since the last time, each as a request of its own; only where the job wants them."""
+        """Return newly finished samples, each as its own request; empty unless the job has reward processes."""
         calls = [self.worker_group.submit(ranks[0], "finished_samples", max_wait_s) for ranks in self.engines]
         return [sample for samples in self.worker_group.gather(calls, timeout_s) for sample in samples]
 
     @contextmanager
     def paused(self, timeout_s: float) -> Iterator[None]:
-        """No engine takes a step inside the block, and all its ranks have taken the same ones. Blocks may overlap."""
+        """Context in which all engines are paused, with all ranks at the same step. Contexts may overlap."""
         with self.changing:
             self._num_pauses += 1
         try:
@@ -206,7 +207,7 @@ class Fleet:
                 self._ask_leaders("resume", timeout_s)
 
     def _abandon(self, request_ids: Sequence[str], without: tuple[str, ...], timeout_s: float) -> None:
-        """Let the other engines drop what they were asked for together with a lost one."""
+        """Let the engines other than a lost one drop the same call's requests, because the call is repeated."""
         leaders = [ranks[0] for ranks in self.engines if ranks != without]
         self.worker_group.gather(
             [self.worker_group.submit(name, "abandon", request_ids) for name in leaders], timeout_s
@@ -218,7 +219,7 @@ class Fleet:
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:
-        """When a rank is lost the others of its engine fail, and may be heard first: name the one that is lost."""
+        """Context that replaces errors of an engine's other ranks by the loss of the rank that caused them."""
         try:
             yield
         except LostProcessError:
@@ -233,7 +234,7 @@ class Fleet:
             raise lost from error
 
     def _leaders(self, requests: Sequence[RolloutRequest]) -> list[str]:
-        """Each request's engine: its session's, or the least loaded; a new session counts as one request."""
+        """First rank of each request's engine: its session's engine, or the least loaded one."""
         members: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             members.setdefault(request.session or request.id, []).append(index)

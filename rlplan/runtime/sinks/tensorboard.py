@@ -1,4 +1,4 @@
-"""TensorBoard: numbers as an event file, written here: the format is small, and its package is not.
+"""TensorBoard event files, written without the tensorboard package, because the format is small and the package large.
 
 In: names and numbers of a step. Out: `tensorboard/events.out.tfevents.*`: records (length, masked CRC-32C, an Event in
 protobuf's encoding, masked CRC-32C). Source: tensorflow, core/lib/io/record_writer.h, core/util/event.proto. Left out:
@@ -44,7 +44,7 @@ def record(data: bytes) -> bytes:
 
 
 def encode_event(wall_s: float, step: int, scalars: Mapping[str, float]) -> bytes:
-    """An Event with a Summary of scalars."""
+    """Encode an Event with a Summary of scalars."""
     summary = b"".join(
         _encode_field(1, _encode_field(1, name.encode()) + struct.pack("<Bf", 0x15, v)) for name, v in scalars.items()
     )
@@ -52,12 +52,12 @@ def encode_event(wall_s: float, step: int, scalars: Mapping[str, float]) -> byte
 
 
 class TensorBoard:
-    """A sink: one event file."""
+    """A sink that writes one event file."""
 
     def __init__(self, folder: Path, name: str) -> None:
         place = folder / "tensorboard"
         place.mkdir(exist_ok=True)
-        number = len(list(place.iterdir()))  # one for each start of the run: two may fall into one second
+        number = len(list(place.iterdir()))  # distinguishes starts of the run within one second
         self._file = (place / f"events.out.tfevents.{int(time.time())}.{name}.{number}").open("xb")
         self._file.write(record(struct.pack("<Bd", 0x09, time.time()) + _encode_field(3, b"brain.Event:2")))
 
@@ -84,5 +84,5 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _encode_field(number: int, data: bytes) -> bytes:
-    """A field of bytes."""
+    """Encode a length-delimited field."""
     return bytes([number << 3 | 2]) + _encode_varint(len(data)) + data

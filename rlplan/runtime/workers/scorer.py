@@ -130,7 +130,7 @@ class Scorer(Worker):
         return {(self.role, MemoryKind.WEIGHTS.value): num_bytes}
 
     def _storages(self) -> list[torch.UntypedStorage]:
-        """Distinct storages of the weights; of a shard its partitions and the parameters that ZeRO-3 keeps unsharded."""
+        """Distinct storages of the weights; for a shard its partitions and the parameters that ZeRO-3 never shards."""
         candidates = [tensor for p in self.model.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))]
         tensors = [tensor for tensor in candidates if tensor is not None and storage_bytes([tensor])]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.runtime.losses.advantages import estimate_gae, group_normalized, kl_estimate, leave_one_out, whiten
+from rlplan.runtime.losses.advantages import (
+    estimate_gae,
+    group_normalized,
+    kl_estimate,
+    leave_one_out,
+    whiten_advantages,
+)
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.policy_losses import clipped_ratio, kl_baseline
 from rlplan.runtime.losses.registry import find_advantage, find_loss
@@ -65,7 +71,7 @@ def test_with_lambda_zero_it_is_the_error_of_one_step() -> None:
 
 
 def test_whitened_advantages_have_mean_zero_and_deviation_one_over_all_tokens() -> None:
-    white = [value for values in whiten([[1.0, 2.0], [], [7.0]]) for value in values]
+    white = [value for values in whiten_advantages([[1.0, 2.0], [], [7.0]]) for value in values]
     assert sum(white) == pytest.approx(0.0, abs=1e-12)
     assert sum(value**2 for value in white) / 2 == pytest.approx(1.0)
 

@@ -1,9 +1,9 @@
 """Faster decoding on CPUs: vLLM's own RMS-norm kernel instead of torch operations, and no unused token ranks.
 
-vLLM 0.32 ships an RMS-norm kernel for CPUs (`torch.ops._C`) but computes norms with seven or more torch operations. Each
-operation costs a dispatch in a decoding step of a few rows; compilation would fuse them, but the runtime does not
-compile. vLLM's kernel for gated SiLU is not used: in bf16 it rounds differently than the trainer.
-vLLM also computes the rank of every sampled token, which reads all log-probs once more; rlplan does not use ranks.
+vLLM 0.32 ships an RMS-norm kernel for CPUs (`torch.ops._C`) but computes norms with seven or more torch operations.
+Each operation costs a dispatch in a decoding step of a few rows; compilation would fuse them, but the runtime does not
+compile. vLLM's kernel for gated SiLU is not used: in bf16 it rounds differently than the trainer. vLLM also computes
+the rank of every sampled token, which reads all log-probs once more; rlplan does not use ranks.
 In: nothing. Out: vLLM with that kernel, through its own extension point (`CustomOp.register_oot`); a process that may
 use AMX tiles, as vLLM's kernel for 4-bit weights does.
 """

@@ -23,7 +23,7 @@ class EngineThread:
         self._thread.start()
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the thread, after earlier calls, and return its result; at once if already in the thread."""
+        """Call a function in the thread after earlier calls, or at once inside the thread; return its result."""
         if threading.current_thread() is self._thread:
             return function()
         future: Future[Any] = Future()

@@ -1,9 +1,9 @@
 """Speculative decoding on a CPU: a fix for a vLLM kernel that has no effect there.
 
 vLLM 0.32 spreads each request's temperature over its draft tokens with `expand_kernel`. Its CPU replacement
-(`cpu_triton_utils._expand_kernel_impl`) writes into an int64 copy of the result, drops that copy, and reads temperatures
-as integers. Logits of draft tokens are then divided by uninitialized memory, so samples and log-probs are wrong. Greedy
-requests have no temperature and are correct; CUDA uses the real kernel.
+(`cpu_triton_utils._expand_kernel_impl`) writes into an int64 copy of the result, drops that copy, and reads
+temperatures as integers. Logits of draft tokens are then divided by uninitialized memory, so samples and log-probs are
+wrong. Greedy requests have no temperature and are correct; CUDA uses the real kernel.
 In: nothing. Out: vLLM with a working replacement, installed through its own mechanism (`KernelOverride`).
 """
 

@@ -146,7 +146,10 @@ def max_over_ranks(count: int) -> int:
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Sum a CPU tensor over all ranks, in place. Ranks that share a pass each contribute the numbers of the full pass."""
+    """Sum a CPU tensor over all ranks, in place.
+
+    Ranks that share a pass each contribute the numbers of the full pass.
+    """
     import torch.distributed as dist
 
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -183,7 +186,7 @@ def find_missing_loss_scale(engine: Any) -> float:
 
 
 def step_and_measure_norm(engine: Any, take_step: Callable[[], Any]) -> float:
-    """Take a step and return the gradient's norm over all ranks before clipping; NaN if an overflow skipped the step."""
+    """Take a step and return the gradient norm over all ranks before clipping; NaN if an overflow skipped the step."""
     if not isinstance(engine.optimizer, torch.optim.Optimizer):
         scale = find_missing_loss_scale(engine)
         take_step()

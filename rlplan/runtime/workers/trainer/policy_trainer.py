@@ -259,7 +259,7 @@ class PolicyTrainer(Worker):
             teacher_logprobs=concatenate(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
             lengths=tuple(len(sample.logprobs) for sample in samples),
             num_learned=tuple(sample.num_learned for sample in samples),
-            sequence_weights=concatenate((sample.weigh_response(weight),) for sample, weight in weighed),
+            sequence_weights=concatenate((sample.weigh_response(weight),) for sample, weight in weighted_samples),
             sequence_advantages=concatenate((sample.advantage,) for sample in samples),
             groups=tuple(sample.group for sample in samples),
             old_logprobs=concatenate(s.old_logprobs for s in samples) if any(s.old_logprobs for s in samples) else None,
@@ -403,7 +403,10 @@ class PolicyTrainer(Worker):
         return checksums
 
     def weights(self) -> WeightSource:
-        """The policy's weights by their Hugging Face names, with adapters merged. Iterating is collective under ZeRO-3."""
+        """The policy's weights by their Hugging Face names, with adapters merged.
+
+        Iterating is collective under ZeRO-3.
+        """
         language_model = self.engine.module.language_model
         if self.job.training.tp > 1:
             return PartWeights(language_model, {p.name: p.shape for p in self.job.load_model().parameters})
