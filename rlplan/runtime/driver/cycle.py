@@ -14,6 +14,7 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.supervision import FREEING, check_freed
 from rlplan.runtime.measure.memory_meter import Measurement, merged
+from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.vocabulary import ActionKind, Role
 
 TRAINED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
@@ -62,9 +63,9 @@ class Cycle:
         schedule, starter = self.runner.spec.schedule, self.runner.starter
         self._trained.add(role)
         (start,) = [a for a in schedule.start if a.kind is ActionKind.START_TRAINER and a.role is role]
-        peaks = self._note(starter.worker_group.everywhere(start, lambda rank: ("rehearse",))[1])
+        peaks = self._note(starter.worker_group.everywhere(start, lambda rank: bind_call(TRAINER.rehearse))[1])
         folder = starter.model_folder_for_role(role)
-        starter.worker_group.everywhere(start, lambda rank: ("reset", folder))
+        starter.worker_group.everywhere(start, lambda rank: bind_call(TRAINER.reset, folder))
         return tuple(a.id for a in schedule.step if a.kind in TRAINED and a.role is role), peaks
 
     def _switch(self, action: Action) -> dict[str, int]:

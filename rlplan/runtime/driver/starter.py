@@ -16,6 +16,7 @@ from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
+from rlplan.runtime.workers.typed_calls import SCORER, TRAINER, WORKER, bind_call
 from rlplan.vocabulary import ActionKind, Role
 
 
@@ -42,7 +43,9 @@ class Starter:
         port = self.spec.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
         address = self.worker_group.rendezvous(action, port)
         world, folder = len(action.processes), self.model_folder_for_role(action.role)
-        started = self.worker_group.everywhere(action, lambda rank: ("start", rank, world, address, folder))[1]
+        started = self.worker_group.everywhere(
+            action, lambda rank: bind_call(TRAINER.start, rank, world, address, folder)
+        )[1]
         prepared = self.checkpoints.prepare(action, self.resumption)
         return imported + started + prepared + self._prepare_weights(action)
 
@@ -61,10 +64,13 @@ class Starter:
         """Start all processes of a scored role, each with the full model or with a shard."""
         imported, folder = self._import_libraries(action), self.model_folder_for_role(action.role)
         if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
-            return imported + self.worker_group.everywhere(action, lambda rank: ("start", folder))[1]
+            return imported + self.worker_group.everywhere(action, lambda rank: bind_call(SCORER.start, folder))[1]
         address, config = self.worker_group.rendezvous(action, 0), self.spec.deepspeed[action.role]
-        share = (len(action.processes), address, folder, config)
-        return imported + self.worker_group.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
+        world = len(action.processes)
+        started = self.worker_group.everywhere(
+            action, lambda rank: bind_call(SCORER.start_share, rank, world, address, folder, config)
+        )[1]
+        return imported + started
 
     def model_folder_for_role(self, role: Role) -> str:
         """Folder that a role's model is loaded from: its own, or the start checkpoint."""
@@ -87,7 +93,7 @@ class Starter:
 
     def _import_libraries(self, action: Action) -> list[Measurement]:
         """Import each process's libraries, and record its memory before it loads a model (the import baseline)."""
-        _, measurements = self.worker_group.everywhere(action, lambda rank: ("import_libraries",))
+        _, measurements = self.worker_group.everywhere(action, lambda rank: bind_call(WORKER.import_libraries))
         for measurement in measurements:
             self.recorder.record_baseline(action.id, measurement.process, action.role.value, measurement.resident_bytes)
         return measurements

@@ -34,6 +34,7 @@ from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 from rlplan.runtime.weight_sync.weight_verification import check_fresh
+from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.vocabulary import ActionKind, Phase, Role
 
 
@@ -247,9 +248,11 @@ class ActionRunner:
         """Export the policy in Hugging Face layout into the run folder; write its model card last."""
         run_folder = self.recorder.folder
         folder = run_folder / "policy" if step < 0 else run_folder / "exports" / f"step-{step}"
-        done = self.worker_group.everywhere(action, lambda rank: ("export", str(folder), self.job.policy.path))[1]
+        exported = self.worker_group.everywhere(
+            action, lambda rank: bind_call(TRAINER.export, str(folder), self.job.policy.path)
+        )[1]
         card = model_card(read_plan(run_folder / "plan.json"), run_folder, step)
         with writing_file(folder / CARD):
             folder.mkdir(parents=True, exist_ok=True)  # the trainer may have written the policy on another host
             (folder / CARD).write_text(card, encoding="utf-8")
-        return done
+        return exported

@@ -18,6 +18,7 @@ from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
+from rlplan.runtime.workers.typed_calls import SCORER, WORKER, bind_call
 from rlplan.vocabulary import ActionKind, Role
 
 SELF_SUFFICIENT = (ActionKind.START_ENGINE, ActionKind.STOP_ENGINE)
@@ -63,7 +64,10 @@ class Recovery:
                 way_out="start the run again",
             )
         self.worker_group.restart(process)
-        for call in (("import_libraries",), ("start", self.model_folder_for_role(action.role))):
+        for call in (
+            bind_call(WORKER.import_libraries),
+            bind_call(SCORER.start, self.model_folder_for_role(action.role)),
+        ):
             self.worker_group.gather([self.worker_group.submit(process, *call)], timeout_s)
 
     def _engine(self, ranks: tuple[str, ...], action: Action, timeout_s: float) -> None:

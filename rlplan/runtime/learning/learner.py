@@ -18,6 +18,7 @@ from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rollout.experience import Rollout
+from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
@@ -37,7 +38,7 @@ class Learner:
         shares = _contiguous(wanted, len(action.processes) // ranks_per_pass)
         sequences = [[self._readers.sequence(action.role, rollout) for rollout in share] for share in shares]
         results, measurements = self.worker_group.everywhere(
-            action, lambda rank: ("score", sequences[rank // ranks_per_pass], action.role.value)
+            action, lambda rank: bind_call(TRAINER.score, sequences[rank // ranks_per_pass], action.role.value)
         )
         for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip(share, scores, strict=True):
@@ -50,7 +51,7 @@ class Learner:
         shares = deal_out_scored(rollouts, self.job, len(action.processes) // ranks_per_pass)
         passes = [[[self._readers.sequence(action.role, r) for r in pack] for pack in packs] for packs in shares]
         results, measurements = self.worker_group.everywhere(
-            action, lambda rank: ("score_passes", passes[rank // ranks_per_pass])
+            action, lambda rank: bind_call(TRAINER.score_passes, passes[rank // ranks_per_pass])
         )
         for packs, scored in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip((r for pack in packs for r in pack), scored, strict=True):
@@ -82,7 +83,8 @@ class Learner:
 
         def call(rank: int) -> tuple[Any, ...]:
             passes, baseline = shares[rank // ranks_per_pass], baselines[rank // ranks_per_pass]
-            return "forward_backward", [samples for samples, _ in passes], [weights for _, weights in passes], baseline
+            micro_batches, weights = [samples for samples, _ in passes], [weights for _, weights in passes]
+            return bind_call(TRAINER.forward_backward, micro_batches, weights, baseline)
 
         results, measurements = self.worker_group.everywhere(action, call)
         results = results[::ranks_per_pass]  # ranks that share a pass all return the sums of the full pass
@@ -104,7 +106,9 @@ class Learner:
 
     def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         """Take an optimizer step on every rank of the action's role."""
-        results, measurements = self.worker_group.everywhere(action, lambda rank: ("optimizer_step", step))
+        results, measurements = self.worker_group.everywhere(
+            action, lambda rank: bind_call(TRAINER.optimizer_step, step)
+        )
         if not results[0].get("is_skipped"):  # loss scaling skips steps whose gradient overflows
             _check_finite([results[0]["grad_norm"]], step)
         self.metrics.add_optimizer_step(results[0], action.role)

@@ -17,6 +17,7 @@ from rlplan.runtime.fault_tolerance.supervision import LostProcessError
 from rlplan.runtime.learning.packing import balance_by_length
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
+from rlplan.runtime.workers.typed_calls import ENGINE, TRAINER, WORKER, bind_call
 
 LENGTH_MEMORY = 0.5
 """Weight of a prompt's newest completions in its expected length (exponential moving average)."""
@@ -79,7 +80,7 @@ class Fleet:
         """Restart the processes of an engine and import their libraries; no model is loaded."""
         for process in ranks:
             self.worker_group.restart(process)
-        calls = [self.worker_group.submit(process, "import_libraries") for process in ranks]
+        calls = [self.worker_group.submit(process, *bind_call(WORKER.import_libraries)) for process in ranks]
         self.worker_group.gather(calls, timeout_s)
 
     def num_open(self, process: str) -> int:
@@ -91,7 +92,7 @@ class Fleet:
         lost = [request for request, leader in self._open.values() if leader == ranks[0]]
         self.num_begun_anew += len(lost)
         if lost:
-            self.worker_group.gather([self.worker_group.submit(ranks[0], "submit", lost)], timeout_s)
+            self.worker_group.gather([self.worker_group.submit(ranks[0], *bind_call(ENGINE.submit, lost))], timeout_s)
 
     def load(
         self, engines: Sequence[tuple[str, ...]], model_folder: str, version: int, timeout_s: float
@@ -101,13 +102,15 @@ class Fleet:
         if len(self.engines[0]) > 1:
             addresses = [self.worker_group.addresses[ranks[0]] for ranks in engines]
             listening = [
-                self.worker_group.submit(ranks[0], "open_rendezvous", address, 0)
+                self.worker_group.submit(ranks[0], *bind_call(WORKER.open_rendezvous, address, 0))
                 for ranks, address in zip(engines, addresses, strict=True)
             ]
             meetings = list(zip(addresses, self.worker_group.gather(listening, timeout_s), strict=True))
         bases = self._bases([process for ranks in engines for process in ranks], timeout_s)
         calls = [
-            self.worker_group.perform(process, "start", model_folder, rank, meeting, version, bases.get(process))
+            self.worker_group.perform(
+                process, *bind_call(ENGINE.start, model_folder, rank, meeting, version, bases.get(process))
+            )
             for ranks, meeting in zip(engines, meetings, strict=True)
             for rank, process in enumerate(ranks)
         ]
@@ -119,7 +122,8 @@ class Fleet:
             return {}
         device_of = dict(self.schedule.processes)
         holders = {device_of[process]: process for process, _ in self.schedule.layout("policy_trainer").processes}
-        calls = [self.worker_group.submit(holders[device_of[process]], "share_base") for process in processes]
+        share_base = bind_call(TRAINER.share_base)
+        calls = [self.worker_group.submit(holders[device_of[process]], *share_base) for process in processes]
         return dict(zip(processes, self.worker_group.gather(calls, timeout_s), strict=True))
 
     def generate(
@@ -129,8 +133,8 @@ class Fleet:
         calls: list[Any] = []
         shares = balance_by_length([self._weight(request) for request in requests], len(self.engines))
         for share, ranks in zip(shares, self.engines, strict=True):
-            assigned = [requests[index] for index in share]
-            calls += [self.worker_group.perform(process, "generate", assigned) for process in ranks]
+            call = bind_call(ENGINE.generate, [requests[index] for index in share])
+            calls += [self.worker_group.perform(process, *call) for process in ranks]
         try:
             with self._blaming():
                 results, measurements = self.worker_group.measured(calls, timeout_s)
@@ -151,7 +155,9 @@ class Fleet:
             for request, leader in zip(new, self._leaders(new), strict=True):
                 shares.setdefault(leader, []).append(request)
                 self._open[request.id] = (request, leader)
-            calls = [self.worker_group.submit(leader, "submit", share) for leader, share in shares.items()]
+            calls = [
+                self.worker_group.submit(leader, *bind_call(ENGINE.submit, share)) for leader, share in shares.items()
+            ]
         with self._blaming():
             self.worker_group.gather(calls, timeout_s)
 
@@ -166,7 +172,8 @@ class Fleet:
         If an engine is lost, the results of the others are kept for the next call.
         """
         share = max(1, at_least // len(self.engines))
-        calls = [self.worker_group.perform(ranks[0], "collect", max_wait_s, share) for ranks in self.engines]
+        collect = bind_call(ENGINE.collect, max_wait_s, share)
+        calls = [self.worker_group.perform(ranks[0], *collect) for ranks in self.engines]
         measurements, losses = [], []
         for call in calls:
             try:
@@ -188,7 +195,8 @@ class Fleet:
 
     def finished_samples(self, max_wait_s: float, timeout_s: float) -> list[FinishedRequest]:
         """Return newly finished samples, each as its own request; empty unless the job has reward processes."""
-        calls = [self.worker_group.submit(ranks[0], "finished_samples", max_wait_s) for ranks in self.engines]
+        collect = bind_call(ENGINE.finished_samples, max_wait_s)
+        calls = [self.worker_group.submit(ranks[0], *collect) for ranks in self.engines]
         return [sample for samples in self.worker_group.gather(calls, timeout_s) for sample in samples]
 
     @contextmanager
@@ -197,25 +205,24 @@ class Fleet:
         with self.changing:
             self._num_pauses += 1
         try:
-            self._ask_leaders("pause", timeout_s)
+            self._ask_leaders(bind_call(ENGINE.pause), timeout_s)
             yield
         finally:
             with self.changing:
                 self._num_pauses -= 1
                 is_last = not self._num_pauses
             if is_last:
-                self._ask_leaders("resume", timeout_s)
+                self._ask_leaders(bind_call(ENGINE.resume), timeout_s)
 
     def _abandon(self, request_ids: Sequence[str], without: tuple[str, ...], timeout_s: float) -> None:
         """Let the engines other than a lost one drop the same call's requests, because the call is repeated."""
         leaders = [ranks[0] for ranks in self.engines if ranks != without]
-        self.worker_group.gather(
-            [self.worker_group.submit(name, "abandon", request_ids) for name in leaders], timeout_s
-        )
+        call = bind_call(ENGINE.abandon, request_ids)
+        self.worker_group.gather([self.worker_group.submit(leader, *call) for leader in leaders], timeout_s)
 
-    def _ask_leaders(self, method: str, timeout_s: float) -> None:
+    def _ask_leaders(self, call: tuple[Any, ...], timeout_s: float) -> None:
         with self._blaming():
-            self.worker_group.gather([self.worker_group.submit(ranks[0], method) for ranks in self.engines], timeout_s)
+            self.worker_group.gather([self.worker_group.submit(ranks[0], *call) for ranks in self.engines], timeout_s)
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:

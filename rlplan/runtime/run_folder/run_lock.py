@@ -88,7 +88,7 @@ def _locked_by_another(run_folder: Path) -> SpecError:
     with suppress(OSError, ValueError):
         owner = f"process {int((run_folder / LOCK_NAME).read_text(encoding='ascii'))}"
     return SpecError(
-        f"{run_folder} is in use by a running run ({owner})",
+        f"{run_folder} is in use by another run ({owner})",
         where=str(run_folder / LOCK_NAME),
         rule="only one run at a time uses a run folder",
         way_out="name another folder with --out, or wait for that run to end",

@@ -18,6 +18,7 @@ from rlplan.runtime.fault_tolerance.supervision import LostGroupError, LostProce
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update, VerificationReport
 from rlplan.runtime.weight_sync.weight_verification import check_engine, check_weights, mismatch_error
+from rlplan.runtime.workers.typed_calls import ENGINE, TRAINER, bind_call
 from rlplan.vocabulary import SyncContent
 
 REASON_S = 2.0
@@ -79,7 +80,7 @@ class WeightSync:
             raise
         except RunError:
             engines = [process for process in processes if process in self.engines]
-            reports = [self.worker_group.submit(process, "sync_report") for process in engines]
+            reports = [self.worker_group.submit(process, *bind_call(ENGINE.sync_report)) for process in engines]
             for process, report in zip(engines, self.worker_group.gather(reports, self._timeout_s), strict=True):
                 if report.mismatch:
                     raise mismatch_error(f"{process}: {report.mismatch}", self.version, self.spec.job) from None
@@ -120,13 +121,16 @@ class WeightSync:
 
     def _open_channels(self) -> list[Measurement]:
         offers, offered = self._run_measured(
-            [(sender, "offer_channel", self._build_endpoint(sender, len(readers))) for sender, readers in self.channels]
+            [
+                (sender, *bind_call(TRAINER.offer_channel, self._build_endpoint(sender, len(readers))))
+                for sender, readers in self.channels
+            ]
         )
         self.endpoints = offers
         calls: list[tuple[Any, ...]] = []
         for (sender, readers), offer in zip(self.channels, offers, strict=True):
-            calls.append((sender, "open_channel", offer))
-            calls += [(engine, "open_channel", offer, reader) for reader, engine in enumerate(readers)]
+            calls.append((sender, *bind_call(TRAINER.open_channel, offer)))
+            calls += [(engine, *bind_call(ENGINE.open_channel, offer, reader)) for reader, engine in enumerate(readers)]
         measurements = self._run_measured(calls)[1]
         self.is_open, self.serial = True, 0
         return offered + measurements
@@ -144,8 +148,9 @@ class WeightSync:
     def _update(self, processes: Sequence[str], *, is_full: bool) -> list[Measurement]:
         self.serial += 1
         update = Update(self.serial, self.version, is_full, self._timeout_s)
-        calls = [(process, "send_weights", update) for process in processes if process in self.trainers]
-        calls += [(process, "receive_weights", update) for process in processes if process in self.engines]
+        send, receive = bind_call(TRAINER.send_weights, update), bind_call(ENGINE.receive_weights, update)
+        calls = [(process, *send) for process in processes if process in self.trainers]
+        calls += [(process, *receive) for process in processes if process in self.engines]
         reports, measurements = self._run_measured(calls)
         checksums = {process: report.checksums for (process, *_), report in zip(calls, reports, strict=True) if report}
         for sender, readers in self.channels:
@@ -180,10 +185,11 @@ class WeightSync:
         """Send an update with the version that the engines hold; return each engine process's comparison."""
         self.serial += 1
         update = Update(self.serial, self.version, True, self._timeout_s, verifies=True)
-        calls = [(process, "send_weights", update) for process in processes if process in self.trainers]
-        compares = [(process, "verify_weights", update) for process in processes if process in self.engines]
-        answers, measurements = self._run_measured(calls + compares)
-        return answers[len(calls) :], measurements
+        send, verify = bind_call(TRAINER.send_weights, update), bind_call(ENGINE.verify_weights, update)
+        sends = [(process, *send) for process in processes if process in self.trainers]
+        verifications = [(process, *verify) for process in processes if process in self.engines]
+        answers, measurements = self._run_measured(sends + verifications)
+        return answers[len(sends) :], measurements
 
     @property
     def _timeout_s(self) -> float:

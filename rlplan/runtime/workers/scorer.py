@@ -47,7 +47,6 @@ class Scorer(Worker):
 
     @no_collections()
     def import_libraries(self) -> None:
-        """Import what `start` needs, so that the memory of the libraries can be measured alone."""
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=False)
         if self.job.placement.spreads_scoring:

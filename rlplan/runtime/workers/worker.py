@@ -49,6 +49,10 @@ class Worker:
         self.process = process
         self._listener: socket.socket | None = None
 
+    def import_libraries(self) -> None:
+        """Import what `start` needs, so that the memory of the libraries can be measured alone."""
+        raise NotImplementedError
+
     def open_rendezvous(self, address: str, port: int) -> int:
         """Listen at the rendezvous address of a group of ranks and return the port. port: 0 takes any free one.
 

@@ -1,4 +1,4 @@
-"""Which models a run takes: what was proved is not proved again, what differs is refused with its difference."""
+"""Models that a run accepts: a proved architecture is not probed again, and a failed probe states the difference."""
 
 import json
 from pathlib import Path

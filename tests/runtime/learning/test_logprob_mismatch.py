@@ -1,4 +1,4 @@
-"""How far engine and trainer may be apart: the mean and the 99th percentile are judged, the largest is told."""
+"""How far engine and trainer may be apart: the mean and the 99th percentile are judged, the largest is reported."""
 
 import math
 from itertools import pairwise
@@ -37,7 +37,7 @@ def honest(scale: float, *, seed: int = 0) -> torch.Tensor:
 
 
 def passes(apart: torch.Tensor, count: int = 3) -> dict[str, float]:
-    """What a rank says of such differences in some passes, the last of them empty."""
+    """A rank's sums of such differences in some passes, the last of them empty."""
     totals: dict[str, float] = {}
     for part in (*apart.chunk(count), torch.zeros(0)):
         details = {"is_clipped": torch.zeros(len(part)), "ratio": torch.ones(len(part))}
@@ -156,7 +156,7 @@ def test_an_engine_in_4_bits_has_limits_of_its_own_and_is_not_said_to_have_the_s
     with pytest.raises(RunError, match=r"of the same weights in 4 bits, differ by 0\.5") as caught:
         check_logprob_mismatch(differences_of([passes(torch.full((NUM_TOKENS,), 0.5))]), job, 1)
     (key,) = rollout
-    assert f"rollout.{key}={'null' if key == 'base_path' else 'none'} loads whole weights" in str(caught.value)
+    assert f"rollout.{key}={'null' if key == 'base_path' else 'none'} loads unquantized weights" in str(caught.value)
 
 
 def test_a_stale_policy_in_fp32_is_far_beyond_the_limits() -> None:

@@ -1,4 +1,4 @@
-"""How requests are dealt out over engines."""
+"""How requests are balanced over engines."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -62,9 +62,9 @@ def test_a_sink_that_has_ended_is_reported_once_and_stops_nothing(tmp_path: Path
     folder = run_folder(tmp_path)
     (folder / "tensorboard").write_text("a file where a folder should be")
     followers = Followers(("tensorboard",), folder, "quickstart")
-    told: list[str] = []
-    wait_for(lambda: told.extend(followers.take_dead()) or told, 30, pause_s=0.05)
-    assert told[0].startswith("the sink tensorboard has ended with exit code 1; the run continues")
+    lines: list[str] = []
+    wait_for(lambda: lines.extend(followers.take_dead()) or lines, 30, pause_s=0.05)
+    assert lines[0].startswith("the sink tensorboard has ended with exit code 1; the run continues")
     assert followers.take_dead() == []
     followers.close()
     assert "FileExistsError" in (folder / "logs" / "sink-tensorboard.log").read_text()

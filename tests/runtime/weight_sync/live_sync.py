@@ -21,7 +21,7 @@ from tests.runtime.live.live_workers import START_S, LiveWorkerGroup, start_trai
 PROMPT = (5, 6, 7, 8)
 
 
-def spec_of(num_ranks: int, stage: int, transport: str, content: str, tp: int, **more: Any) -> ExecutionSpec:
+def build_spec(num_ranks: int, stage: int, transport: str, content: str, tp: int, **more: Any) -> ExecutionSpec:
     """A job of so many training devices beside the engine's."""
     plan = make_plan(
         **{
@@ -54,10 +54,10 @@ class Setup:
         calls = [self.worker_group.submit(name, "invoke", "import_libraries") for name in self.trainers]
         self.worker_group.gather(calls, START_S)
 
-    def spec_of(self, stage: int, transport: str, content: str, tp: int) -> ExecutionSpec:
-        return spec_of(self.num_ranks, stage, transport, content, tp, **self.more)
+    def build_spec(self, stage: int, transport: str, content: str, tp: int) -> ExecutionSpec:
+        return build_spec(self.num_ranks, stage, transport, content, tp, **self.more)
 
-    def engines_of(self, tp: int) -> list[str]:
+    def list_engines(self, tp: int) -> list[str]:
         """The ranks of an engine of that size."""
         if tp not in self.engines:
             self.engines[tp] = self._begin_engine(tp)

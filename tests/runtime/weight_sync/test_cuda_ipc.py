@@ -31,7 +31,7 @@ UPDATE = Update(1, 1, True, TIMEOUT_S)
 
 
 def rebuilt(*arguments: Any) -> tuple[Any, ...]:
-    """In place of torch's own, which needs a GPU."""
+    """Replaces torch's own, which needs a GPU."""
     return arguments
 
 
@@ -44,7 +44,7 @@ def test_the_memory_is_opened_under_the_reader_s_own_number_of_the_gpu(monkeypat
 def test_a_reader_on_another_gpu_is_refused_by_name() -> None:
     inlet = object.__new__(CudaIpcInlet)
     inlet.endpoint = Endpoint(Transport.CUDA_IPC, 1, handles=pickle.dumps(("GPU-b", None)))
-    with using(HostDevice(MIB)), pytest.raises(RunError, match=r"arena lies on GPU GPU-b, and this .* on HOST-0"):
+    with using(HostDevice(MIB)), pytest.raises(RunError, match=r"arena is on GPU GPU-b, but this .* on GPU HOST-0"):
         inlet._memory()
 
 

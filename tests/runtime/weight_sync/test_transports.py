@@ -1,4 +1,4 @@
-"""What goes into a channel is what comes out, bit for bit, through memory that is used again and again."""
+"""A channel delivers what was sent, bit for bit, through memory that is used again and again."""
 
 import os
 import threading
@@ -171,7 +171,7 @@ def _damage(channel: Channel, what: str, packet: Packet) -> None:
     assert outlet is not None
     publish = outlet.publish
 
-    def damaged(header):  # type: ignore[no-untyped-def]
+    def damage_header(header):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
         if header.index == 1:
@@ -183,7 +183,7 @@ def _damage(channel: Channel, what: str, packet: Packet) -> None:
                 header = replace(header, version=header.version + 1)
         publish(header)
 
-    outlet.publish = damaged  # type: ignore[method-assign]
+    outlet.publish = damage_header  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("what", ["a flipped bit", "a truncated packet", "another version's packet"])
@@ -234,7 +234,7 @@ def test_files_of_an_update_are_safetensors_with_every_weight_by_name_and_go_wit
     assert not (tmp_path / "sync").exists()
 
 
-def _changed(weights: Weights, share: float, seed: int) -> Weights:
+def _change_elements(weights: Weights, share: float, seed: int) -> Weights:
     """The same weights, with a share of their elements drawn anew."""
     other = Weights(seed, next(iter(weights.whole.values())).dtype)
     generator = torch.Generator().manual_seed(seed)
@@ -251,14 +251,14 @@ def test_after_deltas_the_readers_hold_what_a_full_update_would_have_brought(
 ) -> None:
     channel = Channel(transport, 4000, dtype, 2, tmp_path, sends_deltas=True)
     weights = Weights(0, dtype)
-    held: dict[str, torch.Tensor] = {}
+    stored: dict[str, torch.Tensor] = {}
     for serial, share in enumerate((1.0, 0.01, 0.0, 0.3, 1.0, 0.002), start=1):
-        weights = _changed(weights, share, serial)
+        weights = _change_elements(weights, share, serial)
         fed, other = channel.update(weights, Update(serial, serial, serial == 1, TIMEOUT_S))
         assert fed.keys() == other.keys()
         assert (not fed) == (share == 0.0)
-        held |= fed
-        assert all(torch.equal(held[name], tensor) for name, tensor in weights.whole.items())
+        stored |= fed
+        assert all(torch.equal(stored[name], tensor) for name, tensor in weights.whole.items())
         for receiver in channel.receivers:
             assert receiver.report.checksums == channel.sent.checksums == of_named(weights.whole.items())
     channel.close()
@@ -304,23 +304,23 @@ def test_any_change_is_coded_bit_for_bit_within_the_packet_s_bytes(
 ) -> None:
     parameters = [Parameter("model.layers.0.a.weight", (numel,)), Parameter("model.layers.0.b.weight", (3,))]
     packets = plan_packets(parameters, dtype.itemsize, 1 << 30)
-    mine, theirs = SentWeights(packets, dtype), SentWeights(packets, dtype)
+    ours, theirs = SentWeights(packets, dtype), SentWeights(packets, dtype)
     generator = torch.Generator().manual_seed(seed)
     buffer = torch.empty(packets[0].bucket.num_bytes, dtype=torch.uint8)
     old = [(p.name, torch.randn(p.shape, generator=generator).to(dtype)) for p in parameters]
-    mine.put(0, buffer, old)
+    ours.put(0, buffer, old)
     theirs.take(0, buffer)
     new = []
     for name, tensor in old:
         where = torch.rand(tensor.shape, generator=generator) < share
         new.append((name, torch.where(where, -tensor, tensor)))
-    encoding, size = mine.encode(0, buffer, new)
+    encoding, size = ours.encode(0, buffer, new)
     assert size <= buffer.numel()
     theirs.take(0, buffer) if encoding == Encoding.FULL else theirs.apply(0, buffer[:size])
-    for (name, tensor), (_, held) in zip(
+    for (name, tensor), (_, stored) in zip(
         new, view_entries(theirs.copies[0], packets[0].bucket.entries, dtype), strict=True
     ):
-        assert torch.equal(tensor, held), name
+        assert torch.equal(tensor, stored), name
 
 
 class OnGpu(torch.Tensor):
@@ -339,28 +339,28 @@ class OnGpu(torch.Tensor):
 def test_changes_go_through_a_gpu_s_memory_as_through_the_host_s(share: float) -> None:
     parameters = [Parameter("model.layers.0.a.weight", (5000,))]
     packets, generator = plan_packets(parameters, 2, 1 << 30), torch.Generator().manual_seed(0)
-    mine, theirs = SentWeights(packets, torch.bfloat16), SentWeights(packets, torch.bfloat16)
+    ours, theirs = SentWeights(packets, torch.bfloat16), SentWeights(packets, torch.bfloat16)
     there = torch.empty(packets[0].bucket.num_bytes, dtype=torch.uint8).as_subclass(OnGpu)  # type: ignore[attr-defined]
     old = torch.randn(5000, generator=generator).to(torch.bfloat16)
-    mine.put(0, there, [("model.layers.0.a.weight", old)])
+    ours.put(0, there, [("model.layers.0.a.weight", old)])
     theirs.take(0, there)
     new = torch.where(torch.rand(5000, generator=generator) < share, -old, old)
-    encoding, size = mine.encode(0, there, [("model.layers.0.a.weight", new)])
+    encoding, size = ours.encode(0, there, [("model.layers.0.a.weight", new)])
     assert (encoding == Encoding.FULL) is (share == 1.0)
     theirs.take(0, there) if encoding == Encoding.FULL else theirs.apply(0, there[:size])
-    ((_, held),) = view_entries(theirs.copies[0], packets[0].bucket.entries, torch.bfloat16)
-    assert torch.equal(held, new)
+    ((_, stored),) = view_entries(theirs.copies[0], packets[0].bucket.entries, torch.bfloat16)
+    assert torch.equal(stored, new)
 
 
 def test_a_delta_over_another_base_is_refused(tmp_path: Path) -> None:
     channel = Channel(Transport.SHARED_MEMORY, 4000, torch.float32, 1, tmp_path, sends_deltas=True)
     weights = Weights(0, torch.float32)
     channel.update(weights, Update(1, 1, True, TIMEOUT_S))
-    held = channel.receivers[0].held
-    assert held is not None
-    held.serial = 0
-    with pytest.raises(RunError, match=r"laid over update 1, which is not held here|given up"):
-        channel.update(_changed(weights, 0.1, 1), Update(2, 2, False, TIMEOUT_S))
+    stored = channel.receivers[0].held
+    assert stored is not None
+    stored.serial = 0
+    with pytest.raises(RunError, match=r"a delta to update 1, which this process does not have|aborted"):
+        channel.update(_change_elements(weights, 0.1, 1), Update(2, 2, False, TIMEOUT_S))
     channel.close()
 
 
@@ -368,7 +368,7 @@ def test_who_waits_for_a_side_that_does_not_answer_gives_up_in_time(tmp_path: Pa
     channel = Channel(Transport.SHARED_MEMORY, 1, torch.float32, 1, tmp_path)
     with pytest.raises(RunError, match=r"within 0\.2 s"):
         _receive(channel, Update(1, 1, True, 0.2))
-    with pytest.raises(RunError, match=r"given up update 1"):
+    with pytest.raises(RunError, match=r"aborted update 1"):
         channel.sender.send(WeightSource(Weights(0, torch.float32)), Update(1, 1, True, 5.0))
     with pytest.raises(RunError, match=r"reading of packet \d did not happen within 0\.2 s"):
         channel.sender.send(WeightSource(Weights(0, torch.float32)), Update(2, 1, True, 0.2))

@@ -88,7 +88,6 @@ class RolloutEngine(Worker):
 
     @no_collections()
     def import_libraries(self) -> None:
-        """Import what `start` needs, so that the memory of the libraries can be measured alone."""
         import torch
 
         worker = "cpu_worker" if self.job.device_kind == "cpu" else "gpu_worker"

@@ -28,9 +28,15 @@ from rlplan.runtime.models.adapters import AdapterWeights, MergedWeights, add_ad
 from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.models.sequence_parallel import Sharing, meet
 from rlplan.runtime.models.sharded_loading import build_cut
-from rlplan.runtime.models.start_checkpoint import load_language_model, merge_into_whole_model, save_policy, warm_up
+from rlplan.runtime.models.start_checkpoint import (
+    load_language_model,
+    load_scalar_model,
+    merge_into_whole_model,
+    save_policy,
+    warm_up,
+)
 from rlplan.runtime.models.tensor_parallel import PartWeights
-from rlplan.runtime.models.value_model import PolicyValueModel
+from rlplan.runtime.models.value_model import PolicyValueModel, ValueModel
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample, blank_sample
 from rlplan.runtime.weight_sync.channel import BaseHandle, Endpoint, SendReport, Update
 from rlplan.runtime.weight_sync.sender import PolicySender
@@ -79,7 +85,6 @@ class PolicyTrainer(Worker):
 
     @no_collections()
     def import_libraries(self) -> None:
-        """Import what `start` needs, so that the memory of the libraries can be measured alone."""
         import_deepspeed()
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=True)
@@ -168,7 +173,10 @@ class PolicyTrainer(Worker):
 
     def load(self, model_folder: str) -> Any:
         """Load the Hugging Face module to train."""
-        language_model = load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+        dtype = TORCH_DTYPES[self.job.training.dtype]
+        if self.is_scalar:
+            return load_scalar_model(model_folder, dtype)
+        language_model = load_language_model(model_folder, dtype)
         if self.job.takes_images:
             give_tower(language_model, Path(self.job.policy.path))
         if self.has_adapters:
@@ -176,7 +184,12 @@ class PolicyTrainer(Worker):
         return language_model
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
-        """Wrap the module so that a forward pass returns log-probs, entropies and, with a shared value head, values."""
+        """Wrap the module so that a forward pass returns log-probs, entropies and, with a shared value head, values.
+
+        A scalar model returns only its scalar per token.
+        """
+        if self.is_scalar:
+            return ValueModel(language_model, self.sharing)
         entropies: Entropies = "learned" if self.job.algorithm.entropy_coef else "seen"
         temperature = self.job.workload.temperature
         if Role.VALUE in self.job.scored_roles and self.job.holder_of(Role.VALUE) is Role.POLICY:

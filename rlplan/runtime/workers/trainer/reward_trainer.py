@@ -5,17 +5,14 @@ It is the policy trainer with a scalar head, read at the last token.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.models.logprob_model import make_batch
-from rlplan.runtime.models.start_checkpoint import load_scalar_model
-from rlplan.runtime.models.value_model import ValueModel, whole_sequences
+from rlplan.runtime.models.value_model import whole_sequences
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample
-from rlplan.runtime.workers.trainer.deepspeed_engine import TORCH_DTYPES
 from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer, concatenate
 
 
@@ -23,12 +20,6 @@ class RewardTrainer(PolicyTrainer):
     """See the module docstring. All ranks run the same calls, each with its own samples."""
 
     is_scalar = True
-
-    def load(self, model_folder: str) -> Any:
-        return load_scalar_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
-
-    def wrap(self, language_model: Any) -> torch.nn.Module:
-        return ValueModel(language_model, self.sharing)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:

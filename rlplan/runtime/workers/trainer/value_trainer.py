@@ -5,16 +5,12 @@ It is the policy trainer with another model and loss, and without weight sync.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.models.logprob_model import make_batch
-from rlplan.runtime.models.start_checkpoint import load_scalar_model
-from rlplan.runtime.models.value_model import ValueModel
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample
-from rlplan.runtime.workers.trainer.deepspeed_engine import TORCH_DTYPES
 from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer, concatenate
 from rlplan.vocabulary import Role
 
@@ -24,12 +20,6 @@ class ValueTrainer(PolicyTrainer):
 
     role = Role.VALUE
     is_scalar = True
-
-    def load(self, model_folder: str) -> Any:
-        return load_scalar_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
-
-    def wrap(self, language_model: Any) -> torch.nn.Module:
-        return ValueModel(language_model, self.sharing)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:

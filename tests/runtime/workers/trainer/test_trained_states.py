@@ -15,7 +15,7 @@ from tests.factories import EXAMPLES
 SORTER = str(EXAMPLES / "models" / "sorter")
 
 
-def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], list[torch.Tensor], Any]:
+def train(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], list[torch.Tensor], Any]:
     """Losses, weights and states after three steps; everything is offloaded once between backward and step."""
     model = load_language_model(SORTER, dtype)
     copy_mapped_parameters(model)
@@ -43,18 +43,18 @@ def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], lis
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_does_not_notice_that_its_states_were_away(dtype: torch.dtype) -> None:
-    stayed, swapped = (trained(is_offloaded=is_offloaded, dtype=dtype) for is_offloaded in (False, True))
+    stayed, swapped = (train(is_offloaded=is_offloaded, dtype=dtype) for is_offloaded in (False, True))
     assert swapped[0] == stayed[0]
-    assert all(torch.equal(one, other) for one, other in zip(swapped[1], stayed[1], strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(swapped[1], stayed[1], strict=True))
 
 
 def test_each_byte_has_one_kind() -> None:
-    _, weights, engine = trained(is_offloaded=False, dtype=torch.float32)
+    _, weights, engine = train(is_offloaded=False, dtype=torch.float32)
     numel = sum(weight.numel() for weight in weights)
-    held = count_bytes(engine)
-    assert held[MemoryKind.WEIGHTS] == 4 * numel
-    assert held[MemoryKind.OPTIMIZER] == 8 * numel + 4 * len(weights)
-    assert held[MemoryKind.GRADIENTS] == held[MemoryKind.MASTER_WEIGHTS] == 0
+    sizes = count_bytes(engine)
+    assert sizes[MemoryKind.WEIGHTS] == 4 * numel
+    assert sizes[MemoryKind.OPTIMIZER] == 8 * numel + 4 * len(weights)
+    assert sizes[MemoryKind.GRADIENTS] == sizes[MemoryKind.MASTER_WEIGHTS] == 0
 
 
 def test_a_bucket_counts_as_far_as_it_was_touched() -> None:
