@@ -396,7 +396,7 @@ def test_an_engine_that_starts_from_files_reads_what_the_trainer_wrote(
     switches.checksums = setup.trainer.save(str(switches.saved))
     switches.check_saved(ENGINES, 1)
     setup.engines[0].damage = _flip_last_byte
-    with pytest.raises(RunError, match="rollout_engine/0 received .* weights with other values"):
+    with pytest.raises(RunError, match=r"rollout_engine/0 received .* weights with other values"):
         switches.check_saved(ENGINES, 1)
 
 
