@@ -65,6 +65,7 @@ class Controller:
         names = set(waiting)
         done: set[str] = set()
         running: dict[Future[None], tuple[Action, float]] = {}
+        # One thread per action: an action mostly waits for its processes, and several may run at the same time.
         pool = ThreadPoolExecutor(max_workers=max(1, len(waiting)), thread_name_prefix="action")
         try:
             while waiting or running:
@@ -81,7 +82,7 @@ class Controller:
                     done.add(action.id)
                 _check_deadlines(list(running.values()), step)
                 if self._beside is not None and self._beside.done():
-                    self._beside.result()
+                    self._beside.result()  # raises the error of failed async rollouts at once
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -71,7 +71,7 @@ def ready_to_run(
     else:
         spec, plan = read_bundle(what), read_plan(what / "plan.json")
     job = spec.job
-    check_devices(job, address)
+    check_devices(job, address)  # cheap checks first: loading prompts and the admission probe take longer
     check_plan(plan)
     check_host(spec, plan.ledger)
     prompts = load_prompts(job)
@@ -118,7 +118,7 @@ def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
             with interruptible():
                 followers = _begin(task, recorder, listener)
                 _run_to_the_end(replace(task, followers=followers), recorder, listener)
-            recorder.sync()
+            recorder.sync()  # before the status: `finished` promises that all lines are on disk
             recorder.write_status("finished", 0, recorder.facts.get(STOPPED_EARLY, ""))
     except RlplanError as failure:
         error = resumable(failure, run_folder)
@@ -241,7 +241,7 @@ def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -
             raise
         raise lost from error
     finally:
-        with uninterrupted():
+        with uninterrupted():  # a second signal must not leave worker processes behind
             worker_group.close()
             if runner is not None:
                 runner.close()

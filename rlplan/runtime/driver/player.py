@@ -111,7 +111,7 @@ class Player:
             self.recorder.write_alarm(step, "sink", line)
         timings["memory/allocated_gb"] = round(sum(self.recorder.memory_by_process().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
-        if len(learning) > 1:
+        if len(learning) > 1:  # more than the step's number
             self.recorder.write_row("metrics.jsonl", learning)
         self.recorder.write_row("timings.jsonl", timings)
         if step > 0:

@@ -97,7 +97,7 @@ def take_along(checkpoint: Resumption, run_folder: Path) -> Resumption:
         root.mkdir(parents=True, exist_ok=True)
         target = root / checkpoint.folder.name
         shutil.copytree(checkpoint.folder, root / f".{target.name}", copy_function=_link_or_copy)
-        (root / f".{target.name}").rename(target)
+        (root / f".{target.name}").rename(target)  # only a complete checkpoint gets its name
         sync_folder(root)
     return replace(checkpoint, folder=target)
 

@@ -260,7 +260,7 @@ def _collect_groups(rewards: Sequence[float], groups: Sequence[int]) -> dict[int
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    mean = math.fsum(values) / len(values)
+    mean = math.fsum(values) / len(values)  # exact sums do not depend on the order of rollouts
     if len(values) < 2:
         return mean, 0.0
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

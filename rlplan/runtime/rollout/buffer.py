@@ -68,7 +68,7 @@ class ExperienceBuffer:
         self._groups[group.number] = group
         most = self.max_in_memory
         while most is not None and len(self._groups) > most:
-            self._spill(self._groups.pop(max(self._groups)))
+            self._spill(self._groups.pop(max(self._groups)))  # the newest group is taken last
 
     def groups(self) -> list[BufferedGroup]:
         """All groups by number; they stay in the buffer."""

@@ -69,7 +69,7 @@ class Collector:
         self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
         self.generation = self._start_conversations() if spec.job.has_turns else fleet
         self.stream = self._stream() if spec.schedule.async_rollouts is not None else None
-        self.reward_pool.forget()
+        self.reward_pool.forget()  # the pool outlives a restart of the worker group
         self.lengths = Counter(dict(resumption.state.response_lengths) if resumption else ())
         self.num_replaced = resumption.state.num_replaced if resumption else 0
 

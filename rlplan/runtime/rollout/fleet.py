@@ -99,7 +99,7 @@ class Fleet:
     ) -> list[Measurement]:
         """Load the model on every rank of some engines. The rendezvous of an engine's ranks is at its first rank."""
         meetings: list[tuple[str, int] | None] = [None] * len(engines)
-        if len(self.engines[0]) > 1:
+        if len(self.engines[0]) > 1:  # a single rank needs no rendezvous
             addresses = [self.worker_group.addresses[ranks[0]] for ranks in engines]
             listening = [
                 self.worker_group.submit(ranks[0], *bind_call(WORKER.open_rendezvous, address, 0))
@@ -175,7 +175,7 @@ class Fleet:
         collect = bind_call(ENGINE.collect, max_wait_s, share)
         calls = [self.worker_group.perform(ranks[0], *collect) for ranks in self.engines]
         measurements, losses = [], []
-        for call in calls:
+        for call in calls:  # one by one, so that a lost engine does not discard the results of the others
             try:
                 with self._blaming():
                     (result,), measured = self.worker_group.measured([call], timeout_s)

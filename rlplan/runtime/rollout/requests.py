@@ -84,6 +84,7 @@ class RequestMaker:
         ]
 
     def _request(self, name: str, prompt: Prompt, seed: int, **fields: Any) -> RolloutRequest:
+        # The factor keeps jobs with neighbouring seeds apart; seed plus sample index must fit into 64 bits.
         seed, max_tokens = (self.job.seed * 7919 + seed) % (1 << 62), self.job.workload.max_response_len
         return RolloutRequest(
             id=name, prompt=prompt.tokens, seed=seed, max_tokens=max_tokens, images=prompt.images, **fields

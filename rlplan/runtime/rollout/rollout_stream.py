@@ -81,7 +81,7 @@ class RolloutStream:
                 if not self._open:  # wait for replaced groups, a new version or free capacity
                     self._changed.wait(COLLECT_S)
                     continue
-            at_least = max(1, self.settings.num_prompts // 4)
+            at_least = max(1, self.settings.num_prompts // 4)  # fewer remote calls, still well below a step's groups
             collect = partial(self.fleet.collect, COLLECT_S, at_least, self.settings.deadline_s)
             collected, measurements = self.watch(collect)
             with self._changed:

@@ -93,6 +93,7 @@ class Recorder:
         with writing_file(self.folder / name):
             if name in self._files:
                 self._files[name].close()
+            # Line buffering: a killed run loses at most the line being written.
             self._files[name] = (self.folder / name).open(mode, encoding="utf-8", buffering=1)
 
     def memory_by_process(self) -> dict[str, int]:

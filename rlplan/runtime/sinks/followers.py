@@ -28,7 +28,7 @@ class Followers:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,
+                    start_new_session=True,  # Ctrl-C must not end a sink before it has read the last steps
                 )
 
     def take_dead(self) -> list[str]:

@@ -249,7 +249,7 @@ class Deadline:
 
     def wait(self, is_ready: Callable[[], bool], what: str) -> None:
         """Poll `is_ready`, with growing pauses. Raises: RunError at the deadline."""
-        pause_s = 2e-5
+        pause_s = 2e-5  # most waits are short; longer pauses spare the CPU in long ones
         while not is_ready():
             if time.monotonic() > self.end:
                 raise sync_error(f"{what} did not happen within {self.timeout_s:.1f} s")

@@ -74,6 +74,7 @@ def _probe_pack(module: Any) -> int:
     if weight.ndim != 2:
         return 0
     columns = torch.arange(weight.shape[1])
+    # Different factors per column reveal exchanged columns; the fixed seed gives the same rows in every call.
     factors = 1 + torch.randint(64, columns.shape, generator=torch.Generator().manual_seed(0)) / 64  # exact in bfloat16
     rows = torch.zeros(min(NUM_PROBES, len(columns)), len(columns), dtype=weight.dtype)
     rows[columns % len(rows), columns] = factors.to(weight.dtype)

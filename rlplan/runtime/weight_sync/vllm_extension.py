@@ -88,7 +88,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
                 self._load_watched(weights)
             else:
                 self.model.load_weights(weights)
-            for _ in tensors:
+            for _ in tensors:  # `load_weights` may return before the generator is exhausted
                 raise RuntimeError("the model did not load all weights")
         except BaseException:
             tensors.close()

@@ -132,7 +132,7 @@ class WeightSync:
             calls.append((sender, *bind_call(TRAINER.open_channel, offer)))
             calls += [(engine, *bind_call(ENGINE.open_channel, offer, reader)) for reader, engine in enumerate(readers)]
         measurements = self._run_measured(calls)[1]
-        self.is_open, self.serial = True, 0
+        self.is_open, self.serial = True, 0  # the first update over a new channel is a full one
         return offered + measurements
 
     def _build_endpoint(self, sender: str, num_readers: int) -> Endpoint:

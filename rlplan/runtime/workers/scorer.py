@@ -86,6 +86,7 @@ class Scorer(Worker):
         model.requires_grad_(False)
         if self._is_scalar:
             return ValueModel(model)
+        # The engine samples at this temperature, so log-probs must be computed at it as well.
         return LogprobModel(model, self.job.workload.temperature, entropies="none")
 
     def offload(self, destination: str) -> None:

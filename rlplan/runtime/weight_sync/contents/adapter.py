@@ -41,7 +41,7 @@ def take_adapter(llm: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor
             named = {PEFT_PREFIX + name: tensor for name, tensor in tensors.items()}
             save_file(named, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
             (folder / CONFIG_FILE).write_text(json.dumps(_config(job)), encoding="utf-8")
-        adapter = LoRARequest(f"policy-{version}", version, str(folder))
+        adapter = LoRARequest(f"policy-{version}", version, str(folder))  # vLLM caches KV blocks by the adapter's name
         if not llm.llm_engine.add_lora(adapter):
             raise sync_error(f"the engine did not load the adapter of version {version}")
     return adapter

@@ -82,7 +82,7 @@ class SentWeights:
             if end + body.num_bytes <= buffer.numel():
                 _write(coded, end, body.parts)
             end += body.num_bytes
-            if body.count:
+            if body.count:  # the copy must equal what the readers hold, also if the full packet is sent below
                 old[:] = new
         if round_up(end, 64) > buffer.numel():
             buffer.copy_(copy)

@@ -37,7 +37,9 @@ def create_arena(path: str, num_bytes: int) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with writing_file(Path(path), num_bytes, "lower placement.sync_bucket"):
-            os.posix_fallocate(descriptor, 0, num_bytes)
+            os.posix_fallocate(
+                descriptor, 0, num_bytes
+            )  # a full /dev/shm would otherwise raise SIGBUS at a later write
     except BaseException:
         Path(path).unlink()
         raise
@@ -98,7 +100,7 @@ class ControlPage:
             pid = self._words[FIRST_PID + side]
             if pid and side not in self._processes:
                 try:
-                    self._processes[side] = os.pidfd_open(pid)
+                    self._processes[side] = os.pidfd_open(pid)  # unlike a process id, it is never reused
                 except ProcessLookupError:
                     return pid
             if side in self._processes:

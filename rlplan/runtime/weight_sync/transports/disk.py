@@ -91,13 +91,13 @@ class DiskOutlet(DiskSide):
             content[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + data.numel()]}
             end += data.numel()
         text = json.dumps(content).encode()
-        text += b" " * (-len(text) % 8)
+        text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
         path = self._file(header.index)
         with writing_file(path, 8 + len(text) + end), path.with_suffix(".part").open("wb", buffering=0) as file:
             _write_all(file.fileno(), memoryview(struct.pack("<Q", len(text)) + text))
             for *_, data in pieces:
                 _write_all(file.fileno(), data.numpy().data)
-        path.with_suffix(".part").rename(path)
+        path.with_suffix(".part").rename(path)  # readers wait for the final name
 
     def finish(self) -> None:
         """Do nothing: files stay until the next update."""

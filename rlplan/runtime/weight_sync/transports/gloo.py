@@ -52,6 +52,7 @@ class GlooSide:
         gloo: Any = dist.ProcessGroupGloo  # torch's stub has neither `_Options` nor a group made with them
         options = gloo._Options()
         options._timeout = timedelta(seconds=self.endpoint.timeout_s)
+        # One device for the interface that reaches the sender: gloo would otherwise resolve the host name.
         options._devices = [gloo.create_device(hostname=own_address(self.endpoint.host))]
         prefix = dist.PrefixStore("weight_sync", store)
         self.store = store

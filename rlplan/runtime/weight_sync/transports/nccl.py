@@ -59,7 +59,7 @@ class NcclSide:
             raise sync_error("the communicator was closed")
         header = Header(*self.group.broadcast_obj(None if header is None else header.words(), src=0))
         payload = packet_view(self.arena, self.packets[index])[: header.num_bytes]
-        self.device.follow(self.stream)
+        self.device.follow(self.stream)  # the broadcast starts after pending reads and writes of this arena memory
         self.communicator.broadcast(payload, src=0, stream=self.stream)
         event = self.device.new_event()
         event.record(self.stream)

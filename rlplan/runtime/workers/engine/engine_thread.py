@@ -33,6 +33,7 @@ class EngineThread:
     def _loop(self) -> None:
         while True:
             is_idle = self.failure is not None or not self._work_once()
+            # Answer all waiting calls before the next step; without work, block until a call arrives.
             while is_idle or not self._calls.empty():
                 self._answer(*self._calls.get())
                 is_idle = False

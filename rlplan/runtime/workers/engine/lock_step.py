@@ -54,7 +54,7 @@ def named_by_port(port: int) -> Iterator[None]:
         yield
     finally:
         Executor._distributed_args = original
-    dist.barrier()
+    dist.barrier()  # all ranks have mapped the memory before its name is removed
     for path in Path("/dev/shm").glob(f"{port}-*-cpushm_{dist.get_rank()}"):
         path.unlink(missing_ok=True)
 

@@ -130,7 +130,7 @@ class RolloutEngine(Worker):
         from rlplan.runtime.workers.engine.weight_packing import watch_weight_packing
         from rlplan.runtime.workers.worker_device import worker_device
 
-        worker_device(self.job)
+        worker_device(self.job)  # selects the GPU; raises an error where the process sees none
         if self.job.rollout.base_path is not None:
             request_amx_tiles()
         self.stop()
@@ -146,7 +146,7 @@ class RolloutEngine(Worker):
         with watch_weight_packing(self.base) as packing, load_from_base(self.base), shared_memory_name:
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
-        if "speculative_config" in arguments:
+        if "speculative_config" in arguments:  # after LLM(), which installs vLLM's own replacement
             from rlplan.runtime.workers.engine.speculative_decoding import fix_temperature_expansion
 
             fix_temperature_expansion()
@@ -247,6 +247,7 @@ class RolloutEngine(Worker):
         """Receive and load one update. A dirty engine needs a full one."""
         if self.dirty and not update.is_full:
             raise sync_error("the last weight update failed half-way: this engine needs a full update")
+        # Ranks receive an update independently, so they would change weights at different steps.
         is_stepping = bool(self.tracker.num_open) and not self.paused
         assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
         self.dirty = True  # versions are mixed until the update ends, so no step may be taken

@@ -21,10 +21,10 @@ def build_sampling_parameters(
         temperature=0.0 if index >= request.num_samples - request.num_greedy else request.temperature,
         top_p=1.0,
         top_k=-1,
-        seed=request.seed + index,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=bool(texts),
+        seed=request.seed + index,  # a seed per sample, so that samples do not depend on the batch
+        logprobs=0,  # log-probs of the sampled tokens only
+        flat_logprobs=True,  # flat arrays instead of one object per token
+        detokenize=bool(texts),  # vLLM needs text only to find stop texts
         stop=texts or None,
         stop_token_ids=[part for part in stop if isinstance(part, int)] or None,
         include_stop_str_in_output=True,

@@ -86,6 +86,7 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
         from bitsandbytes.optim import AdamW8bit
 
         optimizer = AdamW8bit(trainable, **config["optimizer"]["params"])
+        # DeepSpeed gets the optimizer itself, so its configuration must not name one.
         config = {key: value for key, value in config.items() if key != "optimizer"}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
     forget_input_check(engine)
@@ -167,7 +168,7 @@ def score_in_lock_step(
     scores = score_packed(pairs, max_tokens, judge)
     count = len(pack_best_fit([pair.num_tokens for pair in pairs], max_tokens))
     for _ in range(max_over_ranks(count) - count):
-        judge(make_batch([]))
+        judge(make_batch([]))  # an empty pass that only takes part in the gathers
     return scores
 
 

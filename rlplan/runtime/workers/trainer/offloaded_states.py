@@ -63,7 +63,7 @@ class OffloadedStates:
         try:
             with writing_file(Path(tempfile.gettempdir()), sum(self._lengths), way_out):
                 self._file, path = tempfile.mkstemp(prefix="rlplan-offloaded-")
-                Path(path).unlink()
+                Path(path).unlink()  # the system frees the file when its descriptor is closed
                 for storage, length in zip(storages, self._lengths, strict=True):
                     _write(self._file, _view_memory(_ensure_on_host(storage))[:length])
         except BaseException:

@@ -96,7 +96,7 @@ class PolicyTrainer(Worker):
 
     def start(self, rank: int, world_size: int, address: tuple[str, int], model_folder: str) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
-        torch.manual_seed(self.job.seed)
+        torch.manual_seed(self.job.seed)  # new adapters and heads must be equal on all ranks
         self.device, timeout_s = worker_device(self.job), self.job.limits.rank_timeout_s
         join_ranks(rank, world_size, address, timeout_s, self.take_listener(), device_of(self.device))
         self.sharing = meet(self.job.training.ulysses)
@@ -164,7 +164,7 @@ class PolicyTrainer(Worker):
     def reset(self, model_folder: str) -> None:
         """Reset to the state after `start`; keep the process group and the weight-sync channel."""
         self.stop()
-        torch.manual_seed(self.job.seed)
+        torch.manual_seed(self.job.seed)  # the rehearsal may have drawn random numbers
         self._build_engine(model_folder)
 
     @property

@@ -54,7 +54,7 @@ class StateSaver:
 
     def save(self, engine: Any, path: Path, *, waits: bool) -> None:
         """Write this rank's file, then its receipt. waits: write in the foreground, without staging memory."""
-        self.finish()
+        self.finish()  # the previous write still reads the staging memory
         states = TrainedFragments(engine)
         facts = {"num_steps": states.num_steps, "scaler": _read_loss_scaler(engine)}
         pieces = list(self._pieces(states, copies=not waits)) + _generator_pieces(engine)
