@@ -22,8 +22,8 @@ class BestSoFar:
     def observe(self, step: int, row: Mapping[str, float]) -> str:
         """Record a step's row; step 0 is the start. Returns: the reason to stop here; empty if the run continues."""
         kept, early = self.job.checkpoints, self.job.early_stopping
-        has_checkpoint = step > 0 and step % kept.every == 0  # only a step with a checkpoint can become the best one
-        if kept.best_metric is not None and kept.best_metric in row and has_checkpoint:
+        # Only a step with a checkpoint can become the best one.
+        if kept.best_metric is not None and kept.best_metric in row and step and step % kept.every == 0:
             self.kept = better(self.kept, step, row[kept.best_metric], kept.best_mode)
         if early is None or early.metric not in row:
             return ""

@@ -46,7 +46,7 @@ class Recovery:
 
     @property
     def is_possible(self) -> bool:
-        """Whether processes can be restarted; not while an engine sleeps, when trainer states may be offloaded."""
+        """Whether the schedule allows restarts; not with sleeping engines, while trainer states may be offloaded."""
         return not any(action.kind is ActionKind.SLEEP_ENGINE for action in self.spec.schedule.step)
 
     def recover(self, process: str, action: Action, step: int) -> None:

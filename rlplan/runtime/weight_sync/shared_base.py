@@ -40,7 +40,17 @@ def base_error(what: str) -> RunError:
     )
 
 
-class HeldBase:
+class _SharedMemory:
+    """Memory that both sides map."""
+
+    memory: torch.Tensor
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a view of the memory."""
+        return tensor.untyped_storage().data_ptr() == self.memory.untyped_storage().data_ptr()
+
+
+class HeldBase(_SharedMemory):
     """The trainer's side: owns the base for the lifetime of the process."""
 
     def __init__(self, model: ModelSpec, dtype: torch.dtype, place: torch.device) -> None:
@@ -76,9 +86,6 @@ class HeldBase:
         self.device.finish()  # complete the copies before the engine reads the memory
         return BaseHandle(self.num_bytes, os.getpid(), on_device=opener)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() == self.memory.untyped_storage().data_ptr()
-
     def _host_memory(self) -> torch.Tensor:
         """Zeroed pages, all allocated now: otherwise a lack of memory would end the process by a signal later."""
         self.descriptor = os.memfd_create("rlplan-base")
@@ -90,7 +97,7 @@ class HeldBase:
         return torch.frombuffer(mmap.mmap(self.descriptor, self.num_bytes), dtype=torch.uint8)
 
 
-class OpenedBase:
+class OpenedBase(_SharedMemory):
     """The engine's side. Raises: RunError where the trainer's memory cannot be opened here."""
 
     def __init__(self, handle: BaseHandle, model: ModelSpec, dtype: torch.dtype) -> None:
@@ -123,9 +130,6 @@ class OpenedBase:
     def _num_counted(self) -> int:
         """Bytes of host pages that the trainer counts, rounded up to pages as in the kernel's statistics."""
         return round_up(self.num_bytes, mmap.PAGESIZE) if self.is_on_host else 0
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() == self.memory.untyped_storage().data_ptr()
 
     def close(self) -> None:
         """Release the memory, after the engine's parameters were freed."""

@@ -33,7 +33,7 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         ):
             pass
         (folder / "metrics.jsonl").write_text("{}")
-        with pytest.raises(SpecError, match="going on"), locked_run_folder(folder):
+        with pytest.raises(SpecError, match="in use by another run"), locked_run_folder(folder):
             pass
         other.communicate("", timeout=scaled(10))
     assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]

@@ -194,7 +194,7 @@ def test_what_is_damaged_fails_and_a_full_update_over_a_new_channel_is_right(
     channel = Channel(transport, 1, torch.float32, 1, tmp_path)
     _damage(channel, what, channel.packets[1])
     weights = Weights(0, torch.float32)
-    with pytest.raises(RunError, match=r"packet|given up|end of the update"):
+    with pytest.raises(RunError, match=r"packet|aborted|closed|end of the update"):
         channel.update(weights, Update(1, 1, True, TIMEOUT_S))
     channel.open(Endpoint(transport, 1, path=str(tmp_path / "sync"), timeout_s=TIMEOUT_S))
     (fed,) = channel.update(weights, Update(1, 1, True, TIMEOUT_S))

@@ -210,16 +210,13 @@ class PolicyTrainer(Worker):
         Returns: sums and maxima for the log, over the `num_tokens` tokens that the loss learns from.
         """
         totals: dict[str, float] = {}
-        self.baseline = self._baseline(baseline_samples) if self._has_baseline else 0.0
+        has_baseline = self.job.algorithm.declaration.has_baseline_answers
+        self.baseline = self._baseline(baseline_samples) if has_baseline else 0.0
         for samples, weights in zip(micro_batches, token_weights, strict=True):
             with use_device(self.device):
                 accumulate(totals, self._micro_batch(samples, weights))
         forget_cache(self.device)
         return totals
-
-    @property
-    def _has_baseline(self) -> bool:
-        return self.job.algorithm.declaration.has_baseline_answers
 
     @torch.no_grad()
     def _baseline(self, samples: Sequence[TrainSample]) -> float:
