@@ -12,7 +12,6 @@ from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import arena_bytes, plan_packets
 from rlplan.runtime.device import cuda
 from rlplan.runtime.device.cuda import CudaDevice
-from rlplan.runtime.device.layer import using
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
@@ -22,7 +21,7 @@ from rlplan.runtime.weight_sync.transports.cuda_ipc import CudaIpcInlet
 from rlplan.units import MIB
 from rlplan.vocabulary import Transport
 from tests.factories import make_model
-from tests.runtime.device.host_device import HostDevice, host_device
+from tests.runtime.device.host_device import HostDevice, host_device, using
 from tests.runtime.weight_sync.test_transports import own_arenas
 
 PACKETS = plan_packets(make_model().parameters, 4, 4000)

@@ -11,14 +11,13 @@ import torch
 
 from rlplan.errors import RunError
 from rlplan.memory.serving.shared_base import shared_base_bytes
-from rlplan.runtime.device.layer import using
 from rlplan.runtime.measure.memory_meter import peak_inside, resident_bytes
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.weight_sync.channel import BaseHandle
 from rlplan.runtime.weight_sync.shared_base import HeldBase, OpenedBase
 from rlplan.units import MIB
 from tests.factories import make_model
-from tests.runtime.device.host_device import HostDevice
+from tests.runtime.device.host_device import HostDevice, using
 
 CPU = torch.device("cpu")
 MODEL = make_model()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes, plan_packets
-from rlplan.runtime.device.layer import using
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Update
 from rlplan.runtime.weight_sync.checksums import checksum_files, of_named
@@ -26,7 +25,7 @@ from rlplan.spec.model import Parameter
 from rlplan.units import GIB
 from rlplan.vocabulary import Transport
 from tests.factories import make_model
-from tests.runtime.device.host_device import HostDevice
+from tests.runtime.device.host_device import HostDevice, using
 
 MODEL = make_model()
 TIMEOUT_S = scaled(20.0)
