@@ -4,7 +4,7 @@ In: a module that DeepSpeed trains. Out: (name, full tensor), each valid until t
 the module also yields the buffers of a checkpoint, such as a router's bias, which are never sharded and never sent.
 Left out: sending them (the transports).
 
-Under ZeRO-3 a layer's partitions are gathered before its first tensor and released after its last one, so at most one
+Under ZeRO-3 a layer's partitions are gathered before its first tensor and released after its last one. So at most one
 layer is gathered at a time. Gathering is collective: every rank iterates over the same names, and one of them sends.
 """
 

@@ -46,7 +46,7 @@ class HeldAdapters:
         return self._held[self.version][0] if self._held else None
 
     def end(self, llm: Any, sample: str) -> int | None:
-        """Unregister a sample and return its version; None for full weights. Outdated versions without samples go."""
+        """Unregister a sample, remove outdated versions, and return the sample's version; None for full weights."""
         if not self.num_slots:
             return None
         version = self._begun.pop(sample)
@@ -70,12 +70,12 @@ class HeldAdapters:
         `max_staleness` a slot is always free (see num_adapter_versions in memory/weight_sync/adapters.py).
         """
         # In a batch with any adapter, vLLM 0.32 on a CPU applies the last slot's adapter to samples without one.
-        assert self._held or not self._begun, "the first version comes before samples that go on beside it"
+        assert self._held or not self._begun, "the first version arrives before any sample"
         if not self._is_loaded(version, checksums):
             self._make_room(llm, version)
             self._held[version] = take_adapter(llm, job, tensors, version), checksums
         self.newest = version
-        if self.version not in self._held:  # the first one, of a new engine or of one that was restarted
+        if self.version not in self._held:  # the first version of a new or restarted engine
             self.version = version
 
     def switch(self, llm: Any, version: int | None = None) -> None:
