@@ -131,7 +131,7 @@ def _cannot_restart(lost: LostProcessError, action: Action, num_restarts: int) -
     elif num_restarts:
         kind, rule = RunError, f"a process is restarted at most {num_restarts} times in a run (limits.max_restarts)"
     else:
-        rule = f"only engines and scorers restart, after their first start, in repeatable actions; not in {action.kind}"
+        rule = f"only engines and scorers restart, after the first start, in repeatable actions; this was {action.kind}"
     return kind(lost.what, where=lost.where, rule=rule, way_out=lost.way_out)
 
 

@@ -303,6 +303,6 @@ def test_an_engine_that_dies_while_it_starts_ends_the_run_by_name(tmp_path: Path
     run = finish(process, folder)
     assert run.exit_code == 5
     assert re.search(r"error: rollout_engine/0 is gone", run.stderr)
-    assert "only engines and scorers restart, after their first start" in run.stderr
+    assert "only engines and scorers restart, after the first start" in run.stderr
     assert alive(children) == []
     assert run.status["state"] == "failed"

@@ -131,14 +131,14 @@ def test_every_loss_of_ours_is_that_of_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_mini_batch_s_gradient_is_the_same_however_it_is_cut_and_dealt_out(name: str) -> None:
     batch = MiniBatch(CASES[name])
-    num_passes, whole = batch.gradient(*CUTS[0])
+    num_passes, whole = batch.compute_gradient(*CUTS[0])
     assert num_passes == 1
     assert float(whole.norm()) > 0
     seen = set()
     for max_tokens, num_ranks in CUTS[1:]:
-        num_passes, compute_gradient = batch.gradient(max_tokens, num_ranks)
+        num_passes, gradient = batch.compute_gradient(max_tokens, num_ranks)
         seen.add(num_passes)
-        assert torch.allclose(compute_gradient, whole, rtol=1e-5, atol=1e-7), (max_tokens, num_ranks)
+        assert torch.allclose(gradient, whole, rtol=1e-5, atol=1e-7), (max_tokens, num_ranks)
     assert max(seen) >= 4
 
 

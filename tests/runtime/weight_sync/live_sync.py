@@ -49,7 +49,7 @@ class Setup:
         """more: overrides of every job."""
         self.model, self.num_ranks, self.more = model, num_ranks, {"policy.path": model, **more}
         self.worker_group, self.port = LiveWorkerGroup(folder), 0
-        self.trainers = start_trainers(self.worker_group, self.spec_of(2, "auto", "full", 1))
+        self.trainers = start_trainers(self.worker_group, self.build_spec(2, "auto", "full", 1))
         self.engines: dict[int, list[str]] = {}
         calls = [self.worker_group.submit(name, "invoke", "import_libraries") for name in self.trainers]
         self.worker_group.gather(calls, START_S)
@@ -65,7 +65,7 @@ class Setup:
         return self.engines[tp]
 
     def _begin_engine(self, tp: int) -> list[str]:
-        job = self.spec_of(2, "auto", "full", tp).job
+        job = self.build_spec(2, "auto", "full", tp).job
         names = [f"rollout_engine/{tp}{rank}" for rank in range(tp)]
         path, environment = "rlplan.runtime.workers.engine.rollout_engine:RolloutEngine", {"OMP_NUM_THREADS": "1"}
         self.worker_group.begin_alike(names, path, ENVIRONMENT | environment, job, engine_arguments(job), 1)
@@ -87,7 +87,7 @@ class Setup:
         self.worker_group.gather(calls, START_S)
 
     def case(self, stage: int, transport: str, content: str, tp: int) -> "Case":
-        return Case(self, self.spec_of(stage, transport, content, tp), self.engines_of(tp))
+        return Case(self, self.build_spec(stage, transport, content, tp), self.list_engines(tp))
 
 
 class Case:

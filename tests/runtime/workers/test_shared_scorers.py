@@ -71,12 +71,12 @@ def same(scores: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> boo
 
 
 def test_shares_say_what_the_whole_model_says_with_unequal_numbers_of_pairs(sharded: Shared) -> None:
-    together, whole = sharded.scored()
+    together, whole = sharded.score_pairs()
     assert same(together, whole)
 
 
 def test_a_rank_holds_the_bytes_of_the_plan(sharded: Shared) -> None:
-    sharded.scored()
+    sharded.score_pairs()
     model, training = sharded.plan.job.load_model(), sharded.plan.job.training
     first, second, whole = (sizes["reference", "weights"] for sizes in sharded.components())
     assert first == second == frozen_states(training, model, 2).weight_bytes()
@@ -95,7 +95,7 @@ def test_shares_come_back_from_where_they_offloaded(sharded: Shared, destination
     sharded.call("offload", destination)
     assert sharded.components()[0]["reference", "weights"] == 0
     sharded.call("reload")
-    together, whole = sharded.scored()
+    together, whole = sharded.score_pairs()
     assert same(together, whole)
 
 

@@ -75,7 +75,7 @@ def _engine(method: str, folder: Path) -> dict[str, Any]:
         "held": {kind: size for (_, kind), size in engine.components().items()},
         "forecast": {str(kind): size for kind, size in forecast.resident(_start_action(), "steady").items()},
         "before": live.differences("a"),
-        "trained": [live.trained(version) for version in (1, 2)],
+        "trained": [live.load_adapter(version) for version in (1, 2)],
     }
     engine.invoke("stop")
     return results
