@@ -55,7 +55,7 @@ def test_slots_hold_the_trainers_matrices_and_the_record_says_so(setup: Setup, t
 def build_packets(setup: Setup, tp: int) -> Any:
     from rlplan.memory.weight_sync.packets import policy_packets
 
-    job = setup.spec_of(0, "shared_memory", "adapter", tp).job
+    job = setup.build_spec(0, "shared_memory", "adapter", tp).job
     return policy_packets(job, job.load_model())
 
 

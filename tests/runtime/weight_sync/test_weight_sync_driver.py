@@ -379,7 +379,7 @@ def test_an_engine_that_a_sync_left_out_ends_the_run(make: Callable[[str, str], 
     setup.sync()
     setup.trainer.step()
     setup.action = replace(setup.action, processes=(TRAINER, ENGINES[0]))
-    with pytest.raises(RunError, match=r"rollout_engine/1 has got 0 of \d+ weights: not ") as caught:
+    with pytest.raises(RunError, match=r"rollout_engine/1 received 0 of \d+ weights: not ") as caught:
         setup.sync()
     assert "version 2" in caught.value.where
     other_way = "placement.transport=gloo" if content == "full" else "placement.sync_content=full"
