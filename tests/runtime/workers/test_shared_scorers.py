@@ -58,7 +58,7 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     worker_group = LiveWorkerGroup(tmp_path_factory.mktemp("shared"))
     try:
         yield Shared(worker_group)
@@ -70,37 +70,37 @@ def same(scores: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> boo
     return all(a == pytest.approx(b, abs=1e-5) for a, b in zip(scores, other, strict=True))
 
 
-def test_shares_say_what_the_whole_model_says_with_unequal_numbers_of_pairs(sharded: Shared) -> None:
-    together, whole = sharded.score_pairs()
+def test_shares_say_what_the_whole_model_says_with_unequal_numbers_of_pairs(shards: Shared) -> None:
+    together, whole = shards.score_pairs()
     assert same(together, whole)
 
 
-def test_a_rank_holds_the_bytes_of_the_plan(sharded: Shared) -> None:
-    sharded.score_pairs()
-    model, training = sharded.plan.job.load_model(), sharded.plan.job.training
-    first, second, whole = (sizes["reference", "weights"] for sizes in sharded.components())
+def test_a_rank_holds_the_bytes_of_the_plan(shards: Shared) -> None:
+    shards.score_pairs()
+    model, training = shards.plan.job.load_model(), shards.plan.job.training
+    first, second, whole = (sizes["reference", "weights"] for sizes in shards.components())
     assert first == second == frozen_states(training, model, 2).weight_bytes()
     assert whole == 4 * model.num_parameters
     assert first < 0.6 * whole
     rows = [
         row.resident_bytes
-        for row in sharded.plan.ledger.rows
+        for row in shards.plan.ledger.rows
         if (row.run_phase, row.action_id, row.process, row.kind) == ("steady", "score/reference", RANKS[1], "weights")
     ]
     assert rows == [first]
 
 
 @pytest.mark.parametrize("destination", at_night(["disk", "host"], but=1))
-def test_shares_come_back_from_where_they_offloaded(sharded: Shared, destination: str) -> None:
-    sharded.call("offload", destination)
-    assert sharded.components()[0]["reference", "weights"] == 0
-    sharded.call("reload")
-    together, whole = sharded.score_pairs()
+def test_shares_come_back_from_where_they_offloaded(shards: Shared, destination: str) -> None:
+    shards.call("offload", destination)
+    assert shards.components()[0]["reference", "weights"] == 0
+    shards.call("reload")
+    together, whole = shards.score_pairs()
     assert same(together, whole)
 
 
-def test_the_bundle_has_a_config_for_each_role_that_is_shared(sharded: Shared) -> None:
-    spec: ExecutionSpec = sharded.spec
+def test_the_bundle_has_a_config_for_each_role_that_is_shared(shards: Shared) -> None:
+    spec: ExecutionSpec = shards.spec
     assert set(spec.deepspeed) == {"policy", "reference"}
     assert "optimizer" not in spec.deepspeed["reference"]
-    assert sharded.plan.schedule.layout("scorer", sharded.plan.schedule.layouts[-1].role).shares_frozen_weights
+    assert shards.plan.schedule.layout("scorer", shards.plan.schedule.layouts[-1].role).shares_frozen_weights
