@@ -102,9 +102,9 @@ def measurements(
 
 
 @pytest.mark.parametrize(
-    ("measured", "name"),
+    ("measurements", "name"),
     [(group, name) for group, (_, kinds) in GROUPS.items() for name in kinds],
-    indirect=["measured"],
+    indirect=["measurements"],
     scope="module",  # else a group would be measured anew for each name
 )
 def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
