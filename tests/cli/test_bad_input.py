@@ -200,7 +200,7 @@ def test_a_run_does_not_overwrite_another_one(rlplan: Call, bundle: Path, tmp_pa
     out.mkdir(parents=True)
     (out / "metrics.jsonl").write_text("{}")
     for what in (QUICKSTART, bundle):
-        check(rlplan("run", what, "--out", out), 2, "already holds something", "--out")
+        check(rlplan("run", what, "--out", out), 2, "is not empty", "--out")
     assert [path.name for path in out.iterdir()] == ["metrics.jsonl"]
 
 

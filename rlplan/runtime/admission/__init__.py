@@ -1,1 +1,1 @@
-"""Admission of a model to a run: a shrunken one of its architecture is proved first."""
+"""Admission: before the first run of an architecture, a small model of it is tested with trainer and engine."""

@@ -1,11 +1,10 @@
-"""The probe: a small model of an architecture goes from trainer to engine and back, in a process of its own.
+"""The probe: tests a small model of an architecture with trainer and engine, in a separate process.
 
-In: a folder with the small config. Out: one line of JSON: what differs, or how far log-probs are apart. Proved: the
-trainer's weights are those that are planned with, vLLM's loader takes all of them, from files and from the trainer,
-both sides give the same log-probs of the same tokens in fp32, and every weight has a gradient. Left out: 16-bit
-formats, several ranks, LoRA.
+In: a folder with the small config. Out: one line of JSON: an error, or the difference of log-probs. Proves: the trainer
+has exactly the planned weights; vLLM loads all of them, from files and from the trainer; both sides compute the same
+log-probs in fp32; every weight has a gradient. Left out: 16-bit formats, several ranks, LoRA.
 
-The engine starts from other weights than it is then sent, so that a tensor which its loader leaves out is seen.
+The engine starts from other weights than the trainer's, so that a weight which its loader ignores is detected.
 """
 
 import json
@@ -18,25 +17,26 @@ from typing import Any
 from rlplan.spec.model import read_model
 
 PROMPT_LENS = (5, 24, 31)
-"""Shorter and longer than the small model's attention window, in one row for the trainer. A model with fewer positions
-than the longest prompt and its response gets shorter prompts."""
+"""Prompt lengths, shorter and longer than the small model's attention window, packed into one row for the trainer.
+Models with fewer positions get shorter prompts."""
 
 NUM_TOKENS, MAX_TOKENS, VOCABULARY = 12, 128, 256
 SPREAD = 0.08
-"""Every weight is moved by random numbers of this size: log-probs then depend on all of them."""
+"""Standard deviation of the random numbers added to every weight, so that log-probs depend on all of them."""
 
 SAYS = "probe says: "
+"""Prefix of the line of output that holds the result."""
 
 MAX_REASON = 300
-"""Characters of a library's error that a message repeats."""
+"""Maximum length of a library's error text in a message."""
 
 
 class _DifferenceError(Exception):
-    """What differs, in words."""
+    """The probe has failed; the text states what differs."""
 
 
 def prove(folder: Path) -> dict[str, Any]:
-    """{"mean", "max"} of |log-prob of the trainer - of the engine|, or {"differs": text}."""
+    """Run the probe. Returns: {"mean", "max"} of |trainer's log-prob - engine's|, or {"differs": text}."""
     try:
         with _stage("transformers does not build it"):
             _draw(folder, folder / "start", seed=1)
@@ -45,7 +45,7 @@ def prove(folder: Path) -> dict[str, Any]:
         with _stage("vLLM does not serve it"):
             llm = _start_engine(folder / "start")
         with _stage("vLLM does not load the trainer's weights"):
-            _hand_over(model, llm)
+            _sync_weights(model, llm)
         with _stage("vLLM does not generate with it"):
             samples = _generate(llm, _longest(folder) - NUM_TOKENS)
         with _stage("the trainer has no log-probs of it"):
@@ -56,14 +56,14 @@ def prove(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _stage(what: str) -> Iterator[None]:
-    """Name what a block was about where it fails, whatever the libraries raise."""
+    """Context that turns any error into a _DifferenceError with the stage's name."""
     try:
         yield
     except _DifferenceError:
         raise
-    except Exception as error:  # of any library
-        said = " ".join(str(error).split())  # the first line of a pydantic error only counts its errors
-        raise _DifferenceError(f"{what}: {type(error).__name__}: {said[:MAX_REASON]}") from error
+    except Exception as error:  # libraries raise all kinds of errors
+        reason = " ".join(str(error).split())  # all lines: the first line of a pydantic error only counts its errors
+        raise _DifferenceError(f"{what}: {type(error).__name__}: {reason[:MAX_REASON]}") from error
 
 
 def _draw(folder: Path, out: Path, seed: int) -> Any:
@@ -79,21 +79,22 @@ def _draw(folder: Path, out: Path, seed: int) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * SPREAD)
-        for _, buffer in kept_buffers(model):  # the same in every model: the engine has them from its files alone
+        for _, buffer in kept_buffers(model):  # equal in both models, because weight sync does not send buffers
             buffer.copy_(torch.linspace(-SPREAD, SPREAD, buffer.numel()).view_as(buffer))
     save_policy(model.config, WeightSource(model), out, folder)
     return load_language_model(str(out))
 
 
 def _check_names(model: Any, folder: Path) -> None:
-    """The trainer's weights against those that the plan counts and the packets name."""
+    """Compare the trainer's weights with those that the planner counts and weight sync names."""
     planned = {parameter.name: parameter.shape for parameter in read_model(folder).parameters}
-    held = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    odd = [name for name in {**planned, **held} if planned.get(name) != held.get(name)]
-    if odd:
-        name = odd[0]
+    actual = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    different = [name for name in {**planned, **actual} if planned.get(name) != actual.get(name)]
+    if different:
+        name = different[0]
         raise _DifferenceError(
-            f"{len(odd)} weights are not those of the plan: {name} is {held.get(name)}, planned {planned.get(name)}"
+            f"{len(different)} weights differ from the plan: {name} has shape {actual.get(name)}, planned "
+            f"{planned.get(name)}"
         )
 
 
@@ -102,10 +103,10 @@ def _start_engine(folder: Path) -> Any:
     from vllm.config import WeightTransferConfig
 
     from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND, WORKER_EXTENSION
-    from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
-    from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
+    from rlplan.runtime.workers.engine.cpu_attention import choose_cpu_arguments
+    from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels
 
-    take_cpu_kernels()
+    register_cpu_kernels()
     max_len = _longest(folder)
     return LLM(
         model=str(folder),
@@ -123,17 +124,17 @@ def _start_engine(folder: Path) -> Any:
         distributed_executor_backend="uni",
         worker_extension_cls=WORKER_EXTENSION,
         weight_transfer_config=WeightTransferConfig(backend=WEIGHT_TRANSFER_BACKEND),
-        **cpu_arguments(read_model(folder)),
+        **choose_cpu_arguments(read_model(folder)),
     )
 
 
 def _longest(folder: Path) -> int:
-    """Tokens of the longest sequence: the model may have fewer positions."""
+    """Length of the longest sequence in tokens; limited by the model's positions."""
     return min(MAX_TOKENS, read_model(folder).max_position_embeddings)
 
 
-def _hand_over(model: Any, llm: Any) -> None:
-    """Weights reach the engine as in a run, but for the channel."""
+def _sync_weights(model: Any, llm: Any) -> None:
+    """Load the trainer's weights into the engine as in a run, but without a channel."""
     from rlplan.runtime.weight_sync.channel import Update
     from rlplan.runtime.weight_sync.vllm_extension import UpdateInfo
 
@@ -145,7 +146,7 @@ def _hand_over(model: Any, llm: Any) -> None:
 
 
 class _Direct:
-    """In place of a PolicyReceiver: the weights themselves."""
+    """A replacement of PolicyReceiver that yields the trainer's weights directly."""
 
     def __init__(self, model: Any) -> None:
         from rlplan.runtime.weight_sync.channel import ReceiveReport
@@ -156,18 +157,18 @@ class _Direct:
         return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: there is no channel."""
 
 
 def _generate(llm: Any, max_prompt_len: int) -> list[tuple[tuple[int, ...], list[int], list[float]]]:
-    """(prompt, response, its log-probs), of each prompt."""
+    """Generate one response per prompt; return (prompt, response, log-probs) of each."""
     from vllm import SamplingParams
 
     prompts = [
         tuple(3 + (7 * n + 5 * i) % (VOCABULARY - 6) for i in range(min(n, max_prompt_len))) for n in PROMPT_LENS
     ]
-    drawn = SamplingParams(seed=3, logprobs=0, detokenize=False, max_tokens=NUM_TOKENS, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], drawn, use_tqdm=False)
+    parameters = SamplingParams(seed=3, logprobs=0, detokenize=False, max_tokens=NUM_TOKENS, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], parameters, use_tqdm=False)
     samples = []
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = list(output.outputs[0].token_ids)
@@ -181,7 +182,9 @@ def _compare(model: Any, samples: list[tuple[tuple[int, ...], list[int], list[fl
     from rlplan.runtime.rollout.experience import SequencePair
 
     for module in model.modules():
-        module.do_not_compile = True  # some families vLLM serves by transformers' own classes, whose calls it replaces
+        # For some families vLLM uses transformers' own classes and patches their calls; without this flag the patched
+        # call would compile the trainer's modules.
+        module.do_not_compile = True
     pairs = [SequencePair(prompt, tuple(tokens)) for prompt, tokens, _ in samples]
     ours, _ = LogprobModel(model, 1.0, entropies="none")(make_batch(pairs))
     ours.sum().backward()
@@ -189,8 +192,8 @@ def _compare(model: Any, samples: list[tuple[tuple[int, ...], list[int], list[fl
     if without:
         raise _DifferenceError(f"{len(without)} weights have no gradient: {without[0]}")
     theirs = [logprob for _, _, logprobs in samples for logprob in logprobs]
-    apart = [abs(a - b) for a, b in zip(ours.tolist(), theirs, strict=True)]
-    return {"mean": sum(apart) / len(apart), "max": max(apart)}
+    differences = [abs(a - b) for a, b in zip(ours.tolist(), theirs, strict=True)]
+    return {"mean": sum(differences) / len(differences), "max": max(differences)}
 
 
 if __name__ == "__main__":

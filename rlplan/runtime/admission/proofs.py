@@ -1,8 +1,8 @@
-"""Proofs: which models may be trained and served here, by what a probe of their architecture said.
+"""Proofs: records that the probe of an architecture succeeded, which a model needs before it may run.
 
-In: the policy's config. Out: nothing, or a SpecError with what differs. A proof is known by the small model's config
-and the versions of vLLM, transformers and torch; it is kept in the user's cache, and those of the shipped models
-come along (`proved.json`). Left out: GPUs, on which the first step's log-probs say the same later.
+In: the policy's config. Out: nothing, or a SpecError that states the difference. A proof's key is the small model's
+config with the versions of vLLM, transformers and torch. Proofs are stored in the user's cache; those of the bundled
+models ship with rlplan (`proved.json`). Left out: GPUs, where the log-probs of the first step are checked instead.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Any
 from rlplan.emit.ray import COMMON_ENVIRONMENT, WORKER_ENVIRONMENT
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.admission.probe import SAYS
-from rlplan.runtime.admission.shrinking import shrunken
+from rlplan.runtime.admission.shrinking import shrink_config
 from rlplan.runtime.host.doctor import VLLM_PACKAGES
 from rlplan.runtime.host.finding import installed_version
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
@@ -30,14 +30,16 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype
 
 FORM = 1
-"""Raised when what a probe proves changes: older proofs then no longer count."""
+"""Version of the probe; increased when it proves something else, so that older proofs become invalid."""
 
 DEADLINE_S = 180
+"""Time limit of the probe, scaled by the machine's speed."""
+
 SHIPPED = Path(__file__).with_name("proved.json")
 
 
 def check_admission(job: ResolvedJob) -> None:
-    """Raises: SpecError with what differs between trainer and engine; HostError where the probe does not end."""
+    """Check that the policy's architecture is proved. Raises: SpecError, HostError; see `refuse_unproved`."""
     if job.has_rollouts and job.device_kind == "cpu":
         folder = Path(job.policy.path)
         config = read_config(folder / "config.json" if folder.is_dir() else folder)
@@ -45,17 +47,20 @@ def check_admission(job: ResolvedJob) -> None:
 
 
 def refuse_unproved(config: dict[str, Any], where: str) -> None:
-    """As `check_admission`, of a config. The proof of what is admitted is kept."""
-    small = shrunken(config)
+    """Probe a config's architecture, unless there is a proof; store the proof.
+
+    Raises: SpecError where trainer and engine differ; HostError where the probe gives no result.
+    """
+    small = shrink_config(config)
     key = proof_key(small)
-    if key in _shipped() or (_cache() / f"{key}.json").is_file():
+    if key in _read_shipped_proofs() or (_cache() / f"{key}.json").is_file():
         return
-    found = run_probe(small)
+    result = run_probe(small)
     limits = LIMITS[Dtype.FLOAT32]
-    differs = found.get("differs")
-    if differs is None and not (found["mean"] <= limits.mean and found["max"] <= limits.p99):
+    differs = result.get("differs")
+    if differs is None and not (result["mean"] <= limits.mean and result["max"] <= limits.p99):
         differs = (
-            f"log-probs of trainer and engine differ by {found['mean']:.3g} on average, {found['max']:.3g} at most"
+            f"log-probs of trainer and engine differ by {result['mean']:.3g} on average, {result['max']:.3g} at most"
         )
     if differs is not None:
         raise SpecError(
@@ -64,11 +69,11 @@ def refuse_unproved(config: dict[str, Any], where: str) -> None:
             rule=f"trainer and engine have the same weights, and log-probs within {limits.mean:g} in fp32",
             way_out="run another model; docs/runtime.md lists architectures that run",
         )
-    _keep(key, {"architecture": config["architectures"][0], **found})
+    _keep(key, {"architecture": config["architectures"][0], **result})
 
 
 def proof_key(small: dict[str, Any]) -> str:
-    """What a proof is known by.
+    """Key of the proof for a small model's config.
 
     >>> proof_key({"a": 1, "b": 2}) == proof_key({"b": 2, "a": 1})
     True
@@ -78,7 +83,7 @@ def proof_key(small: dict[str, Any]) -> str:
 
 
 def run_probe(small: dict[str, Any]) -> dict[str, Any]:
-    """What the probe says of a small model. Raises: HostError where it says nothing."""
+    """Run the probe on a small model and return its result. Raises: HostError where it gives none."""
     environment = os.environ | COMMON_ENVIRONMENT | WORKER_ENVIRONMENT["rollout_engine"] | SAFE_PATH
     threads = {"OMP_NUM_THREADS": str(min(4, len(os.sched_getaffinity(0)))), "VLLM_LOGGING_LEVEL": "ERROR"}
     with tempfile.TemporaryDirectory(prefix="rlplan-probe-") as folder:
@@ -89,21 +94,21 @@ def run_probe(small: dict[str, Any]) -> dict[str, Any]:
                 command, env=environment | threads, capture_output=True, text=True, timeout=scaled(DEADLINE_S)
             )
         except subprocess.TimeoutExpired as error:
-            raise _silent(f"it took more than {error.timeout:.0f} s") from None
-    said = [line for line in done.stdout.splitlines() if line.startswith(SAYS)]
-    if not said:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise _silent(f"exit status {done.returncode}: {shorten(last, 200)}")
-    found: dict[str, Any] = json.loads(said[-1].removeprefix(SAYS))
-    return found
+            raise _report_no_answer(f"it took more than {error.timeout:.0f} s") from None
+    answers = [line for line in done.stdout.splitlines() if line.startswith(SAYS)]
+    if not answers:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise _report_no_answer(f"exit status {done.returncode}: {shorten(last, 200)}")
+    result: dict[str, Any] = json.loads(answers[-1].removeprefix(SAYS))
+    return result
 
 
-def _silent(why: str) -> HostError:
+def _report_no_answer(why: str) -> HostError:
     return HostError(
-        f"the probe of the policy's architecture gave no answer: {why}",
+        f"the probe of the policy's architecture gave no result: {why}",
         where="policy.path, before the run",
-        rule="a small model of the architecture is trained and served once before the first run of its kind",
-        way_out="`rlplan doctor` says what this machine lacks; run again",
+        rule="before the first run of an architecture, a small model of it is trained and served once",
+        way_out="`rlplan doctor` shows what this machine lacks; then run again",
     )
 
 
@@ -114,7 +119,7 @@ def _versions() -> dict[str, str | None]:
 
 
 @cache
-def _shipped() -> frozenset[str]:
+def _read_shipped_proofs() -> frozenset[str]:
     return frozenset(json.loads(SHIPPED.read_text("utf-8")))
 
 
@@ -123,7 +128,7 @@ def _cache() -> Path:
 
 
 def _keep(key: str, proof: dict[str, Any]) -> None:
-    """A cache that cannot be written is none: the next run proves again."""
+    """Store a proof. If the cache cannot be written, the next run probes again."""
     try:
         _cache().mkdir(parents=True, exist_ok=True)
         partial = _cache() / f"{key}.{os.getpid()}"

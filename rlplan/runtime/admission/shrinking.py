@@ -1,27 +1,28 @@
-"""A small model of a given architecture: a config with few layers and small widths, and everything else its own.
+"""Small models of an architecture: configs with few layers and small widths, otherwise unchanged.
 
-In: a `config.json` as data. Out: the small one, which is also what the model's proof is known by: two models of one
-architecture whose small configs are equal are proved once. Left out: quantisation, images.
+In: a `config.json` as data. Out: the small config, which is also part of the key of the model's proof: models with
+equal small configs share a proof. Left out: quantization, images.
 """
 
 from typing import Any
 
 NUM_HEADS, HIDDEN, INTERMEDIATE, VOCABULARY, WINDOW, NUM_EXPERTS = 4, 128, 96, 256, 16, 8
 MAX_LAYERS = 6
-"""Enough for one of every kind of layer: Gemma 3's sixth is the first that sees everything."""
+"""Maximum number of layers; enough for one of every kind: Gemma 3's first global-attention layer is its sixth."""
 
 _IGNORED = (
     *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range", "auto_map"),
     *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "output_router_logits", "pad_token_id"),
     *("bos_token_id", "eos_token_id", "max_window_layers", "id2label", "label2id", "num_labels", "name_or_path"),
 )
-"""Keys that change neither names nor values of what is computed here."""
+"""Keys that change neither the names of weights nor the results of the probe."""
 
 
-def shrunken(config: dict[str, Any]) -> dict[str, Any]:
-    """A small model's config. Head size, activations, norms, positions and every multiplier stay.
+def shrink_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Shrink a config; head size, activations, norms, positions and all multipliers are kept.
 
-    >>> small = shrunken({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 9999})
+    >>> large = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 9999}
+    >>> small = shrink_config(large)
     >>> small["num_attention_heads"], small["num_key_value_heads"], small["hidden_size"]
     (4, 2, 512)
     """
@@ -55,7 +56,7 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _num_layers(config: dict[str, Any], layers: int) -> int:
-    """Layers until every kind has come once, and two at least."""
+    """Number of layers that includes every kind once; at least two."""
     kinds = list(config.get("layer_types") or [])
     if kinds:
         wanted = max(kinds.index(kind) for kind in set(kinds)) + 1

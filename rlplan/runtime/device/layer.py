@@ -7,8 +7,6 @@ This module imports no torch: processes that hold nothing on a device read it, t
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -140,16 +138,7 @@ class Device(Protocol):
 
 
 _standing_in: list[Device] = []
-
-
-@contextmanager
-def using(device: Device) -> Iterator[Device]:
-    """Inside the block a device stands in for the machine's own, in this process."""
-    _standing_in.append(device)
-    try:
-        yield device
-    finally:
-        _standing_in.remove(device)
+"""Simulated devices of the tests, the newest last; always empty in a run."""
 
 
 def present() -> Device | None:

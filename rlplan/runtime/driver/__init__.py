@@ -1,1 +1,1 @@
-"""One run from its first process to its last: checks, start, each action when the schedule says so."""
+"""The driver of a run: preflight checks, start of processes, execution of the schedule's actions."""

@@ -1,7 +1,7 @@
-"""Best so far: which step had the best value of a metric, and whether it has got any better since.
+"""Best values of metrics so far, for early stopping and for keeping the best checkpoint.
 
-In: rows of metrics, step by step, and what an earlier run remembers. Out: the same for a run that goes on; why a run
-stops early. Left out: checkpoints (checkpoints/folder.py), the end of the run (controller.py).
+In: rows of metrics, step by step, and the state of an earlier run. Out: the state for a resumed run; the reason for
+stopping early. Left out: checkpoints (checkpoints/folder.py), the end of the run (controller.py).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 class BestSoFar:
-    """early, kept: of the metric by which the run stops early, and of that whose best checkpoint is kept."""
+    """Best values so far. early: of the early-stopping metric; kept: of the metric whose best checkpoint is kept."""
 
     def __init__(self, job: ResolvedJob, state: RunState | None = None) -> None:
         self.job = job
@@ -20,23 +20,24 @@ class BestSoFar:
         self.kept = state.best_checkpoint if state else None
 
     def observe(self, step: int, row: Mapping[str, float]) -> str:
-        """Take a step's row in; step 0 is the start. Returns: why the run stops here; empty where it goes on."""
+        """Record a step's row; step 0 is the start. Returns: the reason to stop here; empty if the run continues."""
         kept, early = self.job.checkpoints, self.job.early_stopping
+        # Only a step with a checkpoint can become the best one.
         if kept.best_metric is not None and kept.best_metric in row and step and step % kept.every == 0:
             self.kept = better(self.kept, step, row[kept.best_metric], kept.best_mode)
         if early is None or early.metric not in row:
             return ""
         self.early = better(self.early, step, row[early.metric], early.mode, early.min_delta)
-        return self.why_over()
+        return self.explain_stop()
 
-    def why_over(self) -> str:
-        """Why the run has stopped early; empty where it has not."""
+    def explain_stop(self) -> str:
+        """The reason why the run stops early; empty if it does not."""
         early, best = self.job.early_stopping, self.early
         return _why(early, best) if early and best and best.num_without >= early.patience else ""
 
 
 def better(best: Best | None, step: int, value: float, mode: str, min_delta: float = 0.0) -> Best:
-    """The best after one more value: the new one where it is better by more than min_delta, else the old one.
+    """The best value after one more: the new one if it is better by more than min_delta, else the old one.
 
     >>> first = better(None, 10, 0.5, "max")
     >>> better(first, 20, 0.52, "max", min_delta=0.05).num_without, better(first, 20, 0.6, "max", min_delta=0.05).step

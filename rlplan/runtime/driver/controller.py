@@ -1,8 +1,8 @@
-"""Controller: releases the actions of a Schedule when what they wait for is done, and knows nothing else.
+"""Controller: starts each action of a Schedule once the actions that it depends on are done.
 
-Async rollouts, where there are any, are one action that is begun once and runs beside all steps until the last.
+Async rollouts are one action that starts once and runs in parallel to all steps.
 
-In: a Schedule and something that performs one action. Out: nothing; the performer keeps the results.
+In: a Schedule and a function that runs one action. Out: nothing; the function stores the results.
 Every wait has a deadline.
 """
 
@@ -14,9 +14,10 @@ from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import RunError
 
 Perform = Callable[[Action, int], None]
+"""Runs an action of a step; returns when it is done."""
 
 POLL_S = 0.2
-"""A wait is cut into pieces of this length, so that a signal is heard."""
+"""Longest single wait, so that signals are handled in between."""
 
 
 class Controller:
@@ -27,17 +28,17 @@ class Controller:
         self._beside: Future[None] | None = None
 
     def run(self, num_steps: int, finish_step: Callable[[int], bool | None], *, first_step: int = 1) -> None:
-        """Start, steps up to `num_steps`, finish. `finish_step(step)` is called after each part: 0, 1 … num_steps, -1.
+        """Run the start actions, the steps up to `num_steps`, and the finish actions.
 
-        finish_step: says whether no further step comes.
-        first_step: those before it were done by an earlier run, which this one goes on from.
+        finish_step: called with 0 after the start, with each step's number, and with -1 at the end; returns whether the
+        run ends early. first_step: the first step of a resumed run; earlier ones were done before.
         """
         self._play(self.schedule.start, 0)
         finish_step(0)
         async_action = self.schedule.async_action
-        beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leading")
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leading")
         try:
-            self._beside = beside.submit(self.perform, async_action, first_step) if async_action else None
+            self._beside = pool.submit(self.perform, async_action, first_step) if async_action else None
             for step in range(first_step, num_steps + 1):
                 actions = self.schedule.actions_of(step)
                 self._play([action for action in actions if not async_action or action.id != async_action.id], step)
@@ -45,12 +46,12 @@ class Controller:
                     break
             self._join(async_action, num_steps)
         finally:
-            beside.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
         self._play(self.schedule.finish, -1)
         finish_step(-1)
 
     def _join(self, async_action: Action | None, step: int) -> None:
-        """Wait for the end of async rollouts: everything that was generated has been taken."""
+        """Wait for the end of async rollouts, after all generated rollouts have been taken."""
         if async_action is None or self._beside is None:
             return
         deadline = time.monotonic() + self.deadline_s(async_action)
@@ -59,11 +60,12 @@ class Controller:
         self._beside.result()
 
     def _play(self, actions: Sequence[Action], step: int) -> None:
-        """Run a graph of actions. What is not among them counts as done."""
+        """Run a graph of actions. Dependencies outside of it count as done."""
         waiting = {action.id: action for action in actions}
         names = set(waiting)
         done: set[str] = set()
         running: dict[Future[None], tuple[Action, float]] = {}
+        # One thread per action: an action mostly waits for its processes, and several may run at the same time.
         pool = ThreadPoolExecutor(max_workers=max(1, len(waiting)), thread_name_prefix="action")
         try:
             while waiting or running:
@@ -80,7 +82,7 @@ class Controller:
                     done.add(action.id)
                 _check_deadlines(list(running.values()), step)
                 if self._beside is not None and self._beside.done():
-                    self._beside.result()
+                    self._beside.result()  # raises the error of failed async rollouts at once
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -92,5 +94,5 @@ def _check_deadlines(running: list[tuple[Action, float]], step: int) -> None:
                 f"{action.id} did not finish within its deadline",
                 where=f"step {step}, {', '.join(action.processes) or 'driver'}",
                 rule="an action ends within limits.action_timeout_s (start_timeout_s while starting)",
-                way_out="read the logs in the run folder; raise the limit if the work is really that long",
+                way_out="read the logs in the run folder; raise the limit if the action really takes that long",
             )

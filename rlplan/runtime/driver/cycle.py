@@ -1,9 +1,9 @@
-"""Cycle: what is done of a step before step 1, so that a plan that does not fit is known before anything is learned.
+"""Cycle: a rehearsal of one step before step 1, which shows whether the plan fits into memory.
 
-In: what performs actions, a plan's ledger, what each process holds now. Out: each process's peak, action by action.
-Trainers take their largest step and begin anew. Where phases share memory in time, all switches are done in the step's
-order: the engine sleeps or stops, roles come and go, and the engine wakes with the start weights sent to it.
-Left out: generation and scores, which the first evaluation and step 1 show; records in the trace.
+In: the action runner, a plan's ledger, each process's memory. Out: each process's peak, action by action.
+Trainers take a step of the largest size and are reset. With time sharing, all switches run in the step's order: the
+engine sleeps or stops, roles are offloaded and reloaded, and the engine wakes and receives the start weights.
+Left out: generation and scoring, which the first evaluation and step 1 show; records in the trace.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.supervision import FREEING, check_freed
 from rlplan.runtime.measure.memory_meter import Measurement, merged
+from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.vocabulary import ActionKind, Role
 
 TRAINED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
@@ -24,23 +25,28 @@ SWITCHING = (ActionKind.STOP_ENGINE, ActionKind.SLEEP_ENGINE, ActionKind.OFFLOAD
 
 @dataclass
 class Cycle:
-    """resident: bytes of the host that each process holds; on_device: where its models lie. Both change on the way.
+    """See the module docstring. `play` updates the memory figures.
 
-    A trainer counts as holding what it held after its step, though it has begun anew: so it is from step 1 on.
+    A trainer counts with its memory after the rehearsed step, although it is reset: from step 1 on it holds that much.
     """
 
     runner: ActionRunner
     ledger: MemoryLedger
     resident: dict[str, int]
+    """Host memory of each process, in bytes."""
+
     on_device: dict[str, int]
+    """Memory of each process on the device of its models, in bytes."""
+
     _trained: set[Role] = field(default_factory=set)
 
     @property
     def shares_time(self) -> bool:
+        """Whether phases share memory in time, so that the step has switches."""
         return any(action.kind.value in FREEING for action in self.runner.spec.schedule.step)
 
     def play(self) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
-        """(ids of actions, the peak of each process in them): of each role that trains, and of engines that wake.
+        """Rehearse the step; yield (ids of actions, peak of each process) for each training role and waking engine.
 
         Raises: RunError where an action frees less than planned; MisfitError where a GPU has too little memory.
         """
@@ -53,30 +59,32 @@ class Cycle:
                     yield (action.id,), peaks
 
     def _train(self, role: Role) -> tuple[tuple[str, ...], dict[str, int]]:
-        """The largest step that the plan allows for, on every rank of a role, and back to the start."""
+        """Take the largest step that the plan allows on every rank of a role, then reset the role."""
         schedule, starter = self.runner.spec.schedule, self.runner.starter
         self._trained.add(role)
         (start,) = [a for a in schedule.start if a.kind is ActionKind.START_TRAINER and a.role is role]
-        peaks = self._note(starter.worker_group.everywhere(start, lambda rank: ("rehearse",))[1])
-        folder = starter.folder_of(role)
-        starter.worker_group.everywhere(start, lambda rank: ("begin_anew", folder))
+        peaks = self._note(starter.worker_group.everywhere(start, lambda rank: bind_call(TRAINER.rehearse))[1])
+        folder = starter.model_folder_for_role(role)
+        starter.worker_group.everywhere(start, lambda rank: bind_call(TRAINER.reset, folder))
         return tuple(a.id for a in schedule.step if a.kind in TRAINED and a.role is role), peaks
 
     def _switch(self, action: Action) -> dict[str, int]:
-        """What an action of a step does; freed is what the start had taken.
+        """Run a switch and check that it frees the planned memory.
 
-        An engine that starts has its libraries already, as in step 1; `controls.skip_sync_after_step` is of real steps.
+        Weight syncs run as in step 0, so that `controls.skip_sync_after_step` has no effect. Other switches run as in
+        step 1, so that a starting engine does not import its libraries again.
         """
         before, step = dict(self.on_device), 0 if action.kind in HANDING_OVER else 1
-        peaks = self._note(self.runner.handler_of(action)(action, step))
+        peaks = self._note(self.runner.find_handler(action)(action, step))
         check_freed(self.ledger, action, 0, before, self.on_device)
         return peaks
 
     def _note(self, measurements: list[Measurement]) -> dict[str, int]:
-        """The peak of each process where its models lie; what it holds afterwards is kept."""
+        """Update each process's memory; return its peak on the device of its models."""
         peaks = {}
-        for whole in merged(measurements):
-            self.resident[whole.process] = whole.resident_bytes
-            self.on_device[whole.process] = whole.device.held if whole.device else whole.resident_bytes
-            peaks[whole.process] = whole.device.peak if whole.device else whole.peak_bytes
+        for measurement in merged(measurements):
+            process, device = measurement.process, measurement.device
+            self.resident[process] = measurement.resident_bytes
+            self.on_device[process] = device.held if device else measurement.resident_bytes
+            peaks[process] = device.peak if device else measurement.peak_bytes
         return peaks

@@ -1,4 +1,4 @@
-"""Events of a run for a display: what begins, what ended with which numbers, what is wrong while it goes on."""
+"""Events of a run for a progress display: started phases and actions, finished steps, alarms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RunEvent:
+    """One event of a run."""
+
     kind: str
-    """`phase`, `alarm` (`text` says what begins, or is wrong), `action` (began), `step` (ended, with its numbers)."""
+    """`phase` or `alarm` (described by `text`), `action` (has started), `step` (has ended, with its numbers)."""
 
     step: int
-    """0 before the first."""
+    """Number of the step; 0 before the first."""
 
     text: str = ""
-    """For people; of an action its id."""
+    """Text of a phase or alarm; the id of an action."""
 
     learning: dict[str, float] = field(default_factory=dict)
     """A step's metrics by name."""

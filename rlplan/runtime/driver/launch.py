@@ -1,7 +1,7 @@
-"""Launch: run a bundle from the first process to the last, and leave a readable run folder however it ends.
+"""Launch: runs a bundle from the first process to the last, and leaves a complete run folder however the run ends.
 
-In: a plan or a bundle, and a run folder. Out: the run folder; RunError, HostError or InterruptedRunError when it
-failed. What can be refused is refused before anything is written (`ready_to_run`).
+In: a plan or a bundle, and a run folder. Out: the run folder; RunError, HostError or InterruptedRunError after a
+failure. All checks that need no process come first, before anything is written (`ready_to_run`).
 Events for a display go to a listener; this module prints nothing.
 """
 
@@ -49,7 +49,7 @@ from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.run_folder.disk_errors import disk_error, reporting_disk_errors
 from rlplan.runtime.run_folder.recorder import Recorder
-from rlplan.runtime.run_folder.run_files import replace_whole
+from rlplan.runtime.run_folder.run_files import replace_atomically
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.spec.base import writing
@@ -60,10 +60,10 @@ from rlplan.spec.model import has_vision_tower
 def ready_to_run(
     what: Plan | Path, address: str | None = None, sandbox: str = AUTO, earlier: Path | None = None
 ) -> Iterator[Task]:
-    """A run that nothing speaks against, for the block, with its rewards' processes up: nothing is written yet.
+    """Context with a run that has passed all checks, with its reward processes started; nothing is written yet.
 
-    what: a plan, or a bundle's folder. address: of a running Ray cluster, None to start Ray here. sandbox: for programs
-    in responses. earlier: the run folder from whose last checkpoint it goes on.
+    what: a plan, or a bundle's folder. address: a running Ray cluster's, or None to start Ray here. sandbox: for
+    programs in responses. earlier: the run folder whose last checkpoint the run resumes from.
     Raises: SpecError, EmitError, HostError.
     """
     if isinstance(what, Plan):
@@ -71,29 +71,29 @@ def ready_to_run(
     else:
         spec, plan = read_bundle(what), read_plan(what / "plan.json")
     job = spec.job
-    check_devices(job, address)
+    check_devices(job, address)  # cheap checks first: loading prompts and the admission probe take longer
     check_plan(plan)
     check_host(spec, plan.ledger)
     prompts = load_prompts(job)
     check_admission(job)
     identity = identity_of(job) if earlier or job.checkpoints.every else None
-    found = None
+    resumption = None
     if earlier is not None:
-        found = find_checkpoint(earlier, identity)
-        check_resumable(job, found, is_async=spec.schedule.async_rollouts is not None)
+        resumption = find_checkpoint(earlier, identity)
+        check_resumable(job, resumption, is_async=spec.schedule.async_rollouts is not None)
     reward_pool = RewardPool(job, sandbox)
     try:
         reward_pool.start(prompts.columns)
-        yield Task(spec, plan, prompts, address, reward_pool, resumption=found, identity=identity)
+        yield Task(spec, plan, prompts, address, reward_pool, resumption=resumption, identity=identity)
     finally:
         reward_pool.close()
 
 
 def prepare_run_folder(task: Task, run_folder: Path, *, keeps_bundle: bool) -> Task:
-    """Write what a run begins with into a run folder of its own (run_lock.py): the checkpoint that it goes on from, and
-    its bundle where none stands elsewhere (keeps_bundle).
+    """Write the files that a run starts from into its locked run folder (run_lock.py).
 
-    Returns: the task as it was written. Raises: SpecError, EmitError; then nothing of it stays.
+    These are the checkpoint to resume from, and with `keeps_bundle` a bundle of the plan.
+    Returns: the task as written. Raises: SpecError, EmitError, after removing what was written.
     """
     bundle = run_folder / "bundle"
     try:
@@ -110,7 +110,7 @@ def prepare_run_folder(task: Task, run_folder: Path, *, keeps_bundle: bool) -> T
 
 
 def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
-    """Run, and leave how it ended in the run folder. Raises: RlplanError; the folder's status.json says the same."""
+    """Run a task and write its final status into the run folder. Raises: RlplanError, also stated in status.json."""
     recorder, followers = _open_records(task, run_folder), None
     recorder.show_alarm = lambda step, text: listener(RunEvent("alarm", step, text))
     try:
@@ -118,7 +118,7 @@ def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
             with interruptible():
                 followers = _begin(task, recorder, listener)
                 _run_to_the_end(replace(task, followers=followers), recorder, listener)
-            recorder.sync()
+            recorder.sync()  # before the status: `finished` promises that all lines are on disk
             recorder.write_status("finished", 0, recorder.facts.get(STOPPED_EARLY, ""))
     except RlplanError as failure:
         error = resumable(failure, run_folder)
@@ -137,19 +137,19 @@ def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
 
 
 def _open_records(task: Task, run_folder: Path) -> Recorder:
-    """The run folder's files, open. Raises: SpecError, RunError; that of a run that is resumed says how to do so."""
+    """Open the run folder's files. Raises: SpecError, RunError; a resumed run's error states how to resume it."""
     after = task.resumption.step if task.resumption else None
     try:
         with writing(run_folder), reporting_disk_errors(run_folder):
             (run_folder / "logs").mkdir(parents=True, exist_ok=True)
-            replace_whole(run_folder / "plan.json", _plan_for(task.plan, run_folder))
+            replace_atomically(run_folder / "plan.json", _encode_plan(task.plan, run_folder))
             return Recorder(run_folder, dict(task.spec.schedule.processes), after)
     except RunError as error:
         raise resumable(error, run_folder) from error
 
 
 def _begin(task: Task, recorder: Recorder, listener: Listener) -> Followers:
-    """Put on record what is known before any process starts."""
+    """Record what is known before any process starts, and start the metric sinks."""
     job, resumption = task.spec.job, task.resumption
     _announce_sandbox(task.reward_pool, recorder)
     recorder.write_status("running", None)
@@ -162,7 +162,7 @@ def _begin(task: Task, recorder: Recorder, listener: Listener) -> Followers:
 
 
 def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder) -> None:
-    """Where programs of responses run; that nothing protects from them does not go unseen."""
+    """Record the sandbox for programs in responses; raise an alarm if there is none."""
     if reward_pool.sandbox is None:
         return
     recorder.facts["sandbox"] = reward_pool.sandbox.name
@@ -172,7 +172,7 @@ def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder) -> None:
 
 
 def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
-    """Run; where the rehearsal does not fit, change one thing, where ranks are lost, go back to the last checkpoint."""
+    """Run until the end. If the rehearsal does not fit, try a fallback; if ranks are lost, resume from a checkpoint."""
     num_losses, cluster = 0, Cluster(task.address, task.spec.job.limits.stall_timeout_s)
     try:
         while True:
@@ -193,24 +193,26 @@ def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
 
 
 def _next_fallback(task: Task, error: MisfitError, recorder: Recorder) -> Task:
-    """The task with one thing changed, which is said. Raises: MisfitError when nothing is left to change."""
+    """Change one setting of the task and record it. Raises: MisfitError when no fallback is left."""
     step = next_plan(task.plan) if len(task.changes) < MAX_FALLBACKS else None
     if step is None:
-        raise error.after(list(task.changes)) from None
+        raise error.add_changes(list(task.changes)) from None
     change, plan = step
     text = f"{error.what}; going on with {change}"
     recorder.write_alarm(0, "change", text, change=change)
     write_bundle(plan, recorder.folder / "bundle")
-    replace_whole(recorder.folder / "plan.json", _plan_for(plan, recorder.folder))
+    replace_atomically(recorder.folder / "plan.json", _encode_plan(plan, recorder.folder))
     recorder.begin_again()
     return replace(task, plan=plan, spec=execution_spec(plan), changes=(*task.changes, change))
 
 
-def _plan_for(plan: Plan, folder: Path) -> bytes:
+def _encode_plan(plan: Plan, folder: Path) -> bytes:
+    """The plan as bytes of plan.json, with paths relative to the run folder."""
     return (dump_plan(plan, folder) + "\n").encode()
 
 
 def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -> None:
+    """Start the workers, run the schedule and end the workers."""
     spec = task.spec
     listener(RunEvent("phase", 0, "starting Ray"))
     runner: ActionRunner | None = None
@@ -218,7 +220,7 @@ def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -
     try:
         with _start_weights(spec, recorder.folder) as start_weights:
             worker_group.start()
-            listen_for_signals()  # Ray has put its own handler in place, or swallowed what ours raised
+            listen_for_signals()  # Ray has installed its own handler, or swallowed an exception of ours
             model_folder = start_weights()
         play = Player(recorder, worker_group, listener, task)
         resumption = task.resumption
@@ -239,47 +241,48 @@ def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -
             raise
         raise lost from error
     finally:
-        with uninterrupted():
+        with uninterrupted():  # a second signal must not leave worker processes behind
             worker_group.close()
             if runner is not None:
                 runner.close()
-                # What ends the run is told, not that the lengths could not be written either.
+                # If the run fails, its error must not be hidden by a failure to write the lengths.
                 with nullcontext() if sys.exception() is None else suppress(RunError):
                     if lengths := runner.collector.lengths:
                         recorder.write_file("lengths.json", lengths_as_json(lengths))
 
 
 def _has_own_start(spec: ExecutionSpec) -> bool:
-    """Whether the run begins from weights that lie in its own folder."""
+    """Whether the run starts from weights in its own folder: random ones, or a vision-language model's text part."""
     return spec.job.policy.init == "random" or has_vision_tower(Path(spec.job.policy.path))
 
 
 @contextmanager
 def _start_weights(spec: ExecutionSpec, run_folder: Path) -> Iterator[Callable[[], Path]]:
-    """Inside, what waits for the folder that every process loads: the policy's own, or what a child process writes
-    meanwhile.
+    """Context with a function that waits for the start weights and returns their folder.
 
-    That is drawn start weights, or the language part of a vision-language model; a run that begins again has them.
-    Raises: what is called inside, RunError.
+    It is the policy's own folder, or one that a child process writes meanwhile: random weights, or the language part of
+    a vision-language model. A restarted run has that folder already. The function raises: RunError.
     """
     folder, draft = run_folder / "start_policy", run_folder / "start_policy.draft"
     if not _has_own_start(spec) or folder.is_dir():
         yield lambda: folder if folder.is_dir() else Path(spec.job.policy.path)
         return
-    shutil.rmtree(draft, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(draft, ignore_errors=True)  # a killed run may have left it
     seed = [str(spec.job.seed)] if spec.job.policy.init == "random" else []
     command = module_command("rlplan.runtime.models.start_checkpoint", spec.job.policy.path, str(draft), *seed)
     with (run_folder / "logs" / "start_checkpoint.log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         try:
-            yield lambda: _written(child, draft, folder, log.name, spec.job.limits.start_timeout_s)
+            yield lambda: _await_start_weights(child, draft, folder, log.name, spec.job.limits.start_timeout_s)
         finally:
             child.kill()
             child.wait()
 
 
-def _written(child: "subprocess.Popen[bytes]", draft: Path, folder: Path, log: str, timeout_s: float) -> Path:
-    """The folder, which has its name only when it is whole. Raises: RunError."""
+def _await_start_weights(
+    child: "subprocess.Popen[bytes]", draft: Path, folder: Path, log: str, timeout_s: float
+) -> Path:
+    """Wait for the child process, then give the finished folder its final name. Raises: RunError."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout_s)
     if child.returncode == 0:
@@ -288,12 +291,12 @@ def _written(child: "subprocess.Popen[bytes]", draft: Path, folder: Path, log: s
     if failure := disk_error(OSError(child.returncode or 0, "", str(folder)), folder.parent):
         raise failure
     raise RunError(
-        f"the start weights were not made: {_ending(child)}",
+        f"the start weights were not created: {_describe_exit(child)}",
         where=log,
-        rule="a config that transformers can build",
+        rule="the policy has a config.json that transformers can build, and its weights can be written in time",
         way_out="read the log",
     )
 
 
-def _ending(child: "subprocess.Popen[bytes]") -> str:
-    return "they take too long" if child.returncode is None else f"exit status {child.returncode}"
+def _describe_exit(child: "subprocess.Popen[bytes]") -> str:
+    return "timeout" if child.returncode is None else f"exit status {child.returncode}"

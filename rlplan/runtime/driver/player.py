@@ -1,4 +1,4 @@
-"""Player: joins what performs actions with what records them and with the display.
+"""Player: connects the action runner with the recorder, the memory checks and the progress display.
 
 In: a Task, and the controller's calls. Out: lines in the run folder, events for the listener.
 """
@@ -15,7 +15,7 @@ from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.driver.cycle import Cycle
 from rlplan.runtime.driver.events import Listener, RunEvent
-from rlplan.runtime.driver.rehearsal import Rehearsed, as_json, check_fits, compare
+from rlplan.runtime.driver.rehearsal import Rehearsed, check_fits, compare, rehearsal_as_json
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.supervision import check_freed
 from rlplan.runtime.measure.leaks import LeakWatch
@@ -24,18 +24,18 @@ from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.sinks.followers import Followers
 
 STOPPED_EARLY = "stopped_early"
-"""Why a run ended before its last step, in its status."""
+"""Key of status.json for the reason why a run stopped early."""
 SAMPLES_PER_STEP = 2
-"""Rollouts of each step that are written out to be read."""
+"""Rollouts of each step that samples.jsonl shows."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What runs, what it is compared with, on what it trains, and where."""
+    """A run: its specification, plan, data and processes outside of Ray."""
 
     spec: ExecutionSpec
     plan: Plan
-    """With the prediction that measurements are compared with."""
+    """Plan with the prediction that measurements are compared with."""
 
     prompts: PromptSets
     address: str | None
@@ -43,14 +43,16 @@ class Task:
 
     reward_pool: RewardPool
     followers: Followers | None = None
-    """Processes that hand metrics on to loggers; None without any."""
+    """Processes that pass metrics on to loggers; None without metric sinks."""
 
     changes: tuple[str, ...] = ()
-    """To the job since it was asked for, a line each."""
+    """Fallbacks that have changed the job since its start, one line each."""
 
     resumption: Resumption | None = None
+    """Checkpoint to resume from."""
+
     identity: Mapping[str, str] | None = None
-    """By which its checkpoints are known; None where it neither saves nor resumes any."""
+    """Fingerprints stored in checkpoints to recognize the job; None if the run neither saves nor resumes any."""
 
 
 class Player:
@@ -64,41 +66,41 @@ class Player:
         self.leaks = LeakWatch()
 
     def perform(self, action: Action, step: int) -> None:
-        """Do one action. Raises: RunError where memory that it should free is still held."""
+        """Run one action. Raises: RunError where it frees less memory than planned."""
         self.listener(RunEvent("action", step, action.id))
-        before = self.recorder.held()
+        before = self.recorder.memory_by_process()
         self.runner.perform(action, step)
-        check_freed(self.ledger, action, step, before, self.recorder.held())
+        check_freed(self.ledger, action, step, before, self.recorder.memory_by_process())
 
     def announce(self, process: str, step: int, text: str) -> None:
-        """A process is about to be restarted."""
+        """Record that a process is about to be restarted."""
         self.leaks.forget(process)
         self.recorder.write_alarm(step, "restart", text, process=process)
 
     def rehearse(self) -> None:
-        """Before step 1: a step at its largest, measured against the plan. Raises: MisfitError, RunError."""
+        """Before step 1, run a step of the largest size and compare it with the plan. Raises: MisfitError, RunError."""
         changes = list(self.task.changes)
         write = partial(self.recorder.write_file, "preflight.json")
         if not self.task.spec.job.preflight.rehearses:
-            return write(as_json((), changes, "preflight.rehearses is false"))
+            return write(rehearsal_as_json((), changes, "preflight.rehearses is false"))
         self.listener(RunEvent("action", 0, "rehearse"))
-        cycle = Cycle(self.runner, self.ledger, dict(self.recorder.resident), self.recorder.held())
+        cycle = Cycle(self.runner, self.ledger, dict(self.recorder.resident), self.recorder.memory_by_process())
         rehearsed: tuple[Rehearsed, ...] = ()
         for actions, peaks in cycle.play():
-            now = compare(self.ledger, peaks, actions)
-            rehearsed += now
-            write(as_json(rehearsed, changes))
-            check_fits(self.ledger, now if cycle.shares_time else rehearsed, cycle.resident)
+            latest = compare(self.ledger, peaks, actions)
+            rehearsed += latest
+            write(rehearsal_as_json(rehearsed, changes))
+            check_fits(self.ledger, latest if cycle.shares_time else rehearsed, cycle.resident)
         return None
 
     def finish_step(self, step: int) -> bool:
-        """Write down what a step was like; step 0 is the run's start, and -1 its end.
+        """Record a finished step; step 0 is the run's start, and -1 its end.
 
-        Returns: whether the run stops early, with this step.
+        Returns: whether the run stops early after this step.
         """
         self.recorder.record_host(step, self.worker_group.system_bytes())
         if step == 0 and self.task.resumption is not None:
-            self.runner.metrics.take_rows(step)  # the run's start is on record
+            self.runner.metrics.take_rows(step)  # the earlier run has recorded the start
             return False
         if step == 0:
             self.rehearse()
@@ -107,9 +109,9 @@ class Player:
             self.recorder.write_alarm(step, "leak", leak.text, process=leak.process, slope=leak.bytes_per_step)
         for line in self.task.followers.take_dead() if self.task.followers else ():
             self.recorder.write_alarm(step, "sink", line)
-        timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
+        timings["memory/allocated_gb"] = round(sum(self.recorder.memory_by_process().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
-        if len(learning) > 1:
+        if len(learning) > 1:  # more than the step's number
             self.recorder.write_row("metrics.jsonl", learning)
         self.recorder.write_row("timings.jsonl", timings)
         if step > 0:
@@ -120,14 +122,14 @@ class Player:
         return why is not None and self._stops_early(step, why)
 
     def last_step(self) -> int:
-        """The last step that a run has as it begins: of one that goes on where it stopped early, that one."""
+        """Number of the run's last step; for a run that is resumed after it stopped early, the step it stopped at."""
         resumption = self.task.resumption
-        if resumption is not None and self._stops_early(resumption.step, self.runner.best.why_over()):
+        if resumption is not None and self._stops_early(resumption.step, self.runner.best.explain_stop()):
             return resumption.step
         return self.task.spec.job.workload.num_steps
 
     def _stops_early(self, step: int, why: str) -> bool:
-        """Whether it does, which is then on record: with the last step it ends anyway."""
+        """Decide whether to stop early, and record it. A run that has reached its last step does not stop early."""
         self.recorder.facts.pop(STOPPED_EARLY, None)
         if not why or step in (0, self.task.spec.job.workload.num_steps):
             return False

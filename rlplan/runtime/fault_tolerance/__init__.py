@@ -1,1 +1,1 @@
-"""What is lost while a run goes on and how it comes back; runs that go on where another stopped."""
+"""Fault tolerance: restart of lost processes, and resuming a run from a checkpoint."""

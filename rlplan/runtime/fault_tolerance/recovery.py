@@ -1,11 +1,11 @@
-"""Recovery: how a lost engine or scorer is restarted with its former state.
+"""Recovery: restarts a lost engine or scorer with its former state.
 
-In: the process that was lost, and the action in which. Out: the same process with its libraries, its model, the weights
-that the policy has now, and the requests that it had under way, from their beginnings.
-Left out: whether it may be restarted (supervision.py); how its loss is detected (cluster/calls.py).
+In: the lost process, and the action in which it was lost. Out: the same process with its libraries, its model, the
+policy's current weights, and its open requests, which start over.
+Left out: whether it may be restarted (supervision.py); detecting the loss (cluster/calls.py).
 
-Where the engines' weights come from depends on how the schedule hands them over: in files (`save_weights`) the last
-saved ones are whole and of the engines' version; through a channel the trainer is asked once more.
+The source of an engine's weights depends on the schedule. With `save_weights` it is the last saved folder, which has
+the engines' version. With weight sync through a channel the trainer sends all weights again.
 """
 
 import threading
@@ -18,14 +18,15 @@ from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
+from rlplan.runtime.workers.typed_calls import SCORER, WORKER, bind_call
 from rlplan.vocabulary import ActionKind, Role
 
 SELF_SUFFICIENT = (ActionKind.START_ENGINE, ActionKind.STOP_ENGINE)
-"""Actions that load a process's model, so that nothing more has to be restored."""
+"""Actions that load an engine's model anyway, so that recovery need not restore it."""
 
 
 class Recovery:
-    """See the module docstring. trainers: held by the caller of what all ranks of the trainers do together."""
+    """See the module docstring. trainers: lock for calls to the trainers, which must reach all ranks in one order."""
 
     def __init__(
         self,
@@ -34,36 +35,39 @@ class Recovery:
         fleet: Fleet,
         weight_sync: WeightSync,
         switches: Switches,
-        folder_of: Callable[[Role], str],
+        model_folder_for_role: Callable[[Role], str],
         engine_folder: Callable[[], str],
     ) -> None:
-        """folder_of: where a role's model is loaded from when the run starts. engine_folder: the same of engines."""
+        """model_folder_for_role, engine_folder: return the folder that a role's model, or the engines', starts from."""
         self.spec, self.worker_group, self.fleet = spec, worker_group, fleet
         self.weight_sync, self.switches = weight_sync, switches
-        self.folder_of, self.engine_folder = folder_of, engine_folder
+        self.model_folder_for_role, self.engine_folder = model_folder_for_role, engine_folder
         self.trainers = threading.Lock()
 
     @property
     def is_possible(self) -> bool:
-        """Not where the trainer's states may be away while an engine sleeps: the weights could not be sent again."""
+        """Whether the schedule allows restarts; not with sleeping engines, while trainer states may be offloaded."""
         return not any(action.kind is ActionKind.SLEEP_ENGINE for action in self.spec.schedule.step)
 
     def recover(self, process: str, action: Action, step: int) -> None:
-        """Restart a lost process with its former state. Raises: RunError, LostProcessError where one is lost again."""
+        """Restart a lost process with its former state. Raises: RunError; LostProcessError if one is lost again."""
         timeout_s = self.spec.job.limits.start_timeout_s
         if process in self.fleet.processes:
             with self.fleet.changing:
-                self._engine(self.fleet.ranks_of(process), action, timeout_s)
+                self._engine(self.fleet.engine_ranks(process), action, timeout_s)
             return
         if self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
             raise RunError(
-                f"{process} is lost, and its share of the {action.role}'s weights with it",
+                f"{process} is lost, and its shard of the {action.role}'s weights with it",
                 where=f"{action.id}, step {step}",
-                rule="a rank that shares weights cannot rejoin its process group",
+                rule="a rank with sharded weights cannot rejoin its process group",
                 way_out="start the run again",
             )
         self.worker_group.restart(process)
-        for call in (("import_libraries",), ("start", self.folder_of(action.role))):
+        for call in (
+            bind_call(WORKER.import_libraries),
+            bind_call(SCORER.start, self.model_folder_for_role(action.role)),
+        ):
             self.worker_group.gather([self.worker_group.submit(process, *call)], timeout_s)
 
     def _engine(self, ranks: tuple[str, ...], action: Action, timeout_s: float) -> None:
@@ -78,6 +82,6 @@ class Recovery:
             self.fleet.submit_again(ranks, timeout_s)
             return
         self.fleet.load([ranks], self.engine_folder(), 0, timeout_s)
-        with self.trainers, self.fleet.paused(timeout_s):  # no other thread asks the trainers for anything
+        with self.trainers, self.fleet.paused(timeout_s):  # no other thread may call the trainers meanwhile
             self.weight_sync.resend()
             self.fleet.submit_again(ranks, timeout_s)

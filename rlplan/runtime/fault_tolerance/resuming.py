@@ -1,7 +1,7 @@
-"""Resuming: what a run goes on from, what it says when it does, and how a run that ends names the way back.
+"""Resuming: finds the checkpoint that a run resumes from, records the resume, and adds a resume command to errors.
 
-In: a run folder, a checkpoint in it. Out: alarms, and errors that say how to go on.
-Left out: what is in a checkpoint (checkpoints/), and starting processes (launch.py).
+In: a run folder, a checkpoint in it. Out: alarms, and errors that state how to resume.
+Left out: contents of checkpoints (checkpoints/), and starting processes (launch.py).
 """
 
 import os
@@ -23,18 +23,19 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 def has_checkpoint(run_folder: Path) -> bool:
+    """Whether a run folder has a checkpoint to resume from."""
     return (checkpoints_of(run_folder) / POINTER).is_file()
 
 
 def run_to_resume(name: str) -> Path:
-    """The run folder that `--resume` means: one that is named, or `latest` below runs/. Raises: SpecError."""
+    """The run folder that `--resume` names: a path, or `latest` for the newest one below runs/. Raises: SpecError."""
     folder = latest_run(Path("runs")) if name == "latest" else Path(name)
     check_run_folder(folder)
     return folder
 
 
 def latest_run(root: Path) -> Path:
-    """The run below a folder of runs whose checkpoint is the newest. Raises: SpecError when none has one."""
+    """The run with the newest checkpoint below a folder of runs. Raises: SpecError when no run has one."""
     pointers = [*root.glob(f"*/*/checkpoints/{POINTER}"), *root.glob(f"*/checkpoints/{POINTER}")]
     if not pointers:
         raise SpecError(
@@ -47,81 +48,82 @@ def latest_run(root: Path) -> Path:
 
 
 def bundle_of(run_folder: Path) -> Path:
-    """The bundle with which a run goes on in its own folder. Raises: SpecError when there is none, or it is over."""
+    """The bundle with which a run resumes in its own folder. Raises: SpecError without one, or for a finished run."""
     check_run_folder(run_folder)
     if not (run_folder / "bundle" / "execution.json").is_file():
         raise SpecError(
             f"{run_folder} holds no bundle",
             where=str(run_folder / "bundle"),
-            rule="a run of a job or a plan keeps its bundle; one of a bundle does not",
+            rule="a run of a job or a plan stores its bundle in the run folder; a run of a bundle does not",
             way_out=f"rlplan run BUNDLE --resume {run_folder}",
         )
     status = read_json(run_folder / "status.json", "the run's status") if (run_folder / "status.json").is_file() else {}
     if isinstance(status, dict) and status.get("state") == "finished":
         raise SpecError(
-            f"{run_folder} has finished, nothing is left to do",
+            f"{run_folder} has finished, so there is nothing to resume",
             where=str(run_folder / "status.json"),
-            rule="a run is resumed that was interrupted, failed or killed",
+            rule="only a run that was interrupted, failed or killed can be resumed in its own folder",
             way_out=f"rlplan run JOB workload.num_steps=… --resume {run_folder} continues in a new folder",
         )
     return run_folder / "bundle"
 
 
-def check_resumable(job: ResolvedJob, found: Resumption, *, is_async: bool) -> None:
-    """A checkpoint of this job (`find_checkpoint`) is one that it can go on from.
+def check_resumable(job: ResolvedJob, checkpoint: Resumption, *, is_async: bool) -> None:
+    """Check that the job can resume from its checkpoint (`find_checkpoint`).
 
-    is_async: generation does. Raises: SpecError when a role is not in it, nothing is left to do after it, or some
-    prompts would come twice and others never.
+    is_async: whether generation is async. Raises: SpecError when a role is missing, no step is left, or some prompts
+    would be repeated and others skipped.
     """
     for role in job.trained_roles:
-        found.paths(role)
-    if found.step > job.workload.num_steps:
+        checkpoint.paths(role)
+    if checkpoint.step > job.workload.num_steps:
         raise SpecError(
-            f"the checkpoint is of step {found.step}, the job has {job.workload.num_steps} steps",
-            where=str(found.folder),
+            f"the checkpoint is of step {checkpoint.step}, the job has {job.workload.num_steps} steps",
+            where=str(checkpoint.folder),
             rule="a run continues after the step of its checkpoint",
-            way_out=f"workload.num_steps={found.step + 1} or more, with the job file",
+            way_out=f"workload.num_steps={checkpoint.step + 1} or more, with the job file",
         )
     if not is_async:
-        check_order(found, job.workload.num_prompts_per_step)
+        check_order(checkpoint, job.workload.num_prompts_per_step)
 
 
-def take_along(found: Resumption, run_folder: Path) -> Resumption:
-    """The same checkpoint as the first one of another run folder, so that this one can be resumed by itself.
+def take_along(checkpoint: Resumption, run_folder: Path) -> Resumption:
+    """Copy a checkpoint into another run folder as its first one, so that this folder can be resumed by itself.
 
-    Files are linked where the file system can, and copied where it cannot.
+    Files are hard-linked if the file system supports it.
     """
     root = checkpoints_of(run_folder)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
-        target = root / found.folder.name
-        shutil.copytree(found.folder, root / f".{target.name}", copy_function=_link_or_copy)
-        (root / f".{target.name}").rename(target)
+        target = root / checkpoint.folder.name
+        shutil.copytree(checkpoint.folder, root / f".{target.name}", copy_function=_link_or_copy)
+        (root / f".{target.name}").rename(target)  # only a complete checkpoint gets its name
         sync_folder(root)
-    return replace(found, folder=target)
+    return replace(checkpoint, folder=target)
 
 
-def prepare_resume(found: Resumption, recorder: Recorder) -> None:
-    """Say in alarms how the run goes on; drops weights of engines that are gone."""
-    shutil.rmtree(recorder.folder / "weights", ignore_errors=True)  # of engines that are gone
-    for problem in found.problems:
-        recorder.write_alarm(found.step, "checkpoint", f"{problem}; it is passed over")
-    for change in found.changes:
-        recorder.write_alarm(found.step, "change", change)
-    recorder.write_alarm(found.step, "resume", f"going on after step {found.step}, from {found.folder.name}")
+def prepare_resume(checkpoint: Resumption, recorder: Recorder) -> None:
+    """Record in alarms how the run resumes, and remove weights saved for engines of the earlier run."""
+    shutil.rmtree(recorder.folder / "weights", ignore_errors=True)
+    for problem in checkpoint.problems:
+        recorder.write_alarm(checkpoint.step, "checkpoint", f"{problem}; it is skipped")
+    for change in checkpoint.changes:
+        recorder.write_alarm(checkpoint.step, "change", change)
+    text = f"resuming after step {checkpoint.step}, from {checkpoint.folder.name}"
+    recorder.write_alarm(checkpoint.step, "resume", text)
 
 
 def go_back(error: LostGroupError, identity: Mapping[str, str] | None, recorder: Recorder) -> Resumption:
-    """After ranks were lost: the run's last checkpoint, and its lines up to it. identity: of its job."""
-    found = replace(find_checkpoint(recorder.folder, identity), changes=())  # said when the run began
-    recorder.write_alarm(found.step, "restart", f"{error.what}; all processes restart")
-    prepare_resume(found, recorder)
-    recorder.go_back(found.step)
-    return found
+    """After a loss of ranks, return to the run's last checkpoint and its recorded lines. identity: the job's."""
+    checkpoint = replace(find_checkpoint(recorder.folder, identity), changes=())  # recorded at the run's start
+    recorder.write_alarm(checkpoint.step, "restart", f"{error.what}; all processes restart")
+    prepare_resume(checkpoint, recorder)
+    recorder.go_back(checkpoint.step)
+    return checkpoint
 
 
 def lost_group(error: RlplanError, worker_group: WorkerGroup) -> RlplanError:
-    """The error itself, or that a process is gone, where another one's failure was only what it led to."""
+    """The error itself, or a LostGroupError if a process has died and the error is only a consequence."""
     is_plain = isinstance(error, RunError) and not isinstance(error, LostGroupError)
     gone = worker_group.lost() if is_plain else []
     if not gone:
@@ -132,7 +134,7 @@ def lost_group(error: RlplanError, worker_group: WorkerGroup) -> RlplanError:
 
 
 def resumable(error: RlplanError, run_folder: Path) -> RlplanError:
-    """An error that says how to go on, where there is a checkpoint to go on from."""
+    """Add the resume command to an error, if the run has a checkpoint."""
     if not isinstance(error, InterruptedRunError | RunError) or not has_checkpoint(run_folder):
         return error
     what = "" if (run_folder / "bundle").is_dir() else "BUNDLE "

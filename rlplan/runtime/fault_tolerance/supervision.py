@@ -1,10 +1,10 @@
-"""Supervision: what is lost while a run goes on, what is restarted, and what ends the run.
+"""Supervision: decides which lost processes are restarted, which actions are repeated, and which losses end the run.
 
-In: actions as they are done on a worker group. Out: the same actions done again after an engine or a scorer was lost,
-or a RunError. An engine that dies or hangs is started again with the weights that the policy has now, and its requests
-are submitted again: seeds belong to the requests, so the completions are the same. A rank cannot rejoin its process
-group. Where generation runs beside the steps two threads may find the same process lost: the first starts it anew.
-Left out: how a process is restarted (recovery.py), and its loss noticed (cluster/calls.py).
+In: actions that run on a worker group. Out: repeated actions after the loss of an engine or a scorer, or a RunError. An
+engine that dies or hangs is restarted with the policy's current weights, and its requests are submitted again. Seeds
+belong to requests, so the completions are the same. A trainer rank cannot rejoin its process group. With async
+generation two threads may notice the same loss; the first one restarts the process.
+Left out: restarting a process (recovery.py), and detecting its loss (cluster/calls.py).
 """
 
 import threading
@@ -20,27 +20,28 @@ from rlplan.units import MIB, format_bytes
 from rlplan.vocabulary import ActionKind
 
 RESTARTED = ("rollout_engine", "scorer")
-"""Workers that hold nothing which cannot be made again: weights come from the trainer or from a folder."""
+"""Workers that can be restarted alone, because their weights come from the trainer or from a folder."""
 
 TRAINERS = ("policy_trainer", "value_trainer")
-"""Workers whose ranks hold what no other process has: they are lost together, and come back from a checkpoint."""
+"""Workers with states that no other process has; if one rank is lost, all restart from a checkpoint."""
 
 REPEATED = (
     *(ActionKind.GENERATE, ActionKind.EVALUATE, ActionKind.SCORE, ActionKind.SYNC_WEIGHTS),
     *(ActionKind.START_ENGINE, ActionKind.STOP_ENGINE, ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE),
 )
-"""Actions that may be done twice: they change nothing but the process that was lost."""
+"""Actions that may be repeated, because they change only the lost process."""
 
 FREEING = ("sleep_engine", "stop_engine", "offload_role")
-"""Actions that are there to free memory."""
+"""Actions whose purpose is to free memory."""
 
 LEAST_SHARE_FREED = 0.9
+"""Minimum share of the planned bytes that such an action must free."""
 LEAST_CHECKED = 16 * MIB
-"""What is planned to become free below this drowns in what a heap keeps."""
+"""Smallest planned release that is checked; smaller ones are hidden by memory that the heap retains."""
 
 
 class LostProcessError(RunError):
-    """A process died or hung. process: which; restart_count: its restarts when it was called."""
+    """A process died or hung. process: its name; restart_count: its number of restarts when it was called."""
 
     restart_count = 0
 
@@ -50,20 +51,21 @@ class LostProcessError(RunError):
 
 
 class LostGroupError(RunError):
-    """A process was lost that cannot be restarted alone: all processes restart, from the last checkpoint."""
+    """A process was lost that cannot be restarted alone, so all processes restart from the last checkpoint."""
 
 
 Handler = Callable[[Action, int], list[Measurement]]
+"""Runs an action of a step on a worker group."""
 Announce = Callable[[str, int, str], None]
-"""Hears of a process that is about to be restarted: which, in which step, and what is to be said of it."""
+"""Called with (process, step, text) before a process is restarted."""
 
 Result = TypeVar("Result")
 
 
 class Supervisor:
-    """Does actions, again where a process was lost that can be restarted. max_restarts: of each process in a run.
+    """Runs actions, and repeats them after a lost process was restarted. max_restarts: limit per process and run.
 
-    is_replaced: whether a lost process has been restarted since. num_open: requests under way in a process.
+    is_replaced: returns whether a lost process has been restarted since. num_open: returns a process's open requests.
     """
 
     def __init__(self, max_restarts: int, recover: Callable[[str, Action, int], None], announce: Announce) -> None:
@@ -75,19 +77,20 @@ class Supervisor:
         self._restarting = threading.RLock()
 
     def perform(self, handler: Handler, action: Action, step: int) -> tuple[list[Measurement], int]:
-        """(measurements of the attempt that succeeded, its number). Raises: RunError."""
-        attempts = []
+        """Run an action; return (measurements of the successful attempt, its number). Raises: RunError."""
+        num_attempts = 0
 
-        def once() -> list[Measurement]:
-            attempts.append(step)
+        def attempt() -> list[Measurement]:
+            nonlocal num_attempts
+            num_attempts += 1
             return handler(action, step)
 
-        return self.watch(once, action, step), len(attempts)
+        return self.watch(attempt, action, step), num_attempts
 
     def watch(self, call: Callable[[], Result], action: Action, step: int) -> Result:
-        """The result of a call that belongs to an action, made again after what was lost is there again.
+        """Make a call that belongs to an action; repeat it after restarting a lost process. Returns: its result.
 
-        Raises: RunError where it may not be restarted.
+        Raises: RunError where the process may not be restarted.
         """
         attempt, lost = 1, None
         while True:
@@ -99,13 +102,13 @@ class Supervisor:
                 lost, attempt = error, attempt + 1
 
     def _may_restart(self, lost: LostProcessError, action: Action, step: int) -> bool:
-        """A process that is lost while it first starts would be lost again."""
+        """Whether a lost process may be restarted; not at its first start, where it would be lost again."""
         is_first = action.kind is ActionKind.START_ENGINE and step == 0
         is_kind = lost.process.startswith(RESTARTED) and action.kind in REPEATED and not is_first
         return is_kind and self._restarts[lost.process] < self.max_restarts
 
     def _start_anew(self, lost: LostProcessError, action: Action, step: int, attempt: int) -> None:
-        """Raises: RunError where it may not be, LostProcessError where it is lost again."""
+        """Restart a lost process, unless another thread has done so. Raises: RunError, or LostProcessError again."""
         with self._restarting:
             if self.is_replaced(lost):
                 return
@@ -113,8 +116,8 @@ class Supervisor:
                 raise _cannot_restart(lost, action, self._restarts[lost.process]) from lost
             self._restarts[lost.process] += 1
             count = self.num_open(lost.process)
-            again = f"{count} requests are begun anew" if count else "the action is done again"
-            text = f"{lost.what}; it is restarted (attempt {attempt}) and {again}"
+            consequence = f"{count} requests start over" if count else "the action is repeated"
+            text = f"{lost.what}; it is restarted (attempt {attempt}) and {consequence}"
             self._announce(lost.process, step, text)
             self._recover(lost.process, action, step)
 
@@ -128,14 +131,14 @@ def _cannot_restart(lost: LostProcessError, action: Action, num_restarts: int) -
     elif num_restarts:
         kind, rule = RunError, f"a process is restarted at most {num_restarts} times in a run (limits.max_restarts)"
     else:
-        rule = f"a process is restarted once it was up, while it does what can be done again; this was {action.kind}"
+        rule = f"only engines and scorers restart, after the first start, in repeatable actions; this was {action.kind}"
     return kind(lost.what, where=lost.where, rule=rule, way_out=lost.way_out)
 
 
 def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[str, int], after: dict[str, int]) -> None:
-    """A swap or a sleep that frees less than planned fails loudly. before, after: bytes each process holds.
+    """Check that an action which should free memory frees what the plan says.
 
-    Raises: RunError naming the process and both numbers.
+    before, after: bytes that each process holds. Raises: RunError naming the process and both numbers.
     """
     if action.kind.value not in FREEING:
         return
@@ -146,29 +149,30 @@ def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[st
             raise RunError(
                 f"{action.id} freed {format_bytes(max(0, freed))} in {process}, the plan says {format_bytes(planned)}",
                 where=f"step {step}, {process}",
-                rule=f"at least {LEAST_SHARE_FREED:.0%} of what the plan says becomes free",
-                way_out="another phase would not fit: report it with the run folder, or plan another placement",
+                rule=f"such an action must free at least {LEAST_SHARE_FREED:.0%} of the planned bytes",
+                way_out="the next phase might not fit: report it with the run folder, or plan another placement",
             )
 
 
 def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: str) -> int:
-    """Bytes that an action frees in a process: held after its action before this one, less held after this one.
+    """Bytes that an action frees in a process: held after the process's previous action, minus held after this one.
 
-    Step 0 of what the start has not is a rehearsal after it: what was held then, less what the first step leaves.
+    For an action that the start phase does not have, step 0 means the rehearsal after it: held at the end of the start,
+    minus held after the action in the first step.
     """
     run_phases: dict[int, RunPhase] = {0: "start", 1: "first", -1: "finish"}
     run_phase = run_phases.get(step, "steady")
     is_rehearsed = run_phase == "start" and (run_phase, action_id) not in ledger.order
     run_phase = "first" if is_rehearsed else run_phase
-    held: Counter[tuple[RunPhase, str]] = Counter()
+    resident: Counter[tuple[RunPhase, str]] = Counter()
     for row in ledger.rows_of(process):
         if row.space == "device":
-            held[(row.run_phase, row.action_id)] += row.resident_bytes
-    mine = [key for key in ledger.order if key in held]
+            resident[(row.run_phase, row.action_id)] += row.resident_bytes
+    keys = [key for key in ledger.order if key in resident]
     if (run_phase, action_id) not in ledger.order:
         return 0
     position = ledger.order.index((run_phase, action_id))
-    earlier = [key for key in mine if ledger.order.index(key) < position and not (is_rehearsed and key[0] == run_phase)]
-    if run_phase == "steady":  # the step before was steady, too
-        earlier = [key for key in mine if key[0] == "steady" and key[1] != action_id and key not in earlier] + earlier
-    return held[earlier[-1]] - held[(run_phase, action_id)] if earlier else 0
+    earlier = [key for key in keys if ledger.order.index(key) < position and not (is_rehearsed and key[0] == run_phase)]
+    if run_phase == "steady":  # the previous step was steady too, so later actions of a step also precede this one
+        earlier = [key for key in keys if key[0] == "steady" and key[1] != action_id and key not in earlier] + earlier
+    return resident[earlier[-1]] - resident[(run_phase, action_id)] if earlier else 0

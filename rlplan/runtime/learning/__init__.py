@@ -1,1 +1,1 @@
-"""What a step makes of its rollouts, on the driver's side: mini-batches, packs, optimizer steps."""
+"""Training on a step's rollouts, on the driver's side: mini-batches, packing, optimizer steps."""

@@ -1,7 +1,7 @@
-"""Learner: what a step makes of its rollouts: scores, advantages, gradients, one optimizer step after the other.
+"""Learner: trains on a step's rollouts: scores, advantages, gradients and optimizer steps.
 
-In: rollouts that have their rewards. Out: measurements; numbers of what was learned, to the step's metrics.
-Left out: where rollouts come from (collector.py).
+In: rollouts with rewards. Out: measurements; training statistics, to the step's metrics.
+Left out: generating rollouts (collector.py).
 """
 
 import math
@@ -18,11 +18,14 @@ from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rollout.experience import Rollout
+from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 
 class Learner:
+    """See the module docstring."""
+
     def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup, metrics: StepMetrics) -> None:
         self.job, self.worker_group, self.metrics = spec.job, worker_group, metrics
         self._layouts, self._accepts_mismatch = spec.schedule.layouts, spec.accepts_mismatch
@@ -30,12 +33,12 @@ class Learner:
         self._alarm: str | None = None
 
     def score(self, action: Action, wanted: list[Rollout]) -> list[Measurement]:
-        """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
+        """Score rollouts with a role; its processes get contiguous shares."""
         ranks_per_pass = self._ranks_per_pass(action)
         shares = _contiguous(wanted, len(action.processes) // ranks_per_pass)
         sequences = [[self._readers.sequence(action.role, rollout) for rollout in share] for share in shares]
         results, measurements = self.worker_group.everywhere(
-            action, lambda rank: ("score", sequences[rank // ranks_per_pass], action.role.value)
+            action, lambda rank: bind_call(TRAINER.score, sequences[rank // ranks_per_pass], action.role.value)
         )
         for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip(share, scores, strict=True):
@@ -43,12 +46,12 @@ class Learner:
         return measurements
 
     def score_policy(self, action: Action, rollouts: list[Rollout]) -> list[Measurement]:
-        """The policy's log-probs before the step, in the passes in which it will be trained."""
+        """Compute the policy's log-probs before the step, in the same passes as the training."""
         ranks_per_pass = self._ranks_per_pass(action)
         shares = deal_out_scored(rollouts, self.job, len(action.processes) // ranks_per_pass)
         passes = [[[self._readers.sequence(action.role, r) for r in pack] for pack in packs] for packs in shares]
         results, measurements = self.worker_group.everywhere(
-            action, lambda rank: ("score_passes", passes[rank // ranks_per_pass])
+            action, lambda rank: bind_call(TRAINER.score_passes, passes[rank // ranks_per_pass])
         )
         for packs, scored in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip((r for pack in packs for r in pack), scored, strict=True):
@@ -56,6 +59,7 @@ class Learner:
         return measurements
 
     def compute_advantages(self, rollouts: list[Rollout], step: int) -> None:
+        """Set the rollouts' advantages and returns. Raises: RunError when no rollout has a reward."""
         _check_any(rollouts, self.job, step)
         self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(rollouts))
         compute = find_advantage(self.job.algorithm)
@@ -66,9 +70,9 @@ class Learner:
     def train_forward_backward(
         self, action: Action, step: int, rollouts: list[Rollout], engine_held_the_policy: bool
     ) -> list[Measurement]:
-        """Deal the mini-batch out over the ranks by length and pack it into passes.
+        """Accumulate the gradient of a mini-batch, balanced over the ranks by length and packed into passes.
 
-        engine_held_the_policy: whether the rollouts were made by the weights that the first mini-batch trains.
+        engine_held_the_policy: whether the rollouts were sampled from the weights that the first mini-batch trains.
         """
         index = action.mini_batch or 0
         trained = mini_batch(rollouts, index, self.job, step)
@@ -79,10 +83,11 @@ class Learner:
 
         def call(rank: int) -> tuple[Any, ...]:
             passes, baseline = shares[rank // ranks_per_pass], baselines[rank // ranks_per_pass]
-            return "forward_backward", [samples for samples, _ in passes], [weights for _, weights in passes], baseline
+            micro_batches, weights = [samples for samples, _ in passes], [weights for _, weights in passes]
+            return bind_call(TRAINER.forward_backward, micro_batches, weights, baseline)
 
         results, measurements = self.worker_group.everywhere(action, call)
-        results = results[::ranks_per_pass]  # ranks that share a pass all give the numbers of the whole
+        results = results[::ranks_per_pass]  # ranks that share a pass all return the sums of the full pass
         if action.role is not Role.POLICY:
             self.metrics.add_value_training(results)
             return measurements
@@ -95,29 +100,31 @@ class Learner:
         return measurements
 
     def take_alarm(self) -> str | None:
-        """How engine and trainer were apart in the last mini-batch, where that is corrected for; said once."""
+        """Return, once, the log-prob mismatch of the last mini-batch if it exceeds the limits and is corrected for."""
         alarm, self._alarm = self._alarm, None
         return alarm
 
     def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
-        """On every rank of the action's role. A step that loss scaling skips may have a gradient that is no number."""
-        results, measurements = self.worker_group.everywhere(action, lambda rank: ("optimizer_step", step))
-        if not results[0].get("is_skipped"):
+        """Take an optimizer step on every rank of the action's role."""
+        results, measurements = self.worker_group.everywhere(
+            action, lambda rank: bind_call(TRAINER.optimizer_step, step)
+        )
+        if not results[0].get("is_skipped"):  # loss scaling skips steps whose gradient overflows
             _check_finite([results[0]["grad_norm"]], step)
         self.metrics.add_optimizer_step(results[0], action.role)
         return measurements
 
     def _ranks_per_pass(self, action: Action) -> int:
-        """How many neighbours among an action's processes compute each pass together."""
+        """Number of consecutive processes of an action that compute each pass together."""
         return max(la.num_ranks_per_pass if action.processes[0] == la.processes[0][0] else 1 for la in self._layouts)
 
 
 def _check_any(rollouts: list[Rollout], job: ResolvedJob, step: int) -> None:
-    """Raises: RunError when nothing is left to learn from."""
+    """Raises: RunError when all rewards have failed."""
     failed = [rollout.failure for rollout in rollouts if rollout.has_failed]
     if len(failed) == len(rollouts):
         raise RunError(
-            f"none of the step's {len(failed)} rollouts can be learned from: {failed[0] or 'every reward gave None'}",
+            f"none of the step's {len(failed)} rollouts has a reward: {failed[0] or 'all rewards are None'}",
             where=f"step {step}, " + ("rollout.environment" if job.has_turns else "rewards"),
             rule="a step needs at least one rollout with an environment answer and a reward",
             way_out="read logs/environment.log and failures.jsonl in the run folder",
@@ -125,14 +132,14 @@ def _check_any(rollouts: list[Rollout], job: ResolvedJob, step: int) -> None:
 
 
 def _check_finite(values: list[float], step: int) -> None:
-    """Raises: RunError for a loss or a gradient that is no number: one such step, and the policy is none either."""
+    """Raises: RunError for a loss or gradient that is NaN or infinite, which would make the policy NaN."""
     for value in values:
         if not math.isfinite(value):
             raise RunError(
                 f"the loss or its gradient is {value}",
                 where=f"step {step}, training",
                 rule="losses and gradients are finite numbers",
-                way_out="lower algorithm.learning_rate, or train in float32; then go on from a checkpoint before it",
+                way_out="lower algorithm.learning_rate, or train in float32; then resume from an earlier checkpoint",
             )
 
 

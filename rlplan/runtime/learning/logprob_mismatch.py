@@ -1,10 +1,11 @@
-"""Log-prob mismatch between engine and trainer (train-inference mismatch): whether it is as small as their types allow.
+"""Log-prob mismatch between engine and trainer (train-inference mismatch), compared with limits for their dtypes.
 
 In: sums and counts over a step's tokens, from the trainer's ranks. Out: mean, 99th percentile and maximum of the
-difference; an error, or a text for an alarm, where they are further apart than the types explain.
-Left out: whether the weights are the same (weight_verification.py). The driver reads this module: no torch.
+difference; an error, or a text for an alarm, where rounding does not explain the difference.
+Left out: whether the weights are the same (weight_verification.py). This module does not import torch, because the
+driver imports it.
 
-A maximum says little: among 15,360 tokens of one honest model in bf16 one differs by 0.54 (docs/decisions.md).
+The maximum has no limit: among 15,360 tokens of a correct bf16 model one differs by 0.54 (docs/decisions.md).
 """
 
 import json
@@ -18,47 +19,49 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype
 
 DIFFERENCE = "logprob_difference"
-"""What the names of the numbers begin with that a pass gives: `_sum`, `_count`, `_max` and `_bin:N`."""
+"""Prefix of the numbers that a pass reports: `_sum`, `_count`, `_max` and `_bin:N`."""
 
 BINS_PER_DOUBLING = 8
 LOWEST_BIN, HIGHEST_BIN = -30 * BINS_PER_DOUBLING, 10 * BINS_PER_DOUBLING
-"""Bin N counts differences up to 2^(N/8): a percentile is known to 9 %."""
+"""Bin N counts differences up to 2^(N/8), so percentiles are accurate to 9 %."""
 
 ENOUGH_TOKENS = 1000
-"""Of fewer the 99th percentile is the maximum, or nearly."""
+"""Minimum number of tokens for checking the 99th percentile; with fewer it is close to the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of |log-prob of the trainer - of the engine|, over a step's tokens. source: where the numbers come from."""
+    """Limits of |trainer's log-prob - engine's log-prob| over a step's tokens."""
 
     mean: float
     p99: float
     source: str
+    """The measurement that the limits come from."""
 
 
 FOUR_BITS = "4 bits"
-"""The row of limits for engines whose weights are in 4 bits, whatever the format."""
+"""Name of the limits for engines with 4-bit weights, whatever the format."""
 
 LIMITS: dict[str, Limits] = {
     name: Limits(**row)
     for name, row in json.loads(Path(__file__).with_name("logprob_limits.json").read_text("utf-8")).items()
 }
-"""By the coarser format of the two sides, the coarsest first."""
+"""Limits by the coarser format of engine and trainer, the coarsest format first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Over all tokens of a mini-batch, whose number is count."""
+    """Absolute log-prob differences over all tokens of a mini-batch."""
 
     mean: float
     p99: float
     largest: float
     count: int
+    """Number of tokens."""
 
 
-def limits_of(job: ResolvedJob) -> tuple[str, Limits]:
-    """(the coarser format of engine and trainer, its limits)."""
+def choose_limits(job: ResolvedJob) -> tuple[str, Limits]:
+    """Return the coarser format of engine and trainer, and its limits."""
     rollout = job.rollout
     formats = {str(job.training.dtype), str(rollout.dtype), rollout.quantization, rollout.kv_dtype}
     if rollout.base_path is not None or rollout.quantization == "mxfp4":
@@ -68,12 +71,12 @@ def limits_of(job: ResolvedJob) -> tuple[str, Limits]:
 
 
 def differences_of(passes: Iterable[Mapping[str, float]]) -> Differences:
-    """What ranks that each had their own tokens say together."""
+    """Merge the sums of ranks that had different tokens."""
     total, count, largest, bins = 0.0, 0.0, 0.0, dict[int, float]()
     for sums in passes:
         total, count = total + sums[f"{DIFFERENCE}_sum"], count + sums[f"{DIFFERENCE}_count"]
-        found = sums[f"{DIFFERENCE}_max"]
-        largest = found if math.isnan(found) else max(largest, found)
+        rank_largest = sums[f"{DIFFERENCE}_max"]
+        largest = rank_largest if math.isnan(rank_largest) else max(largest, rank_largest)
         for name, number in sums.items():
             if name.startswith(f"{DIFFERENCE}_bin:"):
                 index = int(name.rpartition(":")[2])
@@ -82,7 +85,7 @@ def differences_of(passes: Iterable[Mapping[str, float]]) -> Differences:
 
 
 def _percentile(bins: Mapping[int, float], share: float) -> float:
-    """The upper edge of the bin up to which such a share of all tokens lies.
+    """Upper edge of the bin below which the given share of all tokens lies.
 
     >>> _percentile({-8: 98.0, 0: 1.0, 8: 1.0}, 0.99)
     1.0
@@ -95,24 +98,26 @@ def _percentile(bins: Mapping[int, float], share: float) -> float:
     return 0.0
 
 
-def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int, *, is_accepted: bool = False) -> str | None:
-    """The text of an alarm where the difference is beyond the limits; None where it is within them.
+def check_logprob_mismatch(
+    differences: Differences, job: ResolvedJob, step: int, *, is_accepted: bool = False
+) -> str | None:
+    """Return the text of an alarm if the difference exceeds the limits; None if it does not.
 
-    is_accepted: the job itself asks for a correction. The one that is on by default in 16 bits is for rounding: what
-    rounding does not explain still ends the run.
-    Raises: RunError where it is beyond them and not accepted, or where a log-prob is no number.
+    is_accepted: the job explicitly asks for importance correction. The correction that is on by default in 16 bits only
+    covers rounding, so larger differences still end the run.
+    Raises: RunError where the difference exceeds the limits and is not accepted, or where a log-prob is NaN.
     """
-    name, limits = limits_of(job)
-    is_close = found.mean <= limits.mean and (found.count < ENOUGH_TOKENS or found.p99 <= limits.p99)
-    if is_close and math.isfinite(found.largest):
+    name, limits = choose_limits(job)
+    has_close_p99 = differences.count < ENOUGH_TOKENS or differences.p99 <= limits.p99
+    if differences.mean <= limits.mean and has_close_p99 and math.isfinite(differences.largest):
         return None
     weights = "the same weights in 4 bits" if name == FOUR_BITS else "the same weights"
     what = (
-        f"engine and trainer, of {weights}, differ by {found.mean:.3g} on average in the log-prob of a sampled "
-        f"token, by {found.p99:.3g} at the 99th percentile, by {found.largest:.3g} at most ({found.count} tokens)"
+        f"log-probs of engine and trainer, with {weights}, differ by {differences.mean:.3g} on average, "
+        f"{differences.p99:.3g} at the 99th percentile, {differences.largest:.3g} at most ({differences.count} tokens)"
     )
     rule = f"at most {limits.mean:g} on average and {limits.p99:g} at the 99th percentile in {name}"
-    if is_accepted and job.algorithm.corrects_importance and math.isfinite(found.mean):
+    if is_accepted and job.algorithm.corrects_importance and math.isfinite(differences.mean):
         return f"{what}; {rule}; algorithm.importance={job.algorithm.importance} corrects for it"
     raise RunError(what, where=f"step {step}, train_forward_backward", rule=rule, way_out=_way_out(job, name))
 
@@ -120,10 +125,12 @@ def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int, *, i
 def _way_out(job: ResolvedJob, name: str) -> str:
     remedies = []
     if job.algorithm.weighs_rollouts:
-        remedies.append("algorithm.importance=truncate, said in the job, accepts and corrects it and goes on")
+        remedies.append(
+            "algorithm.importance=truncate in the job corrects for the difference and lets the run continue"
+        )
     if name == FOUR_BITS:
         key = "rollout.quantization=none" if job.rollout.base_path is None else "rollout.base_path=null"
-        return "; ".join([*remedies, f"{key} loads whole weights; a base of another revision differs as much"])
+        return "; ".join([*remedies, f"{key} loads unquantized weights; check that the base has the policy's revision"])
     if name != Dtype.FLOAT32:
-        remedies.append("training.dtype=float32 rollout.dtype=float32 computes alike")
-    return "; ".join([*remedies, "the weights themselves agree, by their checksums: report it with the run folder"])
+        remedies.append("training.dtype=float32 rollout.dtype=float32 removes rounding differences")
+    return "; ".join([*remedies, "the weights have equal checksums: report it with the run folder"])

@@ -1,6 +1,6 @@
-"""A mini-batch: which rollouts it has, what each of their tokens counts, and which of them share a pass.
+"""Mini-batches: selection of rollouts, weights of their tokens, and assignment to ranks and passes.
 
-In: a step's rollouts. Out: samples for each rank, pass by pass, and the weight of a token in each.
+In: a step's rollouts. Out: samples for each rank, pass by pass, with the weight of a token in each.
 """
 
 import random
@@ -12,14 +12,14 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 Pass = tuple[list[TrainSample], list[float]]
-"""Samples of one pass, and what a token of each counts."""
+"""Samples of one pass, and the weight of each sample's tokens."""
 
 
 def mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: int) -> list[Rollout]:
-    """The rollouts of one of a step's mini-batches, which are counted over its epochs.
+    """The rollouts of one mini-batch. index: number of the mini-batch within the step, counted over all epochs.
 
-    The first epoch's are in the order of the prompts, those of later ones in an order that follows from seed, step and
-    epoch. Groups stay together where pairs are trained.
+    The first epoch keeps the order of the prompts. Later epochs are shuffled, depending on seed, step and epoch. Groups
+    stay together if the loss joins their rollouts.
     """
     work = job.workload
     epoch, place = divmod(index, work.mini_batches_per_epoch)
@@ -33,10 +33,10 @@ def mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: 
 
 
 def train_sample(rollout: Rollout, *, is_first_update: bool = False) -> TrainSample:
-    """What the trainer learns from a rollout.
+    """The training sample of a rollout.
 
-    is_first_update: the step's first. Its own pass gives the log-probs before it, and to the bit: a score pass rounds
-    otherwise, and in bf16 that alone is beyond GSPO's clip.
+    is_first_update: whether it is for the step's first optimizer step. Its own forward pass then gives the old
+    log-probs exactly. A separate scoring pass rounds differently, and in bf16 that alone exceeds GSPO's clip range.
     """
     return TrainSample(
         prompt_tokens=rollout.prompt.tokens,
@@ -57,11 +57,11 @@ def train_sample(rollout: Rollout, *, is_first_update: bool = False) -> TrainSam
 
 
 def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[float]:
-    """What each token of each sample counts in the loss.
+    """Weight of each sample's tokens in the loss, by `algorithm.token_weights`.
 
-    sequence: every sequence the same, 1 / (R n_i). token: every token the same, 1 / sum of n_i (DAPO, equation 12).
-    constant: 1 / (R max_response_len) (Dr.GRPO). R: sequences of the mini-batch, n_i: tokens learned from. Of pairs
-    each one the same, half of it each answer.
+    sequence: equal weight per sequence, 1 / (R n_i). token: equal weight per token, 1 / sum of n_i (DAPO, equation 12).
+    constant: 1 / (R max_response_len) (Dr.GRPO). R: sequences of the mini-batch, n_i: tokens that the loss learns from.
+    Pairs have equal weights, half for each answer.
 
     >>> from rlplan.spec.parts.algorithm import AlgorithmSpec
     >>> class MicroBatchShape: max_response_len = 5
@@ -83,16 +83,16 @@ def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[floa
 
 
 def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[Pass]]:
-    """Passes of every rank, dealt out by length and packed; the same number on each. A pair stays together."""
+    """Passes of every rank, balanced by length and packed; the same number on each rank. Pairs share a pass."""
     weights = token_weights(samples, job)
     shares = _deal(samples, _units(samples, job), job, num_ranks)
     return [[([samples[i] for i in pack], [weights[i] for i in pack]) for pack in packs] for packs in shares]
 
 
 def deal_out_scored(rollouts: Sequence[Rollout], job: ResolvedJob, num_ranks: int) -> list[list[list[Rollout]]]:
-    """Rollouts of every rank, pass by pass, as each of the first epoch's mini-batches will be trained.
+    """Rollouts of every rank, pass by pass, exactly as the first epoch's mini-batches will be trained.
 
-    Log-probs of one pass are then the same to the bit when nothing was learned, whatever the numeric format.
+    Equal passes give bitwise equal log-probs while the weights are unchanged, whatever the dtype.
     """
     ranks: list[list[list[Rollout]]] = [[] for _ in range(num_ranks)]
     for index in range(job.workload.mini_batches_per_epoch):
@@ -107,18 +107,18 @@ def deal_out_scored(rollouts: Sequence[Rollout], job: ResolvedJob, num_ranks: in
 def _deal(
     samples: Sequence[TrainSample], units: list[list[int]], job: ResolvedJob, num_ranks: int
 ) -> list[list[list[int]]]:
-    """Indices of samples by rank and pass; within a pass by length."""
+    """Indices of samples by rank and pass, sorted by length within a pass."""
     lengths = [sum(samples[index].num_tokens for index in unit) for unit in units]
     shares = pack_shares(lengths, num_ranks, job.max_tokens_per_micro_batch)
 
-    def by_length(pack: list[int]) -> list[int]:
+    def sort_by_length(pack: list[int]) -> list[int]:
         return sorted((i for unit in pack for i in units[unit]), key=lambda i: (samples[i].num_tokens, i))
 
-    return [[by_length(pack) for pack in packs] for packs in shares]
+    return [[sort_by_length(pack) for pack in packs] for packs in shares]
 
 
 def deal_out_baseline(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[TrainSample]]:
-    """Answers to other prompts, dealt out over the ranks by length; none where the algorithm has no such baseline."""
+    """Answers to other prompts (KTO), balanced over the ranks by length; none for other algorithms."""
     if not job.algorithm.declaration.has_baseline_answers:
         return [[] for _ in range(num_ranks)]
     others = [sample for sample in samples if not sample.advantage]
@@ -127,9 +127,9 @@ def deal_out_baseline(samples: Sequence[TrainSample], job: ResolvedJob, num_rank
 
 
 def _units(samples: Sequence[TrainSample], job: ResolvedJob) -> list[list[int]]:
-    """Samples that share a pass: each alone, or the pair of its group, without generated answers that are in none.
+    """Indices of samples that must share a pass: single samples, or the pairs of groups.
 
-    Baseline answers get no gradient, so they are in no pass.
+    Generated answers outside of a pair, and baseline answers, get no gradient, so they are left out.
     """
     declared = job.algorithm.declaration
     if declared.has_baseline_answers:

@@ -1,17 +1,17 @@
-"""Packing: which rank trains which sequences, and which of them share a micro-batch.
+"""Packing: assignment of sequences to ranks and to micro-batches.
 
 In: lengths in tokens. Out: indices, by rank and by micro-batch. Pure and deterministic.
-Left out: cutting a sequence; one that is longer than the limit gets a micro-batch of its own.
+Left out: splitting sequences; a sequence longer than the limit gets its own micro-batch.
 """
 
 from collections.abc import Sequence
 
 
 def balance_by_length(lengths: Sequence[float], num_shares: int) -> list[list[int]]:
-    """Deal sequences out so that the shares' tokens are as even as a greedy rule makes them.
+    """Assign sequences to shares greedily, so that the shares have similar numbers of tokens.
 
-    The longest sequence first, always to the share with the fewest tokens. Source: Graham 1969 (LPT): the largest
-    share has at most 4/3 - 1/(3n) of the best one's tokens.
+    The longest remaining sequence goes to the share with the fewest tokens. Source: Graham 1969 (LPT): the largest
+    share has at most 4/3 - 1/(3n) times the optimum.
 
     >>> balance_by_length([7, 1, 5, 3], 2)
     [[0, 1], [2, 3]]
@@ -26,11 +26,12 @@ def balance_by_length(lengths: Sequence[float], num_shares: int) -> list[list[in
 
 
 def pack_best_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Fill micro-batches of at most `max_tokens`: each sequence, the longest first, goes where it leaves least room.
+    """Pack sequences into micro-batches of at most `max_tokens`, by best-fit decreasing.
 
-    Source: Johnson 1973 (best-fit decreasing): at most 11/9 of the fewest micro-batches, and one.
+    Each sequence, the longest first, goes into the micro-batch where it leaves the least room.
+    Source: Johnson 1973: at most 11/9 of the optimal number of micro-batches, plus one.
 
-    A pack's sequences stand by length, for attention takes neighbours of one length together.
+    Sequences are sorted by length within a pack, because attention batches neighbours of equal length.
 
     >>> pack_best_fit([5, 4, 3, 2, 2], 8)
     [[2, 0], [3, 4, 1]]
@@ -51,9 +52,9 @@ def pack_best_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def pack_shares(lengths: Sequence[int], num_shares: int, max_tokens: int) -> list[list[list[int]]]:
-    """Micro-batches of every rank: dealt out by length, then packed; as many micro-batches on each rank.
+    """Micro-batches of every rank, balanced by length and packed, the same number on each rank.
 
-    A rank with fewer gets empty ones, for every rank of a data-parallel group has to run the same number of passes.
+    A rank with fewer gets empty ones, because all ranks of a data-parallel group must run the same number of passes.
 
     >>> pack_shares([8, 2, 2, 2, 2], 2, 6)
     [[[0], []], [[1, 2, 3], [4]]]

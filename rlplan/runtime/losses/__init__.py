@@ -1,1 +1,1 @@
-"""The torch side of an algorithm, found by the names that its torch-free declaration in `spec/` gives."""
+"""Losses and advantages of algorithms, found by the names in their torch-free declarations in `spec/`."""

@@ -1,7 +1,7 @@
-"""The losses of policies: of a clipped ratio, of weighed log-probs, and of preferences between pairs of answers.
+"""Policy losses: clipped ratios, weighted log-probs, and preferences between pairs of answers.
 
-In: log-probs of sampled tokens, shape [tokens], fp32; of preferences both answers of every pair, in one micro-batch.
-Out: the summed loss and what is worth logging.
+In: log-probs of sampled tokens, shape [tokens], fp32. Preference losses need both answers of a pair in one micro-batch.
+Out: the summed loss and details for the log.
 """
 
 import torch
@@ -9,16 +9,16 @@ import torch
 from rlplan.runtime.losses.inputs import (
     Details,
     LossInputs,
+    add_common_terms,
     corrected_log_ratio,
     total,
     total_of_answers,
-    with_others,
 )
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 
 def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over tokens of weight * -min(r A, clip(r) A), r = exp(logprob - the trainer's own before the step).
+    """Sum over tokens of weight * -min(r A, clip(r) A), where r = exp(log-prob - trainer's log-prob before the step).
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
     """
@@ -27,7 +27,7 @@ def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor
 
 
 def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """The same with one ratio a sequence: the geometric mean of its tokens'.
+    """`clipped_ratio` with one ratio per sequence, the geometric mean over its tokens.
 
     Source: GSPO, Zheng et al. 2025, arXiv:2507.18071, equations 5 and 7.
     """
@@ -35,20 +35,20 @@ def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
     weights: Details = {}
     mean = inputs.per_sequence(corrected_log_ratio(inputs, spec, weights)) / lengths
     loss, details = _surrogate(inputs.spread(torch.exp(mean)), inputs.advantages, spec)
-    return with_others(inputs, spec, (inputs.weights * loss).sum(), weights | details)
+    return add_common_terms(inputs, spec, (inputs.weights * loss).sum(), weights | details)
 
 
 def answer_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over sequences of weight * -min(r A, clip(r) A), r being the product of the tokens' ratios.
+    """Sum over sequences of weight * -min(r A, clip(r) A), where r is the product of the tokens' ratios.
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740, section 3.2 (an answer is one action); clipped as in TRL 1.16.
     """
     assert inputs.sequence_advantages is not None
-    of_tokens: Details = {}
-    ratio = torch.exp(inputs.per_sequence(corrected_log_ratio(inputs, spec, of_tokens)))
+    token_details: Details = {}
+    ratio = torch.exp(inputs.per_sequence(corrected_log_ratio(inputs, spec, token_details)))
     loss, details = _surrogate(ratio, inputs.sequence_advantages, spec)
-    of_tokens |= {name: inputs.spread(value) for name, value in details.items()}
-    return total_of_answers(inputs, spec, loss, of_tokens)
+    token_details |= {name: inputs.spread(value) for name, value in details.items()}
+    return total_of_answers(inputs, spec, loss, token_details)
 
 
 def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -60,7 +60,7 @@ def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, spec: AlgorithmSpe
 def log_prob(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
     """Sum over tokens of weight * -A log p.
 
-    Source: Williams 1992, REINFORCE. After the first optimizer step of a batch it no longer is the policy gradient.
+    Source: Williams 1992, REINFORCE. It is the policy gradient only until a batch's first optimizer step.
     """
     details = {"ratio": torch.exp(inputs.log_ratio.detach())}
     details["is_clipped"] = torch.zeros_like(details["ratio"], dtype=torch.bool)
@@ -68,9 +68,10 @@ def log_prob(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Det
 
 
 def clipped_weight(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over tokens of weight * -min(r, 1 + clip_high) A log p, without gradient through r. clip_low is not used.
+    """Sum over tokens of weight * -min(r, 1 + clip_high) A log p (CISPO), without gradient through r.
 
-    Source: MiniMax-M1, arXiv:2506.13585, equations 4 and 5, without a lower bound as in the paper's runs.
+    Source: MiniMax-M1, arXiv:2506.13585, equations 4 and 5. There is no lower bound, as in the paper's runs, so
+    clip_low is not used.
     """
     ratio = torch.exp(inputs.log_ratio.detach())
     highest = 1 + spec.clip_high
@@ -79,79 +80,79 @@ def clipped_weight(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
 
 
 def preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over pairs of weight * -log sigmoid(kl_coef * (margin of the chosen - margin of the rejected)).
+    """Sum over pairs of weight * -log sigmoid(kl_coef * (chosen margin - rejected margin)) (DPO).
 
-    An answer's margin is its log-prob less the reference's; its advantage says which it is (1 chosen, -1 rejected, 0
-    neither). A pair weighs what its two answers weigh together.
+    An answer's margin is its log-prob minus the reference's. Its advantage is 1 if chosen, -1 if rejected, 0 if
+    neither. A pair's weight is the sum of its answers' weights.
     Source: Rafailov et al. 2023, arXiv:2305.18290, equation 7.
     """
-    apart, weights = _pairs(inputs, _margins(inputs))
-    losses = -torch.nn.functional.logsigmoid(spec.kl_coef * apart)
-    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+    difference, weights = _pairs(inputs, _margins(inputs))
+    losses = -torch.nn.functional.logsigmoid(spec.kl_coef * difference)
+    return _sum_preference_losses(inputs, spec, weights * losses, (difference > 0)[weights != 0])
 
 
 def squared_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over pairs of weight * (margin of the chosen - margin of the rejected - 1 / (2 kl_coef))^2.
+    """Sum over pairs of weight * (chosen margin - rejected margin - 1 / (2 kl_coef))^2 (IPO).
 
-    Source: IPO, Azar et al. 2023, arXiv:2310.12036, equation 17. A margin is the mean over its answer's tokens, as in
-    TRL 1.16, whose authors had it so from the paper's.
+    Source: Azar et al. 2023, arXiv:2310.12036, equation 17. A margin is the mean over its answer's tokens, as in TRL
+    1.16, whose authors confirmed it with the authors of the paper.
     """
     lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
-    apart, weights = _pairs(inputs, _margins(inputs) / lengths)
-    losses = (apart - 1 / (2 * spec.kl_coef)) ** 2
-    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+    difference, weights = _pairs(inputs, _margins(inputs) / lengths)
+    losses = (difference - 1 / (2 * spec.kl_coef)) ** 2
+    return _sum_preference_losses(inputs, spec, weights * losses, (difference > 0)[weights != 0])
 
 
 def unpaired_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over labelled answers of weight * (1 - sigmoid(kl_coef * sign * (margin - z))).
+    """Sum over labelled answers of weight * (1 - sigmoid(kl_coef * sign * (margin - z))) (KTO).
 
-    sign: 1 of a good answer, -1 of a bad one. z: `inputs.baseline`, which `kl_baseline` computes before the passes.
-    Source: KTO, Ethayarajh et al. 2024, arXiv:2402.01306, equations 7 and 8, with lambda 1 for good and bad.
+    sign: 1 for a good answer, -1 for a bad one. z: `inputs.baseline`, which `kl_baseline` computes before the passes.
+    Source: Ethayarajh et al. 2024, arXiv:2402.01306, equations 7 and 8, with lambda 1 for good and bad answers.
     """
     assert inputs.sequence_weights is not None
     assert inputs.sequence_advantages is not None
     margins, signs = _margins(inputs), inputs.sequence_advantages.sign()
     above = signs * (margins - inputs.baseline)
     losses = inputs.sequence_weights * signs.abs() * (1 - torch.sigmoid(spec.kl_coef * above))
-    return _of_preferences(inputs, spec, losses, (above > 0)[(signs != 0) & (inputs.sequence_weights != 0)])
+    return _sum_preference_losses(inputs, spec, losses, (above > 0)[(signs != 0) & (inputs.sequence_weights != 0)])
 
 
 def kl_baseline(sums: torch.Tensor) -> float:
-    """An estimate of KL(policy || reference): the mean margin of a mini-batch's answers to other prompts, at least 0.
+    """Estimate KL(policy || reference): the mean margin of a mini-batch's answers to other prompts, at least 0.
 
-    sums: `summed_margins` of all of them, added up over passes and ranks before the bound at 0 is taken, as TRL 1.16
-    gathers the mean over ranks first (kto_trainer.py, `_compute_loss`). Differs: TRL's mean is over one micro-batch of
-    every rank, so that its gradient depends on gradient accumulation.
+    sums: `summed_margins`, added up over passes and ranks before clamping at 0; TRL 1.16 also averages over ranks
+    first (kto_trainer.py, `_compute_loss`). Differs: TRL's mean covers one micro-batch of every rank, so its gradient
+    depends on gradient accumulation.
     """
     total, count = sums.tolist()
     return max(total / count, 0.0) if count else 0.0
 
 
 def summed_margins(inputs: LossInputs) -> torch.Tensor:
-    """(sum of the answers' margins over the reference, number of answers), [2], fp64."""
+    """Sum of the answers' margins over the reference, and number of answers, [2], fp64."""
     margins = _margins(inputs).detach().double()
     return torch.stack([margins.sum(), margins.new_tensor(len(inputs.lengths))])
 
 
 def ranking(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over pairs of weight * -log sigmoid(score of the chosen - score of the rejected).
+    """Sum over pairs of weight * -log sigmoid(chosen score - rejected score), for reward models.
 
-    In place of log-probs stand scores, one a sequence. Source: Ouyang et al. 2022, arXiv:2203.02155, equation 1; the
-    probability that one is preferred is that of Bradley and Terry 1952.
+    `inputs.logprobs` holds scores, one per sequence. Source: Ouyang et al. 2022, arXiv:2203.02155, equation 1, with the
+    preference model of Bradley and Terry 1952.
     """
-    apart, weights = _pairs(inputs, inputs.per_sequence(inputs.logprobs))
-    losses = -torch.nn.functional.logsigmoid(apart)
-    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+    difference, weights = _pairs(inputs, inputs.per_sequence(inputs.logprobs))
+    losses = -torch.nn.functional.logsigmoid(difference)
+    return _sum_preference_losses(inputs, spec, weights * losses, (difference > 0)[weights != 0])
 
 
 def _margins(inputs: LossInputs) -> torch.Tensor:
-    """Of each answer its log-prob less the reference's, [S]."""
+    """Each answer's log-prob minus the reference's, [S]."""
     assert inputs.reference_logprobs is not None
     return inputs.per_sequence(inputs.logprobs - inputs.reference_logprobs)
 
 
 def _pairs(inputs: LossInputs, margins: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(margin of the chosen answer less that of the rejected one, what both weigh together) of each pair."""
+    """Margin difference (chosen minus rejected) and weight of each pair, [pairs] each."""
     assert inputs.sequence_weights is not None
     assert inputs.sequence_advantages is not None
     signs = inputs.sequence_advantages.sign().tolist()
@@ -162,14 +163,14 @@ def _pairs(inputs: LossInputs, margins: torch.Tensor) -> tuple[torch.Tensor, tor
     return margins[better] - margins[worse], inputs.sequence_weights[better] + inputs.sequence_weights[worse]
 
 
-def _of_preferences(
+def _sum_preference_losses(
     inputs: LossInputs, spec: AlgorithmSpec, losses: torch.Tensor, is_ranked_right: torch.Tensor
 ) -> tuple[torch.Tensor, Details]:
-    """The sum of weighed losses, with what every loss has beside it; kl_coef is spent already."""
+    """Sum weighted losses and add the common terms, except KL, because kl_coef is already part of the losses."""
     details = {
-        "ratio": torch.exp(inputs.logprobs.detach() - inputs.behaviour_logprobs),  # no ratio is in the loss
+        "ratio": torch.exp(inputs.logprobs.detach() - inputs.behaviour_logprobs),  # logged only
         "is_clipped": torch.zeros_like(inputs.logprobs, dtype=torch.bool),
         "is_ranked_right": is_ranked_right.detach(),
     }
-    loss = losses.sum() + 0.0 * inputs.logprobs.sum()
-    return with_others(inputs, spec.model_copy(update={"kl_in": "reward"}), loss, details)
+    loss = losses.sum() + 0.0 * inputs.logprobs.sum()  # a micro-batch without pairs still needs a backward pass
+    return add_common_terms(inputs, spec.model_copy(update={"kl_in": "reward"}), loss, details)

@@ -1,6 +1,6 @@
-"""Losses and advantages by the names under which an algorithm's declaration asks for them.
+"""Losses and advantages by their names in algorithm declarations.
 
-A user's own file (`algorithm.path`) is looked into first; it is run here, and only here.
+A user's own file (`algorithm.path`) takes precedence. It is executed only here.
 """
 
 import contextlib
@@ -19,46 +19,46 @@ OWN = (
     *("clipped_ratio", "sequence_ratio", "answer_ratio", "log_prob", "clipped_weight"),
     *("preference", "squared_preference", "unpaired_preference", "ranking"),
 )
-"""The losses of policy_losses.py."""
+"""Names of the losses in policy_losses.py."""
 
 
 def find_loss(spec: AlgorithmSpec) -> Callable[..., Any]:
-    """The loss that an algorithm names (`losses.inputs.PolicyLoss`). Raises: SpecError."""
+    """Find an algorithm's loss (`losses.inputs.PolicyLoss`). Raises: SpecError."""
     name = spec.declaration.loss
-    own = _in_users_file(spec, name)
-    if own is None and name in OWN:
-        own = getattr(importlib.import_module("rlplan.runtime.losses.policy_losses"), name)  # it needs torch
-    return own or _missing(spec, "loss", name, OWN)
+    loss = _find_in_user_file(spec, name)
+    if loss is None and name in OWN:
+        loss = getattr(importlib.import_module("rlplan.runtime.losses.policy_losses"), name)  # lazy: it imports torch
+    return loss or _missing(spec, "loss", name, OWN)
 
 
 def find_advantage(spec: AlgorithmSpec) -> Advantage:
-    """The advantage that an algorithm names. Raises: SpecError."""
+    """Find an algorithm's advantage function. Raises: SpecError."""
     name = spec.declaration.advantage
-    return _in_users_file(spec, name) or ADVANTAGES.get(name) or _missing(spec, "advantage", name, ADVANTAGES)
+    return _find_in_user_file(spec, name) or ADVANTAGES.get(name) or _missing(spec, "advantage", name, ADVANTAGES)
 
 
 def check_algorithm(spec: AlgorithmSpec) -> None:
-    """Whether advantage and loss are there. Raises: SpecError. The loss's own file is not loaded: it needs torch."""
+    """Check that advantage and loss exist, without importing policy_losses.py and torch. Raises: SpecError."""
     find_advantage(spec)
     if spec.declaration.loss not in OWN:
         find_loss(spec)
 
 
-def _in_users_file(spec: AlgorithmSpec, name: str) -> Callable[..., Any] | None:
-    found = getattr(_run(spec.path.rpartition(":")[0]), name, None) if spec.path else None
-    return found if callable(found) else None
+def _find_in_user_file(spec: AlgorithmSpec, name: str) -> Callable[..., Any] | None:
+    function = getattr(_run(spec.path.rpartition(":")[0]), name, None) if spec.path else None
+    return function if callable(function) else None
 
 
 @lru_cache(maxsize=4)
 def _run(path: str) -> ModuleType:
-    """A user's file as a module. Raises: SpecError."""
-    found = importlib.util.spec_from_file_location("rlplan_user_algorithm", path)
-    if found is None or found.loader is None:
+    """Import a user's file as a module. Raises: SpecError."""
+    module_spec = importlib.util.spec_from_file_location("rlplan_user_algorithm", path)
+    if module_spec is None or module_spec.loader is None:
         raise _unusable(path, "its name does not end in .py")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(module_spec)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result of ours
-            found.loader.exec_module(module)
+        with contextlib.redirect_stdout(sys.stderr):  # rlplan's results are on stdout
+            module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the file raises
         raise _unusable(path, f"{type(error).__name__}: {error}") from None
     return module
@@ -69,7 +69,7 @@ def _unusable(path: str, why: str) -> SpecError:
         f"{path} cannot be run: {why}",
         where="algorithm.path",
         rule="a Python file that can be imported on every host of the run",
-        way_out="mend the file",
+        way_out="fix the file",
     )
 
 

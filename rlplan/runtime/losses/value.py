@@ -1,6 +1,6 @@
-"""The value loss on one micro-batch.
+"""The value loss of one micro-batch.
 
-In: predicted values and returns of response tokens, shape [tokens], fp32. Out: the summed loss and what is logged.
+In: predicted values and returns of response tokens, shape [tokens], fp32. Out: the summed loss and sums for the log.
 """
 
 import torch
@@ -13,8 +13,9 @@ def clipped_value_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum over tokens of weight * max((V - R)^2, (V_clipped - R)^2) / 2, V_clipped within `clip` of the old value.
 
-    Source: Schulman et al. 2017's code (openai/baselines, ppo2/model.py); Ouyang et al. 2022. clip 0 does not clip.
-    Returns: the loss (a scalar), and for each token whether it was clipped to effect.
+    clip: 0 disables clipping. Source: code of Schulman et al. 2017 (openai/baselines, ppo2/model.py); Ouyang et al.
+    2022.
+    Returns: the loss (a scalar), and for each token whether clipping changed its loss.
     """
     loss = (values - returns) ** 2
     if not clip:
@@ -31,7 +32,7 @@ def value_loss_and_sums(
     weights: torch.Tensor,
     algorithm: AlgorithmSpec,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The clipped value loss of a micro-batch, and sums over the tokens that are learned from for the log."""
+    """The clipped value loss of a micro-batch, and sums over the learned tokens for the log."""
     loss, is_clipped = clipped_value_loss(values, old_values, returns, weights, algorithm.value_clip)
     learned = weights > 0
     known, seen = returns[learned].double(), values.detach()[learned].double()

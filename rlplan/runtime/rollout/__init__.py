@@ -1,1 +1,1 @@
-"""Rollouts on the driver's side: what is asked of which engine, and what becomes of the answers."""
+"""Rollouts on the driver's side: requests to engines, their distribution, and groups of finished rollouts."""

@@ -1,8 +1,8 @@
-"""ExperienceBuffer: finished groups with the policy version that they were begun under, until a step takes them.
+"""ExperienceBuffer: finished groups and their policy versions, until a step takes them.
 
-In: finished groups. Out: the oldest ones by number; the numbers of those that became too old, to be asked for again.
-On-policy is a bound of 0. What goes beyond `max_in_memory` waits on the disk, the newest first.
-Left out: which prompts may be begun (simulate/staleness.py), and their variance (groups.py).
+In: finished groups. Out: the oldest ones by number; the numbers of those that became too stale, to be generated again.
+On-policy training is a staleness bound of 0. Groups beyond `max_in_memory` are spilled to disk, the newest first.
+Left out: which prompts may start (simulate/staleness.py), and dynamic sampling (groups.py).
 """
 
 import json
@@ -22,20 +22,22 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class BufferedGroup:
+    """The finished rollouts of one prompt."""
+
     number: int
-    """The prompt's, from 0."""
+    """Number of the prompt, from 0."""
 
     version: int
-    """Of the policy that they were begun under: no token of theirs is older."""
+    """Policy version when the group was submitted; no token is older."""
 
     finished: FinishedRequest
 
 
 class ExperienceBuffer:
-    """See the module docstring. Not for several threads at once.
+    """See the module docstring. Not thread-safe.
 
-    max_staleness: versions that a taken group may be behind. capacity: groups in all; None: any number. max_in_memory:
-    of these; None: any number. The others are written into `folder`.
+    max_staleness: versions that a taken group may be behind. capacity: maximum number of groups; None for no limit.
+    max_in_memory: maximum number of groups in memory; None for no limit. Others are written into `folder`.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class ExperienceBuffer:
         max_in_memory: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        assert max_in_memory is None or folder is not None, "what goes beyond max_in_memory needs a folder"
+        assert max_in_memory is None or folder is not None, "groups beyond max_in_memory need a folder"
         self.max_staleness, self.capacity = max_staleness, capacity
         self.max_in_memory, self.folder = max_in_memory, folder
         self._groups: dict[int, BufferedGroup] = {}
@@ -55,36 +57,38 @@ class ExperienceBuffer:
     def __len__(self) -> int:
         return len(self._groups) + len(self._spilled)
 
-    def is_full_with(self, num_open: int) -> bool:
-        """Whether what is there and so many groups under way leave no room for another."""
+    def would_be_full(self, num_open: int) -> bool:
+        """Whether the buffered groups and `num_open` running ones leave no room for another."""
         return self.capacity is not None and len(self) + num_open >= self.capacity
 
     def add(self, group: BufferedGroup) -> None:
-        """Take in a finished group. The newest go to the disk where there are too many in memory."""
-        assert group.number not in self._groups, f"group {group.number} is there"
-        assert group.number not in self._spilled, f"group {group.number} is there"
+        """Add a finished group; spill the newest groups to disk if there are too many in memory."""
+        assert group.number not in self._groups, f"group {group.number} is in the buffer"
+        assert group.number not in self._spilled, f"group {group.number} is in the buffer"
         self._groups[group.number] = group
         most = self.max_in_memory
         while most is not None and len(self._groups) > most:
-            self._spill(self._groups.pop(max(self._groups)))
+            self._spill(self._groups.pop(max(self._groups)))  # the newest group is taken last
 
     def groups(self) -> list[BufferedGroup]:
-        """Everything that is in it, by number; it stays there."""
+        """All groups by number; they stay in the buffer."""
         spilled = [_read(path) for _, path in self._spilled.values()]
         return sorted([*self._groups.values(), *spilled], key=lambda group: group.number)
 
     def versions_after(self, count: int) -> list[int]:
-        """What the groups that taking `count` would leave there were begun under."""
-        return [self._version_of(number) for number in sorted([*self._groups, *self._spilled])[count:]]
+        """Policy versions of the groups that remain after taking `count`."""
+        return [self._find_version(number) for number in sorted([*self._groups, *self._spilled])[count:]]
 
     def evict_late(self, version: int, num_per_version: int, others: Sequence[int] = ()) -> list[int]:
-        """Drop what will be too old when it is taken, where so many are trained under each version from this one on.
+        """Drop the groups that will be too stale when they are taken, and return their numbers.
 
-        others: numbers that are not in it and are taken too.
+        num_per_version: groups that are trained under each version, from `version` on. others: numbers of groups that
+        will be taken too but are not in the buffer.
         """
-        mine = {*self._groups, *self._spilled}
-        trained_under = {n: version + place // num_per_version for place, n in enumerate(sorted(mine.union(others)))}
-        ages = {number: trained_under[number] - self._version_of(number) for number in sorted(mine)}
+        buffered = {*self._groups, *self._spilled}
+        in_order = sorted(buffered.union(others))
+        trained_under = {number: version + place // num_per_version for place, number in enumerate(in_order)}
+        ages = {number: trained_under[number] - self._find_version(number) for number in sorted(buffered)}
         late = [number for number, age in ages.items() if age > self.max_staleness]
         for number in late:
             self._remove(number)
@@ -92,17 +96,17 @@ class ExperienceBuffer:
         return late
 
     def take(self, count: int) -> list[BufferedGroup]:
-        """The `count` groups with the lowest numbers, or all where there are fewer."""
+        """Remove and return the `count` groups with the lowest numbers, or all if there are fewer."""
         return [self._remove(number) for number in sorted([*self._groups, *self._spilled])[:count]]
 
     def state(self) -> dict[str, Any]:
-        """Everything that is in it, as JSON: for a checkpoint."""
+        """All groups as JSON, for a checkpoint."""
         groups = [asdict(group) for group in self.groups()]
         return {"schema_version": STATE_VERSION, "num_evicted": self.num_evicted, "groups": groups}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become what `state` said. Raises: SpecError where that is of another version, ValueError where it is none."""
-        groups = _groups_of(state)
+        """Replace the groups by a saved state. Raises: SpecError for another version, ValueError for malformed data."""
+        groups = _parse_groups(state)
         self.close()
         self.num_evicted = int(state.get("num_evicted", 0))
         for group in groups:
@@ -112,7 +116,7 @@ class ExperienceBuffer:
         for number in [*self._groups, *self._spilled]:
             self._remove(number)
 
-    def _version_of(self, number: int) -> int:
+    def _find_version(self, number: int) -> int:
         return self._groups[number].version if number in self._groups else self._spilled[number][0]
 
     def _remove(self, number: int) -> BufferedGroup:
@@ -124,7 +128,7 @@ class ExperienceBuffer:
         return group
 
     def _spill(self, group: BufferedGroup) -> None:
-        """Write a group whole or not at all."""
+        """Write a group to disk atomically."""
         assert self.folder is not None
         path = self.folder / f"group-{group.number:09d}.json"
         partial = path.with_suffix(".part")
@@ -140,11 +144,11 @@ _GROUP = TypeAdapter(BufferedGroup)
 
 
 def numbers_of(state: dict[str, Any]) -> list[int]:
-    """Which prompts' groups are in what `ExperienceBuffer.state` said. Raises: as `restore`."""
-    return [group.number for group in _groups_of(state)]
+    """Numbers of the prompts whose groups are in a saved state. Raises: as `ExperienceBuffer.restore`."""
+    return [group.number for group in _parse_groups(state)]
 
 
-def _groups_of(state: dict[str, Any]) -> list[BufferedGroup]:
+def _parse_groups(state: dict[str, Any]) -> list[BufferedGroup]:
     if state.get("schema_version") != STATE_VERSION:
         raise SpecError(
             f"a buffer of version {state.get('schema_version')}",

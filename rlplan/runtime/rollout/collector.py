@@ -1,8 +1,8 @@
-"""Collector: a step's rollouts, from prompts to rewards; and the held-out prompts' answers.
+"""Collector: a step's rollouts, from prompts to rewards, and the evaluation on held-out prompts.
 
-In: actions that generate, take, verify and evaluate. Out: the step's rollouts in the order of its prompts; numbers of
-them, to the step's metrics. Rollouts are judged while others are still being generated.
-Left out: what is learned from them (learner.py).
+In: actions that generate, take, verify and evaluate. Out: the step's rollouts in the order of its prompts; statistics
+for the step's metrics. Rollouts are judged while others are still being generated.
+Left out: training on them (learner.py).
 """
 
 import threading
@@ -39,13 +39,13 @@ from rlplan.spec.parts.rewards import PAIR_ACCURACY
 from rlplan.vocabulary import Role
 
 SAMPLES_S = 0.1
-"""How long an engine waits for a sample that has ended before it answers with none."""
+"""Seconds that an engine waits for a finished sample before it returns none."""
 
 
 class Collector:
-    """See the module docstring. rollouts, baselines: of the step under way. stream: where generation runs ahead.
+    """See the module docstring. rollouts, baselines: of the current step. stream: async generation, or None.
 
-    last_step: after which none comes.
+    last_step: number of the run's last step.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Collector:
         self.requests = RequestMaker(spec.job, prompts)
         ends = end_tokens(Path(spec.job.policy.path))
         self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
-        self.generation = self._with_environment() if spec.job.has_turns else fleet
+        self.generation = self._start_conversations() if spec.job.has_turns else fleet
         self.stream = self._stream() if spec.schedule.async_rollouts is not None else None
-        self.reward_pool.forget()
+        self.reward_pool.forget()  # the pool outlives a restart of the worker group
         self.lengths = Counter(dict(resumption.state.response_lengths) if resumption else ())
         self.num_replaced = resumption.state.num_replaced if resumption else 0
 
     def generate(self, action: Action, step: int) -> list[Measurement]:
-        """New prompts' rollouts; dynamic sampling replaces zero-variance groups by the next prompts'."""
+        """Generate rollouts of new prompts; dynamic sampling replaces zero-variance groups by further prompts."""
         first = (step - 1) * self.job.workload.num_prompts_per_step + self.num_replaced
         measurements: list[Measurement] = []
 
@@ -84,13 +84,13 @@ class Collector:
             with self._judging_early():
                 completions, measured = self._complete(action, [self.requests.rollouts(number) for number in numbers])
             measurements.extend(measured)
-            return self._made(zip(numbers, completions, strict=True), step)
+            return self._build_groups(zip(numbers, completions, strict=True), step)
 
         self._keep(more)
         return measurements
 
     def take_rollouts(self, step: int) -> None:
-        """The oldest complete groups of the stream; where nothing is generated, what the data say."""
+        """Take the oldest complete groups of the stream; without generation, take the data set's answers."""
         if self.stream is None:
             count = self.job.workload.num_prompts_per_step
             self._keep(lambda _: [self.requests.answers(n) for n in range((step - 1) * count, step * count)])
@@ -98,51 +98,56 @@ class Collector:
         stream = self.stream
 
         def more(count: int) -> list[Group]:
-            return self._made(((number, finished.completions) for number, finished in stream.take(count)), step)
+            return self._build_groups(((number, finished.completions) for number, finished in stream.take(count)), step)
 
         self._keep(more, stream.replace)
         if step == self.job.workload.num_steps:
             stream.finish()
 
     def verify(self, action: Action, step: int) -> list[Measurement]:
-        """Have judged what is not yet judged. Raises: RunError when too many could not be."""
-        everything = (*self.rollouts, *self.baselines)
+        """Judge the rollouts that have no reward yet. Raises: RunError when too many rewards failed."""
+        all_rollouts = (*self.rollouts, *self.baselines)
         for batch in (self.rollouts, self.baselines):
             self.reward_pool.judge(batch, step - 1)
         notes, num_judged = self.reward_pool.take_notes()
         self.metrics.add_reward_notes(notes, num_judged)
         if (text := self.reward_pool.exhausted(notes, num_judged)) is not None:
             self.recorder.write_alarm(step, "rewards", text)
-        self.recorder.write_failures(failures_of(everything, step))
+        self.recorder.write_failures(failures_of(all_rollouts, step))
         span = self.reward_pool.take_span()
         if span is not None:
             self.recorder.record_own(action, step, *span, VERIFIER_PROCESS)
-        self.reward_pool.check_failures(everything, step)
+        self.reward_pool.check_failures(all_rollouts, step)
         return []
 
     def finish_rewards(self, step: int) -> None:
-        """Now that environment and reward model have spoken. Raises: RunError when too many rewards have failed."""
+        """Combine all rewards, including the environment's and the reward model's.
+
+        Raises: RunError when too many rewards failed.
+        """
         self._watch_environment(step)
         failed = finish_rewards(self.rollouts, self.baselines, self.job, step)
         if failed:
             self.recorder.write_failures(failures_of(failed, step))
-            self.reward_pool.check_failures([each for each in self.rollouts if not each.completion.failure], step)
+            answered = [rollout for rollout in self.rollouts if not rollout.completion.failure]
+            self.reward_pool.check_failures(answered, step)
 
     def _watch_environment(self, step: int) -> None:
-        """Note what its processes hold. Masked rollouts must not go unseen."""
+        """Record the memory of environment processes; raise alarms for masked rollouts and failed tool calls."""
         if isinstance(self.generation, Conversations):
-            self.recorder.record_beside("environment", step, resident_bytes(self.generation.pids))
+            self.recorder.record_extra_process("environment", step, resident_bytes(self.generation.pids))
         unanswered = [rollout.failure for rollout in self.rollouts if rollout.completion.failure]
         if unanswered:
             text = f"{len(unanswered)} of {len(self.rollouts)} rollouts are masked, such as: {unanswered[0]}"
             self.recorder.write_alarm(step, "environment", text, num_masked=len(unanswered))
-        faults = Counter(call for each in self.rollouts for call in each.completion.calls if call in BY_THE_TOOL)
+        calls = (call for rollout in self.rollouts for call in rollout.completion.calls)
+        faults = Counter(call for call in calls if call in BY_THE_TOOL)
         if faults:
-            text = f"calls of tools that did not end well: {', '.join(f'{n} {fault}' for fault, n in faults.items())}"
+            text = f"failed tool calls: {', '.join(f'{count} {fault}' for fault, count in faults.items())}"
             self.recorder.write_alarm(step, "tools", text, num_calls=faults.total())
 
     def evaluate(self, action: Action, step: int) -> list[Measurement]:
-        """Results on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
+        """Evaluate on the held-out prompts; the finish does not repeat an evaluation of the last step."""
         if self._is_evaluated(step):
             return []
         requests = self.requests.evaluation()
@@ -161,7 +166,7 @@ class Collector:
             for sample, completion in enumerate(completions)
         ]
         self.reward_pool.judge(rollouts, self.last_step if step == -1 else step)
-        self.reward_pool.take_notes()  # they are of training rollouts
+        self.reward_pool.take_notes()  # drop them: the metrics count only training rollouts
         self.reward_pool.take_span()
         self.recorder.write_failures(failures_of(rollouts, step))
         self.reward_pool.check_failures(rollouts, step)
@@ -170,10 +175,10 @@ class Collector:
         return measurements
 
     def evaluate_pairs(self, step: int, score: Callable[[list[Rollout]], list[Measurement]]) -> list[Measurement]:
-        """How many held-out pairs the trained model ranks right; of equal scores a half."""
+        """Evaluate the share of held-out pairs that the trained model ranks correctly; equal scores count half."""
         if self._is_evaluated(step):
             return []
-        groups = [self.requests.given(prompt, index) for index, prompt in enumerate(self.prompts.heldout)]
+        groups = [self.requests.use_dataset_answers(prompt, index) for index, prompt in enumerate(self.prompts.heldout)]
         measurements = score([rollout for group in groups for rollout in group.rollouts])
         for index, group in enumerate(groups):
             group.place(index)
@@ -186,16 +191,16 @@ class Collector:
         return step == -1 and self.last_step % self.job.workload.evaluate_every == 0
 
     def async_rollouts(self) -> None:
-        """Generate ahead of the steps, until the last one's rollouts are there."""
+        """Run async generation until the last step's rollouts are complete."""
         assert self.stream is not None, "rollouts are async"
         with self._judging_early():
             self.stream.run()
 
-    def end_at(self, step: int) -> None:
-        """The run ends with this step, before those that the job has."""
+    def stop_after(self, step: int) -> None:
+        """End the run after this step, before the job's last one."""
         self.last_step = step
         if self.stream is not None:
-            self.stream.end_at(step)
+            self.stream.stop_after(step)
 
     def close(self) -> None:
         if self.stream is not None:
@@ -222,8 +227,8 @@ class Collector:
             ExperienceBuffer(*limits, folder),
         )
 
-    def _with_environment(self) -> Conversations:
-        """The engines, and between the policy's turns what the job has to answer them."""
+    def _start_conversations(self) -> Conversations:
+        """Multi-turn generation: the engines, and the environment or tools that respond between the policy's turns."""
         log, described = self.recorder.folder / "logs" / "environment.log", self.prompts.environment
         pool = EnvironmentPool(self.job.rollout.environment, log, described)
         words, max_prompt_len = self.groups.words, self.job.workload.max_prompt_len
@@ -232,16 +237,16 @@ class Collector:
         self.worker_group.pids_outside_ray = lambda: talks.pids
         return talks
 
-    def _made(self, finished: Iterable[Finished], step: int) -> list[Group]:
-        """Groups of finished completions, rewarded where it must be known which have variance."""
-        groups = [self.groups.make(each) for each in finished]
+    def _build_groups(self, finished: Iterable[Finished], step: int) -> list[Group]:
+        """Build groups of finished completions, and judge them if dynamic sampling needs their variance."""
+        groups = [self.groups.make(request) for request in finished]
         if self.job.max_refills:
             self.reward_pool.judge([rollout for group in groups for rollout in group.rollouts], step - 1)
         return groups
 
     def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:
-        """Make this step's rollouts of new groups."""
-        num_replaced: list[int] = []  # counts once all groups are there: an attempt that fails begins anew
+        """Gather the step's groups and set its rollouts and baselines."""
+        num_replaced: list[int] = []  # added to the total only on success, because a failed attempt is repeated
 
         def note(num_groups: int) -> None:
             num_replaced.append(num_groups)
@@ -259,7 +264,7 @@ class Collector:
 
     @contextmanager
     def _judging_early(self) -> Iterator[None]:
-        """Inside the block rollouts are judged as they end, where judging takes processes of its own."""
+        """Context in which rollouts are judged as they finish, if rewards run in processes of their own."""
         if not self.reward_pool.is_early or self.job.has_turns:
             yield
             return
@@ -273,7 +278,7 @@ class Collector:
             thread.join(self.job.limits.action_timeout_s)
 
     def _judge_samples(self, is_over: threading.Event) -> None:
-        """An engine that is lost ends this and nothing else: what was not heard is judged later."""
+        """Judge finished samples until `is_over`. A lost engine only ends this thread: the rest is judged later."""
         while not is_over.is_set():
             try:
                 samples = self.fleet.finished_samples(SAMPLES_S, self.job.limits.action_timeout_s)

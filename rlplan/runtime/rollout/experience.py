@@ -1,6 +1,7 @@
-"""Experience: what one step produces, from prompts to advantages, as plain values that travel between processes.
+"""Experience: prompts, requests, rollouts and samples of a step, as plain values that are sent between processes.
 
-Left out: a buffer over steps; a synchronous on-policy step keeps nothing.
+Shapes use R for the tokens of a response and C for those that the policy chose (not an environment's observations).
+Left out: the buffer over steps (buffer.py).
 """
 
 from collections.abc import Sequence
@@ -9,22 +10,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:
-    """An image in a prompt, of the size that the policy's processor gives it."""
+    """An image in a prompt, resized by the policy's processor."""
 
     first: int
-    """Index in the prompt of the first of the tokens that stand for it, `rows * columns` one after the other."""
+    """Index in the prompt of the first of its `rows * columns` consecutive tokens."""
 
     rows: int
-    """Of tokens."""
+    """Rows of tokens."""
 
     columns: int
-    """Of tokens."""
+    """Columns of tokens."""
 
     side: int
-    """Of one token, in pixels."""
+    """Width and height of one token, in pixels."""
 
     pixels: bytes = field(repr=False)
-    """Red, green and blue, [rows * side, columns * side, 3]."""
+    """RGB values, [rows * side, columns * side, 3]."""
 
     @property
     def num_tokens(self) -> int:
@@ -33,97 +34,98 @@ class PromptImage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """A prompt of a data set."""
+
     id: str
-    """Unique in its file."""
+    """Identifier, unique in its file."""
 
     text: str
-    """As it was tokenized, after the chat template."""
+    """Text after the chat template, as tokenized."""
 
     answer: str
-    """The right answer; only verifiers see it."""
+    """The correct answer; only verifiers see it."""
 
     tokens: tuple[int, ...]
     """Token ids, [prompt_len]."""
 
     columns: str = "{}"
-    """The row's other columns as a JSON object, for reward functions."""
+    """Other columns of the row as a JSON object, for reward functions."""
 
     answers: tuple[tuple[int, ...], ...] = ()
-    """Token ids of the given answers where the policy generates none: (chosen, rejected), or one; [response_len] each.
-    """
+    """Token ids of the data set's answers, for offline algorithms: (chosen, rejected), or one; [response_len] each."""
 
     is_good: bool = True
-    """What was said of its one answer, where such are judged."""
+    """Label of the single answer, for unpaired preferences (KTO)."""
 
     source: str = ""
-    """The name of its data set where there are several."""
+    """Name of the data set, if there are several."""
 
     chat: str = ""
-    """The messages that the policy's template made `text` of, as JSON; empty where there were none."""
+    """Messages from which the chat template built `text`, as JSON; empty without a template."""
 
     joined: str = ""
-    """The messages of a chat that no template has written, as JSON: `text` is their contents, line by line."""
+    """Messages of a chat without a template, as JSON; `text` is their contents, line by line."""
 
     images: tuple[PromptImage, ...] = ()
-    """In the order of their tokens."""
+    """Images, in the order of their tokens."""
 
     @property
     def messages(self) -> str:
-        """The chat that the row holds, as JSON; empty where its prompt is a text."""
+        """The row's chat as JSON; empty if its prompt is plain text."""
         return self.chat or self.joined
 
     @property
     def question(self) -> tuple[str, tuple[bytes, ...]]:
-        """What is asked: text and images. Two prompts with one question are the same."""
+        """Key of the prompt's content: text and images. Prompts with equal keys are duplicates."""
         return self.text, tuple(image.pixels for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """`num_samples` completions of one prompt, wanted from an engine."""
+    """A request to an engine for `num_samples` completions of one prompt."""
 
     id: str
-    """Unlike that of any other unfinished request."""
+    """Identifier, unique among unfinished requests."""
 
     prompt: tuple[int, ...]
     """Token ids, [prompt_len]."""
 
     num_samples: int
-    """Completions, the greedy ones among them."""
+    """Number of completions, including greedy ones."""
 
     temperature: float
     seed: int
-    """Sample i draws with seed + i."""
+    """Base seed; sample i uses seed + i."""
 
     max_tokens: int
-    """The most tokens of one completion."""
+    """Maximum length of a completion."""
 
     lengths: tuple[int, ...] = ()
-    """Exactly so many tokens of each sample, [num_samples]; empty: until the policy ends it."""
+    """Forced length of each sample, [num_samples]; empty to let the policy end its responses."""
 
     num_greedy: int = 0
-    """So many of the samples, the last ones, are greedy whatever the temperature."""
+    """Number of greedy samples; they are the last ones."""
 
     session: str = ""
-    """Requests of one session go to one engine, which has the keys and values of earlier turns; empty: to any."""
+    """Session name. All requests of a session go to one engine, which has the earlier turns cached; empty for none."""
 
     images: tuple[PromptImage, ...] = ()
-    """Of the prompt."""
+    """Images of the prompt."""
 
 
 def chosen_indices(num_tokens: int, observed: Sequence[tuple[int, int]]) -> list[int]:
-    """Where the policy's own tokens lie in a response. observed: (start, end) of what an environment said.
+    """Indices of the policy's own tokens in a response. observed: (start, end) of an environment's tokens.
 
     >>> chosen_indices(6, [(1, 3)])
     [0, 3, 4, 5]
     """
-    said = {index for start, end in observed for index in range(start, end)}
-    return [index for index in range(num_tokens) if index not in said]
+    excluded = {index for start, end in observed for index in range(start, end)}
+    return [index for index in range(num_tokens) if index not in excluded]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpan:
-    """Tokens `start` to `end` (exclusive) of a completion were sampled from weights of that version."""
+    """Tokens `start` to `end` (exclusive) of a completion, which were sampled from weights of one version."""
 
     version: int
     start: int
@@ -132,41 +134,41 @@ class WeightSpan:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came after one prompt: R tokens, C of which the policy chose (all but the observed ones)."""
+    """The response to a prompt: R tokens, C of which the policy chose (all but the observed ones)."""
 
     tokens: tuple[int, ...]
-    """Token ids of the whole response, [R]."""
+    """Token ids of the entire response, [R]."""
 
     logprobs: tuple[float, ...]
-    """The engine's log-probs of the chosen tokens when they were sampled, [C]."""
+    """The engine's log-probs of the chosen tokens at sampling time, [C]."""
 
     finish_reason: str
-    """`stop` (end of sequence, or what the job stops at), `length` or `abort`."""
+    """`stop` (end of sequence, or one of the job's stop strings), `length` or `abort`."""
 
     spans: tuple[WeightSpan, ...] = ()
-    """The weights that each token was sampled from; several where an update came in between."""
+    """Weight versions of the tokens; several if a weight sync happened in between."""
 
     observed: tuple[tuple[int, int], ...] = ()
-    """(start, end) in `tokens` of what an environment said between the policy's turns."""
+    """(start, end) in `tokens` of an environment's observations between the policy's turns."""
 
     num_turns: int = 1
     reward: float | None = None
-    """The environment's reward, of all turns together; None without an environment."""
+    """The environment's reward over all turns; None without an environment."""
 
     turn_rewards: tuple[tuple[int, float], ...] = ()
-    """(chosen tokens up to the turn's end, reward) of turns before the last that the environment gave a reward for."""
+    """(chosen tokens up to the turn's end, reward) of each turn with a reward, except the last turn."""
 
     ended: str = ""
-    """Why the rollout of several turns went no further: one of conversation.py's words, ANSWERED and so on."""
+    """Why a multi-turn rollout ended: a constant of conversation.py, such as ANSWERED."""
 
     calls: tuple[str, ...] = ()
-    """How each call of a tool ended: a word of tool_calls.py's OUTCOMES."""
+    """Outcome of each tool call: one of OUTCOMES in tool_calls.py."""
 
     prompt_tokens: tuple[int, ...] = ()
-    """Token ids of the prompt where the environment's `reset` has added to it; empty: the prompt's own."""
+    """Token ids of the prompt if the environment's `reset` changed it; empty for the prompt's own tokens."""
 
     failure: str = ""
-    """Why the environment has not answered; then nothing is learned from the completion. Empty: it has."""
+    """The environment's error, which masks the completion from training; empty without an error."""
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -175,7 +177,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request of which every sample has ended, in the samples' order."""
+    """A request whose samples have all finished, with completions in sample order."""
 
     id: str
     completions: tuple[Completion, ...]
@@ -183,131 +185,131 @@ class FinishedRequest:
 
 @dataclass(slots=True)
 class Rollout:
-    """One completion with everything that is learned about it. C: tokens that the policy chose."""
+    """One completion with its rewards, scores and advantages. C: tokens that the policy chose."""
 
     prompt: Prompt
     group: int
-    """Index of its prompt within the step."""
+    """Index of the prompt within the step."""
 
     completion: Completion
     text: str = ""
-    """The chosen tokens as text, which rewards judge."""
+    """Text of the chosen tokens, which rewards judge."""
 
     num_ignored: int = 0
-    """So many of the last tokens are masked from the loss: what a forced length added, or all of them."""
+    """Number of last tokens that the loss ignores: those that a forced length added, or all of them."""
 
     has_failed: bool = False
-    """Its reward could not be had: it is neither scored nor learned from."""
+    """Whether computing the reward failed; the rollout is then neither scored nor trained on."""
 
     is_judged: bool = False
-    """The job's rewards have been asked about it, whatever they gave."""
+    """Whether the job's rewards have been computed, successfully or not."""
 
     baseline: float = 0.0
-    """The reward of its prompt's greedy completion where rewards are compared with that, else 0."""
+    """Reward of the prompt's greedy completion, for algorithms with a greedy baseline; else 0."""
 
     rewards: dict[str, float] = field(default_factory=dict)
-    """Unweighted, by reward name."""
+    """Unweighted rewards by name."""
 
     reward: float = 0.0
-    """The sum of all rewards by their weights; dealt out anew where `controls.shuffle_rewards` says so."""
+    """Weighted sum of all rewards; permuted among rollouts with `controls.shuffle_rewards`."""
 
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """By scored role: one number a chosen token, [C]; of a reward model one in all, [1]."""
+    """Scores by role: one number per chosen token, [C]; a reward model's single number, [1]."""
 
     turn_rewards: tuple[tuple[int, float], ...] = ()
-    """(chosen tokens up to the turn's end, part of `reward` that came with it) of turns before the last."""
+    """(chosen tokens up to the turn's end, part of `reward`) of each turn before the last."""
 
     advantage: float = 0.0
-    """Of the whole response."""
+    """Advantage of the response as one action."""
 
     advantages: tuple[float, ...] = ()
-    """One a chosen token, [C]."""
+    """Advantages of the chosen tokens, [C]."""
 
     returns: tuple[float, ...] = ()
-    """What the value model shall learn, [C]; empty without one."""
+    """Targets of the value model, [C]; empty without one."""
 
     id: str = ""
-    """Its request's id and its number there."""
+    """Id of the request and index of the sample."""
 
     failure: str = ""
-    """Why its reward could not be had; empty where it could."""
+    """Why computing the reward failed; empty if it succeeded."""
 
     @property
     def num_learned(self) -> int:
-        """Response tokens that are learned from."""
+        """Number of response tokens that the loss learns from."""
         return 0 if self.has_failed else len(self.completion.logprobs) - self.num_ignored
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """What a trainer rank needs of one rollout: R response tokens, C of which the policy chose.
+    """The data of one rollout for a trainer rank: R response tokens, C of which the policy chose.
 
-    Scores are empty where no role gives them.
+    Scores of roles that the job does not have are empty.
     """
 
     prompt_tokens: tuple[int, ...]
-    """Token ids, [prompt_len]."""
+    """Token ids of the prompt, [prompt_len]."""
 
     response_tokens: tuple[int, ...]
-    """Token ids of the whole response, [R]."""
+    """Token ids of the entire response, [R]."""
 
     logprobs: tuple[float, ...]
-    """The engine's at sampling time (the behaviour policy), [C]."""
+    """The engine's log-probs at sampling time (behaviour policy), [C]."""
 
     reference_logprobs: tuple[float, ...]
-    """The reference's, [C]."""
+    """The reference's log-probs, [C]."""
 
     advantages: tuple[float, ...]
-    """[C]."""
+    """Advantages, [C]."""
 
     teacher_logprobs: tuple[float, ...] = ()
-    """The teacher's, [C]."""
+    """The teacher's log-probs, [C]."""
 
     values: tuple[float, ...] = ()
-    """The value model's when the rollout was scored, [C]."""
+    """The value model's predictions at scoring time, [C]."""
 
     returns: tuple[float, ...] = ()
-    """What the value model shall learn, [C]."""
+    """Targets of the value model, [C]."""
 
     num_ignored: int = 0
-    """So many of the last tokens are masked from the loss."""
+    """Number of last tokens that the loss ignores."""
 
     observed: tuple[tuple[int, int], ...] = ()
-    """(start, end) in `response_tokens` of what an environment said; the policy has not chosen it."""
+    """(start, end) in `response_tokens` of an environment's observations, which the policy did not choose."""
 
     old_logprobs: tuple[float, ...] = ()
-    """The trainer's own before the step, [C]."""
+    """The trainer's log-probs before the step, [C]."""
 
     group: int = 0
-    """Index of its prompt within the step."""
+    """Index of the prompt within the step."""
 
     advantage: float = 0.0
-    """Of the whole response."""
+    """Advantage of the response as one action."""
 
     images: tuple[PromptImage, ...] = ()
-    """Of the prompt."""
+    """Images of the prompt."""
 
     @property
     def num_learned(self) -> int:
-        """Response tokens that are learned from."""
+        """Number of response tokens that the loss learns from."""
         return len(self.logprobs) - self.num_ignored
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and response."""
+        """Length of prompt and response."""
         return len(self.prompt_tokens) + len(self.response_tokens)
 
-    def weighed(self, weight: float) -> float:
-        """What the whole response counts where a token counts so much; an empty one as if it had one token."""
+    def weigh_response(self, weight: float) -> float:
+        """Weight of the response as one action, given each token's weight; an empty response counts as one token."""
         return weight * (self.num_learned if self.logprobs else 1)
 
     def spread(self, weight: float) -> tuple[float, ...]:
-        """A weight for each response token: this one, and 0 for those that are masked from the loss."""
+        """Weights of the chosen tokens: `weight`, and 0 for tokens that the loss ignores."""
         return (weight,) * self.num_learned + (0.0,) * self.num_ignored
 
 
 def blank_sample(prompt_len: int, response_len: int) -> TrainSample:
-    """A sample of so many tokens with every score that there may be: as large as any real one; it gives no gradient."""
+    """A sample of the given lengths with all scores, as large as a real one; it gives no gradient."""
     scores = (0.0,) * response_len
     return TrainSample(
         prompt_tokens=(0,) * prompt_len,
@@ -327,18 +329,18 @@ class SequencePair:
     """A prompt and its response, to be scored."""
 
     prompt_tokens: tuple[int, ...]
-    """Token ids, [prompt_len]."""
+    """Token ids of the prompt, [prompt_len]."""
 
     response_tokens: tuple[int, ...]
-    """Token ids, [response_len]."""
+    """Token ids of the response, [response_len]."""
 
     observed: tuple[tuple[int, int], ...] = ()
     """(start, end) of response tokens that are not scored."""
 
     images: tuple[PromptImage, ...] = ()
-    """Of the prompt."""
+    """Images of the prompt."""
 
     @property
     def num_tokens(self) -> int:
-        """Of both."""
+        """Length of prompt and response."""
         return len(self.prompt_tokens) + len(self.response_tokens)

@@ -1,8 +1,7 @@
-"""Groups: finished completions become rollouts, and zero-variance groups are replaced by other prompts' (dynamic
-sampling).
+"""Groups: turns finished completions into rollouts, and replaces zero-variance groups (dynamic sampling).
 
-In: completions of prompts by number. Out: rollouts, and greedy baselines apart from them.
-Left out: where completions come from (an engine asked now, or a stream), and rewards (rewards/).
+In: completions of prompts by number. Out: rollouts, and separately greedy baselines.
+Left out: generation (fleet.py, rollout_stream.py) and rewards (rewards/).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ Finished = tuple[int, Sequence[Completion]]
 
 @dataclass(slots=True)
 class Group:
-    """Rollouts of one prompt. baselines: greedy ones, that are rewarded and never trained on."""
+    """Rollouts of one prompt. baselines: greedy rollouts, which are rewarded but never trained on."""
 
     number: int
     rollouts: list[Rollout]
@@ -27,7 +26,7 @@ class Group:
 
     @property
     def has_variance(self) -> bool:
-        """Whether its rewards differ (else its advantages are 0). Source: DAPO, arXiv:2503.14476, section 3.2."""
+        """Whether rewards differ; else all advantages are 0. Source: DAPO, arXiv:2503.14476, section 3.2."""
         return len({rollout.reward for rollout in self.rollouts if not rollout.has_failed}) > 1
 
     def place(self, index: int) -> None:
@@ -37,7 +36,7 @@ class Group:
 
 
 class GroupMaker:
-    """Decodes responses and marks the tokens that are masked from the loss. end_tokens: that end a sequence."""
+    """Builds groups: decodes responses and marks tokens that the loss ignores. end_tokens: end-of-sequence tokens."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class GroupMaker:
         end_tokens: frozenset[int],
         name_of: Callable[[int], str] = str,
     ) -> None:
-        """prompt_of, name_of: the prompt by its number, and the request for its rollouts."""
+        """prompt_of, name_of: return the prompt, and the id of its request, by number."""
         self.job, self.prompt_of, self.end_tokens, self.name_of = job, prompt_of, end_tokens, name_of
         self.words = TextTokenizer(Path(job.policy.path))
 
@@ -60,7 +59,7 @@ class GroupMaker:
         return Group(number, rollouts[:num_samples], rollouts[num_samples:])
 
     def text(self, completion: Completion) -> str:
-        """What a completion says, without what a forced length added."""
+        """Text of a completion, without tokens that a forced length added."""
         return self.words.text(completion.chosen[: self._num_said(completion)])
 
     def _rollout(self, prompt: Prompt, completion: Completion) -> Rollout:
@@ -70,24 +69,24 @@ class GroupMaker:
         return Rollout(as_begun(prompt, completion), 0, completion, text, len(completion.logprobs) - learned)
 
     def _num_said(self, completion: Completion) -> int:
-        """Tokens up to the first end of sequence, which a forced length goes beyond."""
+        """Number of tokens up to the first end-of-sequence token; a forced length continues after it."""
         chosen = completion.chosen
         ends = [index for index, token in enumerate(chosen) if token in self.end_tokens]
         return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(chosen)
 
 
 def as_begun(prompt: Prompt, completion: Completion) -> Prompt:
-    """The prompt with what an environment's `reset` has added to it for this rollout."""
+    """The prompt with the tokens that an environment's `reset` added for this rollout."""
     return replace(prompt, tokens=completion.prompt_tokens) if completion.prompt_tokens else prompt
 
 
 def gather(
     count: int, more: Callable[[int], list[Group]], max_refills: int, replaced: Callable[[int], None]
 ) -> list[Group]:
-    """`count` groups with variance, by dynamic sampling: the others are replaced at most `max_refills` times.
+    """Gather `count` groups by dynamic sampling: zero-variance groups are replaced in at most `max_refills` rounds.
 
-    more: gives so many new groups, rewarded. replaced: hears how many were asked for beyond `count`. What is missing in
-    the end is made up with the oldest zero-variance groups, so that a step always has as many groups.
+    more: returns that many new groups with rewards. replaced: called with the number of groups requested beyond
+    `count`. Missing groups are filled with the oldest zero-variance ones, so that every step has `count` groups.
 
     >>> flat = Group(0, [], [])
     >>> len(gather(3, lambda n: [flat] * n, 2, lambda n: None))

@@ -1,6 +1,6 @@
-"""RequestMaker: what the engine is asked for: which prompt is the n-th, with which seed, and of what length.
+"""RequestMaker: the request of the n-th prompt, with its seed and length limits.
 
-In: a job and its prompts. Out: requests, the same for the same job in whatever order they are asked for.
+In: a job and its prompts. Out: requests, which depend only on the job and the prompt's number.
 """
 
 import random
@@ -14,7 +14,7 @@ from rlplan.spec.parts.lengths import cut_lengths
 from rlplan.spec.resolved import ResolvedJob
 
 SEED_STRIDE = 1 << 20
-"""How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
+"""Distance between the seeds of consecutive steps; the engine adds the sample's index to its prompt's seed."""
 
 
 class RequestMaker:
@@ -31,7 +31,7 @@ class RequestMaker:
         return f"generate/{step + 1}/{index}"
 
     def named(self, request_id: str) -> Prompt:
-        """The prompt of a request. Raises: ValueError for an id that is none of ours."""
+        """The prompt of a request. Raises: ValueError for an unknown kind of id."""
         kind, *place = request_id.split("/")
         if kind == "evaluate":
             return self.prompts.heldout[int(place[0])]
@@ -52,15 +52,17 @@ class RequestMaker:
         )
 
     def answers(self, number: int) -> Group:
-        """The n-th prompt's given answers as rollouts, the first of which has reward 1, or -1 where it was judged bad.
+        """The data set's answers to the n-th prompt as rollouts; the first has reward 1, or -1 if labelled bad.
 
-        Beside a labelled answer stands one to another prompt, with reward 0.
+        For unpaired preferences (KTO) an answer to another prompt is added, with reward 0.
         """
         is_unpaired = self.job.algorithm.declaration.given == "unpaired"
-        return self.given(self.prompt(number), number, [self._other(number).answers[0]] if is_unpaired else [])
+        return self.use_dataset_answers(
+            self.prompt(number), number, [self._other(number).answers[0]] if is_unpaired else []
+        )
 
-    def given(self, prompt: Prompt, number: int, others: Sequence[tuple[int, ...]] = ()) -> Group:
-        """A prompt's given answers, and others beside them, as rollouts."""
+    def use_dataset_answers(self, prompt: Prompt, number: int, others: Sequence[tuple[int, ...]] = ()) -> Group:
+        """The data set's answers to a prompt, and other answers, as rollouts."""
         answers = [*prompt.answers, *others]
         completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in answers]
         rollouts = [Rollout(prompt, 0, completion) for completion in completions]
@@ -68,12 +70,13 @@ class RequestMaker:
         return Group(number, rollouts, [])
 
     def _other(self, number: int) -> Prompt:
-        """The next prompt that is another one; itself where there is none."""
-        later = (self.prompt(number + 1 + ahead) for ahead in range(len(self.prompts.train)))
-        return next((one for one in later if one.text != self.prompt(number).text), self.prompt(number))
+        """The next prompt with a different text; the prompt itself if there is none."""
+        candidates = (self.prompt(number + 1 + ahead) for ahead in range(len(self.prompts.train)))
+        prompt = self.prompt(number)
+        return next((candidate for candidate in candidates if candidate.text != prompt.text), prompt)
 
     def evaluation(self) -> list[RolloutRequest]:
-        """The responses of each held-out prompt: one greedy one, or samples, the same draws in every evaluation."""
+        """Requests for the held-out prompts: one greedy response or several samples, with the same seeds every time."""
         count, temperature = self.job.workload.num_evaluation_samples, self.job.workload.evaluation_temperature
         return [
             self._request(f"evaluate/{index}", prompt, index * count, num_samples=count, temperature=temperature)
@@ -81,13 +84,14 @@ class RequestMaker:
         ]
 
     def _request(self, name: str, prompt: Prompt, seed: int, **fields: Any) -> RolloutRequest:
+        # The factor keeps jobs with neighbouring seeds apart; seed plus sample index must fit into 64 bits.
         seed, max_tokens = (self.job.seed * 7919 + seed) % (1 << 62), self.job.workload.max_response_len
         return RolloutRequest(
             id=name, prompt=prompt.tokens, seed=seed, max_tokens=max_tokens, images=prompt.images, **fields
         )
 
     def _forced_lengths(self, number: int) -> tuple[int, ...]:
-        """Lengths drawn for a prompt's rollouts, where the job forces them: independent of each other."""
+        """Independently drawn lengths of a prompt's rollouts, if the job forces lengths; else empty."""
         work, num_greedy = self.job.workload, self.job.algorithm.declaration.num_baseline_samples
         if not self.job.controls.forces_lengths:
             return ()

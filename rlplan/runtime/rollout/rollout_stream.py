@@ -1,8 +1,8 @@
-"""RolloutStream: async generation, and the groups that it has finished, until a step takes them.
+"""RolloutStream: async generation, which runs ahead of the steps within the staleness bound.
 
-In: how to ask for the n-th prompt's rollouts, and AsyncRollouts. Out: the oldest complete groups, and measurements.
-Left out: what becomes of them (collector.py). Which may be begun and which must be waited for is a rule of
-simulate/staleness.py, so that a run does what was simulated.
+In: requests of the n-th prompt, and AsyncRollouts. Out: the oldest complete groups, and measurements.
+Left out: rewards and training (collector.py). simulate/staleness.py decides which groups may start and which must be
+waited for, so that a run does what was simulated.
 """
 
 import threading
@@ -24,28 +24,30 @@ from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.simulate.staleness import must_be_waited_for, num_allowed
 
 COLLECT_S = 0.05
-"""How long an engine waits for completions before it answers with none: new prompts are sent at least as often."""
+"""Seconds that an engine waits for finished requests before it returns none; also the period of new submissions."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
+    """Settings of a stream."""
+
     num_prompts: int
-    """That one step takes."""
+    """Prompts per step."""
 
     num_steps: int
-    """That will come."""
+    """Steps of the run."""
 
     deadline_s: float
-    """Of each call and each wait."""
+    """Time limit of each call and each wait."""
 
     can_replace: bool = False
-    """Whether more prompts may be asked for than the steps take."""
+    """Whether dynamic sampling may request more prompts than the steps take."""
 
 
 class RolloutStream:
-    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's.
+    """See the module docstring. One thread calls `run`, another one `take` and `pause_for_sync`.
 
-    watch: makes a call to the engines, again when one was lost and is there again.
+    watch: makes a call to the engines; repeats it after a lost engine was restarted.
     """
 
     def __init__(
@@ -70,16 +72,16 @@ class RolloutStream:
         self._submitting = threading.Lock()
 
     def run(self) -> None:
-        """Begin and collect until every step's prompts are complete, or the stream is closed."""
+        """Submit and collect requests until all steps' groups are complete, or the stream is closed."""
         while True:
             self._begin()
             with self._changed:
                 if self._is_closed or (self._has_begun_all and not self._open and self._is_finished):
                     return
-                if not self._open:  # something may still have to be replaced, or room to be made
+                if not self._open:  # wait for replaced groups, a new version or free capacity
                     self._changed.wait(COLLECT_S)
                     continue
-            at_least = max(1, self.settings.num_prompts // 4)
+            at_least = max(1, self.settings.num_prompts // 4)  # fewer remote calls, still well below a step's groups
             collect = partial(self.fleet.collect, COLLECT_S, at_least, self.settings.deadline_s)
             collected, measurements = self.watch(collect)
             with self._changed:
@@ -90,7 +92,7 @@ class RolloutStream:
                 self._changed.notify_all()
 
     def take(self, count: int) -> list[tuple[int, FinishedRequest]]:
-        """The `count` oldest complete groups by number, once none is left out that would become too old."""
+        """Take the `count` oldest complete groups, after waiting for running ones that would become too stale."""
         self._wait(lambda: self._is_ready(count), f"{count} complete groups")
         with self._changed:
             taken = [(group.number, group.finished) for group in self.buffer.take(count)]
@@ -98,19 +100,19 @@ class RolloutStream:
             return taken
 
     def replace(self, num_groups: int) -> None:
-        """So many of the groups taken have zero variance: as many more are begun and taken."""
+        """Generate `num_groups` further groups, which replace taken groups with zero variance."""
         with self._changed:
             self._num_replaced += num_groups
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Nothing will be replaced any more."""
+        """Declare that no more groups will be replaced."""
         with self._changed:
             self._is_finished = True
             self._changed.notify_all()
 
-    def end_at(self, step: int) -> None:
-        """No step comes after this one: nothing is begun any more."""
+    def stop_after(self, step: int) -> None:
+        """Make this the last step; no more groups are started."""
         with self._changed:
             self.settings = replace(self.settings, num_steps=min(step, self.settings.num_steps))
             self._again, self._is_finished = [], True
@@ -125,7 +127,7 @@ class RolloutStream:
         return not self._again and self._num_begun >= self._num_wanted
 
     def state(self) -> tuple[StreamState, dict[str, Any]]:
-        """What a resumed run needs: which prompts no step has taken yet, and the buffer with those that are whole."""
+        """State for a resumed run: the prompts to generate again, and the buffer with the complete groups."""
         with self._changed:
             again = sorted(number for number, _ in self._open.values())
             state = StreamState(
@@ -134,14 +136,14 @@ class RolloutStream:
             return state, self.buffer.state()
 
     def begin_at(self, step: int, num_replaced: int) -> None:
-        """Go on after a run whose steps each generated their own rollouts, and so many more."""
+        """Continue after `step` synchronous steps of an earlier run, in which `num_replaced` groups were replaced."""
         self.version, self._num_begun = step, step * self.settings.num_prompts + num_replaced
         self._num_replaced = num_replaced
 
     def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
-        """Go on where another run was, `version` weight syncs in: what was under way there is begun anew.
+        """Continue an earlier run after `version` weight syncs. Groups that were running are generated again.
 
-        So is what would become older than this run allows, which may be less than that one did.
+        So are buffered groups that would exceed this run's staleness bound, which may be tighter.
         """
         self.version, self._num_begun, self._num_replaced = version, state.num_begun, state.num_replaced
         self.buffer.restore(buffer)
@@ -149,20 +151,23 @@ class RolloutStream:
         self._again = sorted([*state.again, *late])
 
     def take_measurements(self) -> list[Measurement]:
-        """Of the engine, since the last time."""
+        """Return the engines' measurements since the last call."""
         with self._changed:
             taken, self._measurements = self._measurements, []
             return taken
 
     @contextmanager
-    def handing_over(self) -> Iterator[None]:
-        """Nothing is begun inside the block. Without interruption it begins when nothing is under way any more."""
+    def pause_for_sync(self) -> Iterator[None]:
+        """Context for a weight sync: engines are paused and no group starts; the version increases at the end.
+
+        Unless rollouts may be interrupted, it first waits until all running groups have finished.
+        """
         with self._changed:
             self._is_held = True
-        with self._submitting:  # what is just being sent arrives first
+        with self._submitting:  # wait until a submission in progress has arrived
             pass
         if not self.async_rollouts.interrupts:
-            self._wait(lambda: not self._open, "the end of what is under way")
+            self._wait(lambda: not self._open, "the end of running groups")
         with self.fleet.paused(self.settings.deadline_s):
             yield
         with self._changed:
@@ -187,7 +192,7 @@ class RolloutStream:
         allowed = num_allowed(self.version, self.async_rollouts.max_staleness, settings.num_prompts)
         last = min(allowed + self._num_replaced, self._num_wanted)
         requests: list[RolloutRequest] = []
-        while (self._again or self._num_begun < last) and not self.buffer.is_full_with(len(self._open)):
+        while (self._again or self._num_begun < last) and not self.buffer.would_be_full(len(self._open)):
             number = self._again.pop(0) if self._again else self._num_begun
             request = self.request_of(number)
             self._open[request.id] = (number, self.version)
@@ -210,8 +215,8 @@ class RolloutStream:
     def _give_up(self, deadline: float, what: str) -> None:
         if self._is_closed or time.monotonic() > deadline:
             raise RunError(
-                f"{what} did not come" + ("" if self._is_closed else f" within {self.settings.deadline_s:.0f} s"),
+                f"waited in vain for {what}" + ("" if self._is_closed else f" ({self.settings.deadline_s:.0f} s)"),
                 where=", ".join(self.fleet.processes),
-                rule="generation runs beside the steps; every wait has a deadline (limits.action_timeout_s)",
-                way_out="read the engine's log; raise the limit if rollouts are really that long",
+                rule="async generation keeps up with the steps; every wait has a deadline (limits.action_timeout_s)",
+                way_out="read the engine's log; raise the limit if rollouts really take that long",
             )

@@ -1,1 +1,1 @@
-"""The run folder: whose it is, what is written into it, and what a disk that fails does to a run."""
+"""The run folder: locking, writing and following it, and errors of its disk."""

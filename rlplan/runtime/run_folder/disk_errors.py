@@ -1,9 +1,9 @@
-"""Disk errors: what a disk that is full, beyond a quota or broken does to a write is one RunError.
+"""Disk errors: turns failures of a full, quota-limited or broken disk into one RunError.
 
-In: whatever was raised while a file was written. Out: a RunError that names the file, what was to be written, what is
-free there and what to do; nothing where something else went wrong. `writing_file` is for a writer that knows its file,
-for the system names none when it refuses bytes; `reporting_disk_errors` stands around all that a run does.
-Left out: how the run goes on afterwards (resuming.py says it).
+In: any exception raised while a file was written. Out: a RunError with the file, the bytes to write, the free space and
+advice; nothing for other errors. `writing_file` is for code that knows its file, because the system names none when a
+write fails. `reporting_disk_errors` wraps the entire run.
+Left out: resuming the run (resuming.py).
 """
 
 import errno
@@ -24,14 +24,14 @@ _TEXTS = {
     errno.EROFS: ("the disk is read-only", "look at the disk (dmesg)"),
     errno.EIO: ("the disk does not work", "look at the disk (dmesg)"),
 }
-"""What each number says, and the way out."""
+"""Meaning of each error number, and advice."""
 
 _IN_A_TEXT = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
-"""How Python and Rust (safetensors) write the system's number into the text of an error that has lost it."""
+"""Error numbers in the text of exceptions without `errno`, as written by Python and by Rust (safetensors)."""
 
 
 def disk_number(error: BaseException) -> int | None:
-    """The system's number of what a disk did; None where the error is about something else.
+    """The system's error number of a disk error; None for other errors.
 
     >>> disk_number(OSError(28, "No space left on device")), disk_number(ValueError("I/O error: … (os error 5)"))
     (28, 5)
@@ -39,36 +39,36 @@ def disk_number(error: BaseException) -> int | None:
     True
     """
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and not isinstance(error, RlplanError) and (found := _IN_A_TEXT.search(str(error))):
-        number = int(found[1] or found[2])
+    if number is None and not isinstance(error, RlplanError) and (match := _IN_A_TEXT.search(str(error))):
+        number = int(match[1] or match[2])
     return number if number in _TEXTS else None
 
 
 def disk_error(error: BaseException, place: Path | None, num_bytes: int = 0, way_out: str = "") -> RunError | None:
-    """The message about a write that failed; None where the error is about something else.
+    """The RunError for a failed write; None for other errors.
 
-    place: where no file is named, None for the standard output. num_bytes: that were to be written, where it is known.
-    way_out: beside making room.
+    place: the file if the error names none; None for standard output. num_bytes: bytes to write, 0 if unknown.
+    way_out: advice in addition to freeing space.
     """
     number = disk_number(error)
     named = getattr(error, "filename", None)
     if number is None or (number not in FULL and named is None):
-        return None  # a terminal that is gone says EIO, too
+        return None  # a closed terminal raises EIO too
     path = place if named is None else Path(os.fsdecode(named))
     what, advice = _TEXTS[number]
-    wanted = f"{format_bytes(num_bytes)} were to be written, " if num_bytes else ""
-    left = "" if path is None else _left(path)
+    needed = f"{format_bytes(num_bytes)} to write, " if num_bytes else ""
+    free = "" if path is None else _describe_free_space(path)
     return RunError(
-        f"{path.name if path else 'the output'} cannot be written: {what}" + (f" ({wanted}{left})" if left else ""),
+        f"{path.name if path else 'the output'} cannot be written: {what}" + (f" ({needed}{free})" if free else ""),
         where=str(path or "standard output"),
-        rule="the disk takes everything that is written",
+        rule="the disk must accept all writes of a run",
         way_out=advice + (f", or {way_out}" if way_out else ""),
     )
 
 
 @contextmanager
 def writing_file(path: Path, num_bytes: int = 0, way_out: str = "") -> Iterator[None]:
-    """For a block that writes one file. Raises: RunError where its disk does not take it. Parameters: `disk_error`."""
+    """Context for code that writes one file. Raises: RunError for a disk error. Parameters: see `disk_error`."""
     try:
         yield
     except Exception as error:
@@ -76,13 +76,13 @@ def writing_file(path: Path, num_bytes: int = 0, way_out: str = "") -> Iterator[
         if number is None:
             raise
         failure = disk_error(OSError(number, os.strerror(number), named or str(path)), path, num_bytes, way_out)
-        assert failure is not None, "it has a number and a name"
+        assert failure is not None, "the error has a number and a file name"
         raise failure from error
 
 
 @contextmanager
 def reporting_disk_errors(folder: Path) -> Iterator[None]:
-    """For a block whose writers are many. folder: where most of them write. Raises: RunError."""
+    """Context for code that writes many files. folder: where most of them are. Raises: RunError for a disk error."""
     try:
         yield
     except Exception as error:
@@ -92,13 +92,13 @@ def reporting_disk_errors(folder: Path) -> Iterator[None]:
         raise failure from error
 
 
-def _left(path: Path) -> str:
-    """What is free where a file was to be; nothing where that cannot be asked."""
+def _describe_free_space(path: Path) -> str:
+    """Free space of the disk of a file, in words; empty if it cannot be determined."""
     folder = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
     try:
-        found = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return ""
-    if found.f_files and not found.f_favail:
-        return "no more files can be made there"
-    return f"{format_bytes(found.f_bavail * found.f_frsize)} free"
+    if disk.f_files and not disk.f_favail:
+        return "no inodes left for new files"
+    return f"{format_bytes(disk.f_bavail * disk.f_frsize)} free"

@@ -1,7 +1,7 @@
-"""Following: how a run stands, read from its folder while it grows, by a process that is no part of it.
+"""Following: reads a run's progress from its folder while it grows, from a process outside of the run.
 
-In: a run folder. Out: its state, its steps' numbers and what each process holds. Only what is new is read.
-Needs neither torch nor the packages of a run. Left out: drawing it (rlplan_cli), waiting, what happened (report/).
+In: a run folder. Out: the run's state, its steps' metrics and each process's memory. Only new lines are read.
+Needs neither torch nor the packages of a run. Left out: display and polling (rlplan_cli), analysis (report/).
 """
 
 import fcntl
@@ -19,51 +19,53 @@ from rlplan.planner.plan import Plan, read_run_plan
 from rlplan.reading import MAX_INTEGER, check_numbers, opened, read_number
 
 LOCK_NAME = ".running"
-"""The file that a run holds locked for as long as it goes on (run_lock.py)."""
+"""The file that a run keeps locked while it runs (run_lock.py)."""
 GOING_ON = ("running", "starting")
 KEPT_STEPS, KEPT_ALARMS = 64, 8
 MAX_EXIT_CODE = 255
 MAX_TOLD = 1 << 16
-"""Bytes of status.json."""
+"""Maximum number of bytes read of status.json."""
 PART_BYTES = 1 << 24
-"""Read of one file at once; the rest at the next look."""
+"""Maximum number of bytes read of a file at a time."""
 
 
 @dataclass
 class Standing:
-    """How a run stands."""
+    """Progress of a run."""
 
     state: str = "starting"
-    """`starting`, `running`, `finished`, `interrupted`, `failed`; `gone` where no process is left and none said so."""
+    """`starting`, `running`, `finished`, `interrupted`, `failed`; `gone` if its process has ended without a status."""
     exit_code: int | None = None
-    """Of `rlplan run`; None while it goes on."""
+    """Exit code of `rlplan run`; None while it runs."""
     message: str = ""
+    """Message of the status: the error, or why the run stopped early."""
     seconds: float = 0.0
-    """Since its start, by what it wrote last."""
+    """Seconds from the start to the newest record."""
     step: int = 0
-    """The last one that ended."""
+    """Number of the last finished step."""
     doing: str = ""
-    """The action that ended last."""
+    """Id of the last finished action."""
     steps: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
-    """Numbers of the last steps, by name: what was learned and how long it took."""
+    """Metrics and timings of the last steps, by name."""
     peaks: dict[str, int] = field(default_factory=dict)
-    """Bytes that each process held at most, of its GPU's where it has one."""
+    """Peak bytes of each process; of its GPU if it has one."""
     held: dict[str, int] = field(default_factory=dict)
-    """Bytes that each process held last."""
+    """Current bytes of each process; of its GPU if it has one."""
     alarms: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
+    """Texts of the last alarms."""
 
     @property
     def is_going_on(self) -> bool:
-        """Whether more may come."""
+        """Whether the run has not ended yet."""
         return self.state in GOING_ON
 
     def as_json(self) -> dict[str, Any]:
-        """For `rlplan watch --json`: sizes in bytes."""
+        """Content for `rlplan watch --json`; sizes in bytes."""
         return {"schema_version": 1, **vars(self), "steps": [*self.steps], "alarms": [*self.alarms]}
 
 
 class Follower:
-    """Reads a run folder again and again; `plan` is what it does. Raises: SpecError where it is none."""
+    """Reads a run folder repeatedly. Raises: SpecError for a folder without a run's plan."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,10 +74,10 @@ class Follower:
         self.standing = Standing()
 
     def look(self) -> Standing:
-        """What is new since the last look, added to what was known. Raises: SpecError where a file cannot be read."""
+        """Read new lines and return the updated progress. Raises: SpecError where a file cannot be read."""
         status = self._status()
         if any(self._is_new(name) for name in ("metrics.jsonl", "timings.jsonl", "trace.jsonl")):
-            self._places, self.standing = {}, Standing()  # the run began again, or went back
+            self._places, self.standing = {}, Standing()  # the run has restarted, or returned to a checkpoint
         now = self.standing
         for name in ("metrics.jsonl", "timings.jsonl"):
             for row in self._rows(name):
@@ -85,40 +87,40 @@ class Follower:
         for row in self._rows("alarms.jsonl"):
             now.alarms.append(f"step {row.get('step', 0)}: {row.get('text', '')}")
         now.state = str(status.get("state", now.state))
-        now.exit_code, now.message = _exit_code_of(status), str(status.get("message", ""))
+        now.exit_code, now.message = _read_exit_code(status), str(status.get("message", ""))
         now.seconds = max(now.seconds, read_number(status.get("seconds")))
         if now.is_going_on and not is_going_on(self.folder):
-            # it may have ended between the two looks
+            # The run may have ended after its status was read: read it again.
             status = self._status()
             now.state = str(status["state"]) if status.get("state", "running") not in GOING_ON else "gone"
-            now.exit_code, now.message = _exit_code_of(status), str(status.get("message", ""))
+            now.exit_code, now.message = _read_exit_code(status), str(status.get("message", ""))
         return now
 
     def _status(self) -> dict[str, Any]:
         try:
             with opened(self.folder / "status.json", "the run's status") as file:
-                found = json.loads(file.read(MAX_TOLD))
+                status = json.loads(file.read(MAX_TOLD))
         except (SpecError, ValueError, RecursionError):
             return {}  # not written yet
-        return found if isinstance(found, dict) else {}
+        return status if isinstance(status, dict) else {}
 
     def _is_new(self, name: str) -> bool:
-        """Whether a file is another one than at the last look, or shorter."""
+        """Whether a file was replaced or truncated since the last read."""
         known = self._places.get(name)
         try:
-            found = (self.folder / name).stat()
+            status = (self.folder / name).stat()
         except OSError:
             return known is not None
-        return known is not None and (found.st_ino != known[0] or found.st_size < known[1])
+        return known is not None and (status.st_ino != known[0] or status.st_size < known[1])
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """The whole lines that were added to a file; one that cannot be read is left out."""
+        """Yield the complete new lines of a file as rows; malformed lines are skipped."""
         try:
             with opened(self.folder / name, name) as file:
                 at = self._places.get(name, (0, 0))[1]
                 file.seek(at)
-                lines, _, rest = file.read(PART_BYTES).rpartition(b"\n")
-                end = file.tell() - len(rest)
+                lines, _, incomplete = file.read(PART_BYTES).rpartition(b"\n")
+                end = file.tell() - len(incomplete)
                 self._places[name] = (os.fstat(file.fileno()).st_ino, end)
         except SpecError:
             return  # not written yet
@@ -131,13 +133,13 @@ class Follower:
                 yield row
 
     def _take_numbers(self, row: dict[str, Any]) -> None:
-        """A step's row of metrics or timings, both of which become one."""
+        """Merge a row of metrics or timings into its step's numbers."""
         try:
             row = check_numbers(row)
         except (ValueError, KeyError):
-            return  # `rlplan report` says what is wrong with it
+            return  # `rlplan report` describes the error
         now, step = self.standing, row["step"]
-        known = next((one for one in now.steps if one["step"] == step), None)
+        known = next((numbers for numbers in now.steps if numbers["step"] == step), None)
         if known is None:
             known = {"step": step}
             now.steps.append(known)
@@ -145,6 +147,7 @@ class Follower:
         now.step = max(now.step, step)
 
     def _take_record(self, row: dict[str, Any]) -> None:
+        """Take the time, the action and the memory from a record of the trace."""
         now, process, size = self.standing, str(row.get("process")), row.get("num_bytes")
         if row.get("type") == "span":
             now.doing = str(row.get("action_id", ""))
@@ -162,14 +165,14 @@ class Follower:
         return self.plan.job.is_on_gpus and process.split("/")[0] not in ("driver", "ray_system", "sinks")
 
 
-def _exit_code_of(status: dict[str, Any]) -> int | None:
-    """The exit code that a run has written; None where it wrote none."""
+def _read_exit_code(status: dict[str, Any]) -> int | None:
+    """The exit code in a run's status; None without a valid one."""
     code = status.get("exit_code")
     return code if type(code) is int and 0 <= code <= MAX_EXIT_CODE else None
 
 
 def is_going_on(folder: Path) -> bool:
-    """Whether a process holds the run folder: one that lives on this host, or one that has its file locked."""
+    """Whether a run is active in a folder: its process lives on this host, or holds the lock from another one."""
     try:
         with (folder / LOCK_NAME).open("rb") as file:
             if _lives(int(file.read(20)), os.fstat(file.fileno()).st_mtime):
@@ -179,13 +182,13 @@ def is_going_on(folder: Path) -> bool:
     except BlockingIOError:
         return True
     except ValueError:
-        return True  # just made
+        return True  # just created, without a process id yet
     except OSError:
         return False
 
 
 def _lives(pid: int, noted_s: float) -> bool:
-    """Whether a process is there that had its id when that was noted: ids are given out again, in a container soon."""
+    """Whether a process is alive and had this id when it was noted: the system reuses ids, in a container soon."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
@@ -196,16 +199,16 @@ def _lives(pid: int, noted_s: float) -> bool:
 
 
 def check_ended_well(standing: Standing, folder: Path) -> None:
-    """Raises: RunError where the run ended otherwise, with the exit code that it had."""
+    """Raises: RunError, with the run's exit code, unless it finished successfully."""
     if standing.state == "finished":
         return
     is_gone = standing.state == "gone"
     error = RunError(
-        "the run is gone: no process holds its folder, and none said how it ended"
+        "the run is gone: its process has ended without writing a final status"
         if is_gone
         else f"the run has ended: {(standing.message.splitlines() or ['no reason was written'])[0]}",
         where=str(folder / "status.json"),
-        rule="a run that ends well is `finished`" + (f"; this one is `{standing.state}`" * (not is_gone)),
+        rule="a successful run ends as `finished`" + (f"; this one is `{standing.state}`" * (not is_gone)),
         way_out=f"rlplan run --resume {folder} continues from its checkpoint; rlplan report {folder} shows it",
     )
     error.exit_code = standing.exit_code or (RunError.exit_code if is_gone else EXIT_BUG)
@@ -213,13 +216,13 @@ def check_ended_well(standing: Standing, folder: Path) -> None:
 
 
 def newest_run(root: Path) -> Path:
-    """The run below a folder of runs that began last. Raises: SpecError when there is none."""
+    """The newest run below a folder of runs. Raises: SpecError when there is none."""
     plans = [*root.glob("*/*/plan.json"), *root.glob("*/plan.json"), *root.glob(f"*/*/{LOCK_NAME}")]
     if not plans:
         raise SpecError(
             f"there is no run below {root}",
             where="command line",
-            rule="a run's folder is runs/NAME/TIME, unless `rlplan run --out` named another",
-            way_out="name the folder that `rlplan run` printed",
+            rule="a run's folder is runs/NAME/TIME, unless set with `rlplan run --out`",
+            way_out="pass the folder that `rlplan run` printed",
         )
     return max(plans, key=lambda path: path.stat().st_mtime_ns).parent

@@ -1,13 +1,13 @@
-"""Recorder: writes a run folder while the run goes on, so that what happened survives whatever happens next.
+"""Recorder: writes the run folder during the run, so that the records survive a crash.
 
-    trace.jsonl     spans and memory, line by line
-    metrics.jsonl   learning only: two seeded runs agree bit for bit
+    trace.jsonl     spans and memory samples
+    metrics.jsonl   learning metrics only: two seeded runs agree bit for bit
     timings.jsonl   seconds, tokens/s and memory of each step
     samples.jsonl   some rollouts of each step, to read
     prompts.jsonl   the prompts that each step was trained on
-    failures.jsonl  rollouts that have no reward, and why
-    alarms.jsonl    what went wrong while the run went on: leaks, restarts, changes after a preflight
-    status.json     how the run stands; written atomically
+    failures.jsonl  rollouts without a reward, and why
+    alarms.jsonl    problems that the run survived: leaks, restarts, changes after a rehearsal
+    status.json     state of the run; written atomically
 
 In: measurements and metrics. Out: files, and the latest values for a display.
 """
@@ -27,24 +27,23 @@ from rlplan.errors import RunError
 from rlplan.runtime.device.layer import DeviceBytes
 from rlplan.runtime.measure.memory_meter import Measurement, merged, resident_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
-from rlplan.runtime.run_folder.run_files import replace_whole, write_json, write_over
+from rlplan.runtime.run_folder.run_files import overwrite_status, replace_atomically, write_json
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
 
 LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "prompts.jsonl", "failures.jsonl")
-"""Files of lines that each belong to a step."""
+"""Files whose lines each belong to a step."""
 
 
 class Recorder:
-    """One run folder. All methods are called from the driver, also from several threads; every line is flushed.
+    """Writer of one run folder. Methods are thread-safe; every line is flushed.
 
-    show_alarm: set to show alarms while the run goes on, each with its step.
-
-    Raises: RunError where the disk does not take what is written.
+    show_alarm: called with step and text of each alarm. resident, on_device: last known bytes of each process, in host
+    memory and on its GPU. Raises: RunError where the disk refuses a write.
     """
 
     def __init__(self, folder: Path, devices: dict[str, str], after_step: int | None = None) -> None:
-        """devices: device of each process. after_step: the last step that an earlier run in this folder did."""
+        """devices: device of each process. after_step: the last step of an earlier run in this folder, if any."""
         self.folder, self.devices = folder, devices
         self.origin_s = time.time() if after_step is None else _started_s(folder)
         self.num_starts = 0
@@ -55,17 +54,17 @@ class Recorder:
         self.facts: dict[str, str] = {}
         self._files: dict[str, Any] = {}
         mode = "w" if after_step is None else "a"
-        self._open("alarms.jsonl", mode)
+        self._open_file("alarms.jsonl", mode)
         if after_step is None:
             self.begin_again()
         else:
             self.go_back(after_step)
 
     def begin_again(self) -> None:
-        """Nothing was measured yet: the processes start once more, under another plan."""
+        """Discard all lines, because the processes start again under another plan."""
         self.resident.clear()
         for name in LINES:
-            self._open(name)
+            self._open_file(name)
         self._begin_trace()
 
     def _begin_trace(self) -> None:
@@ -73,11 +72,11 @@ class Recorder:
             self._write("trace.jsonl", line)
 
     def go_back(self, step: int) -> None:
-        """Keep the lines up to a step: those that come after are written again by the run that goes on from there."""
+        """Keep only the lines up to a step; the run that resumes from there writes the later ones again."""
         self.resident.clear()
         for name in LINES:
             _keep_steps(self.folder / name, step)
-            self._open(name, "a")
+            self._open_file(name, "a")
         self.num_starts = _last_start(self.folder / "trace.jsonl")
         if not (self.folder / "trace.jsonl").stat().st_size:
             self._begin_trace()
@@ -90,38 +89,40 @@ class Recorder:
                         file.flush()
                         os.fsync(file.fileno())
 
-    def _open(self, name: str, mode: str = "w") -> None:
+    def _open_file(self, name: str, mode: str = "w") -> None:
         with writing_file(self.folder / name):
             if name in self._files:
                 self._files[name].close()
+            # Line buffering: a killed run loses at most the line being written.
             self._files[name] = (self.folder / name).open(mode, encoding="utf-8", buffering=1)
 
-    def held(self) -> dict[str, int]:
-        """What each process holds where its models lie: on its GPU, or in the host's memory where it has none."""
+    def memory_by_process(self) -> dict[str, int]:
+        """Bytes of each process on the device of its models: its GPU, or host memory without one."""
         return self.resident | self.on_device
 
     def record(self, action: Action, step: int, measurements: list[Measurement], attempt: int = 1) -> None:
-        """Record one action, at the attempt that succeeded.
+        """Record the successful attempt of an action.
 
-        Several calls on one process are merged into one span and one sample a kind.
+        Several calls on one process are merged into one span and one sample per kind.
         """
         if step == 0:
-            attempt += self.num_starts  # processes start once more where a run is resumed
-        for whole in merged(measurements):
-            self._record_process(action, step, whole, attempt)
+            attempt += self.num_starts  # a resumed run has recorded earlier starts
+        for measurement in merged(measurements):
+            self._record_process(action, step, measurement, attempt)
 
-    def _record_process(self, action: Action, step: int, whole: Measurement, attempt: int) -> None:
-        process, device = whole.process, self.devices.get(whole.process, HOST_DEVICE)
-        start, end = round(whole.start_s - self.origin_s, 6), round(whole.end_s - self.origin_s, 6)
+    def _record_process(self, action: Action, step: int, measurement: Measurement, attempt: int) -> None:
+        """Write one span, and samples of a process's components and totals."""
+        process, device = measurement.process, self.devices.get(measurement.process, HOST_DEVICE)
+        start, end = round(measurement.start_s - self.origin_s, 6), round(measurement.end_s - self.origin_s, 6)
         self._write("trace.jsonl", record_line(Span(action.id, step, process, device, start, end, attempt)))
-        self.resident[process] = whole.resident_bytes
-        totals = [("resident", whole.resident_bytes), ("peak", whole.peak_bytes)]
-        samples = [(role, kind, "resident", size) for (role, kind), size in whole.components.items()]
-        samples += [(role, kind, "loaded", size) for (role, kind), size in whole.loaded_components.items()]
+        self.resident[process] = measurement.resident_bytes
+        totals = [("resident", measurement.resident_bytes), ("peak", measurement.peak_bytes)]
+        samples = [(role, kind, "resident", size) for (role, kind), size in measurement.components.items()]
+        samples += [(role, kind, "loaded", size) for (role, kind), size in measurement.loaded_components.items()]
         samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
-        if whole.device is not None:
-            self.on_device[process] = whole.device.held
-            samples += _device_samples(action.role.value, whole.device)
+        if measurement.device is not None:
+            self.on_device[process] = measurement.device.held
+            samples += _device_samples(action.role.value, measurement.device)
         for role, kind, statistic, size in samples:
             sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, end, attempt)
             self._write("trace.jsonl", record_line(sample))
@@ -129,25 +130,25 @@ class Recorder:
     def record_own(
         self, action: Action, step: int, start_s: float, end_s: float, process: str = DRIVER_PROCESS
     ) -> None:
-        """Record an action that the driver, or a process beside the workers, does. Times: seconds since 1970."""
+        """Record an action of the driver, or of another process that is not a worker. Times: seconds since 1970."""
         start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
         self._write("trace.jsonl", record_line(Span(action.id, step, process, HOST_DEVICE, start, end)))
 
     def record_baseline(self, action_id: str, process: str, role: str, num_bytes: int) -> None:
-        """Record what a process holds once its libraries are imported and before it holds a model."""
+        """Record a process's memory after importing its libraries and before loading a model."""
         at = round(time.time() - self.origin_s, 6)
         device = self.devices.get(process, HOST_DEVICE)
         sample = MemorySample(action_id, 0, process, device, role, "process", "resident", num_bytes, at)
         self._write("trace.jsonl", record_line(sample))
 
     def record_host(self, step: int, system_bytes: int | None) -> None:
-        """Record the driver's own memory and that of Ray's processes, where they are the run's, once a step."""
+        """Record, once per step, the memory of the driver, and of Ray's processes if this run started them."""
         for process, size in ((DRIVER_PROCESS, resident_bytes()), ("ray_system", system_bytes)):
             if size is not None:
-                self.record_beside(process, step, size)
+                self.record_extra_process(process, step, size)
 
-    def record_beside(self, process: str, step: int, num_bytes: int) -> None:
-        """Record what a process holds that runs beside the workers."""
+    def record_extra_process(self, process: str, step: int, num_bytes: int) -> None:
+        """Record the memory of a process that is not a worker."""
         at = round(time.time() - self.origin_s, 6)
         self.resident[process] = num_bytes
         role = Role.VERIFIER.value
@@ -155,7 +156,7 @@ class Recorder:
         self._write("trace.jsonl", record_line(sample))
 
     def write_row(self, name: str, row: Mapping[str, Any]) -> None:
-        """One line more of a file of lines."""
+        """Append a row to a file of lines."""
         self._write(name, json.dumps(row, ensure_ascii=False))
 
     def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
@@ -163,19 +164,19 @@ class Recorder:
             self._write("failures.jsonl", json.dumps(row))
 
     def write_alarm(self, step: int, kind: str, text: str, **values: float | str) -> None:
-        """Something that the run survives and that must not go unseen: shown first, for the disk may not take it."""
-        self.show_alarm(step, text)
+        """Show and record a problem that the run survives."""
+        self.show_alarm(step, text)  # first, because the disk may refuse the line
         at = round(time.time() - self.origin_s, 3)
         self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
 
     def write_file(self, name: str, value: Mapping[str, object]) -> None:
-        """A JSON file of its own."""
+        """Write a JSON file atomically."""
         write_json(self.folder / name, value)
 
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
-        """How the run stands. state: running | finished | interrupted | failed.
+        """Write the run's state: running, finished, interrupted or failed.
 
-        The last two are also written where the disk takes nothing more: over what stands in the file.
+        The last two are also written on a full disk, by overwriting the existing file in place.
         """
         status = {
             "schema_version": 1,
@@ -191,11 +192,11 @@ class Recorder:
         except RunError:
             if state not in ("interrupted", "failed"):
                 raise
-            with suppress(OSError):  # of a disk that does not work at all; the run's own error is told anyway
-                write_over(self.folder / "status.json", status)
+            with suppress(OSError):  # the run's own error is reported anyway, even if the disk does not work at all
+                overwrite_status(self.folder / "status.json", status)
 
     def close(self) -> None:
-        """Close the files. What could not be written was said when it was."""
+        """Close the files. Failed writes have been reported before."""
         for file in self._files.values():
             with suppress(OSError):
                 file.close()
@@ -206,28 +207,28 @@ class Recorder:
 
 
 def _lines(path: Path) -> list[str]:
-    """Whole lines of a file; none where it is missing. A run that was killed may have left half a line."""
+    """Complete lines of a file; none if it is missing. A killed run may have left an incomplete last line."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _keep_steps(path: Path, last: int) -> None:
-    """Leave out the lines of later steps and of the end. Lines without a step stay."""
-    kept = [line for line in _lines(path) if 0 <= _step_of(line) <= last]
-    replace_whole(path, "".join(kept).encode())
+    """Remove the lines of later steps and of the finish; lines without a step stay."""
+    lines = [line for line in _lines(path) if 0 <= _read_step(line) <= last]
+    replace_atomically(path, "".join(lines).encode())
 
 
 def _last_start(path: Path) -> int:
-    """The highest attempt on record of what is done once, before step 1: also of a start that was killed half-way."""
+    """Highest recorded attempt of a start action, including those of a start that was killed."""
     rows = [json.loads(line) for line in _lines(path)]
     return max((row["attempt"] for row in rows if row["type"] == "span" and row["step"] == 0), default=0)
 
 
-def _step_of(line: str) -> int:
+def _read_step(line: str) -> int:
     try:
         return int(json.loads(line).get("step", 0))
     except (ValueError, TypeError, AttributeError):
-        return -1  # a line that cannot be read
+        return -1  # malformed line
 
 
 def _started_s(folder: Path) -> float:
@@ -239,7 +240,7 @@ def _started_s(folder: Path) -> float:
 
 
 def _device_samples(role: str, device: DeviceBytes) -> list[tuple[str, str, str, int]]:
-    """What a process's GPU holds, beside what the process holds of the host."""
+    """Samples of a process's GPU memory: (role, kind, statistic, bytes)."""
     return [
         (role, "device_allocated", "resident", device.allocated),
         (role, "device_allocated", "peak", device.peak_allocated),

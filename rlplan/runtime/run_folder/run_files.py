@@ -1,6 +1,6 @@
-"""Run files: the JSON files of a run folder, each whole or as it was before; the status on a full disk, too.
+"""Run files: atomic writes of a run folder's JSON files, and of the status on a full disk.
 
-In: values. Out: files. Left out: lines that are added while the run goes on (recorder.py), checkpoints (checkpoints/).
+In: values. Out: files. Left out: files of lines (recorder.py), checkpoints (checkpoints/).
 """
 
 import json
@@ -13,11 +13,12 @@ from rlplan.runtime.run_folder.disk_errors import writing_file
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    replace_whole(path, _as_text(value))
+    """Write a JSON file atomically. Raises: RunError for a disk error."""
+    replace_atomically(path, _as_text(value))
 
 
-def replace_whole(path: Path, data: bytes) -> None:
-    """Write a file whole, or leave the one before. Raises: RunError where the disk does not take it."""
+def replace_atomically(path: Path, data: bytes) -> None:
+    """Write a file atomically: on failure the previous file stays. Raises: RunError for a disk error."""
     partial = path.with_name(f"{path.name}.partial")
     with writing_file(path, len(data)):
         try:
@@ -29,13 +30,13 @@ def replace_whole(path: Path, data: bytes) -> None:
             raise
 
 
-def write_over(path: Path, status: Mapping[str, object]) -> None:
-    """Write into the blocks that a file has already, which a full disk still takes. Its `message` is cut to fit in.
+def overwrite_status(path: Path, status: Mapping[str, object]) -> None:
+    """Overwrite a file within its allocated blocks, which works on a full disk; `message` is shortened to fit.
 
     Raises: OSError.
     """
-    found = path.stat()
-    room = max(found.st_size, found.st_blocks * 512)
+    existing = path.stat()
+    room = max(existing.st_size, existing.st_blocks * 512)
     message, text = str(status["message"]), _as_text(status)
     while len(text) > room and message:
         message = message[: -max(1, len(message) // 8)]

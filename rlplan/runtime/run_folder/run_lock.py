@@ -1,6 +1,6 @@
-"""Run lock: a run folder belongs to one run at a time.
+"""Run lock: ensures that only one run at a time uses a run folder.
 
-In: a folder. Out: a lock that is held while the run goes on, and is gone with the process however that ends.
+In: a folder. Out: a file lock that the process holds during the run; the system releases it when the process ends.
 """
 
 import os
@@ -18,16 +18,16 @@ from rlplan.spec.base import writing
 
 @contextmanager
 def locked_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator[None]:
-    """Hold a run folder. A folder that the block leaves empty is removed again where it was made here.
+    """Context that holds the lock on a run folder. Folders created here are removed if they are empty at the end.
 
-    is_resumed: it holds an earlier run, which goes on.
-    Raises: SpecError when it holds something already, or another run holds it.
+    is_resumed: whether the folder has an earlier run, which is resumed.
+    Raises: SpecError when the folder is not empty, or another run holds the lock.
     """
     if not is_resumed:
         _check_empty(run_folder)
     elif (run_folder / LOCK_NAME).exists() and _is_held(run_folder):
         raise _locked_by_another(run_folder)
-    made = _make(run_folder)
+    created = _make(run_folder)
     lock = FileLock(run_folder / LOCK_NAME, timeout=0)
     try:
         lock.acquire()
@@ -35,24 +35,24 @@ def locked_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator
         raise _locked_by_another(run_folder) from None
     try:
         if not is_resumed:
-            _check_empty(run_folder)  # another run may have ended here since
+            _check_empty(run_folder)  # another run may have used the folder before the lock was acquired
         with writing_file(run_folder / LOCK_NAME):
             (run_folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="ascii")
         yield
     finally:
         (run_folder / LOCK_NAME).unlink(missing_ok=True)
         lock.release()
-        for folder in made:
+        for folder in created:
             with suppress(OSError):
                 folder.rmdir()
 
 
 def _make(run_folder: Path) -> list[Path]:
-    """Make the folder; gives what was made, the deepest first."""
-    made = [folder for folder in (run_folder, *run_folder.parents) if not folder.exists()]
+    """Create the folder; return the created folders, the deepest first."""
+    created = [folder for folder in (run_folder, *run_folder.parents) if not folder.exists()]
     with writing(run_folder):
         run_folder.mkdir(parents=True, exist_ok=True)
-    return made
+    return created
 
 
 def _check_empty(run_folder: Path) -> None:
@@ -65,15 +65,15 @@ def _check_empty(run_folder: Path) -> None:
     if LOCK_NAME in others and _is_held(run_folder):
         raise _locked_by_another(run_folder)
     raise SpecError(
-        f"{run_folder} already holds something",
+        f"{run_folder} is not empty",
         where=str(run_folder),
-        rule="a run has a folder of its own",
+        rule="a run needs a new or empty folder",
         way_out="name another folder with --out, or remove this one",
     )
 
 
 def _is_held(run_folder: Path) -> bool:
-    """Whether a living process holds the lock. Our own hold does not count."""
+    """Whether another living process holds the lock."""
     lock = FileLock(run_folder / LOCK_NAME, timeout=0)
     try:
         lock.acquire()
@@ -84,12 +84,12 @@ def _is_held(run_folder: Path) -> bool:
 
 
 def _locked_by_another(run_folder: Path) -> SpecError:
-    who = "another process"
+    owner = "another process"
     with suppress(OSError, ValueError):
-        who = f"process {int((run_folder / LOCK_NAME).read_text(encoding='ascii'))}"
+        owner = f"process {int((run_folder / LOCK_NAME).read_text(encoding='ascii'))}"
     return SpecError(
-        f"{run_folder} belongs to a run that is going on, of {who}",
+        f"{run_folder} is in use by another run ({owner})",
         where=str(run_folder / LOCK_NAME),
-        rule="a run has a folder of its own",
+        rule="only one run at a time uses a run folder",
         way_out="name another folder with --out, or wait for that run to end",
     )

@@ -1,1 +1,1 @@
-"""A run's numbers in other people's loggers."""
+"""Metric sinks: passes a run's metrics on to TensorBoard, Weights & Biases and trackio."""

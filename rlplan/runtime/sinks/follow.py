@@ -1,7 +1,8 @@
-"""Follows a run folder's metrics and hands each row to a sink; a process of its own, so that it can stop nothing.
+"""Follows a run folder's metrics and passes each step to a sink, in a separate process that cannot disturb the run.
 
-In: `metrics.jsonl` and `timings.jsonl` while they grow. Out: what the sink makes of each step, in order. It ends, with
-everything read, when its standard input is closed: by the run, or because the run is gone. Left out: merge.py.
+In: `metrics.jsonl` and `timings.jsonl` while they grow. Out: the sink's output for each step, in order. The process
+ends after reading everything once its standard input is closed, by the run or by the run's end. Left out: merging the
+files (merge.py).
 """
 
 import select
@@ -16,29 +17,30 @@ POLL_S = 0.5
 
 
 class Sink(Protocol):
-    """Something that takes numbers."""
+    """A logger of metrics."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take a step's numbers; steps never go back."""
+        """Log a step's numbers; step numbers never decrease."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Write out everything and close the logger."""
 
 
 def open_sink(kind: str, folder: Path, name: str) -> Sink:
+    """Open a sink of a kind for a run."""
     from rlplan.runtime.sinks.tensorboard import TensorBoard
     from rlplan.runtime.sinks.trackers import Trackio, WeightsAndBiases
 
-    made: dict[str, Callable[[Path, str], Sink]] = {
+    sinks: dict[str, Callable[[Path, str], Sink]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
         "trackio": Trackio,
     }
-    return made[kind](folder, name)
+    return sinks[kind](folder, name)
 
 
 def main() -> None:
-    """sys.argv: kind of sink, run folder, name, the step that an earlier run in this folder did last (-1: none)."""
+    """Run the follower. sys.argv: kind of sink, run folder, run name, last step of an earlier run here (-1: none)."""
     kind, folder, name, after = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     sink, merge = open_sink(kind, folder, name), Merge(folder, after)
     is_over = False

@@ -1,7 +1,7 @@
-"""Followers: the processes that hand a run's metrics to other people's loggers, started and ended with it.
+"""Followers: the processes that pass a run's metrics on to loggers; started and ended with the run.
 
-In: a job's sinks and the run folder. Out: nothing but a line about each one that has died. They read files, so that
-none of them can hold the run up; their output goes to `logs/sink-NAME.log`.
+In: a job's sinks and the run folder. Out: a line about each process that has died. They only read files, so they cannot
+delay the run; their output goes to `logs/sink-NAME.log`.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 
 END_S = 15.0
-"""How long a sink may take to write out what is left, on a machine that has nothing else to do."""
+"""Seconds that a sink may take to finish after the run, on an otherwise idle machine."""
 
 
 class Followers:
-    """See the module docstring. after: the step from which a run goes on; sinks begin behind it. -1: from the start."""
+    """See the module docstring. after: the step that the run resumes from; sinks log later steps only (-1: all)."""
 
     def __init__(self, sinks: Sequence[str], folder: Path, name: str, after: int = -1) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -28,11 +28,11 @@ class Followers:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,
+                    start_new_session=True,  # Ctrl-C must not end a sink before it has read the last steps
                 )
 
     def take_dead(self) -> list[str]:
-        """A line about each sink that has ended by itself; each is told once."""
+        """Return a line about each sink that has ended by itself, once per sink."""
         dead = [sink for sink, process in self._processes.items() if process.poll() is not None]
         return [
             f"the sink {sink} has ended with exit code {self._drop(sink)}; the run continues (logs/sink-{sink}.log)"
@@ -40,7 +40,7 @@ class Followers:
         ]
 
     def close(self) -> None:
-        """Let them read to the end, and end those that do not."""
+        """Let the processes finish reading; kill those that exceed `END_S`."""
         for process in self._processes.values():
             assert process.stdin is not None, "a pipe"
             with contextlib.suppress(OSError):

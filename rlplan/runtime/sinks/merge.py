@@ -1,7 +1,7 @@
 """Merges a run folder's metrics and timings step by step, while they grow.
 
-In: `metrics.jsonl` and `timings.jsonl`. Out: each step's numbers, once, in order: loggers take no step after
-a later one. Left out: sinks, and when to look (follow.py).
+In: `metrics.jsonl` and `timings.jsonl`. Out: each step's numbers, once and in order, because loggers reject earlier
+steps. Left out: sinks, and polling (follow.py).
 """
 
 import json
@@ -16,14 +16,14 @@ Numbers = dict[str, float]
 
 
 class Tail:
-    """Whole new lines of a file that grows, and may begin again: another file under its name, or a shorter one."""
+    """Reader of a growing file's new lines; notices if the file is replaced or truncated."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at, self._inode = 0, -1
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """(whether the file began again, rows since the last time or its beginning)."""
+        """Return whether the file was replaced or truncated, and its new rows (then all of them)."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -34,15 +34,15 @@ class Tail:
                 data = file.read()
         except OSError:
             return False, []
-        whole = data.rfind(b"\n") + 1
-        self._at += whole
-        return began_again, [json.loads(line) for line in data[:whole].splitlines()]
+        num_complete = data.rfind(b"\n") + 1
+        self._at += num_complete
+        return began_again, [json.loads(line) for line in data[:num_complete].splitlines()]
 
 
 class File:
-    """What one of the files says of steps that were not passed on yet. newest: the last step that it speaks of.
+    """One file's numbers of steps that were not logged yet.
 
-    ending: what was done when the run ended (step -1).
+    newest: the last step in the file. ending: numbers of the run's end (step -1).
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,12 +55,12 @@ class File:
         self.newest = -1
 
     def look(self, after: int) -> None:
-        """Take in what is new of steps after one. Of a file that began again what was not told is taken anew."""
+        """Read new rows of steps after `after`. A replaced or truncated file is read from its beginning."""
         began_again, rows = self._tail.read()
         if began_again:
             self._forget()
         for row in rows:
-            step, numbers = int(row["step"]), numbers_of(row)
+            step, numbers = int(row["step"]), pick_numbers(row)
             self.newest = max(self.newest, step)
             if step > after:
                 self.steps.setdefault(step, {}).update(numbers)
@@ -69,16 +69,16 @@ class File:
 
 
 class Merge:
-    """See the module docstring. after: the step from which a run goes on; it and those before are not told."""
+    """See the module docstring. after: the step that the run resumes from; steps up to it are not logged again."""
 
     def __init__(self, folder: Path, after: int = -1) -> None:
         self._files = [File(folder / name) for name in FILES]
         self._last, self._told = after, set[str]()
 
     def new(self, *, is_over: bool) -> Iterator[tuple[int, Numbers]]:
-        """Steps of which each file has told, or tells of a later one; when the run is over, all there is.
+        """Yield the steps that all files have, or that they have passed; after the run's end, all steps.
 
-        What is done when a run ends stands beside its last step, under names that this step has not used yet.
+        Numbers of the run's end are added to the last step, under names that this step has not used.
         """
         for file in self._files:
             file.look(self._last)
@@ -101,5 +101,5 @@ class Merge:
         return step, numbers
 
 
-def numbers_of(row: dict[str, Any]) -> Numbers:
+def pick_numbers(row: dict[str, Any]) -> Numbers:
     return {k: float(v) for k, v in row.items() if k != "step" and isinstance(v, int | float)}

@@ -1,4 +1,4 @@
-"""TensorBoard: numbers as an event file, written here: the format is small, and its package is not.
+"""TensorBoard event files, written without the tensorboard package, because the format is small and the package large.
 
 In: names and numbers of a step. Out: `tensorboard/events.out.tfevents.*`: records (length, masked CRC-32C, an Event in
 protobuf's encoding, masked CRC-32C). Source: tensorflow, core/lib/io/record_writer.h, core/util/event.proto. Left out:
@@ -40,39 +40,41 @@ def crc32c(data: bytes) -> int:
 
 def record(data: bytes) -> bytes:
     length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
+    return length + struct.pack("<I", _mask_crc(length)) + data + struct.pack("<I", _mask_crc(data))
 
 
-def event(wall_s: float, step: int, scalars: Mapping[str, float]) -> bytes:
-    """An Event with a Summary of scalars."""
-    summary = b"".join(_field(1, _field(1, name.encode()) + struct.pack("<Bf", 0x15, v)) for name, v in scalars.items())
-    return struct.pack("<Bd", 0x09, wall_s) + b"\x10" + _varint(step & (2**64 - 1)) + _field(5, summary)
+def encode_event(wall_s: float, step: int, scalars: Mapping[str, float]) -> bytes:
+    """Encode an Event with a Summary of scalars."""
+    summary = b"".join(
+        _encode_field(1, _encode_field(1, name.encode()) + struct.pack("<Bf", 0x15, v)) for name, v in scalars.items()
+    )
+    return struct.pack("<Bd", 0x09, wall_s) + b"\x10" + _encode_varint(step & (2**64 - 1)) + _encode_field(5, summary)
 
 
 class TensorBoard:
-    """A sink: one event file."""
+    """A sink that writes one event file."""
 
     def __init__(self, folder: Path, name: str) -> None:
         place = folder / "tensorboard"
         place.mkdir(exist_ok=True)
-        number = len(list(place.iterdir()))  # one for each start of the run: two may fall into one second
+        number = len(list(place.iterdir()))  # distinguishes starts of the run within one second
         self._file = (place / f"events.out.tfevents.{int(time.time())}.{name}.{number}").open("xb")
-        self._file.write(record(struct.pack("<Bd", 0x09, time.time()) + _field(3, b"brain.Event:2")))
+        self._file.write(record(struct.pack("<Bd", 0x09, time.time()) + _encode_field(3, b"brain.Event:2")))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._file.write(record(event(time.time(), step, scalars)))
+        self._file.write(record(encode_event(time.time(), step, scalars)))
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
 
-def _masked(data: bytes) -> int:
+def _mask_crc(data: bytes) -> int:
     value = crc32c(data)
     return (((value >> 15) | (value << 17)) + _MASK) & 0xFFFFFFFF
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -81,6 +83,6 @@ def _varint(value: int) -> bytes:
     return bytes(parts)
 
 
-def _field(number: int, data: bytes) -> bytes:
-    """A field of bytes."""
-    return bytes([number << 3 | 2]) + _varint(len(data)) + data
+def _encode_field(number: int, data: bytes) -> bytes:
+    """Encode a length-delimited field."""
+    return bytes([number << 3 | 2]) + _encode_varint(len(data)) + data

@@ -1,7 +1,7 @@
-"""Weights & Biases and trackio: numbers handed to packages that a user may have; offline, into the run folder.
+"""Sinks for the optional packages wandb and trackio, which log offline into the run folder.
 
-In: names and numbers of a step. Out: what the package writes. Neither is a dependency; the import fails in the sink's
-own process, where it stops nothing. Left out: sending anything anywhere; `wandb sync` does that afterwards.
+In: names and numbers of a step. Out: the package's files. Neither package is a dependency; a failed import only ends
+the sink's own process. Left out: uploads; use `wandb sync` after the run.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class WeightsAndBiases:
-    """A sink: an offline run below `wandb/`."""
+    """A sink that logs to an offline run in `wandb/`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(folder))
@@ -27,7 +27,7 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """A sink: a local project below `trackio/`."""
+    """A sink that logs to a local project in `trackio/`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         os.environ["TRACKIO_DIR"] = str(folder / "trackio")

@@ -1,1 +1,1 @@
-"""The trainer's weights on their way to the engines: who sends, who receives, what is checked."""
+"""Weight sync from the trainer to the rollout engines: sending, receiving, verification."""

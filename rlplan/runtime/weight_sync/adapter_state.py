@@ -1,10 +1,11 @@
-"""Adapter state: whether an engine computes with the trainer's adapter, read from vLLM's slots after loading.
+"""Verification that an engine computes with the trainer's adapter, by reading vLLM's adapter slots after loading.
 
-A slot holds A and B of each layer, B multiplied with alpha / rank, each rank its share; what exceeds the adapter's rank
-is zero. The trainer's matrices are brought into that form and must equal the slot bit for bit. Which rows or columns
-are a rank's share, vLLM's own layers say.
-In: vLLM's model, a version, its matrices as the trainer sent them. Out: names that differ, that have no slot, that
-cannot be read back. Left out: the base, which is not sent; experts and tables, whose slots have other forms.
+A slot holds A and B of each layer; B is scaled by alpha / rank, each tensor-parallel rank has its shard, and rows
+beyond the adapter's rank are zero. The trainer's matrices are converted to that form and must equal the slot bit for
+bit. vLLM's own layers define the shards.
+In: vLLM's model, a version, the trainer's matrices. Out: names that differ, that have no slot, that cannot be read
+back.
+Left out: the base weights, which are not sent; experts and embeddings, whose slots have other layouts.
 Source: vLLM 0.32.0, lora/model_manager.py and lora/layers/.
 """
 
@@ -25,7 +26,7 @@ _Matrices = list[torch.Tensor | None]
 
 @dataclass
 class _Slot:
-    """A layer's slot. a_names, b_names: the trainer's, for each module that the layer joins; "" where there is none."""
+    """A layer's slot. a_names, b_names: the trainer's names, per module that the layer fuses; "" for a missing one."""
 
     layer: BaseLinearLayerWithLoRA
     a_names: list[str]
@@ -39,7 +40,7 @@ class _Slot:
 def compare_adapter(
     model: Any, job: ResolvedJob, tensors: Mapping[str, torch.Tensor], version: int
 ) -> VerificationReport:
-    """Compare a version's slot with the trainer's matrices. tensors: by name in the trainer's module."""
+    """Compare a version's slots with the trainer's matrices. tensors: by name in the trainer's module."""
     manager, lora = model.lora_manager, job.training.lora
     assert lora is not None, "adapters are sent"
     if version not in manager.lora_index_to_id:
@@ -49,8 +50,8 @@ def compare_adapter(
     slots = list(_slots(manager, names))
     compared = [name for slot in slots for name in slot.names]
     members = {member for path in manager.modules for member in manager.packed_modules.get(path, [path])}
-    untaken = [name for (module, _), name in names.items() if module not in members]  # vLLM says nothing of these
-    different = [name for slot in slots for name in _different(slot, index, tensors, lora.alpha / lora.rank)]
+    untaken = [name for (module, _), name in names.items() if module not in members]  # vLLM ignores these silently
+    different = [name for slot in slots for name in _find_differences(slot, index, tensors, lora.alpha / lora.rank)]
     not_compared = sorted(tensors.keys() - {*compared, *untaken})
     is_conclusive = any(bool(tensors[name].any()) for slot in slots for name in slot.b_names if name)
     return VerificationReport(
@@ -63,14 +64,14 @@ def compare_adapter(
 
 
 def _names_in_engine(model: Any, names: Iterable[str]) -> dict[tuple[str, bool], str]:
-    """The trainer's names by vLLM's name of the module and whether it is A."""
+    """Map (vLLM's module name, whether it is A) to the trainer's name."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     renaming = mapper.get_rename_mapper() if mapper is not None else None  # as vLLM's own LoRA manager does
     return {parse_fine_tuned_lora_name(PEFT_PREFIX + name, renaming): name for name in names}
 
 
 def _slots(manager: Any, names: Mapping[tuple[str, bool], str]) -> Iterator[_Slot]:
-    """Slots of linear layers that any matrix of the adapter belongs to."""
+    """Yield the slots of linear layers that the adapter changes."""
     for path, layer in manager.modules.items():
         members = manager.packed_modules.get(path, [path])
         a_names, b_names = ([names.get((member, is_a), "") for member in members] for is_a in (True, False))
@@ -79,7 +80,7 @@ def _slots(manager: Any, names: Mapping[tuple[str, bool], str]) -> Iterator[_Slo
             yield _Slot(layer, a_names, b_names)
 
 
-def _different(slot: _Slot, index: int, tensors: Mapping[str, torch.Tensor], scale: float) -> Iterator[str]:
+def _find_differences(slot: _Slot, index: int, tensors: Mapping[str, torch.Tensor], scale: float) -> Iterator[str]:
     layer = slot.layer
     dtype = layer.lora_a_stacked[0].dtype
     whole_a: _Matrices = [tensors[name].to(dtype) if name else None for name in slot.a_names]
@@ -94,14 +95,14 @@ def _different(slot: _Slot, index: int, tensors: Mapping[str, torch.Tensor], sca
 
 
 def _share(layer: Any, cut: Any, matrices: _Matrices) -> Sequence[torch.Tensor | None]:
-    """This rank's shares, cut by the layer's own rule; a layer that joins modules cuts them all at once."""
+    """This rank's shards, sliced by the layer's own method; a fused layer slices all its modules at once."""
     if layer.tp_size == 1:
         return matrices
     return cut(matrices) if len(matrices) > 1 else [cut(matrices[0])]
 
 
 def _holds(slot: torch.Tensor, matrix: torch.Tensor | None) -> bool:
-    """Whether a slot holds a matrix in its corner and nothing else."""
+    """Whether a slot holds a matrix in its upper left corner and zeros elsewhere."""
     expected = torch.zeros_like(slot)
     if matrix is not None:
         rows, columns = matrix.shape

@@ -1,12 +1,11 @@
-"""Channel: what every transport does. Packets of bytes go from one trainer process to every process of the engines.
+"""Channel: the interface of all transports, which carry packets from a trainer process to all engine processes.
 
 In: packets, each with a place in a bounded memory (memory/weight_sync/packets.py). Out: the same bytes on the other
 side, with their version and a checksum (checksums.py).
-Left out: what the bytes mean (contents/full.py, contents/delta.py). The driver reads this module, so that it imports no
-torch by itself.
+Left out: the contents of packets (contents/). This module does not import torch, because the driver imports it.
 
-An update is one pass over all packets. The driver numbers updates (`serial`), so that what is left over from one that
-failed is never taken for a part of the next.
+An update is one pass over all packets. The driver numbers updates (`serial`), so that packets left over from a failed
+update are never mistaken for packets of the next one.
 """
 
 import time
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
     import torch
 
 LONGEST_PAUSE_S = 1e-4
-"""Between two looks at a counter: packets take milliseconds, and a look takes microseconds."""
+"""Longest pause between two polls of a counter: packets take milliseconds, a poll takes microseconds."""
 
 
 class Encoding(IntEnum):
-    """What the bytes of a packet are: all weights in their places, or what has changed."""
+    """Encoding of a packet's payload: all weights in place, or only the changes."""
 
     FULL = 0
     DELTA = 1
@@ -35,85 +34,94 @@ class Encoding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Update:
+    """One attempt to send the weights."""
+
     serial: int
     """Number of the attempt."""
 
     version: int
+    """Weight version that the engines hold afterwards."""
+
     is_full: bool
-    """Nothing that came before is used."""
+    """All weights are sent, so the update does not depend on earlier ones."""
 
     timeout_s: float
+    """Time limit for the entire update."""
 
     verifies: bool = False
-    """The engines hold these weights already: they load them again, and compare. Adapters are compared alone."""
+    """Verification: engines that hold this version load it again and compare; adapters are compared without loading."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """What an engine process found when it compared its own parameters with the trainer's weights."""
+    """An engine process's comparison of its own parameters with the trainer's weights."""
 
     num_compared: int
-    """Parameters, buffers and packed matrices of the engine; or matrices of the adapter."""
+    """Compared parameters, buffers and packed matrices of the engine; or compared matrices of the adapter."""
 
     different: tuple[str, ...] = ()
-    """Those that hold something else than the trainer's weights."""
+    """Parameters that do not equal the trainer's weights."""
 
     untaken: tuple[str, ...] = ()
-    """Weights of the trainer, as a checkpoint names them, that no parameter has taken."""
+    """Weights of the trainer, by checkpoint name, that no parameter loaded."""
 
     kept_back: tuple[str, ...] = ()
-    """Weights that were not read before their packet was given back, and so may be read from another one."""
+    """Weights that vLLM had not read when their packet was released, so a later packet may have overwritten them."""
 
     not_compared: tuple[str, ...] = ()
     """Parameters with padding that vLLM never writes; or matrices of the adapter that cannot be read back."""
 
     is_conclusive: bool = True
-    """False where every B of an adapter is still zero, before the first step: the next update is compared too."""
+    """False while every B of an adapter is zero, before the first step; the next update is then verified too."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
+    """The sender's result of an update."""
+
     num_bytes: int
     full_bytes: int
-    """That a full update would have sent."""
+    """Bytes that a full update would have sent."""
 
     checksums: dict[str, int] = field(repr=False)
-    """Of every weight that the trainer holds, by name, whether or not it was sent."""
+    """Checksum of every weight that the trainer holds, by name, whether or not it was sent."""
 
 
 @dataclass(slots=True)
 class ReceiveReport:
+    """A receiver's result of an update."""
+
     num_bytes: int = 0
     applied_s: float = 0.0
-    """Inside the engine, from a tensor handed over until the next one is due."""
+    """Seconds that the engine spent loading received tensors."""
 
     checksums: dict[str, int] = field(default_factory=dict, repr=False)
-    """Of every weight that this side holds, by name, as it was fed in; none where the update failed."""
+    """Checksum of every weight as loaded, by name; empty if the update failed."""
 
     mismatch: str = ""
-    """What came with another checksum than it left with, and so ended the update."""
+    """The packet whose checksum changed on the way, in words; empty without a mismatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before a packet: seven integers of 64 bits."""
+    """Header of a packet: seven 64-bit integers."""
 
     serial: int
     version: int
     index: int
-    """Of the packet within the update, from 0."""
+    """Index of the packet within the update, from 0."""
 
     encoding: int
     """An `Encoding`."""
 
     base: int
-    """Serial of the update that this one is laid over; 0: it sends everything."""
+    """Serial of the update that a delta builds on; 0 for a full packet."""
 
     num_bytes: int
-    """Of the payload, rounded up to 64."""
+    """Size of the payload, rounded up to 64."""
 
     checksum: int
-    """Of a full packet over its weights, of a delta over its bytes."""
+    """Checksum over the weights of a full packet, or over the bytes of a delta."""
 
     def words(self) -> tuple[int, ...]:
         return tuple(getattr(self, name) for name in self.__slots__)
@@ -126,110 +134,112 @@ HEADER_WORDS = len(Header.__slots__)
 class Endpoint:
     transport: Transport
     num_readers: int
-    """Processes of engines that read."""
+    """Engine processes that read."""
 
     dtype: str = "float32"
-    """Torch's name of the type in which weights go."""
+    """Torch's name of the type in which weights are sent."""
 
     path: str = ""
-    """A shared file or folder."""
+    """The shared file or folder, for transports that use one."""
 
     host: str = "127.0.0.1"
-    """The sender's address, of a store."""
+    """The sender's address, for transports over a network."""
 
     port: int = 0
-    """Of a store."""
+    """The sender's port, for transports over a network."""
 
     timeout_s: float = 60.0
-    """For readers to come, and for one operation of a group."""
+    """Time limit for readers to connect, and for one collective operation."""
 
     handles: Any = field(default=None, repr=False)
-    """Of device memory."""
+    """Handles of device memory, pickled; None for transports through host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseHandle:
-    """What opens a trainer's base in another process on the same device."""
+    """Handle with which another process on the same device opens a trainer's frozen base."""
 
     num_bytes: int
     process_id: int
     descriptor: int = -1
-    """Of the file, in that process; -1 where the memory is a GPU's."""
+    """Descriptor of the memory file in that process; -1 if the memory is a GPU's."""
 
     on_device: bytes = field(default=b"", repr=False)
-    """The GPU's id and the IPC handle there, as bytes: they pass through the driver, which has no torch."""
+    """The GPU's id and its IPC handle, pickled: they pass through the driver, which does not import torch."""
 
 
 class _Side(Protocol):
-    """Either side of a transport. num_bytes: of the memory that payloads take here."""
+    """Either side of a transport. num_bytes: memory that payloads take in this process."""
 
     num_bytes: int
 
     def begin(self, update: Update) -> None:
-        """An update follows."""
+        """Prepare for an update."""
 
     def abort(self) -> None:
-        """This update has failed here: the other sides stop waiting for it."""
+        """Mark this update as failed, so that the other sides stop waiting for it."""
 
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release all resources; idempotent."""
 
 
 class Outlet(_Side, Protocol):
-    """The trainer's side. Packets are written in order, each exactly once an update. endpoint: what readers open."""
+    """The trainer's side. Packets are written in order, each once per update. endpoint: the address for readers."""
 
     endpoint: Endpoint
 
-    def open(self) -> None:
-        """Wait for the readers, where the transport has to."""
+    def connect(self) -> None:
+        """Wait until the readers have connected, if the transport requires it."""
 
     def buffer(self, index: int) -> "torch.Tensor":
-        """The packet's memory, as bytes, as soon as what was in it is not needed."""
+        """Wait until a packet's memory may be overwritten, and return it as bytes."""
         ...
 
     def publish(self, header: Header) -> None:
-        """The packet is written: let the readers have it."""
+        """Make a written packet available to the readers."""
 
     def finish(self) -> None:
-        """Wait until every reader has read everything."""
+        """Wait until every reader has read all packets."""
 
 
 class Inlet(_Side, Protocol):
     """A reader's side."""
 
     def take(self, index: int) -> "tuple[Header, torch.Tensor]":
-        """Wait for a packet: its header, and its bytes, which stay until `release`."""
+        """Wait for a packet; return its header and its bytes, which stay valid until `release`."""
         ...
 
     def release(self, index: int) -> None:
-        """The packet has been read; its memory may be written again."""
+        """Allow the sender to overwrite the packet's memory."""
 
 
 def check_packet(header: Header, payload: "torch.Tensor", update: Update, index: int) -> None:
-    """Raises: RunError when a packet is not the one that is due, or is not whole."""
+    """Raises: RunError when a packet is not the expected one, or is incomplete."""
     if (header.serial, header.version, header.index) != (update.serial, update.version, index):
         raise sync_error(
-            f"packet {header.index} of update {header.serial} (version {header.version}) came where packet {index} of "
-            f"update {update.serial} (version {update.version}) was due"
+            f"received packet {header.index} of update {header.serial} (version {header.version}), expected packet "
+            f"{index} of update {update.serial} (version {update.version})"
         )
     if header.num_bytes != payload.numel():
         raise sync_error(f"packet {index} has {payload.numel()} of {header.num_bytes} bytes")
 
 
 class GivenUpError(RunError):
-    """The other side has given up an update. It knows why."""
+    """The other side has aborted an update; its own error names the reason."""
 
 
 def sync_error(what: str, kind: type[RunError] = RunError) -> RunError:
     return kind(
         what,
         where="weight sync",
-        rule="every packet arrives whole, in order and in time, or the update fails",
-        way_out="the run sends everything once more by itself; if that fails too, read the logs of both sides",
+        rule="every packet arrives complete, in order and in time, or the update fails",
+        way_out="the run sends all weights once more automatically; if that fails too, read the logs of both sides",
     )
 
 
 class Deadline:
+    """A point in time until which to wait."""
+
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.end = time.monotonic() + timeout_s
@@ -238,8 +248,8 @@ class Deadline:
         return max(1e-3, self.end - time.monotonic())
 
     def wait(self, is_ready: Callable[[], bool], what: str) -> None:
-        """Look again and again, less and less often. Raises: RunError at the deadline."""
-        pause_s = 2e-5
+        """Poll `is_ready`, with growing pauses. Raises: RunError at the deadline."""
+        pause_s = 2e-5  # most waits are short; longer pauses spare the CPU in long ones
         while not is_ready():
             if time.monotonic() > self.end:
                 raise sync_error(f"{what} did not happen within {self.timeout_s:.1f} s")
@@ -252,5 +262,5 @@ def packet_view(arena: "torch.Tensor", packet: Packet) -> "torch.Tensor":
 
 
 def as_hex(checksum: int) -> str:
-    """A checksum as it is printed."""
+    """A checksum as 16 hexadecimal digits."""
     return f"{checksum & (1 << 64) - 1:016x}"

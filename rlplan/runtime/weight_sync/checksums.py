@@ -1,11 +1,11 @@
-"""Checksums: that what an engine was fed is what the trainer holds, tensor by tensor, whatever carried it there.
+"""Checksums that prove, tensor by tensor, that an engine loads what the trainer holds, whatever the transport.
 
-In: weights in any type, from any place. Out: 64 bits for each, of its elements in the engine's type. The trainer takes
-them from its own weights, not from what it has copied, and the engine's side from what it feeds in, before vLLM packs
-it: whatever is lost or changed in between shows.
+In: weights in any type, on any device. Out: 64 bits per tensor, over its elements in the engine's type. The trainer
+takes them from its own weights rather than from copies. The engine's side takes them from the tensors that it passes to
+vLLM, before they are packed. So every loss or change on the way is detected.
 
-Assumes: what goes wrong is a truncated, stale, torn or misplaced part. Words that change places within one MiB of a
-tensor go unnoticed: a sum reads 28 GB/s on one core here, where zlib's CRC reads 3.
+Assumes: errors are truncated, stale, torn or misplaced parts. Words that swap places within one MiB of a tensor go
+unnoticed, in exchange for speed: a sum reads 28 GB/s on one core, zlib's CRC reads 3 GB/s.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ import torch
 from rlplan.units import round_up
 
 BYTES_AT_ONCE = 1 << 20
-"""Summed up at a time; a tensor of another type, or off a word's boundary, passes through a buffer of that size."""
+"""Bytes that are summed at a time; a tensor of another type, or not word-aligned, is copied through a buffer this size.
+"""
 
 _WORD = 8
 
@@ -27,21 +28,21 @@ NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
 class Checksums:
-    """Takes checksums of tensors in an element type; another type is converted, a piece at a time."""
+    """Computes checksums of tensors in one element type; tensors of other types are converted piece by piece."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self._per_word = dtype, _WORD // dtype.itemsize
         self._piece = torch.empty(0, dtype=dtype)
 
-    def of(self, tensor: torch.Tensor) -> int:
-        """64 bits over a tensor's elements, in order."""
+    def compute(self, tensor: torch.Tensor) -> int:
+        """64-bit checksum over a tensor's elements, in order."""
         flat = tensor.detach().reshape(-1)
         return _digest([int(self._words(part).sum()) for part in self._pieces(flat)], flat.numel())
 
-    def watch(self, tensors: NamedTensors, found: dict[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same tensors; each one's checksum is in `found` when it comes out."""
+    def watch(self, tensors: NamedTensors, checksums: dict[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Pass tensors through and store each one's checksum in `checksums` before it is yielded."""
         for name, tensor in tensors:
-            found[name] = self.of(tensor)
+            checksums[name] = self.compute(tensor)
             yield name, tensor
 
     def _pieces(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -49,9 +50,9 @@ class Checksums:
         return (flat,) if flat.numel() <= size else flat.split(size)
 
     def _words(self, part: torch.Tensor) -> torch.Tensor:
-        """A piece as words of 8 bytes, the last one filled up with zeros."""
-        is_whole = part.numel() % self._per_word == 0 and part.storage_offset() % self._per_word == 0
-        if part.dtype is self.dtype and is_whole:
+        """View or copy of a piece as 8-byte words, the last one padded with zeros."""
+        is_aligned = part.numel() % self._per_word == 0 and part.storage_offset() % self._per_word == 0
+        if part.dtype is self.dtype and is_aligned:
             return part.view(torch.int64)
         if self._piece.device != part.device or not self._piece.numel():
             self._piece = torch.empty(BYTES_AT_ONCE // self.dtype.itemsize, dtype=self.dtype, device=part.device)
@@ -61,18 +62,19 @@ class Checksums:
         return words.view(torch.int64)
 
 
-def of_packet(sums: Mapping[str, int]) -> int:
+def checksum_packet(sums: Mapping[str, int]) -> int:
+    """Combine the checksums of a packet's weights."""
     return _digest(list(sums.values()), len(sums))
 
 
-def of_payload(payload: torch.Tensor) -> int:
-    """Of a coded payload, in whole words."""
-    return Checksums(torch.uint8).of(payload)
+def checksum_payload(payload: torch.Tensor) -> int:
+    """Checksum of an encoded payload, whose size is a multiple of 8 bytes."""
+    return Checksums(torch.uint8).compute(payload)
 
 
-def of_files(folder: str) -> dict[str, int]:
-    """Of every tensor in a folder's safetensors files, by name, in its own type; a piece in memory at a time."""
-    found = {}
+def checksum_files(folder: str) -> dict[str, int]:
+    """Checksum every tensor in a folder's safetensors files, by name, in its own type; reads one piece at a time."""
+    checksums = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
@@ -83,13 +85,13 @@ def of_files(folder: str) -> dict[str, int]:
                 file.seek(8 + size + begin)
                 parts = (file.read(min(BYTES_AT_ONCE, end - at)) for at in range(begin, end, BYTES_AT_ONCE))
                 sums = [int(_whole_words(part).sum()) for part in parts]
-                found[name] = _digest(sums or [0], torch.Size(entry["shape"]).numel())
-    return found
+                checksums[name] = _digest(sums or [0], torch.Size(entry["shape"]).numel())
+    return checksums
 
 
 def of_named(tensors: NamedTensors) -> dict[str, int]:
-    """Of tensors by name, each in its own type: what `of_files` says of the same once they are written."""
-    return {name: Checksums(tensor.dtype).of(tensor) for name, tensor in tensors}
+    """Checksum tensors by name, each in its own type; equals `checksum_files` of the written tensors."""
+    return {name: Checksums(tensor.dtype).compute(tensor) for name, tensor in tensors}
 
 
 def _whole_words(part: bytes) -> torch.Tensor:

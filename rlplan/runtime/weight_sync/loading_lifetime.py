@@ -1,10 +1,10 @@
-"""Lifetime of received weights: vLLM's layerwise reload keeps the tensors that it was given until a layer is whole.
+"""Lifetime of received weights: vLLM's layerwise reload buffers tensors until their layer is complete.
 
-What it keeps are views of the arena, which the next packets overwrite. It counts elements to know when a layer is
-whole, and of some layers never gets there: a vocabulary that is padded to a multiple of 64 has rows that no checkpoint
-fills, a layer may have buffers or scales that nobody sends. Such a layer waits for `finalize`.
-In: the model, and a packet that is about to be given back. Out: nothing that vLLM still holds lies in the packet.
-Left out: tensors that a model's own `load_weights` would keep; engine_state.py notices these.
+Buffered tensors are views of the arena, which later packets overwrite. vLLM counts elements to detect a complete layer.
+Some layers never complete: a vocabulary padded to a multiple of 64 has rows that no checkpoint fills, and a layer may
+have buffers or scales that nobody sends. Such a layer waits for `finalize_layerwise_reload`.
+In: the model, and a packet that is about to be released. Out: no tensor that vLLM buffers lies in the packet any more.
+Left out: tensors that a model's own `load_weights` keeps; engine_state.py detects these.
 Source: vLLM 0.32.0, model_loader/reload/layerwise.py.
 """
 
@@ -18,10 +18,10 @@ from vllm.model_executor.model_loader.reload import layerwise
 
 
 def count_without_padding(model: torch.nn.Module) -> None:
-    """Tell vLLM how many rows of each table a checkpoint fills, so that a table is processed as soon as it has come.
+    """Set the number of elements that a checkpoint fills of each padded embedding, so that its layer can complete.
 
-    vLLM has `weight_loader_numel` for it, and sets it for experts alone. Without it each padded table would be copied
-    by `keep_buffered` until the end of the update.
+    vLLM reads it from `weight_loader_numel`, but sets that only for experts. Otherwise `keep_buffered` would copy each
+    padded embedding until the end of the update.
     """
     for module in model.modules():
         if not isinstance(module, VocabParallelEmbedding):
@@ -35,36 +35,36 @@ def count_without_padding(model: torch.nn.Module) -> None:
 
 
 def keep_buffered(model: torch.nn.Module, payload: torch.Tensor) -> int:
-    """Give vLLM copies of its own in place of views of a packet that it has not used yet. Returns: their bytes."""
+    """Replace vLLM's buffered views of a packet by copies. Returns: bytes of the copies."""
     memory, num_bytes = payload.untyped_storage().data_ptr(), 0
 
-    def own(tensor: torch.Tensor) -> torch.Tensor:
+    def copy_out(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal num_bytes
-        if not _lies_in(tensor, {memory}):
+        if not _shares_storage(tensor, {memory}):
             return tensor
         num_bytes += tensor.nbytes
         return tensor.clone()
 
-    for _, _, values in _buffered(model):
-        values |= {name: tree_map_only(torch.Tensor, own, value) for name, value in values.items()}
+    for _, _, values in _list_deferred_loads(model):
+        values |= {name: tree_map_only(torch.Tensor, copy_out, value) for name, value in values.items()}
     return num_bytes
 
 
-def buffered_in(model: torch.nn.Module, memories: set[int]) -> list[str]:
-    """Parameters for which vLLM still holds a view of a packet. memories: where the packets' storages begin."""
+def find_buffered_parameters(model: torch.nn.Module, memories: set[int]) -> list[str]:
+    """Parameters for which vLLM still buffers a view of a packet. memories: start addresses of packets' storages."""
     return [
         f"{path}.{parameter}"
-        for path, parameter, values in _buffered(model)
-        if any(_lies_in(leaf, memories) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+        for path, parameter, values in _list_deferred_loads(model)
+        if any(_shares_storage(leaf, memories) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
     ]
 
 
-def _buffered(model: torch.nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(module, parameter, arguments of its loader) of every call that vLLM has put off."""
+def _list_deferred_loads(model: torch.nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (module, parameter, arguments of its loader) of every load that vLLM has deferred."""
     for path, module in model.named_modules():
         for parameter, arguments in layerwise.get_layerwise_info(module).loaded_weights:
             yield path, parameter, arguments.arguments
 
 
-def _lies_in(tensor: torch.Tensor, memories: set[int]) -> bool:
+def _shares_storage(tensor: torch.Tensor, memories: set[int]) -> bool:
     return not tensor.is_meta and tensor.untyped_storage().data_ptr() in memories

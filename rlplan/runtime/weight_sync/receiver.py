@@ -1,8 +1,7 @@
 """Receiver: an engine process's side of weight sync.
 
-In: an open channel and an Update. Out: (name, tensor) of every weight that came, layer by layer; a tensor is valid
-until its packet is given back, and whoever keeps it longer copies it before that. Left out: what the engine does with
-them (vllm_extension.py).
+In: an open channel and an Update. Out: (name, tensor) of every received weight, layer by layer. A tensor is valid until
+its packet is released; code that keeps it longer must copy it. Left out: loading into vLLM (vllm_extension.py).
 """
 
 import time
@@ -23,14 +22,14 @@ from rlplan.runtime.weight_sync.channel import (
     check_packet,
     sync_error,
 )
-from rlplan.runtime.weight_sync.checksums import Checksums, of_packet, of_payload
+from rlplan.runtime.weight_sync.checksums import Checksums, checksum_packet, checksum_payload
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
-from rlplan.runtime.weight_sync.contents.full import named
+from rlplan.runtime.weight_sync.contents.full import view_entries
 from rlplan.runtime.weight_sync.transports.registry import open_inlet
 
 
 class PolicyReceiver:
-    """Receives the policy. report: of the last update."""
+    """Receives the policy. report: result of the last update. held: the weights as received, if deltas are used."""
 
     def __init__(
         self, packets: Sequence[Packet], dtype: torch.dtype, reader: int, *, takes_deltas: bool = False
@@ -52,25 +51,25 @@ class PolicyReceiver:
     def tensors(
         self, update: Update, before_release: Callable[[torch.Tensor], None] | None = None
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """All weights of an update. before_release: called with the memory in which a packet's tensors lie, before it
-        may be written again. Of deltas that is the copy, which the next update changes.
+        """Yield all weights of an update.
 
-        Raises: RunError when a packet is late, wrong or not the one that is due.
+        before_release: called with the memory of a packet's tensors, before it may be overwritten; for deltas this is
+        the local copy, which the next update changes. Raises: RunError when a packet is late, corrupt or out of order.
         """
         assert self.inlet is not None, "the channel is opened first"
         inlet, self.report = self.inlet, ReceiveReport()
-        found: dict[str, int] = {}
+        checksums: dict[str, int] = {}
         try:
             inlet.begin(update)
             for index in range(len(self.packets)):
                 header, payload = inlet.take(index)
                 check_packet(header, payload, update, index)
                 if header.encoding == Encoding.DELTA:
-                    self._check(of_payload(payload), header)
-                source, entries = self._lay_over(header, payload, index)
-                found |= self._checked(source, header, index)
+                    self._check(checksum_payload(payload), header)
+                source, entries = self._apply_packet(header, payload, index)
+                checksums |= self._verify_checksums(source, header, index)
                 start = time.perf_counter()
-                yield from named(source, entries, self.dtype)
+                yield from view_entries(source, entries, self.dtype)
                 if before_release is not None:
                     before_release(source)
                 self.report.applied_s += time.perf_counter() - start
@@ -81,48 +80,51 @@ class PolicyReceiver:
             if self.held is not None:
                 self.held.serial = 0
             raise
-        self.report.checksums = found
+        self.report.checksums = checksums
         if self.held is not None:
             self.held.serial = update.serial
 
-    def _checked(self, source: torch.Tensor, header: Header, index: int) -> dict[str, int]:
-        """Checksums of a packet's weights, of all of them also where a delta feeds only some in."""
+    def _verify_checksums(self, source: torch.Tensor, header: Header, index: int) -> dict[str, int]:
+        """Checksums of all weights of a packet, including those that a delta leaves unchanged.
+
+        Raises: RunError where a full packet's checksum differs from the sender's.
+        """
         sums = {
-            name: self._checksums.of(tensor)
-            for name, tensor in named(source, self.packets[index].bucket.entries, self.dtype)
+            name: self._checksums.compute(tensor)
+            for name, tensor in view_entries(source, self.packets[index].bucket.entries, self.dtype)
         }
         if header.encoding == Encoding.FULL:
-            self._check(of_packet(sums), header)
+            self._check(checksum_packet(sums), header)
         return sums
 
-    def _check(self, found: int, header: Header) -> None:
+    def _check(self, checksum: int, header: Header) -> None:
         """Raises: RunError when a packet was changed on its way."""
-        if found == header.checksum:
+        if checksum == header.checksum:
             return
         entries = self.packets[header.index].bucket.entries
         self.report.mismatch = (
             f"packet {header.index} ({entries[0].name} to {entries[-1].name}) arrived with checksum "
-            f"{as_hex(found)}, it left with {as_hex(header.checksum)}"
+            f"{as_hex(checksum)}, was sent with {as_hex(header.checksum)}"
         )
         raise sync_error(self.report.mismatch)
 
-    def _lay_over(
+    def _apply_packet(
         self, header: Header, payload: torch.Tensor, index: int
     ) -> tuple[torch.Tensor, Sequence[BucketEntry]]:
-        """Where a packet's tensors lie now, and which of them are fed in."""
-        everything = self.packets[index].bucket.entries
+        """Return the memory of a packet's tensors, and the entries to load; apply a delta first."""
+        all_entries = self.packets[index].bucket.entries
         if header.encoding == Encoding.DELTA:
             if self.held is None or header.base != self.held.serial or not header.base:
-                raise sync_error(f"packet {index} is laid over update {header.base}, which is not held here")
+                raise sync_error(f"packet {index} is a delta to update {header.base}, which this process does not have")
             return self.held.copies[index], self.held.apply(index, payload)
         if payload.numel() != self.packets[index].bucket.num_bytes:
             raise sync_error(
                 f"packet {index} has {payload.numel()} of {self.packets[index].bucket.num_bytes} bytes, and is no delta"
             )
         if self.held is None:
-            return payload, everything
+            return payload, all_entries
         self.held.take(index, payload)
-        return self.held.copies[index], everything
+        return self.held.copies[index], all_entries
 
     def close(self) -> None:
         if self.inlet is not None:

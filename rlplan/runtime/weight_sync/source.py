@@ -1,11 +1,11 @@
-"""WeightSource: the trainer's weights, whole, one decoder layer after the other, under any ZeRO stage.
+"""WeightSource: the trainer's full weights, one decoder layer at a time, under any ZeRO stage.
 
-In: a module that DeepSpeed trains. Out: (name, whole tensor), each valid until the next one is asked for; of the whole
-module also the buffers that a checkpoint keeps, such as a router's bias, which are never cut and never sent.
-Left out: where they go (the transports).
+In: a module that DeepSpeed trains. Out: (name, full tensor), each valid until the next one is requested. Iterating over
+the module also yields the buffers of a checkpoint, such as a router's bias, which are never sharded and never sent.
+Left out: sending them (the transports).
 
-Under ZeRO-3 a layer's partitions are gathered when its first tensor is asked for and let go after its last, so at most
-one layer is whole at a time. Gathering is collective: every rank iterates over the same, and one of them sends.
+Under ZeRO-3 a layer's partitions are gathered before its first tensor and released after its last one. So at most one
+layer is gathered at a time. Gathering is collective: every rank iterates over the same names, and one of them sends.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from rlplan.memory.weight_sync.buckets import Bucket, layer_of
 
 
 class WeightSource:
-    """The weights of a module by the module's own names; tied tensors once."""
+    """The weights of a module by the module's own names; tied tensors appear once."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -31,42 +31,42 @@ class WeightSource:
         yield from kept_buffers(self._module)
 
     def tensors(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights of one bucket, in its order. A bucket never cuts a layer, so no layer is gathered twice."""
+        """The weights of one bucket, in order. Buckets never split a layer, so no layer is gathered twice."""
         return self._tensors(entry.name for entry in bucket.entries)
 
     def take_part(self, names: Iterable[str] | None = None) -> None:
-        """Iterate for the other ranks' sake alone. names: what they iterate over; everything where left out."""
+        """Take part in the gathers of other ranks. names: the weights that they iterate over; None means all."""
         for _ in self._tensors(self._parameters if names is None else names):
             pass
 
     def _tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         for _, layer in groupby(names, key=layer_of):
             members = list(layer)
-            with gathered(self.needed_for(members)):
+            with gather_parameters(self.needed_for(members)):
                 for name in members:
                     yield name, self.read(name)
 
     def read(self, name: str) -> torch.Tensor:
-        """One weight, whole; its layer is gathered."""
+        """One full weight; its layer must be gathered."""
         return self._parameters[name].detach()
 
     def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
-        """The parameters that `read` reads for these weights."""
+        """The parameters that `read` needs for these weights."""
         return [self._parameters[name] for name in names]
 
 
 def kept_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers that belong to a checkpoint: they are not trained, and an engine has them from its files."""
+    """Persistent buffers: they belong to a checkpoint, are not trained, and engines load them from files."""
     for path, part in module.named_modules():
         for name, buffer in part.named_buffers(recurse=False):
             if name not in part._non_persistent_buffers_set:
                 yield f"{path}.{name}" if path else name, buffer
 
 
-def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Makes parameters whole inside the `with` block, on every rank, where ZeRO-3 has cut them; else nothing.
+def gather_parameters(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Context that gathers parameters which ZeRO-3 has sharded, on every rank; no effect on others.
 
-    Those that stay gathered anyway are left alone: DeepSpeed would cut them on the way out.
+    Parameters that are gathered already are skipped, because DeepSpeed would shard them at the end of the block.
     """
     cut = [parameter for parameter in parameters if is_cut(parameter)]
     if not cut:
@@ -78,6 +78,6 @@ def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
 
 
 def is_cut(parameter: Any) -> bool:
-    """Whether a parameter is in shares now, so that nothing but its own lies on this rank."""
+    """Whether a parameter is sharded now, so that this rank holds only its own part."""
     status = getattr(parameter, "ds_status", None)
     return status is not None and status.name == "NOT_AVAILABLE"

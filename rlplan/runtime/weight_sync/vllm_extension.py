@@ -1,8 +1,8 @@
-"""The engine's side of a weight sync: one WeightTransferEngine for every transport and content.
+"""The vLLM extension for weight sync: one WeightTransferEngine for all transports and contents.
 
-vLLM imports this module in every worker process, for it is named as `worker_extension_cls`; importing it registers the
-backend there. Weights go through vLLM's own layerwise reload, because on CPU the linear weights were packed into opaque
-buffers after loading and a plain `load_weights` fails half-way. Written against vLLM 0.32.
+vLLM imports this module in every worker process, because `worker_extension_cls` names a class of it. The import
+registers the backend. Weights are loaded through vLLM's layerwise reload: on a CPU vLLM has packed the linear weights
+into opaque buffers, and a plain `load_weights` would fail half-way. Written against vLLM 0.32.
 """
 
 import time
@@ -21,7 +21,7 @@ from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, VerificationReport
 from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 from rlplan.runtime.weight_sync.engine_state import LoadRecord, padded_parameters, state_checksums
-from rlplan.runtime.weight_sync.loading_lifetime import buffered_in, count_without_padding, keep_buffered
+from rlplan.runtime.weight_sync.loading_lifetime import count_without_padding, find_buffered_parameters, keep_buffered
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 
@@ -29,7 +29,7 @@ from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 class ChannelInfo(WeightTransferInitInfo):
     endpoint: Endpoint
     packets: tuple[Packet, ...] = field(repr=False)
-    """What an update consists of, in order."""
+    """The packets of an update, in order."""
 
     reader: int
     """This process's number among all processes of all engines."""
@@ -43,10 +43,10 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
-    """Loads updates into the model. A session is start, receive, finish; it is not transactional.
+    """Loads updates into the model, by start, receive and finish. An update is not transactional.
 
-    apply_s: seconds of vLLM's own work on the last update: taking the model apart, loading, packing. copied_bytes: of
-    the tensors of the last update that were copied because vLLM kept them for later.
+    apply_s: seconds that vLLM spent on the last update: unpacking, loading, packing. copied_bytes: size of the last
+    update's tensors that were copied because vLLM buffered them.
     """
 
     init_info_cls = ChannelInfo
@@ -68,7 +68,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.receiver.open(init_info.endpoint)
 
     def start_weight_update(self) -> None:
-        """Take the model back to the form in which it can be loaded."""
+        """Return the model to the state in which weights can be loaded."""
         start = time.perf_counter()
         if self.device.type == "cpu":
             for module in self.model.modules():
@@ -79,7 +79,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.apply_s = time.perf_counter() - start
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Load everything that comes. Where it fails, layers that are not whole get their old tensors back."""
+        """Load all received weights. After a failure, incomplete layers get their old tensors back."""
         assert self.receiver is not None, "the channel is opened first"
         tensors = self.receiver.tensors(update_info.update, self._before_release)
         weights = in_checkpoint(self.model_config.hf_config.architectures[0], tensors)
@@ -88,8 +88,8 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
                 self._load_watched(weights)
             else:
                 self.model.load_weights(weights)
-            for _ in tensors:
-                raise RuntimeError("the model did not take all weights")
+            for _ in tensors:  # `load_weights` may return before the generator is exhausted
+                raise RuntimeError("the model did not load all weights")
         except BaseException:
             tensors.close()
             self.record = None
@@ -98,10 +98,10 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.apply_s += self.receiver.report.applied_s
 
     def finish_weight_update(self) -> None:
-        """Pack what is not packed yet. Tied heads are packed anew: vLLM 0.32 leaves the old pack in place on CPU."""
+        """Pack the weights that are not packed yet."""
         start = time.perf_counter()
         finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu":  # vLLM 0.32 does not repack a tied head on a CPU
             for module in self.model.modules():
                 if isinstance(module, VocabParallelEmbedding):
                     module.quant_method.process_weights_after_loading(module)
@@ -111,7 +111,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.record = LoadRecord()
         with self.record.watching():
             self.model.load_weights(self.record.handed_out(weights))
-        self.record.kept_back += buffered_in(self.model, self.record.memories)
+        self.record.kept_back += find_buffered_parameters(self.model, self.record.memories)
 
     def _before_release(self, payload: torch.Tensor) -> None:
         if self.record is not None:
@@ -119,11 +119,11 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.copied_bytes += keep_buffered(self.model, payload)
 
     def state(self) -> dict[str, int]:
-        """Checksums of what the model computes with."""
+        """Checksums of all parameters of the engine."""
         return state_checksums(self.model)
 
     def verification(self, before: dict[str, int]) -> VerificationReport:
-        """What a second loading of the same weights has shown. before: the state before it."""
+        """Result of loading the same weights a second time. before: the state before that."""
         assert self.record is not None, "the weights were loaded a second time"
         after = self.state()
         different = tuple(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
@@ -142,7 +142,10 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
             self.receiver.close()
 
     def _put_together(self) -> None:
-        """End a reload half-way: whole in form, mixed in content. vLLM itself would go on from buffered tensors."""
+        """End a failed reload: all layers are complete, with mixed versions.
+
+        vLLM itself would continue with the tensors that it has buffered.
+        """
         for layer in self.model.modules():
             information = layerwise.get_layerwise_info(layer)
             if not information.can_load():
@@ -153,8 +156,10 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
 
 
 def _pack_experts_at_every_load(method: Any) -> None:
-    """vLLM 0.32 packs a CPU's experts only while the layer has no kernel, so that new ones would be read unpacked
-    (unquantized_fused_moe_method.py, `_setup_kernel`): without its kernel a layer is packed as at its start.
+    """Let vLLM pack a layer's experts again after each reload on a CPU.
+
+    vLLM 0.32 packs experts only while the layer has no kernel (unquantized_fused_moe_method.py, `_setup_kernel`), so it
+    would read reloaded ones unpacked. Removing the kernel first makes vLLM pack them as at the start.
     """
     set_up = getattr(type(method), "_setup_kernel", None)
     if set_up is None:
@@ -168,7 +173,7 @@ def _pack_experts_at_every_load(method: Any) -> None:
 
 
 class WeightSyncExtension:
-    """Nothing is added to vLLM's worker: naming this class makes vLLM import this module there."""
+    """Empty extension of vLLM's worker; naming it makes vLLM import this module in the worker process."""
 
 
 _registered: Any = WeightTransferEngineFactory._registry

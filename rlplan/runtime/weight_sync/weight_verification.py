@@ -1,8 +1,8 @@
-"""Weight verification: whether engines have the trainer's weights, by checksums of what they received or read.
+"""Weight verification: checks that engines have the trainer's weights, by checksums of received or read weights.
 
-In: checksums by weight, from the trainer and from an engine's process; what a process found in its own parameters.
-Out: nothing, or an error that ends the update. Left out: how parameters are compared (engine_state.py).
-What an engine makes of right weights only its log-probs show (logprob_mismatch.py).
+In: checksums by weight, from the trainer and from an engine process; an engine process's own comparison.
+Out: nothing, or an error that ends the update. Left out: comparing parameters (engine_state.py), and numerical
+differences of an engine with the right weights (logprob_mismatch.py).
 """
 
 from collections.abc import Mapping
@@ -19,42 +19,44 @@ _OTHER_TRANSPORT = {
     Transport.CUDA_IPC: Transport.NCCL,
 }
 _NAMED = 3
-"""So many weights are named in a message."""
+"""Number of weights that a message names."""
 
 
-def check_weights(held: Mapping[str, int], fed: Mapping[str, int], engine: str, version: int, job: ResolvedJob) -> None:
-    """Raises: RunError where an engine's process was given another weight than the trainer holds, or not all."""
-    lost = [name for name in held if name not in fed]
-    other = [name for name in held if name in fed and fed[name] != held[name]]
-    if not (lost or other):
+def check_weights(
+    sent: Mapping[str, int], received: Mapping[str, int], engine: str, version: int, job: ResolvedJob
+) -> None:
+    """Compare the trainer's and an engine process's checksums. Raises: RunError where they differ."""
+    missing = [name for name in sent if name not in received]
+    different = [name for name in sent if name in received and received[name] != sent[name]]
+    if not (missing or different):
         return
-    if lost:
-        what = f"{engine} has got {len(held) - len(lost)} of {len(held)} weights: not {_listed(lost)}"
+    if missing:
+        what = f"{engine} received {len(sent) - len(missing)} of {len(sent)} weights: not {_join_names(missing)}"
     else:
-        first = other[0]
+        first = different[0]
         what = (
-            f"{engine} has got other weights than the trainer holds, {len(other)} of {len(held)}: {_listed(other)}; "
-            f"the checksum of the first is {as_hex(fed[first])}, the trainer's {as_hex(held[first])}"
+            f"{engine} received {len(different)} of {len(sent)} weights with other values: {_join_names(different)}; "
+            f"the checksum of the first is {as_hex(received[first])}, the trainer's {as_hex(sent[first])}"
         )
     raise mismatch_error(what, version, job)
 
 
 def check_engine(report: VerificationReport, engine: str, version: int, job: ResolvedJob) -> None:
-    """Raises: RunError where an engine's own parameters are not the trainer's weights, after they were loaded."""
+    """Raises: RunError where an engine's parameters differ from the trainer's weights after loading."""
     if report.different:
         what = (
-            f"{engine} computes with other weights than the trainer's: {len(report.different)} of its "
-            f"{report.num_compared} parameters differ after loading: {_listed(list(report.different))}"
+            f"{engine} does not hold the trainer's weights: {len(report.different)} of its "
+            f"{report.num_compared} parameters differ after loading: {_join_names(list(report.different))}"
         )
     elif report.untaken:
         what = (
-            f"{engine} has a parameter for all but {len(report.untaken)} of the trainer's weights: "
-            f"vLLM did not load {_listed(list(report.untaken))}"
+            f"{engine} has no parameter for {len(report.untaken)} of the trainer's weights: "
+            f"vLLM did not load {_join_names(list(report.untaken))}"
         )
     elif report.kept_back:
         what = (
-            f"{engine} reads {len(report.kept_back)} weights when their memory may hold others: "
-            f"vLLM holds {_listed(list(report.kept_back))} back while later packets arrive"
+            f"{engine} reads {len(report.kept_back)} weights after their memory may have been overwritten: "
+            f"vLLM defers loading {_join_names(list(report.kept_back))} while later packets arrive"
         )
     else:
         return
@@ -62,7 +64,7 @@ def check_engine(report: VerificationReport, engine: str, version: int, job: Res
         what,
         where=f"weight sync, version {version}, compared after loading",
         rule="every parameter of an engine holds the trainer's weights, bit for bit",
-        way_out=f"{_other_transport(job)}; if that fails too, vLLM loads this model wrongly: report it with the folder",
+        way_out=f"{_other_transport(job)}; if that fails too, vLLM loads this model wrongly: report the run folder",
     )
 
 
@@ -70,20 +72,21 @@ def mismatch_error(what: str, version: int, job: ResolvedJob) -> RunError:
     return RunError(
         what,
         where=f"weight sync, version {version}",
-        rule="the checksum of every weight that an engine is given is the trainer's",
+        rule="every weight arrives with the trainer's checksum",
         way_out=f"the update is sent once more automatically; if that fails too, {_other_transport(job)}",
     )
 
 
 def check_fresh(is_behind: bool, version: int, sampled: set[int], step: int) -> None:
-    """Raises: RunError where a step's tokens came from other weights than those of now, though no step may be late.
+    """Check that a synchronous step's tokens were sampled from the current weights. Raises: RunError where not.
 
-    is_behind: whether the trainer has stepped since it handed its weights over. sampled: the versions of the tokens.
+    is_behind: whether the trainer has taken optimizer steps since the last weight sync. sampled: versions of the
+    tokens.
     """
     if is_behind:
-        what = f"the policy was trained after version {version} was handed over, and never handed over again"
+        what = f"the policy was trained after version {version} was sent to the engines, and not sent again"
     elif sampled - {version}:
-        what = f"rollouts came from weights of version {min(sampled - {version})}, the trainer's are version {version}"
+        what = f"rollouts were sampled from version {min(sampled - {version})}, the trainer's weights are {version}"
     else:
         return
     raise RunError(
@@ -101,6 +104,6 @@ def _other_transport(job: ResolvedJob) -> str:
     return f"use another transport: placement.transport={other}" if other else "report it with the run folder"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

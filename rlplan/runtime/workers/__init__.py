@@ -1,1 +1,1 @@
-"""What runs in processes of its own: trainers, engines and scorers, on one base."""
+"""Worker processes: trainers, rollout engines and scorers, on one base class."""

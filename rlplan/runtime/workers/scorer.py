@@ -1,8 +1,8 @@
-"""Scorer: a frozen model that judges responses: the reference's or a teacher's log-probs, a reward model's reward.
+"""Scorer: a frozen model that scores responses with log-probs (reference, teacher) or with a reward (reward model).
 
-In: prompts with responses. Out: one number a response token, of a reward model one in all.
-A process has the whole model, or, where the plan says so, a share of it: then its ranks meet and DeepSpeed's ZeRO-3
-brings the layers together, one after the other; no rank ever loads more than one tensor.
+In: prompts with responses. Out: one number per response token; a reward model gives one per response.
+A process holds the full model, or one shard if the plan says so. Shards use DeepSpeed's ZeRO-3, which gathers one layer
+at a time; while loading, no rank holds more than one full tensor.
 """
 
 import gc
@@ -24,17 +24,19 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
     TORCH_DTYPES,
     import_deepspeed,
     join_ranks,
-    score_together,
-    share_frozen,
+    score_in_lock_step,
+    shard_frozen,
 )
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.worker import Worker, no_collections
-from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
+from rlplan.runtime.workers.worker_device import forget_cache, use_device, worker_device
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role
 
 
 class Scorer(Worker):
+    """See the module docstring. engine: DeepSpeed's, if the weights are sharded; else None."""
+
     def __init__(self, process: str, job: ResolvedJob, role: str, num_threads: int) -> None:
         super().__init__(process)
         self.job, self.role, self.num_threads = job, role, num_threads
@@ -45,7 +47,6 @@ class Scorer(Worker):
 
     @no_collections()
     def import_libraries(self) -> None:
-        """Load the code that `start` needs, so that its memory alone can be measured."""
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=False)
         if self.job.placement.spreads_scoring:
@@ -57,19 +58,19 @@ class Scorer(Worker):
         model = load(model_folder, self._dtype)
         if self.job.takes_images:
             give_tower(model, Path(self.job.policy.path))
-        self.model = self._wrapped(model).to(self.device)
+        self.model = self._wrap_model(model).to(self.device)
         if device_of(self.device) is None:
-            read_pages(self._storages())  # of a file that is only mapped: the plan counts the weights from the start
+            read_pages(self._storages())  # the file is only mapped so far; the plan counts the weights from the start
 
     def start_share(
         self, rank: int, world_size: int, address: tuple[str, int], model_folder: str, config: dict[str, Any]
     ) -> None:
-        """Load the model and keep this rank's share of its weights. config: DeepSpeed's, of the bundle."""
+        """Load the model and keep this rank's shard of the weights. config: the bundle's DeepSpeed configuration."""
         self.model_folder, self.device = model_folder, worker_device(self.job)
         timeout_s = self.job.limits.rank_timeout_s
         join_ranks(rank, world_size, address, timeout_s, self.take_listener(), device_of(self.device))
-        self.engine = share_frozen(
-            self._wrapped(build_cut(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config
+        self.engine = shard_frozen(
+            self._wrap_model(build_cut(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config
         )
         self.model = self.engine.module
 
@@ -81,16 +82,18 @@ class Scorer(Worker):
     def _dtype(self) -> torch.dtype:
         return TORCH_DTYPES[self.job.training.dtype]
 
-    def _wrapped(self, model: Any) -> Any:
+    def _wrap_model(self, model: Any) -> Any:
         model.requires_grad_(False)
         if self._is_scalar:
             return ValueModel(model)
+        # The engine samples at this temperature, so log-probs must be computed at it as well.
         return LogprobModel(model, self.job.workload.temperature, entropies="none")
 
     def offload(self, destination: str) -> None:
-        """Let the model go until `reload`: on a CPU host its own files hold it already, whatever the destination.
+        """Free the model's memory until `reload`.
 
-        From a GPU, and of a share in any case, its weights are offloaded.
+        On a CPU host an unsharded model is dropped, whatever the destination: its files on disk hold the weights.
+        Weights on a GPU, and shards anywhere, are offloaded.
         """
         if self.engine is None and device_of(self.device) is None:
             self.model = None
@@ -108,27 +111,27 @@ class Scorer(Worker):
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
-        """Of each response, micro-batch by micro-batch."""
+        """Score each response, micro-batch by micro-batch."""
         max_tokens = self.job.max_tokens_per_micro_batch
-        with inside(self.device):
+        with use_device(self.device):
             if self._is_scalar:
-                judged = score_together(whole_sequences(pairs), max_tokens, self.model)
+                scores = score_in_lock_step(whole_sequences(pairs), max_tokens, self.model)
             else:
-                judged = score_together(pairs, max_tokens, lambda batch: self.model(batch)[0])
+                scores = score_in_lock_step(pairs, max_tokens, lambda batch: self.model(batch)[0])
         forget_cache(self.device)
-        return judged
+        return scores
 
     def components(self) -> dict[tuple[str, str], int]:
-        """Bytes of the frozen parameters that lie here."""
+        """Bytes of the frozen parameters in this process."""
         if self.model is None:
             return {}
         tower = None if self._is_scalar else tower_of(self.model.language_model)
-        held = sum(storage.nbytes() for storage in self._storages()) + (tower.num_bytes if tower else 0)
-        return {(self.role, MemoryKind.WEIGHTS.value): held}
+        num_bytes = sum(storage.nbytes() for storage in self._storages()) + (tower.num_bytes if tower else 0)
+        return {(self.role, MemoryKind.WEIGHTS.value): num_bytes}
 
     def _storages(self) -> list[torch.UntypedStorage]:
-        """Distinct storages of the weights: of a share its partitions, and what ZeRO-3 leaves whole."""
-        both = [tensor for p in self.model.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))]
-        tensors = [tensor for tensor in both if tensor is not None and storage_bytes([tensor])]
-        held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-        return list(held.values())
+        """Distinct storages of the weights; for a shard its partitions and the parameters that ZeRO-3 never shards."""
+        candidates = [tensor for p in self.model.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))]
+        tensors = [tensor for tensor in candidates if tensor is not None and storage_bytes([tensor])]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        return list(storages.values())

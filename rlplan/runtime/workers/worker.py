@@ -1,7 +1,7 @@
-"""Worker: the base of every process that holds a model; it measures each thing that it does.
+"""Worker: the base class of every process that holds a model; it measures the time and memory of each call.
 
-`WorkerProcess` is what Ray starts: it loads the worker's class only inside the new process, so that the driver needs
-neither torch nor an engine.
+Ray starts a `WorkerProcess`, which imports the worker's class only in the new process. So the driver imports neither
+torch nor an engine.
 
 In: the name of a method and its arguments. Out: the method's result and a Measurement.
 """
@@ -29,9 +29,10 @@ from rlplan.runtime.run_folder.disk_errors import disk_error
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """No garbage collection inside, and none ever of what was made: a quarter of the CPU time of importing an engine.
+    """Context without garbage collection; objects created inside are frozen and never collected.
 
-    Modules make millions of objects that stay, and each full collection visits all of them.
+    Importing an engine creates millions of permanent objects. Collections that visit them took a quarter of the CPU
+    time of the import.
     """
     gc.disable()
     try:
@@ -42,14 +43,18 @@ def no_collections() -> Iterator[None]:
 
 
 class Worker:
-    """A process with a name. Subclasses add methods and say what they hold in `components`."""
+    """A named process. Subclasses add methods and report the memory that they hold in `components`."""
 
     def __init__(self, process: str) -> None:
         self.process = process
         self._listener: socket.socket | None = None
 
+    def import_libraries(self) -> None:
+        """Import what `start` needs, so that the memory of the libraries can be measured alone."""
+        raise NotImplementedError
+
     def open_rendezvous(self, address: str, port: int) -> int:
-        """Listen where the ranks of a group will meet; gives the port. 0 takes any free one.
+        """Listen at the rendezvous address of a group of ranks and return the port. port: 0 takes any free one.
 
         The socket stays open until `take_listener`, so that no other process gets the port. Raises: HostError when
         the port is taken.
@@ -70,16 +75,16 @@ class Worker:
         return int(listener.getsockname()[1])
 
     def take_listener(self) -> int | None:
-        """The rendezvous' descriptor, which is the taker's from now on; None on the other ranks."""
+        """Descriptor of the listening socket, which the caller now owns; None on ranks other than the first."""
         listener, self._listener = self._listener, None
         return None if listener is None else listener.detach()
 
     def invoke(self, method: str, *arguments: Any) -> Any:
-        """Call a method; a worker with a thread of its own does it there."""
+        """Call a method by name; subclasses may run it in another thread."""
         return getattr(self, method)(*arguments)
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
-        """Call a method and measure it. Several may be measured at the same time."""
+        """Call a method and measure it. Concurrent calls are allowed."""
         start = time.time()
         if device := begun():
             device.reset_peak()
@@ -99,69 +104,69 @@ class Worker:
         return result, measurement
 
     def pulse(self) -> float:
-        """A number that changes while this worker gets on: here, as long as it can be asked at all."""
+        """A number that changes while this worker makes progress; here it changes with every question."""
         return time.monotonic()
 
     def components(self) -> dict[tuple[str, str], int]:
-        """Bytes now held by (role, kind), read from live objects."""
+        """Bytes currently held, by (role, kind), read from live objects."""
         return {}
 
     def loaded_components(self) -> dict[tuple[str, str], int]:
-        """Components as they were inside the last call, before this process repacked them."""
+        """Components during the last call, before this process repacked its weights."""
         return {}
 
 
 class WorkerProcess:
-    """An actor that holds one Worker. class_path: `package.module:ClassName`."""
+    """The Ray actor that holds one Worker. class_path: `package.module:ClassName`."""
 
     def __init__(self, class_path: str, process: str, log_folder: str, *arguments: Any) -> None:
-        """Open the process's log, then load the class: what it says while it is imported belongs there too."""
-        die_with_parent()  # killed with Ray's node manager, so that no worker is left holding memory
+        """Open the process's log, then import the class, so that its output during the import is logged too."""
+        die_with_parent()  # die with Ray's node manager, so that no orphaned worker holds memory
         keep_path_in_children()
         self.address = join_network()
-        _write_output_to(Path(log_folder) / f"{process.replace('/', '-')}.log")
+        _redirect_output(Path(log_folder) / f"{process.replace('/', '-')}.log")
         print(f"{process} is process {os.getpid()} on host {self.address}", flush=True)
         module, _, name = class_path.partition(":")
         self.log_folder = Path(log_folder)
-        with _failures_that_travel(self.log_folder), no_collections():
+        with _make_errors_portable(self.log_folder), no_collections():
             self.worker: Worker = getattr(importlib.import_module(module), name)(process, *arguments)
 
     def hello(self, paths: list[str]) -> Hello:
-        """Proves that the process is up. paths: what it must be able to read."""
+        """Report that the process is up. paths: files and folders that it must be able to read."""
         return Hello(os.getpid(), self.address, tuple(path for path in paths if not Path(path).exists()))
 
     def pulse(self) -> float:
         return self.worker.pulse()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        with _failures_that_travel(self.log_folder):
+        with _make_errors_portable(self.log_folder):
             return self.worker.invoke(method, *arguments)
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
-        with _failures_that_travel(self.log_folder):
+        with _make_errors_portable(self.log_folder):
             return self.worker.perform(method, *arguments)
 
 
 @contextmanager
-def _failures_that_travel(log_folder: Path) -> Iterator[None]:
-    """Let our own errors through; turn any other into text, for not every exception can leave its process.
+def _make_errors_portable(log_folder: Path) -> Iterator[None]:
+    """Pass rlplan's own errors on and turn any other into text: not every exception can be pickled.
 
-    What a disk did is said here, on the host that has it.
+    Disk errors are converted here, on the host of the disk.
     """
     try:
         yield
     except RlplanError:
         raise
     except Exception as error:
-        with suppress(OSError):  # the log's disk may be the one that is full
+        with suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()
         if failure := disk_error(error, log_folder):
             raise failure from None
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
-def _write_output_to(path: Path) -> None:
-    """Send this process's output to a file; on another host than the driver's its folder may have to be made."""
+def _redirect_output(path: Path) -> None:
+    """Redirect this process's output to a file. On another host than the driver's the folder may not exist yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):

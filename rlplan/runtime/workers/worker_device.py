@@ -1,6 +1,6 @@
-"""The device of a worker process: its GPU, the only one that Ray lets it see, or the CPU.
+"""The device of a worker process: its GPU, the only one that Ray makes visible to it, or the CPU.
 
-In: a job. Out: a torch device, and blocks inside which new tensors lie on it. Not yet run on a GPU.
+In: a job. Out: a torch device, and contexts in which new tensors are created on it. Not yet run on a GPU.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 def worker_device(job: ResolvedJob) -> torch.device:
-    """Where this process computes. Raises: HostError where the job is for GPUs and this process sees none."""
+    """The device of this process. Raises: HostError where the job needs GPUs and this process sees none."""
     if job.device_kind == "cpu":
         return torch.device("cpu")
     device = present()
@@ -22,18 +22,18 @@ def worker_device(job: ResolvedJob) -> torch.device:
         raise HostError(
             "this process sees no CUDA device",
             where="torch.cuda.is_available()",
-            rule="a job on GPUs has a torch that was built for CUDA, and a GPU for each process",
-            way_out="install torch's CUDA build; `nvidia-smi` says whether the driver answers",
+            rule="a job on GPUs needs a CUDA build of torch, and a GPU for each process",
+            way_out="install torch's CUDA build; `nvidia-smi` shows whether the driver answers",
         )
     device.begin()
     return device.place
 
 
-def inside(device: torch.device) -> AbstractContextManager[Any]:
+def use_device(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "cpu" else device
 
 
 def forget_cache(device: torch.device) -> None:
-    """Give what torch's allocator keeps of freed memory back to the GPU, for others on it; nothing on a CPU."""
-    if there := device_of(device):
-        there.empty_cache()
+    """Release cached memory of torch's allocator to other processes on the GPU; no effect on a CPU."""
+    if gpu := device_of(device):
+        gpu.empty_cache()

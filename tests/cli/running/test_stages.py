@@ -85,7 +85,7 @@ def test_what_ended_without_a_checkpoint_is_put_aside(tmp_path: Path) -> None:
 def test_a_stage_that_is_going_on_is_not_put_aside(tmp_path: Path) -> None:
     with (
         locked_run_folder(begun(tmp_path), is_resumed=True),
-        pytest.raises(SpecError, match="belongs to a run that is going on"),
+        pytest.raises(SpecError, match="is in use by another run"),
     ):
         words(run_in(tmp_path))
     assert (tmp_path / "sft" / "plan.json").is_file()

@@ -1,4 +1,4 @@
-"""Which models a run takes: what was proved is not proved again, what differs is refused with its difference."""
+"""Models that a run accepts: a proved architecture is not probed again, and a failed probe states the difference."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.admission.proofs import SHIPPED, proof_key, refuse_unproved
-from rlplan.runtime.admission.shrinking import shrunken
+from rlplan.runtime.admission.shrinking import shrink_config
 from tests.factories import EXAMPLES, config_data
 from tests.runtime.runs.architectures import REFUSED, config_of
 
@@ -17,14 +17,14 @@ HEADS = config_data(head_dim=64)
 @pytest.mark.parametrize("name", ["sorter", "decoder-160m"])
 def test_the_models_that_come_along_are_proved_for_the_versions_that_are_installed(name: str) -> None:
     config = json.loads((EXAMPLES / "models" / name / "config.json").read_text())
-    assert proof_key(shrunken(config)) in json.loads(SHIPPED.read_text())
+    assert proof_key(shrink_config(config)) in json.loads(SHIPPED.read_text())
 
 
 def test_what_was_proved_is_not_proved_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "rlplan" / "proofs"
     folder.mkdir(parents=True)
-    (folder / f"{proof_key(shrunken(HEADS))}.json").write_text("{}")
+    (folder / f"{proof_key(shrink_config(HEADS))}.json").write_text("{}")
     refuse_unproved(HEADS, "here")
 
 

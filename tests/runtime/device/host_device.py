@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rlplan.runtime.device.layer import DeviceBytes, using
+from rlplan.runtime.device.layer import Device, DeviceBytes, _standing_in
 from tests.runtime.device.host_memory import CountedMemory, SharedBytes
 
 CAPABILITY = (9, 0)
@@ -162,6 +162,16 @@ class HostEvent:
 
     def query(self) -> bool:
         return True
+
+
+@contextmanager
+def using(device: Device) -> Iterator[Device]:
+    """Inside the block a device replaces this machine's own, in this process."""
+    _standing_in.append(device)
+    try:
+        yield device
+    finally:
+        _standing_in.remove(device)
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from rlplan.runtime.device.layer import begun, device_of, present, using
+from rlplan.runtime.device.layer import begun, device_of, present
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.worker_device import forget_cache, worker_device
 from rlplan.units import MIB
 from tests.factories import gpu_job
-from tests.runtime.device.host_device import HostDevice, host_device
+from tests.runtime.device.host_device import HostDevice, host_device, using
 
 CPU = torch.device("cpu")
 

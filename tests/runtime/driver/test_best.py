@@ -11,14 +11,14 @@ from tests.factories import job_data, make_job
 
 ACCURACY = "evaluate/greedy_accuracy"
 VALUES = [0.2, 0.5, 0.4, 0.51, 0.52, 0.5, 0.9]
-"""Of the start and of each evaluation after it."""
+"""Metric at the start and at each evaluation after it."""
 
 
 def watching(**early: Any) -> BestSoFar:
     return BestSoFar(make_job(early_stopping={"metric": ACCURACY, **early}))
 
 
-def stop_of(best: BestSoFar, values: list[float], first: int = 0) -> int | None:
+def find_stop(best: BestSoFar, values: list[float], first: int = 0) -> int | None:
     """The first step that ends the run."""
     return next((step for step, value in enumerate(values, first) if best.observe(step, {ACCURACY: value})), None)
 
@@ -35,13 +35,13 @@ def stop_of(best: BestSoFar, values: list[float], first: int = 0) -> int | None:
     ],
 )
 def test_a_run_stops_after_so_many_values_that_are_no_better(early: dict[str, Any], step: int | None) -> None:
-    assert stop_of(watching(**early), VALUES) == step
+    assert find_stop(watching(**early), VALUES) == step
 
 
 def test_why_is_said_with_both_numbers() -> None:
     best = watching(patience=2, min_delta=0.05)
-    assert stop_of(best, VALUES) == 3
-    assert best.why_over() == (
+    assert find_stop(best, VALUES) == 3
+    assert best.explain_stop() == (
         f"{ACCURACY} is no better by more than 0.05 than at step 1 (0.5), 2 times in a row (early_stopping.patience=2)"
     )
 
@@ -54,11 +54,11 @@ def test_steps_without_the_metric_count_for_nothing() -> None:
 @pytest.mark.parametrize("interrupted", range(1, 5))
 def test_a_resumed_run_stops_where_the_whole_one_does(interrupted: int) -> None:
     before = watching(patience=4, min_delta=0.05)
-    assert stop_of(before, VALUES[: interrupted + 1]) is None
+    assert find_stop(before, VALUES[: interrupted + 1]) is None
     saved = RunState(step=interrupted, version=1, early_stopping=before.early, best_checkpoint=before.kept)
     resumed = BestSoFar(before.job, RunState.model_validate_json(saved.model_dump_json()))
-    assert stop_of(resumed, VALUES[interrupted + 1 :], interrupted + 1) == 5
-    assert BestSoFar(before.job, saved.model_copy(update={"early_stopping": resumed.early})).why_over()
+    assert find_stop(resumed, VALUES[interrupted + 1 :], interrupted + 1) == 5
+    assert BestSoFar(before.job, saved.model_copy(update={"early_stopping": resumed.early})).explain_stop()
 
 
 def test_the_best_checkpoint_is_of_a_step_that_has_one() -> None:

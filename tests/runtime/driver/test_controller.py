@@ -122,7 +122,7 @@ def test_when_the_action_that_leads_fails_the_run_fails_with_it() -> None:
 
 
 def test_what_waits_for_an_action_that_is_left_out_waits_for_what_that_one_waits_for() -> None:
-    """In the first steps a value model is trained alone: the weight sync comes after it."""
+    """A value model is trained alone in the first steps: the weight sync comes after it."""
     plan = make_plan(**{"algorithm.name": "ppo", "algorithm.value_warmup_steps": 2, "workload.num_steps": 3})
     ended: list[tuple[int, str]] = []
 
@@ -134,6 +134,6 @@ def test_what_waits_for_an_action_that_is_left_out_waits_for_what_that_one_waits
     trained = [step for step, name in ended if name == "optimizer_step"]
     assert trained == [3]
     for step in (1, 2, 3):
-        mine = [name for number, name in ended if number == step]
+        names = [name for number, name in ended if number == step]
         last = "optimizer_step" if step == 3 else "optimizer_step/value"
-        assert mine.index(last) < mine.index("sync_weights")
+        assert names.index(last) < names.index("sync_weights")

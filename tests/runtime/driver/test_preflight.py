@@ -1,4 +1,4 @@
-"""What is wrong with the data or the host is said before anything starts."""
+"""Errors in the data or on the host are reported before anything starts."""
 
 import json
 import shlex
@@ -43,7 +43,7 @@ def test_an_engine_s_base_without_weights_is_refused_by_its_key(tmp_path: Path) 
     (base / "model.safetensors").unlink()
     with pytest.raises(SpecError, match="the engines' base has no weights") as caught:
         preflight.check_host(execution_spec(plan), plan.ledger)
-    assert "leave rollout.base_path out" in str(caught.value)
+    assert "remove rollout.base_path" in str(caught.value)
     shutil.rmtree(base)
     with pytest.raises(SpecError, match=r"rollout\.base_path"):
         preflight.check_plan(plan)
@@ -66,7 +66,7 @@ def test_a_policy_in_parts_that_would_be_unpickled_is_refused(tmp_path: Path, na
 
 @pytest.mark.parametrize("place", ["policy", "exports/step-4"])
 def test_a_policy_of_an_earlier_run_that_lost_its_chat_template_is_refused(tmp_path: Path, place: str) -> None:
-    """As rlplan up to 2026-11 left it: trained on chats, and the next stage trained on bare texts."""
+    """A policy of rlplan up to 2026-11: trained on chats, and the next stage trained on plain texts."""
     base, run = tmp_path / "base", tmp_path / "run"
     for folder in (base, run / place):
         shutil.copytree(make_job().policy.path, folder)

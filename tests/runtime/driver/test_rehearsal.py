@@ -1,4 +1,4 @@
-"""What is rehearsed before step 1 is held against the plan; what does not fit is changed aloud, or refused."""
+"""The rehearsal before step 1 is compared with the plan; a plan that does not fit is changed, or refused."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -38,10 +38,10 @@ def test_the_rehearsed_sample_has_every_score_that_a_real_one_may_have() -> None
 
 def test_the_plan_says_at_most_what_a_process_holds_in_the_rehearsed_actions() -> None:
     plan = make_plan()
-    (one,) = compare(plan.ledger, {"policy_trainer/0": 700 * MIB}, ACTIONS)
-    assert one.measured_bytes == 700 * MIB
-    assert one.predicted_bytes == plan.ledger.process_peak("policy_trainer/0").num_bytes
-    assert one.host == "host"
+    (result,) = compare(plan.ledger, {"policy_trainer/0": 700 * MIB}, ACTIONS)
+    assert result.measured_bytes == 700 * MIB
+    assert result.predicted_bytes == plan.ledger.process_peak("policy_trainer/0").num_bytes
+    assert result.host == "host"
 
 
 def test_what_the_others_hold_counts_too() -> None:
@@ -57,7 +57,7 @@ def test_hosts_are_judged_apart() -> None:
         make_plan(**{"hardware.memory": "4GiB"}).ledger, host_of_device=(("cpu:0", "host:0"), ("cpu:1", "host:1"))
     )
     rehearsed = compare(ledger, dict.fromkeys(TRAINERS, 3 * GIB), ACTIONS)
-    assert [one.host for one in rehearsed] == ["host:0", "host:1"]
+    assert [result.host for result in rehearsed] == ["host:0", "host:1"]
     check_fits(ledger, rehearsed, {})
     with pytest.raises(MisfitError, match=r"host:1 needs 5\.00 GiB"):
         check_fits(ledger, rehearsed, {"rollout_engine/0": 2 * GIB})
@@ -69,12 +69,12 @@ class RecordedRunner:
     def __init__(self, plan: Plan) -> None:
         self.spec = self.starter = self.worker_group = self
         self.schedule, self.said = plan.schedule, list[str]()
-        self.folder_of = lambda role: "start"
+        self.model_folder_for_role = lambda role: "start"
 
     def everywhere(self, action: Action, call: Callable[[int], Sequence[str]]) -> tuple[None, list[Measurement]]:
         return None, self.done(call(0)[0], action)
 
-    def handler_of(self, action: Action) -> Callable[[Action, int], list[Measurement]]:
+    def find_handler(self, action: Action) -> Callable[[Action, int], list[Measurement]]:
         return lambda action, step: self.done(action.id, action)
 
     def done(self, what: str, action: Action) -> list[Measurement]:
@@ -94,16 +94,16 @@ def rehearsed_cycle(placement: str, **overrides: object) -> tuple[list[str], lis
 
 
 def test_where_phases_share_time_a_whole_cycle_ends_with_an_engine_that_has_the_start_weights() -> None:
-    said, compared = rehearsed_cycle("colocated", **{"placement.offload": "disk"})
-    assert said == [
+    calls, compared = rehearsed_cycle("colocated", **{"placement.offload": "disk"})
+    assert calls == [
         *("stop_engine", "reload_role/reference", "offload_role/reference", "reload_role/policy"),
-        *("rehearse", "begin_anew", "save_weights", "offload_role/policy", "start_engine"),
+        *("rehearse", "reset", "save_weights", "offload_role/policy", "start_engine"),
     ]
     assert compared == [*TRAINERS, "rollout_engine/0"]
 
 
 def test_where_they_do_not_the_trainers_rehearse_beside_the_engine() -> None:
-    assert rehearsed_cycle("hybrid") == (["rehearse", "begin_anew"], [*TRAINERS])
+    assert rehearsed_cycle("hybrid") == (["rehearse", "reset"], [*TRAINERS])
 
 
 def test_a_rehearsed_stop_frees_what_the_start_had_taken() -> None:
@@ -166,6 +166,6 @@ def test_a_run_that_does_not_fit_goes_on_with_a_smaller_micro_batch_and_says_so(
     assert read_plan(run.folder / "plan.json").job.workload.micro_batch_size_per_gpu == 2
     preflight = json.loads((run.folder / "preflight.json").read_text())
     assert preflight["changes"] == ["training.max_tokens_per_micro_batch=40"]
-    for one in preflight["rehearsed"]:
-        assert 0 <= one["predicted_bytes"] / one["measured_bytes"] - 1 < 0.15, one
+    for result in preflight["rehearsed"]:
+        assert 0 <= result["predicted_bytes"] / result["measured_bytes"] - 1 < 0.15, result
     assert {span.step for span in run.trace.spans} == {0, 1, -1}

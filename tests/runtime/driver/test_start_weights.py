@@ -64,10 +64,10 @@ def test_a_writer_that_fails_is_said_with_its_log(monkeypatch: pytest.MonkeyPatc
     as_child(monkeypatch, "raise SystemExit(1)")
     with (
         launch._start_weights(SPEC, run_folder) as start_weights,
-        pytest.raises(RunError, match="exit status 1") as said,
+        pytest.raises(RunError, match="exit status 1") as caught,
     ):
         start_weights()
-    assert said.value.where == str(run_folder / "logs" / "start_checkpoint.log")
+    assert caught.value.where == str(run_folder / "logs" / "start_checkpoint.log")
 
 
 def test_a_policy_with_weights_of_its_own_is_loaded_from_where_it_lies(run_folder: Path) -> None:

@@ -36,14 +36,14 @@ pytestmark = pytest.mark.engine
 QUICKSTART = "examples/quickstart.yaml"
 
 
-def _mapped(pids: list[int]) -> set[Path]:
+def _find_mapped_files(pids: list[int]) -> set[Path]:
     """Files of shared memory that these processes have mapped."""
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for pid in pids:
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-            found |= {Path(line.split()[5]) for line in lines if " /dev/shm/" in line}
-    return found
+            paths |= {Path(line.split()[5]) for line in lines if " /dev/shm/" in line}
+    return paths
 
 
 def _arenas(pids: list[int], since: float) -> set[Path]:
@@ -63,13 +63,13 @@ def _assert_one_message(run: FinishedRun) -> None:
         assert label in run.stderr
 
 
-def interrupted(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> FinishedRun:
+def run_and_interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> FinishedRun:
     """A run in the middle of training that gets a signal: it stops everything within ten seconds, and leaves a folder
     that can be reported on.
     """
     children, began = descendants_of(process.pid), _began(process)
     assert len(children) > 4
-    mapped = _mapped(children)
+    mapped = _find_mapped_files(children)
     with at_most(10):
         process.send_signal(number)
         run = finish(process, folder)
@@ -97,14 +97,14 @@ def test_a_signal_in_the_middle_of_training_stops_everything_within_ten_seconds(
     process = start("run", QUICKSTART, f"checkpoints.every={every}", "--out", str(tmp_path / "run"))
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, 120)
-    run = interrupted(process, tmp_path / "run", number)
+    run = run_and_interrupt(process, tmp_path / "run", number)
     assert run.exit_code == exit_code
     assert ("resume with `rlplan run --resume" in run.stderr) == bool(every)
 
 
 @pytest.mark.nightly
 def test_a_run_whose_terminal_is_lost_stops_everything_and_can_be_resumed(tmp_path: Path) -> None:
-    """As when an SSH connection drops: the kernel sends SIGHUP, and every further write to the terminal fails."""
+    """A dropped SSH connection: the kernel sends SIGHUP, and every further write to the terminal fails."""
     folder, (ours, its) = tmp_path / "run", pty.openpty()
     arguments = [RLPLAN, "run", QUICKSTART, "checkpoints.every=1", *FEW_PROCESSES, "--out", str(folder)]
     code = (
@@ -212,7 +212,7 @@ def test_a_run_lives_through_a_lost_engine_and_a_lost_checkpoint_and_is_resumed_
     with small_disk(tmp_path / "disk", "128m") as disk:
         job = (QUICKSTART, *SHORT_STEPS, *SMALL_BATCH, *KEEPS_ALL, *FEW_PROCESSES)
         folder = disk.path("run")
-        with until_ended(_on_disk(disk, "run", *job, "--out", str(disk.folder / "run"))) as process:
+        with until_ended(_start_on_disk(disk, "run", *job, "--out", str(disk.folder / "run"))) as process:
             wait_for(disk.path("run/checkpoints/latest.json").exists, 120)
             lost = lose_engine(process, folder, signal.SIGKILL)
             children, began = descendants_of(process.pid), _began(process)
@@ -232,10 +232,10 @@ def test_a_run_lives_through_a_lost_engine_and_a_lost_checkpoint_and_is_resumed_
         way_out = re.search(r"resume with `rlplan (.*)`$", run.stderr, re.MULTILINE)
         assert way_out
         disk.path("filler").unlink()
-        with until_ended(_on_disk(disk, *way_out[1].split())) as resumed:
+        with until_ended(_start_on_disk(disk, *way_out[1].split())) as resumed:
             wait_for(lambda: '"resume"' in alarms.read_text(), 60)
             wait_for_steps(folder, 2)
-            ended = interrupted(resumed, folder, signal.SIGTERM)
+            ended = run_and_interrupt(resumed, folder, signal.SIGTERM)
         assert ended.exit_code == 75, ended.stderr
         assert "resume with `rlplan run --resume" in ended.stderr
         assert [row["step"] for row in ended.metrics] == list(range(len(ended.metrics)))
@@ -245,8 +245,8 @@ def test_a_run_lives_through_a_lost_engine_and_a_lost_checkpoint_and_is_resumed_
 def engine_pid(folder: Path) -> int:
     """The process of a run's engine; 0 before there is one."""
     log = folder / "logs" / "rollout_engine-0.log"
-    found = re.findall(r"rollout_engine/0 is process (\d+)", log.read_text()) if log.exists() else []
-    return int(found[-1]) if found else 0
+    matches = re.findall(r"rollout_engine/0 is process (\d+)", log.read_text()) if log.exists() else []
+    return int(matches[-1]) if matches else 0
 
 
 def wait_for_steps(folder: Path, number: int, process: "subprocess.Popen[str] | None" = None) -> None:
@@ -254,11 +254,11 @@ def wait_for_steps(folder: Path, number: int, process: "subprocess.Popen[str] | 
     metrics = folder / "metrics.jsonl"
     before = metrics.read_text().count("\n") if metrics.exists() else 0
 
-    def is_over() -> bool:
+    def has_finished() -> bool:
         has_ended = process is not None and process.poll() is not None
         return has_ended or (metrics.exists() and metrics.read_text().count("\n") >= before + number)
 
-    wait_for(is_over, 120)
+    wait_for(has_finished, 120)
 
 
 def lose_engine(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> list[int]:
@@ -271,7 +271,7 @@ def lose_engine(process: subprocess.Popen[str], folder: Path, number: signal.Sig
     return before
 
 
-def _on_disk(disk: SmallDisk, *arguments: str) -> "subprocess.Popen[str]":
+def _start_on_disk(disk: SmallDisk, *arguments: str) -> "subprocess.Popen[str]":
     """An `rlplan` command that sees the disk."""
     command, pipe = disk.command(RLPLAN, *arguments), subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)

@@ -15,9 +15,9 @@ from tests.runtime.conftest import alive, descendants_of, finish, start
 from tests.waiting import wait_for
 
 NOTICED_S = 15.0
-"""From a death, or from the end of the stall time."""
+"""Seconds from a death, or from the end of the stall time."""
 RECOVERED_S = 60.0
-"""From when it was noticed to the next step."""
+"""Seconds from the detection to the next step."""
 ONE_DEVICE = ("hardware.num_devices=1", "workload.num_heldout_prompts=8", "preflight.rehearses=false")
 
 

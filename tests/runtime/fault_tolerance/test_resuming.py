@@ -29,7 +29,7 @@ from tests.memory.model.packed_base import packed_base
 from tests.runtime.checkpoints.test_folder import save
 
 
-def lines_of(folder: Path, name: str) -> list[dict[str, object]]:
+def read_lines(folder: Path, name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
@@ -47,10 +47,10 @@ def test_lines_of_steps_that_are_done_again_go_and_half_a_line_with_them(tmp_pat
     recorder.write_row("metrics.jsonl", {"step": 3})
     recorder.sync()
     recorder.close()
-    assert [row["step"] for row in lines_of(tmp_path, "metrics.jsonl")] == [0, 1, 2, 3]
-    assert [row["step"] for row in lines_of(tmp_path, "timings.jsonl")] == [2]
-    assert [row["kind"] for row in lines_of(tmp_path, "alarms.jsonl")] == ["leak"]
-    assert lines_of(tmp_path, "trace.jsonl")[0]["type"] == "trace"
+    assert [row["step"] for row in read_lines(tmp_path, "metrics.jsonl")] == [0, 1, 2, 3]
+    assert [row["step"] for row in read_lines(tmp_path, "timings.jsonl")] == [2]
+    assert [row["kind"] for row in read_lines(tmp_path, "alarms.jsonl")] == ["leak"]
+    assert read_lines(tmp_path, "trace.jsonl")[0]["type"] == "trace"
     assert recorder.origin_s == pytest.approx((tmp_path / "status.json").stat().st_mtime, abs=5)
 
 
@@ -95,17 +95,17 @@ def test_a_finished_run_and_one_without_its_bundle_are_not_resumed_in_place(tmp_
 
 def test_a_checkpoint_taken_along_is_the_other_folders_own(tmp_path: Path) -> None:
     save(tmp_path / "earlier", 3)
-    found = take_along(find_checkpoint(tmp_path / "earlier"), tmp_path / "later")
-    assert found.folder == tmp_path / "later" / "checkpoints" / "step-000003"
+    checkpoint = take_along(find_checkpoint(tmp_path / "earlier"), tmp_path / "later")
+    assert checkpoint.folder == tmp_path / "later" / "checkpoints" / "step-000003"
     save(tmp_path / "earlier", 4, keep_last=1)
     assert find_checkpoint(tmp_path / "later").step == 3
 
 
 def resumption(job_step: int, identity: dict[str, str], tmp_path: Path) -> Resumption:
     save(tmp_path, job_step)
-    found = find_checkpoint(tmp_path)
-    manifest = found.manifest.model_copy(update={"identity": identity})
-    return Resumption(found.folder, manifest, found.state)
+    checkpoint = find_checkpoint(tmp_path)
+    manifest = checkpoint.manifest.model_copy(update={"identity": identity})
+    return Resumption(checkpoint.folder, manifest, checkpoint.state)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_a_resumed_run_says_that_its_engines_load_another_base(tmp_path: Path) -
     plain = {"training.lora": {"rank": 4}, "placement.sync_content": "adapter", "rollout.dtype": "bfloat16"}
     base = packed_base(tmp_path / "base")
     packed = identity_of(make_job(**plain, **{"rollout.base_path": str(base)}))
-    (said,) = compare(packed, identity_of(make_job(**plain)), Path("x"))
-    assert said == f"rollout.base_path is now {model_fingerprint(base)}, was none"
+    (words,) = compare(packed, identity_of(make_job(**plain)), Path("x"))
+    assert words == f"rollout.base_path is now {model_fingerprint(base)}, was none"
 
 
 def test_a_checkpoint_whose_digests_have_no_version_is_compared_by_the_rule_of_then() -> None:
-    """Also where they are parts of texts, and a role's model is told from the policy's."""
+    """Also where they are parts of texts, and a role's model is distinguished from the policy's."""
     job = make_job(**{"algorithm.kl_coef": 0.1, "roles.reference.path": make_job().policy.path})
     digest = unversioned_fingerprint(Path(job.policy.path))
     current = model_fingerprint(Path(job.policy.path))
@@ -197,24 +197,24 @@ def test_a_role_that_is_not_in_the_checkpoint_is_said_before_the_start(tmp_path:
 def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Path) -> None:
     save(tmp_path, 1, identity={"seed": "0"})
     save(tmp_path, 2, identity={"seed": "5"})
-    said: list[str] = []
+    words: list[str] = []
     lost = LostGroupError("a rank is gone", where="x", rule="y", way_out="z")
     recorder = Recorder(tmp_path, {}, after_step=1)
-    recorder.show_alarm = lambda step, text: said.append(text)
-    found = go_back(lost, {"seed": "0"}, recorder)
+    recorder.show_alarm = lambda step, text: words.append(text)
+    checkpoint = go_back(lost, {"seed": "0"}, recorder)
     recorder.close()
-    assert found.step == 1
+    assert checkpoint.step == 1
     problem = "step-000002: the checkpoint belongs to another job: seed is 0, in the checkpoint 5"
-    assert f"{problem}; it is passed over" in said
+    assert f"{problem}; it is skipped" in words
 
 
 @pytest.mark.parametrize("is_file", [True, False])
 def test_a_run_folder_that_is_none_is_said_to_be_none(tmp_path: Path, is_file: bool) -> None:
-    folder, said = tmp_path / "run", "is no folder" if is_file else "does not exist"
+    folder, words = tmp_path / "run", "is no folder" if is_file else "does not exist"
     if is_file:
         folder.write_text("x")
     for ask in (bundle_of, find_checkpoint, lambda path: run_to_resume(str(path))):
-        with pytest.raises(SpecError, match=f"the run folder .*run {said}"):
+        with pytest.raises(SpecError, match=f"the run folder .*run {words}"):
             ask(folder)
     with pytest.raises(SpecError, match="cannot be read: File name too long"):
         run_to_resume("x" * 5000)
@@ -230,7 +230,7 @@ def test_a_run_that_ends_says_how_to_go_on_where_there_is_a_checkpoint(tmp_path:
     (tmp_path / "bundle").mkdir()
     way_back = f"resume with `rlplan run --resume {tmp_path}`"
     assert (resumable(stopped, tmp_path).exit_code, resumable(stopped, tmp_path).way_out) == (EXIT_RESUMABLE, way_back)
-    said = resumable(failed, tmp_path)
-    assert (said.exit_code, said.way_out) == (5, f"read the log; {way_back}")
+    words = resumable(failed, tmp_path)
+    assert (words.exit_code, words.way_out) == (5, f"read the log; {way_back}")
     wrong: RlplanError = SpecError("the plan is wrong")
     assert resumable(wrong, tmp_path) is wrong

@@ -26,8 +26,8 @@ from tests.factories import EXAMPLES
 from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
 from tests.runtime.fault_tolerance.test_failures import (
     engine_pid,
-    interrupted,
     lose_engine,
+    run_and_interrupt,
     until_ended,
     wait_for_steps,
 )
@@ -58,7 +58,7 @@ def failing(times: int, process: str) -> tuple[Callable[[Action, int], list[Meas
 def supervisor(max_restarts: int) -> tuple[Supervisor, list[str], list[str]]:
     recovered: list[str] = []
     announced: list[str] = []
-    revive, announce = (lambda process, *_: recovered.append(process)), (lambda *said: announced.append(said[2]))
+    revive, announce = (lambda process, *_: recovered.append(process)), (lambda *words: announced.append(words[2]))
     return Supervisor(max_restarts, revive, announce), recovered, announced
 
 
@@ -124,7 +124,7 @@ def test_a_restart_says_how_many_requests_are_begun_anew() -> None:
     guard, _, announced = supervisor(1)
     guard.num_open = lambda process: 7
     guard.perform(failing(1, "rollout_engine/0")[0], action(ActionKind.GENERATE, "rollout_engine/0"), 1)
-    assert announced[0].endswith("(attempt 2) and 7 requests are begun anew")
+    assert announced[0].endswith("(attempt 2) and 7 requests start over")
 
 
 def test_no_restarts_are_made_where_none_are_allowed() -> None:
@@ -134,15 +134,15 @@ def test_no_restarts_are_made_where_none_are_allowed() -> None:
     assert recovered == []
 
 
-def ledger(*held: tuple[RunPhase, str, int]) -> MemoryLedger:
+def ledger(*sizes: tuple[RunPhase, str, int]) -> MemoryLedger:
     rows = tuple(
         LedgerRow(
             run_phase, name, Phase.SWITCH, "policy_trainer/0", "cpu:0", Role.POLICY, MemoryKind.OPTIMIZER, "device",
             size * MIB, size * MIB, Provenance.DERIVED, "test",
         )
-        for run_phase, name, size in held
+        for run_phase, name, size in sizes
     )  # fmt: skip
-    return MemoryLedger(rows, 0, 0, True, tuple((run_phase, name) for run_phase, name, _ in held))
+    return MemoryLedger(rows, 0, 0, True, tuple((run_phase, name) for run_phase, name, _ in sizes))
 
 
 SWAP = (
@@ -180,7 +180,7 @@ def test_an_engine_that_hangs_is_started_anew_and_a_signal_ends_it_all(tmp_path:
     with until_ended(start("run", "examples/quickstart.yaml", *few, stalls, "--out", str(folder))) as process:
         wait_for_steps(folder, 2)
         lost = lose_engine(process, folder, signal.SIGSTOP)
-        run = interrupted(process, folder, signal.SIGTERM)
+        run = run_and_interrupt(process, folder, signal.SIGTERM)
     assert run.exit_code == 75, run.stderr
     assert "resume with `rlplan run --resume" in run.stderr
     assert [row["step"] for row in run.metrics] == list(range(len(run.metrics)))
@@ -285,9 +285,9 @@ def test_a_lost_engine_with_a_base_in_4_bits_comes_back_with_it(tmp_path: Path) 
     run = finish(process, folder)
     assert run.exit_code == 0, run.stderr
     assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 6))
-    of_engine = [one for one in run.trace.samples if one.process == "rollout_engine/0" and one.attempt > 1]
-    held = {one.num_bytes for one in of_engine if one.kind == "weights" and one.statistic == "resident"}
-    assert held == {473_856}, "as tests/planner/checks/test_engine_base.py works it by hand"
+    of_engine = [sample for sample in run.trace.samples if sample.process == "rollout_engine/0" and sample.attempt > 1]
+    sizes = {sample.num_bytes for sample in of_engine if sample.kind == "weights" and sample.statistic == "resident"}
+    assert sizes == {473_856}, "as tests/planner/checks/test_engine_base.py works it by hand"
 
 
 @pytest.mark.engine
@@ -303,6 +303,6 @@ def test_an_engine_that_dies_while_it_starts_ends_the_run_by_name(tmp_path: Path
     run = finish(process, folder)
     assert run.exit_code == 5
     assert re.search(r"error: rollout_engine/0 is gone", run.stderr)
-    assert "a process is restarted once it was up" in run.stderr
+    assert "only engines and scorers restart, after the first start" in run.stderr
     assert alive(children) == []
     assert run.status["state"] == "failed"

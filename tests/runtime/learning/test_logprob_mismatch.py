@@ -1,4 +1,4 @@
-"""How far engine and trainer may be apart: the mean and the 99th percentile are judged, the largest is told."""
+"""How far engine and trainer may be apart: the mean and the 99th percentile are judged, the largest is reported."""
 
 import math
 from itertools import pairwise
@@ -16,8 +16,8 @@ from rlplan.runtime.learning.logprob_mismatch import (
     FOUR_BITS,
     LIMITS,
     check_logprob_mismatch,
+    choose_limits,
     differences_of,
-    limits_of,
 )
 from rlplan.runtime.measure.step_metrics import StepMetrics, accumulate
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
@@ -37,7 +37,7 @@ def honest(scale: float, *, seed: int = 0) -> torch.Tensor:
 
 
 def passes(apart: torch.Tensor, count: int = 3) -> dict[str, float]:
-    """What a rank says of such differences in some passes, the last of them empty."""
+    """A rank's sums of such differences in some passes, the last of them empty."""
     totals: dict[str, float] = {}
     for part in (*apart.chunk(count), torch.zeros(0)):
         details = {"is_clipped": torch.zeros(len(part)), "ratio": torch.ones(len(part))}
@@ -81,7 +81,7 @@ def test_an_honest_run_in_bf16_with_one_token_at_0_3_goes_on_and_tells_it() -> N
 
 
 def test_a_run_whose_mean_is_off_ends_with_what_can_be_typed() -> None:
-    with pytest.raises(RunError, match=r"differ by 0\.08 on average .* \(8000 tokens\)") as caught:
+    with pytest.raises(RunError, match=r"differ by 0\.08 on average, .* \(8000 tokens\)") as caught:
         train([torch.full((NUM_TOKENS,), 0.08), torch.full((NUM_TOKENS,), 0.08)], **BF16)
     error = caught.value
     assert error.where == "step 1, train_forward_backward"
@@ -138,13 +138,13 @@ def test_a_log_prob_that_is_no_number_ends_the_run_also_where_importance_is_corr
     ],
 )
 def test_the_coarser_of_the_two_types_sets_the_limits(overrides: dict[str, Any], name: str) -> None:
-    assert limits_of(make_job(**overrides)) == (name, LIMITS[name])
+    assert choose_limits(make_job(**overrides)) == (name, LIMITS[name])
 
 
 def test_an_engine_in_fp8_has_limits_of_its_own() -> None:
     job: ResolvedJob = make_job(**BF16)
     rollout = job.rollout.model_copy(update={"quantization": "fp8"})
-    assert limits_of(job.model_copy(update={"rollout": rollout}))[0] == "fp8"
+    assert choose_limits(job.model_copy(update={"rollout": rollout}))[0] == "fp8"
 
 
 @pytest.mark.parametrize("rollout", [{"base_path": "/models/awq"}, {"quantization": "mxfp4"}])
@@ -152,11 +152,11 @@ def test_an_engine_in_4_bits_has_limits_of_its_own_and_is_not_said_to_have_the_s
     rollout: dict[str, str],
 ) -> None:
     job = make_job(**BF16, **{f"rollout.{key}": value for key, value in rollout.items()})
-    assert limits_of(job) == (FOUR_BITS, LIMITS[FOUR_BITS])
-    with pytest.raises(RunError, match=r"of the same weights in 4 bits, differ by 0\.5") as caught:
+    assert choose_limits(job) == (FOUR_BITS, LIMITS[FOUR_BITS])
+    with pytest.raises(RunError, match=r"with the same weights in 4 bits, differ by 0\.5") as caught:
         check_logprob_mismatch(differences_of([passes(torch.full((NUM_TOKENS,), 0.5))]), job, 1)
     (key,) = rollout
-    assert f"rollout.{key}={'null' if key == 'base_path' else 'none'} loads whole weights" in str(caught.value)
+    assert f"rollout.{key}={'null' if key == 'base_path' else 'none'} loads unquantized weights" in str(caught.value)
 
 
 def test_a_stale_policy_in_fp32_is_far_beyond_the_limits() -> None:

@@ -12,22 +12,22 @@ JOB = make_job(**{"workload.mini_batch_size": 4, "workload.num_epochs_per_step":
 STEP = cast(list[Rollout], list(range(16)))  # only their order matters
 
 
-def epoch_of(index: int, step: int = 1, job=JOB) -> list[Rollout]:
+def collect_epoch(index: int, step: int = 1, job=JOB) -> list[Rollout]:
     return [each for place in range(4) for each in mini_batch(STEP, 4 * index + place, job, step)]
 
 
 def test_every_epoch_trains_on_every_rollout_once_in_mini_batches_of_one_size() -> None:
     assert JOB.workload.num_mini_batches == 12
     for epoch in range(3):
-        assert sorted(epoch_of(epoch)) == STEP
+        assert sorted(collect_epoch(epoch)) == STEP
     assert all(len(mini_batch(STEP, index, JOB, 1)) == 4 for index in range(12))
 
 
 def test_the_first_epoch_is_in_order_and_later_ones_are_dealt_anew_from_the_seed() -> None:
-    assert epoch_of(0) == STEP
-    assert epoch_of(1) == epoch_of(1)
+    assert collect_epoch(0) == STEP
+    assert collect_epoch(1) == collect_epoch(1)
     other = JOB.model_copy(update={"seed": JOB.seed + 1})
-    orders = [STEP, epoch_of(1), epoch_of(2), epoch_of(1, step=2), epoch_of(1, job=other)]
+    orders = [STEP, collect_epoch(1), collect_epoch(2), collect_epoch(1, step=2), collect_epoch(1, job=other)]
     assert all(orders.count(order) == 1 for order in orders)
 
 

@@ -24,7 +24,7 @@ def test_every_sequence_is_in_one_pass_of_one_rank_and_no_pass_is_too_full(
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_the_fullest_of_two_ranks_has_at_most_seven_sixths_of_the_best_cut(lengths: list[int]) -> None:
     best = min(
-        max(sum(n for n, side in zip(lengths, sides, strict=True) if side == one) for one in (0, 1))
+        max(sum(n for n, side in zip(lengths, sides, strict=True) if side == chosen) for chosen in (0, 1))
         for sides in product((0, 1), repeat=len(lengths))
     )
     fullest = max(sum(lengths[index] for index in share) for share in balance_by_length(lengths, 2))

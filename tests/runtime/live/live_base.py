@@ -40,7 +40,7 @@ class SharedLive(Live):
         if self.base is None:
             add_adapters(self.model, self.job)
             self.base = HeldBase(self.job.load_model(), self.model.dtype, torch.device("cpu"))
-            self.base.take_in(self.model)
+            self.base.adopt_module(self.model)
         handle = self.base.handle() if self.job.rollout.shares_base else None
         self.engine.invoke("start", self.folder, rank, address, 0, handle)
 

@@ -41,7 +41,7 @@ def resume(live: "LiveRank") -> dict[str, Any]:
     saved = states_of(live)
     log += [_train(live) for _ in range(2)]
     went_on = states_of(live)
-    live.call("begin_anew", live.job.policy.path)
+    live.call("reset", live.job.policy.path)
     live.trainer.saver.finish()
     import torch.distributed as dist
 

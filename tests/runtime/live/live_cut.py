@@ -67,7 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class CutTrainer(PolicyTrainer):
     """Builds its model as on GPUs, where as many ranks as a host has would each load all of it."""
 
-    _is_cut_from_the_start = True  # type: ignore[assignment]
+    _loads_sharded = True  # type: ignore[assignment]
 
 
 def pairs(vocabulary: int = 60) -> list[SequencePair]:

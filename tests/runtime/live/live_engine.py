@@ -309,7 +309,7 @@ def limits() -> dict[str, Any]:
         for index in range(5)
     ]
     finished = live.engine.invoke("generate", asked)
-    live.engine.invoke("forget_keys_and_values")  # from cached prefixes the last bits come out otherwise
+    live.engine.invoke("reset_prefix_cache")  # from cached prefixes the last bits come out otherwise
     again = live.engine.invoke("generate", asked)
     completions = [completion for one in finished for completion in one.completions]
     live.engine.invoke("stop")

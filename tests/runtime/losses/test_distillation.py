@@ -20,7 +20,7 @@ def drawn(seed: int, scale: float = 1.0) -> torch.Tensor:
     return scale * torch.randn(1 + VOCABULARY, VOCABULARY, generator=generator, dtype=torch.float64)
 
 
-def of_answers(logits: torch.Tensor) -> torch.Tensor:
+def compute_logprobs(logits: torch.Tensor) -> torch.Tensor:
     """Log-probs of both tokens of every answer, [answers, 2]."""
     each = logits.log_softmax(-1)
     answers = itertools.product(range(VOCABULARY), repeat=LENGTH)
@@ -28,7 +28,7 @@ def of_answers(logits: torch.Tensor) -> torch.Tensor:
 
 
 def exact_gradient(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-    """Of the KL at each place, summed over the places that the policy comes to, which is not differentiated."""
+    """Gradient of the KL at each place, summed over the places that the policy reaches, which is not differentiated."""
     policy, other = logits.log_softmax(-1), teacher.log_softmax(-1)
     each = (policy.exp() * (policy - other)).sum(-1)
     reached = torch.cat([torch.ones(1, dtype=torch.float64), policy[0].exp().detach()])
@@ -39,7 +39,7 @@ def sampled_gradient(
     spec: AlgorithmSpec, logits: torch.Tensor, teacher: torch.Tensor, sampled_by: torch.Tensor
 ) -> torch.Tensor:
     """The expectation of the loss's gradient over answers of `sampled_by`: every answer, weighed by its probability."""
-    policy, behaviour = of_answers(logits), of_answers(sampled_by).detach()
+    policy, behaviour = compute_logprobs(logits), compute_logprobs(sampled_by).detach()
     probability, count = behaviour.sum(1).exp(), len(policy)
     zeros = torch.zeros(policy.numel(), dtype=torch.float64)
     inputs = LossInputs(
@@ -48,7 +48,7 @@ def sampled_gradient(
         reference_logprobs=None,
         advantages=zeros,
         weights=probability.repeat_interleave(LENGTH),
-        teacher_logprobs=of_answers(teacher).flatten(),
+        teacher_logprobs=compute_logprobs(teacher).flatten(),
         lengths=(LENGTH,) * count,
         sequence_weights=probability,
         sequence_advantages=torch.zeros(count, dtype=torch.float64),
@@ -68,7 +68,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl_whatever_the_algorithm(
 
 
 def test_samples_of_older_weights_are_weighed_so_that_the_gradient_stays_that_of_the_reverse_kl() -> None:
-    """At the first token; at the second the places are those that the older weights come to, in both."""
+    """The first token's; at the second the places are those that the older weights reach, in both."""
     logits, teacher, older = drawn(0).requires_grad_(), drawn(1, scale=2.0), drawn(0) + drawn(2, scale=0.05)
     spec = AlgorithmSpec(name="grpo", kl_coef=0.0, clip_high=0.5)
     gradient, exact = sampled_gradient(spec, logits, teacher, older), exact_gradient(logits, teacher)

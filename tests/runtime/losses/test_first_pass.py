@@ -35,8 +35,8 @@ def first_pass(**others: Any) -> LossInputs:
     return LossInputs(**(values | others))
 
 
-def counted(spec: AlgorithmSpec, inputs: LossInputs) -> torch.Tensor:
-    """What a token counts; of an answer that is one action, what the whole answer counts."""
+def find_weights(spec: AlgorithmSpec, inputs: LossInputs) -> torch.Tensor:
+    """Weights of the tokens; for an answer that is one action, the answer's weight."""
     return inputs.weights * (LENGTH if spec.declaration.loss == "answer_ratio" else 1)
 
 
@@ -51,18 +51,18 @@ def test_a_first_pass_clips_nothing_and_every_answer_keeps_its_gradient(name: st
     loss.backward()
     assert inputs.logprobs.grad is not None
     of_answers = inputs.logprobs.grad.view(NUM_ANSWERS, LENGTH).abs().sum(1)
-    expected = float(counted(spec, inputs)[0]) * LENGTH
+    expected = float(find_weights(spec, inputs)[0]) * LENGTH
     assert of_answers.tolist() == pytest.approx([expected] * NUM_ANSWERS, rel=0.05)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_without_a_correction_its_gradient_is_that_of_plain_policy_gradient(name: str) -> None:
-    """At ratio 1 each of these losses has the gradient of -A log p, with the weight of a token."""
+    """Each of these losses has at ratio 1 the gradient of -A log p, with the weight of a token."""
     spec = AlgorithmSpec(name=name, kl_coef=0, importance="none")
     inputs = first_pass()
     find_loss(spec)(inputs, spec)[0].backward()
     assert inputs.logprobs.grad is not None
-    assert torch.allclose(inputs.logprobs.grad, -inputs.advantages * counted(spec, inputs), rtol=1e-4, atol=0)
+    assert torch.allclose(inputs.logprobs.grad, -inputs.advantages * find_weights(spec, inputs), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -73,7 +73,7 @@ def test_the_correction_weighs_each_token_s_gradient_up_to_its_cap(name: str) ->
     find_loss(spec)(inputs, spec)[0].backward()
     weights = torch.exp(inputs.logprobs.detach() - inputs.behaviour_logprobs).clamp(max=1.05)
     assert inputs.logprobs.grad is not None
-    assert torch.allclose(inputs.logprobs.grad, -inputs.advantages * counted(spec, inputs) * weights, rtol=1e-4)
+    assert torch.allclose(inputs.logprobs.grad, -inputs.advantages * find_weights(spec, inputs) * weights, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", SAMPLED)

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.runtime.losses.advantages import generalized, group_normalized, kl_estimate, leave_one_out, whitened
+from rlplan.runtime.losses.advantages import (
+    estimate_gae,
+    group_normalized,
+    kl_estimate,
+    leave_one_out,
+    whiten_advantages,
+)
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.policy_losses import clipped_ratio, kl_baseline
 from rlplan.runtime.losses.registry import find_advantage, find_loss
@@ -54,18 +60,18 @@ def test_a_clipped_ratio_gives_no_gradient_and_a_kept_one_does() -> None:
 
 def test_with_lambda_one_a_generalized_advantage_is_the_return_less_the_value() -> None:
     rewards, values = [0.5, 0.0, 2.0], [1.0, -1.0, 0.25]
-    advantages, returns = generalized(rewards, values, gamma=1.0, gae_lambda=1.0)
+    advantages, returns = estimate_gae(rewards, values, gamma=1.0, gae_lambda=1.0)
     assert returns == pytest.approx([2.5, 2.0, 2.0])
     assert advantages == pytest.approx([1.5, 3.0, 1.75])
 
 
 def test_with_lambda_zero_it_is_the_error_of_one_step() -> None:
-    advantages, _ = generalized([0.5, 0.0, 2.0], [1.0, -1.0, 0.25], gamma=0.5, gae_lambda=0.0)
+    advantages, _ = estimate_gae([0.5, 0.0, 2.0], [1.0, -1.0, 0.25], gamma=0.5, gae_lambda=0.0)
     assert advantages == pytest.approx([0.5 - 0.5 - 1.0, 0.125 + 1.0, 2.0 - 0.25])
 
 
 def test_whitened_advantages_have_mean_zero_and_deviation_one_over_all_tokens() -> None:
-    white = [value for values in whitened([[1.0, 2.0], [], [7.0]]) for value in values]
+    white = [value for values in whiten_advantages([[1.0, 2.0], [], [7.0]]) for value in values]
     assert sum(white) == pytest.approx(0.0, abs=1e-12)
     assert sum(value**2 for value in white) / 2 == pytest.approx(1.0)
 
@@ -101,8 +107,8 @@ def test_a_teacher_draws_the_policy_to_its_log_probs() -> None:
 )
 def test_the_estimators_of_kl_are_worked_by_hand(estimator: str, value: float) -> None:
     """p = 0.5, q = 0.25: d = ln 2; k3 = 1/2 - 1 + ln 2."""
-    found = kl_estimate(torch.tensor([math.log(0.5) - math.log(0.25)]), estimator, torch.exp)
-    assert float(found) == pytest.approx(value, abs=1e-6)
+    results = kl_estimate(torch.tensor([math.log(0.5) - math.log(0.25)]), estimator, torch.exp)
+    assert float(results) == pytest.approx(value, abs=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -152,9 +158,9 @@ def test_a_kl_in_the_rewards_is_that_of_the_trainer_s_policy(name: str, estimato
         first, last = (-0.1 * kl[index]).tolist()
         other.turn_rewards, other.reward = ((1, first),), other.reward + first + last
     spec = AlgorithmSpec(name=name, kl_in="reward", kl_coef=0.1, kl_estimator=estimator)  # type: ignore[arg-type]
-    found = find_advantage(spec)(answers, spec)
+    results = find_advantage(spec)(answers, spec)
     expected = find_advantage(spec)(plain, spec.model_copy(update={"kl_coef": 0.0}))
-    for answer, other in zip(found, expected, strict=True):
+    for answer, other in zip(results, expected, strict=True):
         assert answer.advantages == pytest.approx(other.advantages, abs=1e-5)
         assert answer.returns == pytest.approx(other.returns, abs=1e-6)
 
@@ -162,16 +168,16 @@ def test_a_kl_in_the_rewards_is_that_of_the_trainer_s_policy(name: str, estimato
 def test_rewards_to_come_are_normalized_over_the_whole_batch() -> None:
     """Two tokens of 1 and one of 0, without KL: mean 2/3, variance 1/3."""
     step = rollouts([1.0, 0.0], [2, 1], [0, 1])
-    found = advantages("reinforce++", step, kl_coef=0.0)
+    results = advantages("reinforce++", step, kl_coef=0.0)
     deviation = math.sqrt(1 / 3)
-    assert found[0] == pytest.approx((1 / 3 / deviation,) * 2, abs=1e-6)
-    assert found[1] == pytest.approx((-2 / 3 / deviation,), abs=1e-6)
+    assert results[0] == pytest.approx((1 / 3 / deviation,) * 2, abs=1e-6)
+    assert results[1] == pytest.approx((-2 / 3 / deviation,), abs=1e-6)
 
 
 def test_with_a_baseline_rewards_are_centred_in_their_group_first() -> None:
     """Groups (1, 0) and (5, 5): centred 0.5, -0.5, 0, 0, of which each rollout has one token: variance 1/6."""
-    found = advantages("reinforce++_baseline", rollouts([1.0, 0.0, 5.0, 5.0], [1] * 4, [0, 0, 1, 1]))
-    assert [value for (value,) in found] == pytest.approx([0.5 * 6**0.5, -0.5 * 6**0.5, 0, 0], abs=1e-6)
+    results = advantages("reinforce++_baseline", rollouts([1.0, 0.0, 5.0, 5.0], [1] * 4, [0, 0, 1, 1]))
+    assert [value for (value,) in results] == pytest.approx([0.5 * 6**0.5, -0.5 * 6**0.5, 0, 0], abs=1e-6)
 
 
 def test_a_rollout_that_failed_is_no_part_of_its_group() -> None:
@@ -252,14 +258,18 @@ def test_what_a_user_s_file_prints_is_no_result(tmp_path: Path, capsys: pytest.C
 
 def test_ipo_draws_the_margin_to_half_the_inverse_of_its_coefficient() -> None:
     """Means of the margins 0.5 and -0.25 are 0.75 apart; 1 / (2 * 0.5) is 1."""
-    loss = _of_given("ipo", margins=[[0.5, 0.5], [-0.25]], advantages=[1.0, -1.0], groups=(0, 0), weights=[0.5, 0.5])
+    loss = _offline_loss(
+        "ipo", margins=[[0.5, 0.5], [-0.25]], advantages=[1.0, -1.0], groups=(0, 0), weights=[0.5, 0.5]
+    )
     assert loss == pytest.approx(0.25**2)
 
 
 def test_kto_compares_each_judged_answer_with_the_baseline() -> None:
     """z = 0.5; a good answer 1.5 above it with beta 0.5, a bad one 1.5 below."""
     margins = [[2.0], [-1.0]]
-    loss = _of_given("kto", margins=margins, advantages=[1.0, -1.0], groups=(0, 1), weights=[0.5, 0.5], baseline=0.5)
+    loss = _offline_loss(
+        "kto", margins=margins, advantages=[1.0, -1.0], groups=(0, 1), weights=[0.5, 0.5], baseline=0.5
+    )
     assert loss == pytest.approx(1 - 1 / (1 + math.exp(-0.75)))
 
 
@@ -271,7 +281,7 @@ def test_kto_s_baseline_is_the_mean_margin_of_all_passes_and_never_below_zero() 
     assert kl_baseline(torch.zeros(2)) == 0
 
 
-def _of_given(
+def _offline_loss(
     name: str,
     margins: list[list[float]],
     advantages: list[float],

@@ -53,7 +53,7 @@ def our_loss(spec: AlgorithmSpec, logprobs: torch.Tensor, *, old: torch.Tensor |
         weights=torch.tensor([w for s, weight in zip(samples, weights, strict=True) for w in s.spread(weight)]),
         lengths=LENGTHS,
         num_learned=tuple(sample.num_learned for sample in samples),
-        sequence_weights=torch.tensor([s.weighed(w) for s, w in zip(samples, weights, strict=True)]),
+        sequence_weights=torch.tensor([s.weigh_response(w) for s, w in zip(samples, weights, strict=True)]),
         sequence_advantages=ADVANTAGES,
         groups=tuple(range(len(LENGTHS))),
         old_logprobs=None if old is None else row(old),
@@ -94,15 +94,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_and_its_gradient_are_trl_s(name: str) -> None:
-    mine, theirs = CASES[name]
-    one, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
-    loss, expected = our_loss(AlgorithmSpec(**mine), one), trl_code.grpo_loss(trl_inputs(other), **theirs)
+    own_case, theirs = CASES[name]
+    own, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
+    loss, expected = our_loss(AlgorithmSpec(**own_case), own), trl_code.grpo_loss(trl_inputs(other), **theirs)
     assert float(loss) == pytest.approx(float(expected), abs=1e-6)
     loss.backward()
     expected.backward()
-    assert one.grad is not None
+    assert own.grad is not None
     assert other.grad is not None
-    assert torch.allclose(one.grad, other.grad, atol=1e-6, rtol=0)
+    assert torch.allclose(own.grad, other.grad, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
@@ -112,55 +112,55 @@ def test_the_correction_between_engine_and_trainer_is_trl_s(name: str, mode: str
     ratio = torch.exp((OLD - SAMPLED) * MASK)
     low, high = 0.5, 1.5
     kept = ratio.clamp(low, high) if mode == "truncate" else ratio * ((ratio >= low) & (ratio <= high))
-    given = trl_inputs(LOGPS, importance_sampling_ratio=kept)
+    trl_batch = trl_inputs(LOGPS, importance_sampling_ratio=kept)
     settings: dict[str, Any] = {"grpo": {}, "dapo": {"loss_type": "dapo", "epsilon_high": 0.28}}.get(
         name, {"loss_type": "cispo", "epsilon_high": 5.0}
     )
     spec = AlgorithmSpec(name=name, kl_coef=0, importance=mode, importance_low=low, importance_high=high)
-    expected = trl_code.grpo_loss(given, **settings)
+    expected = trl_code.grpo_loss(trl_batch, **settings)
     assert float(our_loss(spec, LOGPS)) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_rloo_is_trl_s() -> None:
-    """Of answers that are masked as a whole TRL has a constant, -A, without gradient: ours leaves them out."""
-    one, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
-    given = trl_inputs(other) | {"old_logps": (OLD * MASK).sum(1)}
-    expected = trl_code.rloo_loss(given, epsilon_low=0.2, epsilon_high=0.2)
-    loss = our_loss(AlgorithmSpec(name="rloo"), one)
+    """TRL counts a constant, -A, without gradient for answers that are masked entirely: ours leaves them out."""
+    own, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
+    trl_batch = trl_inputs(other) | {"old_logps": (OLD * MASK).sum(1)}
+    expected = trl_code.rloo_loss(trl_batch, epsilon_low=0.2, epsilon_high=0.2)
+    loss = our_loss(AlgorithmSpec(name="rloo"), own)
     constant = -float(ADVANTAGES[4]) / len(LENGTHS)
     assert float(loss) + constant == pytest.approx(float(expected), abs=1e-6)
     loss.backward()
     expected.backward()
-    assert one.grad is not None
+    assert own.grad is not None
     assert other.grad is not None
-    assert torch.allclose(one.grad, other.grad, atol=1e-6, rtol=0)
+    assert torch.allclose(own.grad, other.grad, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("dpo", "sigmoid"), ("ipo", "ipo")])
 def test_losses_of_pairs_are_trl_s_with_empty_and_single_token_answers(name: str, kind: str) -> None:
     """Answers 0, 1, 2 are chosen, 3, 4, 5 rejected; one is empty, one has one token."""
-    one, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
+    own, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
     spec = AlgorithmSpec(name=name, kl_coef=0.4)
-    loss = given_loss(spec, row(one), row(REFERENCE), LENGTHS, [1.0, 1, 1, -1, -1, -1], (0, 1, 2, 0, 1, 2))
+    loss = given_loss(spec, row(own), row(REFERENCE), LENGTHS, [1.0, 1, 1, -1, -1, -1], (0, 1, 2, 0, 1, 2))
     expected = trl_code.dpo_loss(other, REFERENCE, PRESENT.float(), beta=0.4, kind=kind)
     assert float(loss) == pytest.approx(float(expected), abs=1e-6)
-    assert torch.allclose(gradient(loss, one), gradient(expected, other), atol=1e-6, rtol=0)
+    assert torch.allclose(differentiate(loss, own), differentiate(expected, other), atol=1e-6, rtol=0)
 
 
 def test_kto_is_trl_s() -> None:
     """Three labelled answers, the second of them bad, each beside an answer to another prompt (1, 3, 5)."""
     judged, others = [0, 2, 4], [1, 3, 5]
-    mine, reference = LOGPS[:, :4].clone(), REFERENCE[:, :4].clone()
+    own_case, reference = LOGPS[:, :4].clone(), REFERENCE[:, :4].clone()
     reference[others] -= 1.0  # so that the estimate of KL is above 0
-    one, other = mine.clone().requires_grad_(), mine.clone().requires_grad_()
+    own, other = own_case.clone().requires_grad_(), own_case.clone().requires_grad_()
     spec = AlgorithmSpec(name="kto", kl_coef=0.4)
-    apart = mine[others].sum(1), reference[others].sum(1)
+    apart = own_case[others].sum(1), reference[others].sum(1)
     baseline = kl_baseline(torch.stack([(apart[0] - apart[1]).sum(), torch.tensor(3.0)]))
-    rows = (values[judged].reshape(-1) for values in (one, reference))
+    rows = (values[judged].reshape(-1) for values in (own, reference))
     loss = given_loss(spec, *rows, (4,) * 3, [1.0, -1, 1], (0, 1, 2), baseline=baseline)
     expected = trl_code.kto_loss(other[judged], reference[judged], apart, [True, False, True], beta=0.4)
     assert float(loss) == pytest.approx(float(expected), abs=1e-6)
-    assert torch.allclose(gradient(loss, one), gradient(expected, other), atol=1e-6, rtol=0)
+    assert torch.allclose(differentiate(loss, own), differentiate(expected, other), atol=1e-6, rtol=0)
 
 
 def test_sft_is_torch_s_cross_entropy_over_the_answers_tokens() -> None:
@@ -172,7 +172,7 @@ def test_sft_is_torch_s_cross_entropy_over_the_answers_tokens() -> None:
     assert float(loss) == pytest.approx(float(torch.nn.functional.cross_entropy(logits, words)), abs=1e-6)
 
 
-def gradient(loss: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+def differentiate(loss: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(loss, of)[0]
 
 
@@ -185,7 +185,7 @@ def given_loss(
     groups: tuple[int, ...],
     baseline: float = 0.0,
 ) -> torch.Tensor:
-    """Of given answers with one advantage each, weighed as a trainer weighs them."""
+    """Inputs of offline answers with one advantage each, weighed as a trainer weighs them."""
     samples = [
         TrainSample((1,), (1,) * n, (0.0,) * n, (), (), advantage=advantage)
         for n, advantage in zip(lengths, advantages, strict=True)
@@ -199,7 +199,7 @@ def given_loss(
         advantages=torch.tensor(advantages).repeat_interleave(torch.tensor(lengths)),
         weights=torch.tensor([w for s, weight in zip(samples, weights, strict=True) for w in s.spread(weight)]),
         lengths=tuple(lengths),
-        sequence_weights=torch.tensor([s.weighed(w) for s, w in zip(samples, weights, strict=True)]),
+        sequence_weights=torch.tensor([s.weigh_response(w) for s, w in zip(samples, weights, strict=True)]),
         sequence_advantages=torch.tensor(advantages),
         groups=groups,
         baseline=baseline,
@@ -213,14 +213,14 @@ REWARDS = [1.0, 0.0, 0.5, -2.0, 3.0, 3.0, 3.0, 3.0]
 
 
 def rollouts(lengths: Sequence[int] = (3, 1, 0, 2, 1, 4, 2, 1)) -> list[Rollout]:
-    made = []
+    built = []
     for index, (reward, length) in enumerate(zip(REWARDS, lengths, strict=True)):
         logprobs = tuple(-0.1 * (index + token + 1) for token in range(length))
-        one = Rollout(Prompt("1", "", "", (1,)), index // 4, Completion((1,) * length, logprobs, "stop"), reward=reward)
-        one.scores[Role.POLICY] = tuple(-0.15 * (index + token + 1) for token in range(length))
-        one.scores[Role.REFERENCE] = tuple(-0.25 * (token + 1) for token in range(length))
-        made.append(one)
-    return made
+        own = Rollout(Prompt("1", "", "", (1,)), index // 4, Completion((1,) * length, logprobs, "stop"), reward=reward)
+        own.scores[Role.POLICY] = tuple(-0.15 * (index + token + 1) for token in range(length))
+        own.scores[Role.REFERENCE] = tuple(-0.25 * (token + 1) for token in range(length))
+        built.append(own)
+    return built
 
 
 @pytest.mark.parametrize("failed", [None, 2])
@@ -243,8 +243,8 @@ def test_group_advantages_are_trl_s(name: str, scale: str, failed: int | None, m
     }
     expected = trl_code.advantages("grpo_trainer.py", "if self.multi_objective_aggregation ==", names)
     spec = AlgorithmSpec(name=name)
-    found = [judged.whole for judged in find_advantage(spec)(step, spec)]
-    assert found == pytest.approx(expected.tolist(), abs=1e-6)
+    wholes = [judged.whole for judged in find_advantage(spec)(step, spec)]
+    assert wholes == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_leave_one_out_advantages_are_trl_s_with_kl_taken_off_the_rewards() -> None:
@@ -252,24 +252,24 @@ def test_leave_one_out_advantages_are_trl_s_with_kl_taken_off_the_rewards() -> N
     step = rollouts()
     width = max(len(rollout.completion.tokens) for rollout in step)
 
-    def padded(each: Sequence[Sequence[float]]) -> torch.Tensor:
+    def pad(each: Sequence[Sequence[float]]) -> torch.Tensor:
         return torch.tensor([[*values, *[0.0] * (width - len(values))] for values in each])
 
-    policy, reference = (padded([r.scores[role] for r in step]) for role in (Role.POLICY, Role.REFERENCE))
+    policy, reference = (pad([r.scores[role] for r in step]) for role in (Role.POLICY, Role.REFERENCE))
     trainer = SimpleNamespace(beta=0.2, normalize_advantages=False)
     names = {
         "self": trainer,
         "rewards": torch.tensor(REWARDS),
         "old_per_token_logps": policy,
         "ref_per_token_logps": reference,
-        "completion_mask": padded([(1.0,) * len(r.completion.tokens) for r in step]),
+        "completion_mask": pad([(1.0,) * len(r.completion.tokens) for r in step]),
         "gather": lambda value: value,
         "num_generations": 4,
     }
     expected = trl_code.advantages("rloo_trainer.py", "# Include the KL penalty in the reward", names)
     spec = AlgorithmSpec(name="rloo", kl_coef=0.2)
-    found = [judged.whole for judged in find_advantage(spec)(step, spec)]
-    assert found == pytest.approx(expected.tolist(), abs=1e-6)
+    wholes = [judged.whole for judged in find_advantage(spec)(step, spec)]
+    assert wholes == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_a_job_of_each_algorithm_reads_what_trl_s_test_reads() -> None:

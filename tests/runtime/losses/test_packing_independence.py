@@ -1,4 +1,4 @@
-"""A mini-batch has one gradient: how it is cut into passes and dealt out over ranks changes nothing, for any loss.
+"""A mini-batch has one gradient: how it is cut into passes and balanced over ranks changes nothing, for any loss.
 
 Every algorithm's loss is computed pass by pass on the inputs that the trainer makes, for the shares that the driver
 deals out, and compared with one pass over everything.
@@ -73,7 +73,7 @@ class MiniBatch:
         self.logprobs = [(-2 * torch.rand(len(s.logprobs), generator=generator)) for s in self.samples]
         self.trainer = PolicyTrainer("policy_trainer/0", self.job, {}, 1)
 
-    def gradient(self, max_tokens: int, num_ranks: int) -> tuple[int, torch.Tensor]:
+    def compute_gradient(self, max_tokens: int, num_ranks: int) -> tuple[int, torch.Tensor]:
         """(passes, gradient of every token's log-prob), added up over passes and ranks."""
         training = self.job.training.model_copy(update={"max_tokens_per_micro_batch": max_tokens})
         job = self.job.model_copy(update={"training": training})
@@ -102,7 +102,7 @@ class MiniBatch:
         return summed_margins(self.trainer._loss_inputs(samples, [0.0] * len(samples), logprobs, logprobs))
 
 
-def settings_of(name: str) -> dict[str, Any]:
+def build_settings(name: str) -> dict[str, Any]:
     """A job of an algorithm in which its loss has everything that it can have: KL, entropy, a teacher."""
     declared = ALGORITHMS[name]
     settings: dict[str, Any] = {"algorithm.name": name}
@@ -117,8 +117,8 @@ def settings_of(name: str) -> dict[str, Any]:
     return settings
 
 
-CASES = {name: settings_of(name) for name in ALGORITHMS} | {
-    f"{name}, {key} {value}": settings_of(name) | {f"algorithm.{key}": value}
+CASES = {name: build_settings(name) for name in ALGORITHMS} | {
+    f"{name}, {key} {value}": build_settings(name) | {f"algorithm.{key}": value}
     for name in ("grpo", "gspo", "rloo", "cispo")
     for key, value in (("token_weights", "token"), ("token_weights", "constant"), ("importance", "truncate"))
 }
@@ -131,12 +131,12 @@ def test_every_loss_of_ours_is_that_of_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_mini_batch_s_gradient_is_the_same_however_it_is_cut_and_dealt_out(name: str) -> None:
     batch = MiniBatch(CASES[name])
-    num_passes, whole = batch.gradient(*CUTS[0])
+    num_passes, whole = batch.compute_gradient(*CUTS[0])
     assert num_passes == 1
     assert float(whole.norm()) > 0
     seen = set()
     for max_tokens, num_ranks in CUTS[1:]:
-        num_passes, gradient = batch.gradient(max_tokens, num_ranks)
+        num_passes, gradient = batch.compute_gradient(max_tokens, num_ranks)
         seen.add(num_passes)
         assert torch.allclose(gradient, whole, rtol=1e-5, atol=1e-7), (max_tokens, num_ranks)
     assert max(seen) >= 4
@@ -145,12 +145,12 @@ def test_a_mini_batch_s_gradient_is_the_same_however_it_is_cut_and_dealt_out(nam
 def test_a_mini_batch_s_value_gradient_is_the_same_however_it_is_cut() -> None:
     batch = MiniBatch({"algorithm.name": "ppo"})
 
-    def gradient(max_tokens: int, num_ranks: int) -> torch.Tensor:
+    def compute_gradient(max_tokens: int, num_ranks: int) -> torch.Tensor:
         training = batch.job.training.model_copy(update={"max_tokens_per_micro_batch": max_tokens})
         job = batch.job.model_copy(update={"training": training})
         leaves = [logprobs.clone().requires_grad_() for logprobs in batch.logprobs]
         of_sample = {id(sample): leaf for sample, leaf in zip(batch.samples, leaves, strict=True)}
-        for samples, weights in (one for passes in deal_out(batch.samples, job, num_ranks) for one in passes):
+        for samples, weights in (share for passes in deal_out(batch.samples, job, num_ranks) for share in passes):
             values = torch.cat([torch.zeros(0, requires_grad=True), *(of_sample[id(sample)] for sample in samples)])
             old, returns = ([each for s in samples for each in getattr(s, name)] for name in ("values", "returns"))
             each = [weight for s, w in zip(samples, weights, strict=True) for weight in s.spread(w)]
@@ -158,7 +158,7 @@ def test_a_mini_batch_s_value_gradient_is_the_same_however_it_is_cut() -> None:
             value_loss_and_sums(values, *numbers, job.algorithm)[0].backward()
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
 
-    whole = gradient(*CUTS[0])
+    whole = compute_gradient(*CUTS[0])
     assert float(whole.norm()) > 0
     for cut in CUTS[1:]:
-        assert torch.allclose(gradient(*cut), whole, rtol=1e-5, atol=1e-7), cut
+        assert torch.allclose(compute_gradient(*cut), whole, rtol=1e-5, atol=1e-7), cut

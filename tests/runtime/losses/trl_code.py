@@ -24,18 +24,18 @@ TRL_VERSION = "1.16.0"
 def method(file: str, name: str) -> Callable[..., Any]:
     """A method of the trainer in `trl/trainer/FILE`, as a function of self."""
     assert version("trl") == TRL_VERSION
-    found = find_spec("trl")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    path = Path(found.submodule_search_locations[0]) / "trainer" / file
+    module_spec = find_spec("trl")
+    assert module_spec is not None
+    assert module_spec.submodule_search_locations is not None
+    path = Path(module_spec.submodule_search_locations[0]) / "trainer" / file
     functions = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
     function = next(node for node in functions if node.name == name)
     function.decorator_list = []
     names = {"torch": torch, "math": math, "F": torch.nn.functional, "nanmin": torch.min, "nanmax": torch.max}
     names |= {"is_peft_model": lambda model: False, "Any": Any, "disable_gradient_checkpointing": None}
     exec(compile(ast.Module([function], []), str(path), "exec"), names)  # TRL's file, as it is installed
-    made: Callable[..., Any] = names[name]  # type: ignore[assignment]
-    return made
+    result: Callable[..., Any] = names[name]  # type: ignore[assignment]
+    return result
 
 
 def alone() -> SimpleNamespace:
@@ -128,8 +128,8 @@ def dpo_loss(
         _total_train_tokens=0,
         _tp_size=1,
     )
-    given = {**inputs, "ref_chosen_logps": ref_chosen, "ref_rejected_logps": ref_rejected}
-    loss: torch.Tensor = method("dpo_trainer.py", "_compute_loss")(trainer, model, given, False)
+    batch = {**inputs, "ref_chosen_logps": ref_chosen, "ref_rejected_logps": ref_rejected}
+    loss: torch.Tensor = method("dpo_trainer.py", "_compute_loss")(trainer, model, batch, False)
     return loss
 
 
@@ -162,18 +162,18 @@ def kto_loss(
         _total_train_tokens=0,
         _tp_size=1,
     )
-    given = {"input_ids": whole, "attention_mask": whole, "completion_mask": whole, "label": torch.tensor(good)}
-    given |= {"ref_logps": reference.sum(1), "ref_KL_logps": others[1]}
-    loss: torch.Tensor = method("kto_trainer.py", "_compute_loss")(trainer, model, given, False)
+    batch = {"input_ids": whole, "attention_mask": whole, "completion_mask": whole, "label": torch.tensor(good)}
+    batch |= {"ref_logps": reference.sum(1), "ref_KL_logps": others[1]}
+    loss: torch.Tensor = method("kto_trainer.py", "_compute_loss")(trainer, model, batch, False)
     return loss
 
 
 def advantages(file: str, first: str, names: dict[str, Any]) -> torch.Tensor:
     """The advantages of a trainer's `_generate_and_score_completions`, from the line that begins with `first` on."""
-    found = find_spec("trl")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    folder = Path(found.submodule_search_locations[0]) / "trainer"
+    module_spec = find_spec("trl")
+    assert module_spec is not None
+    assert module_spec.submodule_search_locations is not None
+    folder = Path(module_spec.submodule_search_locations[0]) / "trainer"
     lines = (folder / file).read_text("utf-8").splitlines()
     begin = next(number for number, line in enumerate(lines) if line.strip().startswith(first))
     end = next(
@@ -185,5 +185,5 @@ def advantages(file: str, first: str, names: dict[str, Any]) -> torch.Tensor:
     scope: dict[str, Any] = {"torch": torch, **names}
     exec(compile(ast.Module(nanstd, []), "utils.py", "exec"), scope)  # type: ignore[arg-type]
     exec(compile(text, file, "exec"), scope)
-    made: torch.Tensor = scope["advantages"]
-    return made
+    result: torch.Tensor = scope["advantages"]
+    return result

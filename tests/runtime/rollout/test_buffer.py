@@ -58,7 +58,7 @@ def test_evicting_and_closing_leave_nothing_on_the_disk(tmp_path: Path) -> None:
 def test_a_full_buffer_leaves_no_room_for_what_is_under_way() -> None:
     buffer = ExperienceBuffer(0, capacity=3)
     buffer.add(group(1))
-    assert [buffer.is_full_with(num_open) for num_open in (1, 2)] == [False, True]
+    assert [buffer.would_be_full(num_open) for num_open in (1, 2)] == [False, True]
 
 
 def test_its_state_goes_through_json_bit_for_bit(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_empty_responses_go_through_rewards_advantages_and_metrics(responses: tu
     job, step = make_job(), rollouts(*responses)
     RewardPool(job).judge(step)
     judged = ADVANTAGES[job.algorithm.declaration.advantage](step, job.algorithm)
-    assert [len(one.advantages) for one in judged] == [len(tokens) for tokens in responses]
+    assert [len(judgement.advantages) for judgement in judged] == [len(tokens) for tokens in responses]
     metrics = StepMetrics(job)
     metrics.add_rollouts(step)
     metrics.add_rewards(step)

@@ -1,4 +1,4 @@
-"""How requests are dealt out over engines."""
+"""How requests are balanced over engines."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +22,8 @@ def test_every_request_is_dealt_once_and_no_share_is_heavier_than_the_rest_by_mo
 def test_a_prompt_is_expected_to_take_what_it_took_before_and_a_new_one_what_all_took() -> None:
     lengths = ExpectedLengths()
     known, new = RolloutRequest("a", (1,), 2, 1.0, 0, 100), RolloutRequest("b", (2,), 2, 1.0, 0, 30)
-    assert lengths.of(known) == 100
+    assert lengths.estimate(known) == 100
     samples = tuple(Completion((0,) * size, (0.0,) * size, "stop") for size in (30, 50))
     lengths.learn(known, FinishedRequest("a", samples))
-    assert lengths.of(known) == 40
-    assert lengths.of(new) == 30
+    assert lengths.estimate(known) == 40
+    assert lengths.estimate(new) == 30

@@ -21,9 +21,9 @@ PROMPT = Prompt("1", "Sort: 21345", "12345", (5, 8, 7))
 
 def rollout(reward: float, length: int = 2, group: int = 0, advantage: float = 0.0, reason: str = "stop") -> Rollout:
     completion = Completion((7,) * length, (-0.5,) * length, reason, (WeightSpan(0, 0, length),))
-    made = Rollout(PROMPT, group, completion, reward=reward, advantage=advantage)
-    made.advantages = (advantage,) * length
-    return made
+    built = Rollout(PROMPT, group, completion, reward=reward, advantage=advantage)
+    built.advantages = (advantage,) * length
+    return built
 
 
 def group(number: int, *rewards: float) -> Group:
@@ -43,25 +43,25 @@ class Source:
         return [group(number, 1.0, float(number not in self.with_variance)) for number in numbers]
 
 
-def gathered(source: Source, count: int, max_refills: int) -> tuple[list[int], int]:
+def gather_numbers(source: Source, count: int, max_refills: int) -> tuple[list[int], int]:
     replaced: list[int] = []
-    found = gather(count, source.more, max_refills, replaced.append)
-    return [each.number for each in found], sum(replaced)
+    groups = gather(count, source.more, max_refills, replaced.append)
+    return [each.number for each in groups], sum(replaced)
 
 
 def test_without_refills_every_group_is_taken_as_it_is() -> None:
-    assert gathered(Source(), 3, 0) == ([0, 1, 2], 0)
+    assert gather_numbers(Source(), 3, 0) == ([0, 1, 2], 0)
 
 
 def test_zero_variance_groups_are_replaced_until_there_are_enough() -> None:
     source = Source(1, 4, 5)
-    assert gathered(source, 3, 5) == ([1, 4, 5], 3)
+    assert gather_numbers(source, 3, 5) == ([1, 4, 5], 3)
     assert source.asked == [3, 2, 1]
 
 
 def test_after_the_last_refill_such_groups_make_up_the_number() -> None:
     source = Source(4)
-    assert gathered(source, 3, 1) == ([0, 1, 4], 3)
+    assert gather_numbers(source, 3, 1) == ([0, 1, 4], 3)
     assert source.asked == [3, 3]
 
 
@@ -75,9 +75,9 @@ def test_a_failed_rollout_gives_a_group_no_variance() -> None:
 def test_truncated_answers_are_masked_where_the_job_says_so_and_greedy_ones_kept_apart() -> None:
     job = make_job(**{"algorithm.name": "remax", "algorithm.masks_truncated": True})
     completions = [Completion((8, 9), (-1.0, -1.0), reason) for reason in ("stop", "length", "stop", "stop", "stop")]
-    made = GroupMaker(job, lambda number: PROMPT, frozenset({1})).make((0, completions))
-    assert [len(made.rollouts), len(made.baselines)] == [4, 1]
-    assert [each.num_learned for each in made.rollouts] == [2, 0, 2, 2]
+    built = GroupMaker(job, lambda number: PROMPT, frozenset({1})).make((0, completions))
+    assert [len(built.rollouts), len(built.baselines)] == [4, 1]
+    assert [each.num_learned for each in built.rollouts] == [2, 0, 2, 2]
 
 
 def test_a_penalty_grows_in_the_buffer_before_the_limit() -> None:
@@ -128,7 +128,9 @@ def test_a_pair_shares_a_pass_and_what_is_in_no_pair_is_left_out() -> None:
     shares = deal_out([train_sample(each) for each in step], job, 2)
     passes = [samples for share in shares for samples, _ in share if samples]
     assert sorted(tuple(sorted(s.group for s in samples)) for samples in passes) == [(0, 0), (2, 2)]
-    whole = [s.weighed(w) for share in shares for samples, each in share for s, w in zip(samples, each, strict=True)]
+    whole = [
+        s.weigh_response(w) for share in shares for samples, each in share for s, w in zip(samples, each, strict=True)
+    ]
     assert whole == [0.25] * 4
 
 
@@ -138,7 +140,12 @@ def test_a_mini_batch_is_dealt_out_over_ranks_that_do_not_divide_it() -> None:
         shares = deal_out([train_sample(each) for each in step], make_job(), num_ranks)
         assert len({len(share) for share in shares}) == 1, "as many passes on each rank"
         assert all(any(samples for samples, _ in share) for share in shares), "and some rollout"
-        whole = [s.weighed(w) for one in shares for samples, each in one for s, w in zip(samples, each, strict=True)]
+        whole = [
+            s.weigh_response(w)
+            for packs in shares
+            for samples, each in packs
+            for s, w in zip(samples, each, strict=True)
+        ]
         assert whole == pytest.approx([1 / 16] * 16)
 
 

@@ -1,4 +1,4 @@
-"""What the engine is asked for: the same for the same job, whoever asks and in whatever order."""
+"""Requests to the engine are the same for the same job, whoever asks and in whatever order."""
 
 import json
 from pathlib import Path
@@ -19,32 +19,32 @@ FORCED = {
 }
 
 
-def made(**overrides: object) -> RequestMaker:
+def make_maker(**overrides: object) -> RequestMaker:
     return RequestMaker(make_job(**overrides), PROMPTS)
 
 
 def test_each_epoch_has_every_prompt_once() -> None:
-    maker = made()
+    maker = make_maker()
     for epoch in range(3):
         ids = {maker.prompt(number).id for number in range(epoch * 10, epoch * 10 + 10)}
         assert len(ids) == 10
 
 
 def test_requests_of_different_prompts_differ_in_name_and_in_every_seed() -> None:
-    requests = [made().rollouts(number) for number in range(12)]
+    requests = [make_maker().rollouts(number) for number in range(12)]
     assert len({request.id for request in requests}) == 12
     seeds = [request.seed + index for request in requests for index in range(request.num_samples)]
     assert len(set(seeds)) == len(seeds)
 
 
 def test_a_request_is_the_same_in_whatever_order_requests_are_asked_for() -> None:
-    assert made(**FORCED).rollouts(7) == made(**FORCED).rollouts(7)
-    assert made(seed=1, **FORCED).rollouts(7) != made(**FORCED).rollouts(7)
+    assert make_maker(**FORCED).rollouts(7) == make_maker(**FORCED).rollouts(7)
+    assert make_maker(seed=1, **FORCED).rollouts(7) != make_maker(**FORCED).rollouts(7)
 
 
 def test_lengths_are_forced_only_where_the_job_says_so_and_never_beyond_the_limit() -> None:
-    assert made().rollouts(0).lengths == ()
-    lengths = [length for number in range(50) for length in made(**FORCED).rollouts(number).lengths]
+    assert make_maker().rollouts(0).lengths == ()
+    lengths = [length for number in range(50) for length in make_maker(**FORCED).rollouts(number).lengths]
     assert len(lengths) == 200
     assert min(lengths) >= 1
     assert max(lengths) == 12, "the longest allowed is cut, not refused"
@@ -52,13 +52,13 @@ def test_lengths_are_forced_only_where_the_job_says_so_and_never_beyond_the_limi
 
 
 def test_evaluation_is_greedy_and_never_forced() -> None:
-    requests = made(**FORCED).evaluation()
+    requests = make_maker(**FORCED).evaluation()
     assert [request.prompt for request in requests] == [(100,), (101,), (102,)]
     assert all((r.temperature, r.num_samples, r.lengths) == (0.0, 1, ()) for r in requests)
 
 
 def test_an_evaluation_that_samples_draws_each_response_from_a_seed_of_its_own() -> None:
-    requests = made(**{"workload.num_evaluation_samples": 4, "workload.evaluation_temperature": 0.7}).evaluation()
+    requests = make_maker(**{"workload.num_evaluation_samples": 4, "workload.evaluation_temperature": 0.7}).evaluation()
     assert all((r.temperature, r.num_samples) == (0.7, 4) for r in requests)
     seeds = {request.seed + index for request in requests for index in range(4)}
     assert len(seeds) == 12

@@ -80,7 +80,7 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
         ages = [step - 1 - span.version for _, done in groups for each in done.completions for span in each.spans]
         assert max(ages) <= max_staleness
         taken += [number for number, _ in groups]
-        with stream.handing_over():
+        with stream.pause_for_sync():
             pass
     running.join(scaled(10))
     assert not running.is_alive()
@@ -98,9 +98,9 @@ def test_a_run_that_stops_early_ends_what_is_under_way_and_begins_nothing_more(r
     running.start()
     for _ in range(2):
         stream.take(NUM_PROMPTS)
-        with stream.handing_over():
+        with stream.pause_for_sync():
             pass
-    stream.end_at(2)
+    stream.stop_after(2)
     running.join(scaled(10))
     assert not running.is_alive()
     assert engines.open == []

@@ -37,8 +37,8 @@ class SmallDisk:
     def fill(self, *, leaving: int = 0) -> None:
         """Leave so many bytes free."""
         with self.path("filler").open("ab") as file:
-            found = os.statvfs(self.path("."))
-            more = found.f_bavail * found.f_frsize - leaving
+            disk = os.statvfs(self.path("."))
+            more = disk.f_bavail * disk.f_frsize - leaving
             if more > 0:
                 with suppress(OSError):  # somebody else was faster
                     os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, more)

@@ -12,9 +12,9 @@ import pytest
 from rlplan.errors import RunError
 from rlplan.runtime.fault_tolerance.resuming import resumable
 from rlplan.runtime.run_folder.disk_errors import disk_number, reporting_disk_errors, writing_file
-from rlplan.runtime.run_folder.run_files import write_over
+from rlplan.runtime.run_folder.run_files import overwrite_status
 from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER, create_arena
-from rlplan.runtime.workers.worker import _failures_that_travel
+from rlplan.runtime.workers.worker import _make_errors_portable
 from rlplan.units import format_bytes
 from tests.factories import QUICKSTART
 from tests.runtime.run_folder.small_disk import small_disk
@@ -40,13 +40,13 @@ def test_the_message_says_what_was_to_be_written_what_is_free_and_what_to_do(tmp
     path = tmp_path / "metrics.jsonl"
     with pytest.raises(RunError) as caught, writing_file(path, 5 << 20, "write less"):
         raise OSError(errno.ENOSPC, "No space left on device")
-    found = os.statvfs(tmp_path)
-    free = format_bytes(found.f_bavail * found.f_frsize).split()[1]
+    statistics = os.statvfs(tmp_path)
+    free = format_bytes(statistics.f_bavail * statistics.f_frsize).split()[1]
     what, where, rule, way_out = str(caught.value).splitlines()
-    assert what.startswith("metrics.jsonl cannot be written: the disk is full (5.00 MiB were to be written, ")
+    assert what.startswith("metrics.jsonl cannot be written: the disk is full (5.00 MiB to write, ")
     assert what.endswith(f"{free} free)")
     assert where == f"  where: {path}"
-    assert rule == "  rule: the disk takes everything that is written"
+    assert rule == "  rule: the disk must accept all writes of a run"
     assert way_out == "  way out: make room there, or write less"
     assert caught.value.exit_code == 5
 
@@ -64,16 +64,16 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
 
 
 def test_a_worker_says_what_its_own_disk_did(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RunError, match="cannot be written: the disk is full"), _failures_that_travel(tmp_path):
+    with pytest.raises(RunError, match="cannot be written: the disk is full"), _make_errors_portable(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
     assert "Traceback" in capfd.readouterr().err, "its log has the whole story"
 
 
 def test_shared_memory_that_is_full_is_said_and_no_file_stays_there() -> None:
     path = Path(SHARED_FOLDER) / f"rlplan-test-{os.getpid()}"
-    found = os.statvfs(SHARED_FOLDER)
-    too_many = (found.f_blocks + 1) * found.f_frsize
-    with pytest.raises(RunError, match=f"the disk is full .{format_bytes(too_many)} were to be written"):
+    statistics = os.statvfs(SHARED_FOLDER)
+    too_many = (statistics.f_blocks + 1) * statistics.f_frsize
+    with pytest.raises(RunError, match=f"the disk is full .{format_bytes(too_many)} to write"):
         create_arena(str(path), too_many)
     assert not path.exists()
 
@@ -82,7 +82,7 @@ def test_a_status_that_is_written_over_keeps_to_the_room_that_it_has(tmp_path: P
     path = tmp_path / "status.json"
     path.write_text(json.dumps({"state": "running"}))
     room = max(path.stat().st_blocks * 512, path.stat().st_size)
-    write_over(path, {"state": "failed", "message": "\n" * 100_000})
+    overwrite_status(path, {"state": "failed", "message": "\n" * 100_000})
     assert json.loads(path.read_text())["state"] == "failed"
     assert path.stat().st_size <= room
 
@@ -144,10 +144,10 @@ def test_a_run_whose_disk_is_full_has_failed_and_says_so_in_its_folder_too(tmp_p
         done = disk.python(RUN, str(QUICKSTART))
     lines = done.stdout.splitlines()
     assert lines[0].startswith("data.json cannot be written: the disk is full ("), done.stderr
-    assert lines[0].endswith(" were to be written, 0 B free)")
+    assert lines[0].endswith(" to write, 0 B free)")
     assert lines[1:4] == [
         f"  where: {tmp_path / 'disk' / 'run' / 'data.json'}",
-        "  rule: the disk takes everything that is written",
+        "  rule: the disk must accept all writes of a run",
         "  way out: make room there",
     ]
     assert lines[4] == "failed"
@@ -262,8 +262,8 @@ Answers = tuple[list[str], list[str]]
 
 
 @pytest.fixture(scope="module")
-def of_torch(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What both programs say that need torch, one after the other in one process."""
+def torch_answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Answers of both programs that need torch, one after the other in one process."""
     with small_disk(tmp_path_factory.mktemp("small") / "disk", "256k") as disk:
         done = disk.python(f"{WRITE_TENSORS}\nprint('then')\n{HAND_OVER}", TMPDIR=str(disk.folder))
     assert done.returncode == 0, done.stderr
@@ -271,9 +271,9 @@ def of_torch(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return first.splitlines(), second.splitlines()
 
 
-def test_tensors_that_a_disk_does_not_take_are_told_and_leave_room_for_the_receipt(of_torch: Answers) -> None:
-    size = "3.81 MiB were to be written"
-    receipt, offloaded, policy, left = of_torch[0]
+def test_tensors_that_a_disk_does_not_take_are_told_and_leave_room_for_the_receipt(torch_answers: Answers) -> None:
+    size = "3.81 MiB to write"
+    receipt, offloaded, policy, left = torch_answers[0]
     assert receipt.startswith(f"policy.safetensors cannot be written: the disk is full ({size}, ")
     assert offloaded.startswith(f"disk cannot be written: the disk is full ({size}, ")
     assert policy.startswith(f"model.safetensors cannot be written: the disk is full ({size}, ")
@@ -281,9 +281,9 @@ def test_tensors_that_a_disk_does_not_take_are_told_and_leave_room_for_the_recei
 
 
 def test_a_weight_sync_through_a_full_disk_fails_at_once_on_both_sides_and_works_again_with_room(
-    of_torch: Answers,
+    torch_answers: Answers,
 ) -> None:
-    *readers, what, is_soon, is_whole = of_torch[1]
+    *readers, what, is_soon, is_whole = torch_answers[1]
     assert readers == ["given up", "given up"]
     assert what.startswith("packet-0000.safetensors cannot be written: the disk is full (")
     assert (is_soon, is_whole) == ("True", "True")

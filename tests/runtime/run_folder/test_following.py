@@ -1,4 +1,4 @@
-"""A run that goes on is followed from outside: only what is new is read, and how it ended is told."""
+"""A run that goes on is followed from outside: only what is new is read, and how it ended is shown."""
 
 import json
 import os
@@ -83,21 +83,21 @@ def test_a_run_that_goes_back_is_read_anew(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "expected", "said"),
+    ("state", "code", "expected", "words"),
     [
         ("failed", 5, 5, "the run has ended: it broke"),
         ("interrupted", 75, 75, "--resume"),
-        ("running", None, 5, "no process holds its folder"),
+        ("running", None, 5, "ended without writing a final status"),
     ],
 )
 def test_a_run_that_did_not_end_well_gives_its_own_exit_code(
-    run: Path, state: str, code: int | None, expected: int, said: str
+    run: Path, state: str, code: int | None, expected: int, words: str
 ) -> None:
     (run / LOCK_NAME).unlink()
     status(run, state, code, "it broke\nbadly")
     now = Follower(run).look()
     assert not now.is_going_on
-    with pytest.raises(RunError, match=said) as caught:
+    with pytest.raises(RunError, match=words) as caught:
         check_ended_well(now, run)
     assert caught.value.exit_code == expected
 

@@ -28,12 +28,12 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with (
-            pytest.raises(SpecError, match=f"belongs to a run that is going on, of process {other.pid}"),
+            pytest.raises(SpecError, match=f"is in use by another run .process {other.pid}"),
             locked_run_folder(folder),
         ):
             pass
         (folder / "metrics.jsonl").write_text("{}")
-        with pytest.raises(SpecError, match="going on"), locked_run_folder(folder):
+        with pytest.raises(SpecError, match="in use by another run"), locked_run_folder(folder):
             pass
         other.communicate("", timeout=scaled(10))
     assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
@@ -54,7 +54,7 @@ def test_the_lock_of_a_run_that_was_killed_blocks_no_other_run(tmp_path: Path) -
 
 def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(SpecError, match="already holds something"), locked_run_folder(tmp_path):
+    with pytest.raises(SpecError, match="is not empty"), locked_run_folder(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 

@@ -18,7 +18,7 @@ FIRST: Stored = [
     *((step, {"reward/mean": step / 8, "step_s": step + 0.5}) for step in (1, 2, 3)),
 ]
 RESUMED: Stored = [(step, {"reward/mean": 1 - step / 8, "step_s": step + 0.25}) for step in (3, 4)]
-"""What goes on after step 2; all rows of a run are there before its sinks look for the first time."""
+"""Rows of a run that resumes after step 2; all of them are written before its sinks read for the first time."""
 
 
 def write(folder: Path, steps: Stored, after: int | None = None) -> None:
@@ -56,7 +56,7 @@ def test_tensorboard_s_own_reader_gets_the_numbers(tmp_path: Path) -> None:
                 assert value.tag not in steps.setdefault(event.step, {})
                 steps[event.step][value.tag] = number
         stored.append(list(steps.items()))
-    assert [one for each in stored for one in each] == [*FIRST, *RESUMED]
+    assert [stored_row for each in stored for stored_row in each] == [*FIRST, *RESUMED]
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:

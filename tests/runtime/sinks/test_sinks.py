@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlplan.runtime.sinks.followers import Followers
-from rlplan.runtime.sinks.tensorboard import crc32c, event, record
+from rlplan.runtime.sinks.tensorboard import crc32c, encode_event, record
 from tests.waiting import wait_for
 
 ROWS: list[dict[str, float]] = [
@@ -39,7 +39,7 @@ def read_events(path: Path) -> Iterator[bytes]:
 
 
 def test_an_event_has_the_bytes_of_protobuf() -> None:
-    body = event(1.5, 3, {"a": 0.5})
+    body = encode_event(1.5, 3, {"a": 0.5})
     assert body.hex() == "09000000000000f83f" + "1003" + "2a0a" + "0a08" + "0a0161" + "150000003f"
     assert crc32c(bytes(32)) == 0x8A9136AA, "RFC 3720, appendix B.4"
 
@@ -62,9 +62,9 @@ def test_a_sink_that_has_ended_is_reported_once_and_stops_nothing(tmp_path: Path
     folder = run_folder(tmp_path)
     (folder / "tensorboard").write_text("a file where a folder should be")
     followers = Followers(("tensorboard",), folder, "quickstart")
-    told: list[str] = []
-    wait_for(lambda: told.extend(followers.take_dead()) or told, 30, pause_s=0.05)
-    assert told[0].startswith("the sink tensorboard has ended with exit code 1; the run continues")
+    lines: list[str] = []
+    wait_for(lambda: lines.extend(followers.take_dead()) or lines, 30, pause_s=0.05)
+    assert lines[0].startswith("the sink tensorboard has ended with exit code 1; the run continues")
     assert followers.take_dead() == []
     followers.close()
     assert "FileExistsError" in (folder / "logs" / "sink-tensorboard.log").read_text()

@@ -36,7 +36,11 @@ def _reload(vocabulary: int, way: str) -> dict[str, Any]:
         record_metadata_for_reloading,
     )
 
-    from rlplan.runtime.weight_sync.loading_lifetime import buffered_in, count_without_padding, keep_buffered
+    from rlplan.runtime.weight_sync.loading_lifetime import (
+        count_without_padding,
+        find_buffered_parameters,
+        keep_buffered,
+    )
 
     width = 8
     model: Any = torch.nn.Sequential()
@@ -51,9 +55,9 @@ def _reload(vocabulary: int, way: str) -> dict[str, Any]:
     for parameter, part in ((model.embed.weight, embed), (model.head.weight, head)):
         parameter.weight_loader(parameter, part.view(vocabulary, width))
     model.head.bias.weight_loader(model.head.bias, bias)
-    held = buffered_in(model, {arena.untyped_storage().data_ptr()})
+    buffered = find_buffered_parameters(model, {arena.untyped_storage().data_ptr()})
     copied_bytes = keep_buffered(model, arena) if way == "copied" else 0
     arena.fill_(OVERWRITTEN)
     finalize_layerwise_reload(model, SimpleNamespace(dtype=torch.float32))
     values = {name: sorted(set(tensor[:vocabulary].flatten().tolist())) for name, tensor in model.named_parameters()}
-    return {"held": held, "copied_bytes": copied_bytes, "values": values}
+    return {"held": buffered, "copied_bytes": copied_bytes, "values": values}

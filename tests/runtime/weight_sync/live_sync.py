@@ -21,7 +21,7 @@ from tests.runtime.live.live_workers import START_S, LiveWorkerGroup, start_trai
 PROMPT = (5, 6, 7, 8)
 
 
-def spec_of(num_ranks: int, stage: int, transport: str, content: str, tp: int, **more: Any) -> ExecutionSpec:
+def build_spec(num_ranks: int, stage: int, transport: str, content: str, tp: int, **more: Any) -> ExecutionSpec:
     """A job of so many training devices beside the engine's."""
     plan = make_plan(
         **{
@@ -49,15 +49,15 @@ class Setup:
         """more: overrides of every job."""
         self.model, self.num_ranks, self.more = model, num_ranks, {"policy.path": model, **more}
         self.worker_group, self.port = LiveWorkerGroup(folder), 0
-        self.trainers = start_trainers(self.worker_group, self.spec_of(2, "auto", "full", 1))
+        self.trainers = start_trainers(self.worker_group, self.build_spec(2, "auto", "full", 1))
         self.engines: dict[int, list[str]] = {}
         calls = [self.worker_group.submit(name, "invoke", "import_libraries") for name in self.trainers]
         self.worker_group.gather(calls, START_S)
 
-    def spec_of(self, stage: int, transport: str, content: str, tp: int) -> ExecutionSpec:
-        return spec_of(self.num_ranks, stage, transport, content, tp, **self.more)
+    def build_spec(self, stage: int, transport: str, content: str, tp: int) -> ExecutionSpec:
+        return build_spec(self.num_ranks, stage, transport, content, tp, **self.more)
 
-    def engines_of(self, tp: int) -> list[str]:
+    def list_engines(self, tp: int) -> list[str]:
         """The ranks of an engine of that size."""
         if tp not in self.engines:
             self.engines[tp] = self._begin_engine(tp)
@@ -65,7 +65,7 @@ class Setup:
         return self.engines[tp]
 
     def _begin_engine(self, tp: int) -> list[str]:
-        job = self.spec_of(2, "auto", "full", tp).job
+        job = self.build_spec(2, "auto", "full", tp).job
         names = [f"rollout_engine/{tp}{rank}" for rank in range(tp)]
         path, environment = "rlplan.runtime.workers.engine.rollout_engine:RolloutEngine", {"OMP_NUM_THREADS": "1"}
         self.worker_group.begin_alike(names, path, ENVIRONMENT | environment, job, engine_arguments(job), 1)
@@ -87,7 +87,7 @@ class Setup:
         self.worker_group.gather(calls, START_S)
 
     def case(self, stage: int, transport: str, content: str, tp: int) -> "Case":
-        return Case(self, self.spec_of(stage, transport, content, tp), self.engines_of(tp))
+        return Case(self, self.build_spec(stage, transport, content, tp), self.list_engines(tp))
 
 
 class Case:

@@ -32,7 +32,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
         live.worker_group.close()
 
 
-def synced(setup: Setup, tp: int) -> Case:
+def sync_adapter(setup: Setup, tp: int) -> Case:
     """A trainer that has moved, and an engine that has its adapter."""
     case = setup.case(0, "shared_memory", "adapter", tp)
     case.sync()
@@ -44,18 +44,18 @@ def synced(setup: Setup, tp: int) -> Case:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_slots_hold_the_trainers_matrices_and_the_record_says_so(setup: Setup, tp: int) -> None:
-    case = synced(setup, tp)
+    case = sync_adapter(setup, tp)
     assert case.weight_sync.is_verified
-    num_matrices = sum(len(packet.bucket.entries) for packet in packets_of(setup, tp))
-    words = f"{tp * num_matrices} adapter matrices in {tp} engine processes are the trainer's"
+    num_matrices = sum(len(packet.bucket.entries) for packet in build_packets(setup, tp))
+    words = f"{tp * num_matrices} adapter matrices in {tp} engine processes equal the trainer's"
     assert case.weight_sync.verified == f"{words}; not compared: the base, which is not sent"
     assert case.difference() < ROUNDING
 
 
-def packets_of(setup: Setup, tp: int) -> Any:
+def build_packets(setup: Setup, tp: int) -> Any:
     from rlplan.memory.weight_sync.packets import policy_packets
 
-    job = setup.spec_of(0, "shared_memory", "adapter", tp).job
+    job = setup.build_spec(0, "shared_memory", "adapter", tp).job
     return policy_packets(job, job.load_model())
 
 
@@ -103,7 +103,7 @@ DAMAGES = [
 def test_what_is_wrong_in_a_slot_is_noticed_by_name(
     damage: Callable[[str, int, Any], None], expected: str, setup: Setup
 ) -> None:
-    case = synced(setup, 1)
+    case = sync_adapter(setup, 1)
     case.worker_group.apply(case.engines[0], partial(damage, "model.layers.1.mlp.gate_up_proj", 1))
     with pytest.raises(RunError, match=expected) as caught:
         case.weight_sync._verify(case.action.processes)

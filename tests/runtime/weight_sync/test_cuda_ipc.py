@@ -12,7 +12,6 @@ from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import arena_bytes, plan_packets
 from rlplan.runtime.device import cuda
 from rlplan.runtime.device.cuda import CudaDevice
-from rlplan.runtime.device.layer import using
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
@@ -22,7 +21,7 @@ from rlplan.runtime.weight_sync.transports.cuda_ipc import CudaIpcInlet
 from rlplan.units import MIB
 from rlplan.vocabulary import Transport
 from tests.factories import make_model
-from tests.runtime.device.host_device import HostDevice, host_device
+from tests.runtime.device.host_device import HostDevice, host_device, using
 from tests.runtime.weight_sync.test_transports import own_arenas
 
 PACKETS = plan_packets(make_model().parameters, 4, 4000)
@@ -31,7 +30,7 @@ UPDATE = Update(1, 1, True, TIMEOUT_S)
 
 
 def rebuilt(*arguments: Any) -> tuple[Any, ...]:
-    """In place of torch's own, which needs a GPU."""
+    """Replaces torch's own, which needs a GPU."""
     return arguments
 
 
@@ -44,7 +43,7 @@ def test_the_memory_is_opened_under_the_reader_s_own_number_of_the_gpu(monkeypat
 def test_a_reader_on_another_gpu_is_refused_by_name() -> None:
     inlet = object.__new__(CudaIpcInlet)
     inlet.endpoint = Endpoint(Transport.CUDA_IPC, 1, handles=pickle.dumps(("GPU-b", None)))
-    with using(HostDevice(MIB)), pytest.raises(RunError, match=r"arena lies on GPU GPU-b, and this .* on HOST-0"):
+    with using(HostDevice(MIB)), pytest.raises(RunError, match=r"arena is on GPU GPU-b, but this .* on GPU HOST-0"):
         inlet._memory()
 
 

@@ -16,7 +16,7 @@ from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.runtime.weight_sync.transports.disk import SENDER as SENDER_FILE
-from rlplan.runtime.weight_sync.transports.disk import DiskInlet, Sender, _processes_of
+from rlplan.runtime.weight_sync.transports.disk import DiskInlet, Sender, _process_namespace
 from rlplan.vocabulary import Transport
 from tests.factories import ROOT
 from tests.runtime.weight_sync.test_transports import MODEL, Weights
@@ -83,7 +83,7 @@ def test_a_reader_of_files_learns_at_once_that_the_sender_has_been_killed(tmp_pa
 
 def own_sender(folder: Path) -> Path:
     """The file of a sender that lives: this process."""
-    (folder / SENDER_FILE).write_text(f"{os.getpid()} {_processes_of()}")
+    (folder / SENDER_FILE).write_text(f"{os.getpid()} {_process_namespace()}")
     return folder / SENDER_FILE
 
 

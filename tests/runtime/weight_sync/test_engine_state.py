@@ -115,12 +115,12 @@ def test_merged_adapters_reach_padded_tables_and_are_compared(tmp_path: Path) ->
 
 
 def change_a_byte(name: str, engine: Any) -> None:
-    """Of a parameter, after it was loaded; runs in the engine's process."""
+    """Changes an element of a parameter after it was loaded; runs in the engine's process."""
     engine._vllm_worker.model_runner.model.get_parameter(name).data.view(torch.uint8).view(-1)[7] ^= 1
 
 
 def pack_another_matrix(name: str, engine: Any) -> None:
-    """In place of a packed matrix, whose memory is oneDNN's: a pack of the same matrix with one element changed."""
+    """Replaces a packed matrix, whose memory is oneDNN's, by a pack of the same matrix with one element changed."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     layer = engine._vllm_worker.model_runner.model.get_submodule(name)

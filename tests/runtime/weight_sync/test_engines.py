@@ -54,7 +54,7 @@ SMALL = ((1, "disk", "delta"), (2, "gloo", "full"), (3, "shared_memory", "delta"
 def test_a_sharded_policy_moves_into_an_engine_of_two_ranks(
     setup: Setup, stage: int, transport: str, content: str
 ) -> None:
-    """Into one rank they move in every whole run."""
+    """They move into one rank in every complete run."""
     moves(setup, stage, transport, content, 2)
 
 
@@ -77,7 +77,7 @@ def test_an_engine_whose_update_broke_off_refuses_to_generate_until_everything_w
     alone = Update(99, 2, False, 0.5)
     with pytest.raises(RunError, match="arrival of packet 0 did not happen"):
         case.worker_group.call(case.engines[0], "receive_weights", alone)
-    with pytest.raises(RunError, match="weights are mixed"):
+    with pytest.raises(RunError, match="versions are mixed"):
         case.difference()
     case.weight_sync.forget()
     case.sync()

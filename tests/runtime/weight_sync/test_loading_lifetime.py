@@ -12,7 +12,7 @@ TABLES = ["embed.weight", "head.weight", "head.bias"]
 SENT, OVERWRITTEN = [1.0], [99.0]
 
 
-def reloaded(folder: Path, vocabulary: int) -> dict[str, Any]:
+def reload(folder: Path, vocabulary: int) -> dict[str, Any]:
     path = folder / "answer.json"
     target = "tests.runtime.weight_sync.live_reload:main"
     process = start(target, str(path), vocabulary, log=folder / "log", environment={}, libraries=SERVING)
@@ -24,7 +24,7 @@ def reloaded(folder: Path, vocabulary: int) -> dict[str, Any]:
 
 def test_padded_tables_are_processed_at_once_or_copied_and_vllm_alone_reads_what_came_later(tmp_path: Path) -> None:
     """74 rows are padded to 128. Sent 1.0, and 99.0 lies in the arena when the reload ends."""
-    ways = reloaded(tmp_path, 74)
+    ways = reload(tmp_path, 74)
     assert ways["vllm alone"]["values"] == dict.fromkeys(TABLES, OVERWRITTEN)
     assert ways["vllm alone"]["held"] == TABLES  # which the comparison after loading reports
     assert ways["counted"] == {"held": [], "copied_bytes": 0, "values": dict.fromkeys(TABLES, SENT)}
@@ -33,5 +33,5 @@ def test_padded_tables_are_processed_at_once_or_copied_and_vllm_alone_reads_what
 
 
 def test_tables_that_need_no_padding_are_never_held(tmp_path: Path) -> None:
-    ways = reloaded(tmp_path, 128)
+    ways = reload(tmp_path, 128)
     assert [answer["held"] for answer in ways.values()] == [[], [], []]

@@ -1,4 +1,4 @@
-"""What goes into a channel is what comes out, bit for bit, through memory that is used again and again."""
+"""A channel delivers what was sent, bit for bit, through memory that is used again and again."""
 
 import os
 import threading
@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes, plan_packets
-from rlplan.runtime.device.layer import using
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Update
-from rlplan.runtime.weight_sync.checksums import of_files, of_named
+from rlplan.runtime.weight_sync.checksums import checksum_files, of_named
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
-from rlplan.runtime.weight_sync.contents.full import named
+from rlplan.runtime.weight_sync.contents.full import view_entries
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -26,7 +25,7 @@ from rlplan.spec.model import Parameter
 from rlplan.units import GIB
 from rlplan.vocabulary import Transport
 from tests.factories import make_model
-from tests.runtime.device.host_device import HostDevice
+from tests.runtime.device.host_device import HostDevice, using
 
 MODEL = make_model()
 TIMEOUT_S = scaled(20.0)
@@ -171,7 +170,7 @@ def _damage(channel: Channel, what: str, packet: Packet) -> None:
     assert outlet is not None
     publish = outlet.publish
 
-    def damaged(header):  # type: ignore[no-untyped-def]
+    def damage_header(header):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
         if header.index == 1:
@@ -183,7 +182,7 @@ def _damage(channel: Channel, what: str, packet: Packet) -> None:
                 header = replace(header, version=header.version + 1)
         publish(header)
 
-    outlet.publish = damaged  # type: ignore[method-assign]
+    outlet.publish = damage_header  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("what", ["a flipped bit", "a truncated packet", "another version's packet"])
@@ -194,7 +193,7 @@ def test_what_is_damaged_fails_and_a_full_update_over_a_new_channel_is_right(
     channel = Channel(transport, 1, torch.float32, 1, tmp_path)
     _damage(channel, what, channel.packets[1])
     weights = Weights(0, torch.float32)
-    with pytest.raises(RunError, match=r"packet|given up|end of the update"):
+    with pytest.raises(RunError, match=r"packet|aborted|closed|end of the update"):
         channel.update(weights, Update(1, 1, True, TIMEOUT_S))
     channel.open(Endpoint(transport, 1, path=str(tmp_path / "sync"), timeout_s=TIMEOUT_S))
     (fed,) = channel.update(weights, Update(1, 1, True, TIMEOUT_S))
@@ -234,7 +233,7 @@ def test_files_of_an_update_are_safetensors_with_every_weight_by_name_and_go_wit
     assert not (tmp_path / "sync").exists()
 
 
-def _changed(weights: Weights, share: float, seed: int) -> Weights:
+def _change_elements(weights: Weights, share: float, seed: int) -> Weights:
     """The same weights, with a share of their elements drawn anew."""
     other = Weights(seed, next(iter(weights.whole.values())).dtype)
     generator = torch.Generator().manual_seed(seed)
@@ -251,14 +250,14 @@ def test_after_deltas_the_readers_hold_what_a_full_update_would_have_brought(
 ) -> None:
     channel = Channel(transport, 4000, dtype, 2, tmp_path, sends_deltas=True)
     weights = Weights(0, dtype)
-    held: dict[str, torch.Tensor] = {}
+    stored: dict[str, torch.Tensor] = {}
     for serial, share in enumerate((1.0, 0.01, 0.0, 0.3, 1.0, 0.002), start=1):
-        weights = _changed(weights, share, serial)
+        weights = _change_elements(weights, share, serial)
         fed, other = channel.update(weights, Update(serial, serial, serial == 1, TIMEOUT_S))
         assert fed.keys() == other.keys()
         assert (not fed) == (share == 0.0)
-        held |= fed
-        assert all(torch.equal(held[name], tensor) for name, tensor in weights.whole.items())
+        stored |= fed
+        assert all(torch.equal(stored[name], tensor) for name, tensor in weights.whole.items())
         for receiver in channel.receivers:
             assert receiver.report.checksums == channel.sent.checksums == of_named(weights.whole.items())
     channel.close()
@@ -287,7 +286,7 @@ def test_a_checksum_is_the_same_wherever_a_weight_lies_and_in_a_file(
     flat = torch.randn(numel + 3).to(dtype)
     odd, even = flat[3:], flat[3:].clone()
     save_file({"a": even}, str(tmp_path / "model.safetensors"))
-    assert of_named([("a", odd)]) == of_named([("a", even)]) == of_files(str(tmp_path))
+    assert of_named([("a", odd)]) == of_named([("a", even)]) == checksum_files(str(tmp_path))
     if numel:
         even[-1] += 1
         assert of_named([("a", odd)]) != of_named([("a", even)])
@@ -304,21 +303,23 @@ def test_any_change_is_coded_bit_for_bit_within_the_packet_s_bytes(
 ) -> None:
     parameters = [Parameter("model.layers.0.a.weight", (numel,)), Parameter("model.layers.0.b.weight", (3,))]
     packets = plan_packets(parameters, dtype.itemsize, 1 << 30)
-    mine, theirs = SentWeights(packets, dtype), SentWeights(packets, dtype)
+    ours, theirs = SentWeights(packets, dtype), SentWeights(packets, dtype)
     generator = torch.Generator().manual_seed(seed)
     buffer = torch.empty(packets[0].bucket.num_bytes, dtype=torch.uint8)
     old = [(p.name, torch.randn(p.shape, generator=generator).to(dtype)) for p in parameters]
-    mine.put(0, buffer, old)
+    ours.put(0, buffer, old)
     theirs.take(0, buffer)
     new = []
     for name, tensor in old:
         where = torch.rand(tensor.shape, generator=generator) < share
         new.append((name, torch.where(where, -tensor, tensor)))
-    encoding, size = mine.encode(0, buffer, new)
+    encoding, size = ours.encode(0, buffer, new)
     assert size <= buffer.numel()
     theirs.take(0, buffer) if encoding == Encoding.FULL else theirs.apply(0, buffer[:size])
-    for (name, tensor), (_, held) in zip(new, named(theirs.copies[0], packets[0].bucket.entries, dtype), strict=True):
-        assert torch.equal(tensor, held), name
+    for (name, tensor), (_, stored) in zip(
+        new, view_entries(theirs.copies[0], packets[0].bucket.entries, dtype), strict=True
+    ):
+        assert torch.equal(tensor, stored), name
 
 
 class OnGpu(torch.Tensor):
@@ -337,28 +338,28 @@ class OnGpu(torch.Tensor):
 def test_changes_go_through_a_gpu_s_memory_as_through_the_host_s(share: float) -> None:
     parameters = [Parameter("model.layers.0.a.weight", (5000,))]
     packets, generator = plan_packets(parameters, 2, 1 << 30), torch.Generator().manual_seed(0)
-    mine, theirs = SentWeights(packets, torch.bfloat16), SentWeights(packets, torch.bfloat16)
+    ours, theirs = SentWeights(packets, torch.bfloat16), SentWeights(packets, torch.bfloat16)
     there = torch.empty(packets[0].bucket.num_bytes, dtype=torch.uint8).as_subclass(OnGpu)  # type: ignore[attr-defined]
     old = torch.randn(5000, generator=generator).to(torch.bfloat16)
-    mine.put(0, there, [("model.layers.0.a.weight", old)])
+    ours.put(0, there, [("model.layers.0.a.weight", old)])
     theirs.take(0, there)
     new = torch.where(torch.rand(5000, generator=generator) < share, -old, old)
-    encoding, size = mine.encode(0, there, [("model.layers.0.a.weight", new)])
+    encoding, size = ours.encode(0, there, [("model.layers.0.a.weight", new)])
     assert (encoding == Encoding.FULL) is (share == 1.0)
     theirs.take(0, there) if encoding == Encoding.FULL else theirs.apply(0, there[:size])
-    ((_, held),) = named(theirs.copies[0], packets[0].bucket.entries, torch.bfloat16)
-    assert torch.equal(held, new)
+    ((_, stored),) = view_entries(theirs.copies[0], packets[0].bucket.entries, torch.bfloat16)
+    assert torch.equal(stored, new)
 
 
 def test_a_delta_over_another_base_is_refused(tmp_path: Path) -> None:
     channel = Channel(Transport.SHARED_MEMORY, 4000, torch.float32, 1, tmp_path, sends_deltas=True)
     weights = Weights(0, torch.float32)
     channel.update(weights, Update(1, 1, True, TIMEOUT_S))
-    held = channel.receivers[0].held
-    assert held is not None
-    held.serial = 0
-    with pytest.raises(RunError, match=r"laid over update 1, which is not held here|given up"):
-        channel.update(_changed(weights, 0.1, 1), Update(2, 2, False, TIMEOUT_S))
+    stored = channel.receivers[0].held
+    assert stored is not None
+    stored.serial = 0
+    with pytest.raises(RunError, match=r"a delta to update 1, which this process does not have|aborted"):
+        channel.update(_change_elements(weights, 0.1, 1), Update(2, 2, False, TIMEOUT_S))
     channel.close()
 
 
@@ -366,7 +367,7 @@ def test_who_waits_for_a_side_that_does_not_answer_gives_up_in_time(tmp_path: Pa
     channel = Channel(Transport.SHARED_MEMORY, 1, torch.float32, 1, tmp_path)
     with pytest.raises(RunError, match=r"within 0\.2 s"):
         _receive(channel, Update(1, 1, True, 0.2))
-    with pytest.raises(RunError, match=r"given up update 1"):
+    with pytest.raises(RunError, match=r"aborted update 1"):
         channel.sender.send(WeightSource(Weights(0, torch.float32)), Update(1, 1, True, 5.0))
     with pytest.raises(RunError, match=r"reading of packet \d did not happen within 0\.2 s"):
         channel.sender.send(WeightSource(Weights(0, torch.float32)), Update(2, 1, True, 0.2))

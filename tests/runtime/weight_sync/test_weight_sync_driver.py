@@ -38,7 +38,7 @@ TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
 Fault = Callable[[Header, torch.Tensor], None]
 
 
-def policy_of(job: Any) -> tuple[Any, WeightSource]:
+def build_policy(job: Any) -> tuple[Any, WeightSource]:
     """The model, with adapters where they alone are sent, and what is sent of it."""
     model = load_language_model(SORTER)
     if job.placement.sync_content is not SyncContent.ADAPTER:
@@ -48,10 +48,10 @@ def policy_of(job: Any) -> tuple[Any, WeightSource]:
 
 
 class Trainer:
-    """What a trainer's process answers. fault: is shown each packet before it goes."""
+    """A trainer process's answers. fault: called with each packet before it is sent."""
 
     def __init__(self, job: Any) -> None:
-        self.model, self.source = policy_of(job)
+        self.model, self.source = build_policy(job)
         self.fault: Fault | None = None
         is_delta = job.placement.sync_content is SyncContent.DELTA
         self.sender = PolicySender(policy_packets(job, job.load_model()), torch.float32, sends_deltas=is_delta)
@@ -62,12 +62,12 @@ class Trainer:
         assert outlet is not None
         publish = outlet.publish
 
-        def published(header: Header) -> None:
+        def publish_faulty(header: Header) -> None:
             if self.fault is not None:
                 self.fault(header, outlet.buffer(header.index)[: header.num_bytes])
             publish(header)
 
-        outlet.publish = published  # type: ignore[method-assign]
+        outlet.publish = publish_faulty  # type: ignore[method-assign]
         return offered
 
     def open_channel(self, endpoint: Endpoint) -> None:
@@ -94,10 +94,10 @@ class Trainer:
 
 
 class Engine:
-    """What an engine's process answers. fed: the model with the weights that came. damage: done to a folder."""
+    """An engine process's answers. fed: the model with the received weights. damage: done to a folder."""
 
     def __init__(self, job: Any) -> None:
-        self.model, self.held = policy_of(job)
+        self.model, self.held = build_policy(job)
         is_delta = job.placement.sync_content is SyncContent.DELTA
         self.packets = policy_packets(job, job.load_model())
         self.takes_deltas, self.receiver = is_delta, None
@@ -123,12 +123,12 @@ class Engine:
         return self.receiver.report  # type: ignore[attr-defined]
 
     def file_checksums(self, folder: str) -> Any:
-        from rlplan.runtime.weight_sync.checksums import of_files
+        from rlplan.runtime.weight_sync.checksums import checksum_files
 
-        with tempfile.TemporaryDirectory() as own:  # the other engine may be reading the folder
-            copy = shutil.copytree(folder, Path(own) / "copy")
+        with tempfile.TemporaryDirectory() as copy_views:  # the other engine may be reading the folder
+            copy = shutil.copytree(folder, Path(copy_views) / "copy")
             self.damage(copy)
-            return of_files(str(copy))
+            return checksum_files(str(copy))
 
 
 class ForgetfulEngine(Engine):
@@ -144,17 +144,17 @@ class ForgetfulEngine(Engine):
 
 
 class BufferingEngine(Engine):
-    """Loads nothing before the update ends, as vLLM's reload may; what is given back before is copied."""
+    """Loads nothing before the update ends, as vLLM's reload may; packets that are released earlier are copied."""
 
     def receive_weights(self, update: Update) -> Any:
         kept: dict[str, torch.Tensor] = {}
 
-        def own(memory: torch.Tensor) -> None:
+        def copy_views(memory: torch.Tensor) -> None:
             for name, tensor in kept.items():
                 if tensor.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
                     kept[name] = tensor.clone()
 
-        for name, tensor in self.receiver.tensors(update, own):  # type: ignore[attr-defined]
+        for name, tensor in self.receiver.tensors(update, copy_views):  # type: ignore[attr-defined]
             kept[name] = tensor
         self.kept = kept
         return self.sync_report()
@@ -232,13 +232,13 @@ class Setup:
     def difference(self) -> float:
         """The largest, in log-prob, between the trainer's model and the engines'."""
         with torch.no_grad():
-            held, *fed = (
+            expected, *fed = (
                 each.model(input_ids=TOKENS, position_ids=torch.arange(8)[None], sequence_lens=(8,)).logits.log_softmax(
                     -1
                 )
                 for each in (self.trainer, *self.engines)
             )
-        return max(float((held - each).abs().max()) for each in fed)
+        return max(float((expected - each).abs().max()) for each in fed)
 
     def close(self) -> None:
         self.trainer.sender.close()
@@ -250,14 +250,14 @@ class Setup:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[[str, str], Setup]]:
-    made: list[Setup] = []
+    setups: list[Setup] = []
 
     def begin(transport: str, content: str) -> Setup:
-        made.append(Setup(tmp_path, transport, content))
-        return made[-1]
+        setups.append(Setup(tmp_path, transport, content))
+        return setups[-1]
 
     yield begin
-    for each in made:
+    for each in setups:
         each.close()
 
 
@@ -304,7 +304,7 @@ def test_a_transport_that_alters_or_loses_one_tensor_ends_the_sync_by_its_checks
     with pytest.raises(RunError, match=r"rollout_engine/\d: packet 1 \(model.* arrived with checksum") as caught:
         setup.sync()
     assert setup.weight_sync.num_resends == 1
-    assert caught.value.rule == "the checksum of every weight that an engine is given is the trainer's"
+    assert caught.value.rule == "every weight arrives with the trainer's checksum"
     other_way = "placement.transport=" if content == "full" else "placement.sync_content=full"
     assert other_way in caught.value.way_out
 
@@ -321,8 +321,8 @@ def test_one_altered_bit_is_noticed_though_log_probs_hardly_differ(make: Callabl
     name = _entry_name(setup)
     with torch.no_grad():
         for engine in setup.engines:
-            for parameter, held in zip(engine.model.parameters(), setup.trainer.model.parameters(), strict=True):
-                parameter.copy_(held)
+            for parameter, expected in zip(engine.model.parameters(), setup.trainer.model.parameters(), strict=True):
+                parameter.copy_(expected)
             dict(engine.model.named_parameters())[name].view(torch.int32).view(-1)[0] ^= 1
     assert setup.difference() < LIMITS[Dtype.FLOAT32].mean, "no check of log-probs would have noticed"
 
@@ -350,7 +350,7 @@ def test_an_engine_that_was_started_again_is_compared_with_the_trainer_again(
     setup.trainer.step()
     setup.worker_group.workers[ENGINES[1]] = setup.engines[1] = ForgetfulEngine(setup.spec.job)
     setup.weight_sync.forget()
-    with pytest.raises(RunError, match=r"rollout_engine/1 computes with other weights than the trainer's: 1 of its "):
+    with pytest.raises(RunError, match=r"rollout_engine/1 does not hold the trainer's weights: 1 of its "):
         setup.weight_sync.resend()
     assert not setup.weight_sync.verified
 
@@ -379,7 +379,7 @@ def test_an_engine_that_a_sync_left_out_ends_the_run(make: Callable[[str, str], 
     setup.sync()
     setup.trainer.step()
     setup.action = replace(setup.action, processes=(TRAINER, ENGINES[0]))
-    with pytest.raises(RunError, match=r"rollout_engine/1 has got 0 of \d+ weights: not ") as caught:
+    with pytest.raises(RunError, match=r"rollout_engine/1 received 0 of \d+ weights: not ") as caught:
         setup.sync()
     assert "version 2" in caught.value.where
     other_way = "placement.transport=gloo" if content == "full" else "placement.sync_content=full"
@@ -396,7 +396,7 @@ def test_an_engine_that_starts_from_files_reads_what_the_trainer_wrote(
     switches.checksums = setup.trainer.save(str(switches.saved))
     switches.check_saved(ENGINES, 1)
     setup.engines[0].damage = _flip_last_byte
-    with pytest.raises(RunError, match="rollout_engine/0 has got other weights"):
+    with pytest.raises(RunError, match=r"rollout_engine/0 received .* weights with other values"):
         switches.check_saved(ENGINES, 1)
 
 
@@ -410,10 +410,8 @@ def _flip_last_byte(folder: Path) -> None:
 def test_rollouts_of_other_weights_than_those_that_are_trained_end_the_run() -> None:
     check_fresh(False, 3, {3}, 4)
     check_fresh(False, 3, set(), 4)
-    with pytest.raises(RunError, match="trained after version 3 was handed over, and never handed over again"):
+    with pytest.raises(RunError, match="trained after version 3 was sent to the engines, and not sent again"):
         check_fresh(True, 3, {3}, 4)
-    with pytest.raises(
-        RunError, match="rollouts came from weights of version 2, the trainer's are version 3"
-    ) as caught:
+    with pytest.raises(RunError, match="rollouts were sampled from version 2, the trainer's weights are 3") as caught:
         check_fresh(False, 3, {3, 2}, 4)
     assert caught.value.where == "step 4, train_forward_backward"

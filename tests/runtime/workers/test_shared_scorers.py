@@ -49,8 +49,8 @@ class Shared:
     def components(self) -> list[dict[tuple[str, str], int]]:
         return self.call("components")
 
-    def scored(self) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-        """What the shares say together, six pairs and three, and what the whole one says."""
+    def score_pairs(self) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+        """Scores of the shards together, of six pairs and three, and scores of the full model."""
         parts = {RANKS[0]: PAIRS[:6], RANKS[1]: PAIRS[6:]}
         calls = [self.worker_group.submit(name, "score", part, "reference") for name, part in parts.items()]
         first, second = self.worker_group.gather(calls, 60.0)
@@ -58,7 +58,7 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     worker_group = LiveWorkerGroup(tmp_path_factory.mktemp("shared"))
     try:
         yield Shared(worker_group)
@@ -66,41 +66,41 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         worker_group.close()
 
 
-def same(one: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> bool:
-    return all(a == pytest.approx(b, abs=1e-5) for a, b in zip(one, other, strict=True))
+def same(scores: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> bool:
+    return all(a == pytest.approx(b, abs=1e-5) for a, b in zip(scores, other, strict=True))
 
 
-def test_shares_say_what_the_whole_model_says_with_unequal_numbers_of_pairs(shared: Shared) -> None:
-    together, whole = shared.scored()
+def test_shares_say_what_the_whole_model_says_with_unequal_numbers_of_pairs(shards: Shared) -> None:
+    together, whole = shards.score_pairs()
     assert same(together, whole)
 
 
-def test_a_rank_holds_the_bytes_of_the_plan(shared: Shared) -> None:
-    shared.scored()
-    model, training = shared.plan.job.load_model(), shared.plan.job.training
-    first, second, whole = (held["reference", "weights"] for held in shared.components())
+def test_a_rank_holds_the_bytes_of_the_plan(shards: Shared) -> None:
+    shards.score_pairs()
+    model, training = shards.plan.job.load_model(), shards.plan.job.training
+    first, second, whole = (sizes["reference", "weights"] for sizes in shards.components())
     assert first == second == frozen_states(training, model, 2).weight_bytes()
     assert whole == 4 * model.num_parameters
     assert first < 0.6 * whole
     rows = [
         row.resident_bytes
-        for row in shared.plan.ledger.rows
+        for row in shards.plan.ledger.rows
         if (row.run_phase, row.action_id, row.process, row.kind) == ("steady", "score/reference", RANKS[1], "weights")
     ]
     assert rows == [first]
 
 
 @pytest.mark.parametrize("destination", at_night(["disk", "host"], but=1))
-def test_shares_come_back_from_where_they_offloaded(shared: Shared, destination: str) -> None:
-    shared.call("offload", destination)
-    assert shared.components()[0]["reference", "weights"] == 0
-    shared.call("reload")
-    together, whole = shared.scored()
+def test_shares_come_back_from_where_they_offloaded(shards: Shared, destination: str) -> None:
+    shards.call("offload", destination)
+    assert shards.components()[0]["reference", "weights"] == 0
+    shards.call("reload")
+    together, whole = shards.score_pairs()
     assert same(together, whole)
 
 
-def test_the_bundle_has_a_config_for_each_role_that_is_shared(shared: Shared) -> None:
-    spec: ExecutionSpec = shared.spec
+def test_the_bundle_has_a_config_for_each_role_that_is_shared(shards: Shared) -> None:
+    spec: ExecutionSpec = shards.spec
     assert set(spec.deepspeed) == {"policy", "reference"}
     assert "optimizer" not in spec.deepspeed["reference"]
-    assert shared.plan.schedule.layout("scorer", shared.plan.schedule.layouts[-1].role).shares_frozen_weights
+    assert shards.plan.schedule.layout("scorer", shards.plan.schedule.layouts[-1].role).shares_frozen_weights

@@ -1,4 +1,4 @@
-"""What every worker can do: meet the others of its group, and import an engine without collecting garbage."""
+"""Abilities of every worker: meeting the others of its group, and importing an engine without collecting garbage."""
 
 import gc
 import socket
@@ -10,7 +10,7 @@ from rlplan.runtime.workers.worker import Worker, no_collections
 
 
 def test_a_rendezvous_port_that_is_taken_is_refused_with_the_way_out() -> None:
-    """That a whole run ends so: the nightly form in tests/runtime/fault_tolerance/test_failures.py."""
+    """A complete run ends so in the nightly form, in tests/runtime/fault_tolerance/test_failures.py."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

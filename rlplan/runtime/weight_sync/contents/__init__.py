@@ -1,1 +1,1 @@
-"""What packets hold: every weight, what has changed, or an adapter."""
+"""Contents of packets: all weights, only the changed elements, or an adapter."""

@@ -1,10 +1,10 @@
-"""Adapter content: a LoRA adapter that came through the channel, taken in by the engine's LoRA manager.
+"""Adapter content: loads a received LoRA adapter into the engine's LoRA manager.
 
-In: the tensors of one version, by name. Out: the request with which the engine uses it from then on. The base never
-travels. vLLM reads adapters from a folder in PEFT's layout, so each engine process writes one into its own host's
-memory and removes it when vLLM has its copy. It holds a lock on the folder until then: one without is what a killed
-process has left, and the next process that takes an adapter there removes it. Each version has a name and an id of its
-own: vLLM keeps what it knows of an id, whatever its files say later.
+In: the tensors of one version, by name. Out: the `LoRARequest` with which the engine uses it. The base weights are
+never sent. vLLM reads adapters from a folder in PEFT's layout, so each engine process writes one into its host's memory
+and removes it once vLLM has a copy. It holds a lock on the folder until then: a folder without a lock was left by a
+killed process, and the next process that loads an adapter removes it. Each version has its own name and id, because
+vLLM never rereads the files of a known id.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def take_adapter(llm: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor]", version: int) -> Any:
-    """Take an adapter in, for which there is a slot. Returns: the `LoRARequest` of what is sampled with it.
+    """Load an adapter into a free slot. Returns: the `LoRARequest` for samples that use it.
 
     tensors: by name in the trainer's module, in the engine's type.
     """
@@ -41,21 +41,21 @@ def take_adapter(llm: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor
             named = {PEFT_PREFIX + name: tensor for name, tensor in tensors.items()}
             save_file(named, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
             (folder / CONFIG_FILE).write_text(json.dumps(_config(job)), encoding="utf-8")
-        adapter = LoRARequest(f"policy-{version}", version, str(folder))
+        adapter = LoRARequest(f"policy-{version}", version, str(folder))  # vLLM caches KV blocks by the adapter's name
         if not llm.llm_engine.add_lora(adapter):
-            raise sync_error(f"the engine did not take the adapters of version {version} in")
+            raise sync_error(f"the engine did not load the adapter of version {version}")
     return adapter
 
 
 @contextmanager
 def _folder_in_memory(version: int) -> Iterator[Path]:
-    """A folder in this host's memory, removed afterwards; what killed processes have left there is removed first."""
-    for left in Path(SHARED_FOLDER).glob("rlplan-*-adapter-*"):
-        with suppress(OSError), _locked(left):
-            shutil.rmtree(left)
-    made = Path(tempfile.mkdtemp(prefix=f"rlplan-{os.getpid()}-new-", dir=SHARED_FOLDER))
-    with _locked(made):  # other engine processes remove a folder that has the name below and no lock
-        folder = made.rename(made.with_name(made.name.replace("-new-", f"-adapter-{version}-")))
+    """Context with a folder in host memory, removed afterwards; removes folders of killed processes first."""
+    for abandoned in Path(SHARED_FOLDER).glob("rlplan-*-adapter-*"):
+        with suppress(OSError), _lock_folder(abandoned):
+            shutil.rmtree(abandoned)
+    draft = Path(tempfile.mkdtemp(prefix=f"rlplan-{os.getpid()}-new-", dir=SHARED_FOLDER))
+    with _lock_folder(draft):  # lock before renaming: other engine processes remove unlocked folders of the final name
+        folder = draft.rename(draft.with_name(draft.name.replace("-new-", f"-adapter-{version}-")))
         try:
             yield folder
         finally:
@@ -63,8 +63,8 @@ def _folder_in_memory(version: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Raises: OSError where another process holds the lock, or the folder is gone."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Context that holds a lock on a folder. Raises: OSError if another process holds it, or the folder is gone."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def adapter_bytes(model: Any) -> int:
-    """Bytes of the slots for adapters in a vLLM model, and of the copies from which they were filled."""
+    """Bytes of the adapter slots in a vLLM model, and of the copies from which they were filled."""
     slots = [
         tensor
         for module in model.modules()
@@ -85,7 +85,7 @@ def adapter_bytes(model: Any) -> int:
 
 
 def _copies(model: Any) -> Iterator[Any]:
-    """A and B of every version that vLLM's manager keeps in the host's memory; of merged layers a list each."""
+    """Yield A and B of every version that vLLM's manager keeps in host memory; fused layers hold a list of each."""
     manager = getattr(model, "lora_manager", None)
     for adapter in manager.list_adapters().values() if manager else ():
         for layer in adapter.loras.values():
@@ -94,7 +94,7 @@ def _copies(model: Any) -> Iterator[Any]:
 
 
 def _config(job: ResolvedJob) -> dict[str, Any]:
-    """What vLLM reads of PEFT's `adapter_config.json`; PEFT itself would be imported for nothing else."""
+    """The keys of PEFT's `adapter_config.json` that vLLM reads, written without importing PEFT."""
     lora = job.training.lora
     assert lora is not None, "there are adapters"
     modules = job.adapted_modules(job.load_model())

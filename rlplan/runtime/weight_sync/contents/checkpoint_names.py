@@ -1,15 +1,15 @@
-"""Names of weights in checkpoints, where transformers' modules have other ones.
+"""Checkpoint names of weights, for model families where transformers' modules use other names.
 
-In: a weight of a module (transformers 5 stacks a layer's experts in one tensor). Out: what a checkpoint of the family
-calls it, which is also what vLLM's loaders take: one matrix an expert, as views. Left out: families that name alike.
-Source: transformers 5.19, conversion_mapping.py, read backwards.
+In: a weight of a module (transformers 5 stacks a layer's experts in one tensor). Out: its names and views in a
+checkpoint of the family, which vLLM's loaders expect: one matrix per expert. Left out: families with equal names.
+Source: transformers 5.19, conversion_mapping.py, inverted.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 BY_NUMBER = ("w1", "w3", "w2")
-"""Gate, up and down of an expert, in Mixtral's checkpoints."""
+"""Gate, up and down projection of an expert, in Mixtral's checkpoints."""
 BY_WORD = ("gate_proj", "up_proj", "down_proj")
 
 RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
@@ -23,14 +23,14 @@ RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
         ("block_sparse_moe.router.weight", "block_sparse_moe.router.layer.weight"),
     ),
 }
-"""Parts of names that a family's checkpoints write otherwise, in the order in which they are replaced."""
+"""Parts of names to replace for each family's checkpoints, in order."""
 
 STACKED = frozenset({"GptOssForCausalLM", "GraniteMoeForCausalLM"})
 """Families whose checkpoints stack experts as the modules do."""
 
 
 def in_checkpoint(architecture: str, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) as checkpoints have them. A stacked tensor becomes views of it."""
+    """Yield (name, tensor) as in checkpoints. A stacked tensor is split into views."""
     renamed = RENAMED.get(architecture, ())
     words = BY_NUMBER if renamed else BY_WORD
     for name, tensor in weights:

@@ -1,13 +1,13 @@
-"""Delta content: only the elements that have changed since the last update, bit for bit.
+"""Delta content: sends only the elements that have changed since the last update.
 
-In: a packet's weights and a copy of what was sent last. Out: bytes; and on the other side the same copy, brought up to
-date. Copies lie on the host, where everything is coded, also for a channel through the memory of GPUs. Whole elements
-are compared as integers of 16 or 32 bits, so that nothing depends on how floats compare.
+In: a packet's weights and a copy of the previously sent ones. Out: bytes; on the other side the same copy, updated bit
+for bit. Copies lie on the host, where deltas are encoded, also for channels through GPU memory. Elements are compared
+as integers of 16 or 32 bits, so that NaN and -0.0 need no special treatment.
 
-A payload is a table, a word of 8 bytes for each chunk (at most 2^20 elements of one tensor), then the chunks' bodies.
-A chunk is coded in the shortest of three ways: gaps (the new elements, then a byte for each: how far it lies behind the
-one before; where that is more than 255, elements that have not changed are sent in between), a bit for each element, or
-all elements. A payload that would be longer than the packet itself is not sent: the whole packet is.
+A payload is a table with one 8-byte word per chunk (at most 2^20 elements of one tensor), then the chunks' bodies.
+A chunk uses the shortest of three encodings. GAPS: the new elements, then one byte each with the distance to the
+previous one; distances over 255 are bridged by unchanged elements. BITS: a bit mask and the new elements. ALL: every
+element. If the payload would be longer than the packet, the full packet is sent.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ import torch
 from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry, layer_of
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Encoding
-from rlplan.runtime.weight_sync.contents.full import fill, in_order, view
+from rlplan.runtime.weight_sync.contents.full import fill, match_entries, view
 from rlplan.units import round_up
 
 CHUNK = 1 << 20
@@ -41,7 +41,7 @@ class _Coding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A coded chunk. count: elements that are sent."""
+    """An encoded chunk. count: elements that are sent."""
 
     coding: _Coding
     count: int
@@ -53,7 +53,7 @@ class _Body:
 
 
 class SentWeights:
-    """The policy as it was last sent, in the packets' own form. serial: of that update; 0 while it is not known."""
+    """The weights as last sent, in packet layout. serial: the serial of that update; 0 while the state is unknown."""
 
     def __init__(self, packets: Sequence[Packet], dtype: torch.dtype) -> None:
         self.packets, self.dtype, self.serial = packets, dtype, 0
@@ -61,28 +61,28 @@ class SentWeights:
         self.num_bytes = sum(copy.numel() for copy in self.copies)
 
     def put(self, index: int, buffer: torch.Tensor, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Keep a packet's weights, and copy all of them into the buffer."""
+        """Store a packet's weights, and copy all of them into the buffer."""
         fill(self.copies[index], self.packets[index].bucket, tensors, self.dtype)
         buffer.copy_(self.copies[index])
 
     def encode(
         self, index: int, buffer: torch.Tensor, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> tuple[Encoding, int]:
-        """Write what differs from the copy into the buffer, and keep the new weights.
+        """Write the differences to the copy into the buffer, and update the copy.
 
-        Returns: how the packet is coded, and its bytes, a multiple of 64.
+        Returns: the packet's encoding, and its size, a multiple of 64 bytes.
         """
         bucket, copy = self.packets[index].bucket, self.copies[index]
         coded = buffer if buffer.is_cpu else torch.empty(buffer.numel(), dtype=torch.uint8)  # numpy writes on the host
         table, end = [], _table_bytes(bucket)
         for (entry, part), new in zip(_chunks(bucket), _words(bucket, tensors, self.dtype), strict=True):
             old = _old_words(copy, entry, self.dtype, part)
-            body = _code(new, old)
+            body = _encode_chunk(new, old)
             table.append(body.count << 2 | body.coding)
             if end + body.num_bytes <= buffer.numel():
                 _write(coded, end, body.parts)
             end += body.num_bytes
-            if body.count:
+            if body.count:  # the copy must equal what the readers hold, also if the full packet is sent below
                 old[:] = new
         if round_up(end, 64) > buffer.numel():
             buffer.copy_(copy)
@@ -95,11 +95,11 @@ class SentWeights:
         return Encoding.DELTA, size
 
     def take(self, index: int, payload: torch.Tensor) -> None:
-        """Keep a whole packet."""
+        """Store a full packet."""
         self.copies[index].copy_(payload)
 
     def apply(self, index: int, payload: torch.Tensor) -> list[BucketEntry]:
-        """Lay a delta over the copy. Returns: the tensors of every layer in which anything came."""
+        """Apply a delta to the copy. Returns: all tensors of every layer that has changes."""
         bucket, data = self.packets[index].bucket, payload.cpu().numpy()
         chunks = list(_chunks(bucket))
         table = data[: _WORD * len(chunks)].view(np.int64)
@@ -125,7 +125,7 @@ def _chunks(bucket: Bucket) -> Iterator[tuple[BucketEntry, slice]]:
 
 
 def _words(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[Any]:
-    for _, tensor in in_order(bucket, tensors):
+    for _, tensor in match_entries(bucket, tensors):
         flat = tensor.reshape(-1)
         for first in range(0, flat.numel(), CHUNK):
             part = flat[first : first + CHUNK].to(device="cpu", dtype=dtype)
@@ -136,12 +136,12 @@ def _old_words(copy: torch.Tensor, entry: BucketEntry, dtype: torch.dtype, part:
     return view(copy, entry, dtype).reshape(-1)[part].view(_WORDS[dtype.itemsize]).numpy()
 
 
-def _code(new: Any, old: Any) -> _Body:
+def _encode_chunk(new: Any, old: Any) -> _Body:
     mask = new != old
     count = int(np.count_nonzero(mask))
     if not count:
         return _Body(_Coding.UNCHANGED, 0)
-    if count * 2 >= new.size:  # gaps take at least a byte more an element, bits an eighth of all
+    if count * 2 >= new.size:  # each gap adds at least one byte per sent element, the bit mask an eighth per element
         return _Body(_Coding.ALL, new.size, (new,))
     places = np.flatnonzero(mask)
     gaps = _short_gaps(places)
@@ -155,7 +155,7 @@ def _code(new: Any, old: Any) -> _Body:
 
 
 def _short_gaps(places: Any) -> Any:
-    """How far each place lies behind the one before it (the first behind -1), with steps of 255 where that is more."""
+    """Distance of each place to the previous one (the first: to -1), with steps of 255 for longer distances."""
     gaps = np.diff(places, prepend=-1)
     extra = (gaps - 1) // _LONGEST_GAP
     steps = np.full(places.size + int(extra.sum()), _LONGEST_GAP, dtype=np.uint8)
@@ -173,7 +173,7 @@ def _write(coded: torch.Tensor, start: int, parts: Iterable[Any]) -> None:
 
 
 def _decode(data: Any, start: int, coding: _Coding, count: int, old: Any) -> int:
-    """Lay a chunk's body over the old elements. Returns: where the next body starts."""
+    """Apply a chunk's body to the old elements. Returns: the start of the next body."""
     size = count * old.itemsize
     values = data[start : start + size].view(old.dtype)
     start += round_up(size, _WORD)

@@ -1,7 +1,7 @@
-"""Full content: every weight of a packet, each in its place.
+"""Full content: all weights of a packet, each at its offset.
 
-In: a trainer's weights. Out: a packet's bytes; and on the other side views of them, named. This form, in which each
-tensor starts on a cache line, is also what deltas are taken between.
+In: a trainer's weights. Out: a packet's bytes; on the other side named views of them. Tensors start on cache lines.
+Deltas are computed between packets of this layout.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,23 +12,25 @@ from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry
 
 
 def fill(buffer: torch.Tensor, bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
-    """Copy a bucket's tensors to their places. Raises: KeyError where the two differ in names or order."""
-    for entry, tensor in in_order(bucket, tensors):
+    """Copy a bucket's tensors to their offsets. Raises: KeyError where names or order differ from the bucket's."""
+    for entry, tensor in match_entries(bucket, tensors):
         view(buffer, entry, dtype).copy_(tensor)
 
 
-def in_order(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[BucketEntry, torch.Tensor]]:
-    """(entry, tensor) of a bucket. Raises: KeyError where the two differ in names, shapes or order."""
+def match_entries(
+    bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[BucketEntry, torch.Tensor]]:
+    """Yield (entry, tensor) of a bucket. Raises: KeyError where names, shapes or order differ from the bucket's."""
     for entry, (name, tensor) in zip(bucket.entries, tensors, strict=True):
         if name != entry.name or tuple(tensor.shape) != entry.shape:
-            raise KeyError(f"{name} {tuple(tensor.shape)} came where {entry.name} {entry.shape} was due")
+            raise KeyError(f"got {name} {tuple(tensor.shape)}, expected {entry.name} {entry.shape}")
         yield entry, tensor
 
 
-def named(
+def view_entries(
     buffer: torch.Tensor, entries: Iterable[BucketEntry], dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, view) of each entry."""
+    """Yield (name, view) of each entry."""
     for entry in entries:
         yield entry.name, view(buffer, entry, dtype)
 

@@ -1,1 +1,1 @@
-"""How packets travel: one file a transport, found by name."""
+"""Transports of packets: one file per transport, found by name."""

@@ -1,12 +1,12 @@
-"""The file behind shared memory: one or more pages of counters and headers, then the arena.
+"""The shared-memory file of a channel: pages with counters and headers, then the arena of packets.
 
-In: a path and packets. Out: the mapped file. Counters are aligned words of 8 bytes, written by one side only and read
-by the other. Left out: torch (both sides of every host-local transport share these pages).
+In: a path and packets. Out: the mapped file. Counters are aligned 8-byte words, each written by one side and read by
+the other. Left out: torch (both sides of every host-local transport share these pages).
 
-Words: 0 the last update that failed; 1 packets published; 2 and on, for each reader, packets read; from 64 on the
-process ids of the sender and the readers; from 128 on the packets' headers, 8 words each. Counts run on over updates:
-update `serial` of n packets begins at serial * n. The kernel tells a waiting side that the other side has ended.
-Assumes: a processor that keeps the order of stores (x86; on ARM the interpreter's own locks order them in practice).
+Words: 0: the last failed update; 1: packets published; 2 to 63: packets read by each reader; 64 to 127: process ids of
+the sender and the readers; from 128: the packets' headers, 8 words each. Counters continue over updates: update
+`serial` of n packets starts at serial * n. A waiting side learns from the kernel (pidfd) that the other side has ended.
+Assumes: a processor that keeps the order of stores (x86; on ARM the interpreter's locks order them in practice).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ SHARED_FOLDER = "/dev/shm"
 FAILED, PUBLISHED, FIRST_READER, FIRST_PID, FIRST_HEADER = 0, 1, 2, 64, 128
 MAX_READERS = FIRST_PID - FIRST_READER
 SENDER = 0
-"""A side of the arena; reader n is side n + 1."""
+"""Number of the sender's side; reader n has side n + 1."""
 HEADER_STRIDE = 8
 
 
@@ -33,11 +33,13 @@ def control_bytes(packets: Sequence[Packet]) -> int:
 
 
 def create_arena(path: str, num_bytes: int) -> None:
-    """Make the shared file with all its pages. Raises: RunError when /dev/shm has too little room."""
+    """Create the shared file with all its pages. Raises: RunError when /dev/shm has too little space."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with writing_file(Path(path), num_bytes, "lower placement.sync_bucket"):
-            os.posix_fallocate(descriptor, 0, num_bytes)
+            os.posix_fallocate(
+                descriptor, 0, num_bytes
+            )  # a full /dev/shm would otherwise raise SIGBUS at a later write
     except BaseException:
         Path(path).unlink()
         raise
@@ -46,7 +48,7 @@ def create_arena(path: str, num_bytes: int) -> None:
 
 
 class ControlPage:
-    """A mapped shared file and the counters at its beginning. side: whose this is."""
+    """A mapped shared file and the counters at its beginning. side: the side of this process."""
 
     def __init__(self, path: str, num_packets: int, side: int) -> None:
         descriptor = os.open(path, os.O_RDWR)
@@ -59,8 +61,8 @@ class ControlPage:
         self._words[FIRST_PID + side] = os.getpid()
         self._processes: dict[int, int] = {}
 
-    def count(self, serial: int, num_packets: int) -> int:
-        """What a counter shows when so many packets of an update are done."""
+    def encode_count(self, serial: int, num_packets: int) -> int:
+        """Counter value after `num_packets` packets of an update."""
         return serial * self.num_packets + num_packets
 
     def has_failed(self, serial: int) -> bool:
@@ -73,32 +75,32 @@ class ControlPage:
         first = FIRST_HEADER + HEADER_STRIDE * index
         for position, word in enumerate(header):
             self._words[first + position] = word
-        self._words[PUBLISHED] = self.count(serial, index + 1)
+        self._words[PUBLISHED] = self.encode_count(serial, index + 1)
 
     def header(self, index: int) -> list[int]:
         first = FIRST_HEADER + HEADER_STRIDE * index
         return list(self._words[first : first + HEADER_STRIDE])
 
     def is_published(self, serial: int, index: int) -> bool:
-        return self._words[PUBLISHED] >= self.count(serial, index + 1)
+        return self._words[PUBLISHED] >= self.encode_count(serial, index + 1)
 
     def read(self, serial: int, reader: int, num_packets: int) -> None:
-        """This reader is done with the first `num_packets`."""
-        self._words[FIRST_READER + reader] = self.count(serial, num_packets)
+        """Record that this reader has read the first `num_packets` packets."""
+        self._words[FIRST_READER + reader] = self.encode_count(serial, num_packets)
 
     def num_read_by_all(self, serial: int, num_readers: int) -> int:
-        """Packets of the update that every reader is done with; negative while one is still in an earlier update."""
+        """Packets of the update that every reader has read; negative while a reader is still in an earlier update."""
         done = min(self._words[FIRST_READER : FIRST_READER + num_readers])
-        return done - self.count(serial, 0)
+        return done - self.encode_count(serial, 0)
 
     def gone(self, sides: Sequence[int]) -> int | None:
-        """The process id of one of these sides that has ended; None while all are there or not yet there."""
+        """Process id of one of these sides that has ended; None while all are alive or not yet connected."""
         poll = select.poll()
         for side in sides:
             pid = self._words[FIRST_PID + side]
             if pid and side not in self._processes:
                 try:
-                    self._processes[side] = os.pidfd_open(pid)
+                    self._processes[side] = os.pidfd_open(pid)  # unlike a process id, it is never reused
                 except ProcessLookupError:
                     return pid
             if side in self._processes:
@@ -107,7 +109,7 @@ class ControlPage:
         return next((self._words[FIRST_PID + side] for side in sides if self._processes.get(side) in ended), None)
 
     def close(self) -> None:
-        """Unmap, once; where tensors over the map are still held, as soon as they are gone."""
+        """Unmap the file; idempotent. While tensors still view the map, it stays until they are freed."""
         if not self.is_closed:
             self.is_closed = True
             while self._processes:

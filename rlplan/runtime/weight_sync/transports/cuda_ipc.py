@@ -1,11 +1,11 @@
-"""The CUDA IPC transport: the trainer writes packets into device memory that the engines on the same GPU have mapped.
+"""The CUDA IPC transport: the trainer writes packets into device memory that engines on the same GPU have mapped.
 
-In: packets. Out: payloads that are views of the trainer's arena: one copy in all, on the device. The shared pages carry
+In: packets. Out: payloads that are views of the trainer's arena, so there is one copy per GPU. The shared pages hold
 only counters and headers, as with shared memory. Left out: GPUs other than the sender's, and engines inside the
-trainer's own process (CUDA does not open its own handles).
-**Not yet run on a GPU**; run over the stand-in of the tests (tests/runtime/device).
+trainer's process (CUDA does not open handles of the own process).
+**Not yet run on a GPU**; tested with the simulated device of the tests (tests/runtime/device).
 
-CUDA works behind the processor's back: a packet is published, and given back, when the stream has come so far.
+CUDA operations are asynchronous: a packet is published or released only after the stream has finished with it.
 """
 
 import pickle
@@ -23,16 +23,16 @@ from rlplan.runtime.weight_sync.transports.shared_memory import SharedMemoryInle
 class CudaIpcOutlet(SharedMemoryOutlet):
     @staticmethod
     def payload_bytes(packets: Sequence[Packet]) -> int:
-        """Nothing behind the control pages: payloads lie on the device."""
+        """Payload bytes in the shared file: none, because payloads lie on the device."""
         return 0
 
     def handles(self) -> bytes:
-        """The GPU's id and what opens the arena there, as bytes: they pass through the driver, which has no torch."""
+        """The GPU's id and its IPC handle, pickled: they pass through the driver, which does not import torch."""
         device = needed_device()
         return pickle.dumps((device.uuid(), device.share(self.arena)))
 
     def publish(self, header: Header) -> None:
-        """Let the readers have the packet, when it is written."""
+        """Make the packet available to the readers once the stream has written it."""
         needed_device().finish_stream()
         super().publish(header)
 
@@ -42,21 +42,21 @@ class CudaIpcOutlet(SharedMemoryOutlet):
 
 class CudaIpcInlet(SharedMemoryInlet):
     def release(self, index: int) -> None:
-        """The packet has been read, when the stream has come so far."""
+        """Release the packet once the stream has read it."""
         needed_device().finish_stream()
         super().release(index)
 
     def _memory(self) -> Any:
         device = needed_device()
-        uuid, handle = pickle.loads(self.endpoint.handles)  # from a process of this run
+        uuid, handle = pickle.loads(self.endpoint.handles)  # trusted: written by a process of this run
         if uuid != device.uuid():
-            raise sync_error(f"the sender's arena lies on GPU {uuid}, and this process computes on {device.uuid()}")
+            raise sync_error(f"the sender's arena is on GPU {uuid}, but this process runs on GPU {device.uuid()}")
         return device.open(handle)
 
 
 def needed_device() -> Device:
-    """The GPU that this process computes on. Raises: RunError where it sees none."""
+    """The GPU of this process. Raises: RunError where it sees none."""
     device = present()
     if device is None:
-        raise sync_error("this process sees no GPU, and its weights go through a GPU's memory")
+        raise sync_error("this process sees no GPU, but its transport uses GPU memory")
     return device

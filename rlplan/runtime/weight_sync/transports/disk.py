@@ -1,9 +1,9 @@
-"""The disk transport: safetensors files, a folder for every update, for engines anywhere that see the folder.
+"""The disk transport: safetensors files in one folder per update, for engines on any host that shares the folder.
 
-In: packets. Out: the same bytes, read back into one buffer. A file appears under its name when it is whole. Full
-packets hold their tensors by name, so that whatever reads safetensors can read them; deltas hold a tensor of bytes.
-A reader on the sender's host learns at once that the sender has ended; on another host, when its time is up.
-Left out: waiting for a disk: what the kernel has taken over counts as written.
+In: packets. Out: the same bytes, read back into one buffer. A file gets its name once it is complete. Full packets
+store tensors by name, so that any safetensors reader can read them; deltas store one tensor of bytes. A reader on the
+sender's host notices at once that the sender has ended; a reader on another host at its timeout.
+Left out: fsync; data that the kernel has accepted counts as written.
 """
 
 import json
@@ -25,11 +25,11 @@ from rlplan.runtime.weight_sync.contents.full import view
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 FAILED = "failed"
 SENDER = "sender"
-"""The file that says whose process the sender is."""
+"""Name of the file that identifies the sender's process."""
 
 
 class DiskSide:
-    """Either side: a buffer of the largest packet, and the folder of the update that is under way."""
+    """Either side: a buffer for the largest packet, and the folder of the current update."""
 
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         self.endpoint, self.packets = endpoint, packets
@@ -42,7 +42,7 @@ class DiskSide:
         self.deadline = Deadline(update.timeout_s)
 
     def abort(self) -> None:
-        """Leave a mark for the others; where even that is impossible, they wait until their time is up."""
+        """Create a marker file for the other sides; if even that fails, they wait until their timeout."""
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / FAILED).touch()
@@ -51,7 +51,7 @@ class DiskSide:
         return self.folder / f"packet-{index:04d}.safetensors"
 
     def _pieces(self, index: int, encoding: int, num_bytes: int) -> Iterator[tuple[str, str, list[int], torch.Tensor]]:
-        """(name, type, shape, bytes) of what a packet's file holds."""
+        """Yield (name, type, shape, bytes) of each tensor in a packet's file."""
         if encoding != Encoding.FULL:
             yield "delta", "U8", [num_bytes], self.arena[:num_bytes]
             return
@@ -67,20 +67,20 @@ class DiskOutlet(DiskSide):
         super().__init__(endpoint, packets)
         self.folder.mkdir(parents=True, exist_ok=True)
         with writing_file(self.folder / SENDER):
-            (self.folder / SENDER).write_text(f"{os.getpid()} {_processes_of()}", encoding="ascii")
+            (self.folder / SENDER).write_text(f"{os.getpid()} {_process_namespace()}", encoding="ascii")
 
-    def open(self) -> None:
-        """Readers may come at any time."""
+    def connect(self) -> None:
+        """Do nothing: readers may connect at any time."""
 
     def begin(self, update: Update) -> None:
-        """An update follows; what is left of earlier ones is removed: its readers have read it, or failed."""
+        """Prepare for an update; remove the files of earlier updates, which readers have read or given up."""
         super().begin(update)
         for old in Path(self.endpoint.path).glob("version-*"):
             shutil.rmtree(old, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
     def buffer(self, index: int) -> torch.Tensor:
-        """One buffer for all packets: each is written before the next is filled."""
+        """Return the single buffer: each packet is written to disk before the next one is filled."""
         return self.arena[: self.packets[index].bucket.num_bytes]
 
     def publish(self, header: Header) -> None:
@@ -91,21 +91,21 @@ class DiskOutlet(DiskSide):
             content[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + data.numel()]}
             end += data.numel()
         text = json.dumps(content).encode()
-        text += b" " * (-len(text) % 8)
+        text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
         path = self._file(header.index)
         with writing_file(path, 8 + len(text) + end), path.with_suffix(".part").open("wb", buffering=0) as file:
             _write_all(file.fileno(), memoryview(struct.pack("<Q", len(text)) + text))
             for *_, data in pieces:
                 _write_all(file.fileno(), data.numpy().data)
-        path.with_suffix(".part").rename(path)
+        path.with_suffix(".part").rename(path)  # readers wait for the final name
 
     def finish(self) -> None:
-        """Files stay until the next update."""
+        """Do nothing: files stay until the next update."""
 
     def abort(self) -> None:
-        """Remove what was half written, which is room for the mark where the disk is full, and leave the mark."""
-        for half in self.folder.glob("*.part"):
-            half.unlink()
+        """Remove incomplete files, which frees space for the marker on a full disk, then create the marker."""
+        for partial in self.folder.glob("*.part"):
+            partial.unlink()
         super().abort()
 
     def close(self) -> None:
@@ -119,12 +119,12 @@ class DiskInlet(DiskSide):
         self.sender = Sender(self.folder / SENDER)
 
     def take(self, index: int) -> tuple[Header, torch.Tensor]:
-        """Wait for a packet's file and read it, each tensor to its place."""
+        """Wait for a packet's file and read each tensor to its offset."""
         path = self._file(index)
 
         def is_there() -> bool:
             if (self.folder / FAILED).exists():
-                raise sync_error(f"the other side has given up {self.folder.name}", GivenUpError)
+                raise sync_error(f"the other side has aborted {self.folder.name}", GivenUpError)
             if path.exists():
                 return True
             if (pid := self.sender.gone()) is not None:
@@ -137,16 +137,16 @@ class DiskInlet(DiskSide):
             content = json.loads(file.read(size))
             header = Header(*map(int, content["__metadata__"]["header"].split()))
             if header.num_bytes > self.arena.numel():
-                raise sync_error(f"packet {index} has {header.num_bytes} bytes, at most {self.arena.numel()} were due")
+                raise sync_error(f"packet {index} has {header.num_bytes} bytes, expected at most {self.arena.numel()}")
             for name, _, _, data in self._pieces(index, header.encoding, header.num_bytes):
                 begin, end = content[name]["data_offsets"]
                 if end - begin != data.numel():
-                    raise sync_error(f"{name} in {path.name} has {end - begin} bytes, {data.numel()} were due")
+                    raise sync_error(f"{name} in {path.name} has {end - begin} bytes, expected {data.numel()}")
                 _read_all(file.fileno(), data.numpy().data, 8 + size + begin, path.name)
         return header, self.arena[: header.num_bytes]
 
     def release(self, index: int) -> None:
-        """Files stay until the next update."""
+        """Do nothing: files stay until the next update."""
 
     def close(self) -> None:
         self.arena = self.arena[:0]
@@ -154,36 +154,36 @@ class DiskInlet(DiskSide):
 
 
 class Sender:
-    """The process that writes, as the kernel of a reader's host knows it. path: where it said who it is."""
+    """The sender's process, as seen by a reader. path: the file that identifies it."""
 
     def __init__(self, path: Path) -> None:
         words = path.read_text(encoding="ascii").split() if path.exists() else []  # another host may not see it yet
         self.pid, self._descriptor, self._has_ended = int(words[0]) if words else 0, -1, False
-        if words[1:] == [_processes_of()]:
+        if words[1:] == [_process_namespace()]:
             try:
                 self._descriptor = os.pidfd_open(self.pid)
             except ProcessLookupError:
                 self._has_ended = True
             except OSError:
-                pass  # a kernel or a sandbox without it, or no descriptor left: the deadline is there still
+                pass  # no pidfd (kernel, sandbox, descriptor limit): the deadline still applies
 
     def gone(self) -> int | None:
-        """Its process id where it has ended; None where it lives, or on another host."""
+        """Process id of a sender that has ended; None while it lives, or if it runs on another host."""
         if self._descriptor >= 0:
-            ends = select.poll()  # select.select takes no descriptor above 1023
-            ends.register(self._descriptor, select.POLLIN)
-            self._has_ended = bool(ends.poll(0))
+            poll = select.poll()  # select.select accepts no descriptor above 1023
+            poll.register(self._descriptor, select.POLLIN)
+            self._has_ended = bool(poll.poll(0))
         return self.pid if self._has_ended else None
 
     def close(self) -> None:
-        """May be called twice."""
+        """Release the descriptor; idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
-def _processes_of() -> str:
-    """What two processes have in common that know each other by their process ids."""
+def _process_namespace() -> str:
+    """Identifier of the boot and process-id namespace, within which process ids are comparable."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 

@@ -1,11 +1,11 @@
-"""The gloo transport: broadcast over TCP in a group of its own, the sending rank and every engine process.
+"""The gloo transport: broadcasts over TCP in a separate group of the sending rank and all engine processes.
 
 In: packets. Out: the same bytes in the readers' own arenas. Works between hosts.
-Left out: the ranks' default group, with which this one never mixes: a gather there cannot wait for a reader here.
+Left out: the trainer's default group. The groups are separate, so that a gather never waits for a reader.
 
-Each packet is two broadcasts, its header and its bytes. The sender runs ahead as far as its arena allows; a thread of
-the reader takes packets in as far as the reader's arena allows, while the engine loads. In the end everybody adds up
-how many have read everything.
+Each packet is two broadcasts, its header and its payload. The sender runs ahead as far as its arena allows. A thread of
+each reader receives packets as far as its arena allows, while the engine loads. An all-reduce at the end counts the
+readers that have read all packets.
 """
 
 import queue
@@ -24,7 +24,7 @@ from rlplan.runtime.weight_sync.channel import HEADER_WORDS, Deadline, Endpoint,
 
 
 class GlooSide:
-    """A member of the group, with an arena of its own."""
+    """Either side: a member of the group, with its own arena."""
 
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         self.endpoint, self.packets = endpoint, packets
@@ -35,11 +35,11 @@ class GlooSide:
 
     def begin(self, update: Update) -> None:
         if self.group is None:
-            raise sync_error("the group was given up after a failure")
+            raise sync_error("the process group was closed after a failure")
         self.deadline = Deadline(update.timeout_s)
 
     def abort(self) -> None:
-        """Leave the group: the others see a closed connection."""
+        """Leave the group; the others see a closed connection."""
         group, self.group = self.group, None
         if group is not None:
             group.abort()
@@ -52,6 +52,7 @@ class GlooSide:
         gloo: Any = dist.ProcessGroupGloo  # torch's stub has neither `_Options` nor a group made with them
         options = gloo._Options()
         options._timeout = timedelta(seconds=self.endpoint.timeout_s)
+        # One device for the interface that reaches the sender: gloo would otherwise resolve the host name.
         options._devices = [gloo.create_device(hostname=own_address(self.endpoint.host))]
         prefix = dist.PrefixStore("weight_sync", store)
         self.store = store
@@ -64,7 +65,7 @@ class GlooSide:
 
     def _group(self) -> Any:
         if self.group is None:
-            raise sync_error("the group was given up")
+            raise sync_error("the process group was closed")
         return self.group
 
     def _wait(self, work: Any, what: str) -> None:
@@ -77,7 +78,7 @@ class GlooSide:
 
 class GlooOutlet(GlooSide):
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
-        """Listen at the sender's address, and nowhere else, at a free port."""
+        """Listen on a free port of the sender's address only."""
         listener = socket.socket()
         listener.bind((endpoint.host, 0))
         listener.listen()
@@ -92,7 +93,7 @@ class GlooOutlet(GlooSide):
         )
         self._sent: list[tuple[Any, Any]] = []
 
-    def open(self) -> None:
+    def connect(self) -> None:
         self._join(self.store, 0)
 
     def begin(self, update: Update) -> None:
@@ -100,7 +101,7 @@ class GlooOutlet(GlooSide):
         self._sent = []
 
     def buffer(self, index: int) -> torch.Tensor:
-        """The packet's memory, once the packets that lie there have been sent."""
+        """Wait until the packets in this memory have been sent, and return it."""
         for position in range(self.packets[index].after):
             self._wait_until_sent(position)
         return packet_view(self.arena, self.packets[index])
@@ -116,7 +117,7 @@ class GlooOutlet(GlooSide):
         done = torch.zeros(1, dtype=torch.int64)
         self._wait(self._group().allreduce([done]), "reading of the last packet")
         if int(done) != self.endpoint.num_readers:
-            raise sync_error(f"{int(done)} of {self.endpoint.num_readers} engine processes have read everything")
+            raise sync_error(f"only {int(done)} of {self.endpoint.num_readers} engine processes read all packets")
 
     def _wait_until_sent(self, position: int) -> None:
         for work, _ in self._sent[position]:
@@ -135,7 +136,7 @@ class GlooInlet(GlooSide):
     def begin(self, update: Update) -> None:
         super().begin(update)
         self._came, self._num_read = queue.Queue(), 0
-        threading.Thread(target=self._take_in, args=(self._came,), daemon=True).start()
+        threading.Thread(target=self._receive_packets, args=(self._came,), daemon=True).start()
 
     def take(self, index: int) -> tuple[Header, torch.Tensor]:
         try:
@@ -149,14 +150,14 @@ class GlooInlet(GlooSide):
         return header, packet_view(self.arena, self.packets[index])[: header.num_bytes]
 
     def release(self, index: int) -> None:
-        """The packet has been read; after the last one the sender hears of it."""
+        """Free the packet's memory; after the last packet, take part in the final all-reduce."""
         with self._has_read:
             self._num_read = index + 1
             self._has_read.notify()
         if index + 1 == len(self.packets):
             self._wait(self._group().allreduce([torch.ones(1, dtype=torch.int64)]), "the end of the update")
 
-    def _take_in(self, came: "queue.Queue[Header | BaseException]") -> None:
+    def _receive_packets(self, came: "queue.Queue[Header | BaseException]") -> None:
         try:
             for index, packet in enumerate(self.packets):
                 with self._has_read:
@@ -172,7 +173,7 @@ class GlooInlet(GlooSide):
 
 
 def own_address(peer: str) -> str:
-    """This host's address on the way to a peer. Nothing is sent.
+    """This host's address on the route to a peer. Nothing is sent.
 
     >>> own_address("127.0.0.1")
     '127.0.0.1'

@@ -1,11 +1,11 @@
-"""The NCCL transport: broadcast between GPUs, from the sending rank to every engine process.
+"""The NCCL transport: broadcasts between GPUs, from the sending rank to all engine processes.
 
-In: packets. Out: the same bytes in the readers' own arenas, on their devices. Headers go over vLLM's stateless group
-(TCP), payloads over a communicator of our own: a second NCCL group made by torch fails beside vLLM's.
-Left out: several sending ranks, sharded tensors. **Not yet run on a GPU**; run over the device layer's stand-in
-(tests/runtime/device). Written against vLLM 0.32.
+In: packets. Out: the same bytes in the readers' own arenas, on their devices. Headers use vLLM's stateless group (TCP),
+payloads a separate NCCL communicator: a second NCCL group created by torch fails next to vLLM's.
+Left out: several sending ranks, sharded tensors. **Not yet run on a GPU**; tested with the simulated device of the
+tests (tests/runtime/device). Written against vLLM 0.32.
 
-NCCL cannot be interrupted: a broadcast that does not end in time fails the update, and the communicator with it.
+NCCL cannot be interrupted: a broadcast that misses its deadline fails the update, and the communicator with it.
 """
 
 import socket
@@ -22,7 +22,7 @@ from rlplan.runtime.weight_sync.transports.cuda_ipc import needed_device
 
 
 class NcclSide:
-    """A member of the group, with an arena of its own on its device."""
+    """Either side: a member of the group, with its own arena on its device."""
 
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         self.endpoint, self.packets = endpoint, packets
@@ -36,7 +36,7 @@ class NcclSide:
 
     def begin(self, update: Update) -> None:
         if self.communicator is None:
-            raise sync_error("the group was given up after a failure")
+            raise sync_error("the communicator was closed after a failure")
         self.deadline = Deadline(update.timeout_s)
 
     def abort(self) -> None:
@@ -54,12 +54,12 @@ class NcclSide:
         self.group, self.communicator = self.device.meet(endpoint.host, endpoint.port, rank, endpoint.num_readers + 1)
 
     def _broadcast(self, header: Header | None, index: int) -> tuple[Header, torch.Tensor, Event]:
-        """Send (rank 0) or receive a packet: its header, its bytes, and the event after which they are there."""
+        """Send (rank 0) or receive a packet; return header, payload, and the event that marks its completion."""
         if self.group is None:
-            raise sync_error("the group was given up")
+            raise sync_error("the communicator was closed")
         header = Header(*self.group.broadcast_obj(None if header is None else header.words(), src=0))
         payload = packet_view(self.arena, self.packets[index])[: header.num_bytes]
-        self.device.follow(self.stream)
+        self.device.follow(self.stream)  # the broadcast starts after pending reads and writes of this arena memory
         self.communicator.broadcast(payload, src=0, stream=self.stream)
         event = self.device.new_event()
         event.record(self.stream)
@@ -68,14 +68,14 @@ class NcclSide:
 
 class NcclOutlet(NcclSide):
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
-        """Choose a port; the store itself listens when the channel is opened."""
+        """Choose a free port; the store listens there once the channel is opened."""
         with socket.socket() as probe:
             probe.bind((endpoint.host, 0))
             port = probe.getsockname()[1]
         super().__init__(replace(endpoint, port=port), packets)
         self._sent: list[Event] = []
 
-    def open(self) -> None:
+    def connect(self) -> None:
         self._join(0)
 
     def begin(self, update: Update) -> None:
@@ -83,7 +83,7 @@ class NcclOutlet(NcclSide):
         self._sent = []
 
     def buffer(self, index: int) -> torch.Tensor:
-        """The packet's memory, once the packets that lie there have been sent."""
+        """Wait until the packets in this memory have been sent, and return it."""
         for position in range(self.packets[index].after):
             self.deadline.wait(self._sent[position].query, f"sending of packet {position}")
         return packet_view(self.arena, self.packets[index])
@@ -108,7 +108,7 @@ class NcclInlet(NcclSide):
         return header, payload
 
     def release(self, index: int) -> None:
-        """The packet has been read; after the last one the sender hears of it."""
+        """Free the packet's memory; after the last packet, join the barrier that `finish` waits for."""
         self.device.finish_stream()
         if index + 1 == len(self.packets):
             self.group.barrier(timeout=self.deadline.left_s())

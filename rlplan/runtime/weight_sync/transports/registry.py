@@ -1,4 +1,7 @@
-"""The transports by name. In: an endpoint. Out: the sender's or a reader's side of it. Each is one file beside this."""
+"""Transports by name: one file in this folder each.
+
+In: an endpoint. Out: the sender's or a reader's side.
+"""
 
 import importlib
 from collections.abc import Sequence
@@ -18,15 +21,15 @@ _MODULES = {
 
 
 def make_outlet(endpoint: Endpoint, packets: Sequence[Packet]) -> Outlet:
-    """The sender's side, with what readers open (a file, a port, device memory) in its own endpoint."""
-    return cast(Outlet, _side(endpoint, "Outlet")(endpoint, packets))
+    """Create the sender's side; its `endpoint` names the file, port or device memory that readers open."""
+    return cast(Outlet, _load_class(endpoint, "Outlet")(endpoint, packets))
 
 
 def open_inlet(endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> Inlet:
-    """A reader's side. reader: its number among all processes of all engines."""
-    return cast(Inlet, _side(endpoint, "Inlet")(endpoint, packets, reader))
+    """Create a reader's side. reader: its number among all processes of all engines."""
+    return cast(Inlet, _load_class(endpoint, "Inlet")(endpoint, packets, reader))
 
 
-def _side(endpoint: Endpoint, side: str) -> Any:
+def _load_class(endpoint: Endpoint, side: str) -> Any:
     module, prefix = _MODULES[endpoint.transport]
     return getattr(importlib.import_module(f"rlplan.runtime.weight_sync.transports.{module}"), prefix + side)

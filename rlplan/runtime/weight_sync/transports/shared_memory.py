@@ -1,6 +1,6 @@
-"""The shared-memory transport: the trainer writes packets into /dev/shm, the engines read them where they lie.
+"""The shared-memory transport: the trainer writes packets into /dev/shm, and engines read them in place.
 
-In: packets. Out: payloads that are views of the shared pages: one copy in all. Left out: anything between hosts.
+In: packets. Out: payloads that are views of the shared pages, so there is one copy per host. Left out: other hosts.
 """
 
 import os
@@ -33,7 +33,7 @@ from rlplan.runtime.weight_sync.transports.arena import (
 
 
 class SharedPages:
-    """The pages as either side maps them. side: which this is; others: whom it waits for."""
+    """Either side's mapping of the pages. side: this process's side; others: the sides that it waits for."""
 
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], side: int, others: Sequence[int]) -> None:
         self.endpoint, self.packets, self.others = endpoint, packets, others
@@ -50,35 +50,35 @@ class SharedPages:
         self.control.fail(self.serial)
 
     def close(self) -> None:
-        """Unmap, once. The views handed out must be gone."""
+        """Unmap the pages; idempotent. Payload tensors keep their pages until they are freed."""
         if not self.control.is_closed:
             del self.arena
-            self.control.close()  # tensors handed out keep their pages until they go
+            self.control.close()
 
     def _memory(self) -> torch.Tensor:
-        """Where payloads lie: behind the control pages."""
+        """Memory of the payloads, after the control pages."""
         return torch.frombuffer(self.control.map, dtype=torch.uint8, offset=control_bytes(self.packets))
 
     def _stop_if_failed(self) -> None:
-        """Raises: GivenUpError where nothing more will come from the other side."""
+        """Raises: GivenUpError where the other side has aborted the update or ended."""
         if self.control.has_failed(self.serial):
-            raise sync_error(f"the other side has given up update {self.serial}", GivenUpError)
+            raise sync_error(f"the other side has aborted update {self.serial}", GivenUpError)
         if (pid := self.control.gone(self.others)) is not None:
             raise sync_error(f"the other side has ended (process {pid}) in update {self.serial}", GivenUpError)
 
 
 class SharedMemoryOutlet(SharedPages):
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
-        """Make the shared file. Its name is removed when the first update begins: by then everybody has it mapped."""
+        """Create the shared file. It is unlinked when the first update begins: by then all readers have mapped it."""
         if endpoint.num_readers > MAX_READERS:
-            raise sync_error(f"{endpoint.num_readers} engine processes are too many for one arena ({MAX_READERS})")
+            raise sync_error(f"{endpoint.num_readers} engine processes; one arena supports at most {MAX_READERS}")
         path = Path(SHARED_FOLDER) / f"rlplan-{os.getpid()}-{uuid.uuid4().hex}"
         create_arena(str(path), control_bytes(packets) + self.payload_bytes(packets))
         try:
             super().__init__(replace(endpoint, path=str(path)), packets, SENDER, range(1, endpoint.num_readers + 1))
             self.endpoint = replace(self.endpoint, handles=self.handles())
         except BaseException:
-            path.unlink()  # no other process is left to do it
+            path.unlink()  # no other process knows the path yet
             raise
 
     @staticmethod
@@ -86,34 +86,34 @@ class SharedMemoryOutlet(SharedPages):
         return arena_bytes(packets)
 
     def handles(self) -> bytes | None:
-        """What readers need beside the path to open the payloads' memory; None: nothing."""
+        """Handles of the payloads' memory for readers; None if the path suffices."""
         return None
 
-    def open(self) -> None:
-        """Nothing to wait for."""
+    def connect(self) -> None:
+        """Do nothing: readers may connect at any time."""
 
     def begin(self, update: Update) -> None:
         super().begin(update)
         Path(self.endpoint.path).unlink(missing_ok=True)
 
     def buffer(self, index: int) -> torch.Tensor:
-        """The packet's memory, once the packets that lie there have been read."""
+        """Wait until the packets in this memory have been read, and return it."""
         packet = self.packets[index]
-        self._wait_for(packet.after, f"reading of packet {packet.after - 1}")
+        self._wait_until_read(packet.after, f"reading of packet {packet.after - 1}")
         return packet_view(self.arena, packet)
 
     def publish(self, header: Header) -> None:
         self.control.publish(header.serial, header.index, header.words())
 
     def finish(self) -> None:
-        self._wait_for(len(self.packets), "reading of the last packet")
+        self._wait_until_read(len(self.packets), "reading of the last packet")
 
     def close(self) -> None:
-        """Unmap, and remove the file where no reader has opened it yet."""
+        """Unmap the pages, and remove the file if no update has begun."""
         super().close()
         Path(self.endpoint.path).unlink(missing_ok=True)
 
-    def _wait_for(self, num_packets: int, what: str) -> None:
+    def _wait_until_read(self, num_packets: int, what: str) -> None:
         def is_read() -> bool:
             self._stop_if_failed()
             readers = self.endpoint.num_readers

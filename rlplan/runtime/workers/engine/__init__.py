@@ -1,1 +1,1 @@
-"""The rollout engine on vLLM, stepped by a loop of ours."""
+"""The rollout engine on vLLM, stepped by rlplan's own loop."""

@@ -1,15 +1,15 @@
-"""How vLLM loads a model whose weights are the trainer's frozen base: each parameter becomes a view of it.
+"""Shared base on the engine's side: each vLLM parameter becomes a view of the trainer's frozen base.
 
-In: the opened base, while `vllm.LLM` is made. Out: a model without weights of its own. Left out: where the memory comes
-from (weight_sync/shared_base.py).
+In: the opened base, while `vllm.LLM` is created. Out: a model without weights of its own. Left out: where the memory
+comes from (weight_sync/shared_base.py).
 
-vLLM's own loader gets the trainer's weights by their names, in place of those of files. Each parameter that it has made
-of them is compared with the base, bit by bit, and given up for it, so that both sides mean the same by every name is
-proved at every start. Memory of parameters is touched when they are loaded: on a CPU one at a time exists twice, on a
-GPU all until they are compared.
-On a CPU vLLM would pack each linear weight into a buffer of its own; here it multiplies with torch, as it does where
-oneDNN has no packs. Source: vLLM 0.32.0, default_loader.py, layers/utils.py; its weight_cache/ipc_loader.py shares the
-weights of engines with each other, on GPUs alone.
+vLLM's own loader reads the trainer's weights by name instead of files. Each parameter that it builds is compared with
+the base bit by bit, then replaced by a view of the base. Every start thus proves that both sides agree on each name.
+A parameter takes memory once it is loaded: on a CPU one parameter at a time exists twice, on a GPU all of them do until
+they are compared.
+On a CPU vLLM would pack each linear weight into a separate buffer; here it multiplies with torch, as it does where
+oneDNN has no packed format. Source: vLLM 0.32.0, default_loader.py, layers/utils.py. vLLM's weight_cache/ipc_loader.py
+shares weights only between engines, and only on GPUs.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,11 @@ from rlplan.runtime.weight_sync.shared_base import OpenedBase, base_error
 
 
 @contextmanager
-def loading_base(base: OpenedBase | None) -> Iterator[None]:
-    """For a block that makes a model: its parameters become the base's. Nothing without one. Raises: RunError."""
+def load_from_base(base: OpenedBase | None) -> Iterator[None]:
+    """Context in which a model that vLLM creates takes its parameters from the base, if there is one.
+
+    Raises: RunError where a parameter is not one of the trainer's weights.
+    """
     if base is None:
         yield
         return
@@ -35,9 +38,9 @@ def loading_base(base: OpenedBase | None) -> Iterator[None]:
 
     def load(loader: Any, model: Any, config: Any) -> None:
         before[1](loader, model, config)
-        _give_up_all(base, dict(model.named_parameters()))
+        _replace_remaining(base, dict(model.named_parameters()))
 
-    Loader.get_all_weights = lambda _, config, model: _handed_over(base, config, model)
+    Loader.get_all_weights = lambda _, config, model: _iterate_weights(base, config, model)
     Loader.load_weights, utils.dispatch_cpu_unquantized_gemm = load, _multiply_with_torch
     try:
         yield
@@ -45,20 +48,21 @@ def loading_base(base: OpenedBase | None) -> Iterator[None]:
         Loader.get_all_weights, Loader.load_weights, utils.dispatch_cpu_unquantized_gemm = before
 
 
-def _handed_over(base: OpenedBase, config: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The trainer's weights. When the loader asks for the next one, a parameter that is whole by then is given up; a
-    loader that keeps weights back is looked at in the end.
+def _iterate_weights(base: OpenedBase, config: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the trainer's weights; replace each complete parameter when the loader asks for the next weight.
+
+    Parameters of a loader that defers weights are replaced at the end (`_replace_remaining`).
     """
-    parameters, whole = dict(model.named_parameters()), ""
+    parameters, current = dict(model.named_parameters()), ""
     for name, tensor, part_of in base.weights():
-        if part_of != whole and whole in parameters and _is_same(base, whole, parameters[whole]):
-            parameters[whole].data = base.tensors[whole]
-        whole = part_of
+        if part_of != current and current in parameters and _is_same(base, current, parameters[current]):
+            parameters[current].data = base.tensors[current]
+        current = part_of
         yield from in_checkpoint(config.hf_config.architectures[0], [(name, tensor)])
 
 
-def _give_up_all(base: OpenedBase, parameters: dict[str, Any]) -> None:
-    """What is left. Raises: RunError where a parameter is none of the trainer's weights."""
+def _replace_remaining(base: OpenedBase, parameters: dict[str, Any]) -> None:
+    """Replace the parameters that do not yet share the base. Raises: RunError where the trainer has no such weight."""
     for name, parameter in parameters.items():
         if base.holds(parameter.data):
             continue
@@ -75,5 +79,5 @@ def _is_same(base: OpenedBase, name: str, parameter: torch.Tensor) -> bool:
 
 
 def _multiply_with_torch(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """In place of vLLM's `dispatch_cpu_unquantized_gemm`: the weight stays, and there is no pack beside it."""
+    """Replace vLLM's `dispatch_cpu_unquantized_gemm`: keep the weight and build no packed copy."""
     layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]

@@ -1,12 +1,11 @@
-"""A kernel of vLLM's own that it leaves aside on a CPU, and a count that it makes for nobody.
+"""Faster decoding on CPUs: vLLM's own RMS-norm kernel instead of torch operations, and no unused token ranks.
 
-vLLM 0.32 was built with a kernel for RMS norms on CPUs (`torch.ops._C`) and computes them in torch's operations, seven
-or more, each of which costs a decoding step of a few rows its dispatch: with compilation they would be fused, and the
-runtime has none. Its kernel for gated SiLU rounds otherwise than the trainer in bf16, and stays aside. And for the
-log-prob of every sampled token it counts the words that are as likely, which reads all log-probs once more and which no
-part of ours reads.
-In: nothing. Out: vLLM with that kernel, by its own means for such replacements (`CustomOp.register_oot`); a process
-that may use the CPU's tiles, as its kernel for weights in 4 bits does.
+vLLM 0.32 ships an RMS-norm kernel for CPUs (`torch.ops._C`) but computes norms with seven or more torch operations.
+Each operation costs a dispatch in a decoding step of a few rows; compilation would fuse them, but the runtime does not
+compile. vLLM's kernel for gated SiLU is not used: in bf16 it rounds differently than the trainer. vLLM also computes
+the rank of every sampled token, which reads all log-probs once more; rlplan does not use ranks.
+In: nothing. Out: vLLM with that kernel, through its own extension point (`CustomOp.register_oot`); a process that may
+use AMX tiles, as vLLM's kernel for 4-bit weights does.
 """
 
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 import torch
 
 WIDTH = 8
-"""The kernel for CPUs takes so many elements at a time, and refuses rows that are no multiple of it."""
+"""Elements that the CPU kernel processes at a time; row lengths must be a multiple of it."""
 
 
-def take_cpu_kernels() -> None:
-    """Call it before an engine is made; once more does nothing. On a CPU only: a GPU takes its own kernels."""
+def register_cpu_kernels() -> None:
+    """Register the kernel; idempotent. Call it before an engine is created, and on a CPU only."""
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
     from vllm.model_executor.layers.layernorm import RMSNorm
     from vllm.v1.sample.sampler import Sampler
@@ -27,7 +26,7 @@ def take_cpu_kernels() -> None:
         return
 
     class CpuRMSNorm(RMSNorm):
-        """In vLLM's kernel, wherever that computes what is asked for."""
+        """RMS norm in vLLM's CPU kernel where it supports the shapes, else in torch."""
 
         def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
             weight = self.weight.data
@@ -44,21 +43,21 @@ def take_cpu_kernels() -> None:
             return x, residual
 
     CustomOp.register_oot(CpuRMSNorm, name="RMSNorm")
-    Sampler.gather_logprobs = staticmethod(_unranked(Sampler.gather_logprobs))
+    Sampler.gather_logprobs = staticmethod(_skip_ranks(Sampler.gather_logprobs))
 
 
-def allow_tiles() -> None:
-    """Ask the system for AMX tiles, once a process: without it their first use ends the process (SIGILL).
+def request_amx_tiles() -> None:
+    """Request AMX tiles from the kernel for this process; without it their first use ends the process (SIGILL).
 
-    vLLM 0.32 multiplies 4 bits with tiles where the CPU has them, and leaves the asking to oneDNN, which does it only
-    where it multiplies with them itself first. Source: kernels/linear/mixed_precision/cpu.py, `_get_isa_hint`.
+    vLLM 0.32 multiplies 4-bit weights with tiles where the CPU has them, but leaves the request to oneDNN. oneDNN makes
+    it only before its own first use. Source: kernels/linear/mixed_precision/cpu.py, `_get_isa_hint`.
     """
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
 
 
-def _unranked(gather: Any) -> Any:
-    """The sampled tokens' log-probs alone, where no others are asked for; their ranks stay 0, which is none."""
+def _skip_ranks(gather: Any) -> Any:
+    """Wrap vLLM's `gather_logprobs`: without further log-probs requested, return rank 0 (no rank) for each token."""
     from vllm.v1.outputs import LogprobsTensors
 
     def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> Any:

@@ -1,8 +1,8 @@
-"""EngineThread: the one thread of an engine: it runs calls in order, and engine steps in between.
+"""EngineThread: the single thread of an engine, which runs calls in order and engine steps in between.
 
-Everything that touches an engine happens in it, so that nothing of the engine's needs a lock, calls are heard while it
-generates, and torch keeps one team of threads.
-In: functions to call; a `work` function that does a bit of work and says whether there was any. Out: their results.
+Everything that touches an engine runs in this thread. So the engine needs no lock, calls are answered while it
+generates, and torch keeps one pool of threads.
+In: functions to call; a `work` function that takes one engine step and returns whether there was one. Out: results.
 """
 
 import queue
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class EngineThread:
-    """See the module docstring. An error in `work` is given to every later caller: the engine is broken by then."""
+    """See the module docstring. An error in `work` is raised to every later caller: the engine is broken by then."""
 
     def __init__(self, name: str, work: Callable[[], bool]) -> None:
         self._work = work
@@ -23,7 +23,7 @@ class EngineThread:
         self._thread.start()
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """The function's result, called in the thread after what was asked before. In the thread itself: at once."""
+        """Call a function in the thread after earlier calls, or at once inside the thread; return its result."""
         if threading.current_thread() is self._thread:
             return function()
         future: Future[Any] = Future()
@@ -33,6 +33,7 @@ class EngineThread:
     def _loop(self) -> None:
         while True:
             is_idle = self.failure is not None or not self._work_once()
+            # Answer all waiting calls before the next step; without work, block until a call arrives.
             while is_idle or not self._calls.empty():
                 self._answer(*self._calls.get())
                 is_idle = False
@@ -45,7 +46,7 @@ class EngineThread:
             return False
 
     def _answer(self, function: Callable[[], Any], future: "Future[Any]") -> None:
-        """Do one call. After a failure nothing is done any more."""
+        """Run one call and set its result. After a failure, every call raises that failure."""
         try:
             if self.failure is not None:
                 raise self.failure

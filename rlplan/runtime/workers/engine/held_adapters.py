@@ -1,9 +1,9 @@
-"""The versions of the policy's adapter that an engine holds: one for what begins, others for what is under way.
+"""Adapter versions that an engine holds: one for new samples, older ones for samples that are still running.
 
 In: versions as they arrive, vLLM's names of samples that begin and end. Out: the `LoRARequest` of each sample, and its
-version. A sample ends under the version that it began with: its log-probs are those of one policy, and its keys and
-values stay right, which vLLM tells apart from other versions' by the adapter's name.
-Left out: how vLLM takes one in (weight_sync/contents/adapter.py); how many there can be (memory/weight_sync).
+version. A sample finishes under the version that it began with, so its log-probs belong to one policy. Its KV cache
+stays valid too, because vLLM separates cached blocks by the adapter's name.
+Left out: how vLLM loads an adapter (weight_sync/contents/adapter.py); the number of slots (memory/weight_sync).
 """
 
 from collections import Counter
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class HeldAdapters:
-    """See the module docstring. num_slots: versions that vLLM has room for; 0 where it gets whole weights.
+    """See the module docstring. num_slots: versions that vLLM has room for; 0 where weight sync sends full weights.
 
-    version: with which samples begin; that of the weights alone as long as no adapter has come. newest: the one that
-    arrived last, with which they begin from `switch` on.
+    version: used by new samples; the version of the base weights before the first adapter. newest: the version that
+    arrived last; new samples use it after `switch`.
     """
 
     def __init__(self, num_slots: int, version: int) -> None:
@@ -34,11 +34,11 @@ class HeldAdapters:
 
     @property
     def versions(self) -> list[int]:
-        """Versions that are held, the oldest first."""
+        """Loaded versions, oldest first."""
         return sorted(self._held)
 
     def begin(self, sample: str) -> Any:
-        """What a sample computes with beside the weights: a request of vLLM's; None where no adapter has come yet."""
+        """Register a new sample and return its `LoRARequest`; None before the first adapter."""
         if not self.num_slots:
             return None
         self._begun[sample] = self.version
@@ -46,12 +46,12 @@ class HeldAdapters:
         return self._held[self.version][0] if self._held else None
 
     def end(self, llm: Any, sample: str) -> int | None:
-        """The version that a sample was begun with, which goes with its last sample; None for whole weights."""
+        """Unregister a sample, remove outdated versions, and return the sample's version; None for full weights."""
         if not self.num_slots:
             return None
         version = self._begun.pop(sample)
         self._num_under_way[version] -= 1
-        self._let_go(llm)
+        self._remove_outdated(llm)
         return version
 
     def take(
@@ -62,48 +62,48 @@ class HeldAdapters:
         version: int,
         checksums: Mapping[str, int],
     ) -> None:
-        """Take a version in, beside those that samples are under way with.
+        """Load a version beside those that running samples use.
 
-        One that is here already stays, as where all engines are sent what another one lost; not where it came otherwise
-        and nothing was begun with it, as where it is sent again because it was wrong.
-        Raises: RunError where samples take all slots: vLLM would drop a version of theirs without a word. With
-        `max_staleness` there is always one (memory/weight_sync/adapters.py, num_adapter_versions says why).
+        A version that is already loaded stays, as when all engines receive what another engine lost. It is replaced
+        only if its checksums differ and no sample uses it, as when it is sent again after an error.
+        Raises: RunError where running samples occupy all slots: vLLM would silently drop one of their versions. With
+        `max_staleness` a slot is always free (see num_adapter_versions in memory/weight_sync/adapters.py).
         """
-        # In a batch with any adapter vLLM 0.32 on a CPU gives samples without one that of the last slot.
-        assert self._held or not self._begun, "the first version comes before samples that go on beside it"
-        if not self._keeps(version, checksums):
+        # In a batch with any adapter, vLLM 0.32 on a CPU applies the last slot's adapter to samples without one.
+        assert self._held or not self._begun, "the first version arrives before any sample"
+        if not self._is_loaded(version, checksums):
             self._make_room(llm, version)
             self._held[version] = take_adapter(llm, job, tensors, version), checksums
         self.newest = version
-        if self.version not in self._held:  # the first one, of a new engine or of one that was restarted
+        if self.version not in self._held:  # the first version of a new or restarted engine
             self.version = version
 
     def switch(self, llm: Any, version: int | None = None) -> None:
-        """Samples begin with the newest version from now on, or with one that another rank names."""
+        """Use the newest version for new samples, or the version that rank 0 names."""
         self.version = self.newest if version is None else version
-        self._let_go(llm)
+        self._remove_outdated(llm)
 
-    def _keeps(self, version: int, checksums: Mapping[str, int]) -> bool:
+    def _is_loaded(self, version: int, checksums: Mapping[str, int]) -> bool:
         if version not in self._held:
             return False
         return self._num_under_way[version] > 0 or self._held[version][1] == checksums
 
     def _make_room(self, llm: Any, version: int) -> None:
-        """Of what nothing is under way with, the version that samples begin with goes last."""
+        """Free a slot by removing unused versions; the version of new samples goes last."""
         self.newest = self.version
-        self._let_go(llm)
+        self._remove_outdated(llm)
         if version in self._held:
             self._remove_unused(llm, {version})
         if len(self._held) >= self.num_slots:
             self._remove_unused(llm, set(self._held))
         if len(self._held) >= self.num_slots:
-            held = ", ".join(map(str, self.versions))
+            loaded = ", ".join(map(str, self.versions))
             raise sync_error(
-                f"version {version} finds no slot for its adapter: samples of versions {held} are under way, and there "
-                f"are {self.num_slots} slots"
+                f"no free slot for the adapter of version {version}: samples of versions {loaded} are running, and "
+                f"there are {self.num_slots} slots"
             )
 
-    def _let_go(self, llm: Any) -> None:
+    def _remove_outdated(self, llm: Any) -> None:
         self._remove_unused(llm, set(self._held) - {self.version, self.newest})
 
     def _remove_unused(self, llm: Any, versions: set[int]) -> None:

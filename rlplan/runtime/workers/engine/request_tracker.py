@@ -1,7 +1,7 @@
-"""RequestTracker: which samples of which requests an engine is still generating, and what has finished so far.
+"""RequestTracker: the samples that an engine is still generating, and those that have finished.
 
-In: requests, and finished samples one by one. Out: whole requests, to those who wait for them.
-Left out: how samples are made (rollout_engine.py).
+In: requests, and finished samples one by one. Out: complete requests, in the outbox of their caller.
+Left out: how samples are generated (rollout_engine.py).
 """
 
 import threading
@@ -13,7 +13,7 @@ from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Rollo
 
 
 class Outbox:
-    """Finished requests on their way out; filled by one thread and emptied by another."""
+    """A queue of finished requests, filled by one thread and emptied by another."""
 
     def __init__(self) -> None:
         self._finished: list[FinishedRequest] = []
@@ -26,13 +26,13 @@ class Outbox:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will come: `take` raises this."""
+        """Let `take` raise this error, because no further request will finish."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
     def take(self, at_least: int, max_wait_s: float | None) -> list[FinishedRequest]:
-        """All that there are, once there are so many or the time is over."""
+        """Return all finished requests once there are `at_least` many or `max_wait_s` has passed."""
         deadline = None if max_wait_s is None else time.monotonic() + max_wait_s
         with self._changed:
             while len(self._finished) < at_least:
@@ -54,7 +54,7 @@ class _Open:
 
 
 class RequestTracker:
-    """Used by one thread only. samples: gets each sample as it ends, where they are wanted."""
+    """See the module docstring. Not thread-safe. samples: receives each sample as it finishes; None if not needed."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -65,14 +65,14 @@ class RequestTracker:
         return len(self._open)
 
     def enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> list[tuple[str, int]]:
-        """(engine's name, index) of every sample of new requests, group by group."""
+        """Register new requests; return (request id, index) of every sample, group by group."""
         for request in requests:
             assert request.id not in self._open, f"request {request.id} is already being worked on"
             self._open[request.id] = _Open(request, outbox)
         return [(request.id, index) for request in requests for index in range(request.num_samples)]
 
     def finish(self, request_id: str, index: int, completion: Completion) -> None:
-        """Note one sample; with the last of its request, hand the request out."""
+        """Record one sample; put its request into the outbox when this was the last sample."""
         entry = self._open[request_id]
         entry.samples[index] = completion
         if self.samples is not None:
@@ -82,16 +82,16 @@ class RequestTracker:
             entry.outbox.put(FinishedRequest(request_id, tuple(entry.samples[i] for i in sorted(entry.samples))))
 
     def drop(self, request_ids: Sequence[str]) -> list[tuple[str, int]]:
-        """Forget requests, also those that are waited for; gives (id, index) of the samples that had not ended."""
-        left = []
+        """Drop requests and fail their waiting callers; return (id, index) of the samples that had not finished."""
+        unfinished = []
         for entry in [self._open.pop(name) for name in request_ids if name in self._open]:
             name = entry.request.id
-            left += [(name, index) for index in range(entry.request.num_samples) if index not in entry.samples]
+            unfinished += [(name, index) for index in range(entry.request.num_samples) if index not in entry.samples]
             entry.outbox.fail(RuntimeError(f"request {name} was dropped"))
-        return left
+        return unfinished
 
     def fail(self, error: BaseException) -> None:
-        """Tell all waiting callers that nothing more will come."""
+        """Raise this error in all waiting callers and drop their requests."""
         for entry in self._open.values():
             entry.outbox.fail(error)
         self._open.clear()

@@ -1,8 +1,9 @@
-"""RolloutEngine: the policy on vLLM, in its own process, stepped by a loop of ours.
+"""RolloutEngine: the policy on vLLM in a worker process, stepped by rlplan's own loop.
 
-In: token ids of prompts. Out: sampled tokens with their log-probs and the weights that each came from. New weights come
-through `weight_sync/`; requests may arrive, and weights may change, between any two steps of the engine.
-With tensor parallelism each rank is such a process; rank 0 is asked, and leads the others step by step (`lock_step`).
+In: token ids of prompts. Out: sampled tokens with their log-probs and weight versions. New weights arrive through
+`weight_sync/`; requests may arrive, and weights may change, between any two engine steps.
+With tensor parallelism each rank is such a process; rank 0 takes requests and leads the others in lock step
+(lock_step.py).
 """
 
 import dataclasses
@@ -31,12 +32,12 @@ from rlplan.runtime.weight_sync.channel import (
     sync_error,
 )
 from rlplan.runtime.weight_sync.contents.adapter import adapter_bytes
-from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
-from rlplan.runtime.workers.engine.cpu_kernels import allow_tiles, take_cpu_kernels
+from rlplan.runtime.workers.engine.cpu_attention import choose_cpu_arguments
+from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels, request_amx_tiles
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.held_adapters import HeldAdapters
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
-from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
+from rlplan.runtime.workers.engine.sampling import build_sampling_parameters, read_completion
 from rlplan.runtime.workers.worker import Worker, no_collections
 from rlplan.spec.model import read_model
 from rlplan.spec.resolved import ResolvedJob
@@ -46,15 +47,17 @@ if TYPE_CHECKING:
     import torch
 
     from rlplan.runtime.weight_sync.shared_base import OpenedBase
+    from rlplan.runtime.workers.engine.lock_step import Follower, Leader
 
 
 class RolloutEngine(Worker):
-    """See the module docstring. `dirty` means that a weight update failed half-way: only a full one makes it clean.
+    """See the module docstring. dirty: a weight update failed half-way; only a full update clears it.
 
-    Every method runs in the engine's own thread, between two steps, but for those that wait for completions.
+    Every method runs in the engine thread, between two steps, except those in `WAITING`.
     """
 
     WAITING = ("generate", "collect", "finished_samples")
+    """Methods that block until samples finish; the engine thread has to take steps meanwhile."""
 
     def __init__(self, process: str, job: ResolvedJob, arguments: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
@@ -68,23 +71,23 @@ class RolloutEngine(Worker):
         self.tracker, self.outbox, self.samples = RequestTracker(), Outbox(), Outbox()
         self.tracker.samples = self.samples if job.has_reward_processes else None
         self.num_steps = 0
-        self.leader: Any = None
-        self.follower: Any = None
-        self.thread = EngineThread(process, self._work)
+        self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        self.thread = EngineThread(process, self._step_if_possible)
 
     def invoke(self, method: str, *arguments: Any) -> Any:
-        """Call a method where it belongs."""
+        """Call a method in the engine thread, or in the caller's thread if it waits for samples."""
         if method in self.WAITING:
             return super().invoke(method, *arguments)
         return self.thread.run(lambda: super(RolloutEngine, self).invoke(method, *arguments))
 
     def pulse(self) -> float:
-        is_at_work = self.tracker.num_open and not self.paused and not self.dirty
-        return float(self.num_steps) if is_at_work else super().pulse()
+        """The number of steps while the engine has work, so that an engine that hangs is noticed."""
+        has_work = self.tracker.num_open and not self.paused and not self.dirty
+        return float(self.num_steps) if has_work else super().pulse()
 
     @no_collections()
     def import_libraries(self) -> None:
-        """Load the code that `start` needs, so that its memory alone can be measured."""
         import torch
 
         worker = "cpu_worker" if self.job.device_kind == "cpu" else "gpu_worker"
@@ -95,7 +98,7 @@ class RolloutEngine(Worker):
         import rlplan.runtime.weight_sync.vllm_extension  # noqa: F401
 
         if not self.job.is_on_gpus:
-            take_cpu_kernels()
+            register_cpu_kernels()
         torch.set_num_threads(self.num_threads)
         architecture = self.job.load_model().architecture
         if self.job.takes_images:
@@ -112,36 +115,38 @@ class RolloutEngine(Worker):
         version: int = 0,
         base: BaseHandle | None = None,
     ) -> None:
-        """Load the model and allocate the KV cache; also again, after `stop`.
+        """Load the model and allocate the KV cache. An engine that exists already is stopped first.
 
-        address: where the ranks meet, when there are several. version: that of the weights in the folder. base: of the
-        trainer, whose weights are these. An engine that is there already goes first: the caller does not know of it.
+        address: the ranks' rendezvous, if there are several. version: version of the weights in the folder. base: the
+        trainer's frozen base, if the engine shares it.
         """
         import torch
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
         from rlplan.runtime.weight_sync.shared_base import OpenedBase
-        from rlplan.runtime.workers.engine.base_loading import loading_base
+        from rlplan.runtime.workers.engine.base_loading import load_from_base
         from rlplan.runtime.workers.engine.lock_step import named_by_port
         from rlplan.runtime.workers.engine.weight_packing import watch_weight_packing
         from rlplan.runtime.workers.worker_device import worker_device
 
-        worker_device(self.job)
+        worker_device(self.job)  # selects the GPU; raises an error where the process sees none
         if self.job.rollout.base_path is not None:
-            allow_tiles()
+            request_amx_tiles()
         self.stop()
-        arguments = self.arguments | ({} if self.job.is_on_gpus else cpu_arguments(read_model(Path(model_folder))))
+        arguments = self.arguments | (
+            {} if self.job.is_on_gpus else choose_cpu_arguments(read_model(Path(model_folder)))
+        )
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
-        store = self._join(rank, address)
-        self._let_go_of_base()  # of a start that failed
+        store = self._join_ranks(rank, address)
+        self._close_base()  # an earlier start may have failed after opening it
         if base is not None:
             self.base = OpenedBase(base, self.job.load_model(), getattr(torch, self.job.rollout.dtype.value))
-        meeting = named_by_port(address[1]) if address else nullcontext()
-        with watch_weight_packing(self.base) as packing, loading_base(self.base), meeting:
+        shared_memory_name = named_by_port(address[1]) if address else nullcontext()
+        with watch_weight_packing(self.base) as packing, load_from_base(self.base), shared_memory_name:
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
-        if "speculative_config" in arguments:
+        if "speculative_config" in arguments:  # after LLM(), which installs vLLM's own replacement
             from rlplan.runtime.workers.engine.speculative_decoding import fix_temperature_expansion
 
             fix_temperature_expansion()
@@ -151,81 +156,78 @@ class RolloutEngine(Worker):
             self._run_in_lock_step(rank, address, store)
 
     def stop(self) -> None:
-        """Destroy the engine, if there is one, and give its memory back; `start` makes a new one in the same process.
+        """Destroy the engine, if there is one, and free its memory; `start` creates a new one in the same process.
 
-        Its weights are clean again whatever happened before: it is started with whole ones.
+        Also clears `dirty`, because a new engine starts with complete weights.
         """
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         if self.llm is None:
             return
-        assert not self.tracker.num_open, "an engine is stopped when nothing is under way"
+        assert not self.tracker.num_open, "an engine is stopped when no request is open"
         if self.follower is not None:
             self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
         self.llm, self.leader, self.follower, self.dirty = None, None, None, False
-        cleanup_dist_env_and_memory()  # which collects what the engine was
-        self._let_go_of_base()
-        gc.unfreeze()
-        gc.collect()  # what the clean-up let go of lies in cycles, and what is frozen is never collected
-        gc.freeze()  # modules, which vLLM has thawed, are not what the next start has to look for garbage in
+        cleanup_dist_env_and_memory()
+        self._close_base()
+        gc.unfreeze()  # the engine's objects form cycles, and frozen objects are never collected
+        gc.collect()
+        gc.freeze()  # keep collections of the next start from visiting all modules again
         give_memory_back()
 
-    def _let_go_of_base(self) -> None:
+    def _close_base(self) -> None:
         if self.base is not None:
-            gc.collect()  # a table in a cycle of vLLM's would keep all of it
+            gc.collect()  # an embedding in one of vLLM's reference cycles would keep the base mapped
             self.base.close()
             self.base = None
 
     def sleep(self, level: int) -> None:
-        """CUDA: give weights and KV cache back and keep the process. Level 2 drops the weights: they are sent again.
+        """Free the GPU memory of weights and KV cache. Level 2 drops the weights, which are then sent again.
 
         Not yet run on a GPU; on a CPU vLLM only changes its state.
         """
-        assert not self.tracker.num_open, "an engine sleeps when nothing is under way"
+        assert not self.tracker.num_open, "an engine sleeps when no request is open"
         self.llm.sleep(level=level)
 
     def wake(self, tags: list[str]) -> None:
-        """CUDA: take back room for what is named, `weights` or `kv_cache`. Not yet run on a GPU."""
+        """Allocate GPU memory again. tags: `weights` or `kv_cache`. Not yet run on a GPU."""
         self.llm.wake_up(tags=tags)
         if "kv_cache" in tags:
-            self.forget_keys_and_values()
+            self.reset_prefix_cache()
 
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
-        """Complete the requests, and wait for it. Results stand in the requests' order.
-
-        A rank that is led waits until it has taken part in all of it, and gives nothing.
-        """
+        """Complete the requests and return them in order. A follower rank waits for the same requests, returns none."""
         if self.follower is not None:
             missing = {request.id for request in requests}
             while missing:
                 missing -= {finished.id for finished in self.outbox.take(1, None)}
             return []
         outbox = Outbox()
-        self.thread.run(lambda: self._enter(requests, outbox))
+        self.thread.run(lambda: self._admit_requests(requests, outbox))
         finished = {request.id: request for request in outbox.take(len(requests), None)}
         return [finished[request.id] for request in requests]
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Begin to complete the requests, beside those that are under way; `collect` hands them out."""
-        self._enter(requests, self.outbox)
+        """Start the requests in addition to those that are open; `collect` returns them when finished."""
+        self._admit_requests(requests, self.outbox)
 
     def collect(self, max_wait_s: float, at_least: int = 1) -> list[FinishedRequest]:
-        """What was submitted and has been finished since the last time; waits so long for so many."""
+        """Return submitted requests that have finished; wait at most `max_wait_s` for `at_least` of them."""
         return self.outbox.take(at_least, max_wait_s)
 
     def finished_samples(self, max_wait_s: float) -> list[FinishedRequest]:
-        """Samples that have ended since the last time, before their requests have; waits so long for the first."""
+        """Return samples that have finished, also of open requests; wait at most `max_wait_s` for the first."""
         return self.samples.take(1, max_wait_s)
 
     def abandon(self, request_ids: Sequence[str]) -> None:
-        """Drop what is under way of these requests: they will be asked for again, here or elsewhere."""
+        """Drop these requests and their unfinished samples; the driver submits them again."""
         if self.leader is not None:
-            self.leader.tell({"abandon": list(request_ids)})
-        self._drop(request_ids)
+            self.leader.send_order({"abandon": list(request_ids)})
+        self._drop_requests(request_ids)
 
     def pause(self) -> int:
-        """Take no more steps until `resume`; what is under way is kept. Gives the number of open requests."""
+        """Take no more steps until `resume`, but keep open requests; return their number."""
         self.paused = True
         return self.tracker.num_open
 
@@ -234,7 +236,7 @@ class RolloutEngine(Worker):
         self.adapters.switch(self.llm)
 
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
-        """Open the channel through which weights come in; an earlier one is closed."""
+        """Open the weight-sync channel on this side and close an earlier one."""
         self.just_started = False
         packets = policy_packets(self.job, self.job.load_model())
         takes_deltas = self.job.placement.sync_content is SyncContent.DELTA
@@ -242,26 +244,27 @@ class RolloutEngine(Worker):
         self.llm.init_weight_transfer_engine({"init_info": channel})
 
     def receive_weights(self, update: Update) -> ReceiveReport:
-        """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
+        """Receive and load one update. A dirty engine needs a full one."""
         if self.dirty and not update.is_full:
-            raise sync_error("the last update failed: only a full one makes this engine clean")
+            raise sync_error("the last weight update failed half-way: this engine needs a full update")
+        # Ranks receive an update independently, so they would change weights at different steps.
         is_stepping = bool(self.tracker.num_open) and not self.paused
         assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
-        self.dirty = True  # from here on the weights are mixed, and no step is taken
+        self.dirty = True  # versions are mixed until the update ends, so no step may be taken
         if self.job.placement.sync_content is SyncContent.ADAPTER:
             self._receive_adapter(update)
         else:
             self.llm.start_weight_update()
             self.llm.update_weights({"update_info": {"update": update}})
             self.llm.finish_weight_update(weight_version=str(update.version))
-            self.forget_keys_and_values()
+            self.reset_prefix_cache()
         self.dirty = False
         return self.sync_report()
 
     def verify_weights(self, update: Update) -> VerificationReport:
-        """Take the same weights once more, and compare what the engine computes with, before and after.
+        """Receive the same weights again and compare the engine's parameters before and after.
 
-        Adapters are not taken in again: vLLM's slots are compared with what comes.
+        Adapters are not loaded again: vLLM's adapter slots are compared with the received matrices.
         """
         if self.job.placement.sync_content is SyncContent.ADAPTER:
             from rlplan.runtime.weight_sync.adapter_state import compare_adapter
@@ -274,15 +277,15 @@ class RolloutEngine(Worker):
         return report
 
     def sync_report(self) -> ReceiveReport:
-        """What the last update took here, or why it ended."""
+        """Report of the last update: bytes, seconds and checksums, or the mismatch that ended it."""
         report: ReceiveReport = self._transfer.receiver.report
         return dataclasses.replace(report, applied_s=self._transfer.apply_s)
 
     def _receive_adapter(self, update: Update) -> None:
-        """Take a version's adapters in.
+        """Receive and load a version's adapter.
 
-        Samples begin with them when all ranks of the engine have them: what is paused says so when it resumes, and
-        rank 0 says it to those that it leads.
+        New samples may use it only once all ranks of the engine have it. So a paused engine switches when it resumes,
+        and followers switch when rank 0 sends the next requests.
         """
         transfer = self._transfer
         tensors = self._received_adapter(update)
@@ -297,31 +300,31 @@ class RolloutEngine(Worker):
         return {name: tensor.cpu().clone() for name, tensor in self._transfer.receiver.tensors(update)}
 
     def file_checksums(self, folder: str) -> dict[str, int]:
-        """Checksums of the weights in a folder, as this process reads them."""
-        from rlplan.runtime.weight_sync.checksums import of_files
+        """Checksums of the weights in a folder, as read by this process."""
+        from rlplan.runtime.weight_sync.checksums import checksum_files
 
-        return of_files(folder)
+        return checksum_files(folder)
 
-    def forget_keys_and_values(self) -> None:
-        """Drop every cached prefix, also those of open requests, which are computed anew: vLLM does not by itself."""
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached prefixes after a weight update, which vLLM does not; open requests recompute theirs."""
         if not self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not reset its prefix cache")
 
     def components(self) -> dict[tuple[str, str], int]:
-        """Bytes of the parameters that are still tensors, of the packs, and of the KV cache."""
+        """Bytes of parameters, packed weights, KV cache and weight-sync buffers."""
         if self.llm is None:
             return {}
         runner = self._vllm_worker.model_runner
-        held = {
+        sizes = {
             MemoryKind.WEIGHTS: self.packing.kept_bytes,
             MemoryKind.PACKED_WEIGHTS: self.packing.packed_bytes,
             MemoryKind.KV_CACHE: storage_bytes(runner.kv_caches),
             MemoryKind.SYNC_STAGING: self._transfer.num_bytes + adapter_bytes(runner.model),
         }
-        return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
+        return {(Role.POLICY.value, kind.value): size for kind, size in sizes.items()}
 
     def loaded_components(self) -> dict[tuple[str, str], int]:
-        """While loading, every parameter was a tensor: the weights before packing."""
+        """Bytes of the weights while loading, before they were packed."""
         return {(Role.POLICY.value, MemoryKind.WEIGHTS.value): self.packing.loaded_bytes} if self.just_started else {}
 
     @property
@@ -332,20 +335,20 @@ class RolloutEngine(Worker):
     def _transfer(self) -> Any:
         return self._vllm_worker.weight_transfer_engine
 
-    def _join(self, rank: int, address: tuple[str, int] | None) -> Any:
-        """Meet the engine's other ranks, if any. vLLM takes the group that it finds, and the environment's ranks."""
-        from rlplan.runtime.workers.engine.lock_step import join, join_alone
+    def _join_ranks(self, rank: int, address: tuple[str, int] | None) -> Any:
+        """Join the engine's other ranks, if any. vLLM uses the existing group and the ranks in the environment."""
+        from rlplan.runtime.workers.engine.lock_step import join_ranks, join_single_rank
 
         if address is None:
-            join_alone()
+            join_single_rank()
             return None
         world_size = int(self.arguments["tensor_parallel_size"])
-        here = rank if self.job.device_kind == "cpu" else 0  # a process sees its own GPU alone
-        names = {"RANK": rank, "LOCAL_RANK": here, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        local_rank = rank if self.job.device_kind == "cpu" else 0  # a process sees only its own GPU
+        names = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
         timeout = timedelta(seconds=self.job.limits.rank_timeout_s)
-        return join(rank, world_size, address, timeout, self.take_listener())
+        return join_ranks(rank, world_size, address, timeout, self.take_listener())
 
     def _run_in_lock_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
         from rlplan.runtime.workers.engine.lock_step import Follower, Leader
@@ -357,48 +360,50 @@ class RolloutEngine(Worker):
             self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
 
     def _obey(self, order: dict[str, Any]) -> None:
-        """Do what rank 0 does: take requests in, drop them, or take a step."""
+        """Execute an order of rank 0: admit requests, drop requests, or take a step."""
         if "enter" in order:
             requests = [RolloutRequest(**fields) for fields in order["enter"]]
             self.adapters.switch(self.llm, order["version"])
-            self._add(requests, self.outbox)
+            self._add_requests(requests, self.outbox)
         elif "abandon" in order:
-            self._drop(order["abandon"])
+            self._drop_requests(order["abandon"])
         else:
             self._step()
 
-    def _enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
-        assert self.follower is None, "rank 0 of an engine is asked, and leads the others"
+    def _admit_requests(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
+        assert self.follower is None, "only rank 0 of an engine takes requests"
         if self.leader is not None:
             fields = [dataclasses.asdict(request) for request in requests]
-            self.leader.tell({"enter": fields, "version": self.adapters.version})
-        self._add(requests, outbox)
+            self.leader.send_order({"enter": fields, "version": self.adapters.version})
+        self._add_requests(requests, outbox)
 
-    def _add(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
-        """Hand the samples to vLLM, all before the next step, so that what is computed together does not vary."""
+    def _add_requests(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
+        """Add all samples to vLLM before the next step, so that batches are reproducible."""
         if self.dirty:
-            raise sync_error("the last update failed: the weights are mixed, and nothing is generated from them")
+            raise sync_error(
+                "the last weight update failed half-way: versions are mixed, so this engine cannot generate"
+            )
         self.just_started = False
         by_id = {request.id: request for request in requests}
         for name, index in self.tracker.enter(requests, outbox):
             request = by_id[name]
             stop, ignores_eos = self.job.rollout.stop, self.job.workload.ignores_eos
-            parameters = sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
+            parameters = build_sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
             prompt, adapter = engine_prompt(request), self.adapters.begin(f"{name}/{index}")
             self.llm.llm_engine.add_request(f"{name}/{index}", prompt, parameters, lora_request=adapter)
 
-    def _drop(self, request_ids: Sequence[str]) -> None:
-        if left := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:
-            self.llm.llm_engine.abort_request(left)
-            for sample in left:
+    def _drop_requests(self, request_ids: Sequence[str]) -> None:
+        if unfinished := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:
+            self.llm.llm_engine.abort_request(unfinished)
+            for sample in unfinished:
                 self.adapters.end(self.llm, sample)
 
-    def _work(self) -> bool:
-        """One step of the engine, where there is something to do and no other rank decides when."""
+    def _step_if_possible(self) -> bool:
+        """Take one engine step if there is work and this rank decides about steps; return whether it did."""
         if self.paused or self.dirty or not self.tracker.num_open or self.follower is not None:
             return False
         if self.leader is not None:
-            self.leader.tell({"step": True})
+            self.leader.send_order({"step": True})
         self._step()
         return True
 
@@ -408,7 +413,7 @@ class RolloutEngine(Worker):
             for output in self.llm.llm_engine.step():
                 name, _, index = output.request_id.rpartition("/")
                 version = self.adapters.end(self.llm, output.request_id)
-                self.tracker.finish(name, int(index), completion_of(output.outputs[0], version))
+                self.tracker.finish(name, int(index), read_completion(output.outputs[0], version))
         except BaseException as error:
             self.tracker.fail(error)
             raise

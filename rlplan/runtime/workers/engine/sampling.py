@@ -1,6 +1,6 @@
-"""Requests and completions in vLLM's terms and back.
+"""Conversion of requests to vLLM's sampling parameters, and of vLLM's outputs to completions.
 
-In: a RolloutRequest, or what vLLM made of a sample. Out: its sampling parameters, or a Completion.
+In: a RolloutRequest, or vLLM's output of a sample. Out: its sampling parameters, or a Completion.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,10 @@ from typing import Any
 from rlplan.runtime.rollout.experience import Completion, RolloutRequest, WeightSpan
 
 
-def sampling_parameters(request: RolloutRequest, index: int, stop: Sequence[str | int], *, ignores_eos: bool) -> Any:
-    """How sample `index` of a request is drawn. stop: texts and tokens that end a response; they belong to it."""
+def build_sampling_parameters(
+    request: RolloutRequest, index: int, stop: Sequence[str | int], *, ignores_eos: bool
+) -> Any:
+    """Sampling parameters of sample `index`. stop: texts and tokens that end a response and are part of it."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -19,10 +21,10 @@ def sampling_parameters(request: RolloutRequest, index: int, stop: Sequence[str 
         temperature=0.0 if index >= request.num_samples - request.num_greedy else request.temperature,
         top_p=1.0,
         top_k=-1,
-        seed=request.seed + index,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=bool(texts),
+        seed=request.seed + index,  # a seed per sample, so that samples do not depend on the batch
+        logprobs=0,  # log-probs of the sampled tokens only
+        flat_logprobs=True,  # flat arrays instead of one object per token
+        detokenize=bool(texts),  # vLLM needs text only to find stop texts
         stop=texts or None,
         stop_token_ids=[part for part in stop if isinstance(part, int)] or None,
         include_stop_str_in_output=True,
@@ -32,13 +34,13 @@ def sampling_parameters(request: RolloutRequest, index: int, stop: Sequence[str 
     )
 
 
-def completion_of(candidate: Any, version: int | None = None) -> Completion:
-    """A finished sample. Of each position the first log-prob is the sampled token's.
+def read_completion(candidate: Any, version: int | None = None) -> Completion:
+    """Convert a finished sample.
 
-    version: of the adapter that all of it was sampled with; None for whole weights, of which vLLM says it.
+    version: the adapter version that all tokens were sampled with; None for full weights, whose versions vLLM reports.
     """
-    flat = candidate.logprobs
-    spans = tuple(WeightSpan(_version(s.version), s.start, s.end) for s in candidate.weight_versions or ())
+    flat = candidate.logprobs  # the first log-prob of each position is the sampled token's
+    spans = tuple(WeightSpan(_parse_version(s.version), s.start, s.end) for s in candidate.weight_versions or ())
     return Completion(
         tokens=tuple(candidate.token_ids),
         logprobs=tuple(flat.logprobs[start] for start in flat.start_indices),
@@ -47,6 +49,6 @@ def completion_of(candidate: Any, version: int | None = None) -> Completion:
     )
 
 
-def _version(label: str) -> int:
-    """vLLM calls the weights that it has loaded itself `default`: version 0."""
+def _parse_version(label: str) -> int:
+    """Version number of a weight label; vLLM labels weights that it loaded from files `default`, which is version 0."""
     return int(label) if label.isdigit() else 0

@@ -1,7 +1,7 @@
-"""What vLLM's weights weigh before and after it packs them on a CPU.
+"""Memory of vLLM's weights before and after it packs them on a CPU.
 
-On CPU vLLM copies each linear weight into an opaque buffer and drops the parameter; the embedding keeps its own weight
-and may get a packed copy beside it. The opaque buffers are no tensors: the allocator is asked instead.
+On a CPU vLLM copies each linear weight into an opaque buffer and drops the parameter. The embedding keeps its weight
+and may get a packed copy in addition. Opaque buffers are not tensors, so their size is read from the allocator.
 In: a call that loads a model. Out: bytes.
 """
 
@@ -27,35 +27,40 @@ class _MallInfo2(ctypes.Structure):
 @dataclass
 class WeightPacking:
     loaded_bytes: int = 0
+    """Parameters as loaded, before packing."""
+
     kept_bytes: int = 0
-    """Of these, those that stay tensors."""
+    """Parameters that remain tensors."""
 
     packed_bytes: int = 0
-    """The opaque buffers that the others are packed into."""
+    """Opaque buffers that hold the packed weights."""
 
 
 @contextmanager
 def watch_weight_packing(base: "OpenedBase | None" = None) -> Iterator[WeightPacking]:
-    """Fill in a WeightPacking while a model is loaded inside the `with` block. base: what the trainer counts."""
+    """Measure the packing of a model that is loaded inside the `with` block.
+
+    base: shared weights, which the trainer counts.
+    """
     from vllm.model_executor.model_loader import base_loader
 
     packing = WeightPacking()
     original = base_loader.process_weights_after_loading
 
-    def own(model: Any) -> int:
+    def count_own_bytes(model: Any) -> int:
         return storage_bytes(p for p in model.parameters() if base is None or not base.holds(p))
 
-    def watched(model: Any, *arguments: Any, **keywords: Any) -> Any:
-        packing.loaded_bytes = own(model)
-        with _counted_in_layers(model) as allocated:
+    def process_and_measure(model: Any, *arguments: Any, **keywords: Any) -> Any:
+        packing.loaded_bytes = count_own_bytes(model)
+        with _count_layer_allocations(model) as allocated:
             result = original(model, *arguments, **keywords)
-        packing.kept_bytes = own(model)
+        packing.kept_bytes = count_own_bytes(model)
         is_packed = next(model.parameters()).device.type == "cpu"  # on a GPU weights stay tensors
-        handed_out = sum(allocated) if is_packed else packing.kept_bytes - packing.loaded_bytes
-        packing.packed_bytes = 0 if base else handed_out + packing.loaded_bytes - packing.kept_bytes
+        growth = sum(allocated) if is_packed else packing.kept_bytes - packing.loaded_bytes
+        packing.packed_bytes = 0 if base else growth + packing.loaded_bytes - packing.kept_bytes
         return result
 
-    base_loader.process_weights_after_loading = watched
+    base_loader.process_weights_after_loading = process_and_measure
     try:
         yield packing
     finally:
@@ -63,33 +68,33 @@ def watch_weight_packing(base: "OpenedBase | None" = None) -> Iterator[WeightPac
 
 
 @contextmanager
-def _counted_in_layers(model: Any) -> Iterator[list[int]]:
-    """Inside the `with` block, list what the allocator hands out in each layer's `process_weights_after_loading`.
+def _count_layer_allocations(model: Any) -> Iterator[list[int]]:
+    """Inside the `with` block, list the bytes allocated by each layer's `process_weights_after_loading`.
 
-    vLLM's walk between the layers allocates and frees too: up to 110 KiB more in the first model with experts of a
-    process that has held others (vLLM 0.32.0), nothing in the next one. None of it is a pack.
+    vLLM's loop over the layers allocates too: up to 110 KiB in the first mixture-of-experts model of a process that has
+    held other models (vLLM 0.32.0), and nothing in the next one. None of that is packed weights.
     """
     allocated: list[int] = []
     name = "process_weights_after_loading"
     depth = 0
 
-    def counted(process: Any) -> Any:
-        def count(*arguments: Any, **keywords: Any) -> Any:
+    def count_allocations(process: Any) -> Any:
+        def process_and_count(*arguments: Any, **keywords: Any) -> Any:
             nonlocal depth
-            before, depth = _allocated_bytes(), depth + 1
+            before, depth = _count_allocated_bytes(), depth + 1
             try:
                 return process(*arguments, **keywords)
             finally:
                 depth -= 1
-                if not depth:  # one layer's may call another's
-                    allocated.append(_allocated_bytes() - before)
+                if not depth:  # a layer's method may call another layer's
+                    allocated.append(_count_allocated_bytes() - before)
 
-        return count
+        return process_and_count
 
     holders = [holder for module in model.modules() for holder in (module, getattr(module, "quant_method", None))]
     wrapped = {id(holder): holder for holder in holders if callable(getattr(holder, name, None))}.values()
     for holder in wrapped:
-        object.__setattr__(holder, name, counted(getattr(holder, name)))
+        object.__setattr__(holder, name, count_allocations(getattr(holder, name)))
     try:
         yield allocated
     finally:
@@ -97,8 +102,8 @@ def _counted_in_layers(model: Any) -> Iterator[list[int]]:
             object.__delattr__(holder, name)
 
 
-def _allocated_bytes() -> int:
-    """Bytes that glibc's allocator has handed out and not got back, over all its arenas."""
+def _count_allocated_bytes() -> int:
+    """Bytes that are allocated in glibc's heap and by mmap, over all arenas."""
     library = ctypes.CDLL(None)
     library.mallinfo2.restype = _MallInfo2
     information = library.mallinfo2()

@@ -1,1 +1,1 @@
-"""Trainer ranks on DeepSpeed: the policy's and the value model's."""
+"""Trainer ranks on DeepSpeed: policy, value model and reward model."""

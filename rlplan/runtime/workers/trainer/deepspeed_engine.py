@@ -1,6 +1,6 @@
-"""The DeepSpeed engine of a trained role: its ranks meet, the model is loaded, DeepSpeed takes it over.
+"""Creation of a role's DeepSpeed engine, and operations on it that work around DeepSpeed's behaviour.
 
-In: the bundle's DeepSpeed config, a rank, a model folder. Out: an engine. Left out: what is computed with it.
+In: the bundle's DeepSpeed configuration, a rank, a model. Out: an engine. Left out: losses and scores.
 """
 
 import importlib
@@ -25,14 +25,12 @@ TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dt
 
 
 def import_deepspeed() -> None:
-    """DeepSpeed and what it loads lazily, so that its memory can be measured before there is a model.
-
-    Its shared-memory all-reduce is switched off: ZeRO never calls it, and it costs 66 MiB of /dev/shm a rank, leaves
-    its files there, and is compiled on the first start.
-    """
+    """Import DeepSpeed and its lazy dependencies, so that their memory can be measured before a model is loaded."""
     import deepspeed
 
-    importlib.import_module("torch._inductor.compile_fx")  # deepspeed.initialize imports it, whether or not it compiles
+    importlib.import_module("torch._inductor.compile_fx")  # deepspeed.initialize imports it even without compilation
+    # Disable the shared-memory all-reduce: ZeRO never calls it, yet it takes 66 MiB of /dev/shm per rank, leaves files
+    # there, and is compiled at the first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
@@ -44,10 +42,10 @@ def join_ranks(
     listener: int | None = None,
     device: Device | None = None,
 ) -> None:
-    """Meet the other ranks, once in a process: over gloo, on GPUs over NCCL beside it (not yet run on a GPU).
+    """Join the process group, once per process: over gloo, on GPUs also over NCCL (not yet run on a GPU).
 
-    listener: rank 0's open socket, on one interface only. device: None on a CPU host; a process sees its own GPU alone,
-    so that is number 0.
+    listener: rank 0's open socket, bound to one interface. device: None on a CPU host. A process sees only its own GPU,
+    so the local rank on GPUs is 0.
     """
     import deepspeed
     import torch.distributed as dist
@@ -69,9 +67,9 @@ def join_ranks(
 
 
 def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
-    """DeepSpeed's engine around a model, all trainable parameters of which are trained.
+    """Create a DeepSpeed engine that trains all trainable parameters of a model.
 
-    Raises: HostError for fp16 where DeepSpeed does not know it.
+    Raises: HostError for fp16 on a device where DeepSpeed does not support it.
     """
     import deepspeed
 
@@ -88,6 +86,7 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
         from bitsandbytes.optim import AdamW8bit
 
         optimizer = AdamW8bit(trainable, **config["optimizer"]["params"])
+        # DeepSpeed gets the optimizer itself, so its configuration must not name one.
         config = {key: value for key, value in config.items() if key != "optimizer"}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
     forget_input_check(engine)
@@ -96,11 +95,11 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
 
 
 def undo_initial_step(engine: Any) -> None:
-    """Reset what DeepSpeed's first, empty optimizer step has left in 16 bits without ZeRO.
+    """Undo DeepSpeed's initial, empty optimizer step in 16-bit training without ZeRO.
 
-    DeepSpeed 0.19.8 allocates the moments by a step of zero gradients (fp16/unfused_optimizer.py). Adam counts it, so
-    that its bias correction made the first real step 26 % too short; weight decay moved the master weights. ZeRO's
-    optimizers take no such step, and in fp32 the optimizer is torch's own.
+    DeepSpeed 0.19.8 allocates the moments with a step of zero gradients (fp16/unfused_optimizer.py). Adam counts that
+    step, so bias correction made the first real step 26 % too short; weight decay changed the master weights. ZeRO's
+    optimizers take no such step, and fp32 training without ZeRO uses torch's own optimizer.
     """
     from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
@@ -113,8 +112,8 @@ def undo_initial_step(engine: Any) -> None:
             master.data.copy_(weight.data)
 
 
-def share_frozen(model: nn.Module, config: dict[str, Any]) -> Any:
-    """DeepSpeed's ZeRO-3 around a model that is not trained: each rank keeps its share of the weights."""
+def shard_frozen(model: nn.Module, config: dict[str, Any]) -> Any:
+    """Shard a frozen model with DeepSpeed's ZeRO-3: each rank keeps its shard of the weights."""
     import deepspeed
 
     engine, *_ = deepspeed.initialize(model=model, config=config)
@@ -123,9 +122,9 @@ def share_frozen(model: nn.Module, config: dict[str, Any]) -> Any:
 
 
 def recompute_layers(language_model: Any) -> None:
-    """Keep each decoder layer's input alone and compute the layer anew in the backward pass.
+    """Enable gradient checkpointing: keep only each decoder layer's input and recompute the layer in the backward pass.
 
-    transformers does so in training mode only, so dropout, which training mode would bring back, is set to nothing.
+    transformers recomputes in training mode only. Training mode would also enable dropout, so its rate is set to 0.
     """
     language_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in language_model.modules():
@@ -136,8 +135,8 @@ def recompute_layers(language_model: Any) -> None:
     language_model.train()
 
 
-def largest_count(count: int) -> int:
-    """The largest of a number over all ranks: under ZeRO-3 each takes part in every pass."""
+def max_over_ranks(count: int) -> int:
+    """Maximum of a number over all ranks. Under ZeRO-3 every rank must run as many passes as the busiest one."""
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -148,7 +147,10 @@ def largest_count(count: int) -> int:
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor added up over all ranks. Ranks that share a pass each add the numbers of the whole pass."""
+    """Sum a CPU tensor over all ranks, in place.
+
+    Ranks that share a pass each contribute the numbers of the full pass.
+    """
     import torch.distributed as dist
 
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -156,25 +158,25 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def score_together(
+def score_in_lock_step(
     pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
 ) -> list[tuple[float, ...]]:
-    """Numbers of each response's tokens, of this rank's own pairs.
+    """Score this rank's pairs: one number per response token, for each pair.
 
-    As many passes on every rank that this one has met, for ZeRO-3 gathers in each.
+    All ranks of the group run the same number of passes, because ZeRO-3 gathers weights in each pass.
     """
-    judged = score_packed(pairs, max_tokens, judge)
+    scores = score_packed(pairs, max_tokens, judge)
     count = len(pack_best_fit([pair.num_tokens for pair in pairs], max_tokens))
-    for _ in range(largest_count(count) - count):
-        judge(make_batch([]))
-    return judged
+    for _ in range(max_over_ranks(count) - count):
+        judge(make_batch([]))  # an empty pass that only takes part in the gathers
+    return scores
 
 
-def missing_loss_scale(engine: Any) -> float:
-    """What a loss has to be multiplied by before DeepSpeed's backward pass; 1 nearly always.
+def find_missing_loss_scale(engine: Any) -> float:
+    """Factor by which a loss must be multiplied before DeepSpeed's backward pass; 1 except in fp16 without ZeRO.
 
-    DeepSpeed 0.19.8 scales the loss for ZeRO's optimizers alone, and divides by the scale in stage 0 all the same
-    (fp16/unfused_optimizer.py); the norm that it then tells is that of the scaled gradient.
+    DeepSpeed 0.19.8 scales the loss only for ZeRO's optimizers, but divides gradients by the scale in stage 0 too
+    (fp16/unfused_optimizer.py). The norm that it reports is then the scaled gradient's.
     """
     from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
@@ -184,18 +186,18 @@ def missing_loss_scale(engine: Any) -> float:
     return float(scaling.cur_scale) if scaling.use_grad_scaling else 1.0
 
 
-def global_norm(engine: Any, take_step: Callable[[], Any]) -> float:
-    """Take a step; the gradient's norm over all ranks before clipping. NaN where an overflow skipped the step."""
+def step_and_measure_norm(engine: Any, take_step: Callable[[], Any]) -> float:
+    """Take a step and return the gradient norm over all ranks before clipping; NaN if an overflow skipped the step."""
     if not isinstance(engine.optimizer, torch.optim.Optimizer):
-        scale = missing_loss_scale(engine)
+        scale = find_missing_loss_scale(engine)
         take_step()
         norm = engine.get_global_grad_norm()
         return float(norm) / scale if norm is not None else 0.0
-    # Stage 0 in fp32 is plain torch: DeepSpeed clips without saying what the norm was.
+    # Stage 0 in fp32 is plain torch: DeepSpeed clips without reporting the norm.
     norms: list[float] = []
     clip = engine.clip_fp32_gradients
 
-    def watched() -> None:
+    def measure_and_clip() -> None:
         parameters = list(engine.module.parameters())
         if engine.autotp_size() > 1:
             norms.append(norm_of_parts(parameters))
@@ -203,7 +205,7 @@ def global_norm(engine: Any, take_step: Callable[[], Any]) -> float:
             norms.append(float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])))
         clip()
 
-    engine.clip_fp32_gradients = watched
+    engine.clip_fp32_gradients = measure_and_clip
     try:
         take_step()
     finally:

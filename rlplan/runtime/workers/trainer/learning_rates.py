@@ -1,11 +1,11 @@
-"""The learning rate of each RL step, by torch's own schedulers.
+"""The learning rate of each RL step, computed with torch's schedulers.
 
-In: a job, the rate at its full height, a step. Out: a number that follows from these alone: a resumed run plays the
-schedulers up to its step, so that it has the same rate bit for bit and no state of theirs is kept.
-Left out: who sets it (policy_trainer.py).
+In: a job, the peak rate, a step. Out: the step's rate, which depends on nothing else. A resumed run replays the
+schedulers up to its step: it gets the same rate bit for bit, and checkpoints hold no scheduler state.
+Left out: setting the rate (policy_trainer.py).
 
-transformers' get_scheduler gives the same curves but for a warm-up whose first step has a rate of 0, which in RL is a
-step of generation for nothing; it costs each rank 55 MiB and 3.6 s to import (transformers 5.19).
+transformers' get_scheduler gives the same curves, but its warm-up starts with a rate of 0: in RL the first step would
+generate rollouts for nothing. Importing it also costs each rank 55 MiB and 3.6 s (transformers 5.19).
 """
 
 import torch
@@ -15,21 +15,21 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 class LearningRates:
-    """Of one role, whose rate is `highest` where its schedule does not lower it."""
+    """Learning rates of one role. highest: the peak rate, which the schedule lowers."""
 
     def __init__(self, job: ResolvedJob, highest: float) -> None:
         self.job, self.highest = job, highest
-        self._begin()
+        self._restart()
 
-    def _begin(self) -> None:
+    def _restart(self) -> None:
         algorithm = self.job.algorithm
         self._warmup, self._end = algorithm.schedule_steps(self.job.workload.num_steps)
         self._stand_in = torch.optim.SGD([torch.zeros(1)], lr=self.highest)
-        self._scheduler = self._scheduled(self._end - self._warmup)
+        self._scheduler = self._build_scheduler(self._end - self._warmup)
         self._step = 1
 
-    def _scheduled(self, num_steps: int) -> LRScheduler:
-        """Warm-up, and behind it the `num_steps` steps in which the rate changes."""
+    def _build_scheduler(self, num_steps: int) -> LRScheduler:
+        """Scheduler of the warm-up and of the `num_steps` steps after it."""
         algorithm, stand_in, warmup = self.job.algorithm, self._stand_in, self._warmup
         rising = LinearLR(stand_in, 1 / (warmup + 1), total_iters=warmup) if warmup else None
         after: LRScheduler
@@ -41,11 +41,11 @@ class LearningRates:
             after = ConstantLR(stand_in, factor=1.0)
         return after if rising is None else SequentialLR(stand_in, [rising, after], [warmup])
 
-    def at(self, step: int) -> float:
-        """In an RL step, from 1. What lies behind the schedule's end is as its end."""
+    def find_rate(self, step: int) -> float:
+        """Rate of an RL step, counted from 1. After the schedule's end the last rate stays."""
         if step < self._step:
-            self._begin()
-        self._stand_in.step()  # a scheduler warns where none comes before it
+            self._restart()
+        self._stand_in.step()  # a scheduler warns if it steps before its optimizer
         for _ in range(self._step, min(step, self._end + 1)):
             self._scheduler.step()
         self._step = step

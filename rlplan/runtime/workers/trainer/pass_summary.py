@@ -1,6 +1,6 @@
-"""Pass summaries: what a trainer's pass says of itself for the log, and how passes add up.
+"""Pass summaries: the sums, counts and maxima of a training pass, from which a step's metrics are computed.
 
-In: what a pass and its loss have computed. Out: sums, counts and maxima by name (`*_max`).
+In: tensors of a pass and of its loss. Out: numbers by name (`*_sum`, `*_count`, `*_max`).
 """
 
 import torch
@@ -15,10 +15,11 @@ def summarize(
     details: dict[str, torch.Tensor],
     learned: torch.Tensor,
 ) -> dict[str, float]:
-    """Sums and maxima of a micro-batch for the log; a maximum over no token is left out.
+    """Sums and maxima of a micro-batch for the log; a maximum over zero tokens is left out.
 
-    learned: the tokens that are learned from. Only the difference to the engine is over all of them, for it says
-    whether both hold the same weights. What a loss says of answers, pairs or corrected tokens is counted as it is.
+    learned: mask of the tokens that the loss learns from. The difference between engine and trainer covers all tokens,
+    because it shows whether both hold the same weights. Details per answer, pair or corrected token are summed
+    unmasked.
     """
     per_token = {
         name: details[name][learned] for name in ("is_clipped", "ratio", "kl", "teacher_reverse_kl") if name in details
@@ -28,7 +29,7 @@ def summarize(
         "loss": loss,
         "entropy_sum": _sum(entropies[learned]),
         "is_clipped_sum": _sum(per_token["is_clipped"]),
-    } | _differences(difference.abs())
+    } | _summarize_differences(difference.abs())
     summary |= {f"{name}_sum": _sum(per_token[name]) for name in ("kl", "teacher_reverse_kl") if name in per_token}
     if summary["num_tokens"]:
         summary |= {f"{name}_max": float(per_token[name].max()) for name in ("ratio", "kl") if name in per_token}
@@ -38,17 +39,18 @@ def summarize(
     return summary
 
 
-def _differences(apart: torch.Tensor) -> dict[str, float]:
-    """How far engine and trainer are apart: sum, number, largest, and how many tokens lie in each bin."""
+def _summarize_differences(apart: torch.Tensor) -> dict[str, float]:
+    """Sum, count, maximum and histogram of the absolute log-prob differences between engine and trainer."""
     summary = {
         f"{DIFFERENCE}_sum": _sum(apart),
         f"{DIFFERENCE}_count": float(apart.numel()),
         f"{DIFFERENCE}_max": float(apart.max()) if apart.numel() else 0.0,
     }
     bins = (apart.double().log2() * BINS_PER_DOUBLING).ceil().clamp(LOWEST_BIN, HIGHEST_BIN)
-    found, counts = bins.nan_to_num(HIGHEST_BIN).long().unique(return_counts=True)
+    indices, counts = bins.nan_to_num(HIGHEST_BIN).long().unique(return_counts=True)
     return summary | {
-        f"{DIFFERENCE}_bin:{index}": float(count) for index, count in zip(found.tolist(), counts.tolist(), strict=True)
+        f"{DIFFERENCE}_bin:{index}": float(count)
+        for index, count in zip(indices.tolist(), counts.tolist(), strict=True)
     }
 
 

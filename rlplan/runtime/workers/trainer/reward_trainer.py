@@ -1,44 +1,37 @@
-"""RewardTrainer: one data-parallel rank of a reward model on DeepSpeed.
+"""RewardTrainer: one rank of a reward model on DeepSpeed.
 
-In: the bundle's DeepSpeed config, and pairs of answers. Out: a score of each whole answer; updated weights, in place.
-It is the policy's trainer with a scalar head, read after the last token.
+In: the bundle's DeepSpeed configuration, and pairs of answers. Out: a score per answer; updated weights, in place.
+It is the policy trainer with a scalar head, read at the last token.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.models.logprob_model import make_batch
-from rlplan.runtime.models.start_checkpoint import load_scalar_model
-from rlplan.runtime.models.value_model import ValueModel, whole_sequences
+from rlplan.runtime.models.value_model import whole_sequences
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample
-from rlplan.runtime.workers.trainer.deepspeed_engine import TORCH_DTYPES
-from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer, joined
+from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer, concatenate
 
 
 class RewardTrainer(PolicyTrainer):
-    """See the module docstring. Every rank runs the same calls with its own samples."""
+    """See the module docstring. All ranks run the same calls, each with its own samples."""
 
     is_scalar = True
 
-    def load(self, model_folder: str) -> Any:
-        return load_scalar_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
-
-    def wrap(self, language_model: Any) -> torch.nn.Module:
-        return ValueModel(language_model, self.sharing)
-
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
-        """The reward of each whole sequence."""
+        """Compute the reward of each full sequence."""
         return self._judge(whole_sequences(pairs), self.engine.module)
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         scores = self.engine(make_batch(whole_sequences(samples)))
-        weights = joined((sample.weighed(weight),) for sample, weight in zip(samples, token_weights, strict=True))
-        signs = joined((sample.advantage,) for sample in samples)
+        weights = concatenate(
+            (sample.weigh_response(weight),) for sample, weight in zip(samples, token_weights, strict=True)
+        )
+        signs = concatenate((sample.advantage,) for sample in samples)
         inputs = LossInputs(
             logprobs=scores,
             behaviour_logprobs=scores.detach(),

@@ -1,10 +1,11 @@
-"""StateSaver: a trainer rank's part of a checkpoint: written from a copy beside what comes next, or at once; and read.
+"""StateSaver: writes and reads a trainer rank's part of a checkpoint.
 
-In: a DeepSpeed engine, a folder. Out: one tensor file for the rank and a receipt beside it; or the engine as it was
-when the files were written, by whatever ranks and stage. Left out: when the checkpoint counts (checkpoints/folder.py).
+In: a DeepSpeed engine, a folder. Out: one tensor file and a receipt per rank; or an engine with the saved state, which
+other ranks and another ZeRO stage may have written. Left out: when the checkpoint counts (checkpoints/folder.py).
 
-A copy (`stages`) costs its memory all the time and the step a copy in memory; without one the trainer waits for
-the disk. On a GPU the copy lies in pinned memory of its host; **not yet run on a GPU**.
+With staging memory, states are copied first and written in the background, while training continues. It takes memory
+throughout the run. Without it, the trainer waits for the disk. On a GPU the staging memory is pinned host memory;
+**not yet run on a GPU**.
 """
 
 import json
@@ -28,11 +29,11 @@ from rlplan.runtime.weight_sync.source import is_cut
 HOST_RNG, DEVICE_RNG = "rng/cpu", "rng/cuda"
 PIECE_TYPES = {torch.float32: "F32", torch.uint8: "U8"}
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What DeepSpeed's loss scaler remembers, in fp16."""
+"""State of DeepSpeed's loss scaler in fp16."""
 
 
 class StateSaver:
-    """See the module docstring. One save at a time: the next one waits for the one before."""
+    """See the module docstring. One save at a time: the next one waits for the previous one."""
 
     def __init__(self) -> None:
         self._staging: torch.Tensor | None = None
@@ -43,19 +44,19 @@ class StateSaver:
         return 0 if self._staging is None else self._staging.untyped_storage().nbytes()
 
     def reserve(self, engine: Any) -> None:
-        """Take the memory of the copy, for as long as the process lives."""
+        """Allocate the staging memory, for the lifetime of the process."""
         if self._staging is None:
             states = TrainedFragments(engine)
             size = MASTER_BYTES * len(states.kinds) * sum(fragment.numel for fragment in states.saved)
             size += eight_bit.num_bytes(states)
-            device = _device_of(engine)
+            device = _find_device(engine)
             self._staging = device.pinned(size) if device else torch.zeros(size, dtype=torch.uint8)
 
     def save(self, engine: Any, path: Path, *, waits: bool) -> None:
-        """Write this rank's file, and then its receipt."""
-        self.finish()
+        """Write this rank's file, then its receipt. waits: write in the foreground, without staging memory."""
+        self.finish()  # the previous write still reads the staging memory
         states = TrainedFragments(engine)
-        facts = {"num_steps": states.num_steps, "scaler": _scaler(engine)}
+        facts = {"num_steps": states.num_steps, "scaler": _read_loss_scaler(engine)}
         pieces = list(self._pieces(states, copies=not waits)) + _generator_pieces(engine)
         if waits:
             _write_with_receipt(path, pieces, facts)
@@ -70,20 +71,20 @@ class StateSaver:
 
     def _pieces(self, states: TrainedFragments, *, copies: bool) -> Iterator[Piece]:
         used = 0
-        for name, values in _tensors_of(states):
-            kept = values
+        for name, values in _iterate_tensors(states):
+            source = values
             if copies:
                 assert self._staging is not None, "reserve comes first"
                 size = values.numel() * values.element_size()
-                kept = self._staging.narrow(0, used, size).copy_(values.view(torch.uint8))
+                source = self._staging.narrow(0, used, size).copy_(values.view(torch.uint8))
                 used += size
             elif values.device.type != "cpu":
-                kept = values.cpu()
-            yield Piece(name, PIECE_TYPES[values.dtype], memory_of(kept))
+                source = values.cpu()
+            yield Piece(name, PIECE_TYPES[values.dtype], memory_of(source))
 
 
-def _tensors_of(states: TrainedFragments) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, flat tensor) of everything that this rank writes of its role."""
+def _iterate_tensors(states: TrainedFragments) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, flat tensor) of every state that this rank writes."""
     for kind in states.kinds:
         for fragment in states.saved:
             values = states.values(kind, fragment)
@@ -93,7 +94,7 @@ def _tensors_of(states: TrainedFragments) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -> None:
-    """Bring an engine to where it was. paths: the role's files of all ranks; own: that of this rank, if there is one.
+    """Restore an engine's state. paths: the role's files of all ranks; own: this rank's file, if it wrote one.
 
     Raises: SpecError when the files hold other parameters.
     """
@@ -102,9 +103,9 @@ def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -
         files = [stack.enter_context(TensorFile(path)) for path in paths]
         stored = StoredStates(files, states.part)
         stored.check(states.shapes())
-        mine = files[list(paths).index(own)] if own in paths else None
+        own_file = files[list(paths).index(own)] if own in paths else None
         if facts["num_steps"] and states.has_eight_bits:
-            eight_bit.bring_back(states, mine, facts["num_steps"])
+            eight_bit.bring_back(states, own_file, facts["num_steps"])
         elif facts["num_steps"]:
             states.make_moments(facts["num_steps"])
         for kind in states.kinds if facts["num_steps"] else (MASTER,):
@@ -113,35 +114,35 @@ def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -
                 assert values is not None
                 stored.fill(values, kind, fragment.name, fragment.start)
         _round_weights(states, stored)
-        if mine is not None:
-            _set_generators(mine)
+        if own_file is not None:
+            _set_generators(own_file)
     engine.global_steps = facts["num_steps"]
-    for holder in _scalers(engine):
+    for holder in _find_loss_scalers(engine):
         for name, value in facts["scaler"].items():
             setattr(holder, name, value)
 
 
 @torch.no_grad()
 def _round_weights(states: TrainedFragments, stored: StoredStates) -> None:
-    """The weights that passes read: master weights in their type, as an optimizer step leaves them."""
+    """Set the weights that forward passes read from the master weights, as an optimizer step would."""
     owners = {id(fragment.owner) for fragment in states.held}
     shares = {fragment.name: fragment for fragment in states.held}
     for name, parameter in states.trained.items():
-        if hasattr(parameter, "ds_tensor") and (share := shares.get(name)):  # ZeRO-3: without what pads it
+        if hasattr(parameter, "ds_tensor") and (share := shares.get(name)):  # ZeRO-3 partition, without its padding
             parameter.ds_tensor.view(-1).narrow(0, 0, share.numel).copy_(share.of(share.owner))
         if id(parameter) not in owners and not is_cut(parameter):
             stored.fill(parameter.data, MASTER, name)
 
 
 def _generator_pieces(engine: Any) -> list[Piece]:
-    states, device = {HOST_RNG: torch.get_rng_state()}, _device_of(engine)
+    states, device = {HOST_RNG: torch.get_rng_state()}, _find_device(engine)
     if device is not None:
         states[DEVICE_RNG] = device.generator_state()
     return [Piece(name, "U8", memoryview(bytes(state.tolist()))) for name, state in states.items()]
 
 
-def _device_of(engine: Any) -> Device | None:
-    """Where an engine's weights lie, None for host memory."""
+def _find_device(engine: Any) -> Device | None:
+    """The device of an engine's weights; None for host memory."""
     return device_of(next(engine.module.parameters()).device)
 
 
@@ -155,34 +156,37 @@ def _set_generators(file: TensorFile) -> None:
             set_state(torch.tensor(list(file.read(name)), dtype=torch.uint8))
 
 
-def _scalers(engine: Any) -> list[Any]:
-    """Who remembers the loss scale in fp16: a scaler of its own, or the optimizer."""
+def _find_loss_scalers(engine: Any) -> list[Any]:
+    """Objects that hold the loss scale in fp16: a separate scaler, or the optimizer's configuration."""
     zero = engine.optimizer
     holders = [getattr(zero, "loss_scaler", None), getattr(zero, "loss_scale_config", None)]
     return [holder for holder in holders if holder is not None and hasattr(holder, "cur_scale")]
 
 
-def _scaler(engine: Any) -> dict[str, float]:
+def _read_loss_scaler(engine: Any) -> dict[str, float]:
     return {
-        name: getattr(holder, name) for holder in _scalers(engine) for name in SCALER_FIELDS if hasattr(holder, name)
+        name: getattr(holder, name)
+        for holder in _find_loss_scalers(engine)
+        for name in SCALER_FIELDS
+        if hasattr(holder, name)
     }
 
 
 def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, Any]) -> None:
-    """The receipt comes last: it says that the file is on the disk, or why it is not.
+    """Write the file, then a receipt that states its checksum or the error.
 
-    Where the disk does not take even that an empty one is left, for which it needs no room.
+    If the disk is too full for a receipt, an empty one is created, which takes no space.
     """
     try:
-        said = {**facts, "file": write(path, pieces).model_dump(), "error": ""}
+        content = {**facts, "file": write(path, pieces).model_dump(), "error": ""}
     except Exception as error:
-        said = {**facts, "error": error.what if isinstance(error, RlplanError) else f"{path.name}: {error}"}
+        content = {**facts, "error": error.what if isinstance(error, RlplanError) else f"{path.name}: {error}"}
     receipt = path.with_suffix(".receipt")
     partial = path.with_suffix(".partial")
     try:
-        partial.write_text(json.dumps(said), encoding="utf-8")
+        partial.write_text(json.dumps(content), encoding="utf-8")
         partial.replace(receipt)
     except OSError:
-        with suppress(OSError):  # else the driver waits until its deadline
+        with suppress(OSError):  # without any receipt the driver would wait until its deadline
             partial.unlink(missing_ok=True)
             receipt.touch()

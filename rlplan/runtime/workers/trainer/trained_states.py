@@ -1,6 +1,6 @@
-"""Trained states: the tensors that a DeepSpeed engine keeps, by what they are for, under any ZeRO stage.
+"""Trained states: the persistent tensors of a DeepSpeed engine by memory kind, under any ZeRO stage.
 
-In: an engine. Out: tensors, and their bytes, by memory kind. Left out: activations and logits, which the passes hold.
+In: an engine. Out: tensors, and their bytes, by memory kind. Left out: activations and logits.
 Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, runtime/fp16/unfused_optimizer.py.
 """
 
@@ -36,72 +36,73 @@ _ATTRIBUTES = {
     ),
     MemoryKind.COMM_BUFFERS: ("ipg_buckets", "temp_grad_buffer_for_cpu_offload", "temp_grad_buffer_for_gpu_offload"),
 }
-"""Where DeepSpeed's optimizers keep what is not a parameter's own."""
+"""Attributes of DeepSpeed's optimizers that hold tensors of each kind."""
 
 
-def tensors_of(engine: Any, kind: MemoryKind) -> list[torch.Tensor]:
-    """Tensors of one kind, asked anew each time, for they appear and go; several may be views of one storage."""
+def list_tensors(engine: Any, kind: MemoryKind) -> list[torch.Tensor]:
+    """Current tensors of one kind; several may be views of one storage."""
     zero = engine.optimizer
-    found = [t for name in _ATTRIBUTES.get(kind, ()) for t in tensors_in(getattr(zero, name, None))]
+    tensors = [t for name in _ATTRIBUTES.get(kind, ()) for t in find_tensors(getattr(zero, name, None))]
     parameters = list(engine.module.parameters())
     if kind is MemoryKind.WEIGHTS:
-        found += [parameter.data for parameter in parameters]
-        found += [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
-        found += [scale for parameter in parameters for scale in scales_of(parameter)]
+        tensors += [parameter.data for parameter in parameters]
+        tensors += [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
+        tensors += [scale for parameter in parameters for scale in scales_of(parameter)]
     elif kind is MemoryKind.GRADIENTS:
-        found += [parameter.grad for parameter in parameters if parameter.grad is not None]
-        found += [grad for parameter in parameters for grad in tensors_in(getattr(parameter, "grad_accum", None))]
+        tensors += [parameter.grad for parameter in parameters if parameter.grad is not None]
+        tensors += [grad for parameter in parameters for grad in find_tensors(getattr(parameter, "grad_accum", None))]
     elif kind is MemoryKind.OPTIMIZER:
-        found += tensors_in([list(state.values()) for state in getattr(zero, "optimizer", zero).state.values()])
-    return found
+        tensors += find_tensors([list(state.values()) for state in getattr(zero, "optimizer", zero).state.values()])
+    return tensors
 
 
-def storages_of(engine: Any) -> dict[MemoryKind, list[torch.UntypedStorage]]:
-    """Distinct storages that hold something, each under the first kind that has it."""
+def list_storages(engine: Any) -> dict[MemoryKind, list[torch.UntypedStorage]]:
+    """Distinct non-empty storages by kind; a shared storage counts for the first kind that has it."""
     seen: set[int] = set()
-    answer: dict[MemoryKind, list[torch.UntypedStorage]] = {kind: [] for kind in STATE_KINDS}
+    storages: dict[MemoryKind, list[torch.UntypedStorage]] = {kind: [] for kind in STATE_KINDS}
     for kind in STATE_KINDS:
-        for tensor in tensors_of(engine, kind):
+        for tensor in list_tensors(engine, kind):
             storage = tensor.untyped_storage()
             if tensor.device.type != "meta" and storage.nbytes() and storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
-                answer[kind].append(storage)
-    return answer
+                storages[kind].append(storage)
+    return storages
 
 
-def bytes_of(engine: Any) -> dict[MemoryKind, int]:
+def count_bytes(engine: Any) -> dict[MemoryKind, int]:
     """Bytes by kind.
 
-    Buckets are made whole and filled as gradients come, in stage 1 inside the step alone: on a CPU they count as far as
-    they were ever touched; on a GPU the allocator holds all of them.
+    Gradient buckets are allocated at full size and filled as gradients arrive; stage 1 fills them only during the step.
+    On a CPU only their touched pages count; on a GPU the allocator holds the full size.
     """
-    return {kind: sum(_held_bytes(each, kind) for each in held) for kind, held in storages_of(engine).items()}
+    by_kind = list_storages(engine).items()
+    return {kind: sum(_count_storage_bytes(storage, kind) for storage in storages) for kind, storages in by_kind}
 
 
-def _held_bytes(storage: torch.UntypedStorage, kind: MemoryKind) -> int:
+def _count_storage_bytes(storage: torch.UntypedStorage, kind: MemoryKind) -> int:
     num_bytes: int = storage.nbytes()
     if kind is not MemoryKind.COMM_BUFFERS or storage.device.type != "cpu":
         return num_bytes
     return touched_bytes(storage.data_ptr(), num_bytes)
 
 
-def own_storages(module: torch.nn.Module, base: "HeldBase | None" = None) -> None:
-    """Give parameters that lie in a mapped file memory of their own, which can be emptied while they are offloaded.
+def copy_mapped_parameters(module: torch.nn.Module, base: "HeldBase | None" = None) -> None:
+    """Copy parameters out of a mapped file into resizable memory, so that they can be offloaded.
 
-    base: what an engine shares, which stays where it is.
+    base: weights shared with an engine, which stay where they are.
     """
     for parameter in module.parameters():
         if not parameter.untyped_storage().resizable() and not (base and base.holds(parameter.data)):
             parameter.data = parameter.data.clone()
 
 
-def tensors_in(value: Any, depth: int = 0) -> list[torch.Tensor]:
+def find_tensors(value: Any, depth: int = 0) -> list[torch.Tensor]:
     """Tensors inside lists, dictionaries and DeepSpeed's buckets."""
     if isinstance(value, torch.Tensor):
         return [value]
     if depth > 5 or value is None:
         return []
-    return [tensor for item in _items(value) for tensor in tensors_in(item, depth + 1)]
+    return [tensor for item in _items(value) for tensor in find_tensors(item, depth + 1)]
 
 
 def _items(value: Any) -> Iterator[Any]:

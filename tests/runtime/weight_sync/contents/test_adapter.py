@@ -16,12 +16,12 @@ def test_a_folder_survives_another_process_that_takes_an_adapter_while_it_is_mad
     make = tempfile.mkdtemp
 
     def make_beside_another(**asked: str) -> str:
-        made = make(**asked)
+        built = make(**asked)
         with monkeypatch.context() as inner:
             inner.setattr(tempfile, "mkdtemp", make)
             with adapter._folder_in_memory(1):
                 pass
-        return made
+        return built
 
     monkeypatch.setattr(tempfile, "mkdtemp", make_beside_another)
     left = tmp_path / "rlplan-1-adapter-1-killed"

@@ -36,27 +36,27 @@ class PackedLive(Live):
     def differences(self, name: str) -> list[float]:
         asked = request(name, 4, 40)
         (finished,) = self.engine.invoke("generate", [asked])
-        return [one for c in finished.completions for one in self.difference(asked.prompt, c)]
+        return [value for c in finished.completions for value in self.difference(asked.prompt, c)]
 
-    def trained(self, version: int) -> list[float]:
-        """With adapters of their own."""
+    def load_adapter(self, version: int) -> list[float]:
+        """Differences with adapters of their own."""
         draw_adapters(self.model, version)
         self.update(version)
         return self.differences("b")
 
 
 def ask_engines() -> dict[str, Any]:
-    """What an engine of each method says, all in one process of their own."""
+    """Answers of an engine of each method, all in one process of their own."""
     environment = {"OMP_NUM_THREADS": str(threads_of(1)), **WHOLE_ACTIVATIONS}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "0.json"
         target, log = "tests.runtime.workers.engine.live_four_bits:main", path.with_suffix(".log")
         process = start(target, str(path), log=log, environment=environment, libraries=SERVING)
         try:
-            found: dict[str, Any] = answers_of([process], [path], DEADLINE_S)[0]
+            answers: dict[str, Any] = answers_of([process], [path], DEADLINE_S)[0]
         finally:
             process.close()
-    return found
+    return answers
 
 
 def main(path: str) -> None:
@@ -70,12 +70,12 @@ def _engine(method: str, folder: Path) -> dict[str, Any]:
 
     live = PackedLive(method, folder)
     engine, forecast = live.engine, EngineForecast(live.job, live.job.load_model(), live.job.load_profile())
-    said = {
+    results = {
         "loaded": (engine.packing.loaded_bytes, forecast.loaded(_start_action())["weights"]),
         "held": {kind: size for (_, kind), size in engine.components().items()},
         "forecast": {str(kind): size for kind, size in forecast.resident(_start_action(), "steady").items()},
         "before": live.differences("a"),
-        "trained": [live.trained(version) for version in (1, 2)],
+        "trained": [live.load_adapter(version) for version in (1, 2)],
     }
     engine.invoke("stop")
-    return said
+    return results

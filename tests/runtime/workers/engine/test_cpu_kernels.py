@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
+from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels
 
 pytestmark = pytest.mark.engine
 ROUNDINGS = {torch.float32: 4, torch.bfloat16: 2}
@@ -19,8 +19,8 @@ def layers() -> Iterator[Any]:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers import layernorm
 
-    take_cpu_kernels()
-    take_cpu_kernels()  # as a second engine in a process does
+    register_cpu_kernels()
+    register_cpu_kernels()  # as a second engine in a process does
     with set_current_vllm_config(VllmConfig()):
         yield {"norm": layernorm.RMSNorm}
 
@@ -43,8 +43,8 @@ def test_a_norm_adds_the_residual_first_and_hands_the_sum_on(layers: Any, dtype:
     norm = layers["norm"](width, eps=1e-6, dtype=dtype)
     x, residual = torch.randn(2, 5, width).to(dtype)
     expected, expected_sum = norm.forward_native(x.clone(), residual.clone())
-    found, found_sum = norm.forward_cpu(x.clone(), residual.clone())
-    near(found, expected)
+    actual, found_sum = norm.forward_cpu(x.clone(), residual.clone())
+    near(actual, expected)
     assert torch.equal(found_sum, expected_sum)
 
 
@@ -52,13 +52,13 @@ def test_sampled_tokens_come_with_their_log_probs_and_without_ranks(layers: Any)
     from vllm.v1.sample.sampler import Sampler
 
     logprobs, tokens = torch.randn(3, 10).log_softmax(-1), torch.tensor([4, 0, 9])
-    found = Sampler.gather_logprobs(logprobs, 0, tokens)
-    assert found.logprob_token_ids.tolist() == [[4], [0], [9]]
-    assert torch.equal(found.logprobs[:, 0], logprobs[range(3), tokens])
-    assert found.selected_token_ranks.tolist() == [0, 0, 0]
+    actual = Sampler.gather_logprobs(logprobs, 0, tokens)
+    assert actual.logprob_token_ids.tolist() == [[4], [0], [9]]
+    assert torch.equal(actual.logprobs[:, 0], logprobs[range(3), tokens])
+    assert actual.selected_token_ranks.tolist() == [0, 0, 0]
 
 
-def near(found: torch.Tensor, expected: torch.Tensor) -> None:
+def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """The same but for a few roundings."""
     tolerance = ROUNDINGS[expected.dtype] * torch.finfo(expected.dtype).eps
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

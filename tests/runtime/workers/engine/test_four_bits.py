@@ -16,22 +16,22 @@ BESIDE = 128
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
+def answers() -> dict[str, Any]:
     return ask_engines()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_log_probs_are_those_of_the_weights_that_the_bits_stand_for(said: dict[str, Any], method: str) -> None:
-    for differences in (said[method]["before"], *said[method]["trained"]):
+def test_log_probs_are_those_of_the_weights_that_the_bits_stand_for(answers: dict[str, Any], method: str) -> None:
+    for differences in (answers[method]["before"], *answers[method]["trained"]):
         assert len(differences) == 4 * 40
         assert sum(differences) / len(differences) < ROUNDING_MEAN
         assert max(differences) < ROUNDING
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_weights_and_slots_of_adapters_are_predicted_to_the_byte(said: dict[str, Any], method: str) -> None:
-    held, forecast = said[method]["held"], said[method]["forecast"]
+def test_weights_and_slots_of_adapters_are_predicted_to_the_byte(answers: dict[str, Any], method: str) -> None:
+    components, forecast = answers[method]["held"], answers[method]["forecast"]
     for kind in ("weights", "kv_cache", "sync_staging"):
-        assert held[kind] == forecast[kind], kind
-    loaded, predicted = said[method]["loaded"]
+        assert components[kind] == forecast[kind], kind
+    loaded, predicted = answers[method]["loaded"]
     assert 0 <= loaded - predicted < (BESIDE if method == "compressed-tensors" else 1)

@@ -30,12 +30,12 @@ def test_a_request_comes_out_once_its_last_sample_has_ended_in_the_samples_order
 
 
 def test_each_waits_for_its_own_requests() -> None:
-    tracker, one, two = RequestTracker(), Outbox(), Outbox()
-    tracker.enter([request("a", 1)], one)
+    tracker, first, two = RequestTracker(), Outbox(), Outbox()
+    tracker.enter([request("a", 1)], first)
     tracker.enter([request("b", 1)], two)
     tracker.finish("b", 0, completion(1))
     assert [f.id for f in two.take(1, 0.0)] == ["b"]
-    assert one.take(1, 0.0) == []
+    assert first.take(1, 0.0) == []
 
 
 def test_waiting_callers_are_told_when_the_engine_has_failed() -> None:

@@ -13,17 +13,17 @@ pytestmark = pytest.mark.engine
 ROUNDING = 1e-4
 """Between vLLM and transformers in fp32: 1e-6 to 1e-5 was seen."""
 BASE_TOLERANCE = 0.05
-"""Of the bytes that an engine's own weights take."""
+"""Share of the bytes that an engine's own weights take."""
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    """What engines on one rank gave."""
+    """Answers of engines on one rank."""
     return ask("alone")[0]
 
 
 @pytest.fixture(scope="module")
-def said(alone: dict[str, Any]) -> Any:
+def answers(alone: dict[str, Any]) -> Any:
     return alone["generation"]
 
 
@@ -32,53 +32,53 @@ def two_ranks() -> list[dict[str, Any]]:
     return ask("ranks", 2)
 
 
-def test_every_request_comes_back_with_all_its_samples_in_order(said: dict[str, Any]) -> None:
-    assert said["ids"] == ["a", "b"]
-    assert said["lengths"] == [[20, 20, 20], [7, 7]]
-    assert said["reasons"] == ["length"]
+def test_every_request_comes_back_with_all_its_samples_in_order(answers: dict[str, Any]) -> None:
+    assert answers["ids"] == ["a", "b"]
+    assert answers["lengths"] == [[20, 20, 20], [7, 7]]
+    assert answers["reasons"] == ["length"]
 
 
-def test_samples_of_one_prompt_differ_and_the_same_seeds_give_the_same_again(said: dict[str, Any]) -> None:
-    assert said["differ"] == 3
-    assert said["repeats"]
+def test_samples_of_one_prompt_differ_and_the_same_seeds_give_the_same_again(answers: dict[str, Any]) -> None:
+    assert answers["differ"] == 3
+    assert answers["repeats"]
 
 
-def test_each_token_comes_with_the_log_prob_that_it_was_sampled_with(said: dict[str, Any]) -> None:
-    assert said["difference"] < ROUNDING
+def test_each_token_comes_with_the_log_prob_that_it_was_sampled_with(answers: dict[str, Any]) -> None:
+    assert answers["difference"] < ROUNDING
 
 
-def test_a_paused_engine_hears_new_requests_and_finishes_nothing(said: dict[str, Any]) -> None:
-    assert (said["open"], said["while_paused"]) == (1, 0)
+def test_a_paused_engine_hears_new_requests_and_finishes_nothing(answers: dict[str, Any]) -> None:
+    assert (answers["open"], answers["while_paused"]) == (1, 0)
 
 
-def test_an_open_request_survives_an_update_and_says_which_weights_made_which_token(said: dict[str, Any]) -> None:
-    for spans in said["spans"]:
+def test_an_open_request_survives_an_update_and_says_which_weights_made_which_token(answers: dict[str, Any]) -> None:
+    for spans in answers["spans"]:
         (old, first, switch), (new, second, end) = spans
         assert (old, first, new, end) == (0, 0, 7, 190)
         assert 0 < switch == second < 190
-    assert all(spans == [[7, 0, 60]] for spans in said["late_spans"])
+    assert all(spans == [[7, 0, 60]] for spans in answers["late_spans"])
 
 
-def test_tokens_after_an_update_are_those_of_the_new_weights_alone(said: dict[str, Any]) -> None:
-    assert said["old_difference"] < ROUNDING
-    assert said["new_difference"] < ROUNDING
-    assert said["late_difference"] < ROUNDING
+def test_tokens_after_an_update_are_those_of_the_new_weights_alone(answers: dict[str, Any]) -> None:
+    assert answers["old_difference"] < ROUNDING
+    assert answers["new_difference"] < ROUNDING
+    assert answers["late_difference"] < ROUNDING
 
 
 def test_an_engine_whose_update_broke_off_refuses_to_generate_until_everything_was_sent_again(
-    said: dict[str, Any],
+    answers: dict[str, Any],
 ) -> None:
-    of_update, of_question = said["broken_off"]
+    of_update, of_question = answers["broken_off"]
     assert "arrival of packet 0 did not happen" in of_update
-    assert "weights are mixed" in of_question
-    assert said["mended_difference"] < ROUNDING
+    assert "versions are mixed" in of_question
+    assert answers["mended_difference"] < ROUNDING
 
 
-def test_a_stopped_engine_gives_its_memory_back_and_starts_again(said: dict[str, Any]) -> None:
-    assert said["freed"] >= 0.9 * said["held"]
-    assert said["frozen"] > 100_000, "collections of the next start leave modules out"
-    assert said["restarted_version"] == [9]
-    assert said["restarted_difference"] < ROUNDING
+def test_a_stopped_engine_gives_its_memory_back_and_starts_again(answers: dict[str, Any]) -> None:
+    assert answers["freed"] >= 0.9 * answers["held"]
+    assert answers["frozen"] > 100_000, "collections of the next start leave modules out"
+    assert answers["restarted_version"] == [9]
+    assert answers["restarted_difference"] < ROUNDING
 
 
 @pytest.mark.nightly
@@ -104,49 +104,51 @@ def test_each_of_two_ranks_holds_what_is_predicted(two_ranks: list[dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def limited(alone: dict[str, Any]) -> Any:
+def limits(alone: dict[str, Any]) -> Any:
     return alone["limits"]
 
 
-def test_a_response_ends_with_the_text_or_the_token_that_it_stops_at(limited: dict[str, Any]) -> None:
-    for tokens, reason in zip(limited["tokens"], limited["reasons"], strict=True):
+def test_a_response_ends_with_the_text_or_the_token_that_it_stops_at(limits: dict[str, Any]) -> None:
+    for tokens, reason in zip(limits["tokens"], limits["reasons"], strict=True):
         ends = [index for index, token in enumerate(tokens) if token in (4, 14)]
         assert ends == ([len(tokens) - 1] if reason == "stop" else [])
         assert reason == "stop" or len(tokens) == 60
-    stopped = zip(limited["tokens"], limited["reasons"], strict=True)
+    stopped = zip(limits["tokens"], limits["reasons"], strict=True)
     assert {tokens[-1] for tokens, reason in stopped if reason == "stop"} == {4, 14}
 
 
-def test_what_a_response_stops_at_comes_with_its_log_prob(limited: dict[str, Any]) -> None:
-    assert limited["logprobs"] == [len(tokens) for tokens in limited["tokens"]]
-    assert limited["difference"] < ROUNDING
+def test_what_a_response_stops_at_comes_with_its_log_prob(limits: dict[str, Any]) -> None:
+    assert limits["logprobs"] == [len(tokens) for tokens in limits["tokens"]]
+    assert limits["difference"] < ROUNDING
 
 
-def test_more_prompts_than_a_batch_holds_are_computed_whole_and_repeatably(limited: dict[str, Any]) -> None:
-    assert limited["num_prompt_tokens"] > 270
-    assert limited["repeats"]
+def test_more_prompts_than_a_batch_holds_are_computed_whole_and_repeatably(limits: dict[str, Any]) -> None:
+    assert limits["num_prompt_tokens"] > 270
+    assert limits["repeats"]
 
 
 @pytest.fixture(scope="module")
-def shared(alone: dict[str, Any]) -> Any:
+def shared_base(alone: dict[str, Any]) -> Any:
     return alone["shared_base"]
 
 
-def test_an_engine_computes_with_the_trainer_s_base_and_with_each_adapter_beside_it(shared: dict[str, Any]) -> None:
-    assert shared["is_the_trainer_s"], "no parameter is the engine's own"
-    assert max(shared["before"], *shared["trained"]) < ROUNDING
-    assert shared["again"] < ROUNDING, "opened once more by an engine that was stopped"
+def test_an_engine_computes_with_the_trainer_s_base_and_with_each_adapter_beside_it(
+    shared_base: dict[str, Any],
+) -> None:
+    assert shared_base["is_the_trainer_s"], "no parameter is the engine's own"
+    assert max(shared_base["before"], *shared_base["trained"]) < ROUNDING
+    assert shared_base["again"] < ROUNDING, "opened once more by an engine that was stopped"
 
 
-def test_an_engine_on_the_trainer_s_base_holds_what_is_predicted(shared: dict[str, Any]) -> None:
+def test_an_engine_on_the_trainer_s_base_holds_what_is_predicted(shared_base: dict[str, Any]) -> None:
     for kind in ("weights", "packed_weights", "kv_cache"):
-        assert shared["held"][kind] == shared["forecast"][kind]
-    assert shared["held"]["weights"] == 0
+        assert shared_base["held"][kind] == shared_base["forecast"][kind]
+    assert shared_base["held"]["weights"] == 0
 
 
-def test_an_engine_whose_loader_makes_other_parameters_of_the_weights_refuses_them(shared: dict[str, Any]) -> None:
-    assert "the engine's weight model.layers.0.self_attn.qkv_proj.weight (" in shared["refused"]
-    assert "rollout.shares_base=false" in shared["refused"]
+def test_an_engine_whose_loader_makes_other_parameters_of_the_weights_refuses_them(shared_base: dict[str, Any]) -> None:
+    assert "the engine's weight model.layers.0.self_attn.qkv_proj.weight (" in shared_base["refused"]
+    assert "rollout.shares_base=false" in shared_base["refused"]
 
 
 @pytest.mark.nightly
@@ -154,10 +156,10 @@ def test_an_engine_whose_loader_makes_other_parameters_of_the_weights_refuses_th
 def test_a_shared_base_takes_the_engine_s_own_weights_off_what_the_kernel_counts(dtype: str, tmp_path: Path) -> None:
     """Measured: proportional pages of the process, which count once however often they are mapped."""
     write_random_checkpoint(EXAMPLES / "models" / "decoder-62m", tmp_path / "drawn", 0)
-    (said,) = ask("base memory", 1, str(tmp_path / "drawn"), dtype)
-    _, (apart, own_apart), (together, own_together) = said["taken"]
-    assert apart - together == pytest.approx(said["own"], rel=BASE_TOLERANCE)
-    assert own_apart - own_together == pytest.approx(said["own"], rel=BASE_TOLERANCE)
+    (answers,) = ask("base memory", 1, str(tmp_path / "drawn"), dtype)
+    _, (apart, own_apart), (together, own_together) = answers["taken"]
+    assert apart - together == pytest.approx(answers["own"], rel=BASE_TOLERANCE)
+    assert own_apart - own_together == pytest.approx(answers["own"], rel=BASE_TOLERANCE)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +219,7 @@ def test_slots_and_copies_of_an_adapter_s_versions_are_predicted_to_the_byte(ver
 
 
 def test_a_version_that_finds_no_slot_is_refused(versions: dict[str, Any]) -> None:
-    assert "version 6 finds no slot for its adapter: samples of versions 3, 4, 5 are under way" in versions["refused"]
+    assert "no free slot for the adapter of version 6: samples of versions 3, 4, 5 are running" in versions["refused"]
 
 
 @pytest.mark.nightly

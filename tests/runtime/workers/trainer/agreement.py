@@ -1,4 +1,4 @@
-"""What live trainer ranks gave, beside what one rank alone gave and beside the plan."""
+"""Comparison of live trainer ranks with one rank alone, and with the plan."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,25 +31,25 @@ def parameters(item: pytest.Function) -> list[str]:
 def alone_and_together(
     cases: Mapping[str, Overrides], shared: Overrides, folder: Path, *, is_fresh: bool = False
 ) -> dict[str, tuple[Any, list[Any]]]:
-    """Of each case what one rank alone gives, and what two ranks (fresh ones?) give with `shared` besides."""
+    """Answers of one rank alone for each case, and of two ranks (fresh ones?) with `shared` in addition."""
     answers = []
     for num_ranks, more in ((1, RATE), (2, {**RATE, **shared})):
         asked = {name: {"exercise": "agree", "overrides": {**case, **more}} for name, case in cases.items()}
         ranks = folder / f"{num_ranks}"
         ranks.mkdir()
         answers.append(exercise(num_ranks, asked, ranks, is_fresh=is_fresh and num_ranks > 1))
-    one, two = answers
-    return {name: (one[name][0], two[name]) for name in cases}
+    first, two = answers
+    return {name: (first[name][0], two[name]) for name in cases}
 
 
-def on_one_rank(cases: Mapping[str, tuple[str, Overrides]], folder: Path) -> dict[str, Any]:
-    """Of each case, an exercise and overrides, what one rank gives."""
+def answer_with_one_rank(cases: Mapping[str, tuple[str, Overrides]], folder: Path) -> dict[str, Any]:
+    """Answers of one rank for each case, an exercise with overrides."""
     asked = {name: {"exercise": what, "overrides": overrides} for name, (what, overrides) in cases.items()}
     return {name: answers[0] for name, answers in exercise(1, asked, folder).items()}
 
 
 def check_states(overrides: Overrides, answers: list[Any]) -> None:
-    """What every rank holds after its second step is what the plan says, to the byte."""
+    """Every rank's states after its second step are what the plan says, to the byte."""
     plan = make_plan(**{"hardware.num_devices": len(answers), "algorithm.kl_coef": 0.0, **overrides})
     for rank, measured in enumerate(answers):
         rows = {

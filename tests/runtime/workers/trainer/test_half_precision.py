@@ -8,7 +8,7 @@ from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.vocabulary import Role
 from tests.factories import make_job
 from tests.repository.at_night import at_night
-from tests.runtime.workers.trainer.agreement import RATE, asked, check_states, on_one_rank
+from tests.runtime.workers.trainer.agreement import RATE, answer_with_one_rank, asked, check_states
 
 CASES = {
     f"stage {stage}": {
@@ -24,16 +24,16 @@ EACH = at_night(CASES, but=("stage 0", "stage 2", "stage 3"))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Of each case eight steps of one rank; and one in float32."""
+def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Eight steps of one rank for each case, and one in float32."""
     cases = {name: ("scaled", overrides) for name, overrides in {**asked(CASES, request), "float32": RATE}.items()}
-    return on_one_rank(cases, tmp_path_factory.mktemp("rank"))
+    return answer_with_one_rank(cases, tmp_path_factory.mktemp("rank"))
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", EACH)
-def test_overflows_halve_the_scale_and_leave_the_step_out(found: dict[str, Any], name: str) -> None:
-    steps, scales = found[name]["steps"], found[name]["scales"]
+def test_overflows_halve_the_scale_and_leave_the_step_out(answers: dict[str, Any], name: str) -> None:
+    steps, scales = answers[name]["steps"], answers[name]["scales"]
     assert [step["is_skipped"] for step in steps] == [1.0, 1.0] + [0.0] * 6  # the first two are huge on purpose
     assert scales[1] < 65536  # the first overflow may be forgiven
     assert set(scales[1:]) == {scales[1]}
@@ -41,15 +41,17 @@ def test_overflows_halve_the_scale_and_leave_the_step_out(found: dict[str, Any],
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", EACH)
-def test_what_is_learned_and_its_norm_are_those_of_float32(found: dict[str, Any], name: str) -> None:
-    assert found[name]["steps"][2]["grad_norm"] == pytest.approx(found["float32"]["steps"][0]["grad_norm"], rel=0.01)
-    assert found[name]["losses"][2:] == pytest.approx(found["float32"]["losses"][:6], abs=0.05)
+def test_what_is_learned_and_its_norm_are_those_of_float32(answers: dict[str, Any], name: str) -> None:
+    assert answers[name]["steps"][2]["grad_norm"] == pytest.approx(
+        answers["float32"]["steps"][0]["grad_norm"], rel=0.01
+    )
+    assert answers[name]["losses"][2:] == pytest.approx(answers["float32"]["losses"][:6], abs=0.05)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", EACH)
-def test_states_are_predicted_to_the_byte(found: dict[str, Any], name: str) -> None:
-    check_states(CASES[name], [found[name]])
+def test_states_are_predicted_to_the_byte(answers: dict[str, Any], name: str) -> None:
+    check_states(CASES[name], [answers[name]])
 
 
 def test_skipped_steps_are_counted_and_are_not_in_the_mean_norm() -> None:

@@ -34,7 +34,7 @@ def case(limit: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def of_trl() -> tuple[float, float, dict[str, list[float]]]:
+def compute_with_trl() -> tuple[float, float, dict[str, list[float]]]:
     """TRL's loss and z over the whole batch, and the gradient of each parameter of the model in transformers."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -62,13 +62,13 @@ def of_trl() -> tuple[float, float, dict[str, list[float]]]:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_kto_s_gradient_is_trl_s_over_the_whole_batch_with_any_number_of_passes_and_ranks(
-    num_ranks: int, tmp_path: Any, of_trl: tuple[float, float, dict[str, list[float]]]
+    num_ranks: int, tmp_path: Any, compute_with_trl: tuple[float, float, dict[str, list[float]]]
 ) -> None:
-    loss, baseline, gradients = of_trl
+    loss, baseline, gradients = compute_with_trl
     assert baseline > 0.1, "at 0 the bound would hide differences"
-    found = exercise(num_ranks, {str(limit): case(limit) for limit in LIMITS}, tmp_path)
+    measured = exercise(num_ranks, {str(limit): case(limit) for limit in LIMITS}, tmp_path)
     for limit, least in LIMITS.items():
-        ranks = found[str(limit)]
+        ranks = measured[str(limit)]
         assert ranks[0]["passes"] >= (least if num_ranks == 1 else 1)
         assert sum(rank["loss"] for rank in ranks) == pytest.approx(loss, abs=1e-5)
         assert all(rank["baseline"] == pytest.approx(baseline, rel=1e-5) for rank in ranks)

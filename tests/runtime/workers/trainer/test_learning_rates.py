@@ -21,7 +21,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 schedules = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 
 
-def rates_of(schedule: dict[str, Any]) -> LearningRates:
+def make_rates(schedule: dict[str, Any]) -> LearningRates:
     return LearningRates(make_job(algorithm=schedule, **{"workload.num_steps": NUM_STEPS}), 2e-5)
 
 
@@ -29,7 +29,7 @@ def rates_of(schedule: dict[str, Any]) -> LearningRates:
 def test_behind_the_warm_up_rates_are_those_of_transformers(schedule: dict[str, Any]) -> None:
     from transformers import get_scheduler
 
-    rates = rates_of(schedule)
+    rates = make_rates(schedule)
     warmup, end = rates.job.algorithm.schedule_steps(NUM_STEPS)
     kind, more = rates.job.algorithm.lr_scheduler_type, {}
     if kind == "cosine":
@@ -37,23 +37,23 @@ def test_behind_the_warm_up_rates_are_those_of_transformers(schedule: dict[str, 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=2e-5)
     theirs = get_scheduler(kind, optimizer, warmup, end, scheduler_specific_kwargs=more).lr_lambdas[0]
     for step in range(warmup + 1, NUM_STEPS + 1):
-        assert rates.at(step) == pytest.approx(2e-5 * theirs(min(step - 1, end)), rel=1e-9), step
+        assert rates.find_rate(step) == pytest.approx(2e-5 * theirs(min(step - 1, end)), rel=1e-9), step
 
 
 def test_a_warm_up_rises_evenly_and_wastes_no_step_on_a_rate_of_0() -> None:
-    rates = rates_of({"lr_warmup_steps": 3})
-    assert [rates.at(step) / 2e-5 for step in (1, 2, 3, 4, 5)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+    rates = make_rates({"lr_warmup_steps": 3})
+    assert [rates.find_rate(step) / 2e-5 for step in (1, 2, 3, 4, 5)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
 
 
 @schedules
 def test_a_resumed_run_has_the_same_rates_bit_for_bit(schedule: dict[str, Any]) -> None:
-    rates = rates_of(schedule)
-    whole = [rates.at(step) for step in range(1, NUM_STEPS + 1)]
+    rates = make_rates(schedule)
+    whole = [rates.find_rate(step) for step in range(1, NUM_STEPS + 1)]
     for first in (1, 4, 13):
-        resumed = rates_of(schedule)
-        assert [resumed.at(step) for step in range(first, NUM_STEPS + 1)] == whole[first - 1 :]
-    assert [rates.at(step) for step in (2, 2, 1)] == [whole[1], whole[1], whole[0]]
+        resumed = make_rates(schedule)
+        assert [resumed.find_rate(step) for step in range(first, NUM_STEPS + 1)] == whole[first - 1 :]
+    assert [rates.find_rate(step) for step in (2, 2, 1)] == [whole[1], whole[1], whole[0]]
 
 
 def test_a_constant_rate_is_the_job_s_own() -> None:
-    assert {rates_of({}).at(step) for step in range(1, NUM_STEPS)} == {2e-5}
+    assert {make_rates({}).find_rate(step) for step in range(1, NUM_STEPS)} == {2e-5}

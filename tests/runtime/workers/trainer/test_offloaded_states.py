@@ -44,7 +44,7 @@ def test_memory_that_was_never_written_to_does_not_come_back_as_memory_that_is_h
 
 def test_a_disk_that_is_full_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.ones(1000)
-    monkeypatch.setattr("tempfile.mkstemp", lambda prefix: (_full(), str(_touched(tmp_path))))
+    monkeypatch.setattr("tempfile.mkstemp", lambda prefix: (_full(), str(_create_file(tmp_path))))
     with pytest.raises(RunError, match="the disk is full"):
         OffloadedStates().offload([tensor.untyped_storage()])
     assert float(tensor.sum()) == 1000
@@ -56,7 +56,7 @@ def _full() -> int:
     return os.open("/dev/full", os.O_RDWR)
 
 
-def _touched(folder: Path) -> Path:
+def _create_file(folder: Path) -> Path:
     path = folder / "offloaded"
     path.touch()
     return path

@@ -20,7 +20,7 @@ WEIGHTS = torch.tensor([0.5, 0.5, 0.0, 0.0])
 """Two tokens of a rollout that counts, two of one that failed, which are clipped, unlikely and far from everything."""
 
 
-def inputs_of(weights: torch.Tensor, **others: Any) -> LossInputs:
+def make_inputs(weights: torch.Tensor, **others: Any) -> LossInputs:
     return LossInputs(
         logprobs=LOGPROBS[: len(weights)].clone().requires_grad_(),
         behaviour_logprobs=BEHAVIOUR[: len(weights)],
@@ -32,22 +32,22 @@ def inputs_of(weights: torch.Tensor, **others: Any) -> LossInputs:
     )
 
 
-def sums_of(weights: torch.Tensor) -> dict[str, float]:
-    inputs = inputs_of(weights)
+def compute_sums(weights: torch.Tensor) -> dict[str, float]:
+    inputs = make_inputs(weights)
     loss, details = clipped_ratio(inputs, AlgorithmSpec(name="grpo", kl_estimator="k1"))
     difference = inputs.logprobs.detach() - inputs.behaviour_logprobs
     entropies = torch.tensor([0.25, 0.75, 9.0, 9.0])[: len(weights)]
     return summarize(float(loss.detach()), difference, entropies, details, weights != 0)
 
 
-def row_of(*ranks: dict[str, float]) -> dict[str, Any]:
+def make_row(*ranks: dict[str, float]) -> dict[str, Any]:
     metrics = StepMetrics(make_job())
     metrics.add_training(ranks, is_first=True)
     return metrics.take_rows(1)[0]
 
 
 def test_tokens_of_failed_rollouts_count_only_where_engine_and_trainer_are_compared() -> None:
-    row = row_of(sums_of(WEIGHTS))
+    row = make_row(compute_sums(WEIGHTS))
     assert row["policy/entropy"] == 0.5
     assert row["policy/clip_fraction"] == 0.5
     assert row["policy/ratio_max"] == pytest.approx(1.5)
@@ -58,25 +58,25 @@ def test_tokens_of_failed_rollouts_count_only_where_engine_and_trainer_are_compa
 
 def test_passes_and_ranks_without_a_token_to_learn_from_change_nothing() -> None:
     totals: dict[str, float] = {}
-    for part in (sums_of(torch.zeros(0)), sums_of(WEIGHTS), sums_of(torch.zeros(4))):
+    for part in (compute_sums(torch.zeros(0)), compute_sums(WEIGHTS), compute_sums(torch.zeros(4))):
         accumulate(totals, part)
-    alone, idle = row_of(sums_of(WEIGHTS)), sums_of(torch.zeros(0))
-    assert row_of(idle, totals, idle) == alone
+    alone, idle = make_row(compute_sums(WEIGHTS)), compute_sums(torch.zeros(0))
+    assert make_row(idle, totals, idle) == alone
 
 
 def test_where_no_token_is_learned_from_there_is_no_mean_over_tokens() -> None:
-    row = row_of(sums_of(torch.zeros(4)))
+    row = make_row(compute_sums(torch.zeros(4)))
     assert set(row) == {"step", "policy/loss", *(f"sync/logprob_difference_{name}" for name in ("mean", "p99", "max"))}
     assert row["policy/loss"] == 0
 
 
 def test_corrections_of_importance_are_counted_where_they_count() -> None:
     spec = AlgorithmSpec(name="grpo", importance="mask", importance_low=0.5, importance_high=2.0)
-    details = clipped_ratio(inputs_of(WEIGHTS, has_moved=False), spec)[1]
+    details = clipped_ratio(make_inputs(WEIGHTS, has_moved=False), spec)[1]
     assert details["importance"].tolist() == pytest.approx([1.5, 1.0])
     assert details["is_corrected"].tolist() == [False, False]
     answers = {"sequence_weights": torch.tensor([1.0, 0.0]), "sequence_advantages": torch.ones(2)}
-    of_answers = inputs_of(WEIGHTS, lengths=(2, 2), has_moved=False, **answers)
+    of_answers = make_inputs(WEIGHTS, lengths=(2, 2), has_moved=False, **answers)
     details = answer_ratio(of_answers, spec)[1]
     assert details["importance"].tolist() == pytest.approx([1.5, 1.0]), "of each token, also where an answer is judged"
     assert len(details["ratio"]) == 4
@@ -84,7 +84,7 @@ def test_corrections_of_importance_are_counted_where_they_count() -> None:
 
 def test_pairs_that_weigh_nothing_are_not_ranked() -> None:
     signs = {"sequence_advantages": torch.tensor([1.0, -1.0, 1.0, -1.0]), "groups": (0, 0, 1, 1)}
-    inputs = inputs_of(WEIGHTS, lengths=(1, 1, 1, 1), sequence_weights=WEIGHTS, **signs)
+    inputs = make_inputs(WEIGHTS, lengths=(1, 1, 1, 1), sequence_weights=WEIGHTS, **signs)
     assert preference(inputs, AlgorithmSpec(name="dpo"))[1]["is_ranked_right"].tolist() == [False]
 
 
@@ -102,7 +102,7 @@ def test_an_evaluation_without_a_reward_is_no_zero(num_judged: int) -> None:
     assert row == {"step": 1} | ({"evaluate/greedy_accuracy": 1.0} if num_judged else {})
 
 
-def evaluated(data: dict[str, Any], num_samples: int, right: list[tuple[str, list[float | None]]]) -> dict[str, Any]:
+def evaluate(data: dict[str, Any], num_samples: int, right: list[tuple[str, list[float | None]]]) -> dict[str, Any]:
     """The metrics of an evaluation. right: (data set, the reward of each response, None where it failed) by prompt."""
     sampled = {"workload.num_evaluation_samples": num_samples, "workload.evaluation_temperature": 1.0}
     metrics = StepMetrics(make_job(**(sampled if num_samples else {}), **data))
@@ -123,7 +123,7 @@ def evaluated(data: dict[str, Any], num_samples: int, right: list[tuple[str, lis
 
 
 def test_sampled_evaluation_gives_avg_at_n_and_pass_at_k_without_bias() -> None:
-    row = evaluated({}, 4, [("", [1.0, 0.0, 0.0, 0.0]), ("", [0.0] * 4), ("", [1.0] * 4)])
+    row = evaluate({}, 4, [("", [1.0, 0.0, 0.0, 0.0]), ("", [0.0] * 4), ("", [1.0] * 4)])
     assert row["evaluate/accuracy/avg@4"] == pytest.approx((0.25 + 0 + 1) / 3)
     assert row["evaluate/accuracy/pass@2"] == pytest.approx((0.5 + 0 + 1) / 3)
     assert row["evaluate/accuracy/pass@4"] == pytest.approx(2 / 3)
@@ -131,13 +131,13 @@ def test_sampled_evaluation_gives_avg_at_n_and_pass_at_k_without_bias() -> None:
 
 
 def test_responses_without_a_verdict_count_nowhere() -> None:
-    row = evaluated({}, 4, [("", [1.0, None, None, 0.0]), ("", [None] * 4)])
+    row = evaluate({}, 4, [("", [1.0, None, None, 0.0]), ("", [None] * 4)])
     assert row == {"evaluate/accuracy/avg@4": 0.5, "evaluate/accuracy/pass@2": 1.0}
 
 
 def test_each_held_out_data_set_has_its_own_metrics() -> None:
     data = {"data": {"prompts": "p.jsonl", "heldout": {"near": "n.jsonl", "far": "f.jsonl"}}}
-    row = evaluated(data, 0, [("near", [1.0]), ("near", [0.0]), ("far", [0.0])])
+    row = evaluate(data, 0, [("near", [1.0]), ("near", [0.0]), ("far", [0.0])])
     assert row == {"evaluate/near/greedy_accuracy": 0.5, "evaluate/far/greedy_accuracy": 0.0}
 
 

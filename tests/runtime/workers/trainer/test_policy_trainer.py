@@ -34,16 +34,16 @@ STAGES = {
 SWAPPED = ("float32, stage 0", "bfloat16, stage 1", "float32, stage 2", "bfloat16, stage 3")
 SWAPS = {f"swapped, {name}": {**STAGES[name], "exercise": "swap"} for name in SWAPPED}
 FEW = {name for name in STAGES if name.startswith("float32") or name == "bfloat16, stage 3"}
-"""What is seen before every change, with its swaps; the others at night."""
+"""Cases that run before every change, with their swaps; the others run at night."""
 
 
-def at_night(names: Iterable[str]) -> list[Any]:
+def mark_nightly(names: Iterable[str]) -> list[Any]:
     """Parameters of a test, those that are not among the few marked as nightly."""
     return [name if name in FEW else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 CUTS = {"whole": (200, 1), "halves": (56, 2), "uneven": (24, 5)}
-"""At most so many tokens in a pass of 16 sequences of 5 to 9 tokens, 110 in all; and so many passes."""
+"""Maximum of tokens in a pass of 16 sequences of 5 to 9 tokens, 110 in all; and the number of passes."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ Asked = Callable[[str], list[Any]]
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Asked:
-    """What a case gave on two ranks: the few are done together, and so are the others."""
+    """Answers of a case on two ranks: the few are done together, and so are the others."""
 
     @cache
     def batch(*, is_few: bool) -> dict[str, list[Any]]:
@@ -86,7 +86,7 @@ def is_among_few(name: str) -> bool:
     return name.removeprefix("swapped, ") in FEW
 
 
-@pytest.mark.parametrize("name", at_night(STAGES))
+@pytest.mark.parametrize("name", mark_nightly(STAGES))
 def test_the_source_gives_every_weight_whole_and_alike_on_every_rank(two_ranks: Asked, name: str) -> None:
     first, second = two_ranks(name)
     assert first["seen"] == second["seen"]
@@ -101,10 +101,10 @@ def test_every_stage_makes_the_same_steps(two_ranks: Asked, dtype: str) -> None:
     tolerance = 1e-5 if dtype == "float32" else 2e-2
     whole = two_ranks(f"{dtype}, stage 0")
     for stage in (1, 2, 3):
-        for mine, other in zip(two_ranks(f"{dtype}, stage {stage}"), whole, strict=True):
-            for step, expected in zip(mine["log"], other["log"], strict=True):
+        for own, other in zip(two_ranks(f"{dtype}, stage {stage}"), whole, strict=True):
+            for step, expected in zip(own["log"], other["log"], strict=True):
                 assert step == pytest.approx(expected, rel=tolerance, abs=tolerance)
-            assert sum(mine["sums"].values()) == pytest.approx(sum(other["sums"].values()), rel=tolerance)
+            assert sum(own["sums"].values()) == pytest.approx(sum(other["sums"].values()), rel=tolerance)
 
 
 @pytest.mark.nightly
@@ -124,7 +124,7 @@ def test_the_first_step_in_bf16_is_adam_s_first_in_every_stage(tmp_path: Path) -
         assert ranks[0]["mean_move"] == pytest.approx(rate, rel=0.03), name
 
 
-@pytest.mark.parametrize("name", at_night(SWAPPED))
+@pytest.mark.parametrize("name", mark_nightly(SWAPPED))
 def test_states_that_offloaded_on_disk_come_back_bit_for_bit(two_ranks: Asked, name: str) -> None:
     for stayed, swapped in zip(two_ranks(name), two_ranks(f"swapped, {name}"), strict=True):
         assert swapped["log"] == stayed["log"]
@@ -132,7 +132,7 @@ def test_states_that_offloaded_on_disk_come_back_bit_for_bit(two_ranks: Asked, n
         assert swapped["back"]["components"] == swapped["before"]["components"]
 
 
-@pytest.mark.parametrize("name", at_night(SWAPPED))
+@pytest.mark.parametrize("name", mark_nightly(SWAPPED))
 def test_the_states_after_a_step_are_predicted_to_the_byte(two_ranks: Asked, name: str) -> None:
     plan = plan_of(2, STAGES[name])
     action = next(action for action in plan.schedule.step if action.kind is ActionKind.OPTIMIZER_STEP)
@@ -140,6 +140,6 @@ def test_the_states_after_a_step_are_predicted_to_the_byte(two_ranks: Asked, nam
         forecast = TrainerForecast(
             plan.job, plan.job.load_model(), plan.job.load_profile(), plan.schedule.layout("policy_trainer"), rank
         )
-        held = forecast.resident(action, "steady")
+        resident = forecast.resident(action, "steady")
         for kind in PERSISTENT_KINDS:
-            assert answer["before"]["components"].get(kind.value, 0) == held.get(kind, 0), (rank, kind)
+            assert answer["before"]["components"].get(kind.value, 0) == resident.get(kind, 0), (rank, kind)

@@ -7,7 +7,7 @@ import pytest
 from rlplan.errors import SpecError
 from tests.factories import make_job
 from tests.repository.at_night import at_night
-from tests.runtime.workers.trainer.agreement import asked, check_states, on_one_rank
+from tests.runtime.workers.trainer.agreement import answer_with_one_rank, asked, check_states
 
 ADAPTERS = {"training.lora": {"rank": 4, "alpha": 8.0}, "algorithm.learning_rate": 1e-3}
 QUANTISED = {
@@ -33,31 +33,31 @@ ROUNDING = {"float32": 1e-4, "bfloat16": 0.25}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What one rank gave in each case."""
+def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Answers of one rank for each case."""
     wanted = asked(OVERRIDES, request) | {name: OVERRIDES[name] for name in (WHOLE, EIGHT)}
     cases = {name: ("adapted" if name in QUANTISED else "agree", more) for name, more in wanted.items()}
-    return on_one_rank(cases, tmp_path_factory.mktemp("rank"))
+    return answer_with_one_rank(cases, tmp_path_factory.mktemp("rank"))
 
 
-def distance(one: list[float], other: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+def distance(values: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(values, other, strict=True))
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", at_night(QUANTISED, but=BY_DAY))
 def test_adapters_learn_beside_a_base_in_four_bits_and_what_is_handed_over_says_the_same(
-    found: dict[str, Any], name: str
+    answers: dict[str, Any], name: str
 ) -> None:
-    answer = found[name]
+    answer = answers[name]
     assert answer["reference"] == answer["start"]  # to the bit: the base with its adapters off
     assert distance(answer["trained"], answer["start"]) > 0.01
     assert distance(answer["saved"], answer["trained"]) < ROUNDING[QUANTISED[name]["training.dtype"]]
 
 
 @pytest.mark.engine
-def test_moments_of_eight_bits_step_nearly_as_whole_ones(found: dict[str, Any]) -> None:
-    quantised, whole = found[EIGHT], found[WHOLE]
+def test_moments_of_eight_bits_step_nearly_as_whole_ones(answers: dict[str, Any]) -> None:
+    quantised, whole = answers[EIGHT], answers[WHOLE]
     assert quantised["norms"][0] == pytest.approx(whole["norms"][0], rel=1e-6)
     moved = distance(whole["logprobs"][1], whole["logprobs"][0])
     assert 0 < distance(quantised["logprobs"][1], whole["logprobs"][1]) < 0.05 * moved
@@ -65,8 +65,8 @@ def test_moments_of_eight_bits_step_nearly_as_whole_ones(found: dict[str, Any]) 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", at_night((name for name in OVERRIDES if name != WHOLE), but=BY_DAY))
-def test_states_are_predicted_to_the_byte(found: dict[str, Any], name: str) -> None:
-    check_states(OVERRIDES[name], [found[name]])
+def test_states_are_predicted_to_the_byte(answers: dict[str, Any], name: str) -> None:
+    check_states(OVERRIDES[name], [answers[name]])
 
 
 @pytest.mark.parametrize(

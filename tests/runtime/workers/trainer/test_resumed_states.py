@@ -56,36 +56,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Answers = dict[str, list[Any]]
 
 
-def placed(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
+def add_folder(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
     """The cases, with the folder that their checkpoints lie in."""
     return {name: {**case, "folder": str(folder)} for name, case in cases.items()}
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return exercise(2, placed(CASES, folder), tmp_path_factory.mktemp("ranks"))
+def few(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return exercise(2, add_folder(CASES, folder), tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
 def more(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return exercise(2, placed(MORE, folder), tmp_path_factory.mktemp("more"))
+    return exercise(2, add_folder(MORE, folder), tmp_path_factory.mktemp("more"))
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return exercise(2, placed(SHARED_LAYERS, folder), tmp_path_factory.mktemp("shared"), is_fresh=True)
+def shared_layers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return exercise(2, add_folder(SHARED_LAYERS, folder), tmp_path_factory.mktemp("shared"), is_fresh=True)
 
 
-def ranks_of(name: str, request: pytest.FixtureRequest) -> list[Any]:
-    """What each rank gave in a case."""
-    where = next(where for where, cases in (("found", CASES), ("more", MORE), ("shared", ALL_CASES)) if name in cases)
+def find_ranks(name: str, request: pytest.FixtureRequest) -> list[Any]:
+    """Answers of each rank in a case."""
+    where = next(
+        where for where, cases in (("few", CASES), ("more", MORE), ("shared_layers", ALL_CASES)) if name in cases
+    )
     answers: Answers = request.getfixturevalue(where)
     return answers[name]
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_training_goes_on_to_the_bit(name: str, request: pytest.FixtureRequest) -> None:
-    for rank in ranks_of(name, request):
+    for rank in find_ranks(name, request):
         assert rank["loaded"] == rank["saved"]
         assert rank["again"] == rank["log"][2:]
         assert rank["resumed"] == rank["went_on"]
@@ -98,7 +100,7 @@ def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(
 ) -> None:
     plan = plan_of(2, ALL_CASES[name])
     layout, writes = plan.schedule.layout("policy_trainer"), plan.job.checkpoints.writes
-    for number, rank in enumerate(ranks_of(name, request)):
+    for number, rank in enumerate(find_ranks(name, request)):
         forecast = TrainerForecast(plan.job, plan.job.load_model(), plan.job.load_profile(), layout, number)
         predicted = saved_bytes(forecast.states)
         assert rank["held"]["components"]["checkpoint_staging"] == (predicted if writes == "beside" else 0)
@@ -106,21 +108,21 @@ def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(
 
 
 def test_one_rank_in_the_next_stage_takes_over_the_same_weights(
-    found: Answers, folder: Path, tmp_path_factory: pytest.TempPathFactory
+    few: Answers, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    cases = {name: case for name, case in taken_over(CASES).items() if "then" in name}
-    check_taken_over(found, exercise(1, placed(cases, folder), tmp_path_factory.mktemp("one")))
+    cases = {name: case for name, case in take_over_cases(CASES).items() if "then" in name}
+    check_takeover(few, exercise(1, add_folder(cases, folder), tmp_path_factory.mktemp("one")))
 
 
 @pytest.mark.nightly
 def test_other_ranks_and_other_stages_take_over_the_same_weights(
-    found: Answers, more: Answers, folder: Path, tmp_path_factory: pytest.TempPathFactory
+    few: Answers, more: Answers, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    cases = taken_over(CASES | MORE)
-    check_taken_over(found | more, exercise(1, placed(cases, folder), tmp_path_factory.mktemp("all")))
+    cases = take_over_cases(CASES | MORE)
+    check_takeover(few | more, exercise(1, add_folder(cases, folder), tmp_path_factory.mktemp("all")))
 
 
-def taken_over(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def take_over_cases(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The checkpoints of two ranks, taken over by one: in the same stage, and in the next one."""
     answer = {}
     for name, case in cases.items():
@@ -134,7 +136,7 @@ def taken_over(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return answer
 
 
-def check_taken_over(before: Answers, after: Answers) -> None:
+def check_takeover(before: Answers, after: Answers) -> None:
     assert after
     for name, (rank,) in after.items():
         ranks = before[name.partition(", then")[0]]

@@ -8,17 +8,17 @@ import torch
 
 from rlplan.runtime.models.start_checkpoint import load_language_model
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.trainer.trained_states import bytes_of, own_storages, storages_of
+from rlplan.runtime.workers.trainer.trained_states import copy_mapped_parameters, count_bytes, list_storages
 from rlplan.vocabulary import MemoryKind
 from tests.factories import EXAMPLES
 
 SORTER = str(EXAMPLES / "models" / "sorter")
 
 
-def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], list[torch.Tensor], Any]:
+def train(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], list[torch.Tensor], Any]:
     """Losses, weights and states after three steps; everything is offloaded once between backward and step."""
     model = load_language_model(SORTER, dtype)
-    own_storages(model)
+    copy_mapped_parameters(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     engine = types.SimpleNamespace(module=model, optimizer=optimizer)
     losses = []
@@ -30,11 +30,11 @@ def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], lis
         loss = hidden.float().square().mean()
         loss.backward()
         if is_offloaded:
-            offloaded, before = OffloadedStates(), bytes_of(engine)
-            offloaded.offload([storage for storages in storages_of(engine).values() for storage in storages])
-            assert set(bytes_of(engine).values()) == {0}
+            offloaded, before = OffloadedStates(), count_bytes(engine)
+            offloaded.offload([storage for storages in list_storages(engine).values() for storage in storages])
+            assert set(count_bytes(engine).values()) == {0}
             offloaded.bring_back()
-            assert bytes_of(engine) == before
+            assert count_bytes(engine) == before
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
@@ -43,18 +43,18 @@ def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], lis
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_does_not_notice_that_its_states_were_away(dtype: torch.dtype) -> None:
-    stayed, swapped = (trained(is_offloaded=is_offloaded, dtype=dtype) for is_offloaded in (False, True))
+    stayed, swapped = (train(is_offloaded=is_offloaded, dtype=dtype) for is_offloaded in (False, True))
     assert swapped[0] == stayed[0]
-    assert all(torch.equal(one, other) for one, other in zip(swapped[1], stayed[1], strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(swapped[1], stayed[1], strict=True))
 
 
 def test_each_byte_has_one_kind() -> None:
-    _, weights, engine = trained(is_offloaded=False, dtype=torch.float32)
+    _, weights, engine = train(is_offloaded=False, dtype=torch.float32)
     numel = sum(weight.numel() for weight in weights)
-    held = bytes_of(engine)
-    assert held[MemoryKind.WEIGHTS] == 4 * numel
-    assert held[MemoryKind.OPTIMIZER] == 8 * numel + 4 * len(weights)
-    assert held[MemoryKind.GRADIENTS] == held[MemoryKind.MASTER_WEIGHTS] == 0
+    sizes = count_bytes(engine)
+    assert sizes[MemoryKind.WEIGHTS] == 4 * numel
+    assert sizes[MemoryKind.OPTIMIZER] == 8 * numel + 4 * len(weights)
+    assert sizes[MemoryKind.GRADIENTS] == sizes[MemoryKind.MASTER_WEIGHTS] == 0
 
 
 def test_a_bucket_counts_as_far_as_it_was_touched() -> None:
@@ -62,8 +62,8 @@ def test_a_bucket_counts_as_far_as_it_was_touched() -> None:
     bucket.buffer, model = [torch.empty(25_000_000)], torch.nn.Linear(1, 1)
     optimizer = types.SimpleNamespace(ipg_buckets={torch.float32: bucket}, state={})
     engine = types.SimpleNamespace(module=model, optimizer=optimizer)
-    assert bytes_of(engine)[MemoryKind.COMM_BUFFERS] == 0
+    assert count_bytes(engine)[MemoryKind.COMM_BUFFERS] == 0
     bucket.buffer[0][:5_000_000] = 1.0
-    assert bytes_of(engine)[MemoryKind.COMM_BUFFERS] == pytest.approx(20_000_000, abs=4 * 4096)
+    assert count_bytes(engine)[MemoryKind.COMM_BUFFERS] == pytest.approx(20_000_000, abs=4 * 4096)
     bucket.buffer[0].zero_()
-    assert bytes_of(engine)[MemoryKind.COMM_BUFFERS] == 100_000_000
+    assert count_bytes(engine)[MemoryKind.COMM_BUFFERS] == 100_000_000

@@ -1,4 +1,4 @@
-"""What live trainer ranks hold against the forecast: states exact, peaks within 15 % and never under."""
+"""Memory of live trainer ranks against the forecast: states exact, peaks within 15 % and never under."""
 
 import json
 from pathlib import Path
@@ -89,7 +89,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(
+def measurements(
     request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, dict[str, Any], dict[str, list[Any]]]:
     """(ranks, cases of a group, what each case gave on each rank)."""
@@ -102,15 +102,15 @@ def measured(
 
 
 @pytest.mark.parametrize(
-    ("measured", "name"),
+    ("measurements", "name"),
     [(group, name) for group, (_, kinds) in GROUPS.items() for name in kinds],
-    indirect=["measured"],
+    indirect=["measurements"],
     scope="module",  # else a group would be measured anew for each name
 )
 def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
-    measured: tuple[int, dict[str, Any], dict[str, list[Any]]], name: str
+    measurements: tuple[int, dict[str, Any], dict[str, list[Any]]], name: str
 ) -> None:
-    num_ranks, cases, found = measured
+    num_ranks, cases, answers = measurements
     plan = plan_of(num_ranks, cases[name])
     model, profile, layout = plan.job.load_model(), plan.job.load_profile(), plan.schedule.layout("policy_trainer")
     # Of a fresh process; these have trained before, and have compiled their matmuls.
@@ -120,7 +120,7 @@ def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
         forecast = TrainerForecast(plan.job, model, profile, layout, rank)
         for key, (run_phase, kind) in MOMENTS.items():
             action = next(action for action in plan.schedule.step if action.kind is kind)
-            live = found[name][rank][key]
+            live = answers[name][rank][key]
             resident, peak = (call(action, run_phase) for call in (forecast.resident, forecast.peak))  # type: ignore[arg-type]
             for persistent in PERSISTENT_KINDS:
                 assert live["components"].get(persistent.value, 0) == resident.get(persistent, 0), (key, persistent)
