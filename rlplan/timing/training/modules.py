@@ -1,6 +1,6 @@
-"""Modules of a layer that Megatron's selective recomputation computes anew: what that takes.
+"""Cost of Megatron's selective recomputation, which recomputes chosen modules of a layer.
 
-In: a ModelSpec, names (rlplan/memory/model/recomputed.py). Out: shares of a forward pass. Left out: launches.
+In: a ModelSpec, module names (rlplan/memory/model/recomputed.py). Out: shares of a forward pass. Left out: launches.
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ from rlplan.timing.training.flops import kinds_of_layers, layer_parameters, matm
 
 
 class Again(NamedTuple):
-    """Shares of a forward pass that are computed once more."""
+    """Shares of a forward pass that are computed a second time."""
 
     matmuls: float = 0.0
     attention: float = 0.0
@@ -23,9 +23,9 @@ class Again(NamedTuple):
 
 @lru_cache(maxsize=256)
 def computed_again(model: ModelSpec, names: frozenset[str]) -> Again:
-    """What the modules take of a forward pass of all layers.
+    """Share of a forward pass of all layers that the modules make up.
 
-    Counts: parameters that a token is multiplied with, bytes of fused kernels; with `moe` rows travel once more.
+    Counts: parameters that a token is multiplied with, bytes of fused kernels; `moe` also exchanges its rows again.
     Source: Megatron-Core 0.14, transformer_layer.py, moe/moe_layer.py.
 
     >>> from rlplan.spec.models.catalogue import find_model

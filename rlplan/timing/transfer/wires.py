@@ -1,9 +1,9 @@
-"""Wires of a weight sync: how fast weights gather on training ranks, and how fast one rank's bytes reach all engines.
+"""Wires of a weight sync: rates at which training ranks gather weights, and at which one rank sends to all engines.
+
+The rate depends on how many network adapters of a node work at once: all of them in a ring of neighbouring ranks, each
+GPU's own in a group with one rank per host, and a few when one rank sends to all.
 
 In: clusters. Out: Wire values. Left out: collectives of a training step (collectives.py), jobs that share a wire.
-
-What matters is how many of a node's network adapters work at once: all of them when the ranks of a ring lie side by
-side, each GPU's own when a group has one rank on each host, and a few when one rank sends to everybody.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
 
 LONE_BYTES_PER_S = 50e9
-"""What one sender's adapters carry at most before its share: one of 400 Gbit/s. Assumed where a node has few adapters:
-NCCL then opens several channels, and a ring through a host uses what there is."""
+"""Upper bound of one sender's bandwidth before its efficiency: one adapter of 400 Gbit/s. Assumed for nodes with few
+adapters per GPU: NCCL then opens several channels, and a ring through a host uses all adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What carries messages."""
+    """Bandwidth and latency of a path."""
 
     bytes_per_s: float
-    """Of large messages."""
+    """Rate of large messages."""
     latency_s: float
-    """Of one small message."""
+    """Seconds of one small message."""
     resource: Resource
 
     def seconds(self, num_bytes: float) -> float:
-        """Of one message; nothing takes no time.
+        """Seconds of one message; an empty one takes no time.
 
         >>> Wire(50e9, 0.0, Resource.NETWORK).seconds(100e9)
         2.0
@@ -36,7 +36,7 @@ class Wire:
 
 
 def inner_wire(cluster: Cluster) -> Wire:
-    """Between GPUs of one host: the device link, or the host link where there is none.
+    """Find the wire between GPUs of one host: the device link, or the host link where there is none.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> inner_wire(Cluster(get_gpu("l40s", where=""), 8, 8)).resource.value
@@ -49,10 +49,10 @@ def inner_wire(cluster: Cluster) -> Wire:
 
 
 def gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> Wire:
-    """For an all-gather of everything on `num_ranks` ranks. bytes_per_s: of the gathered bytes, not of the shard.
+    """Find the wire of an all-gather over `num_ranks` ranks. bytes_per_s: of the gathered bytes, not of a shard.
 
     Counts: rate x N / (N-1) inside a host; a node's adapters x h / (h-1) between h hosts; strided: one GPU's share.
-    Source: ring all-gather, each byte enters every host (strided: every GPU) once.
+    Source: ring all-gather, in which each byte enters every host (strided: every GPU) once.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
     >>> two = Cluster(get_gpu("h100", where=""), 16, 8, get_node("dgx-h100", where=""))
@@ -71,9 +71,10 @@ def gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> Wire:
 
 
 def lone_wire(training: Cluster, generation: Cluster) -> Wire:
-    """From one training GPU to all generating ones: each host's bytes enter it once, through one GPU's adapters.
+    """Find the wire from one training GPU to all engines; data enters each host once, through one GPU's adapters.
 
-    Counts: the larger of a GPU's share of its node's network and LONE_BYTES_PER_S (or all there is); the slower side.
+    Counts: the larger of a GPU's share of its node's network and LONE_BYTES_PER_S, at most the whole network. The
+    slower side counts.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
     >>> eight = Cluster(get_gpu("h100", where=""), 8, 8, get_node("dgx-h100", where=""))
@@ -95,7 +96,7 @@ def lone_wire(training: Cluster, generation: Cluster) -> Wire:
 
 
 def host_link_bytes_per_s(cluster: Cluster) -> float:
-    """Between one GPU and pinned host memory, while all GPUs of the host copy: their shares of that memory may be less.
+    """Rate between one GPU and pinned host memory while all GPUs of the host copy and share the host memory bandwidth.
 
     Assumes: each copy crosses host memory once.
     """
@@ -109,12 +110,12 @@ def host_link_bytes_per_s(cluster: Cluster) -> float:
 
 
 def _joined(cluster: Cluster) -> int:
-    """GPUs that reach each other without the network; of a part of a host's GPUs, all of that host's."""
+    """GPUs that reach each other without the network, including GPUs of the host that are not in this cluster."""
     linked = cluster.node.num_gpus_in_link_domain if cluster.node else 1
     return max(cluster.gpus_per_host, cluster.host_gpus, linked)
 
 
 def _network(cluster: Cluster) -> float:
-    """Bytes per second of a node, all adapters, as collectives see them. Raises: SpecError where there is no node."""
+    """Network bytes per second of a node, all adapters, as collectives reach them. Raises: SpecError without a node."""
     share = cluster.node_efficiencies.network.value
     return cluster.node.network_bytes_per_s.value * share if cluster.node else 0.0
