@@ -1,11 +1,11 @@
-"""Run: runs a schedule step after step in simulated time.
+"""Simulation of a schedule, step after step.
 
-In: a SimulationSetting, a seed. Out: a SimulationResult, the same for the same seed.
-Left out: failures, starting and finishing, training that takes longer where a batch happens to be longer.
+In: a SimulationSetting, a seed. Out: a SimulationResult, which is the same for the same seed.
+Left out: failures, start and finish of a run, training time that depends on the sampled batch.
 
     synchronous   every action waits for those in its `after`, and for its devices
-    streaming     prompts flow through a queue; training takes its part as soon as it is there (with `travel_s` new
-                  weights arrive later than they are made)
+    streaming     prompts flow through a queue, and training takes its part as soon as it is there; with `travel_s`,
+                  new weights reach the engines later
 """
 
 import gc
@@ -27,15 +27,15 @@ from rlplan.vocabulary import ActionKind, Phase
 
 Play = Generator[Event, Any, None]
 STREAM = 0
-"""The batch of all groups of a stream; others are numbered by their step."""
+"""Batch number of all groups of a stream; other groups have the number of their step."""
 QUEUE = -1
-"""What may change beside a batch: the groups that may be trained on."""
+"""Subject of change events for the queue of trainable groups, as opposed to a batch number."""
 
 
 def simulate(setting: SimulationSetting, seed: int = 0) -> SimulationResult:
-    """Simulate the whole run. Raises: SpecError where the setting makes no sense.
+    """Simulate a run. Raises: SpecError for an inconsistent setting.
 
-    Garbage collection is off during a simulation: it would take half the time, and reference counts free memory too.
+    Garbage collection is off, because it would take half the time and reference counting frees the memory anyway.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -54,7 +54,7 @@ class _Run:
         self.staleness = StalenessCounts()
         self.step_ends: list[float] = []
         self.arrived = 0
-        """The version that engines have; `version` is what the trainers have made."""
+        """Version on the engines; `version` is the trainers' version."""
         self.link = Resource(self.env)
         self.version = self.num_trained = self.num_begun = self.num_actions = 0
         self.is_handing_over = False
@@ -68,17 +68,17 @@ class _Run:
 
     def play(self) -> SimulationResult:
         asynchrony = self.setting.asynchrony
-        whole = self._synchronous() if asynchrony is None else self._streaming(asynchrony)
-        self.env.run(until=self.env.process(whole))
+        steps = self._synchronous() if asynchrony is None else self._streaming(asynchrony)
+        self.env.run(until=self.env.process(steps))
         return self._result()
 
     # ---------------------------------------------------------------------------------------------- one action
 
     def _act(self, action: Action, step: int, share: float = 1.0) -> Play:
-        """An action on its devices, once they are free."""
+        """Run an action on its devices as soon as they are free."""
         names = self.setting.groups_of(action)
         requests = [self.devices[name].request() for name in names]
-        for request in requests:  # in the same order for every action, so that no two wait for each other
+        for request in requests:  # all actions use the same order, so there is no deadlock
             yield request
         start = self.env.now
         yield self.env.timeout(self.setting.seconds(action) * share)
@@ -89,9 +89,6 @@ class _Run:
     def _ended(self, action: Action, step: int, start: float) -> None:
         self.num_actions += 1
         self.recorder.add(action, step, start, self.env.now)
-
-    def _step_ended(self) -> None:
-        self.step_ends.append(self.env.now)
 
     # --------------------------------------------------------------------------------------------- synchronous
 
@@ -106,7 +103,7 @@ class _Run:
             self.version = self.arrived = self.version + 1
             if self.engine_pool:
                 self.engine_pool.resume(self.version)
-            self._step_ended()
+            self.step_ends.append(self.env.now)
 
     def _in_order(self, action: Action, step: int, before: Sequence[Event]) -> Play:
         yield AllOf(self.env, before)
@@ -117,7 +114,7 @@ class _Run:
             yield from self._act(action, step)
 
     def _generate(self, engine_pool: EnginePool, action: Action, step: int) -> Play:
-        """A whole batch on the engines; the devices are free when the last has its tokens, rewards may come later."""
+        """Generate a full batch. Devices are free when the last rollout ends; rewards may arrive later."""
         name = self.setting.groups_of(action)[0]
         with self.devices[name].request() as request:
             yield request
@@ -150,12 +147,12 @@ class _Run:
 
     def _must_wait(self, asynchrony: Asynchrony, per_take: int) -> bool:
         assert self.setting.rollouts is not None
-        left_out = sorted(self.queue, key=lambda group: group.number)[per_take:]
-        begun = [*self.unfinished.values(), *(group.rollouts[0].version for group in left_out)]
+        remaining = sorted(self.queue, key=lambda group: group.number)[per_take:]
+        begun = [*self.unfinished.values(), *(group.rollouts[0].version for group in remaining)]
         return must_be_waited_for(begun, self.version, asynchrony.max_staleness, self.setting.rollouts.num_prompts)
 
     def _part(self, step: int, take: int, num_takes: int) -> list[tuple[Action, float]]:
-        """What one take does: its mini-batches whole, its share of everything else."""
+        """Actions of one take: all of its mini-batches, and its share of everything else."""
         num_mini = self.setting.num_mini_batches
         part = []
         for action in self.setting.rest:
@@ -167,7 +164,7 @@ class _Run:
         return part
 
     def _feed(self) -> None:
-        """Begin as many prompts as may be."""
+        """Start as many prompts as the limits allow."""
         asynchrony, engine_pool = self.setting.asynchrony, self.engine_pool
         if engine_pool is None or asynchrony is None or self.is_handing_over:
             return
@@ -189,7 +186,7 @@ class _Run:
         engine_pool.begin(groups)
 
     def _rewarded(self, group: Group) -> None:
-        """A group is complete: it may be trained on, and in a stream the next may begin."""
+        """Queue a complete group for training; in a stream, further prompts may start."""
         self.queue.append(group)
         del self.unfinished[group.number]
         self.open[group.batch] -= 1
@@ -208,7 +205,7 @@ class _Run:
             group.rollouts.clear()
 
     def _hand_over(self, step: int, asynchrony: Asynchrony) -> Play:
-        """New weights for all engines; where they travel, the trainers go on once these have left."""
+        """Sync weights to all engines. With `travel_s`, the trainers continue once the weights have left."""
         if not asynchrony.travel_s:
             yield from self._stop_and_load(step, asynchrony)
             self.version += 1
@@ -218,7 +215,7 @@ class _Run:
             yield request
             self.version += 1
             self.env.process(self._travel(step, asynchrony, request))
-        self._step_ended()
+        self.step_ends.append(self.env.now)
 
     @property
     def _syncs(self) -> list[Action]:
@@ -231,7 +228,7 @@ class _Run:
         self._feed()
 
     def _stop_and_load(self, step: int, asynchrony: Asynchrony) -> Play:
-        """Engines stop first, in mid-sentence or when they have nothing left to do."""
+        """Pause the engines, at once or after their last rollout, and load new weights."""
         assert self.engine_pool is not None
         self.is_handing_over = True
         if not asynchrony.interrupts:
@@ -246,13 +243,13 @@ class _Run:
         self.is_handing_over = False
 
     def _change(self, subject: int) -> Event:
-        """The next time that something happens to a batch (by number) or to the QUEUE."""
+        """Event of the next change to a batch (by number) or to the QUEUE."""
         event = self.env.event()
         self.changed.append((subject, event))
         return event
 
     def _notify(self, subject: int) -> None:
-        waiting = [event for about, event in self.changed if about == subject]
+        waiting = [event for changed_subject, event in self.changed if changed_subject == subject]
         self.changed = [pair for pair in self.changed if pair[0] != subject]
         for event in waiting:
             event.succeed()

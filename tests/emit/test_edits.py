@@ -217,7 +217,7 @@ def test_a_bundle_of_another_version_says_so_where_it_differs(bundle: Path) -> N
     edit(bundle / "plan.json", "rlplan_version", "0.0.1")
     read_bundle(bundle)
     edit(bundle / "vllm" / "policy.json", "block_size", 16)
-    assert "The plan is of rlplan '0.0.1', this is" in refused(bundle).rule
+    assert "The plan was written by rlplan '0.0.1', this is" in refused(bundle).rule
 
 
 def test_a_bundle_that_is_reached_through_a_link_is_the_same(bundle: Path, plan: Plan) -> None:
