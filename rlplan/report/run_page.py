@@ -1,7 +1,7 @@
-"""The report of a run as one page.
+"""The report page of a run.
 
-In: Findings and their summary. Out: HTML text. Left out: working anything out (summary.py, dataframes.py); here
-numbers only become words.
+In: Findings and their summary. Out: HTML text. Left out: computation (summary.py, dataframes.py); this module only
+formats numbers.
 """
 
 from collections.abc import Mapping
@@ -22,19 +22,19 @@ from rlplan.vocabulary import words_of
 
 TEMPLATE = "report.html.j2"
 FLAT_POINTS = 0.05
-"""A control whose share of held-out prompts moved less than this counts as flat."""
+"""A control run counts as flat while its share of held-out prompts changes by less than this."""
 
 _STATES = {
     "finished": ("good", "The run finished."),
-    "running": ("bad", "The run had not ended when this report was written: everything below is what it had so far."),
-    "interrupted": ("bad", "The run was interrupted: everything below ends where it was stopped."),
-    "failed": ("bad", "The run failed: everything below ends where it broke."),
-    "unknown": ("bad", "The run left no readable status, as when it is killed: below is what it wrote until then."),
+    "running": ("bad", "The run was still active when this report was written; all results are preliminary."),
+    "interrupted": ("bad", "The run was interrupted; the results end there."),
+    "failed": ("bad", "The run failed; the results end there."),
+    "unknown": ("bad", "The run left no readable status, as after a kill; the results end with its last output."),
 }
 
 
 def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
-    """The page."""
+    """Render the page."""
     run, state = findings.run, summary["status"]["state"]
     return html.render(
         TEMPLATE,
@@ -43,7 +43,7 @@ def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
         tiles=_tiles(findings, summary),
         learning=learning(findings.runs, findings.labels),
         memory=memory_of_host(run, run.plan.timing.step if run.plan.timing else None),
-        predictions=[bars.prediction(run, findings.peaks, with_baselines=one) for one in (True, False)],
+        predictions=[bars.prediction(run, findings.peaks, with_baselines=with_base) for with_base in (True, False)],
         peaks=summary["memory"]["process_peaks"],
         kinds_at_peak=_kinds_at_peak(findings),
         exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
@@ -59,7 +59,7 @@ def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
 
 
 def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The answers that a reader came for: what, how much, and whether it is as it should be."""
+    """The main results: learning, memory, time, and whether they are as expected."""
     return [
         *_evaluation_tiles(summary),
         _exactness_tile(summary["memory"]["persistent_kinds"]),
@@ -70,7 +70,7 @@ def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str
 
 
 def _evaluation_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The first metric over held-out prompts; none where none was recorded, which a sentence says."""
+    """A tile of the first metric on held-out prompts; none without a recorded evaluation, which a sentence explains."""
     run = summary["learning"][0]
     if not run["evaluations"]:
         return []
@@ -121,7 +121,7 @@ def _time_tile(findings: Findings, summary: Mapping[str, Any]) -> dict[str, str]
     seconds, timings = summary["status"]["seconds"], findings.timings
     notes = []
     if "step_s" in timings and timings["step_s"].notna().any():
-        notes.append(f"{format_seconds(timings['step_s'].mean())} a step")
+        notes.append(f"{format_seconds(timings['step_s'].mean())} per step")
     if "throughput/tokens_per_sec" in timings and timings["throughput/tokens_per_sec"].notna().any():
         notes.append(format_rate(timings["throughput/tokens_per_sec"].mean()))
     value = "unknown" if seconds is None else format_seconds(seconds)
@@ -133,7 +133,7 @@ def _tile(title: str, value: str, note: str, mood: str) -> dict[str, str]:
 
 
 def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
-    """For each process, its rows at the predicted peak; measured: the largest sample of that kind after that action."""
+    """Rows of each process at its predicted peak; measured: the largest sample of that kind after that action."""
     held, joined = held_memory(findings.run.plan.ledger), findings.joined
     provenance = {
         (row.run_phase, row.action_id, row.process, str(row.role), str(row.kind)): str(row.provenance)
@@ -142,12 +142,14 @@ def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
     groups = []
     for _, peak in findings.peaks.iterrows():
         where = ["run_phase", "action_id", "process"]
-        mine, seen = held, joined[joined["statistic"] == "resident"]
+        predicted, measured = held, joined[joined["statistic"] == "resident"]
         for column in where:
-            mine, seen = mine[mine[column] == peak[column]], seen[seen[column] == peak[column]]
+            predicted = predicted[predicted[column] == peak[column]]
+            measured = measured[measured[column] == peak[column]]
         rows = []
-        for _, row in mine[(mine["peak_bytes"] > 0) | (mine["resident_bytes"] > 0)].iterrows():
-            sample = seen[(seen["kind"] == row["kind"]) & (seen["role"] == row["role"])]["measured_bytes"].max()
+        for _, row in predicted[(predicted["peak_bytes"] > 0) | (predicted["resident_bytes"] > 0)].iterrows():
+            is_same = (measured["kind"] == row["kind"]) & (measured["role"] == row["role"])
+            sample = measured[is_same]["measured_bytes"].max()
             rows.append(
                 {
                     "role": row["role"],
@@ -166,14 +168,14 @@ def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
 
 
 def _workload(findings: Findings) -> list[tuple[str, str]]:
-    """The job in words, without any path of this machine."""
+    """Describe the job without absolute paths."""
     job = findings.run.plan.job
     work = job.workload
     rewards = ", ".join(f"{reward.label} (weight {reward.weight:g})" for reward in job.rewards)
     ladder = f"{work.num_prompts_per_step} prompts with {work.num_samples_per_prompt} samples each"
     return [
         ("Algorithm", f"{job.algorithm.name}, learning rate {job.algorithm.learning_rate:g}, seed {job.seed}"),
-        ("Rollouts a step", f"{work.num_rollouts_per_step} ({ladder})"),
+        ("Rollouts per step", f"{work.num_rollouts_per_step} ({ladder})"),
         ("Mini-batch, micro-batch", f"{work.mini_batch_size}, {work.micro_batch_size_per_gpu} rollouts"),
         ("Lengths", f"at most {work.max_prompt_len} prompt and {work.max_response_len} response tokens"),
         ("Rewards", rewards),
@@ -182,7 +184,7 @@ def _workload(findings: Findings) -> list[tuple[str, str]]:
 
 
 def _commands(findings: Findings) -> list[str]:
-    """What to type to get this report again: the run, each run beside it, then the report."""
+    """Commands that reproduce this report: the runs, then the report."""
     commands = [f"rlplan run {findings.run.name}/plan.json"]
     commands += [f"rlplan run {other.name}/plan.json" for other in findings.others]
     return [*commands, f"rlplan report {findings.run.name}"]

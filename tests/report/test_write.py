@@ -77,7 +77,7 @@ def _compared(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
 
 def test_a_report_has_all_its_files_and_no_others(compared: ReportFiles) -> None:
     names = sorted(path.name for path in compared.page.parent.iterdir())
-    assert names == ["index.html", "memory.csv", "metrics.csv", "report.json", "trace.pftrace"]
+    assert names == ["index.html", "memory.csv", "metrics.csv", "report.json", "trace.json"]
 
 
 def test_the_page_stands_alone_and_is_small(compared: ReportFiles) -> None:

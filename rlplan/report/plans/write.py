@@ -40,7 +40,7 @@ class PlanFiles:
     @staticmethod
     def within(folder: Path) -> "PlanFiles":
         """The names that every report of a plan uses."""
-        return PlanFiles(*(folder / name for name in ("report.html", "report.json", "trace.pftrace")))
+        return PlanFiles(*(folder / name for name in ("report.html", "report.json", "trace.json")))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def budget(*overrides: str, gpus: str = "2xH100") -> Plan:
 def test_a_plan_becomes_a_page_its_data_and_a_trace(tmp_path: Path) -> None:
     files = write_report_of(budget(), "plan.json", tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
-    assert names == ["report.html", "report.json", "trace.pftrace"]
+    assert names == ["report.html", "report.json", "trace.json"]
     assert json.loads(files.summary.read_text())["title"] == "Qwen/Qwen2.5-0.5B on 2x h100-sxm"
 
 
