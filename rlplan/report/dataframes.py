@@ -90,16 +90,16 @@ def joined_memory(run: RunFolder) -> pd.DataFrame:
     has no row of that kind. A sample between two actions (its action is not in the ledger) is compared with the
     resident memory after the last action of that run phase.
     """
-    measured, held = measured_memory(run), held_memory(run.plan.ledger)
+    measured, predicted = measured_memory(run), held_memory(run.plan.ledger)
     last = dict(run.plan.ledger.order)
     known = set(run.plan.ledger.order)
     pairs = list(zip(measured["run_phase"], measured["action_id"], strict=True))
     measured["at_action"] = [pair[1] if pair in known else last.get(pair[0], pair[1]) for pair in pairs]
     measured["is_between"] = [pair not in known for pair in pairs]
-    held = held.rename(columns={"action_id": "at_action"})
+    predicted = predicted.rename(columns={"action_id": "at_action"})
     at, keys = ["run_phase", "at_action", "process"], ["run_phase", "at_action", "process", "role", "kind"]
-    totals = held.groupby(at, as_index=False)[_BYTES].sum()
-    parts = held.groupby(keys, as_index=False)[_BYTES].sum()
+    totals = predicted.groupby(at, as_index=False)[_BYTES].sum()
+    parts = predicted.groupby(keys, as_index=False)[_BYTES].sum()
     is_total = measured["kind"] == TOTAL
     total_rows = measured[is_total].merge(totals, on=at, how="left")
     components = measured[~is_total].merge(parts, on=keys, how="left")
@@ -119,9 +119,9 @@ def process_peaks(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.Data
     net_error_fraction, and modelled_share, the share of the measured peak that is not baseline.
     """
     joined = joined_memory(run) if joined is None else joined
-    held = _reached(run, held_memory(run.plan.ledger))
-    processes = in_order([*held["process"], *joined.loc[joined["kind"] == TOTAL, "process"]])
-    rows = [{**_predicted_peak(held, process), **_measured_peak(joined, process)} for process in processes]
+    predicted = _reached(run, held_memory(run.plan.ledger))
+    processes = in_order([*predicted["process"], *joined.loc[joined["kind"] == TOTAL, "process"]])
+    rows = [{**_predicted_peak(predicted, process), **_measured_peak(joined, process)} for process in processes]
     frame = pd.DataFrame(rows, columns=_PEAK_COLUMNS)
     for column in [name for name in _PEAK_COLUMNS if name.endswith("_bytes")]:
         frame[column] = frame[column].astype("Int64")
@@ -158,8 +158,8 @@ def exactness(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFram
     joined = joined_memory(run) if joined is None else joined
     has_bytes = (joined["predicted_bytes"].fillna(0) > 0) | (joined["measured_bytes"] > 0)
     persistent = joined[joined["kind"].isin(PERSISTENT) & has_bytes]
-    held = _reached(run, held_memory(run.plan.ledger))
-    promised = held[held["kind"].isin(PERSISTENT) & (held["resident_bytes"] > 0)]
+    predicted = _reached(run, held_memory(run.plan.ledger))
+    promised = predicted[predicted["kind"].isin(PERSISTENT) & (predicted["resident_bytes"] > 0)]
     keys = dict.fromkeys(
         (str(kind), process, str(role))
         for frame in (promised, persistent)
@@ -224,17 +224,17 @@ def _fraction(predicted: pd.Series, measured: pd.Series) -> pd.Series:
     return ((predicted - measured) / measured.where(measured > 0)).astype("Float64")
 
 
-def _reached(run: RunFolder, held: pd.DataFrame) -> pd.DataFrame:
+def _reached(run: RunFolder, predicted: pd.DataFrame) -> pd.DataFrame:
     """Rows of moments that the run reached, so that an aborted run is not compared with a peak it never had."""
     seen = {(run_phase_of_step(sample.step), sample.action_id) for sample in run.trace.samples}
     seen |= {(run_phase_of_step(span.step), span.action_id) for span in run.trace.spans}
     if not seen:
-        return held
-    return held[[pair in seen for pair in zip(held["run_phase"], held["action_id"], strict=True)]]
+        return predicted
+    return predicted[[pair in seen for pair in zip(predicted["run_phase"], predicted["action_id"], strict=True)]]
 
 
-def _predicted_peak(held: pd.DataFrame, process: str) -> dict[str, Any]:
-    rows_of_process = _of(held, process=process)
+def _predicted_peak(predicted: pd.DataFrame, process: str) -> dict[str, Any]:
+    rows_of_process = _of(predicted, process=process)
     if rows_of_process.empty:
         return {"process": process, "device": ""}
     sums = rows_of_process.groupby(["run_phase", "action_id"], sort=False)["peak_bytes"].sum()

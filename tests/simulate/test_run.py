@@ -229,8 +229,8 @@ def test_the_engines_are_those_of_the_schedule() -> None:
     ("changes", "message"),
     [
         ({"asynchrony": Asynchrony(1), "placement": Placement.HYBRID}, "shares devices"),
-        ({"asynchrony": Asynchrony(1, True, 3)}, "3 of 4 mini-batches"),
-        ({"asynchrony": Asynchrony(1, True, 4), "work": make_work(num_prompts=6)}, "4 of 6 prompts"),
+        ({"asynchrony": Asynchrony(1, True, 3)}, "3 does not divide 4 mini-batches"),
+        ({"asynchrony": Asynchrony(1, True, 4), "work": make_work(num_prompts=6)}, "4 does not divide 6 prompts"),
         ({"num_steps": 0}, "num_steps = 0"),
         ({"work": make_work(limits=EngineLimits(8, 5))}, "82 tokens and needs 6 blocks"),
         ({"work": make_work(num_engines=0)}, "0 engines"),

@@ -130,7 +130,7 @@ def test_the_prediction_bars_say_predicted_bytes_and_error(tmp_path: Path) -> No
     assert sum(one.size for one in engine.segments) == pytest.approx(3.76 * GIB, rel=0.01)
     assert engine.mark
     net = bars.prediction(run, process_peaks(run), with_baselines=False)
-    assert "nothing but its baseline" in {row.words for row in net.rows}
+    assert "baseline only" in {row.words for row in net.rows}
     assert "process" not in net.legend
 
 
