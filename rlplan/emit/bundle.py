@@ -43,7 +43,7 @@ def write_bundle(plan: Plan, folder: Path) -> None:
             way_out="name another folder",
         )
     spec = execution_spec(plan)
-    files = _files_of(spec, folder)
+    files = _render_files(spec, folder)
     for name in ("plan.json", *files):
         _refuse_links(folder, name)
     with writing(folder):
@@ -57,7 +57,7 @@ def write_bundle(plan: Plan, folder: Path) -> None:
         (folder / "launch.sh").chmod(0o755)
 
 
-def _files_of(spec: ExecutionSpec, folder: Path) -> dict[str, str]:
+def _render_files(spec: ExecutionSpec, folder: Path) -> dict[str, str]:
     """Render every file but plan.json, by its path in the bundle. The text depends on the plan and the folder only."""
     portable = spec.model_copy(update={"job": spec.job.relative_to(folder)})
     return {
@@ -81,7 +81,7 @@ def read_bundle(folder: Path) -> ExecutionSpec:
     _refuse_links(folder, "plan.json")
     plan = read_plan(folder / "plan.json")
     spec = execution_spec(plan, str(folder / "plan.json"))
-    files = _files_of(spec, folder)
+    files = _render_files(spec, folder)
     _check_files(folder, files)
     for name, text in files.items():
         _check_file(plan, folder, name, text)

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from rlplan.dataflow.layouts import Worker
-from rlplan.emit.vllm import NCCL_ALONE, TESTED_RUNNER
+from rlplan.emit.vllm import NCCL_ONLY, TESTED_RUNNER
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile
@@ -71,11 +71,11 @@ _WORKER_ON_GPUS = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
-        **NCCL_ALONE,
+        **NCCL_ONLY,
         **TESTED_RUNNER,
     },
 }
-THREADS_A_GPU = 4
+THREADS_PER_GPU = 4
 """OpenMP threads of a process on a GPU whose node has no profile."""
 
 
@@ -118,7 +118,7 @@ def ray_placement(plan: Plan) -> RayPlacement:
     job = plan.job
     devices = [f"{job.device_kind}:{index}" for index in range(job.hardware.num_devices)]
     if job.device_kind == "cuda":
-        return _on_gpus(plan, devices)
+        return _place_on_gpus(plan, devices)
     group_sizes = {group.name: len(group.devices) for group in plan.schedule.groups}
     workers = []
     heap = _KEPT if plan.job.hardware.keeps_heap else _RELEASED
@@ -147,11 +147,11 @@ def ray_placement(plan: Plan) -> RayPlacement:
     return RayPlacement(bundles=bundles, islands=_islands(job, bundles), workers=tuple(workers))
 
 
-def _on_gpus(plan: Plan, devices: list[str]) -> RayPlacement:
+def _place_on_gpus(plan: Plan, devices: list[str]) -> RayPlacement:
     """Place workers with one bundle per GPU, of which the processes on it share equal parts."""
     processes = [(layout, *pair) for layout in plan.schedule.layouts for pair in layout.processes]
     sharing = Counter(device for _, _, device in processes)
-    threads = _threads_a_gpu(plan)
+    threads = _count_threads_per_gpu(plan)
     workers = []
     for layout, process, device in processes:
         environment = {**_ON_GPUS, **_WORKER_ON_GPUS[layout.worker], "OMP_NUM_THREADS": str(threads)}
@@ -167,9 +167,9 @@ PARTS = 10_000
 """Ray counts resources in units of 1/10,000."""
 
 
-def _threads_a_gpu(plan: Plan) -> int:
+def _count_threads_per_gpu(plan: Plan) -> int:
     node = find_profile(plan.job.hardware.profile, where="hardware.profile")
-    return max(1, node.num_cores.value // node.num_gpus) if isinstance(node, NodeProfile) else THREADS_A_GPU
+    return max(1, node.num_cores.value // node.num_gpus) if isinstance(node, NodeProfile) else THREADS_PER_GPU
 
 
 def _islands(job: ResolvedJob, bundles: tuple[dict[str, float], ...]) -> tuple[tuple[int, ...], ...]:

@@ -67,7 +67,7 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
     return arguments
 
 
-NCCL_ALONE = {
+NCCL_ONLY = {
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",

@@ -37,7 +37,7 @@ _JOINED_COLUMNS = [
 ]
 
 
-def in_order(processes: Iterable[str]) -> list[str]:
+def order_processes(processes: Iterable[str]) -> list[str]:
     """Deduplicate processes; those with a model come first, the driver and Ray's own last."""
     return sorted(dict.fromkeys(processes), key=lambda process: process == DRIVER_PROCESS or "/" not in process)
 
@@ -52,7 +52,7 @@ def run_phase_of_step(step: int) -> RunPhase:
     return special_steps.get(step, "steady")
 
 
-def held_memory(ledger: MemoryLedger) -> pd.DataFrame:
+def predicted_memory(ledger: MemoryLedger) -> pd.DataFrame:
     """The ledger with the memory of every process at every moment, also during actions of other processes.
 
     Columns: run_phase, action_id, process, device, role, kind, takes_part and the three byte columns. During another
@@ -90,7 +90,7 @@ def joined_memory(run: RunFolder) -> pd.DataFrame:
     has no row of that kind. A sample between two actions (its action is not in the ledger) is compared with the
     resident memory after the last action of that run phase.
     """
-    measured, predicted = measured_memory(run), held_memory(run.plan.ledger)
+    measured, predicted = measured_memory(run), predicted_memory(run.plan.ledger)
     last = dict(run.plan.ledger.order)
     known = set(run.plan.ledger.order)
     pairs = list(zip(measured["run_phase"], measured["action_id"], strict=True))
@@ -107,7 +107,7 @@ def joined_memory(run: RunFolder) -> pd.DataFrame:
     for column in _BYTES:
         components.loc[is_known & components[column].isna().to_numpy(), column] = 0
     frame = pd.concat([part for part in (total_rows, components) if len(part)] or [total_rows])
-    return _with_errors(frame.astype(dict.fromkeys(_BYTES, "Int64")))
+    return _add_errors(frame.astype(dict.fromkeys(_BYTES, "Int64")))
 
 
 def process_peaks(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -119,8 +119,8 @@ def process_peaks(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.Data
     net_error_fraction, and modelled_share, the share of the measured peak that is not baseline.
     """
     joined = joined_memory(run) if joined is None else joined
-    predicted = _reached(run, held_memory(run.plan.ledger))
-    processes = in_order([*predicted["process"], *joined.loc[joined["kind"] == TOTAL, "process"]])
+    predicted = _select_reached(run, predicted_memory(run.plan.ledger))
+    processes = order_processes([*predicted["process"], *joined.loc[joined["kind"] == TOTAL, "process"]])
     rows = [{**_predicted_peak(predicted, process), **_measured_peak(joined, process)} for process in processes]
     frame = pd.DataFrame(rows, columns=_PEAK_COLUMNS)
     for column in [name for name in _PEAK_COLUMNS if name.endswith("_bytes")]:
@@ -158,7 +158,7 @@ def exactness(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFram
     joined = joined_memory(run) if joined is None else joined
     has_bytes = (joined["predicted_bytes"].fillna(0) > 0) | (joined["measured_bytes"] > 0)
     persistent = joined[joined["kind"].isin(PERSISTENT) & has_bytes]
-    predicted = _reached(run, held_memory(run.plan.ledger))
+    predicted = _select_reached(run, predicted_memory(run.plan.ledger))
     promised = predicted[predicted["kind"].isin(PERSISTENT) & (predicted["resident_bytes"] > 0)]
     keys = dict.fromkeys(
         (str(kind), process, str(role))
@@ -167,8 +167,8 @@ def exactness(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFram
     )
     rows = []
     for kind, process, role in sorted(keys, key=lambda key: (PERSISTENT.index(key[0]), key[1:])):
-        samples = _of(persistent, process=process, kind=kind, role=role)
-        peak = _of(promised, process=process, kind=kind, role=role)["resident_bytes"].max()
+        samples = _select_rows(persistent, process=process, kind=kind, role=role)
+        peak = _select_rows(promised, process=process, kind=kind, role=role)["resident_bytes"].max()
         rows.append({"kind": kind, "process": process, "role": role, **_exact_counts(samples, peak)})
     columns = ["kind", "process", "role", "num_compared", "num_exact", "predicted_bytes", "measured_bytes"]
     return pd.DataFrame(rows, columns=columns).astype({"predicted_bytes": "Int64", "measured_bytes": "Int64"})
@@ -176,12 +176,12 @@ def exactness(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFram
 
 def metrics(run: RunFolder) -> pd.DataFrame:
     """Learning metrics, one row per step in order; the last evaluation (step -1) belongs to the last step."""
-    return _by_step(run.metrics)
+    return _group_by_step(run.metrics)
 
 
 def timings(run: RunFolder) -> pd.DataFrame:
     """Seconds and throughput of RL steps, one row per step in order; start and finish are in the trace's spans."""
-    return _by_step(tuple(row for row in run.timings if row["step"] >= 1))
+    return _group_by_step(tuple(row for row in run.timings if row["step"] >= 1))
 
 
 def steps(run: RunFolder) -> pd.DataFrame:
@@ -206,7 +206,7 @@ def _measured_row(sample: MemorySample) -> dict[str, Any]:
     return {**row, "measured_bytes": row.pop("num_bytes"), "run_phase": run_phase_of_step(sample.step)}
 
 
-def _with_errors(frame: pd.DataFrame) -> pd.DataFrame:
+def _add_errors(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.copy()
     is_peak = (frame["statistic"] == "peak") & ~frame["is_between"].astype(bool)
     frame["predicted_bytes"] = frame["peak_bytes"].where(is_peak, frame["resident_bytes"])
@@ -224,7 +224,7 @@ def _fraction(predicted: pd.Series, measured: pd.Series) -> pd.Series:
     return ((predicted - measured) / measured.where(measured > 0)).astype("Float64")
 
 
-def _reached(run: RunFolder, predicted: pd.DataFrame) -> pd.DataFrame:
+def _select_reached(run: RunFolder, predicted: pd.DataFrame) -> pd.DataFrame:
     """Rows of moments that the run reached, so that an aborted run is not compared with a peak it never had."""
     seen = {(run_phase_of_step(sample.step), sample.action_id) for sample in run.trace.samples}
     seen |= {(run_phase_of_step(span.step), span.action_id) for span in run.trace.spans}
@@ -234,12 +234,12 @@ def _reached(run: RunFolder, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def _predicted_peak(predicted: pd.DataFrame, process: str) -> dict[str, Any]:
-    rows_of_process = _of(predicted, process=process)
+    rows_of_process = _select_rows(predicted, process=process)
     if rows_of_process.empty:
         return {"process": process, "device": ""}
     sums = rows_of_process.groupby(["run_phase", "action_id"], sort=False)["peak_bytes"].sum()
     run_phase, action_id = sums.idxmax()
-    rows = _of(rows_of_process, run_phase=run_phase, action_id=action_id)
+    rows = _select_rows(rows_of_process, run_phase=run_phase, action_id=action_id)
     baseline = rows[rows["kind"] == MemoryKind.PROCESS]["peak_bytes"].sum()
     return {
         "process": process,
@@ -283,14 +283,14 @@ def _exact_counts(samples: pd.DataFrame, promised: Any) -> dict[str, Any]:
     }
 
 
-def _of(frame: pd.DataFrame, **wanted: str) -> pd.DataFrame:
+def _select_rows(frame: pd.DataFrame, **wanted: str) -> pd.DataFrame:
     """Rows whose columns have these values."""
     for column, value in wanted.items():
         frame = frame[frame[column] == value]
     return frame
 
 
-def _by_step(rows: tuple[dict[str, Any], ...]) -> pd.DataFrame:
+def _group_by_step(rows: tuple[dict[str, Any], ...]) -> pd.DataFrame:
     frame = pd.DataFrame(list(rows)) if rows else pd.DataFrame({"step": pd.Series(dtype="int64")})
     last = int(frame["step"].max()) if len(frame) else 0
     frame["step"] = frame["step"].where(frame["step"] >= 0, max(last, 0))

@@ -75,7 +75,7 @@ def value_text(value: float, *, is_share: bool) -> str:
     >>> value_text(0.957, is_share=True), value_text(-12.34567, is_share=False)
     ('95.7 %', '\u221212.35')
     """
-    return style.percent(value) if is_share else f"{value:.4g}".replace("-", "\u2212")
+    return style.format_percent(value) if is_share else f"{value:.4g}".replace("-", "\u2212")
 
 
 def change_text(change: float, *, is_share: bool) -> str:

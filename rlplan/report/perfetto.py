@@ -130,9 +130,9 @@ class _Writer:
         """Add the ledger's memory, with a counter for each device, space and kind."""
         for device, space in sorted({(row.device, row.space) for row in self.traced.ledger.rows}):
             levels = timeline.predicted_levels(self.traced, (space,), device=device)
-            for kind, values in sorted(levels.by_kind(levels.processes).items()):
+            for kind, values in sorted(levels.sum_by_kind(levels.processes).items()):
                 name = f"predicted {words_of(kind)}" + (" in host memory" if space == "host" else "")
-                self._count(name, device, zip(levels.edges.tolist(), [*values.tolist(), 0.0], strict=True))
+                self._add_counter(name, device, zip(levels.edges.tolist(), [*values.tolist(), 0.0], strict=True))
 
     def add_measured(self) -> None:
         """Add the memory that was resident after each action, with a counter for each device and kind."""
@@ -144,9 +144,9 @@ class _Writer:
                 latest[key][(sample.process, sample.role)] = sample.num_bytes
                 points[key].append((max(sample.at_s, self.spans[0].start_s), sum(latest[key].values())))
         for (device, kind), counter in sorted(points.items()):
-            self._count(f"measured {words_of(kind)}", device, counter)
+            self._add_counter(f"measured {words_of(kind)}", device, counter)
 
-    def _count(self, name: str, device: str, points: Iterable[tuple[float, float]]) -> None:
+    def _add_counter(self, name: str, device: str, points: Iterable[tuple[float, float]]) -> None:
         """Add a counter of bytes with an event for each change."""
         before = None
         for at_s, value in points:

@@ -140,10 +140,10 @@ def unique_labels(runs: tuple[RunFolder, ...]) -> tuple[str, ...]:
     )
 
 
-def without_absolute_paths(text: str) -> str:
+def shorten_paths(text: str) -> str:
     """Shorten each absolute path in a text to its last part.
 
-    >>> without_absolute_paths("lost '/srv/me/runs/7/plan.json' at 9 tokens/s")
+    >>> shorten_paths("lost '/srv/me/runs/7/plan.json' at 9 tokens/s")
     "lost '…/plan.json' at 9 tokens/s"
     """
     return _ABSOLUTE_PATH.sub(r"…/\1", text)
@@ -169,7 +169,7 @@ def _read_status(path: Path) -> RunStatus:
         return RunStatus(
             state=str(row["state"]),
             exit_code=None if row.get("exit_code") is None else int(read_number(row["exit_code"])),
-            message=without_absolute_paths(str(row.get("message") or "")),
+            message=shorten_paths(str(row.get("message") or "")),
             started_at=str(row.get("started_at") or ""),
             seconds=None if row.get("seconds") is None else read_number(row["seconds"]),
         )

@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 
 from rlplan.report import html, style
-from rlplan.report.dataframes import PEAK_TOLERANCE, held_memory
+from rlplan.report.dataframes import PEAK_TOLERANCE, predicted_memory
 from rlplan.report.drawn import bars
 from rlplan.report.drawn.curves import learning
 from rlplan.report.drawn.memory import memory_of_host
 from rlplan.report.evaluations import change_text, missing, value_text
-from rlplan.report.plans.plan_page import others_of
+from rlplan.report.plans.plan_page import list_alternatives
 from rlplan.report.summary import Findings
 from rlplan.units import format_bytes, format_rate, format_seconds
 from rlplan.vocabulary import words_of
@@ -49,7 +49,7 @@ def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
         exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
         workload=_workload(findings),
         schedule=run.plan.schedule,
-        others=others_of(run.plan),
+        others=list_alternatives(run.plan),
         commands=_commands(findings),
         evaluations=summary["learning"][0]["evaluations"],
         no_evaluation=missing(run),
@@ -106,7 +106,7 @@ def _peak_tile(peaks: list[dict[str, Any]]) -> dict[str, str]:
     under = sum(peak["error_fraction"] < 0 for peak in known)
     side = f"{under} of {len(known)} predicted too small" if under else f"none of {len(known)} predicted too small"
     fine = all(peak["is_within_tolerance"] for peak in known)
-    value = style.percent(worst["error_fraction"], signed=True)
+    value = style.format_percent(worst["error_fraction"], signed=True)
     return _tile("Worst process peak", value, f"{worst['process']}; {side}", "good" if fine else "bad")
 
 
@@ -134,7 +134,7 @@ def _tile(title: str, value: str, note: str, mood: str) -> dict[str, str]:
 
 def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
     """Rows of each process at its predicted peak; measured: the largest sample of that kind after that action."""
-    ledger_rows, joined = held_memory(findings.run.plan.ledger), findings.joined
+    ledger_rows, joined = predicted_memory(findings.run.plan.ledger), findings.joined
     provenance = {
         (row.run_phase, row.action_id, row.process, str(row.role), str(row.kind)): str(row.provenance)
         for row in findings.run.plan.ledger.rows

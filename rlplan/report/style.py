@@ -37,10 +37,10 @@ def sentence(name: str) -> str:
     return name[0].upper() + name[1:] if " " in name else name
 
 
-def percent(value: float, digits: int = 1, *, signed: bool = False) -> str:
+def format_percent(value: float, digits: int = 1, *, signed: bool = False) -> str:
     """Format a fraction in percent.
 
-    >>> percent(0.1234), percent(0.05, 0, signed=True), percent(-0.05, signed=True)
+    >>> format_percent(0.1234), format_percent(0.05, 0, signed=True), format_percent(-0.05, signed=True)
     ('12.3 %', '+5 %', '\u22125.0 %')
     """
     return f"{100 * value:{'+' if signed else ''}.{digits}f} %".replace("-", "\u2212")

@@ -109,10 +109,10 @@ def summarize(findings: Findings) -> dict[str, Any]:
 
 def _learning(findings: Findings) -> list[dict[str, Any]]:
     known = evaluations(findings.runs)
-    return [learned(run, label, known) for run, label in zip(findings.runs, findings.labels, strict=True)]
+    return [summarize_learning(run, label, known) for run, label in zip(findings.runs, findings.labels, strict=True)]
 
 
-def learned(run: RunFolder, label: str, known: Sequence[Evaluation]) -> dict[str, Any]:
+def summarize_learning(run: RunFolder, label: str, known: Sequence[Evaluation]) -> dict[str, Any]:
     """Learning of one run: each metric before the first and after the last evaluated step."""
     job, frame = run.plan.job, dataframes.metrics(run)
     return {

@@ -60,7 +60,7 @@ class Levels:
         """Names of the processes with any memory."""
         return tuple(sorted({process for process, _ in self.parts}))
 
-    def by_kind(self, processes: Iterable[str]) -> dict[str, Bytes]:
+    def sum_by_kind(self, processes: Iterable[str]) -> dict[str, Bytes]:
         """Sum the bytes of each kind over these processes."""
         wanted = set(processes)
         sums: dict[str, Bytes] = {}
@@ -72,7 +72,7 @@ class Levels:
     def total(self, processes: Iterable[str], without: Iterable[str] = ()) -> Bytes:
         """Sum the bytes of all kinds except `without` over these processes."""
         excluded = set(without)
-        parts = [values for kind, values in self.by_kind(processes).items() if kind not in excluded]
+        parts = [values for kind, values in self.sum_by_kind(processes).items() if kind not in excluded]
         return sum(parts, np.zeros(max(len(self.edges) - 1, 0)))
 
 
@@ -123,18 +123,18 @@ def predicted_levels(
     for row in traced.ledger.rows:
         if row.space in wanted and device in (None, row.device):
             rows[(row.run_phase, row.action_id)].append(row)
-    all_spans, own = intervals(traced), _by_process(traced)
+    all_spans, own = intervals(traced), _group_by_process(traced)
     stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
     for key, span in all_spans.items():
         for row in rows[(run_phase_of_step(key[1]), key[0])]:
             stay = stays[row.process].setdefault(key, _Stay(own.get(row.process, {}).get(key, span)))
-            inside, after = _bytes_of(row, bound)
+            inside, after = _count_bytes(row, bound)
             stay.inside[str(row.kind)] = stay.inside.get(str(row.kind), 0) + inside
             stay.after[str(row.kind)] = stay.after.get(str(row.kind), 0) + after
     return _levels(traced, stays)
 
 
-def _bytes_of(row: LedgerRow, bound: Bound) -> tuple[int, int]:
+def _count_bytes(row: LedgerRow, bound: Bound) -> tuple[int, int]:
     """Bytes (during the action, after it). In host memory, a row counts for all processes that it represents."""
     times = row.num_alike if row.space == "host" else 1
     return row.peak_at(bound) * times, row.resident_at(bound) * times
@@ -142,7 +142,7 @@ def _bytes_of(row: LedgerRow, bound: Bound) -> tuple[int, int]:
 
 def measured_levels(traced: TracedSchedule) -> Levels:
     """Total memory of every process as the operating system reports it, under the kind `total`."""
-    all_spans, own = intervals(traced), _by_process(traced)
+    all_spans, own = intervals(traced), _group_by_process(traced)
     stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
     for sample in traced.trace.samples:
         if sample.kind == TOTAL:
@@ -166,7 +166,7 @@ def measured_points(traced: TracedSchedule, processes: Iterable[str]) -> tuple[B
         for sample in sorted(traced.trace.samples, key=lambda sample: sample.at_s)
         if sample.process in wanted and sample.kind == TOTAL and sample.statistic == "resident"
     ]
-    begun = {process: min(span[0] for span in spans.values()) for process, spans in _by_process(traced).items()}
+    begun = {process: min(span[0] for span in spans.values()) for process, spans in _group_by_process(traced).items()}
     awaited = {sample.process for sample in samples if sample.process in begun}
     latest: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
     for sample in reversed(samples):
@@ -230,14 +230,14 @@ def _title(steps: list[int], is_start: bool, is_finish: bool) -> str:
 def intervals(traced: TracedSchedule) -> dict[Key, tuple[float, float]]:
     """Start and end of each action over all its processes."""
     times: dict[Key, tuple[float, float]] = {}
-    for spans in _by_process(traced).values():
+    for spans in _group_by_process(traced).values():
         for key, (start_s, end_s) in spans.items():
             before = times.get(key, (start_s, end_s))
             times[key] = (min(before[0], start_s), max(before[1], end_s))
     return times
 
 
-def _by_process(traced: TracedSchedule) -> dict[str, dict[Key, tuple[float, float]]]:
+def _group_by_process(traced: TracedSchedule) -> dict[str, dict[Key, tuple[float, float]]]:
     spans: dict[str, dict[Key, tuple[float, float]]] = {}
     for span in traced.trace.spans:
         spans.setdefault(span.process, {})[(span.action_id, span.step, span.attempt)] = (span.start_s, span.end_s)
@@ -245,7 +245,7 @@ def _by_process(traced: TracedSchedule) -> dict[str, dict[Key, tuple[float, floa
 
 
 def _levels(traced: TracedSchedule, stays: dict[str, dict[Key, _Stay]]) -> Levels:
-    own, edges = _by_process(traced), _edges(traced)
+    own, edges = _group_by_process(traced), _edges(traced)
     if not len(edges):
         return Levels(edges, {})
     parts: dict[tuple[str, str], Bytes] = {}
@@ -262,7 +262,7 @@ def _levels(traced: TracedSchedule, stays: dict[str, dict[Key, _Stay]]) -> Level
 
 def _edges(traced: TracedSchedule) -> Bytes:
     """One grid for all curves of a chart: all ends of spans, and samples of processes without spans."""
-    own = _by_process(traced)
+    own = _group_by_process(traced)
     times = {t for spans in own.values() for pair in spans.values() for t in pair}
     if times:
         times |= {sample.at_s for sample in traced.trace.samples if sample.process not in own}

@@ -78,8 +78,8 @@ class Group:
 class Rollout:
     """One completion."""
 
-    __slots__ = ("done", "group", "held", "joined", "length", "newer_spans", "ticket", "version")
-    held: int
+    __slots__ = ("done", "group", "joined", "length", "newer_spans", "num_cached", "ticket", "version")
+    num_cached: int
     """Tokens in the KV cache when it joined the batch."""
     joined: int
     """The engine's decode steps when it joined the batch."""
@@ -157,7 +157,7 @@ class Engine:
             self._is_busy, self._busy_from = True, self.env.now
             self._begin()
         elif len(self.running) < self.limits.max_num_seqs:
-            self._shorten()
+            self._cut_segment()
 
     def pause(self) -> Event:
         """Stop after the step in progress. Running rollouts return to the front of the queue with their tokens but
@@ -165,7 +165,7 @@ class Engine:
         """
         self._is_paused, self._stopped = True, self.env.event()
         if self._is_busy:
-            self._shorten()
+            self._cut_segment()
         else:
             self._stopped.succeed()
         return self._stopped
@@ -220,7 +220,7 @@ class Engine:
         if self._stopped is not None and not self._stopped.triggered:
             self._stopped.succeed()
 
-    def _shorten(self) -> None:
+    def _cut_segment(self) -> None:
         """End the segment with the step in progress.
 
         Seconds per step are assumed to grow linearly within the segment. The first k steps then take a k + b k k
@@ -323,7 +323,7 @@ class Engine:
     def _join(self, rollout: Rollout, cached: int) -> None:
         """Add a rollout to the batch. Its prefill yields the first token, and each decode step one more."""
         self._order += 1
-        rollout.ticket, rollout.held, rollout.joined = self._order, cached, self._steps
+        rollout.ticket, rollout.num_cached, rollout.joined = self._order, cached, self._steps
         rollout.group.num_resident += 1
         if not rollout.done and not self.keeps_versions:
             rollout.version = self.version
@@ -336,7 +336,7 @@ class Engine:
         """Remove a rollout from the batch, completed or not: count its tokens and free its blocks."""
         size, group = self._size, rollout.group
         gained = self._steps - rollout.joined + 1
-        cached = rollout.held + gained - 1
+        cached = rollout.num_cached + gained - 1
         self.running.pop(rollout, None)
         rollout.ticket = 0
         rollout.done += gained
@@ -344,6 +344,6 @@ class Engine:
             rollout.newer_spans += ((self.version, gained),)
         self.num_tokens += gained
         self._held -= cached
-        self._classes[(rollout.held - rollout.joined) % size] -= 1
+        self._classes[(rollout.num_cached - rollout.joined) % size] -= 1
         group.num_resident -= 1
         self._blocks -= -(-cached // size) - (group.prompt_len // size if group.num_resident else 0)

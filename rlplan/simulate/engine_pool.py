@@ -16,7 +16,7 @@ from rlplan.simulate.setting import SimulationSetting, StepRollouts
 from rlplan.simulate.speed import RememberedSpeed, Speed
 
 
-def most_begun(setting: SimulationSetting, work: StepRollouts) -> int:
+def count_most_unfinished(setting: SimulationSetting, work: StepRollouts) -> int:
     """Most prompts that are unfinished at the same time. Free engines are chosen first, so no more engines are used."""
     staleness = setting.asynchrony.max_staleness if setting.asynchrony else 0.0
     return work.num_prompts * (1 + math.ceil(staleness))
@@ -37,15 +37,15 @@ class EnginePool:
         self.env, self.work, self.on_rewarded = env, work, on_rewarded
         self.sampler = LengthSampler(work.lengths, seed)
         remembered = RememberedSpeed(speed)
-        num_used = min(work.num_engines, most_begun(setting, work))
+        num_used = min(work.num_engines, count_most_unfinished(setting, work))
         keeps = setting.asynchrony is not None and setting.asynchrony.keeps_versions
         self.engines = [
-            Engine(env, remembered, work.limits, self._finished, keeps_versions=keeps) for _ in range(num_used)
+            Engine(env, remembered, work.limits, self._finish_rollout, keeps_versions=keeps) for _ in range(num_used)
         ]
         self.latency_s = setting.reward_latency_s
         self.num_groups = self.num_running = self.num_rewards = 0
-        self._at_reward = [lambda event: self._rewarded(event.value)]
-        self._silent: Event | None = None
+        self._at_reward = [lambda event: self._reward_group(event.value)]
+        self._when_idle: Event | None = None
 
     def make(self, batch: int, count: int) -> list[Group]:
         """Make new groups with sampled lengths."""
@@ -69,12 +69,12 @@ class EnginePool:
         for index, rollouts in assigned.items():
             self.engines[index].submit(rollouts)
 
-    def silence(self) -> Event:
+    def wait_until_idle(self) -> Event:
         """Event that occurs when no rollout is running or waiting."""
-        self._silent = self.env.event()
+        self._when_idle = self.env.event()
         if not self.num_running:
-            self._silent.succeed()
-        return self._silent
+            self._when_idle.succeed()
+        return self._when_idle
 
     def pause(self) -> Event:
         """Stop every engine after its step in progress."""
@@ -85,16 +85,16 @@ class EnginePool:
         for engine in self.engines:
             engine.resume(version)
 
-    def _finished(self, rollout: Rollout) -> None:
+    def _finish_rollout(self, rollout: Rollout) -> None:
         self.num_running -= 1
         if self.latency_s:
             Timeout(self.env, self.latency_s, self._at_reward, rollout.group)
         else:
-            self._rewarded(rollout.group)
-        if not self.num_running and self._silent is not None and not self._silent.triggered:
-            self._silent.succeed()
+            self._reward_group(rollout.group)
+        if not self.num_running and self._when_idle is not None and not self._when_idle.triggered:
+            self._when_idle.succeed()
 
-    def _rewarded(self, group: Group) -> None:
+    def _reward_group(self, group: Group) -> None:
         self.num_rewards += 1
         group.left -= 1
         if not group.left:

@@ -34,7 +34,7 @@ class Recorder:
     def add(self, action: Action, step: int, start_s: float, end_s: float) -> None:
         """Record an action that has ended."""
         self.phase_s[action.phase] += end_s - start_s
-        for group in self.setting.groups_of(action):
+        for group in self.setting.find_groups(action):
             self.busy_s[group] += end_s - start_s
         if step <= self.setting.num_traced_steps:
             for process in action.processes[:MAX_TRACED] or (DRIVER_PROCESS,):
@@ -68,7 +68,7 @@ class Recorder:
         """
         assert self.setting.rollouts is not None
         num_engines = self.setting.rollouts.num_engines
-        group = self.setting.groups_of(action)[0]
+        group = self.setting.find_groups(action)[0]
         devices = next(layout.devices for layout in self.setting.schedule.groups if layout.name == group)
         ranks = max(1, len(devices) // num_engines)
         mean_s = sum(engine.busy_s for engine in engines) / num_engines

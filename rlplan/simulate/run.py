@@ -57,14 +57,14 @@ class _Run:
         """Version on the engines; `version` is the trainers' version."""
         self.link = Resource(self.env)
         self.version = self.num_trained = self.num_begun = self.num_actions = 0
-        self.is_handing_over = False
+        self.is_syncing = False
         self.queue: deque[Group] = deque()
         self.open: dict[int, int] = {}
         self.unfinished: dict[int, int] = {}
         self.changed: list[tuple[int, Event]] = []
         self.engine_pool: EnginePool | None = None
         if setting.generates and setting.rollouts and setting.speed:
-            self.engine_pool = EnginePool(self.env, setting, setting.rollouts, setting.speed, seed, self._rewarded)
+            self.engine_pool = EnginePool(self.env, setting, setting.rollouts, setting.speed, seed, self._queue_group)
 
     def play(self) -> SimulationResult:
         asynchrony = self.setting.asynchrony
@@ -76,17 +76,17 @@ class _Run:
 
     def _act(self, action: Action, step: int, share: float = 1.0) -> Play:
         """Run an action on its devices as soon as they are free."""
-        names = self.setting.groups_of(action)
+        names = self.setting.find_groups(action)
         requests = [self.devices[name].request() for name in names]
         for request in requests:  # all actions use the same order, so there is no deadlock
             yield request
         start = self.env.now
         yield self.env.timeout(self.setting.seconds(action) * share)
-        self._ended(action, step, start)
+        self._record(action, step, start)
         for name, request in zip(names, requests, strict=True):
             self.devices[name].release(request)
 
-    def _ended(self, action: Action, step: int, start: float) -> None:
+    def _record(self, action: Action, step: int, start: float) -> None:
         self.num_actions += 1
         self.recorder.add(action, step, start, self.env.now)
 
@@ -98,29 +98,29 @@ class _Run:
             for action in self.setting.schedule.step:
                 if action.happens_in(step):
                     before = [ends[name] for name in action.after if name in ends]
-                    ends[action.id] = self.env.process(self._in_order(action, step, before))
+                    ends[action.id] = self.env.process(self._run_in_order(action, step, before))
             yield AllOf(self.env, list(ends.values()))
             self.version = self.arrived = self.version + 1
             if self.engine_pool:
                 self.engine_pool.resume(self.version)
             self.step_ends.append(self.env.now)
 
-    def _in_order(self, action: Action, step: int, before: Sequence[Event]) -> Play:
+    def _run_in_order(self, action: Action, step: int, before: Sequence[Event]) -> Play:
         yield AllOf(self.env, before)
         if self.engine_pool and action is self.setting.generates:
             yield from self._generate(self.engine_pool, action, step)
-            self._train_on(self._take(len(self.queue)))
+            self._train(self._take(len(self.queue)))
         else:
             yield from self._act(action, step)
 
     def _generate(self, engine_pool: EnginePool, action: Action, step: int) -> Play:
         """Generate a full batch. Devices are free when the last rollout ends; rewards may arrive later."""
-        name = self.setting.groups_of(action)[0]
+        name = self.setting.find_groups(action)[0]
         with self.devices[name].request() as request:
             yield request
             start = self.env.now
             self._begin(engine_pool, step, engine_pool.work.num_prompts)
-            yield engine_pool.silence()
+            yield engine_pool.wait_until_idle()
             self.recorder.phase_s[Phase.ROLLOUT] += self.env.now - start
             if step <= self.setting.num_traced_steps:
                 self.recorder.sample(action, step, self.env.now)
@@ -139,10 +139,10 @@ class _Run:
                     yield self._change(QUEUE)
                 if asynchrony.is_bound:
                     self.queue = deque(sorted(self.queue, key=lambda group: group.number))
-                self._train_on(self._take(per_take))
+                self._train(self._take(per_take))
                 for action, share in self._part(step, take, asynchrony.num_takes):
                     yield from self._act(action, step, share)
-            yield from self._hand_over(step, asynchrony)
+            yield from self._sync_weights(step, asynchrony)
             self._feed()
 
     def _must_wait(self, asynchrony: Asynchrony, per_take: int) -> bool:
@@ -166,7 +166,7 @@ class _Run:
     def _feed(self) -> None:
         """Start as many prompts as the limits allow."""
         asynchrony, engine_pool = self.setting.asynchrony, self.engine_pool
-        if engine_pool is None or asynchrony is None or self.is_handing_over:
+        if engine_pool is None or asynchrony is None or self.is_syncing:
             return
         size = engine_pool.work.num_prompts
         allowed = min(num_allowed(self.arrived, asynchrony.max_staleness, size), self.setting.num_steps * size)
@@ -185,7 +185,7 @@ class _Run:
         self.unfinished |= {group.number: self.arrived for group in groups}
         engine_pool.begin(groups)
 
-    def _rewarded(self, group: Group) -> None:
+    def _queue_group(self, group: Group) -> None:
         """Queue a complete group for training; in a stream, further prompts may start."""
         self.queue.append(group)
         del self.unfinished[group.number]
@@ -199,12 +199,12 @@ class _Run:
     def _take(self, count: int) -> list[Group]:
         return [self.queue.popleft() for _ in range(count)]
 
-    def _train_on(self, groups: Sequence[Group]) -> None:
+    def _train(self, groups: Sequence[Group]) -> None:
         self.num_trained += self.staleness.add(groups, self.version)
         for group in groups:
             group.rollouts.clear()
 
-    def _hand_over(self, step: int, asynchrony: Asynchrony) -> Play:
+    def _sync_weights(self, step: int, asynchrony: Asynchrony) -> Play:
         """Sync weights to all engines. With `travel_s`, the trainers continue once the weights have left."""
         if not asynchrony.travel_s:
             yield from self._stop_and_load(step, asynchrony)
@@ -230,17 +230,17 @@ class _Run:
     def _stop_and_load(self, step: int, asynchrony: Asynchrony) -> Play:
         """Pause the engines, at once or after their last rollout, and load new weights."""
         assert self.engine_pool is not None
-        self.is_handing_over = True
+        self.is_syncing = True
         if not asynchrony.interrupts:
-            yield self.engine_pool.silence()
+            yield self.engine_pool.wait_until_idle()
         yield self.engine_pool.pause()
         for action in self._syncs:
             start = self.env.now
             yield self.env.timeout(self.setting.seconds(action))
-            self._ended(action, step, start)
+            self._record(action, step, start)
         self.arrived += 1
         self.engine_pool.resume(self.arrived)
-        self.is_handing_over = False
+        self.is_syncing = False
 
     def _change(self, subject: int) -> Event:
         """Event of the next change to a batch (by number) or to the QUEUE."""

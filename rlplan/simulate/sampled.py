@@ -23,7 +23,7 @@ LEAST_ENGINES = 16
 def simulate_sampled(setting: SimulationSetting, seed: int = 0, most: int = MOST_ROLLOUTS) -> SimulationResult:
     """Simulate all engines, or a sample where a step has over `most` rollouts. Raises: SpecError as `simulate`."""
     work = setting.rollouts
-    part = work and part_of(work, most)
+    part = work and choose_sample(work, most)
     if part is None or work is None or part is work or _counts_more(setting):
         return simulate(setting, seed)
     scale = work.num_prompts / part.num_prompts
@@ -38,7 +38,7 @@ def simulate_sampled(setting: SimulationSetting, seed: int = 0, most: int = MOST
     )
 
 
-def part_of(work: StepRollouts, most: int) -> StepRollouts:
+def choose_sample(work: StepRollouts, most: int) -> StepRollouts:
     """Choose the sample with about `most` rollouts. Small steps, few engines or few prompts keep everything.
 
     Counts: e of E engines with p = P e / E of P prompts, p >= 1. e is between max(16, E most / (P samples)) and twice

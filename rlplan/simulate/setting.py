@@ -102,7 +102,7 @@ class SimulationSetting:
         """Seconds of an action."""
         return self.costs.get(action.id, NOTHING).seconds
 
-    def groups_of(self, action: Action) -> tuple[str, ...]:
+    def find_groups(self, action: Action) -> tuple[str, ...]:
         """Names of the device groups that an action keeps busy; none for the driver's own work."""
         if action.id not in self._groups:
             owners = self._owners
@@ -124,8 +124,8 @@ class SimulationSetting:
         generate = self.generates
         if generate is None:
             raise _wrong("asynchrony without rollouts", "asynchronous jobs generate rollouts", "add rollouts")
-        engine_groups = set(self.groups_of(generate))
-        shared = [action.id for action in self.rest if engine_groups & set(self.groups_of(action))]
+        engine_groups = set(self.find_groups(generate))
+        shared = [action.id for action in self.rest if engine_groups & set(self.find_groups(action))]
         if shared:
             raise _wrong(
                 f"{generate.id} shares devices with {shared[0]}",

@@ -51,20 +51,20 @@ def time_job(schedule: Schedule, costs: PartCosts) -> JobTiming:
         assert cost.least_part >= -ROUNDING_S, f"a formula gives fewer than 0 seconds: {place} takes {cost}"
     always = tuple(action for action in schedule.step if action.every == 1)
     rare = tuple(action for action in schedule.step if action.every != 1)
-    step = _timed("step", always, costs, 0.0)
+    step = _time_actions("step", always, costs, 0.0)
     if schedule.async_rollouts is not None:
         step_costs = {action.id: costs[("step", action.id)] for action in always}
         max_staleness = schedule.async_rollouts.max_staleness
         step = time_step(replace(schedule, step=always), step_costs, max_staleness=max_staleness)
     return JobTiming(
-        start=_timed("start", schedule.start, costs, 0.0),
+        start=_time_actions("start", schedule.start, costs, 0.0),
         step=step,
-        sometimes=_timed("step", rare, costs, step.seconds),
-        finish=_timed("finish", schedule.finish, costs, 0.0),
+        sometimes=_time_actions("step", rare, costs, step.seconds),
+        finish=_time_actions("finish", schedule.finish, costs, 0.0),
     )
 
 
-def _timed(part: Part, actions: tuple[Action, ...], costs: PartCosts, begin_s: float) -> StepTiming:
+def _time_actions(part: Part, actions: tuple[Action, ...], costs: PartCosts, begin_s: float) -> StepTiming:
     ends: dict[str, float] = {}
     times = []
     for action in actions:

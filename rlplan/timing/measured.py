@@ -46,7 +46,7 @@ def measured_seconds(schedule: Schedule, spans: Iterable[Span], rows: Iterable[M
     """
     ends: dict[tuple[Part, str], dict[tuple[int, int], tuple[float, float]]] = {}
     for span in spans:
-        runs = ends.setdefault((_part_of(span.step), span.action_id), {})
+        runs = ends.setdefault((_find_part(span.step), span.action_id), {})
         start_s, end_s = runs.get((span.step, span.attempt), (span.start_s, span.end_s))
         runs[(span.step, span.attempt)] = (min(start_s, span.start_s), max(end_s, span.end_s))
     written = [row for row in rows if row["step"] >= FIRST]
@@ -76,6 +76,6 @@ def join_seconds(schedule: Schedule, timing: JobTiming | None, measured: Duratio
     return tuple(rows)
 
 
-def _part_of(step: int) -> Part:
+def _find_part(step: int) -> Part:
     special_steps: dict[int, Part] = {0: "start", -1: "finish"}
     return special_steps.get(step, "step")

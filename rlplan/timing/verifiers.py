@@ -20,14 +20,14 @@ MATH_S = 0.003
 3.2 ms."""
 
 
-def judged_s(reward: RewardSpec) -> float:
+def judging_s(reward: RewardSpec) -> float:
     """Core seconds per response; 0 for rewards that the driver computes and for those that cannot be predicted.
 
     Counts: one sandbox, or one comparison of mathematical answers. Source: this module's constants.
     Assumes: short programs and answers.
 
     >>> from rlplan.spec.parts.rewards import CodeExecutorSpec, FormatCheckerSpec
-    >>> judged_s(CodeExecutorSpec(kind="code_executor")), judged_s(FormatCheckerSpec(kind="format_checker"))
+    >>> judging_s(CodeExecutorSpec(kind="code_executor")), judging_s(FormatCheckerSpec(kind="format_checker"))
     (0.02, 0.0)
     """
     if isinstance(reward, CodeExecutorSpec):
@@ -52,6 +52,6 @@ def verify_s(job: ResolvedJob, num_cores: int, beside_s: float) -> float:
 
     Counts: `waiting_s` with the rewards added up. Source: as `waiting_s`. Assumes: as `waiting_s`.
     """
-    response_s = sum(judged_s(reward) for reward in job.rewards)
+    response_s = sum(judging_s(reward) for reward in job.rewards)
     at_a_time = min(job.limits.num_reward_workers, num_cores)
     return waiting_s(job.workload.num_rollouts_per_step, response_s, at_a_time, beside_s)

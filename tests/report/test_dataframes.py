@@ -44,7 +44,7 @@ def _change_trace(folder: Path, change: dict[str, object], **wanted: object) -> 
 
 
 def test_a_process_that_takes_no_part_keeps_what_it_held(run: RunFolder) -> None:
-    held = dataframes.held_memory(run.plan.ledger)
+    held = dataframes.predicted_memory(run.plan.ledger)
     row = _only(
         held, run_phase="first", action_id="train_forward_backward", process="scorer/reference/0", kind="weights"
     )

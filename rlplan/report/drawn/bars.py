@@ -11,7 +11,7 @@ import pandas as pd
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.report import style
-from rlplan.report.dataframes import held_memory, is_fine_peak
+from rlplan.report.dataframes import is_fine_peak, predicted_memory
 from rlplan.report.run_folder import RunFolder
 from rlplan.timing.cost import Resource
 from rlplan.timing.step import StepTiming
@@ -92,7 +92,7 @@ def prediction(run: RunFolder, peaks: pd.DataFrame, *, with_baselines: bool = Tr
     if peaks.empty:
         return Bars(title, ())
     peaks = peaks.sort_values("predicted_bytes", ascending=False, na_position="last").head(MAX_ROWS)
-    predicted = held_memory(run.plan.ledger)
+    predicted = predicted_memory(run.plan.ledger)
     rows = []
     for _, peak in peaks.iterrows():
         at = (predicted["run_phase"] == peak["run_phase"]) & (predicted["action_id"] == peak["action_id"])
@@ -101,7 +101,7 @@ def prediction(run: RunFolder, peaks: pd.DataFrame, *, with_baselines: bool = Tr
         measured, (words, is_bad) = peak[f"{prefix}measured_bytes"], _error_words(peak, prefix)
         mark = None if pd.isna(measured) else float(measured)
         mark_words = "" if mark is None else exact_words(mark)
-        rows.append(Bar(str(peak["process"]), of_kinds(kinds), words, mark, mark_words, is_bad))
+        rows.append(Bar(str(peak["process"]), make_kind_segments(kinds), words, mark, mark_words, is_bad))
     return Bars(title if with_baselines else "Peaks without process baselines", tuple(rows), "measured peak")
 
 
@@ -112,11 +112,11 @@ def _error_words(peak: "pd.Series[object]", prefix: str) -> tuple[str, bool]:
         return "baseline only", False
     if not pd.isna(error):
         is_fine = is_fine_peak(error, 1.0 if not prefix else peak["modelled_share"])
-        return f"{format_bytes(predicted)}, {style.percent(error, signed=True)}", is_fine is False
+        return f"{format_bytes(predicted)}, {style.format_percent(error, signed=True)}", is_fine is False
     return ("not predicted" if pd.isna(predicted) else f"{format_bytes(predicted)}, not measured"), False
 
 
-def of_kinds(sizes: Mapping[str, int]) -> tuple[Segment, ...]:
+def make_kind_segments(sizes: Mapping[str, int]) -> tuple[Segment, ...]:
     """Segments in stacking order."""
     return tuple(
         Segment(words_of(kind), color, sizes[kind], exact_words(sizes[kind]))
@@ -132,13 +132,17 @@ def waits(timing: StepTiming | None) -> Bars:
     return Bars(
         "What limits a steady step",
         tuple(
-            Bar(str(phase), of_resources(cost.parts), f"{format_seconds(cost.seconds)}, {_share(cost.seconds / total)}")
+            Bar(
+                str(phase),
+                make_resource_segments(cost.parts),
+                f"{format_seconds(cost.seconds)}, {_share(cost.seconds / total)}",
+            )
             for phase, cost in costs.items()
         ),
     )
 
 
-def of_resources(parts: Mapping[Resource, float]) -> tuple[Segment, ...]:
+def make_resource_segments(parts: Mapping[Resource, float]) -> tuple[Segment, ...]:
     """Segments in the order of the resources."""
     return tuple(
         Segment(words_of(resource.value), style.RESOURCE_COLORS[resource], parts[resource], f"{parts[resource]:.6g} s")
@@ -148,7 +152,7 @@ def of_resources(parts: Mapping[Resource, float]) -> tuple[Segment, ...]:
 
 
 def _share(part: float) -> str:
-    return style.percent(part, 0) if part >= 0.01 else "below 1 %"
+    return style.format_percent(part, 0) if part >= 0.01 else "below 1 %"
 
 
 def staleness(tokens: Mapping[int, int], rollouts: Mapping[int, int]) -> Bars:
@@ -159,11 +163,11 @@ def staleness(tokens: Mapping[int, int], rollouts: Mapping[int, int]) -> Bars:
         for age in sorted(counts):
             segment = Segment(name, color, counts[age] / total, f"{counts[age]:,} of {total:,}")
             label = f"{name}, {age} version{'s' * (age != 1)} old"
-            rows.append(Bar(label, (segment,), style.percent(counts[age] / total)))
+            rows.append(Bar(label, (segment,), style.format_percent(counts[age] / total)))
     return Bars("Staleness of trained tokens, and of rollouts by their oldest token", tuple(rows))
 
 
-def peaks_beside(places: Iterable[tuple[str, MemoryLedger, int | None]]) -> Bars:
+def compare_peaks(places: Iterable[tuple[str, MemoryLedger, int | None]]) -> Bars:
     """Bars with one row per plan: its fullest GPU (or host on a CPU) by kind, with the capacity as a mark."""
     rows = []
     for name, ledger, capacity in places:
@@ -174,7 +178,9 @@ def peaks_beside(places: Iterable[tuple[str, MemoryLedger, int | None]]) -> Bars
         words = format_bytes(peak.num_bytes) + (f" of {format_bytes(capacity)}" if capacity else "")
         is_bad = bool(capacity and peak.num_bytes > capacity)
         mark_words = f"capacity {exact_words(capacity)}" if capacity else ""
-        rows.append(Bar(name, of_kinds(sizes), f"{words}, in {peak.action_id}", capacity or None, mark_words, is_bad))
+        rows.append(
+            Bar(name, make_kind_segments(sizes), f"{words}, in {peak.action_id}", capacity or None, mark_words, is_bad)
+        )
     return Bars("Peak memory, by kind", tuple(rows), "capacity")
 
 

@@ -16,7 +16,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.memory.ledger import Bound, LedgerRow, MemoryLedger
 from rlplan.report import style
 from rlplan.report import timeline as clock
-from rlplan.report.dataframes import in_order
+from rlplan.report.dataframes import order_processes
 from rlplan.report.drawn.scenes import Scene, timeline_chart
 from rlplan.timing.step import StepTiming
 from rlplan.trace import Trace
@@ -56,8 +56,8 @@ def memory_of_host(traced: clock.TracedSchedule, timing: StepTiming | None = Non
     scenes = [_processes("Whole host", traced, names, predicted, measured)]
     scenes[0] = replace(scenes[0], capacity=ledger.host_capacity)
     if scenes[0].stacks.get(str(MemoryKind.PROCESS), np.zeros(1)).max() > scenes[0].top / 2:
-        scenes.append(_without_baselines(traced, predicted, measured))
-    by_process = [_processes(name, traced, (name,), predicted, measured) for name in in_order(names)]
+        scenes.append(_remove_baselines(traced, predicted, measured))
+    by_process = [_processes(name, traced, (name,), predicted, measured) for name in order_processes(names)]
     largest = sorted(by_process, key=lambda scene: -scene.top)[:MAX_PROCESSES]
     scenes += [replace(scene, is_hidden=True) for scene in by_process if scene in largest]
     chart = timeline_chart(traced, scenes, windows, timing, first=min(1, len(windows) - 1))
@@ -150,7 +150,7 @@ def _processes(
     )
 
 
-def _without_baselines(traced: clock.TracedSchedule, predicted: clock.Levels, measured: clock.Levels) -> Scene:
+def _remove_baselines(traced: clock.TracedSchedule, predicted: clock.Levels, measured: clock.Levels) -> Scene:
     """Memory of processes with models, less the baseline of each before it loaded one."""
     baselines = {s.process: s.num_bytes for s in traced.trace.samples if s.kind == MemoryKind.PROCESS}
     names, offset = tuple(baselines), sum(baselines.values())
@@ -166,7 +166,7 @@ def _without_baselines(traced: clock.TracedSchedule, predicted: clock.Levels, me
 
 
 def _stacks(levels: clock.Levels, processes: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, clock.Bytes]:
-    by_kind = levels.by_kind(processes)
+    by_kind = levels.sum_by_kind(processes)
     return {kind: by_kind[kind] for kind in kinds if kind in by_kind}
 
 

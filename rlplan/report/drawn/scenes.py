@@ -68,7 +68,7 @@ def timeline_chart(
     """Build the chart. timing: of a steady step, where it is predicted. first: the window that is shown initially."""
     phases, actions = _Names(), _Names()
     known = {action.id: str(action.phase) for _, part in traced.schedule.parts for action in part}
-    lanes = lanes_of(traced)
+    lanes = collect_lanes(traced)
     blocks = [
         [phases.index(block.phase), block.step, _clock(block.start_s), _clock(block.end_s)]
         for block in clock.phase_blocks(traced)
@@ -77,7 +77,8 @@ def timeline_chart(
     costs = {action.action_id: action.cost for action in timing.actions} if timing else {}
     is_measured = traced.trace.origin == "measured"
     action_rows = [
-        _told(name, phases.index(known.get(name, "")), costs.get(name), is_measured) for name in actions.names
+        _describe_action(name, phases.index(known.get(name, "")), costs.get(name), is_measured)
+        for name in actions.names
     ]
     edges = scenes[0].edges if scenes else sorted({end for lane in lanes for bar in lane.bars for end in bar[1:]})
     return {
@@ -113,7 +114,7 @@ def _bars(lane: "Lane", actions: _Names) -> dict[str, Any]:
     return {"process": lane.process, "group": lane.group, "bars": bars}
 
 
-def _told(name: str, phase: int, cost: Cost | None, is_measured: bool) -> dict[str, Any]:
+def _describe_action(name: str, phase: int, cost: Cost | None, is_measured: bool) -> dict[str, Any]:
     """Describe an action; a measured one includes its predicted seconds."""
     row: dict[str, Any] = {"name": words_of(name), "phase": phase}
     if is_measured and cost:
@@ -195,7 +196,7 @@ class Lane:
     """(action, start, end) in seconds."""
 
 
-def lanes_of(traced: clock.TracedSchedule) -> list[Lane]:
+def collect_lanes(traced: clock.TracedSchedule) -> list[Lane]:
     """Collect the lanes of all active processes, grouped by device group in the order of the schedule."""
     groups = {process: layout.group for layout in traced.schedule.layouts for process, _ in layout.processes}
     order = [group.name for group in traced.schedule.groups]

@@ -89,7 +89,7 @@ def comparison_page(sides: Sequence[Side]) -> str:
         has_money=any(side.row.get("dollars_per_step") for side in sides),
         money=time_against_money([side.row for side in sides if "dollars_per_step" in side.row]),
         phases=_phases(timed),
-        peaks=bars.peaks_beside(places),
+        peaks=bars.compare_peaks(places),
         learning=learning(runs, unique_labels(tuple(runs))) if runs else {},
         timelines=_timelines(labels, sides),
     )

@@ -37,7 +37,7 @@ class Forecast:
     timing: StepTiming | None = None
     """Timing of a steady step; None where no seconds are known."""
 
-    def in_order(self) -> "Forecast":
+    def drop_seconds(self) -> "Forecast":
         """A forecast in which all actions have equal length and follow each other."""
         return _forecast(self.name, self.ledger, self.schedule, None)
 
@@ -51,12 +51,12 @@ def forecast(plan: Plan, name: str) -> Forecast:
 def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepTiming | None) -> Forecast:
     """Lay out start, two steps and finish; the second step represents all later ones and begins at 0 s."""
     if timing is None:
-        step, length = _in_order(schedule.step)
+        step, length = _arrange_in_order(schedule.step)
     else:
         step, length = {action.action_id: (action.start_s, action.end_s) for action in timing.actions}, timing.seconds
         step |= {action.id: (length, length) for action in schedule.step if action.id not in step}  # not in every step
-    start, start_length = _in_order(schedule.start)
-    finish, finish_length = _in_order(schedule.finish)
+    start, start_length = _arrange_in_order(schedule.start)
+    finish, finish_length = _arrange_in_order(schedule.finish)
     parts = (
         (0, schedule.start, start, -length - start_length),
         (1, schedule.step, step, -length),
@@ -73,7 +73,7 @@ def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepT
     return Forecast(name, ledger, schedule, Trace("predicted", spans), _telling(windows, ledger), timing)
 
 
-def _in_order(actions: tuple[Action, ...]) -> tuple[dict[str, tuple[float, float]], float]:
+def _arrange_in_order(actions: tuple[Action, ...]) -> tuple[dict[str, tuple[float, float]], float]:
     """(start and end of each action, total length), if each takes a second and starts after its predecessors."""
     ends: dict[str, float] = {}
     for action in actions:

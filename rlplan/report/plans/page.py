@@ -215,7 +215,7 @@ def _fullest(places: Sequence[Mapping[tuple[RunPhase, str], int]]) -> dict[str, 
     return totals
 
 
-def place_of(name: str, peak: Peak, ledger: MemoryLedger, capacity: int | None) -> Place:
+def describe_place(name: str, peak: Peak, ledger: MemoryLedger, capacity: int | None) -> Place:
     """Describe a device or host at its peak, by kind."""
     holding = {(process, kind) for process, _, kind, _ in peak.rows}
     provenances: dict[MemoryKind, set[str]] = defaultdict(set)

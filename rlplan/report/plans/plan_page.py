@@ -7,7 +7,7 @@ from rlplan.planner.answers.plan_results import choice_words, differences, error
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.report import style
-from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
+from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, describe_place, phase_rows
 from rlplan.units import format_bytes, format_rate, format_seconds
 from rlplan.vocabulary import words_of
 
@@ -47,7 +47,7 @@ def plan_page(plan: Plan) -> Page:
         actions=action_rows(actions, plan.ledger, step if plan.seconds else None),
         places=_places(plan),
         facts=_risks(plan),
-        others=others_of(plan),
+        others=list_alternatives(plan),
         remedies=tuple(map(_remedy, plan.remedies)),
     )
 
@@ -60,7 +60,7 @@ def _remedy(remedy: Remedy) -> OtherRow:
     return OtherRow(remedy.change, remedy.verdict.value, remedy.seconds or None, reason)
 
 
-def others_of(plan: Plan) -> tuple[OtherRow, ...]:
+def list_alternatives(plan: Plan) -> tuple[OtherRow, ...]:
     """List the alternatives: the next best candidates, then rejected placements and stages with their reasons."""
     considered = (OtherRow(candidate.name, "", None, candidate.reason) for candidate in plan.considered)
     return (*(_other(plan, other) for other in plan.runners_up), *considered)
@@ -71,7 +71,7 @@ def _tiles(plan: Plan) -> tuple[Tile, ...]:
     tiles = [Tile("Verdict", plan.verdict.value, f"binds in {words_of(peak.action_id)}", _MOODS[plan.verdict])]
     if plan.timing is not None and plan.seconds:
         slowest = max(phase_rows(plan.timing.step), key=lambda row: row.seconds)
-        note = f"{style.percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound"
+        note = f"{style.format_percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound"
         hours = f"{plan.gpu_hours_per_million_tokens:.3g} {plan.device_word}-hours per million"
         tiles += [
             Tile("Steady step", format_seconds(plan.seconds), note),
@@ -116,7 +116,7 @@ def _places(plan: Plan) -> tuple[Place, ...]:
     groups = [group for group in plan.schedule.groups if group.devices[0] in ledger.devices]
     many = len(groups) > 1
     places = [
-        place_of(
+        describe_place(
             f"One GPU of {len(group.devices)}" + f", {group.name}" * many,
             ledger.device_peak(group.devices[0]),
             ledger,
@@ -124,10 +124,10 @@ def _places(plan: Plan) -> tuple[Place, ...]:
         )
         for group in groups
     ]
-    host = place_of("The fullest host", ledger.host_peak(), ledger, plan.host_capacity)
+    host = describe_place("The fullest host", ledger.host_peak(), ledger, plan.host_capacity)
     if not plan.is_on_host:
         return (*places, host)
-    return (host, *(place_of(name, ledger.process_peak(name), ledger, None) for name in ledger.processes))
+    return (host, *(describe_place(name, ledger.process_peak(name), ledger, None) for name in ledger.processes))
 
 
 def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -145,12 +145,12 @@ def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
                 (
                     f"holds {kv.num_tokens:,} tokens per engine; {kv.max_num_seqs} sequences need "
                     f"{format_bytes(kv.expected_bytes)} per rank at the median, {format_bytes(kv.enough_bytes)} at "
-                    f"P99; probability that some have to wait: {style.percent(kv.preemption_risk)}"
+                    f"P99; probability that some have to wait: {style.format_percent(kv.preemption_risk)}"
                 ),
             )
         )
-    step_risk = f"probability that a micro-batch of a step is too long to fit: {style.percent(plan.oom_risk)}"
-    run_risk = f"of a run of {plan.job.workload.num_steps} steps: {style.percent(plan.oom_risk_of_run)}"
+    step_risk = f"probability that a micro-batch of a step is too long to fit: {style.format_percent(plan.oom_risk)}"
+    run_risk = f"of a run of {plan.job.workload.num_steps} steps: {style.format_percent(plan.oom_risk_of_run)}"
     rows.append(("Lengths", f"{step_risk}, {run_risk}"))
     disk = f"{format_bytes(plan.checkpoint_bytes)} per checkpoint for resuming"
     swap = f", {format_bytes(plan.swap_bytes)} of swapped states on each host" if plan.swap_bytes else ""

@@ -84,10 +84,10 @@ def read_simulated_plan(data: dict[str, Any], path: Path) -> SimulatedPlan:
     return SimulatedPlan(path.name, result, _schedule(result), _ledger(result.trace.samples))
 
 
-def phase_of(action: str) -> Phase:
+def find_phase(action: str) -> Phase:
     """Find the phase of an action by its id.
 
-    >>> [phase_of(name).value for name in ("train_forward_backward/value/0", "score/reference", "wake_kv_cache")]
+    >>> [find_phase(name).value for name in ("train_forward_backward/value/0", "score/reference", "wake_kv_cache")]
     ['train', 'score', 'switch']
     """
     kind = ActionKind(action.partition("/")[0])
@@ -114,7 +114,7 @@ def _schedule(result: SimulationResult) -> Schedule:
         if devices[min(devices)] in group.devices
     ]
     actions = tuple(
-        Action(name, ActionKind(name.partition("/")[0]), Role.POLICY, phase_of(name), HOST_GROUP, Stream.TRAINING, ())
+        Action(name, ActionKind(name.partition("/")[0]), Role.POLICY, find_phase(name), HOST_GROUP, Stream.TRAINING, ())
         for name in dict.fromkeys(span.action_id for span in spans)
     )
     placement = Placement.COLOCATED if len(groups) == 1 else Placement.DISAGGREGATED
@@ -143,7 +143,7 @@ def _ledger(samples: list[MemorySample]) -> MemoryLedger:
         order[(run_phase, action)] = None
         rows.append(
             LedgerRow(
-                run_phase, action, phase_of(action), process, device, Role(role), MemoryKind(kind),
+                run_phase, action, find_phase(action), process, device, Role(role), MemoryKind(kind),
                 "device",
                 num_bytes.get("resident", 0), num_bytes.get("peak", 0), Provenance.DERIVED, "simulation",
             )
@@ -161,14 +161,14 @@ def simulation_page(simulated: SimulatedPlan) -> Page:
         Tile("Mean step", format_seconds(result.mean_step_s), f"{middle} at the median, {late} at P95"),
         Tile("Generated", format_rate(result.num_tokens / result.seconds), f"{result.num_tokens:,} tokens"),
         *(
-            Tile(f"Busy: {use.name}", style.percent(use.utilisation), f"{use.num_devices} GPUs; idle otherwise")
+            Tile(f"Busy: {use.name}", style.format_percent(use.utilisation), f"{use.num_devices} GPUs; idle otherwise")
             for use in result.groups
         ),
         Tile("GPU-hours", f"{result.gpu_hours:.3g}", f"for {steps} steps"),
         Tile("Staleness of trained tokens", f"{result.mean_staleness:.2f} versions", "mean"),
     ]
     facts = [
-        ("Preemptions", f"{result.num_preemptions:,}; largest KV cache usage {style.percent(result.kv_use)}"),
+        ("Preemptions", f"{result.num_preemptions:,}; largest KV cache usage {style.format_percent(result.kv_use)}"),
         ("Trained", f"{result.num_trained_tokens:,} of {result.num_tokens:,} generated tokens"),
         ("Simulated events", f"{result.num_events:,}"),
     ]

@@ -93,7 +93,7 @@ def draw(predicted: Forecast) -> Drawing:
     timing = predicted.timing
     views = {"in seconds" if timing else "in order": predicted}
     if timing is not None:
-        views["an equal width for each action"] = predicted.in_order()
+        views["an equal width for each action"] = predicted.drop_seconds()
     charts = [
         memory_by_device(view, view.windows, timing, first=_first(view.windows)) | {"name": name}
         for name, view in views.items()

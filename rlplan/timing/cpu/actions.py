@@ -22,8 +22,8 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.cpu.eager import FLOAT_BYTES, MicroBatch, backward_counts, forward_counts
 from rlplan.timing.cpu.engine import CpuEngine, Requests
-from rlplan.timing.cpu.host import CpuHost, CpuShare, host_of, when_tasks_end
-from rlplan.timing.cpu.weight_sync import hand_over_cost
+from rlplan.timing.cpu.host import CpuHost, CpuShare, find_task_ends, host_of
+from rlplan.timing.cpu.weight_sync import time_weight_sync
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.timing.verifiers import verify_s
 from rlplan.units import ceil_div
@@ -188,7 +188,7 @@ class CpuTimes:
         if stage >= 2:
             cost += self._reduction_cost().times(num_passes)
         if stage == 3 and self._num_ranks > 1:
-            cost += (share.all_gather_cost(self._weight_bytes) + share.touch_cost(2 * self._weight_bytes)).times(
+            cost += (share.time_all_gather(self._weight_bytes) + share.touch_cost(2 * self._weight_bytes)).times(
                 2 * num_passes
             )
         return cost
@@ -202,7 +202,7 @@ class CpuTimes:
         """
         share, gradients = self._training, self._weight_bytes
         cost = share.touch_cost(4 * gradients) + share.fresh_cost(gradients / self._num_ranks)
-        cost += share.all_reduce_cost(gradients)
+        cost += share.time_all_reduce(gradients)
         return cost + share.latency_cost(self.host.latencies.gradient.value, len(self.model.parameters))
 
     def optimizer_cost(self) -> Cost:
@@ -219,7 +219,7 @@ class CpuTimes:
         if stage < 2:
             cost += self._reduction_cost()
         if self._num_ranks > 1 and stage in (1, 2):
-            cost += share.all_gather_cost(whole) + share.fresh_cost(whole) + share.touch_cost(2 * whole)
+            cost += share.time_all_gather(whole) + share.fresh_cost(whole) + share.touch_cost(2 * whole)
         return cost + share.latency_cost(self.host.latencies.update.value, len(self.model.parameters))
 
     @property
@@ -233,7 +233,7 @@ class CpuTimes:
 
     def sync_cost(self, *, is_first: bool = False) -> Cost:
         """Weight sync from the trainer's memory into the engine. Details: `cpu.weight_sync`."""
-        return hand_over_cost(self.job, self.engine, self.host, is_first=is_first)
+        return time_weight_sync(self.job, self.engine, self.host, is_first=is_first)
 
     def checkpoint_cost(self) -> Cost:
         """The policy's weights copied and written to disk."""
@@ -270,7 +270,7 @@ class CpuTimes:
         concurrent_ids = {action.id}.union(*pairs)
         starts = [start for start in self.schedule.start if start.id in concurrent_ids and start.kind in seconds]
         process_seconds = [seconds[start.kind] for start in starts for _ in start.processes]
-        ends = when_tasks_end(process_seconds, self.host.num_cores)
+        ends = find_task_ends(process_seconds, self.host.num_cores)
         share = self.host.share(1, len(process_seconds))
         whole = FLOAT_BYTES * self.model.num_parameters
         ended = ends[process_seconds.index(seconds[action.kind])]
@@ -297,7 +297,7 @@ class CpuTimes:
 
         cost = time_pass(size).times(num_full) + (time_pass(remainder) if remainder else NOTHING)
         sent = self._exchanged_bytes(layout) * num_rollouts * (prompt + response) * (2 if trains else 1)
-        return cost.times(1 / layout.num_ranks_per_pass) + share.all_gather_cost(sent)
+        return cost.times(1 / layout.num_ranks_per_pass) + share.time_all_gather(sent)
 
     def _exchanged_bytes(self, layout: RoleLayout) -> float:
         """Bytes per token that a rank sends in a forward pass to those that share it; a backward pass sends as many.

@@ -53,7 +53,7 @@ class CpuEngine:
             return whole
         return whole + sum(scheme.form.num_bytes(tensor.shape) - FLOAT_BYTES * tensor.numel for tensor in packed)
 
-    def at_once(self, requests: Requests) -> int:
+    def count_concurrent(self, requests: Requests) -> int:
         """c: concurrent sequences, limited by the requests, max_num_seqs and the KV cache."""
         rollout = self.rollout
         blocks = host_pool(self.model, rollout).num_blocks(rollout.kv_cache_memory) - 1
@@ -66,7 +66,7 @@ class CpuEngine:
         Counts: R p prompt tokens in steps of at most max_num_batched_tokens, R rows of logits; then R (r - 1) tokens
         in steps of c. Each step reads the weights and its caches and has a fixed part; each prompt costs some Python.
         """
-        c, count = self.at_once(requests), requests.num_sequences
+        c, count = self.count_concurrent(requests), requests.num_sequences
         prompts = count * requests.prompt_len
         num_prefills = ceil_div(prompts, self.rollout.max_num_batched_tokens)
         cost = self.step_cost(prompts / num_prefills, count / num_prefills, requests.prompt_len / 2).times(num_prefills)

@@ -82,15 +82,15 @@ class CpuShare:
         """Seconds of Python and calls, `count` times."""
         return Cost({Resource.LATENCY: seconds * count / self.thread_share})
 
-    def all_reduce_cost(self, num_bytes: float) -> Cost:
+    def time_all_reduce(self, num_bytes: float) -> Cost:
         """Seconds of an all-reduce among the processes; each sends 2 (n - 1)/n of the bytes."""
-        return self._sent(2 * num_bytes)
+        return self._time_sending(2 * num_bytes)
 
-    def all_gather_cost(self, num_bytes: float) -> Cost:
+    def time_all_gather(self, num_bytes: float) -> Cost:
         """Seconds of an all-gather of `num_bytes` in total; each process sends (n - 1)/n of them."""
-        return self._sent(num_bytes)
+        return self._time_sending(num_bytes)
 
-    def _sent(self, num_bytes: float) -> Cost:
+    def _time_sending(self, num_bytes: float) -> Cost:
         sent = num_bytes * (self.num_processes - 1) / self.num_processes
         return Cost({Resource.NETWORK: sent / (self.host.collective_bytes_per_s * self.thread_share)})
 
@@ -108,11 +108,11 @@ def host_of(profile: CpuProfile) -> CpuHost | None:
     )
 
 
-def when_tasks_end(seconds: list[float], num_cores: int) -> list[float]:
+def find_task_ends(seconds: list[float], num_cores: int) -> list[float]:
     """End times of single-threaded tasks that start together and share the cores evenly.
 
 
-    >>> when_tasks_end([2.0, 4.0, 6.0], 2)  # three on two cores: 3.0; then two, one core each: 5.0, 7.0
+    >>> find_task_ends([2.0, 4.0, 6.0], 2)  # three on two cores: 3.0; then two, one core each: 5.0, 7.0
     [3.0, 5.0, 7.0]
     """
     now, done, ends = 0.0, 0.0, {}

@@ -15,20 +15,20 @@ from rlplan.timing.cpu.host import CpuHost
 from rlplan.vocabulary import SyncContent, Transport
 
 
-def hand_over_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, *, is_first: bool = False) -> Cost:
+def time_weight_sync(job: ResolvedJob, engine: CpuEngine, host: CpuHost, *, is_first: bool = False) -> Cost:
     """Seconds of a sync from the trainer's memory into the engine, with its call.
 
     The first sync needs two more calls to open the channel, and its arena consists of fresh pages.
     """
     sends_adapters = job.placement.sync_content is SyncContent.ADAPTER
     arena = arena_bytes(policy_packets(job, engine.model)) if is_first else 0
-    cost = (_adapters_cost if sends_adapters else _whole_cost)(job, engine, host, arena)
+    cost = (_adapters_cost if sends_adapters else _full_weights_cost)(job, engine, host, arena)
     if is_first or job.placement.sync_verification == "every":
         cost += (_adapters_verification_cost if sends_adapters else _verification_cost)(job, engine, host)
     return cost + Cost({Resource.LATENCY: host.latencies.call.value}).times(3 if is_first else 1)
 
 
-def _whole_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: int) -> Cost:
+def _full_weights_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: int) -> Cost:
     """Full weights through vLLM's layerwise reload. arena: bytes of the shared arena that are fresh.
 
     Counts: P e copied into the arena (2 P e read and written), read by both sides for checksums (2 P e); a fresh
@@ -38,7 +38,7 @@ def _whole_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: int) 
     model, share = engine.model, engine.share
     whole = FLOAT_BYTES * model.num_parameters
     packed = engine.matrix_bytes + FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
-    cost = share.touch_cost(6 * whole + 2 * packed) + share.fresh_cost(_fresh(model) + packed + arena)
+    cost = share.touch_cost(6 * whole + 2 * packed) + share.fresh_cost(_count_fresh_bytes(model) + packed + arena)
     cost += share.latency_cost(host.latencies.reload_tensor.value, len(model.parameters))
     return cost + _transport_cost(job, engine, host, whole)
 
@@ -50,7 +50,7 @@ def _verification_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost) -> Co
     Source: runtime/weight_sync/engine_state.py. Left out: matmuls of packed matrices with 32 rows.
     """
     read = engine.share.touch_cost(2 * FLOAT_BYTES * engine.model.num_parameters)
-    return read + _whole_cost(job, engine, host, 0)
+    return read + _full_weights_cost(job, engine, host, 0)
 
 
 def _adapters_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: int) -> Cost:
@@ -94,6 +94,6 @@ def _transport_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, num_byte
     return NOTHING
 
 
-def _fresh(model: ModelSpec) -> float:
+def _count_fresh_bytes(model: ModelSpec) -> float:
     """Bytes of the parameters that are large enough to be mapped afresh."""
     return sum(fresh_bytes({parameter.numel: 1}, 1) for parameter in model.parameters)

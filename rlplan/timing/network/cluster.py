@@ -22,7 +22,7 @@ from rlplan.vocabulary import Dtype
 Value = TypeVar("Value")
 
 
-def _assumed(value: float, source: str) -> dict[str, object]:
+def _assume(value: float, source: str) -> dict[str, object]:
     return {"value": value, "provenance": "assumed", "source": source}
 
 
@@ -31,10 +31,10 @@ def any_host() -> NodeEfficiencies:
     """Rates of a single host without a node profile."""
     return NodeEfficiencies.model_validate(
         {
-            "network": _assumed(0.8, "one host has no use for it"),
-            "network_latency": _assumed(20e-6, "one host has no use for it"),
-            "host_memory_bytes_per_s": _assumed(150 * 10**9, "a server of two sockets with DDR4 at three quarters"),
-            "disk_bytes_per_s": _assumed(2 * 10**9, "one NVMe disk"),
+            "network": _assume(0.8, "one host has no use for it"),
+            "network_latency": _assume(20e-6, "one host has no use for it"),
+            "host_memory_bytes_per_s": _assume(150 * 10**9, "a server of two sockets with DDR4 at three quarters"),
+            "disk_bytes_per_s": _assume(2 * 10**9, "one NVMe disk"),
         }
     )
 
@@ -66,12 +66,12 @@ class Cluster:
     @cached_property
     def efficiencies(self) -> Efficiencies:
         """Shares of peak rates that kernels reach. Raises: SpecError where the profile has none."""
-        return self._known(self.gpu.efficiencies, "efficiencies")
+        return self._require(self.gpu.efficiencies, "efficiencies")
 
     @cached_property
     def serving(self) -> ServingRates:
         """Rates that a rollout engine reaches. Raises: SpecError where the profile has none."""
-        return self._known(self.gpu.serving, "serving")
+        return self._require(self.gpu.serving, "serving")
 
     @cached_property
     def node_efficiencies(self) -> NodeEfficiencies:
@@ -81,12 +81,12 @@ class Cluster:
         """
         if self.node is None and self.num_hosts == 1:
             return any_host()
-        return self._known(self.node.efficiencies if self.node else None, "node")
+        return self._require(self.node.efficiencies if self.node else None, "node")
 
     @cached_property
     def memory_bytes_per_s(self) -> float:
         """Peak bandwidth of the device memory. Raises: SpecError where the profile has none."""
-        return float(self._known(self.gpu.memory_bytes_per_s, "memory_bytes_per_s").value)
+        return float(self._require(self.gpu.memory_bytes_per_s, "memory_bytes_per_s").value)
 
     @cached_property
     def reached_memory_bytes_per_s(self) -> float:
@@ -97,7 +97,7 @@ class Cluster:
         """Dense matmul peak for `dtype`. Raises: SpecError where the chip does not support it."""
         return float(self.gpu.flops_per_s(ComputeDtype(dtype.value)))
 
-    def _known(self, value: Value | None, key: str) -> Value:
+    def _require(self, value: Value | None, key: str) -> Value:
         if value is None:
             raise SpecError(
                 f"profile '{self.gpu.name}' has no {key}, so no time can be predicted",

@@ -10,14 +10,14 @@ from math import log2
 
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.links import Link, link, link_out
+from rlplan.timing.network.links import Link, find_link, find_outer_link
 
 
 def _cost(route: Link, transfer_s: float, hops: float) -> Cost:
     return Cost({route.resource: transfer_s, Resource.LATENCY: hops * route.latency_s})
 
 
-def all_gather_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+def time_all_gather(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
     """Seconds until every rank has all of `num_bytes`, of which each rank held one share.
 
     Counts: (n-1)/n S/B, and the hops: n-1 in a ring, 2 log2(n) where that is less. Source: Thakur et al. 2005,
@@ -25,13 +25,13 @@ def all_gather_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> host = Cluster(get_gpu("h100", where=""), 8, 8)
-    >>> rate = link(host, 8).bytes_per_s
-    >>> round(all_gather_cost(8 * rate, 8, host).parts[Resource.DEVICE_LINK], 6)
+    >>> rate = find_link(host, 8).bytes_per_s
+    >>> round(time_all_gather(8 * rate, 8, host).parts[Resource.DEVICE_LINK], 6)
     7.0
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
-    route = link(cluster, num_ranks, stride)
+    route = find_link(cluster, num_ranks, stride)
     return _cost(route, (num_ranks - 1) / num_ranks * num_bytes / route.bytes_per_s, _hops(num_ranks))
 
 
@@ -39,15 +39,15 @@ def _hops(num_ranks: int) -> float:
     return min(num_ranks - 1.0, 2 * log2(num_ranks))
 
 
-def reduce_scatter_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+def time_reduce_scatter(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
     """Seconds until every rank has its share of the sum of `num_bytes`.
 
-    Counts: the same as `all_gather_cost`, in the opposite direction. Source: Thakur et al. 2005, section 4.2.
+    Counts: the same as `time_all_gather`, in the opposite direction. Source: Thakur et al. 2005, section 4.2.
     """
-    return all_gather_cost(num_bytes, num_ranks, cluster, stride)
+    return time_all_gather(num_bytes, num_ranks, cluster, stride)
 
 
-def all_reduce_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+def time_all_reduce(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
     """Seconds until every rank has the sum of `num_bytes`.
 
     Counts: the faster of a ring, 2 (n-1)/n S/B + 2 (n-1) l, and a double tree, 2 S/B + 2 log2(n) l.
@@ -55,18 +55,18 @@ def all_reduce_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> host = Cluster(get_gpu("h100", where=""), 8, 8)
-    >>> round(all_reduce_cost(8 * link(host, 8).bytes_per_s, 8, host).parts[Resource.DEVICE_LINK], 6)
+    >>> round(time_all_reduce(8 * find_link(host, 8).bytes_per_s, 8, host).parts[Resource.DEVICE_LINK], 6)
     14.0
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
-    route, n = link(cluster, num_ranks, stride), num_ranks
+    route, n = find_link(cluster, num_ranks, stride), num_ranks
     ring = _cost(route, 2 * (n - 1) / n * num_bytes / route.bytes_per_s, 2 * (n - 1.0))
     tree = _cost(route, 2 * num_bytes / route.bytes_per_s, 2 * log2(n))
     return min(ring, tree, key=lambda cost: cost.seconds)
 
 
-def all_to_all_cost(
+def time_all_to_all(
     num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1, copies: float | None = None
 ) -> Cost:
     """Seconds until every rank has sent each other rank its part of the `num_bytes` that it holds.
@@ -79,15 +79,15 @@ def all_to_all_cost(
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> host = Cluster(get_gpu("h100", where=""), 8, 8)
-    >>> round(all_to_all_cost(8 * link(host, 8).bytes_per_s, 8, host).parts[Resource.DEVICE_LINK], 6)
+    >>> round(time_all_to_all(8 * find_link(host, 8).bytes_per_s, 8, host).parts[Resource.DEVICE_LINK], 6)
     7.0
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
     if num_ranks * stride <= cluster.gpus_in_link_domain:
-        route = link(cluster, num_ranks, stride)
+        route = find_link(cluster, num_ranks, stride)
         return _cost(route, (num_ranks - 1) / num_ranks * num_bytes / route.bytes_per_s, num_ranks - 1.0)
-    route = link_out(cluster, num_ranks, stride)
+    route = find_outer_link(cluster, num_ranks, stride)
     ranks_per_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
     outside = ranks_per_host * num_bytes * (num_ranks - ranks_per_host) / num_ranks / route.bytes_per_s
     if copies:

@@ -30,7 +30,7 @@ class Link:
 
 
 @lru_cache(maxsize=4096)
-def link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
+def find_link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
     """Find the link of a group of `num_ranks` with the given stride.
 
     Counts: inside a host the device link, or the host link where there is none. Between hosts the node's network
@@ -40,27 +40,27 @@ def link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
     >>> two = Cluster(get_gpu("h100", where=""), 16, 8, get_node("dgx-h100", where=""))
-    >>> link(two, 8).resource.value, link(two, 16).resource.value, link(two, 2, 8).resource.value
+    >>> find_link(two, 8).resource.value, find_link(two, 16).resource.value, find_link(two, 2, 8).resource.value
     ('device_link', 'network', 'network')
     """
-    inside = _inside(cluster, min(num_ranks, max(1, cluster.gpus_in_link_domain // stride)))
+    inside = _find_inner_link(cluster, min(num_ranks, max(1, cluster.gpus_in_link_domain // stride)))
     if num_ranks * stride <= cluster.gpus_in_link_domain:
         return inside
-    outside = link_out(cluster, num_ranks, stride)
+    outside = find_outer_link(cluster, num_ranks, stride)
     if min(num_ranks, cluster.gpus_per_host // stride) > 1 and inside.bytes_per_s < outside.bytes_per_s:
         return Link(inside.bytes_per_s, outside.latency_s, inside.resource)
     return outside
 
 
-def link_out(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
+def find_outer_link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
     """Network bandwidth that the ranks of a group on one host have together.
 
     Counts: the node's network times the share of its GPUs in the group; a mean hop of the ring.
-    Source: as `link`. Raises: SpecError where the node is not known.
+    Source: as `find_link`. Raises: SpecError where the node is not known.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
     >>> two = Cluster(get_gpu("h100", where=""), 16, 8, get_node("dgx-h100", where=""))
-    >>> link_out(two, 16).bytes_per_s == 8 * link_out(two, 2, 8).bytes_per_s
+    >>> find_outer_link(two, 16).bytes_per_s == 8 * find_outer_link(two, 2, 8).bytes_per_s
     True
     """
     network = cluster.node_efficiencies.network.value * _network(cluster)
@@ -75,7 +75,7 @@ def _network(cluster: Cluster) -> float:
     return float(cluster.node.network_bytes_per_s.value) * cluster.gpus_per_host / max(1, cluster.node.num_gpus)
 
 
-def _inside(cluster: Cluster, num_ranks: int) -> Link:
+def _find_inner_link(cluster: Cluster, num_ranks: int) -> Link:
     """Link between ranks of one host. In a mesh, a small group has only the links between its members."""
     gpu, efficiencies, node = cluster.gpu, cluster.efficiencies, cluster.node
     topology = node.topology if node else None

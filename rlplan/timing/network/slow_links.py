@@ -52,10 +52,10 @@ def tcp_bytes_per_s(link: LinkSpec) -> float:
     return min(float(link.bandwidth), link.num_connections * connection_bytes_per_s)
 
 
-def num_levels(num_places: int, fan_out: int) -> int:
+def count_levels(num_places: int, fan_out: int) -> int:
     """Levels of the smallest tree with `num_places` sites below the trainers.
 
-    >>> num_levels(1, 1), num_levels(14, 2), num_levels(15, 2), num_levels(5, 1)
+    >>> count_levels(1, 1), count_levels(14, 2), count_levels(15, 2), count_levels(5, 1)
     (1, 3, 4, 5)
     """
     if fan_out == 1:
@@ -68,7 +68,7 @@ def num_levels(num_places: int, fan_out: int) -> int:
     return levels
 
 
-def broadcast(link: LinkSpec, num_bytes: float) -> Broadcast:
+def plan_broadcast(link: LinkSpec, num_bytes: float) -> Broadcast:
     """Plan a transfer to every site, in the fastest tree or with the fan-out of the link's specification.
 
     Counts: d latency + B / r + (d - 1) min(S, B) / r with r = min(W / f, TCP throughput). Source: a pipeline of
@@ -76,7 +76,7 @@ def broadcast(link: LinkSpec, num_bytes: float) -> Broadcast:
     the same time.
 
     >>> at_590 = LinkSpec(bandwidth="590Mb/s")
-    >>> round(broadcast(at_590, 62e9).seconds / 60, 1)  # INTELLECT-2: 62 GB in 14 minutes
+    >>> round(plan_broadcast(at_590, 62e9).seconds / 60, 1)  # INTELLECT-2: 62 GB in 14 minutes
     14.0
     """
     if not num_bytes:
@@ -86,7 +86,7 @@ def broadcast(link: LinkSpec, num_bytes: float) -> Broadcast:
     sizes = auto_sizes if link.fan_out == "auto" else (min(link.fan_out, most),)
     best, rate = Broadcast(inf, 1, 0), tcp_bytes_per_s(link)
     for fan_out in sizes:
-        levels, child_rate = num_levels(most, fan_out), min(link.bandwidth / fan_out, rate)
+        levels, child_rate = count_levels(most, fan_out), min(link.bandwidth / fan_out, rate)
         seconds = levels * link.latency_s + (num_bytes + (levels - 1) * min(SHARD_BYTES, num_bytes)) / child_rate
 
         if seconds < best.seconds:

@@ -32,7 +32,7 @@ from math import inf, sqrt
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.serving.generation import GRID_RATIO, EngineRollouts, EngineSpeed, prefilled, prompt_parts
 from rlplan.timing.serving.occupancy import mean_age
-from rlplan.timing.serving.step import StepLoad, cost_of
+from rlplan.timing.serving.step import StepLoad, make_cost
 
 NUM_HALVINGS = 48
 """Bisections of the interval that contains the step's length. They exhaust the precision of a float, so that two views
@@ -69,17 +69,17 @@ class RolloutsAhead:
         """
         if travel_s:
             step_s = self._step_over_link(others_s, sync_s, travel_s)
-            late = self._late(step_s, travel_s).cost(others_s, sync_s)
+            late = self._reduce_staleness(step_s, travel_s).cost(others_s, sync_s)
             return late + Cost({Resource.IDLE: max(0.0, step_s - sync_s - late.seconds)})
         step_s = self.step_s(others_s, sync_s)
-        running = self.running(step_s, sync_s) or self.most
+        running = self.find_running(step_s, sync_s) or self.most
         decoded = self.speed.rates.parts(self._load(running))
         again = 0.0 if self.keeps_cache else self._num_interrupted(running)
-        anew = prefilled(self.speed, again * self._held, self._held)
+        anew = prefilled(self.speed, again * self._tokens_per_rollout, self._tokens_per_rollout)
         steps = self._num_tokens / running
         triples = zip(prompt_parts(self.speed, self.rollouts), decoded, anew, strict=True)
         compute, memory, latency, link, host = (prompt + steps * token + more for prompt, token, more in triples)
-        cost = cost_of((compute, memory, latency, link, host), self.speed.rates.link)
+        cost = make_cost((compute, memory, latency, link, host), self.speed.rates.link)
         return cost + Cost({Resource.IDLE: max(0.0, step_s - sync_s - cost.seconds)})
 
     def least_step_s(self) -> float:
@@ -95,34 +95,34 @@ class RolloutsAhead:
         """The least T that satisfies both conditions on the engines."""
         low = self.least_step_s() + sync_s
         high = low
-        while not self._holds(high, others_s, sync_s):
+        while not self._is_long_enough(high, others_s, sync_s):
             low, high = high, 1.5 * high
         if high == low:
             return high
-        short, enough = self._around(low, high, others_s, sync_s)
+        short, enough = self._bracket(low, high, others_s, sync_s)
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
             if middle <= short * (1 - NEAR):
                 low = middle
-            elif middle >= enough * (1 + NEAR) or self._holds(middle, others_s, sync_s):
+            elif middle >= enough * (1 + NEAR) or self._is_long_enough(middle, others_s, sync_s):
                 high = middle
             else:
                 low = middle
         return high
 
-    def _around(self, low: float, high: float, others_s: float, sync_s: float) -> tuple[float, float]:
+    def _bracket(self, low: float, high: float, others_s: float, sync_s: float) -> tuple[float, float]:
         """Bracket the solution tightly: a step that is too short and one that is long enough, both close to it.
 
         Bisection steps outside the bracket need no evaluation. Method: false position (Illinois variant).
         """
-        above, below = self._spare(high, others_s, sync_s), self._spare(low, others_s, sync_s)
+        above, below = self._compute_slack(high, others_s, sync_s), self._compute_slack(low, others_s, sync_s)
         if below is None:  # no n keeps pace with `low`: just above it, some n does
-            below = self._spare(first := low * (1 + NEAR), others_s, sync_s)
+            below = self._compute_slack(first := low * (1 + NEAR), others_s, sync_s)
             low, high = (low, first) if below is not None and below >= 0 else (first, high)
         again = 0
         while below is not None and above is not None and below < 0 and high - low > NEAR * high:
             at = high - above * (high - low) / (above - below)
-            if not low < at < high or (spare := self._spare(at, others_s, sync_s)) is None:
+            if not low < at < high or (spare := self._compute_slack(at, others_s, sync_s)) is None:
                 break
             if spare >= 0:
                 high, above, below, again = at, spare, below / (2 if again > 0 else 1), 1
@@ -130,28 +130,28 @@ class RolloutsAhead:
                 low, below, above, again = at, spare, above / (2 if again < 0 else 1), -1
         return low, high
 
-    def _late(self, step_s: float, travel_s: float) -> "RolloutsAhead":
+    def _reduce_staleness(self, step_s: float, travel_s: float) -> "RolloutsAhead":
         """The same rollouts with the staleness that is left when new weights travel for part of a step."""
         return replace(self, staleness=max(0.0, self.staleness - travel_s / step_s))
 
     def _step_over_link(self, others_s: float, sync_s: float, travel_s: float) -> float:
         """The least T in which the link carries one version and no rollout is too old when it is trained."""
         low = high = max(travel_s + sync_s, self.step_s(others_s, sync_s))
-        while not self._late(high, travel_s)._holds(high, others_s, sync_s):
+        while not self._reduce_staleness(high, travel_s)._is_long_enough(high, others_s, sync_s):
             low, high = high, 1.5 * high
         for _ in range(NUM_LINK_HALVINGS if high > low else 0):
             middle = (low + high) / 2
-            holds = self._late(middle, travel_s)._holds(middle, others_s, sync_s)
+            holds = self._reduce_staleness(middle, travel_s)._is_long_enough(middle, others_s, sync_s)
             low, high = (low, middle) if holds else (middle, high)
         return high
 
-    def running(self, step_s: float, sync_s: float) -> float | None:
+    def find_running(self, step_s: float, sync_s: float) -> float | None:
         """Fewest concurrent rollouts that keep pace with a step; None where no number does."""
-        return self._keeping(step_s - sync_s)
+        return self._find_least_running(step_s - sync_s)
 
-    def _keeping(self, room: float) -> float | None:
+    def _find_least_running(self, room: float) -> float | None:
         """The least n whose pace is at most `room` seconds; None where there is none."""
-        prompts, token, tokens, pieces = self._prompts_s, self._token_s, self._num_tokens, self._pieces
+        prompts, token, tokens, pieces = self._prompts_s, self._recompute_s, self._num_tokens, self._pieces
         for low, high, a, b, c, d in pieces:
             if prompts + token * (c + d * low) + tokens * (a / low + b) <= room:
                 return low
@@ -170,20 +170,20 @@ class RolloutsAhead:
         """S: most concurrent rollouts, limited by the staleness bound, the engine and its KV cache."""
         rollouts = self.rollouts
         begun = self.staleness * rollouts.num_rollouts
-        return max(1.0, min(begun, rollouts.max_num_seqs, rollouts.kv_tokens / self._held))
+        return max(1.0, min(begun, rollouts.max_num_seqs, rollouts.kv_tokens / self._tokens_per_rollout))
 
-    def _holds(self, step_s: float, others_s: float, sync_s: float) -> bool:
+    def _is_long_enough(self, step_s: float, others_s: float, sync_s: float) -> bool:
         """Whether a step of this length satisfies both conditions on the engines."""
-        spare = self._spare(step_s, others_s, sync_s)
+        spare = self._compute_slack(step_s, others_s, sync_s)
         return spare is not None and spare >= 0
 
-    def _spare(self, step_s: float, others_s: float, sync_s: float) -> float | None:
+    def _compute_slack(self, step_s: float, others_s: float, sync_s: float) -> float | None:
         """Slack in seconds before the longest rollout is too old; None where no n keeps pace."""
-        running = self._keeping(step_s - sync_s)
+        running = self._find_least_running(step_s - sync_s)
         if running is None:
             return None
         interrupted = self._num_interrupted(running)
-        stalls = self._prompts_s + self._token_s * interrupted + sync_s
+        stalls = self._prompts_s + self._recompute_s * interrupted + sync_s
         begun_with_it = (running - interrupted) * self.rollouts.lengths.mean * self._slope(running)
         lasts = (self._longest * self._decode_s(running) + begun_with_it) * step_s / (step_s - stalls)
         lasts += self.reward_latency_s
@@ -211,11 +211,11 @@ class RolloutsAhead:
         return low, high, first - slope * low, slope, cut - growth * low, growth
 
     def _pace(self, running: float, a: float, b: float, c: float, d: float) -> float:
-        return self._prompts_s + self._token_s * (c + d * running) + self._num_tokens * (a / running + b)
+        return self._prompts_s + self._recompute_s * (c + d * running) + self._num_tokens * (a / running + b)
 
     def _least_pace(self, low: float, high: float, a: float, b: float, c: float, d: float) -> float:
         """Least pace within a piece: x / n + y n has its minimum at sqrt(x / y)."""
-        falling, rising = self._num_tokens * a, self._token_s * d
+        falling, rising = self._num_tokens * a, self._recompute_s * d
         at = min(high, max(low, sqrt(falling / rising))) if falling > 0 and rising > 0 else high
         return self._pace(at, a, b, c, d)
 
@@ -261,7 +261,7 @@ class RolloutsAhead:
         return self.rollouts.lengths.longest_of(self.rollouts.num_rollouts * self.num_engines)
 
     @cached_property
-    def _held(self) -> float:
+    def _tokens_per_rollout(self) -> float:
         """Tokens in the KV cache per running rollout; samples of a prompt share its blocks."""
         return self.rollouts.prompt_len / max(1, self.rollouts.num_samples) + mean_age(self.rollouts.lengths)
 
@@ -270,12 +270,12 @@ class RolloutsAhead:
         return sum(prompt_parts(self.speed, self.rollouts))
 
     @cached_property
-    def _token_s(self) -> float:
+    def _recompute_s(self) -> float:
         """Seconds to recompute one interrupted rollout."""
         if self.keeps_cache:
             return 0.0
-        tokens = self.rollouts.num_rollouts * self._held
-        return sum(prefilled(self.speed, tokens, self._held)) / self.rollouts.num_rollouts
+        tokens = self.rollouts.num_rollouts * self._tokens_per_rollout
+        return sum(prefilled(self.speed, tokens, self._tokens_per_rollout)) / self.rollouts.num_rollouts
 
     @cached_property
     def _wait_s(self) -> float:

@@ -172,8 +172,8 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
         head = [tensor for tensor in whole if tensor.component is Component.EMBEDDINGS][:1]
     caches = layer_caches(model, cut.tp)
     return EngineCounts(
-        matmuls=tuple(_by_format(dense, cut)),
-        head=next(iter(_by_format(head, cut))),
+        matmuls=tuple(_group_by_format(dense, cut)),
+        head=next(iter(_group_by_format(head, cut))),
         experts=_experts(model, cut),
         caches=_cache_reads(model, caches, cut),
         num_layers=model.num_layers,
@@ -186,7 +186,7 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     )
 
 
-def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
+def _group_by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
     plain = [tensor for tensor in matrices if cut.scheme is None or not cut.scheme.covers(tensor)]
     quantized = [tensor for tensor in matrices if cut.scheme is not None and cut.scheme.covers(tensor)]

@@ -21,8 +21,8 @@ from rlplan.spec.resolved import SettledJob, SettledRollout
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
-from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, mean_age, mean_footprint, occupancy
-from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, cost_of
+from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, compute_occupancy, mean_age, mean_footprint
+from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, make_cost
 
 GRID_RATIO = 1.2
 """Ratio between the concurrency values at which a step is computed; values in between are interpolated."""
@@ -132,11 +132,11 @@ def generate_cost(speed: EngineSpeed, rollouts: EngineRollouts) -> Cost:
     grid, fewer = _grid(speed, rollouts), rollouts.limit / rollouts.concurrency
     index = int(log(fewer, GRID_RATIO) + 1e-9)
     position = (fewer / GRID_RATIO**index - 1) / (GRID_RATIO - 1)
-    below = above = _at(speed, rollouts, grid, index)
+    below = above = _extend_grid(speed, rollouts, grid, index)
     if position > 1e-9:
-        above = _at(speed, rollouts, grid, index + 1)
+        above = _extend_grid(speed, rollouts, grid, index + 1)
     compute, memory, latency, link, host = (a + position * (b - a) for a, b in zip(below, above, strict=True))
-    return cost_of((compute, memory, latency, link, host), speed.rates.link)
+    return make_cost((compute, memory, latency, link, host), speed.rates.link)
 
 
 def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_engines: int) -> Cost:
@@ -162,7 +162,7 @@ def _grid(speed: EngineSpeed, rollouts: EngineRollouts) -> list[Parts]:
     return speed.grids.setdefault(key, [])
 
 
-def _at(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: int) -> Parts:
+def _extend_grid(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: int) -> Parts:
     """Seconds by resource at a grid point, never below those of the point before."""
     while len(grid) <= index:
         parts = _parts(speed, rollouts, max(1.0, rollouts.limit / GRID_RATIO ** len(grid)))
@@ -174,7 +174,7 @@ def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts
     """Seconds by resource with `places` concurrency slots."""
     lengths, ratio = rollouts.lengths, rollouts.num_rollouts / places
     steady = max(0, int(ratio - DEEPEST))  # whole rounds, so that the remaining occupancy comes from the cache
-    shape = occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
+    shape = compute_occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
     age = mean_age(lengths)
     pieces = [(steady * lengths.mean, places, age)] if steady else []
     pieces += [(piece.steps, max(1.0, piece.busy * places), piece.age) for piece in shape.pieces]

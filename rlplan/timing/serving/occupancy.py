@@ -50,7 +50,7 @@ class Occupancy:
     """Longest response of the sample, in tokens."""
 
 
-def occupancy(spec: LengthSpec, max_len: int, num_rollouts: int, ratio: float) -> Occupancy:
+def compute_occupancy(spec: LengthSpec, max_len: int, num_rollouts: int, ratio: float) -> Occupancy:
     """Compute the pieces of one engine's step, for at most about `DEEPEST` rollouts per slot.
 
     num_rollouts: N; ratio: N/S. Up to `SAMPLE` rollouts are taken one by one, more by a sample with the same ratio.
@@ -58,7 +58,7 @@ def occupancy(spec: LengthSpec, max_len: int, num_rollouts: int, ratio: float) -
     Assumes: the start order is independent of the length.
 
     >>> from rlplan.spec.parts.lengths import ConstantLengths
-    >>> occupancy(ConstantLengths(value=100), 1000, 8, 2.0).pieces  # two waves of 100 tokens
+    >>> compute_occupancy(ConstantLengths(value=100), 1000, 8, 2.0).pieces  # two waves of 100 tokens
     (Piece(steps=100.0, busy=1.0, age=50.0), Piece(steps=100.0, busy=1.0, age=50.0))
     """
     if num_rollouts <= SAMPLE:
@@ -76,7 +76,7 @@ def _occupancy(spec: LengthSpec, max_len: int, number: int, places: int) -> Occu
     orders = ORDERS if number > places and lengths[0] < lengths[-1] else ORDERS[:1]
     sums = [[0.0, 0.0, 0.0] for _ in range(len(_LEVELS) + 1)]
     for offset in orders:
-        _schedule([lengths[index] for index in _mixed(number, offset)], places, sums)
+        _schedule([lengths[index] for index in _mix_order(number, offset)], places, sums)
     pieces = (
         Piece(steps / len(orders), busy / steps / places, ages / busy) for steps, busy, ages in sums if steps and busy
     )
@@ -91,7 +91,7 @@ def _quantiles(spec: LengthSpec, max_len: int, number: int) -> tuple[float, ...]
 
 
 @lru_cache(maxsize=1024)
-def _mixed(number: int, offset: float) -> tuple[int, ...]:
+def _mix_order(number: int, offset: float) -> tuple[int, ...]:
     """Indices of the rollouts in an evenly mixed order."""
     return tuple(sorted(range(number), key=lambda index: ((index + 1) * GOLDEN + offset) % 1.0))
 

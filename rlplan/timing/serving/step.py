@@ -102,7 +102,7 @@ def expected_tokens(num_drafted: int, acceptance_rate: float) -> float:
     return (1 - acceptance_rate ** (num_drafted + 1)) / (1 - acceptance_rate)
 
 
-def multiplied_as(gpu: GpuProfile, form: str) -> ComputeDtype:
+def find_compute_dtype(gpu: GpuProfile, form: str) -> ComputeDtype:
     """Find the compute type of a GPU for weights of a format.
 
     Counts: fp8 and int8 where the chip has them, NVFP4 as 4 bits, MXFP4 with 8-bit activations where the chip has 4
@@ -144,16 +144,16 @@ class Wire:
     reads_peers: bool = True
     """Whether vLLM's custom kernels reduce, which read the memory of other ranks; else NCCL does."""
 
-    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
+    def time_all_reduce(self, num_bytes: float, num_ranks: int) -> float:
         """Seconds of one all-reduce of a message.
 
         Counts: NCCL's reduce-scatter and all-gather in one kernel, c + 2*(t-1)/t * S/B. vLLM's kernels take the faster
         of one stage, where every rank reads all messages, c + (t-1)*S/B, and two, 2*c + 2*(t-1)/t * S/B.
         Source: vLLM 0.32.0 csrc/custom_all_reduce.cuh (one-stage, two-stage); Thakur 2005, section 4.
 
-        >>> Wire(100e9, 10e-6).all_reduce_s(1e6, 2), round(Wire(100e9, 10e-6).all_reduce_s(1e6, 8) * 1e6, 2)
+        >>> Wire(100e9, 10e-6).time_all_reduce(1e6, 2), round(Wire(100e9, 10e-6).time_all_reduce(1e6, 8) * 1e6, 2)
         (2e-05, 37.5)
-        >>> round(Wire(100e9, 10e-6, reads_peers=False).all_reduce_s(1e6, 8) * 1e6, 2)
+        >>> round(Wire(100e9, 10e-6, reads_peers=False).time_all_reduce(1e6, 8) * 1e6, 2)
         27.5
         """
         transfer = 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
@@ -163,7 +163,7 @@ class Wire:
         return min(one_round, 2 * self.latency_s + transfer)
 
 
-def wire_of(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wire:
+def find_wire(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wire:
     """Find the link of a tensor-parallel group of neighbouring ranks.
 
     Counts: the device link inside a host, or PCIe without one; between hosts a GPU's share of the network. NCCL_LATENCY
@@ -206,7 +206,7 @@ class EngineRates:
         self._counts, self._bytes_per_s = counts, peak * serving.memory.value
 
         def flops_per_s(form: str) -> float:
-            return float(gpu.flops_per_s(multiplied_as(gpu, form)))
+            return float(gpu.flops_per_s(find_compute_dtype(gpu, form)))
 
         def matmul(num_bytes: float, num_weights: float, form: str) -> tuple[float, float]:
             share = FOUR_BIT if form in ("nvfp4", "mxfp4") else 1.0
@@ -234,10 +234,10 @@ class EngineRates:
         self._token = counts.elementwise_bytes / self._bytes_per_s
         self._sequence_state = counts.state_bytes / self._bytes_per_s
         has_wire = counts.num_collectives > 0
-        self._wire = wire_of(cluster, counts.ranks, reads_peers=has_custom_all_reduce) if has_wire else None
+        self._wire = find_wire(cluster, counts.ranks, reads_peers=has_custom_all_reduce) if has_wire else None
         self._launches = counts.num_layers * LAUNCH
         all_ranks = counts.ranks * counts.replicas
-        self._exchange = wire_of(cluster, all_ranks, reads_peers=False) if counts.replicas > 1 else None
+        self._exchange = find_wire(cluster, all_ranks, reads_peers=False) if counts.replicas > 1 else None
         is_inside = all_ranks <= cluster.gpus_in_link_domain
         self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
 
@@ -247,7 +247,7 @@ class EngineRates:
 
     def cost(self, load: StepLoad) -> Cost:
         """Cost of one step."""
-        return cost_of(self.parts(load), self.link)
+        return make_cost(self.parts(load), self.link)
 
     def parts(self, load: StepLoad) -> Parts:
         """Seconds by resource, in the order of `RESOURCES`.
@@ -280,13 +280,13 @@ class EngineRates:
         if self._wire is not None:
             counts = self._counts
             size = tokens * counts.message_bytes
-            whole = self._wire.all_reduce_s(size, counts.ranks)
+            whole = self._wire.time_all_reduce(size, counts.ranks)
             latency += counts.num_collectives * self._wire.latency_s
             link = counts.num_collectives * (whole - self._wire.latency_s)
         if self._exchange is not None and (experts := self._counts.experts) is not None:
             ranks, size = self._counts.ranks * self._counts.replicas, all_tokens * self._counts.message_bytes
             latency += 2 * experts.num_layers * self._exchange.latency_s
-            link += experts.num_layers * (self._exchange.all_reduce_s(size, ranks) - self._exchange.latency_s)
+            link += experts.num_layers * (self._exchange.time_all_reduce(size, ranks) - self._exchange.latency_s)
         host = load.num_seqs * SEQUENCE
         if load.prefill_tokens or not self._has_graphs:
             host += max(0.0, self._launches - compute - memory - latency - link)
@@ -353,7 +353,7 @@ def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
     )
 
 
-def cost_of(parts: Parts, link: Resource = Resource.DEVICE_LINK) -> Cost:
+def make_cost(parts: Parts, link: Resource = Resource.DEVICE_LINK) -> Cost:
     """Convert parts to a Cost without zero entries. link: the resource that all-reduces occupy."""
 
     resources = (link if resource is Resource.DEVICE_LINK else resource for resource in RESOURCES)

@@ -30,10 +30,10 @@ def adapter_flops(model: ModelSpec, lora: LoraSpec) -> float:
     11010048.0
     """
     tensors = lora_parameters(model, lora.rank, lora.target_modules)
-    return 2.0 * sum(tensor.numel * _chosen(model, tensor) for tensor in tensors)
+    return 2.0 * sum(tensor.numel * _compute_active_share(model, tensor) for tensor in tensors)
 
 
-def _chosen(model: ModelSpec, tensor: Parameter) -> float:
+def _compute_active_share(model: ModelSpec, tensor: Parameter) -> float:
     """Share of a tensor that each token is multiplied with: the active experts' share, or all of it."""
     experts = model.experts if tensor.component is Component.EXPERTS else None
     return experts.num_active / experts.num_experts if experts else 1.0

@@ -10,8 +10,8 @@ Experts have a rank order of their own in it: ep neighbours (`expert_tensor_para
 from rlplan.memory.trainers.shape import Recompute
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.collectives import all_gather_cost, all_to_all_cost
-from rlplan.timing.network.links import link
+from rlplan.timing.network.collectives import time_all_gather, time_all_to_all
+from rlplan.timing.network.links import find_link
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
 
 HIDDEN_BY_ASYNC_TP = 0.3
@@ -43,14 +43,14 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
         hidden = HIDDEN_BY_ASYNC_TP if setting.runs.hides_tp else 0.0
         gathers, reductions = _halves(setting, exchanges)
         halves = (gathers / (e if setting.runs.gathers_8bit else 1) + reductions) * layers * (1 - hidden)
-        total += all_gather_cost(e * model.hidden_size * rows, choice.tp, cluster).times(halves)
+        total += time_all_gather(e * model.hidden_size * rows, choice.tp, cluster).times(halves)
     stride = choice.tp
     if choice.ulysses > 1:
         width = 2 * model.q_size + 2 * model.kv_size
-        layer_cost = all_to_all_cost(e * width * rows, choice.ulysses, cluster, stride)
+        layer_cost = time_all_to_all(e * width * rows, choice.ulysses, cluster, stride)
         total += layer_cost.times(layers * exchanges)
     if choice.cp > 1:
-        layer_cost = all_gather_cost(e * 2 * model.kv_size * rows * choice.cp, choice.cp, cluster, stride)
+        layer_cost = time_all_gather(e * 2 * model.kv_size * rows * choice.cp, choice.cp, cluster, stride)
         total += layer_cost.times(layers * exchanges)
     return total
 
@@ -94,7 +94,7 @@ def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: fl
     width = experts.latent_size or model.hidden_size
     copies = float(experts.num_active)
     sent = setting.training.dtype.num_bytes * width * copies * rows
-    one_way_cost = all_to_all_cost(sent, choice.ep, cluster, copies=copies if setting.runs.sends_once else None)
+    one_way_cost = time_all_to_all(sent, choice.ep, cluster, copies=copies if setting.runs.sends_once else None)
     if not setting.runs.sends_once and (inside := one_way_cost.parts.get(Resource.DEVICE_LINK)):
         one_way_cost += Cost({Resource.DEVICE_LINK: inside * (1 / ROWS_SHARE - 1)})
     return one_way_cost.times(2 * len(experts.layers) / choice.pp * exchanges)
@@ -110,6 +110,6 @@ def stage_transfer_cost(setting: TrainSetting, batch: MicroBatch, cluster: Clust
     if pp == 1:
         return NOTHING
     rows = batch.num_tokens / setting.ranks_of_tokens / setting.row_shards
-    route = link(cluster, 2, max(1, setting.num_ranks // pp))
+    route = find_link(cluster, 2, max(1, setting.num_ranks // pp))
     sent = setting.training.dtype.num_bytes * setting.model.hidden_size * rows
     return Cost({route.resource: sent / route.bytes_per_s, Resource.LATENCY: route.latency_s})

@@ -104,7 +104,7 @@ def kernels_of(backend: Backend, training: TrainingSpec) -> Kernels:
     is_torchao = has_fp8 and not is_megatron
     return Kernels(
         is_fused=is_megatron or asked.is_compiled,
-        attention=ASKED.get(asked.attention, attention),
+        attention=ATTENTION_NAMES.get(asked.attention, attention),
         has_fp8=has_fp8,
         scales_rows=asked.matmuls == "fp8_rowwise",
         has_fp4=asked.matmuls == "fp4",
@@ -124,7 +124,7 @@ def kernels_of(backend: Backend, training: TrainingSpec) -> Kernels:
     )
 
 
-ASKED = {
+ATTENTION_NAMES = {
     "flash_1": Attention.FLASH_1,
     "flash_2": Attention.FLASH_2,
     "flash_3": Attention.VENDOR,
@@ -148,7 +148,7 @@ RAMP = 1000
 blocks are computed in full, and loads are not hidden yet. Source: Shah et al. 2024, figures 5 and 6."""
 OTHER_ATTENTION = 0.5
 """Attention rate on chips without a published figure (AMD, V100, consumer Blackwell): assumed."""
-OF_FLASH_2 = {Attention.FLASH_1: 1 / 1.8, Attention.FLEX: 0.86}
+RELATIVE_TO_FLASH_2 = {Attention.FLASH_1: 1 / 1.8, Attention.FLEX: 0.86}
 """Rates relative to FlashAttention 2. Source: Dao 2023, section 4.1: version 2 is 1.7 to 3.0 times as fast as version
 1, around 2, and 1.3 to 2.5 times as fast as Triton's. FlexAttention has 90 % of version 2 forward and 85 % backward
 (PyTorch's blog of August 2024)."""
@@ -169,8 +169,8 @@ def attention_flops_per_s(cluster: Cluster, kernels: Kernels, length: float, hea
     `EXPONENTIALS`.
     """
     major = cluster.gpu.architecture.partition(".")[0]
-    kind = Attention.FLASH_2 if kernels.attention in OF_FLASH_2 else kernels.attention
-    share = ATTENTION_SHARE.get((kind, major), OTHER_ATTENTION) * OF_FLASH_2.get(kernels.attention, 1.0)
+    kind = Attention.FLASH_2 if kernels.attention in RELATIVE_TO_FLASH_2 else kernels.attention
+    share = ATTENTION_SHARE.get((kind, major), OTHER_ATTENTION) * RELATIVE_TO_FLASH_2.get(kernels.attention, 1.0)
     if kind is Attention.VENDOR and major in ("9", "10"):
         share *= length / (length + RAMP)
     if head_dim < WIDE_HEAD:

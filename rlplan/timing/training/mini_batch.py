@@ -15,7 +15,7 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.exchanges import stage_transfer_cost
 from rlplan.timing.training.flops import Lengths
-from rlplan.timing.training.modules import computed_again
+from rlplan.timing.training.modules import count_recomputed
 from rlplan.timing.training.passes import least_pass_seconds, pass_cost, stage_costs
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, Times, TrainSetting, training_times
 from rlplan.timing.training.shards import overlap, pass_traffic, step_traffic
@@ -55,24 +55,24 @@ class MiniBatchShape:
         """Standard deviation of the lengths."""
         return sqrt(max(0.0, self.mean_square_len - self.mean_len**2))
 
-    def longest_of(self, count: float) -> float:
+    def expect_longest(self, count: float) -> float:
         """Expected length of the longest of `count` sequences.
 
         Counts: mean + deviation * `largest_normal`, at most the longest that is allowed.
         Assumes: a normal distribution.
 
-        >>> MiniBatchShape(8, 100.0, 100.0**2 + 10.0**2, 1000.0, 100.0).longest_of(1)
+        >>> MiniBatchShape(8, 100.0, 100.0**2 + 10.0**2, 1000.0, 100.0).expect_longest(1)
         100.0
         """
         return min(self.max_len, self.mean_len + self.deviation * largest_normal(count))
 
-    def shortest_of_all(self, count: int) -> float:
+    def expect_shortest(self, count: int) -> float:
         """Expected total tokens of the `count` shortest sequences.
 
         Counts: the lowest share p of a normal distribution has the mean m - deviation phi(z) / p, with z its quantile.
-        Source: inverse Mills ratio (Greene, Econometric Analysis, theorem 19.2). Assumes: as `longest_of`.
+        Source: inverse Mills ratio (Greene, Econometric Analysis, theorem 19.2). Assumes: as `expect_longest`.
 
-        >>> MiniBatchShape(8, 100.0, 100.0**2, 100.0, 100.0).shortest_of_all(2)
+        >>> MiniBatchShape(8, 100.0, 100.0**2, 100.0, 100.0).expect_shortest(2)
         200.0
         """
         share = min(1.0, count / self.num_rollouts)
@@ -89,16 +89,16 @@ def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Clust
     """
     narrow = setting.runs.has_fp8 or setting.runs.has_fp4
     times = training_times(setting.recompute, is_frozen=setting.training.lora is not None, has_narrow=narrow)
-    times = times.with_again(computed_again(setting.model, setting.modules))
-    times = times.with_ahead(setting.runs.tokens_ahead, setting.layers_ahead / setting.model.num_layers)
-    num_passes, single_pass, bubble = one_pass(setting, mini_batch, times, cluster)
+    times = times.add_recomputed(count_recomputed(setting.model, setting.modules))
+    times = times.add_predicted_ahead(setting.runs.tokens_ahead, setting.layers_ahead / setting.model.num_layers)
+    num_passes, single_pass, bubble = time_pass(setting, mini_batch, times, cluster)
     step = step_traffic(setting, cluster)
     last = overlap(single_pass, step, _layers(setting)) if setting.runs.hides_step else single_pass + step
     passes = single_pass.times(num_passes - 1) + last
     return passes + bubble + _imbalance(setting, mini_batch, passes)
 
 
-def one_pass(
+def time_pass(
     setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster
 ) -> tuple[int, Cost, Cost]:
     """Compute the passes of a group of ranks: their number, one pass of the slowest stage with its ZeRO traffic, and
@@ -113,7 +113,7 @@ def one_pass(
     if setting.choice.pp == 1:
         computing = pass_cost(setting, batch, times, cluster)
         return num_passes, overlap(computing, traffic, _layers(setting)), NOTHING
-    stages, virtual = stages_of(setting), setting.runs.virtual_stages
+    stages, virtual = group_stages(setting), setting.runs.virtual_stages
     transfer = stage_transfer_cost(setting, batch, cluster).times(2 if times.is_training else 1)
     _, *computing_costs = stage_costs(setting, batch, times, cluster, stages)
     costs = [
@@ -126,7 +126,7 @@ def one_pass(
     return num_passes, slowest, Cost({Resource.IDLE: others / virtual + transfer_s})
 
 
-def stages_of(setting: TrainSetting) -> tuple[StagePart, ...]:
+def group_stages(setting: TrainSetting) -> tuple[StagePart, ...]:
     """Group pipeline stages by their number of layers, with and without the head."""
     has_head = setting.role not in (Role.VALUE, Role.REWARD)
     stages = trained_stages(setting.model, setting.choice.pp, has_head=has_head)
@@ -154,7 +154,7 @@ def micro_batches(setting: TrainSetting, mini_batch: MiniBatchShape) -> tuple[in
         size = min(float(setting.choice.micro_batch), max(1.0, group_rollouts))
         num = max(1, ceil(group_rollouts / size))
         num_sequences = min(size, max(1.0, group_rollouts / num))
-        longest = mini_batch.longest_of(num_sequences)
+        longest = mini_batch.expect_longest(num_sequences)
         lengths = Lengths(longest, longest**2 if num_sequences > 1 else mini_batch.mean_square_len)
     return num, MicroBatch(num_sequences, lengths, num_sequences * mini_batch.num_head_tokens_per_rollout)
 
@@ -170,7 +170,7 @@ def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) 
     if groups == 1 or not (mini_batch.deviation or most_rollouts > group_rollouts):
         return NOTHING
     mean = group_rollouts * mini_batch.mean_len
-    most = max(mean, mini_batch.longest_of(mini_batch.num_rollouts), mini_batch.shortest_of_all(most_rollouts))
+    most = max(mean, mini_batch.expect_longest(mini_batch.num_rollouts), mini_batch.expect_shortest(most_rollouts))
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
 
 
@@ -200,6 +200,6 @@ def score_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Clust
     Assumes: micro-batches of the trainer's size; the policy's old log-probs, a reference, a value and a reward differ
     only in the head.
     """
-    num_passes, single_pass, bubble = one_pass(setting, mini_batch, FORWARD, cluster)
+    num_passes, single_pass, bubble = time_pass(setting, mini_batch, FORWARD, cluster)
     passes = single_pass.times(num_passes)
     return passes + bubble + _imbalance(setting, mini_batch, passes)

@@ -15,7 +15,7 @@ from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.training.elementwise import BACKWARD
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.kernels import Kernels, kernels_of
-from rlplan.timing.training.modules import Again
+from rlplan.timing.training.modules import Recomputed
 from rlplan.vocabulary import Backend, Loss, Role
 
 ATTENTION_BACKWARD = 2.5
@@ -126,7 +126,7 @@ class Times:
     num_losses: int = 1
     """Heads and losses per token: one for the next token, and one for each predicted ahead."""
 
-    def with_again(self, again: Again) -> "Times":
+    def add_recomputed(self, again: Recomputed) -> "Times":
         """Add modules that are recomputed."""
         return replace(
             self,
@@ -136,7 +136,7 @@ class Times:
             expert_exchanges_again=again.expert_exchanges,
         )
 
-    def with_ahead(self, num_tokens: int, layers: float) -> "Times":
+    def add_predicted_ahead(self, num_tokens: int, layers: float) -> "Times":
         """Add multi-token prediction: `layers` (a share of all) and one head per token ahead.
 
         Source: DeepSeek-V3, arXiv 2412.19437, section 2.2. Left out: the projection that merges two hidden states.

@@ -12,7 +12,7 @@ from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.collectives import all_gather_cost, all_reduce_cost, reduce_scatter_cost
+from rlplan.timing.network.collectives import time_all_gather, time_all_reduce, time_reduce_scatter
 from rlplan.timing.training.settings import TrainSetting
 
 CONTENTION = 0.15
@@ -83,12 +83,12 @@ def pass_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) 
     stage = setting.choice.zero_stage
     total = _host_traffic(setting, cluster, is_training=is_training)
     for numel, ranks, stride in held_parts(setting) if stage == 3 else ():
-        gather = all_gather_cost(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
+        gather = time_all_gather(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
         total += (gather + _layer_hops(setting, gather)).times(2 if is_training else 1)
     for numel, ranks, stride in trained_parts(setting) if is_training and stage >= 2 else ():
-        total += reduce_scatter_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
+        total += time_reduce_scatter(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
         groups = setting.num_ranks // (ranks * stride)
-        total += all_reduce_cost(numel * setting.runs.reduce_bytes / ranks, groups, cluster, ranks * stride)
+        total += time_all_reduce(numel * setting.runs.reduce_bytes / ranks, groups, cluster, ranks * stride)
     return total
 
 
@@ -121,11 +121,11 @@ def step_traffic(setting: TrainSetting, cluster: Cluster) -> Cost:
     stage, total = setting.choice.zero_stage, NOTHING
     for numel, ranks, stride in trained_parts(setting):
         if stage == 0:
-            total += all_reduce_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
+            total += time_all_reduce(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
         if stage == 1:
-            total += reduce_scatter_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
+            total += time_reduce_scatter(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
         if stage in (1, 2):
-            total += all_gather_cost(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
+            total += time_all_gather(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
     return total
 
 

@@ -13,7 +13,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.placement import LinkSpec
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.slow_links import Broadcast, broadcast
+from rlplan.timing.network.slow_links import Broadcast, plan_broadcast
 from rlplan.timing.transfer.weight_sync import SyncSetup, sync_ends
 
 
@@ -41,7 +41,7 @@ def sync_over_link(
     read at the same time, shard by shard.
     """
     ends = sync_ends(model, setup, training, generation)
-    tree = broadcast(link, ends.num_bytes)
+    tree = plan_broadcast(link, ends.num_bytes)
     disk_s = ends.num_bytes / min(side.node_efficiencies.disk_bytes_per_s.value for side in (training, generation))
     travels = Cost({Resource.DISK: disk_s} if disk_s > tree.seconds else {Resource.NETWORK: tree.seconds})
     return LinkedSync(ends.gather + ends.load, travels, ends.num_bytes, tree)

@@ -26,7 +26,7 @@ from rlplan.spec.models.adapters import linear_layers
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.transfer.switches import host_copy_cost
-from rlplan.timing.transfer.wires import gather_wire, lone_wire
+from rlplan.timing.transfer.wires import find_gather_wire, lone_wire
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Backend
 
@@ -136,7 +136,7 @@ def num_sent_tensors(model: ModelSpec) -> int:
 def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
     """Seconds of one weight sync.
 
-    Counts: GATHER + SEND + LOAD in sequence, or the slowest plus one bucket of the others (`overlapped`). With deltas
+    Counts: GATHER + SEND + LOAD in sequence, or the slowest plus one bucket of the others (`overlap_stages`). With deltas
     of rlplan's own runtime, GATHER ends on the host with coded changes, and LOAD starts there with all weights.
     Source: verl checkpoint_engine (two alternating buckets), slime update_weight (in sequence).
     Assumes: all ranks gather everything; every engine receives everything at the same time.
@@ -157,7 +157,7 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
         if not setup.is_coded_by_one:
             return gather + send + load
         num_buckets = ceil_div(model.num_parameters * setup.element_bytes, setup.bucket_bytes)
-        return overlapped((gather, send, load), num_buckets)
+        return overlap_stages((gather, send, load), num_buckets)
     if setup.transport == "disk":
         return gather + _through_disk(num_bytes, training, generation) + load
     if setup.transport == "shared_memory":
@@ -167,7 +167,7 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     send = _send(num_bytes, ends.num_tensors, training, generation, is_packed=setup.bucket_bytes > 0)
     if not setup.has_two_buckets or not setup.bucket_bytes:
         return gather + send + load
-    return overlapped((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
+    return overlap_stages((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
 
 
 @dataclass(frozen=True)
@@ -232,12 +232,12 @@ def changed_bytes(model: ModelSpec, setup: SyncSetup) -> int:
     return min(model.num_parameters * coded, ceil(model.num_parameters * share * (coded + GAP_BYTES)))
 
 
-def overlapped(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
+def overlap_stages(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
     """Overlap stages that work on different buckets: the slowest stage, plus one bucket of each other stage.
 
     Counts: max(s) + (sum(s) - max(s)) / k. Source: a pipeline's fill. Assumes: buckets of one size.
 
-    >>> overlapped((Cost({Resource.NETWORK: 4.0}), Cost({Resource.LATENCY: 10.0})), 4).seconds
+    >>> overlap_stages((Cost({Resource.NETWORK: 4.0}), Cost({Resource.LATENCY: 10.0})), 4).seconds
     11.0
     """
     slowest = max(stages, key=lambda stage: stage.seconds)
@@ -261,7 +261,7 @@ def gather_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, training: Cl
     packing = Cost({Resource.MEMORY: 2 * num_bytes / training.reached_memory_bytes_per_s})
     if not setup.is_sharded:
         return packing
-    wire = gather_wire(training, setup.num_training, is_strided=setup.trainer == "megatron")
+    wire = find_gather_wire(training, setup.num_training, is_strided=setup.trainer == "megatron")
     return packing + Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: num_tensors * GATHER_S_PER_TENSOR})
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
 
-LONE_BYTES_PER_S = 50e9
+SENDER_BYTES_PER_S = 50e9
 """Upper bound of one sender's bandwidth before its efficiency: one adapter of 400 Gbit/s. Assumed for nodes with few
 adapters per GPU: NCCL then opens several channels, and a ring through a host uses all adapters."""
 
@@ -35,11 +35,11 @@ class Wire:
         return self.latency_s + num_bytes / self.bytes_per_s if num_bytes else 0.0
 
 
-def inner_wire(cluster: Cluster) -> Wire:
+def find_inner_wire(cluster: Cluster) -> Wire:
     """Find the wire between GPUs of one host: the device link, or the host link where there is none.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> inner_wire(Cluster(get_gpu("l40s", where=""), 8, 8)).resource.value
+    >>> find_inner_wire(Cluster(get_gpu("l40s", where=""), 8, 8)).resource.value
     'host_link'
     """
     gpu, shares = cluster.gpu, cluster.efficiencies
@@ -48,7 +48,7 @@ def inner_wire(cluster: Cluster) -> Wire:
     return Wire(host_link_bytes_per_s(cluster), 0.0, Resource.HOST_LINK)
 
 
-def gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> Wire:
+def find_gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> Wire:
     """Find the wire of an all-gather over `num_ranks` ranks. bytes_per_s: of the gathered bytes, not of a shard.
 
     Counts: rate x N / (N-1) inside a host; a node's adapters x h / (h-1) between h hosts; strided: one GPU's share.
@@ -56,13 +56,13 @@ def gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> Wire:
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
     >>> two = Cluster(get_gpu("h100", where=""), 16, 8, get_node("dgx-h100", where=""))
-    >>> wires = [gather_wire(two, 16, is_strided=strided) for strided in (False, True)]
+    >>> wires = [find_gather_wire(two, 16, is_strided=strided) for strided in (False, True)]
     >>> round(wires[0].bytes_per_s / wires[1].bytes_per_s)
     8
     """
-    domain = _joined(cluster)
+    domain = _count_joined(cluster)
     if num_ranks <= domain:
-        inside = inner_wire(cluster)
+        inside = find_inner_wire(cluster)
         return Wire(inside.bytes_per_s * num_ranks / max(1, num_ranks - 1), inside.latency_s, inside.resource)
     hosts = -(-num_ranks // domain)
     total = _network(cluster) * domain / cluster.gpus_per_host
@@ -73,7 +73,7 @@ def gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> Wire:
 def lone_wire(training: Cluster, generation: Cluster) -> Wire:
     """Find the wire from one training GPU to all engines; data enters each host once, through one GPU's adapters.
 
-    Counts: the larger of a GPU's share of its node's network and LONE_BYTES_PER_S, at most the whole network. The
+    Counts: the larger of a GPU's share of its node's network and SENDER_BYTES_PER_S, at most the whole network. The
     slower side counts.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
@@ -81,13 +81,13 @@ def lone_wire(training: Cluster, generation: Cluster) -> Wire:
     >>> 40e9 <= lone_wire(eight, eight).bytes_per_s <= 50e9
     True
     """
-    is_one_host = training.node is None or training.num_gpus + generation.num_gpus <= _joined(training)
+    is_one_host = training.node is None or training.num_gpus + generation.num_gpus <= _count_joined(training)
     if is_one_host and training.gpu == generation.gpu:
-        return inner_wire(training)
+        return find_inner_wire(training)
     rates = [
         max(
             _network(side) / side.gpus_per_host,
-            min(_network(side), LONE_BYTES_PER_S * side.node_efficiencies.network.value),
+            min(_network(side), SENDER_BYTES_PER_S * side.node_efficiencies.network.value),
         )
         for side in (training, generation)
     ]
@@ -109,7 +109,7 @@ def host_link_bytes_per_s(cluster: Cluster) -> float:
     return min(rate, cluster.node_efficiencies.host_memory_bytes_per_s.value / busy)
 
 
-def _joined(cluster: Cluster) -> int:
+def _count_joined(cluster: Cluster) -> int:
     """GPUs that reach each other without the network, including GPUs of the host that are not in this cluster."""
     linked = cluster.node.num_gpus_in_link_domain if cluster.node else 1
     return max(cluster.gpus_per_host, cluster.host_gpus, linked)

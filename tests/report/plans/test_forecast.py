@@ -10,7 +10,7 @@ from rlplan.memory.ledger import Bound
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.report import timeline
-from rlplan.report.drawn.scenes import lanes_of
+from rlplan.report.drawn.scenes import collect_lanes
 from rlplan.report.plans.forecast import Forecast, forecast
 from rlplan.report.run_folder import read_run_folder
 from rlplan.spec.files.job_file import load_job
@@ -74,7 +74,7 @@ def test_a_moment_that_binds_is_among_the_windows() -> None:
 
 
 def test_in_order_every_action_is_as_long_as_any_other() -> None:
-    told = forecast(example("grpo-7b-8xh100"), "plan.json").in_order()
+    told = forecast(example("grpo-7b-8xh100"), "plan.json").drop_seconds()
     assert {span.end_s - span.start_s for span in told.trace.spans} == {1.0}
     assert not any(window.is_timed for window in told.windows)
     beside = 1  # rewards are judged while the reference scores
@@ -84,14 +84,14 @@ def test_in_order_every_action_is_as_long_as_any_other() -> None:
 def test_no_process_does_two_things_at_once() -> None:
     for budget in every_budget():
         told = forecast(budget, "plan.json")
-        for lane in lanes_of(told):
+        for lane in collect_lanes(told):
             ordered = sorted(lane.bars, key=lambda bar: bar[1:])
             assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(ordered))
 
 
 def test_lanes_of_one_group_lie_together() -> None:
     told = forecast(split(), "plan.json")
-    groups = [lane.group for lane in lanes_of(told)]
+    groups = [lane.group for lane in collect_lanes(told)]
     assert groups == sorted(groups, key=["training", "generation", "host"].index)
     assert set(groups) == {"training", "generation", "host"}
 

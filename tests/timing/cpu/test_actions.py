@@ -51,9 +51,9 @@ def test_a_process_has_its_threads_part_of_the_host_and_less_beside_others() -> 
 
 def test_collectives_send_what_a_ring_sends() -> None:
     share = round_host().share(1, 4)
-    assert share.all_reduce_cost(80).seconds == 2 * 80 * 3 / 4 / 2
-    assert share.all_gather_cost(80).seconds == 80 * 3 / 4 / 2
-    assert round_host().share(1, 1).all_reduce_cost(80).seconds == 0
+    assert share.time_all_reduce(80).seconds == 2 * 80 * 3 / 4 / 2
+    assert share.time_all_gather(80).seconds == 80 * 3 / 4 / 2
+    assert round_host().share(1, 1).time_all_reduce(80).seconds == 0
 
 
 def test_an_optimizer_step_by_hand() -> None:
@@ -84,7 +84,7 @@ def test_a_small_kv_cache_or_max_num_seqs_makes_more_steps() -> None:
     assert seconds(max_num_seqs=32) > seconds(max_num_seqs=128) > seconds(max_num_seqs=256)
     assert seconds(kv_cache_memory="2MiB") > seconds(kv_cache_memory="64MiB")
     engine = CpuEngine(model, make_job(rollout={"kv_cache_memory": "2MiB"}).rollout, host.share(2))
-    assert engine.at_once(requests) == 2 * 2**20 // (32 * 4 * 2 * 2 * 32 * 4) - 1, (
+    assert engine.count_concurrent(requests) == 2 * 2**20 // (32 * 4 * 2 * 2 * 32 * 4) - 1, (
         "a block of 32 tokens each, one spare"
     )
 
@@ -93,7 +93,10 @@ def test_a_small_kv_cache_or_max_num_seqs_makes_more_steps() -> None:
 def test_keys_of_half_the_bytes_let_a_cache_hold_twice_the_sequences(rollout: dict[str, Any]) -> None:
     requests, job = Requests(32, 8, 8, 24), make_job(rollout={"kv_cache_memory": "2MiB"})
     other = make_job(rollout={"kv_cache_memory": "2MiB", **rollout})
-    counts = [CpuEngine(job.load_model(), one.rollout, round_host().share(2)).at_once(requests) for one in (job, other)]
+    counts = [
+        CpuEngine(job.load_model(), one.rollout, round_host().share(2)).count_concurrent(requests)
+        for one in (job, other)
+    ]
     assert counts == [31, 63]
 
 

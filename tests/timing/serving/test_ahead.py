@@ -115,9 +115,9 @@ def test_a_step_is_to_the_last_digit_what_halving_alone_finds(
     work = rollouts(LONG_TAIL, num_rollouts=64, max_num_seqs=places)
     one = RolloutsAhead(speed(), work, 4, staleness)
     low = high = one.least_step_s() + sync_s
-    while not one._holds(high, others_s, sync_s):
+    while not one._is_long_enough(high, others_s, sync_s):
         low, high = high, 1.5 * high
     for _ in range(NUM_HALVINGS if high > low else 0):
         middle = (low + high) / 2
-        low, high = (low, middle) if one._holds(middle, others_s, sync_s) else (middle, high)
+        low, high = (low, middle) if one._is_long_enough(middle, others_s, sync_s) else (middle, high)
     assert one.step_s(others_s, sync_s) == high

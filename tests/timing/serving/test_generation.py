@@ -16,7 +16,7 @@ from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LengthSpec, LogN
 from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, prefilled
-from rlplan.timing.serving.occupancy import mean_footprint, occupancy
+from rlplan.timing.serving.occupancy import compute_occupancy, mean_footprint
 from rlplan.timing.serving.step import LAUNCH
 from tests.repository.at_night import at_night, examples
 
@@ -138,7 +138,7 @@ def test_no_rollouts_take_no_time() -> None:
 
 
 def test_occupancy_conserves_the_tokens_of_all_rollouts() -> None:
-    shape = occupancy(UNIFORM, MAX_LEN, 96, 96 / 24)
+    shape = compute_occupancy(UNIFORM, MAX_LEN, 96, 96 / 24)
     tokens = sum(piece.steps * piece.busy * 24 for piece in shape.pieces)
     assert tokens == pytest.approx(96 * Lengths(UNIFORM, MAX_LEN).mean, rel=0.01)
 

@@ -20,9 +20,9 @@ from rlplan.timing.serving.step import (
     Wire,
     expected_tokens,
     experts_share,
+    find_compute_dtype,
+    find_wire,
     has_fused_experts,
-    multiplied_as,
-    wire_of,
 )
 
 H100, B200 = (get_gpu(name, where="test") for name in ("h100-sxm", "b200"))
@@ -106,7 +106,7 @@ def test_whole_experts_on_ranks_hold_as_many_bytes_as_slices_of_all() -> None:
     ],
 )
 def test_matmuls_run_in_the_type_that_the_chip_has_for_a_format(gpu: str, form: str, dtype: ComputeDtype) -> None:
-    assert multiplied_as(get_gpu(gpu, where="test"), form) is dtype
+    assert find_compute_dtype(get_gpu(gpu, where="test"), form) is dtype
 
 
 def test_fewer_bits_are_read_faster_but_not_in_proportion() -> None:
@@ -128,25 +128,25 @@ def test_more_ranks_read_less_and_wait_for_each_other() -> None:
 
 def test_large_messages_take_two_rounds_and_small_ones_one() -> None:
     wire = Wire(100e9, 10e-6)
-    assert wire.all_reduce_s(1_000, 8) == pytest.approx(10e-6 + 7 * 1_000 / 100e9)
-    assert wire.all_reduce_s(10**8, 8) == pytest.approx(20e-6 + 2 * 7 / 8 * 10**8 / 100e9)
+    assert wire.time_all_reduce(1_000, 8) == pytest.approx(10e-6 + 7 * 1_000 / 100e9)
+    assert wire.time_all_reduce(10**8, 8) == pytest.approx(20e-6 + 2 * 7 / 8 * 10**8 / 100e9)
 
 
 def test_nccl_s_latency_is_counted_once() -> None:
     wire = Wire(100e9, 10e-6, reads_peers=False)
-    assert wire.all_reduce_s(0, 8) == 10e-6
-    assert wire.all_reduce_s(10**8, 8) == pytest.approx(10e-6 + 2 * 7 / 8 * 10**8 / 100e9)
+    assert wire.time_all_reduce(0, 8) == 10e-6
+    assert wire.time_all_reduce(10**8, 8) == pytest.approx(10e-6 + 2 * 7 / 8 * 10**8 / 100e9)
 
 
 @pytest.mark.parametrize(("mib", "own_us", "nccl_us"), [(0.5, 10, 21), (1, 14, 23), (1.5, 19, 25), (2, 23, 28)])
 def test_nccl_takes_as_much_longer_than_vllm_s_kernels_as_was_measured(mib: float, own_us: int, nccl_us: int) -> None:
     """On four H100, in CUDA graphs. Source: vLLM pull request 24532, ca_1stage and pynccl."""
-    own, nccl = (wire_of(HOST, 4, reads_peers=reads).all_reduce_s(mib * 2**20, 4) for reads in (True, False))
+    own, nccl = (find_wire(HOST, 4, reads_peers=reads).time_all_reduce(mib * 2**20, 4) for reads in (True, False))
     assert (nccl - own) * 1e6 == pytest.approx(nccl_us - own_us, abs=2)
 
 
 def test_ranks_beyond_a_host_go_through_the_network() -> None:
-    near, far = wire_of(HOST, 8), wire_of(Cluster(H100, 16, 8, HOST.node), 16)
+    near, far = find_wire(HOST, 8), find_wire(Cluster(H100, 16, 8, HOST.node), 16)
     assert far.bytes_per_s < near.bytes_per_s / 4
     assert far.latency_s > near.latency_s
 

@@ -10,7 +10,7 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.collectives import all_reduce_cost
+from rlplan.timing.network.collectives import time_all_reduce
 from rlplan.timing.training.exchanges import (
     HIDDEN_BY_ASYNC_TP,
     ROWS_SHARE,
@@ -62,7 +62,7 @@ def test_groups_of_ranks_with_a_copy_of_the_states_each_gather_inside_and_add_up
     groups = replace(whole, training=SettledTraining(fsdp_size=8))
     numel, hosts = whole.model.num_parameters, cluster(16)
     cost = pass_traffic(groups, hosts, is_training=True)
-    shares = all_reduce_cost(numel * groups.runs.reduce_bytes / 8, 2, hosts, 8)
+    shares = time_all_reduce(numel * groups.runs.reduce_bytes / 8, 2, hosts, 8)
     assert cost.parts[Resource.NETWORK] == pytest.approx(shares.parts[Resource.NETWORK])  # all else stays in a node
     assert cost.parts[Resource.NETWORK] < pass_traffic(whole, hosts, is_training=True).parts[Resource.NETWORK] / 2
 

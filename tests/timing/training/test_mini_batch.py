@@ -213,7 +213,7 @@ def test_a_layer_of_experts_waits_for_its_host_by_the_passes_that_launch_it():
 def test_tokens_that_are_predicted_ahead_take_layers_and_the_head_once_more():
     batch, host = MicroBatch(1, Lengths(2048, 2048**2), 2048), cluster(8)
     one, times = setting(8, backend="megatron"), training_times(Recompute.NONE)
-    ahead = times.with_ahead(2, 3 / MODEL.num_layers)
+    ahead = times.add_predicted_ahead(2, 3 / MODEL.num_layers)
     plain, more = (passes.matmul_cost(one, batch, each, host).seconds for each in (times, ahead))
     head = 3 * head_flops(MODEL) * 2048 / kernels.matmul_flops_per_s(host)
     assert more - head * 3 == pytest.approx((plain - head) * (1 + 2 * 3 / MODEL.num_layers))
