@@ -22,7 +22,7 @@ from rlplan.vocabulary import words_of
 
 TEMPLATE = "report.html.j2"
 FLAT_POINTS = 0.05
-"""A control run counts as flat while its share of ledger_rows-out prompts changes by less than this."""
+"""A control run counts as flat while its share of held-out prompts changes by less than this."""
 
 _STATES = {
     "finished": ("good", "The run finished."),
@@ -70,13 +70,13 @@ def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str
 
 
 def _evaluation_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A tile of the first metric on ledger_rows-out prompts; none without a recorded evaluation, which a sentence explains."""
+    """A tile of the first metric on held-out prompts; none without a recorded evaluation, which a sentence explains."""
     run = summary["learning"][0]
     if not run["evaluations"]:
         return []
     main = run["evaluations"][0]
     before, after, is_share = main["before"], main["after"], main["is_share"]
-    title = f"{style.sentence(main['title'])}, ledger_rows out"
+    title = f"{style.sentence(main['title'])}, held out"
     steps = f"{run['num_steps_done']} of {summary['job']['num_steps']} steps"
     start = "" if before is None else value_text(before, is_share=is_share)
     if after is None:

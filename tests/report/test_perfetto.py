@@ -68,7 +68,7 @@ class Decoded:
                 flows[event["id"]].append((thread, started[(event["pid"], event["tid"], at)], at))
 
 
-def spans_of(traced: TracedSchedule) -> list[tuple[str, str, int, int, int]]:
+def list_spans(traced: TracedSchedule) -> list[tuple[str, str, int, int, int]]:
     origin = min(span.start_s for span in traced.trace.spans)
     return sorted(
         (s.device, s.action_id, round((s.start_s - origin) * 1e9), round((s.end_s - origin) * 1e9), s.step)
@@ -76,7 +76,7 @@ def spans_of(traced: TracedSchedule) -> list[tuple[str, str, int, int, int]]:
     )
 
 
-def simulated(plan: Plan) -> TracedSchedule:
+def simulate(plan: Plan) -> TracedSchedule:
     return read_simulated_plan(simulate_plan(plan, num_steps=3).as_json(), Path("simulation.json"))
 
 
@@ -88,25 +88,25 @@ def gpu_plan() -> Plan:
 @pytest.mark.parametrize("kind", ["planned", "simulated", "measured"])
 def test_every_span_is_a_slice_on_its_device_to_the_nanosecond(kind: str, gpu_plan: Plan, tmp_path: Path) -> None:
     traced: TracedSchedule = read_run_folder(make_run(tmp_path / "run")) if kind == "measured" else (
-        forecast(gpu_plan, "plan") if kind == "planned" else simulated(gpu_plan)
+        forecast(gpu_plan, "plan") if kind == "planned" else simulate(gpu_plan)
     )  # fmt: skip
     decoded = Decoded(traced)
-    assert sorted((device, *rest) for device, _, *rest in decoded.slices) == spans_of(traced)
+    assert sorted((device, *rest) for device, _, *rest in decoded.slices) == list_spans(traced)
     processes = {name.partition(" (")[0] for _, name, *_ in decoded.slices}
     assert processes == {span.process for span in traced.trace.spans}
 
 
 def test_slices_of_a_thread_follow_or_enclose_each_other(gpu_plan: Plan) -> None:
     threads = defaultdict(list)
-    for device, thread, _, start, end, _ in Decoded(simulated(gpu_plan)).slices:
+    for device, thread, _, start, end, _ in Decoded(simulate(gpu_plan)).slices:
         threads[(device, thread)].append((start, end))
-    for mine in threads.values():
-        for one in mine:
-            assert all(other[1] <= one[0] or other[0] >= one[1] or encloses(one, other) for other in mine)
+    for pairs in threads.values():
+        for pair in pairs:
+            assert all(other[1] <= pair[0] or other[0] >= pair[1] or encloses(pair, other) for other in pairs)
 
 
-def encloses(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return (one[0] <= other[0] and other[1] <= one[1]) or (other[0] <= one[0] and one[1] <= other[1])
+def encloses(first: tuple[int, int], other: tuple[int, int]) -> bool:
+    return (first[0] <= other[0] and other[1] <= first[1]) or (other[0] <= first[0] and first[1] <= other[1])
 
 
 @examples(50)
@@ -116,8 +116,8 @@ def test_overlapping_spans_get_threads_of_their_own_and_none_is_lost(pairs: list
     lanes = split_lanes(spans)
     assert sorted((s.start_s, -s.end_s) for lane in lanes for s in lane) == [(s.start_s, -s.end_s) for s in spans]
     for lane in lanes:
-        for n, one in enumerate(lane):
-            assert all(one.end_s <= later.start_s or later.end_s <= one.end_s for later in lane[n + 1 :])
+        for n, earlier in enumerate(lane):
+            assert all(earlier.end_s <= later.start_s or later.end_s <= earlier.end_s for later in lane[n + 1 :])
 
 
 def test_a_devices_predicted_counters_reach_the_peak_of_the_ledger(gpu_plan: Plan) -> None:
@@ -140,7 +140,7 @@ def test_a_run_has_measured_bytes_beside_predicted_ones(tmp_path: Path) -> None:
 
 
 def test_weights_flow_from_each_sync_to_what_every_engine_generates_next(gpu_plan: Plan) -> None:
-    traced = simulated(gpu_plan)
+    traced = simulate(gpu_plan)
     decoded = Decoded(traced)
     engines = {span.process for span in traced.trace.spans if span.action_id.startswith("generate")}
     syncs = {span.step for span in traced.trace.spans if span.action_id.startswith("sync_weights")}

@@ -29,8 +29,8 @@ def test_a_part_says_what_the_whole_says_within_one_percent(asynchrony: Asynchro
     assert part.mean_staleness == pytest.approx(whole.mean_staleness, abs=0.01)
     eighth = simulate_sampled(setting, 1, most=512)
     assert eighth.mean_step_s == pytest.approx(whole.mean_step_s, rel=0.01)
-    for one, other in zip(part.groups, whole.groups, strict=True):
-        assert one.utilisation == pytest.approx(other.utilisation, abs=0.01)
+    for sampled, other in zip(part.groups, whole.groups, strict=True):
+        assert sampled.utilisation == pytest.approx(other.utilisation, abs=0.01)
     assert SimulationResult.parse(part.as_json()).simulated_share == 0.5
 
 

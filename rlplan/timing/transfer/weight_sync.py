@@ -136,8 +136,8 @@ def num_sent_tensors(model: ModelSpec) -> int:
 def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
     """Seconds of one weight sync.
 
-    Counts: GATHER + SEND + LOAD in sequence, or the slowest plus one bucket of the others (`overlap_stages`). With deltas
-    of rlplan's own runtime, GATHER ends on the host with coded changes, and LOAD starts there with all weights.
+    Counts: GATHER + SEND + LOAD in sequence, or the slowest plus one bucket of the others (`overlap_stages`). With
+    deltas of rlplan's own runtime, GATHER ends on the host with coded changes, and LOAD starts there with all weights.
     Source: verl checkpoint_engine (two alternating buckets), slime update_weight (in sequence).
     Assumes: all ranks gather everything; every engine receives everything at the same time.
 

@@ -47,12 +47,12 @@ def _result(plan: Plan) -> SimulationResult:
     return simulate(setting, seed=3)
 
 
-def simulated(result: SimulationResult) -> SimulatedPlan:
+def simulation(result: SimulationResult) -> SimulatedPlan:
     return read_simulated_plan(json.loads(json.dumps(result.as_json())), Path("result.json"))
 
 
 def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationResult, plan: Plan) -> None:
-    again = simulated(result)
+    again = simulation(result)
     lanes = collect_lanes(again)
     engines = [lane for lane in lanes if lane.process.startswith("rollout_engine/")]
     assert len(engines) <= plan.choice.arrangement.num_generation, "those that do the same share a lane"
@@ -61,13 +61,13 @@ def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationR
 
 
 def test_rollouts_that_run_ahead_of_the_first_step_are_drawn(result: SimulationResult) -> None:
-    again = simulated(result)
+    again = simulation(result)
     drawn = {bar for lane in collect_lanes(again) for bar in lane.bars}
     assert drawn == {(span.action_id, span.start_s, span.end_s) for span in result.trace.spans}
 
 
 def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult, plan: Plan) -> None:
-    again = simulated(result)
+    again = simulation(result)
     for device in plan.ledger.devices:
         levels = timeline.predicted_levels(again, ("device",), device=device)
         window = again.steady_windows[0]
@@ -78,7 +78,7 @@ def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult,
 
 
 def test_the_page_says_what_the_result_says(result: SimulationResult) -> None:
-    page = simulation_page(simulated(result))
+    page = simulation_page(simulation(result))
     busy = {tile.title: tile.value for tile in page.tiles if tile.title.startswith("Busy")}
     assert set(busy) == {"Busy: training", "Busy: generation"}
     assert sum(row.seconds for row in page.phases) * len(result.step_s) == pytest.approx(sum(result.phase_s.values()))

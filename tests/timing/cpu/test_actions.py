@@ -69,9 +69,9 @@ def test_an_optimizer_step_by_hand() -> None:
 def test_a_decode_step_reads_the_weights_once_and_multiplies_for_each_sequence() -> None:
     model, share = make_model(), round_host().share(4)
     engine = CpuEngine(model, make_job().rollout, share)
-    one, two = engine.step_cost(1, 1, 0).parts, engine.step_cost(2, 2, 0).parts
-    assert one[Resource.MEMORY] == two[Resource.MEMORY] == 4 * (1536 + 70 * 8) / 40
-    assert two[Resource.COMPUTE] == 2 * one[Resource.COMPUTE] == pytest.approx(4 * (1536 + 70 * 8) / 400)
+    single, two = engine.step_cost(1, 1, 0).parts, engine.step_cost(2, 2, 0).parts
+    assert single[Resource.MEMORY] == two[Resource.MEMORY] == 4 * (1536 + 70 * 8) / 40
+    assert two[Resource.COMPUTE] == 2 * single[Resource.COMPUTE] == pytest.approx(4 * (1536 + 70 * 8) / 400)
 
 
 def test_a_small_kv_cache_or_max_num_seqs_makes_more_steps() -> None:
@@ -94,8 +94,8 @@ def test_keys_of_half_the_bytes_let_a_cache_hold_twice_the_sequences(rollout: di
     requests, job = Requests(32, 8, 8, 24), make_job(rollout={"kv_cache_memory": "2MiB"})
     other = make_job(rollout={"kv_cache_memory": "2MiB", **rollout})
     counts = [
-        CpuEngine(job.load_model(), one.rollout, round_host().share(2)).count_concurrent(requests)
-        for one in (job, other)
+        CpuEngine(job.load_model(), variant.rollout, round_host().share(2)).count_concurrent(requests)
+        for variant in (job, other)
     ]
     assert counts == [31, 63]
 
@@ -141,9 +141,9 @@ def test_a_slower_host_is_never_faster(rate: str) -> None:
 
 def test_the_usual_length_counts_where_the_job_says_one_and_the_longest_otherwise() -> None:
     long = times(**{"workload.max_response_len": 40})
-    said = times(**{"workload.max_response_len": 40, "workload.mean_response_len": 12})
-    assert said.generate_cost() == times().generate_cost()
-    assert said.generate_cost().seconds < long.generate_cost().seconds
+    stated = times(**{"workload.max_response_len": 40, "workload.mean_response_len": 12})
+    assert stated.generate_cost() == times().generate_cost()
+    assert stated.generate_cost().seconds < long.generate_cost().seconds
 
 
 def test_evaluation_is_beside_the_step_and_the_last_one_is_not_repeated() -> None:

@@ -95,7 +95,7 @@ def test_leaving_the_host_is_never_faster(collective, size):
 
 
 def test_a_faster_link_inside_hosts_never_makes_an_exchange_between_hosts_slower() -> None:
-    """With adapters as fast as the links inside, a ring is bound inside; an exchange still leaves its host."""
+    """A ring is bound inside a host with adapters as fast as its links; an exchange still leaves its host."""
     gpu, node = get_gpu("h200", where=""), get_node("dgx-h200", where="")
     assert gpu.efficiencies is not None
     assert gpu.efficiencies.device_link is not None

@@ -28,16 +28,18 @@ def test_trainers_that_send_to_all_themselves_share_their_way_out() -> None:
 
 
 def test_a_chain_takes_one_shard_more_for_each_place() -> None:
-    found = plan_broadcast(link(num_places=3, fan_out=1, latency_s=0.1), 10**9)
-    assert found.seconds == pytest.approx((10**9 + 2 * SHARD_BYTES) / 125e6 + 3 * 0.1)
-    assert found.num_levels == count_levels(3, 1) == 3
+    tree = plan_broadcast(link(num_places=3, fan_out=1, latency_s=0.1), 10**9)
+    assert tree.seconds == pytest.approx((10**9 + 2 * SHARD_BYTES) / 125e6 + 3 * 0.1)
+    assert tree.num_levels == count_levels(3, 1) == 3
 
 
 @pytest.mark.parametrize(("loss", "num_places"), [(0.0, 5), (1e-4, 40), (0.01, 60)])
 def test_the_tree_that_is_taken_is_the_fastest_of_all(loss: float, num_places: int) -> None:
     free = link(num_places=num_places, loss=loss, latency_s=0.08)
     every = [free.model_copy(update={"fan_out": fan_out}) for fan_out in range(1, num_places + 1)]
-    assert plan_broadcast(free, 2 * 10**9).seconds == min(plan_broadcast(one, 2 * 10**9).seconds for one in every)
+    assert plan_broadcast(free, 2 * 10**9).seconds == min(
+        plan_broadcast(candidate, 2 * 10**9).seconds for candidate in every
+    )
 
 
 def test_intellect_2_sends_62_gb_at_590_mb_a_second_in_14_minutes() -> None:
@@ -47,10 +49,10 @@ def test_intellect_2_sends_62_gb_at_590_mb_a_second_in_14_minutes() -> None:
 
 def test_a_hundred_thousand_places_are_counted_as_fast_as_a_thousand() -> None:
     def num_calls(num_places: int) -> int:
-        found = [0]
-        sys.setprofile(lambda *_: found.__setitem__(0, found[0] + 1))
+        levels = [0]
+        sys.setprofile(lambda *_: levels.__setitem__(0, levels[0] + 1))
         plan_broadcast(link(num_places=num_places, latency_s=0.05, loss=0.001), 62e9)
         sys.setprofile(None)
-        return found[0]
+        return levels[0]
 
     assert num_calls(100_000) < 2 * num_calls(1_000)

@@ -120,10 +120,10 @@ def test_fewer_bits_are_read_faster_but_not_in_proportion() -> None:
 
 
 def test_more_ranks_read_less_and_wait_for_each_other() -> None:
-    one, eight = (rates(tp=tp).cost(StepLoad(32, 32_000)) for tp in (1, 8))
-    assert eight.parts[Resource.MEMORY] < one.parts[Resource.MEMORY] / 6
-    assert Resource.DEVICE_LINK not in one.parts
-    assert eight.parts[Resource.LATENCY] > one.parts[Resource.LATENCY]
+    single, eight = (rates(tp=tp).cost(StepLoad(32, 32_000)) for tp in (1, 8))
+    assert eight.parts[Resource.MEMORY] < single.parts[Resource.MEMORY] / 6
+    assert Resource.DEVICE_LINK not in single.parts
+    assert eight.parts[Resource.LATENCY] > single.parts[Resource.LATENCY]
 
 
 def test_large_messages_take_two_rounds_and_small_ones_one() -> None:
@@ -140,7 +140,7 @@ def test_nccl_s_latency_is_counted_once() -> None:
 
 @pytest.mark.parametrize(("mib", "own_us", "nccl_us"), [(0.5, 10, 21), (1, 14, 23), (1.5, 19, 25), (2, 23, 28)])
 def test_nccl_takes_as_much_longer_than_vllm_s_kernels_as_was_measured(mib: float, own_us: int, nccl_us: int) -> None:
-    """On four H100, in CUDA graphs. Source: vLLM pull request 24532, ca_1stage and pynccl."""
+    """Measured on four H100, in CUDA graphs. Source: vLLM pull request 24532, ca_1stage and pynccl."""
     own, nccl = (find_wire(HOST, 4, reads_peers=reads).time_all_reduce(mib * 2**20, 4) for reads in (True, False))
     assert (nccl - own) * 1e6 == pytest.approx(nccl_us - own_us, abs=2)
 
@@ -168,7 +168,7 @@ def test_all_ranks_wait_for_the_one_that_most_tokens_choose() -> None:
 
 
 def test_replicas_share_experts_and_nothing_else() -> None:
-    """By hand: 64 sequences, 8 of each of 8 replicas; each rank has an eighth of the experts and the whole rest."""
+    """Worked by hand: 64 sequences, 8 per replica; each rank has an eighth of the experts and all other weights."""
     model = find_model("MiniMaxAI/MiniMax-M2.5")
     replicas, alone, cut = (
         engine_counts(model, EngineCut(tp=tp, ep=ep, replicas=dp)) for tp, ep, dp in ((1, 8, 8), (1, 1, 1), (8, 8, 1))
@@ -221,10 +221,10 @@ def test_replicas_on_two_hosts_exchange_over_the_network() -> None:
     two = EngineRates(counts, Cluster(H100, 16, 8, HOST.node), kv_element_bytes=2)
     assert two.link is Resource.NETWORK
     within = engine_counts(find_model("deepseek-ai/DeepSeek-V3"), EngineCut(tp=4, ep=8, replicas=2))
-    one = EngineRates(within, HOST, kv_element_bytes=2)
-    assert one.link is Resource.DEVICE_LINK
+    inside = EngineRates(within, HOST, kv_element_bytes=2)
+    assert inside.link is Resource.DEVICE_LINK
     load = StepLoad(256, 256 * 1000)
-    assert two.cost(load).parts[Resource.NETWORK] > 3 * one.cost(load).parts[Resource.DEVICE_LINK]
+    assert two.cost(load).parts[Resource.NETWORK] > 3 * inside.cost(load).parts[Resource.DEVICE_LINK]
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def test_the_gpus_of_a_host_share_its_memory():
 
 
 def test_a_checkpoint_of_two_hosts_takes_half():
-    one, two = (checkpoint_cost(100e9, hosts, cluster(16)) for hosts in (1, 2))
-    assert one.seconds == pytest.approx(2 * two.seconds)
-    assert one.bound_by is Resource.DISK
+    single, two = (checkpoint_cost(100e9, hosts, cluster(16)) for hosts in (1, 2))
+    assert single.seconds == pytest.approx(2 * two.seconds)
+    assert single.bound_by is Resource.DISK
 
 
 def test_copies_of_nothing_take_nothing():
