@@ -121,8 +121,7 @@ def test_adapters_cost_what_they_read_and_write_and_a_4_bit_base_what_it_takes_t
     times = training_times(Recompute.NONE, is_frozen=True)
 
     def extra(**lora: object) -> Cost:
-        return passes.adapter_cost(setting(1, training=SettledTraining(lora=LoraSpec(**lora))), batch, times, host)  #
-        type: ignore[arg - type]
+        return passes.adapter_cost(setting(1, training=SettledTraining(lora=LoraSpec(**lora))), batch, times, host)  # type: ignore[arg-type]
 
     rate = host.memory_bytes_per_s * host.efficiencies.memory.value
     # q_proj of 28 layers, 3584 by 3584: 2 bytes * (in + 2 r + 6 out), 4096 tokens, forward and twice that backward
