@@ -49,6 +49,7 @@ def write_bundle(plan: Plan, folder: Path) -> None:
     with writing(folder):
         for engine in ENGINES:
             (folder / engine).mkdir(parents=True, exist_ok=True)
+            # an older bundle in this folder may have had other roles
             for left_over in (folder / engine).glob("*.json"):
                 left_over.unlink()
         write_plan(plan, folder / "plan.json")

@@ -155,6 +155,7 @@ def _place_on_gpus(plan: Plan, devices: list[str]) -> RayPlacement:
     workers = []
     for layout, process, device in processes:
         environment = {**_ON_GPUS, **_WORKER_ON_GPUS[layout.worker], "OMP_NUM_THREADS": str(threads)}
+        # rounded down, so that the parts never exceed the GPU
         part = int(PARTS / sharing[device]) / PARTS
         share: dict[str, Any] = {"device": device, "bundle": devices.index(device), "num_cpus": part, "num_gpus": part}
         names: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}

@@ -292,6 +292,7 @@ def _select_rows(frame: pd.DataFrame, **wanted: str) -> pd.DataFrame:
 
 def _group_by_step(rows: tuple[dict[str, Any], ...]) -> pd.DataFrame:
     frame = pd.DataFrame(list(rows)) if rows else pd.DataFrame({"step": pd.Series(dtype="int64")})
+    # the final evaluation has step -1 in the files
     last = int(frame["step"].max()) if len(frame) else 0
     frame["step"] = frame["step"].where(frame["step"] >= 0, max(last, 0))
     return frame.groupby("step", as_index=False, sort=True).last()

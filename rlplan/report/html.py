@@ -17,6 +17,7 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.version import __version__
 from rlplan.vocabulary import words_of
 
+# uPlot first, because the other scripts use it when they load
 SCRIPTS = ("uplot.min.js", "charts.js", "timeline.js", "curves.js", "page.js")
 
 

@@ -21,6 +21,7 @@ from rlplan.timing.measured import join_seconds, measured_seconds
 from rlplan.trace import Trace
 from rlplan.vocabulary import Phase
 
+# at least one folder and a last part; neither a URL nor a relative path
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
 
 

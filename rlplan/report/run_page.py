@@ -15,6 +15,7 @@ from rlplan.report.drawn import bars
 from rlplan.report.drawn.curves import learning
 from rlplan.report.drawn.memory import memory_of_host
 from rlplan.report.evaluations import change_text, missing, value_text
+from rlplan.report.plans.page import Tile
 from rlplan.report.plans.plan_page import list_alternatives
 from rlplan.report.summary import Findings
 from rlplan.units import format_bytes, format_rate, format_seconds
@@ -58,7 +59,7 @@ def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
     )
 
 
-def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str]]:
+def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[Tile]:
     """The main results: learning, memory, time, and whether they are as expected."""
     return [
         *_evaluation_tiles(summary),
@@ -69,7 +70,7 @@ def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str
     ]
 
 
-def _evaluation_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+def _evaluation_tiles(summary: Mapping[str, Any]) -> list[Tile]:
     """A tile of the first metric on held-out prompts; none without a recorded evaluation, which a sentence explains."""
     run = summary["learning"][0]
     if not run["evaluations"]:
@@ -81,43 +82,43 @@ def _evaluation_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     start = "" if before is None else value_text(before, is_share=is_share)
     if after is None:
         begins = f"{start} before; " if start else ""
-        return [_tile(title, "unknown", f"{begins}no later evaluation, {steps}", "quiet")]
+        return [Tile(title, "unknown", f"{begins}no later evaluation, {steps}")]
     value = value_text(after, is_share=is_share)
     gained = "" if before is None else f"{change_text(main['change'], is_share=is_share)} in "
     grows = before is not None and (after > before) != run["is_control"]
-    return [_tile(title, f"{start} \u2192\u00a0{value}" if start else value, gained + steps,
+    return [Tile(title, f"{start} \u2192\u00a0{value}" if start else value, gained + steps,
                   "good" if grows else "quiet")]  # fmt: skip
 
 
-def _exactness_tile(kinds: list[dict[str, Any]]) -> dict[str, str]:
+def _exactness_tile(kinds: list[dict[str, Any]]) -> Tile:
     samples, exact = sum(kind["num_samples"] for kind in kinds), sum(kind["is_exact"] for kind in kinds)
     if not samples:
-        return _tile("Persistent kinds exact", "unknown", "none was measured", "quiet")
+        return Tile("Persistent kinds exact", "unknown", "none was measured")
     wrong = ", ".join(words_of(kind["kind"]) for kind in kinds if not kind["is_exact"])
     note = f"not exact or not measured: {wrong}" if wrong else f"to the byte, in all of {samples:,} samples"
-    return _tile("Persistent kinds exact", f"{exact} of {len(kinds)}", note, "bad" if wrong else "good")
+    return Tile("Persistent kinds exact", f"{exact} of {len(kinds)}", note, "bad" if wrong else "good")
 
 
-def _peak_tile(peaks: list[dict[str, Any]]) -> dict[str, str]:
+def _peak_tile(peaks: list[dict[str, Any]]) -> Tile:
     known = [peak for peak in peaks if peak["error_fraction"] is not None]
     if not known:
-        return _tile("Worst process peak", "unknown", "no process was measured", "quiet")
+        return Tile("Worst process peak", "unknown", "no process was measured")
     worst = min(known, key=lambda peak: (peak["error_fraction"] >= 0, -abs(peak["error_fraction"])))
     under = sum(peak["error_fraction"] < 0 for peak in known)
     side = f"{under} of {len(known)} predicted too small" if under else f"none of {len(known)} predicted too small"
     fine = all(peak["is_within_tolerance"] for peak in known)
     value = style.format_percent(worst["error_fraction"], signed=True)
-    return _tile("Worst process peak", value, f"{worst['process']}; {side}", "good" if fine else "bad")
+    return Tile("Worst process peak", value, f"{worst['process']}; {side}", "good" if fine else "bad")
 
 
-def _host_tile(host: Mapping[str, Any]) -> dict[str, str]:
+def _host_tile(host: Mapping[str, Any]) -> Tile:
     predicted, measured, capacity = host["predicted_bytes"], host["measured_bytes"], host["capacity_bytes"]
     value = "unknown" if measured is None else format_bytes(measured)
     note = "" if predicted is None else f"{format_bytes(predicted)} predicted; "
-    return _tile("Host memory, peak", value, f"{note}capacity {format_bytes(capacity)}", "quiet")
+    return Tile("Host memory, peak", value, f"{note}capacity {format_bytes(capacity)}")
 
 
-def _time_tile(findings: Findings, summary: Mapping[str, Any]) -> dict[str, str]:
+def _time_tile(findings: Findings, summary: Mapping[str, Any]) -> Tile:
     seconds, timings = summary["status"]["seconds"], findings.timings
     notes = []
     if "step_s" in timings and timings["step_s"].notna().any():
@@ -125,11 +126,7 @@ def _time_tile(findings: Findings, summary: Mapping[str, Any]) -> dict[str, str]
     if "throughput/tokens_per_sec" in timings and timings["throughput/tokens_per_sec"].notna().any():
         notes.append(format_rate(timings["throughput/tokens_per_sec"].mean()))
     value = "unknown" if seconds is None else format_seconds(seconds)
-    return _tile("Time", value, ", ".join(notes) or "no step was timed", "quiet")
-
-
-def _tile(title: str, value: str, note: str, mood: str) -> dict[str, str]:
-    return {"title": title, "value": value, "note": note, "mood": mood}
+    return Tile("Time", value, ", ".join(notes) or "no step was timed")
 
 
 def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:

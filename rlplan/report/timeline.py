@@ -169,6 +169,7 @@ def measured_points(traced: TracedSchedule, processes: Iterable[str]) -> tuple[B
     begun = {process: min(span[0] for span in spans.values()) for process, spans in _group_by_process(traced).items()}
     awaited = {sample.process for sample in samples if sample.process in begun}
     latest: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+    # a process without spans counts from the start with its first sample
     for sample in reversed(samples):
         if sample.process not in begun:
             latest[sample.process][(sample.role, sample.kind)] = sample.num_bytes

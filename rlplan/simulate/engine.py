@@ -238,6 +238,7 @@ class Engine:
             slope = scale * (last - first) / (planned - 1) / 2 if planned > 1 else 0.0
             start = scale * first - slope
             root = (-start + math.sqrt(start * start + 4 * slope * passed)) / (2 * slope) if slope else passed / start
+            # the tolerance keeps a pause exactly between two steps from adding a step
             steps = min(planned, math.ceil(root - 1e-9))
             left_s = max(0.0, start * steps + slope * steps * steps - passed)
         if steps < planned:
@@ -292,6 +293,7 @@ class Engine:
         """
         size, preempted = self._size, False
         while self._blocks + needed > self._num_blocks:
+            # a dict keeps insertion order, so this is the rollout that joined last, as in vLLM
             rollout, _ = self.running.popitem()
             self._leave(rollout)
             self.waiting.appendleft(rollout)

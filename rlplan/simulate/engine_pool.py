@@ -58,6 +58,7 @@ class EnginePool:
 
     def begin(self, groups: Sequence[Group]) -> None:
         """Start groups together, each on the engine with the fewest rollouts."""
+        # a heap instead of a minimum per group: a step may start 100,000 groups
         load = [(engine.num_unfinished, index) for index, engine in enumerate(self.engines)]
         heapq.heapify(load)
         assigned: dict[int, list[Rollout]] = {}

@@ -37,6 +37,7 @@ class Recorder:
         for group in self.setting.find_groups(action):
             self.busy_s[group] += end_s - start_s
         if step <= self.setting.num_traced_steps:
+            # actions of the driver have no processes of their own
             for process in action.processes[:MAX_TRACED] or (DRIVER_PROCESS,):
                 device = self._devices.get(process, HOST_DEVICE)
                 self.trace.spans.append(Span(action.id, step, process, device, start_s, end_s))

@@ -201,6 +201,7 @@ class _Run:
 
     def _train(self, groups: Sequence[Group]) -> None:
         self.num_trained += self.staleness.add(groups, self.version)
+        # trained rollouts are not needed again, and long runs would accumulate them
         for group in groups:
             group.rollouts.clear()
 

@@ -26,6 +26,7 @@ def num_allowed(version: int, max_staleness: float, num_prompts: int) -> int:
     >>> num_allowed(0, 0.0, 512), num_allowed(0, 0.5, 512), num_allowed(3, 0.5, 512)
     (512, 768, 2304)
     """
+    # the tolerance absorbs rounding of fractional bounds
     return math.floor((version + 1 + max_staleness) * num_prompts + 1e-9)
 
 

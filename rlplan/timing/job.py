@@ -48,6 +48,7 @@ def time_job(schedule: Schedule, costs: PartCosts) -> JobTiming:
     Asynchronous generation runs beside the other actions of a step, so the longer of the two sides counts.
     """
     for place, cost in costs.items():
+        # a formula that subtracts too much would otherwise hide in the total
         assert cost.least_part >= -ROUNDING_S, f"a formula gives fewer than 0 seconds: {place} takes {cost}"
     always = tuple(action for action in schedule.step if action.every == 1)
     rare = tuple(action for action in schedule.step if action.every != 1)

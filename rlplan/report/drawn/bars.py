@@ -120,6 +120,7 @@ def make_kind_segments(sizes: Mapping[str, int]) -> tuple[Segment, ...]:
     """Segments in stacking order."""
     return tuple(
         Segment(words_of(kind), color, sizes[kind], exact_words(sizes[kind]))
+        # the order of KIND_COLORS is the order of the stack
         for kind, color in style.KIND_COLORS.items()
         if sizes.get(kind)
     )

@@ -58,6 +58,7 @@ def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepT
     start, start_length = _arrange_in_order(schedule.start)
     finish, finish_length = _arrange_in_order(schedule.finish)
     parts = (
+        # the steady step starts at 0 s, so its times on the axis are those of the plan
         (0, schedule.start, start, -length - start_length),
         (1, schedule.step, step, -length),
         (2, schedule.step, step, 0.0),

@@ -99,6 +99,7 @@ def _schedule(result: SimulationResult) -> Schedule:
     spans = result.trace.spans
     where = {span.process: span.device for span in spans}
     kind = next((device.partition(":")[0] for device in where.values() if not device.startswith("host")), "cuda")
+    # result.groups has only sizes; this order gives the device names of the trace
     groups, first = [], 0
     for use in result.groups:
         groups.append(DeviceGroup(use.name, tuple(f"{kind}:{first + rank}" for rank in range(use.num_devices))))

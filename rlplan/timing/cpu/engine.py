@@ -56,6 +56,7 @@ class CpuEngine:
     def count_concurrent(self, requests: Requests) -> int:
         """c: concurrent sequences, limited by the requests, max_num_seqs and the KV cache."""
         rollout = self.rollout
+        # vLLM reserves one block as the null block
         blocks = host_pool(self.model, rollout).num_blocks(rollout.kv_cache_memory) - 1
         blocks_per_sequence = ceil_div(requests.prompt_len + requests.response_len, rollout.block_size)
         return max(1, min(requests.num_sequences, rollout.max_num_seqs, blocks // blocks_per_sequence))

@@ -117,6 +117,7 @@ def find_task_ends(seconds: list[float], num_cores: int) -> list[float]:
     """
     now, done, ends = 0.0, 0.0, {}
     for position, task in enumerate(sorted(range(len(seconds)), key=seconds.__getitem__)):
+        # processor sharing: with more tasks than cores, each runs at cores / tasks of its speed
         now += (seconds[task] - done) * max(1.0, (len(seconds) - position) / num_cores)
         done, ends[task] = seconds[task], now
     return [ends[task] for task in range(len(seconds))]

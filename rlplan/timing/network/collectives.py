@@ -92,5 +92,6 @@ def time_all_to_all(
     outside = ranks_per_host * num_bytes * (num_ranks - ranks_per_host) / num_ranks / route.bytes_per_s
     if copies:
         hosts = num_ranks / ranks_per_host
+        # expected number of hosts that `copies` random experts of a row fall on, as a share of `copies`
         outside *= hosts * (1 - (1 - 1 / hosts) ** copies) / copies
     return _cost(route, outside, num_ranks - 1.0)

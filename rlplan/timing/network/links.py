@@ -20,13 +20,21 @@ for its protocols (NCCL 2.21, src/graph/tuning.cc, hwLat)."""
 
 @dataclass(frozen=True)
 class Link:
-    """Bandwidth and latency of a group's ring."""
+    """Bandwidth and latency of a path, such as the ring of a group."""
 
     bytes_per_s: float
-    """Bandwidth of the ring through the whole group, one direction."""
+    """Bandwidth for large messages, one direction."""
     latency_s: float
-    """Seconds of a mean hop."""
+    """Seconds of a small message; for a ring, of a mean hop."""
     resource: Resource
+
+    def seconds(self, num_bytes: float) -> float:
+        """Seconds of one message; an empty one takes no time.
+
+        >>> Link(50e9, 0.0, Resource.NETWORK).seconds(100e9)
+        2.0
+        """
+        return self.latency_s + num_bytes / self.bytes_per_s if num_bytes else 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -47,6 +55,7 @@ def find_link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
     if num_ranks * stride <= cluster.gpus_in_link_domain:
         return inside
     outside = find_outer_link(cluster, num_ranks, stride)
+    # a ring through several GPUs of a host is limited by its slowest hop, which may be inside
     if min(num_ranks, cluster.gpus_per_host // stride) > 1 and inside.bytes_per_s < outside.bytes_per_s:
         return Link(inside.bytes_per_s, outside.latency_s, inside.resource)
     return outside

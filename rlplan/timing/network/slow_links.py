@@ -83,6 +83,7 @@ def plan_broadcast(link: LinkSpec, num_bytes: float) -> Broadcast:
         return Broadcast(0.0, 1, 0)
     most = link.num_places
     auto_sizes = (*range(1, min(most, MOST_CHILDREN) + 1), most)
+    # more children share the bandwidth, fewer make a deeper tree: no closed form, so all are tried
     sizes = auto_sizes if link.fan_out == "auto" else (min(link.fan_out, most),)
     best, rate = Broadcast(inf, 1, 0), tcp_bytes_per_s(link)
     for fan_out in sizes:

@@ -220,6 +220,7 @@ class RolloutsAhead:
         return self._pace(at, a, b, c, d)
 
     def _nodes(self) -> Iterator[float]:
+        # a geometric grid: step times are smooth in the logarithm of the concurrency
         node = GRID_RATIO
         while node < inf:
             yield node
@@ -283,5 +284,6 @@ class RolloutsAhead:
         most, lengths = self.most, self.rollouts.lengths
         left_out = max(0.0, 1 - most / self.rollouts.num_rollouts)
         total = self.rollouts.num_rollouts * self.num_engines
+        # rollouts within 2 % of the longest count as equally long
         as_long = max(1.0, total * (1 - lengths.at_most(0.98 * self._longest)))
         return left_out * self._num_tokens * self._decode_s(most) / most * as_long / (1 + as_long)

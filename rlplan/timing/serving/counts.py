@@ -218,6 +218,7 @@ def _experts(model: ModelSpec, cut: EngineCut) -> ExpertMatmuls | None:
     spec = model.experts
     if spec is None:
         return None
+    # without expert parallelism, each expert is sharded over the ranks of all replicas
     layout = cut.layout if cut.ep > 1 else engine_layout(cut.tp * cut.replicas)
     tensors = model.held_tensors(layout, has_first=False)
     parts = [tensor for tensor in tensors if tensor.component is Component.EXPERTS and len(tensor.shape) > 1]

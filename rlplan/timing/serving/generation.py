@@ -181,6 +181,7 @@ def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts
     pieces.append(_longest(rollouts, shape, ratio - steady))
     totals = prompt_parts(speed, rollouts)
     for steps, busy, age in pieces:
+        # once rollouts are no longer replaced, replicas drift apart; `busiest_replica` needs the initial number
         left_of = 0.0 if busy >= places else places
         parts = speed.rates.parts(StepLoad(busy, busy * (rollouts.prompt_len + age), num_places=left_of))
         totals = [total + steps * seconds for total, seconds in zip(totals, parts, strict=True)]

@@ -289,6 +289,7 @@ class EngineRates:
             link += experts.num_layers * (self._exchange.time_all_reduce(size, ranks) - self._exchange.latency_s)
         host = load.num_seqs * SEQUENCE
         if load.prefill_tokens or not self._has_graphs:
+            # the host launches ahead of the GPU, so only launch time beyond the GPU time is exposed
             host += max(0.0, self._launches - compute - memory - latency - link)
         times = self._times
         return compute * times, memory * times, latency * times, link * times, host * times
@@ -337,6 +338,7 @@ def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
     """
     if replicas == 1:
         return load
+    # fewer prompts than replicas: a prompt cannot be split
     share = max(1 / replicas, 1 / max(1.0, load.num_prompts or load.num_prefills))
     seqs = load.num_seqs / replicas
     if load.num_places > load.num_seqs:

@@ -190,6 +190,7 @@ def matmul_flops_per_s(cluster: Cluster, *, has_fp8: bool = False, has_fp4: bool
     dtypes += [ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16]
     dtype = next((dtype for dtype in dtypes if dtype in rates), ComputeDtype.BFLOAT16)
     shares = cluster.efficiencies
+    # profiles without a share for 8 bits use the one of 16 bits
     narrow = shares.matmul_8bit if dtype in (ComputeDtype.FLOAT8, ComputeDtype.FLOAT4) else None
     return cluster.gpu.flops_per_s(dtype) * (narrow or shares.matmul).value
 

@@ -115,6 +115,7 @@ def time_pass(
         return num_passes, overlap(computing, traffic, _layers(setting)), NOTHING
     stages, virtual = group_stages(setting), setting.runs.virtual_stages
     transfer = stage_transfer_cost(setting, batch, cluster).times(2 if times.is_training else 1)
+    # the first cost is that of a mean stage
     _, *computing_costs = stage_costs(setting, batch, times, cluster, stages)
     costs = [
         overlap(computing + transfer if virtual == 1 else computing, traffic, _layers(setting))

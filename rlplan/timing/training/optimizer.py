@@ -75,6 +75,7 @@ def optimizer_cost(setting: TrainSetting, cluster: Cluster) -> Cost:
         up = num * setting.training.dtype.num_bytes / rate
     cost = Cost({Resource.HOST: host, Resource.HOST_LINK: max(0.0, up - host)})
     if setting.training.offload_device == "nvme":
+        # master weight and two moments, each read and written
         states = 6.0 * setting.training.master_dtype.num_bytes * num * ranks_per_host
         disk = states / cluster.node_efficiencies.disk_bytes_per_s.value
         cost += Cost({Resource.DISK: max(0.0, disk - cost.seconds)})

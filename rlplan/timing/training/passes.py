@@ -76,6 +76,7 @@ def stage_costs(
     moved = _offloaded_activations_s(setting, batch, times, cluster) * pp
 
     def add_host(stage: Cost, share: float) -> Cost:
+        # host waits overlap partly with device work: the root of squares lies between the larger and the sum
         late = {
             Resource.LATENCY: max(hypot(stage.seconds, waits * share), launched * share) - stage.seconds,
             Resource.HOST_LINK: max(0.0, moved * share - stage.seconds),
@@ -112,6 +113,7 @@ def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster:
     flops = 2.0 * layer_parameters(model) * batch.num_tokens * times.matmuls / ranks
     matmuls = flops / (matmul_flops_per_s(cluster, has_fp8=runs.has_fp8, has_fp4=runs.has_fp4) * share)
     reads = sum(_rank_matmuls(setting).values()) * setting.training.dtype.num_bytes
+    # small micro-batches are limited by reading weights
     matmuls = max(matmuls, reads * times.matmuls / cluster.reached_memory_bytes_per_s)
     head = _head_flops(setting, batch, times) / ranks
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention / ranks

@@ -142,6 +142,7 @@ def overlap(computing: Cost, traffic: Cost, num_layers: float) -> Cost:
     whole = traffic.seconds
     if not whole:
         return computing
+    # the first layer has no earlier compute that could hide its traffic
     exposed = min(whole, max(0.0, whole - computing.seconds) + whole / max(1.0, num_layers))
     slowed = CONTENTION * (whole - exposed)
     return computing + traffic.times((exposed + slowed) / whole)

@@ -192,6 +192,7 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
         num_bytes, tensors = setup.adapter_bytes, 2 * len(linear_layers(model))
     gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
     gather = gather_cost(gathered, tensors, setup, training)
+    # narrower weights have a tensor of scales each
     tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
     share = held_share(model, setup) if setup.transport != "adapter" else 1 / setup.tp
     load = load_cost(num_bytes, tensors, setup, generation, share)

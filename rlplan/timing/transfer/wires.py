@@ -3,39 +3,19 @@
 The rate depends on how many network adapters of a node work at once: all of them in a ring of neighbouring ranks, each
 GPU's own in a group with one rank per host, and a few when one rank sends to all.
 
-In: clusters. Out: Wire values. Left out: collectives of a training step (collectives.py), jobs that share a wire.
+In: clusters. Out: Links. Left out: collectives of a training step (collectives.py), jobs that share a wire.
 """
-
-from dataclasses import dataclass
 
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.network.links import Link
 
 SENDER_BYTES_PER_S = 50e9
 """Upper bound of one sender's bandwidth before its efficiency: one adapter of 400 Gbit/s. Assumed for nodes with few
 adapters per GPU: NCCL then opens several channels, and a ring through a host uses all adapters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """Bandwidth and latency of a path."""
-
-    bytes_per_s: float
-    """Rate of large messages."""
-    latency_s: float
-    """Seconds of one small message."""
-    resource: Resource
-
-    def seconds(self, num_bytes: float) -> float:
-        """Seconds of one message; an empty one takes no time.
-
-        >>> Wire(50e9, 0.0, Resource.NETWORK).seconds(100e9)
-        2.0
-        """
-        return self.latency_s + num_bytes / self.bytes_per_s if num_bytes else 0.0
-
-
-def find_inner_wire(cluster: Cluster) -> Wire:
+def find_inner_wire(cluster: Cluster) -> Link:
     """Find the wire between GPUs of one host: the device link, or the host link where there is none.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
@@ -44,11 +24,11 @@ def find_inner_wire(cluster: Cluster) -> Wire:
     """
     gpu, shares = cluster.gpu, cluster.efficiencies
     if gpu.device_link and shares.device_link and gpu.supports_peer_access:
-        return Wire(gpu.device_link.bytes_per_s.value * shares.device_link.value, 0.0, Resource.DEVICE_LINK)
-    return Wire(host_link_bytes_per_s(cluster), 0.0, Resource.HOST_LINK)
+        return Link(gpu.device_link.bytes_per_s.value * shares.device_link.value, 0.0, Resource.DEVICE_LINK)
+    return Link(host_link_bytes_per_s(cluster), 0.0, Resource.HOST_LINK)
 
 
-def find_gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> Wire:
+def find_gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> Link:
     """Find the wire of an all-gather over `num_ranks` ranks. bytes_per_s: of the gathered bytes, not of a shard.
 
     Counts: rate x N / (N-1) inside a host; a node's adapters x h / (h-1) between h hosts; strided: one GPU's share.
@@ -63,14 +43,14 @@ def find_gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> W
     domain = _count_joined(cluster)
     if num_ranks <= domain:
         inside = find_inner_wire(cluster)
-        return Wire(inside.bytes_per_s * num_ranks / max(1, num_ranks - 1), inside.latency_s, inside.resource)
+        return Link(inside.bytes_per_s * num_ranks / max(1, num_ranks - 1), inside.latency_s, inside.resource)
     hosts = -(-num_ranks // domain)
     total = _network(cluster) * domain / cluster.gpus_per_host
     rate = total / (domain if is_strided else 1)
-    return Wire(rate * hosts / (hosts - 1), cluster.node_efficiencies.network_latency.value, Resource.NETWORK)
+    return Link(rate * hosts / (hosts - 1), cluster.node_efficiencies.network_latency.value, Resource.NETWORK)
 
 
-def lone_wire(training: Cluster, generation: Cluster) -> Wire:
+def lone_wire(training: Cluster, generation: Cluster) -> Link:
     """Find the wire from one training GPU to all engines; data enters each host once, through one GPU's adapters.
 
     Counts: the larger of a GPU's share of its node's network and SENDER_BYTES_PER_S, at most the whole network. The
@@ -81,6 +61,7 @@ def lone_wire(training: Cluster, generation: Cluster) -> Wire:
     >>> 40e9 <= lone_wire(eight, eight).bytes_per_s <= 50e9
     True
     """
+    # without a node profile there is at most one host
     is_one_host = training.node is None or training.num_gpus + generation.num_gpus <= _count_joined(training)
     if is_one_host and training.gpu == generation.gpu:
         return find_inner_wire(training)
@@ -92,7 +73,7 @@ def lone_wire(training: Cluster, generation: Cluster) -> Wire:
         for side in (training, generation)
     ]
     latency = max(side.node_efficiencies.network_latency.value for side in (training, generation))
-    return Wire(min(rates), latency, Resource.NETWORK)
+    return Link(min(rates), latency, Resource.NETWORK)
 
 
 def host_link_bytes_per_s(cluster: Cluster) -> float:
