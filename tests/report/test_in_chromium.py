@@ -100,7 +100,7 @@ def test_a_timeline_is_zoomed_and_panned_by_buttons_keys_and_the_mouse(
     browser.click("document.querySelector('button[title=\"zoom in\"]')")
     near = browser.says(VIEW)
     assert near[1] - near[0] < whole[1] - whole[0]
-    browser.click("document.querySelector('button[title=\"to the right\"]')")
+    browser.click("document.querySelector('button[title=\"pan right\"]')")
     assert browser.says(VIEW)[0] > near[0]
     browser.says(f"({SCENE}).closest('.uplot').focus()")
     browser.press("-")

@@ -211,12 +211,12 @@ def test_a_job_that_only_a_learned_reward_judges_says_that_nothing_was_evaluated
     run = read_run_folder(make_killed_run(tmp_path / "run"))
     job = run.plan.job.model_copy(update={"rewards": ()})
     text = missing(replace(run, plan=run.plan.model_copy(update={"job": job})))
-    assert text.startswith("Nothing was evaluated on held-out prompts: the job has no rule and no environment")
+    assert text.startswith("No evaluation on held-out prompts: the job has neither a rule nor an environment")
 
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    at_night([("interrupted", "The run was interrupted"), ("running", "had not ended"), ("odd", "'odd'")], but=1),
+    at_night([("interrupted", "The run was interrupted"), ("running", "was still active"), ("odd", "'odd'")], but=1),
 )
 def test_the_state_of_a_run_is_said_in_words(tmp_path: Path, state: str, words: str) -> None:
     page, _ = _show(make_run(tmp_path / "run", RunShape(stops_after=1, state=state, message="stopped by SIGTERM")))
