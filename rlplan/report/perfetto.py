@@ -155,7 +155,7 @@ class _Writer:
                 self._add("C", name, device, at_s, args={"bytes": before})
 
     def _add(self, kind: str, name: str, device: str, at_s: float, **fields: Any) -> None:
-        event = {"ph": kind, "name": name, "pid": self.pids[device], "ts": self._nanoseconds(at_s) / 1000}
+        event: Event = {"ph": kind, "name": name, "pid": self.pids[device], "ts": self._nanoseconds(at_s) / 1000}
         self.events.append(event | fields)
 
     def _name(self, kind: str, pid: int, tid: int, name: str) -> Event:
