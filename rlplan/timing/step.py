@@ -1,6 +1,6 @@
 """Seconds of one steady-state step: when each action starts, and what it waits for.
 
-In: a Schedule and the Cost of each action. Out: a StepTiming, which also converts to predicted spans.
+In: a Schedule and the Cost of each action. Out: a StepTiming.
 Left out: how costs are computed (the other files of timing/), randomness (simulate/).
 
 The actions of a synchronous step follow each other. With max_staleness of at least 1, generation runs on its own
@@ -14,7 +14,6 @@ from functools import cached_property
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.timing.cost import NOTHING, Cost
-from rlplan.trace import Span
 from rlplan.vocabulary import ActionKind, Phase
 
 
@@ -47,16 +46,6 @@ class StepTiming:
     def seconds(self) -> float:
         """Duration of a steady step."""
         return max((action.end_s for action in self.actions), default=0.0)
-
-    def spans(self, schedule: Schedule) -> tuple[Span, ...]:
-        """Convert the step to spans of a trace, one for each process of each action."""
-        devices = dict(schedule.processes)
-        processes = {action.id: action.processes for action in schedule.step}
-        return tuple(
-            Span(action.action_id, 1, process, devices[process], action.start_s, action.end_s)
-            for action in self.actions
-            for process in processes[action.action_id]
-        )
 
 
 def time_step(schedule: Schedule, costs: Mapping[str, Cost], *, max_staleness: int = 0) -> StepTiming:

@@ -94,7 +94,7 @@ class CpuTimes:
         if action.phase is Phase.EVALUATE and kind is ActionKind.SCORE:
             return self.score_cost(self.job.num_evaluated_responses) + self._call()
         if kind is ActionKind.SYNC_WEIGHTS:
-            return self.sync_cost(is_first=part == "start")
+            return time_weight_sync(self.job, self.engine, self.host, is_first=part == "start")
         trained = next((la for la in self.schedule.layouts if la.role == action.role and "trainer" in la.worker), None)
         if trained is not None and kind in (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE):
             return self.move_states_cost(trained, is_back=kind is ActionKind.RELOAD_ROLE) + self._call()
@@ -230,10 +230,6 @@ class CpuTimes:
     @cached_property
     def _zero_stage(self) -> int:
         return self.schedule.layout("policy_trainer").zero_stage
-
-    def sync_cost(self, *, is_first: bool = False) -> Cost:
-        """Weight sync from the trainer's memory into the engine. Details: `cpu.weight_sync`."""
-        return time_weight_sync(self.job, self.engine, self.host, is_first=is_first)
 
     def checkpoint_cost(self) -> Cost:
         """The policy's weights copied and written to disk."""
