@@ -12,7 +12,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.parts.lengths import ConstantLengths
 from rlplan.timing.serving.ahead import NUM_HALVINGS, RolloutsAhead
 from tests.factories import EXAMPLES
-from tests.timing.serving.test_generation import LONG_TAIL, rollouts, make_speed
+from tests.timing.serving.test_generation import LONG_TAIL, make_speed, rollouts
 
 
 def against_the_simulator(gpus: str, sigma: float, max_num_seqs: int, staleness: int, latency_s: float = 0) -> float:
