@@ -148,7 +148,7 @@ def ray_placement(plan: Plan) -> RayPlacement:
 
 
 def _place_on_gpus(plan: Plan, devices: list[str]) -> RayPlacement:
-    """Place workers with one bundle per GPU, of which the processes on it share equal parts."""
+    """Place workers with one bundle per GPU; the processes on a GPU get equal parts of its bundle."""
     processes = [(layout, *pair) for layout in plan.schedule.layouts for pair in layout.processes]
     sharing = Counter(device for _, _, device in processes)
     threads = _count_threads_per_gpu(plan)

@@ -1,8 +1,8 @@
 """Engine: continuous batching with a paged KV cache, as in vLLM's scheduler, with one event per change of the batch.
 
 In: rollouts with predetermined lengths, a Speed, limits. Out: end times; tokens, preemptions, busy seconds.
-Left out: chunked prefill (a prefill stops the batch for as many seconds as its chunks would slow it), cached blocks
-without a running sequence, individual drafted tokens (a speed has their mean).
+Left out: chunked prefill (a prefill stops the batch for the seconds that its chunks would add), cached blocks without a
+running sequence, individual drafted tokens (a speed has their mean).
 
 Between two changes of the batch, every sequence gains one token per step, so a segment of k steps is one event:
 
@@ -41,7 +41,7 @@ class EngineLimits:
 
 
 class Timeout(Event):
-    """A reduced form of SimPy's Timeout, of which a simulation makes a million.
+    """A reduced form of SimPy's Timeout; a simulation makes a million of them.
 
     It occurs after `delay_s` and calls `callbacks`, which cannot be extended.
 

@@ -296,7 +296,7 @@ class CpuTimes:
         return cost.times(1 / layout.num_ranks_per_pass) + share.time_all_gather(sent)
 
     def _exchanged_bytes(self, layout: RoleLayout) -> float:
-        """Bytes per token that a rank sends in a forward pass to those that share it; a backward pass sends as many.
+        """Bytes per token that a rank sends to others that share its forward pass; a backward pass sends the same.
 
         Counts, per layer: with Ulysses, queries, keys, values and attention output of its own tokens, e(2q + 2k) / n.
         Tensor-parallel ranks all-reduce e h of every token after attention and after the MLP, and send each twice.

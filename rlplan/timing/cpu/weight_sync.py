@@ -46,7 +46,7 @@ def _full_weights_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena
 def _verification_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost) -> Cost:
     """Comparison of the engine's own parameters with the trainer's.
 
-    Counts: the whole update once more, and the engine's weights read before and after it (2 P e).
+    Counts: another complete update, and the engine's weights read before and after it (2 P e).
     Source: runtime/weight_sync/engine_state.py. Left out: matmuls of packed matrices with 32 rows.
     """
     read = engine.share.touch_cost(2 * FLOAT_BYTES * engine.model.num_parameters)

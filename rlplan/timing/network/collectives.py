@@ -3,7 +3,7 @@
 In: bytes, ranks, a cluster, and the stride between ranks. Out: Costs on the slowest link, with hops as LATENCY.
 Left out: overlap with compute (passes.py), start-up of a communicator.
 
-Symbols: S bytes of the whole result, n ranks, B bytes per second of the ring, l seconds of a hop.
+Symbols: S bytes of the complete result, n ranks, B bytes per second of the ring, l seconds of a hop.
 """
 
 from math import log2

@@ -325,7 +325,7 @@ def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
 
     Counts: each sequence and prompt belongs to one replica. Finished sequences are replaced on the emptiest replica,
     so shares are even, n = b / r. Without replacement, where a share p of all is left, counts have the deviation
-    sqrt(n (1 - p)), and the maximum of r replicas lies that times the expected maximum of r normal numbers above n.
+    sqrt(n (1 - p)). The largest of r replicas exceeds n by this deviation times the largest of r normal numbers.
     Source: binomial; Blom 1958, as `ExpertMatmuls.slowest`.
 
     >>> busiest_replica(StepLoad(8, 800, 100, 5000, 1), 4) == StepLoad(2.0, 200.0, 100.0, 5000.0, 1.0)

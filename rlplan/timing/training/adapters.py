@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights: additional work of LoRA, and of a 4-bit base, in a pass.
+"""Additional work of LoRA adapters, and of a frozen 4-bit base, in a pass.
 
 In: a ModelSpec and its adapters. Out: FLOPs and bytes per token, bytes per pass. Left out: dropout, casts of adapters
 that are kept in fp32, scales of 4-bit weights.

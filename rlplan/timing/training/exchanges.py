@@ -1,6 +1,6 @@
 """Communication between the ranks of one micro-batch: inside each layer, and between pipeline stages.
 
-In: what is trained and how (TrainSetting), a micro-batch, how often it is exchanged, a Cluster. Out: a Cost. Left out:
+In: a TrainSetting, a micro-batch, the number of exchanges, a Cluster. Out: a Cost. Left out:
 ZeRO's gathers (shards.py), imbalance between experts, rows that one message brings to several experts.
 
 Ranks of a stage are neighbours, and stages follow each other: Megatron-Core 0.14, parallel_state.py, `tp-cp-ep-dp-pp`.

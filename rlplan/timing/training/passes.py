@@ -1,6 +1,6 @@
 """One pass of one rank over a micro-batch: matmuls, attention, elementwise operators, and communication.
 
-In: what is trained and how (TrainSetting), a micro-batch, how often each part is computed (Times). Out: a Cost.
+In: a TrainSetting, a micro-batch, how often each part is computed (Times). Out: a Cost.
 Left out: gathers and reductions of ZeRO (shards.py), the sequence of passes (mini_batch.py).
 
 Symbols: T tokens, h hidden, e bytes per element, L layers.
@@ -266,7 +266,7 @@ def _sorted_bytes(setting: TrainSetting) -> float:
 
 
 def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
-    """Seconds of adapters beside frozen weights, and of dequantizing 4-bit weights, on one rank.
+    """Seconds of LoRA adapters, and of dequantizing a frozen 4-bit base, on one rank.
 
     Counts: adapters' bytes as often as elementwise operators, and their FLOPs with both gradients in the backward pass;
     `DEQUANTIZED` bytes per 4-bit weight before each matmul. Source: timing/training/adapters.py; bitsandbytes 0.45
