@@ -39,7 +39,7 @@ def main() -> None:
     simulated = read_simulated_plan(json.loads(result.read_text()), result)
     sides = [side_of(one.plan, one.compared() | {"name": name}) for name, one in (("shared", plan), ("apart", split))]
     write_comparison([*sides, side_of(simulated, {"name": "apart"})], pages["comparison"])
-    for name in ("simulation.json", "report.json", "trace.pftrace"):
+    for name in ("simulation.json", "report.json", "trace.json"):
         (FOLDER / name).unlink()
     with Chromium() as browser, Server(0) as server:
         for name, page in pages.items():

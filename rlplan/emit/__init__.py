@@ -1,1 +1,1 @@
-"""From a plan to the files that run it: DeepSpeed's, vLLM's and Ray's. Decides nothing."""
+"""The files that run a plan: configurations of DeepSpeed, vLLM and Ray. Decides nothing."""

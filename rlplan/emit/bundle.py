@@ -1,15 +1,15 @@
-"""The bundle: a folder with everything that will run, readable by people and by `rlplan run`.
+"""The bundle: a folder with everything that a run needs, readable by people and by `rlplan run`.
 
     DIR/plan.json               the resolved plan with its ledger
     DIR/execution.json          schedule and job
-    DIR/deepspeed/<role>.json   one DeepSpeed config a trained role, and a frozen one whose ranks share it
+    DIR/deepspeed/<role>.json   DeepSpeed config of each trained role, and of frozen roles with sharded weights
     DIR/vllm/<role>.json        engine arguments
     DIR/ray.json                the Ray placement
-    DIR/launch.sh               the one command
+    DIR/launch.sh               the command that starts the run
 
 In: a Plan. Out: those files; and back: `read_bundle(write_bundle(plan)) == execution_spec(plan)`.
-Every file but plan.json follows from plan.json, and is generated again when a bundle is read: what stands in it is
-compared (edits.py), never believed. Files that a plan does not give are not opened.
+All files but plan.json follow from plan.json. Reading a bundle generates them again and compares them with those in the
+folder (edits.py), which are never used. Files that a plan does not generate are not opened.
 """
 
 import json
@@ -29,13 +29,12 @@ set -euo pipefail
 exec rlplan run "$(dirname "$0")" "$@"
 """
 ENGINES = ("deepspeed", "vllm")
-"""Folders with a file for each role."""
+"""Folders with one file per role."""
 
 
 def write_bundle(plan: Plan, folder: Path) -> None:
-    """Write the bundle of a plan. Raises: EmitError when the folder holds something else,
-    SpecError when it cannot be written.
-    """
+    """Write the bundle of a plan. Raises: EmitError when the folder holds something else, SpecError when writing
+    fails."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "execution.json").exists():
         raise EmitError(
             f"{folder} is not empty and holds no bundle",
@@ -44,12 +43,13 @@ def write_bundle(plan: Plan, folder: Path) -> None:
             way_out="name another folder",
         )
     spec = execution_spec(plan)
-    files = _files_of(spec, folder)
+    files = _render_files(spec, folder)
     for name in ("plan.json", *files):
         _refuse_links(folder, name)
     with writing(folder):
         for engine in ENGINES:
             (folder / engine).mkdir(parents=True, exist_ok=True)
+            # an older bundle in this folder may have had other roles
             for left_over in (folder / engine).glob("*.json"):
                 left_over.unlink()
         write_plan(plan, folder / "plan.json")
@@ -58,8 +58,8 @@ def write_bundle(plan: Plan, folder: Path) -> None:
         (folder / "launch.sh").chmod(0o755)
 
 
-def _files_of(spec: ExecutionSpec, folder: Path) -> dict[str, str]:
-    """The text of every file but plan.json, by its path in the bundle: a function of the plan and of the folder."""
+def _render_files(spec: ExecutionSpec, folder: Path) -> dict[str, str]:
+    """Render every file but plan.json, by its path in the bundle. The text depends on the plan and the folder only."""
     portable = spec.model_copy(update={"job": spec.job.relative_to(folder)})
     return {
         "execution.json": _dump(json.loads(portable.model_dump_json(exclude={*ENGINES, "ray"}))),
@@ -71,7 +71,7 @@ def _files_of(spec: ExecutionSpec, folder: Path) -> dict[str, str]:
 
 
 def read_bundle(folder: Path) -> ExecutionSpec:
-    """The ExecutionSpec of a bundle, which is its plan's. Raises: SpecError, EmitError."""
+    """Read a bundle and return its plan's ExecutionSpec. Raises: SpecError, EmitError."""
     if not all((folder / name).is_file() for name in ("plan.json", "execution.json")):
         raise SpecError(
             f"{folder} holds no bundle",
@@ -82,40 +82,41 @@ def read_bundle(folder: Path) -> ExecutionSpec:
     _refuse_links(folder, "plan.json")
     plan = read_plan(folder / "plan.json")
     spec = execution_spec(plan, str(folder / "plan.json"))
-    files = _files_of(spec, folder)
+    files = _render_files(spec, folder)
     _check_files(folder, files)
     for name, text in files.items():
         _check_file(plan, folder, name, text)
     return spec
 
 
-def _check_file(plan: Plan, folder: Path, name: str, given: str) -> None:
-    """Raises: SpecError where a file is not as the plan gives it."""
-    limit = MAX_SPEC_BYTES + 2 * len(given.encode())
+def _check_file(plan: Plan, folder: Path, name: str, expected: str) -> None:
+    """Compare a file with the plan. Raises: SpecError for a difference."""
+    # room for formatting by hand, which does not change the data
+    limit = MAX_SPEC_BYTES + 2 * len(expected.encode())
     if name == "launch.sh":
         _check_script(folder, read_text(folder / name, "the bundle's launch.sh", limit=limit))
         return
     data = read_json(folder / name, f"the bundle's {name}", limit=limit)
-    check_unchanged(folder, name, plan, json.loads(given), data)
+    check_unchanged(folder, name, plan, json.loads(expected), data)
 
 
-def _check_script(folder: Path, found: str) -> None:
-    """launch.sh is not run by rlplan, but people run it. Raises: SpecError."""
-    if found != LAUNCH_SCRIPT:
-        lines = zip([*LAUNCH_SCRIPT.splitlines(), ""], [*found.splitlines(), ""], strict=False)
-        number, (given, other) = next(
-            ((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1]), (1, ("", found))
+def _check_script(folder: Path, script: str) -> None:
+    """Compare launch.sh, which rlplan does not run, but people do. Raises: SpecError."""
+    if script != LAUNCH_SCRIPT:
+        lines = zip([*LAUNCH_SCRIPT.splitlines(), ""], [*script.splitlines(), ""], strict=False)
+        number, (expected, actual) = next(
+            ((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1]), (1, ("", script))
         )
         raise SpecError(
-            f"launch.sh: line {number} is {shorten(other)}, the plan gives {shorten(given)}",
+            f"launch.sh: line {number} is {shorten(actual)}, the plan gives {shorten(expected)}",
             where=f"{folder / 'launch.sh'}: {number}",
-            rule="the script of a bundle is the one that every bundle has",
-            way_out=f"`{emit_again(folder)}` writes it again; keep a script of your own outside of the bundle",
+            rule="all bundles have the same launch.sh",
+            way_out=f"`{emit_again(folder)}` restores it; keep a script of your own outside the bundle",
         )
 
 
 def _check_files(folder: Path, files: dict[str, str]) -> None:
-    """Each is there, and a file; of the engines' configurations there are no others. Raises: SpecError."""
+    """Check that all files exist, and that there are no other engine configurations. Raises: SpecError."""
     for name in files:
         _refuse_links(folder, name)
         engine = name.rpartition("/")[0]
@@ -135,19 +136,21 @@ def _unlike(folder: Path, what: str, name: str) -> SpecError:
         what,
         where=str(folder / name),
         rule="one file for each trained role, one for the rollout engine, execution.json, ray.json and launch.sh",
-        way_out=f"`{emit_again(folder)}` writes the bundle again",
+        way_out=f"`{emit_again(folder)}` restores the bundle",
     )
 
 
 def _refuse_links(folder: Path, name: str) -> None:
-    """A link leads to a file that was not checked, and writing to it would overwrite that file. Raises: SpecError."""
+    """Refuse a link: reading would follow it to an unchecked file, and writing would overwrite its target. Raises:
+    SpecError.
+    """
     for place in (name, name.rpartition("/")[0]):
         if place and (folder / place).is_symlink():
             raise SpecError(
                 f"{place} is a link to {shorten(str((folder / place).readlink()))}",
                 where=str(folder / place),
-                rule="a bundle's files and folders lie in the bundle",
-                way_out=f"`{emit_again(folder, f'{folder}-again')}` writes one without links",
+                rule="a bundle's files and folders are real files and folders inside it",
+                way_out=f"`{emit_again(folder, f'{folder}-again')}` writes a bundle without links",
             )
 
 

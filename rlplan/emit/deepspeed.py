@@ -1,4 +1,4 @@
-"""The DeepSpeed configuration of a trained role, complete: no `auto`, nothing left to a launcher.
+"""The complete DeepSpeed configuration of a trained role: no `auto`, no value left to a launcher.
 
 In: a ResolvedJob and a Schedule. Out: a plain dict for `deepspeed.initialize(config=...)`. Source: DeepSpeed 0.19.8.
 """
@@ -12,18 +12,18 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Dtype, Role
 
 INITIAL_SCALE_POWER = 16
-"""fp16 begins with a loss scale of 2 to this power; DeepSpeed halves it at every overflow. Source: its own default."""
+"""Initial loss scale in fp16, as a power of 2; DeepSpeed halves the scale at every overflow. Source: its default."""
 
 
 EIGHT_BIT = "AdamW8bit"
-"""bitsandbytes' name for AdamW with moments of 8 bits."""
+"""bitsandbytes' name for AdamW with 8-bit moments."""
 
 
 def deepspeed_config(job: ResolvedJob, schedule: Schedule, role: Role = Role.POLICY) -> dict[str, Any]:
-    """DeepSpeed's JSON for a trained role.
+    """Build DeepSpeed's JSON for a trained role.
 
-    `managed_gradient_accumulation: false` makes each `step()` the boundary, so that micro-batches of different sizes
-    may be accumulated.
+    `managed_gradient_accumulation: false` makes each `step()` the boundary, so micro-batches of different sizes can be
+    accumulated.
     """
     algorithm, layout = job.algorithm, schedule.layout(f"{role}_trainer", role)
     on_gpus = job.device_kind == "cuda"
@@ -35,7 +35,7 @@ def deepspeed_config(job: ResolvedJob, schedule: Schedule, role: Role = Role.POL
     return {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
-        "train_batch_size": micro * accumulation * len(layout.devices),  # every rank counts, those of one pass too
+        "train_batch_size": micro * accumulation * len(layout.devices),  # counts every rank, also those of one pass
         "managed_gradient_accumulation": False,
         "gradient_clipping": algorithm.gradient_clipping,
         "steps_per_print": 1_000_000_000,
@@ -49,7 +49,7 @@ def deepspeed_config(job: ResolvedJob, schedule: Schedule, role: Role = Role.POL
 
 
 def _optimizer(job: ResolvedJob, learning_rate: float | None, *, on_gpus: bool) -> dict[str, Any]:
-    """`optimizer`. bitsandbytes' is none that DeepSpeed makes by itself: the runtime does, from this section."""
+    """Build `optimizer`. DeepSpeed does not know bitsandbytes' optimizer; the runtime makes it from this section."""
     algorithm = job.algorithm
     params = {
         "lr": learning_rate,
@@ -59,13 +59,13 @@ def _optimizer(job: ResolvedJob, learning_rate: float | None, *, on_gpus: bool) 
     }
     if job.training.optimizer == "adamw_8bit":
         return {"type": EIGHT_BIT, "params": params}
-    # beside an optimizer on the host of a GPU DeepSpeed's own one, which is compiled when it starts
+    # an optimizer on the host of a GPU is DeepSpeed's own, which is compiled when it starts
     own = {} if on_gpus and job.training.offloads_optimizer else {"torch_adam": True, "fused": True}
     return {"type": "AdamW", "params": {**params, **own}}
 
 
 def frozen_config(job: ResolvedJob) -> dict[str, Any]:
-    """DeepSpeed's JSON for a frozen role whose ranks share its weights: ZeRO-3 without an optimizer."""
+    """Build DeepSpeed's JSON for a frozen role whose ranks shard its weights: ZeRO-3 without an optimizer."""
     return {
         "train_micro_batch_size_per_gpu": 1,
         "steps_per_print": 1_000_000_000,
@@ -79,10 +79,10 @@ def frozen_config(job: ResolvedJob) -> dict[str, Any]:
 
 
 def tensor_parallel_section(tp: int) -> dict[str, Any]:
-    """`tensor_parallel`: what AutoTP cuts, said outright; embeddings, head and norms stay whole.
+    """Build `tensor_parallel` with explicit rules for AutoTP; embeddings, head and norms are replicated.
 
-    The runtime's own head reads its weight a few rows at a time, which a cut one would not bear. Norms of queries and
-    keys see a rank's own heads alone, so their gradients are added up. Source: DeepSpeed 0.19.8, autotp_config.py.
+    The runtime's head reads its weight a few rows at a time, which needs all columns on each rank. Norms of queries and
+    keys see only the heads of a rank, so their gradients are summed. Source: DeepSpeed 0.19.8, autotp_config.py.
     """
     return {
         "autotp_size": tp,
@@ -99,11 +99,11 @@ def tensor_parallel_section(tp: int) -> dict[str, Any]:
 
 
 def zero_section(training: ResolvedTraining, stage: int, *, on_gpus: bool = False) -> dict[str, Any]:
-    """`zero_optimization`: only what the stage reads.
+    """Build `zero_optimization` with only the keys that the stage reads.
 
-    On a CPU `overlap_comm` stays off, and ZeRO-3 gathers nothing ahead and keeps nothing for later: gloo computes and
-    sends on the same cores, so it gains nothing and only holds more. On GPUs the settings are those that
-    `memory.roles.states.zero_settings` counts: DeepSpeed's own defaults but for the buckets.
+    On a CPU `overlap_comm` is off, and ZeRO-3 neither prefetches nor keeps parameters: gloo computes and sends on the
+    same cores, so both would only use more memory. On GPUs the settings are those that
+    `memory.roles.states.zero_settings` counts: DeepSpeed's own defaults except for the buckets.
     """
     if stage == 0:
         return {"stage": 0}
@@ -132,7 +132,7 @@ def zero_section(training: ResolvedTraining, stage: int, *, on_gpus: bool = Fals
 
 
 def _precision(dtype: Dtype) -> dict[str, Any]:
-    """16-bit weights beside fp32 master weights; fp16 with a loss scale that follows its overflows."""
+    """Build the precision section: 16-bit weights with fp32 master weights; fp16 with a dynamic loss scale."""
     if dtype is Dtype.BFLOAT16:
         return {"bf16": {"enabled": True}}
     if dtype is Dtype.FLOAT16:

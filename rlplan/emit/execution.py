@@ -1,7 +1,7 @@
-"""ExecutionSpec: the part of a plan that the runtime needs, and nothing that is still to be decided.
+"""ExecutionSpec: the part of a plan that the runtime needs, with every decision made.
 
 In: a Plan. Out: DeepSpeed configs, vLLM engine arguments, the Ray placement and the schedule, as one frozen value.
-Left out: the ledger; a run compares itself with the plan that lies beside it.
+Left out: the ledger; a run compares itself with the plan next to it.
 """
 
 from typing import Any, Literal
@@ -18,25 +18,25 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 class ExecutionSpec(Spec):
-    """What will run."""
+    """Everything that the runtime needs for a run."""
 
     schema_version: Literal[1] = 1
     job: ResolvedJob
     schedule: Schedule
     deepspeed: dict[str, dict[str, Any]]
-    """One config for each trained role, and for each frozen one whose ranks share its weights."""
+    """One config for each trained role, and for each frozen role whose ranks shard its weights."""
     vllm: dict[str, dict[str, Any]]
-    """Engine arguments of the policy's rollout engine; empty where nothing is generated."""
+    """Engine arguments of the policy's rollout engine; empty for jobs that generate nothing."""
     ray: RayPlacement
     accepts_mismatch: bool = False
-    """Whether the user's job names a correction: then engine and trainer may differ beyond the limits."""
+    """Whether the job asks for an importance correction; then engine and trainer may differ beyond the limits."""
 
 
 def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
-    """The executable part of a plan, and of nothing but a plan. where: it stands, for a message.
+    """Extract the executable part of a plan. where: the plan's place, for a message.
 
-    Raises: SpecError where its schedule is none that its job gives, or where a run lacks something; EmitError where the
-    runtime does not run it.
+    Raises: SpecError where the schedule does not follow from the job, or where a run lacks something; EmitError where
+    the runtime does not support it.
     """
     check_executable(plan.job, where)
     check_schedule(plan, where)
@@ -51,6 +51,6 @@ def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
             if layout.worker == "rollout_engine"
         },
         ray=ray_placement(plan),
-        # by the job as it was asked: a correction that `auto` chose is for rounding alone
+        # the user's own job decides: a correction that `auto` chose only covers rounding
         accepts_mismatch=plan.asked.algorithm.corrects_importance,
     )

@@ -1,12 +1,12 @@
-"""What starts a bundle on a cluster with a scheduler: SLURM, SkyPilot, KubeRay.
+"""Launchers: files that start a bundle on a cluster with a scheduler (SLURM, SkyPilot, KubeRay).
 
     DIR/bundle/       as `rlplan emit` writes it (bundle.py)
     DIR/train.sbatch, task.yaml or rayjob.yaml
-    DIR/README.md     the command, and what is left to its reader
+    DIR/README.md     the command, and the settings that the user adds
 
-In: a Plan, and the texts of launchers.yaml. Out: that folder; EmitError for what the launcher cannot hand out. On one
-host Ray starts by itself; on several it is started on each, and `rlplan run` waits for all of them. None of it has been
-run on such a cluster.
+In: a Plan, and the texts of launchers.yaml. Out: that folder; EmitError for hardware that the launcher cannot request.
+On one host Ray starts by itself. On several, the launcher starts it on each, and `rlplan run` waits for all of them. No
+launcher has been tested on such a cluster.
 """
 
 import json
@@ -25,24 +25,24 @@ from rlplan.spec.hardware.profile import NodeProfile
 
 BUNDLE = "bundle"
 LAUNCHERS = ("slurm", "skypilot", "kuberay")
-"""Names of --target."""
+"""Values of `--target`."""
 
 
 class _Text(Template):
-    """A text whose words to fill in are `%%word`: `$`, `@` and `%` are a shell's."""
+    """A template with placeholders of the form `%%word`, because shells use `$`, `@` and `%`."""
 
     delimiter = "%%"
 
 
 @cache
 def read_launcher(target: str) -> dict[str, Any]:
-    """title, file, command, note, and texts by number of hosts and kind of device."""
+    """Read a launcher: title, file, command, note, and texts by number of hosts and kind of device."""
     launchers: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_suffix(".yaml"), "the launchers")
     return launchers[target]
 
 
 def render_launcher(target: str, name: str, num_hosts: int, per_host: int, gpu: str | None) -> str:
-    """The file that a launcher reads, for hosts with so many devices each. gpu: the profile's name; None: a CPU host.
+    """Render the launcher's file for hosts with `per_host` devices each. gpu: profile name; None on a CPU host.
 
     Raises: EmitError.
     """
@@ -54,14 +54,14 @@ def render_launcher(target: str, name: str, num_hosts: int, per_host: int, gpu: 
                 f"{launcher['title']}'s name of {gpu} is not known",
                 where=f"target {target}: resources.accelerators",
                 rule=f"one of {', '.join(launcher['names'])}",
-                way_out="--target slurm or --target kuberay, which ask for GPUs by their number",
+                way_out="use --target slurm or --target kuberay, which request GPUs by number",
             )
         kind = launcher["names"][gpu]
     resources = _Text(launcher["cpus" if gpu is None else "gpus"]).substitute(per_host=per_host, gpu=kind)
     return _Text(launcher["one_host" if num_hosts == 1 else "several_hosts"]).substitute(
         name=name,
         quoted_name=json.dumps(name),
-        label="-".join("".join(one if one.isalnum() else " " for one in name.lower()).split())[:40],
+        label="-".join("".join(char if char.isalnum() else " " for char in name.lower()).split())[:40],
         num_hosts=num_hosts,
         num_others=num_hosts - 1,
         resources=resources,
@@ -69,14 +69,13 @@ def render_launcher(target: str, name: str, num_hosts: int, per_host: int, gpu: 
 
 
 def write_launcher(plan: Plan, target: str, folder: Path) -> None:
-    """The folder that a launcher starts a bundle from. Raises: EmitError, SpecError."""
+    """Write a folder with a bundle and the file that a launcher starts it from. Raises: EmitError, SpecError."""
     launcher, hardware = read_launcher(target), plan.job.hardware
     if hardware.generation is not None or hardware.num_devices % hardware.num_hosts:
         raise EmitError(
-            f"{launcher['title']} is asked for hosts that are all alike, not for {plan.devices} on "
-            f"{hardware.num_hosts}",
+            f"{launcher['title']} needs hosts that are all alike, the plan has {plan.devices} on {hardware.num_hosts}",
             where=f"plan of {plan.job.name}: hardware, target {target}",
-            rule="one kind of device, and as many on each host",
+            rule="one type of device, and the same number on each host",
             way_out="leave --target out, and run the bundle on a Ray cluster of your own: rlplan run BUNDLE --address",
         )
     profile = find_profile(hardware.profile, where="hardware.profile")
@@ -88,9 +87,9 @@ def write_launcher(plan: Plan, target: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     write_bundle(plan, folder / BUNDLE)
     readme = (
-        f"# {plan.job.name} by {launcher['title']}\n\nMade by rlplan from a plan for {plan.devices} on "
+        f"# {plan.job.name} by {launcher['title']}\n\nWritten by rlplan from a plan for {plan.devices} on "
         f"{hardware.num_hosts} host(s). Start it with `{launcher['command']}`, {launcher['note']}.\n\n"
-        f"`{BUNDLE}/` is what runs; models and data are read at the paths in it, on every host.\n"
+        f"`{BUNDLE}/` holds the run; it needs models and data at its paths on every host.\n"
     )
     with writing(folder):
         (folder / launcher["file"]).write_text(text, encoding="utf-8")

@@ -1,15 +1,15 @@
-"""The Ray placement: bundles, and one worker process a bundle slot with its environment.
+"""The Ray placement: bundles, and a worker process with its environment for each slot of a bundle.
 
 In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. Source: Ray 2.60.0.
-On GPUs a bundle is a GPU; processes that share it take equal parts of it, which tells Ray who sees which GPU and bounds
-nothing. Not yet run on a GPU; reserved on Ray nodes whose GPUs are numbers (tests/runtime/cluster/test_fake_gpus.py).
+On GPUs each GPU is a bundle. Processes on one GPU request equal parts of it, which tells Ray who sees which GPU and
+limits nothing. Not yet run on a GPU; tested on Ray nodes with fake GPUs (tests/runtime/cluster/test_fake_gpus.py).
 """
 
 from collections import Counter
 from typing import Any
 
 from rlplan.dataflow.layouts import Worker
-from rlplan.emit.vllm import NCCL_ALONE, TESTED_RUNNER
+from rlplan.emit.vllm import NCCL_ONLY, TESTED_RUNNER
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile
@@ -20,11 +20,12 @@ from rlplan.units import MIB
 from rlplan.vocabulary import Role
 
 _RELEASED = {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD), "MALLOC_TRIM_THRESHOLD_": str(2 * MMAP_THRESHOLD)}
-"""A fixed mmap threshold makes glibc give every large tensor back to the system when it is freed, so that resident
-memory follows live bytes; without it glibc raises the threshold to 32 MiB as a program runs and keeps the rest."""
+"""Settings of glibc that return memory. A fixed mmap threshold returns every large tensor to the system when it is
+freed, so resident memory follows live bytes. Otherwise glibc raises the threshold to 32 MiB at run time and keeps
+smaller blocks."""
 _KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""Tensors below 32 MiB, the most that glibc accepts, come from a heap that is used again, warm, and is given back when
-an action ends. Its top is never given back by freeing: it moves all the time, and each time would fault again."""
+"""Settings of glibc that keep memory. Tensors below 32 MiB, glibc's maximum, come from a warm heap, which is trimmed
+when an action ends. Freeing never trims the top of the heap, because it moves often and each time would fault again."""
 
 COMMON_ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
@@ -32,12 +33,12 @@ COMMON_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_COMPILE_DISABLE": "1",
 }
-"""Of every worker on a CPU."""
+"""Environment of every worker on a CPU."""
 
 _FEW_MATMULS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
-"""How many compiled bf16 matmuls oneDNN keeps, and torch's own cache above it: one for each shape and number of rows,
-which differs from pass to pass. By default 1024 each, so that a trainer grows with every new number of rows; 32 hold
-the shapes of one pass, and cost no time (docs/decisions.md, "Compiled matmuls in bf16 on a CPU"; torch 2.13)."""
+"""Cache sizes for compiled bf16 matmuls in oneDNN, and in torch above it. Each shape and number of rows has an entry,
+and row counts differ from pass to pass. With the default of 1024 a trainer grows with every new row count; 32 hold the
+shapes of one pass and cost no time (docs/decisions.md, "Compiled matmuls in bf16 on a CPU"; torch 2.13)."""
 
 WORKER_ENVIRONMENT = {
     "policy_trainer": {"DS_ACCELERATOR": "cpu", **_FEW_MATMULS},
@@ -53,13 +54,13 @@ WORKER_ENVIRONMENT = {
 
 
 WHOLE_ACTIVATIONS = {"VLLM_CPU_INT4_W4A8": "0"}
-"""Of an engine whose weights are in 4 bits: activations stay in 16. On CPUs with AMX vLLM 0.32 would round them to 8,
-so that rollouts depended on the CPU (kernels/linear/mixed_precision/cpu.py)."""
+"""Environment of an engine with 4-bit weights: activations stay in 16 bits. On CPUs with AMX vLLM 0.32 would round them
+to 8, and rollouts would depend on the CPU (kernels/linear/mixed_precision/cpu.py)."""
 
 _ON_GPUS = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # a host's own setting would let every process see all GPUs, and all would take the first
+    # a host's own setting would show all GPUs to every process, and all would take the first
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
 }
 _WORKER_ON_GPUS = {
@@ -70,16 +71,16 @@ _WORKER_ON_GPUS = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
-        **NCCL_ALONE,
+        **NCCL_ONLY,
         **TESTED_RUNNER,
     },
 }
-THREADS_A_GPU = 4
+THREADS_PER_GPU = 4
 """OpenMP threads of a process on a GPU whose node has no profile."""
 
 
 class WorkerPlacement(Spec):
-    """One worker process."""
+    """Placement and environment of one worker process."""
 
     process: str
     worker: Worker
@@ -89,35 +90,35 @@ class WorkerPlacement(Spec):
     """Index into the placement group."""
     num_cpus: float
     num_threads: int
-    """Its OpenMP threads."""
+    """OpenMP threads."""
     environment: dict[str, str]
     num_gpus: float = 0.0
-    """Its share of the bundle's GPU."""
+    """Share of the bundle's GPU."""
 
 
 class RayPlacement(Spec):
-    """Bundles, one a device, and the workers in them."""
+    """One bundle per device, and the workers in them."""
 
     bundles: tuple[dict[str, float], ...]
     islands: tuple[tuple[int, ...], ...]
-    """Bundles that lie on one host together; each island becomes one STRICT_PACK placement group."""
+    """Bundles on the same host; each island becomes one STRICT_PACK placement group."""
     spreads_islands: bool = True
-    """No two islands on one host."""
+    """Whether islands must be on different hosts."""
     workers: tuple[WorkerPlacement, ...]
     object_store_memory: int = 128 * MIB
-    """Bytes of Ray's shared store."""
+    """Bytes of Ray's object store."""
 
 
 def ray_placement(plan: Plan) -> RayPlacement:
-    """One bundle a device; on a CPU host each worker takes one logical CPU of its device's bundle.
+    """Place workers with one bundle per device; on a CPU host each worker takes one logical CPU of its bundle.
 
-    Logical CPUs are slots, not cores: processes of a hybrid placement time-share a device. A process that is alone
-    that runs while the others wait (engine, scorer) may use the threads of its whole group.
+    Logical CPUs are slots, not cores: processes of a hybrid placement time-share a device. Engines and scorers, which
+    run while the others wait, may use the threads of their whole device group.
     """
     job = plan.job
     devices = [f"{job.device_kind}:{index}" for index in range(job.hardware.num_devices)]
     if job.device_kind == "cuda":
-        return _on_gpus(plan, devices)
+        return _place_on_gpus(plan, devices)
     group_sizes = {group.name: len(group.devices) for group in plan.schedule.groups}
     workers = []
     heap = _KEPT if plan.job.hardware.keeps_heap else _RELEASED
@@ -127,7 +128,7 @@ def ray_placement(plan: Plan) -> RayPlacement:
         for process, device in layout.processes:
             environment = {**COMMON_ENVIRONMENT, **heap, **WORKER_ENVIRONMENT[layout.worker]}
             environment["OMP_NUM_THREADS"] = str(threads)
-            if layout.worker == "rollout_engine" and job.rollout.shares_base:  # its matmuls are torch's, as a trainer's
+            if layout.worker == "rollout_engine" and job.rollout.shares_base:  # it uses torch's matmuls, as a trainer
                 environment |= _FEW_MATMULS
             if layout.worker == "rollout_engine" and job.rollout.base_path is not None:
                 environment |= WHOLE_ACTIVATIONS
@@ -146,36 +147,37 @@ def ray_placement(plan: Plan) -> RayPlacement:
     return RayPlacement(bundles=bundles, islands=_islands(job, bundles), workers=tuple(workers))
 
 
-def _on_gpus(plan: Plan, devices: list[str]) -> RayPlacement:
-    """One bundle a GPU; the processes on it share it in equal parts."""
+def _place_on_gpus(plan: Plan, devices: list[str]) -> RayPlacement:
+    """Place workers with one bundle per GPU; the processes on a GPU get equal parts of its bundle."""
     processes = [(layout, *pair) for layout in plan.schedule.layouts for pair in layout.processes]
     sharing = Counter(device for _, _, device in processes)
-    threads = _threads_a_gpu(plan)
+    threads = _count_threads_per_gpu(plan)
     workers = []
     for layout, process, device in processes:
         environment = {**_ON_GPUS, **_WORKER_ON_GPUS[layout.worker], "OMP_NUM_THREADS": str(threads)}
+        # rounded down, so that the parts never exceed the GPU
         part = int(PARTS / sharing[device]) / PARTS
-        place: dict[str, Any] = {"device": device, "bundle": devices.index(device), "num_cpus": part, "num_gpus": part}
-        named: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
-        workers.append(WorkerPlacement(**named, **place, num_threads=threads, environment=environment))
+        share: dict[str, Any] = {"device": device, "bundle": devices.index(device), "num_cpus": part, "num_gpus": part}
+        names: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
+        workers.append(WorkerPlacement(**names, **share, num_threads=threads, environment=environment))
     bundles = tuple({"GPU": float(device in sharing), "CPU": float(device in sharing)} for device in devices)
     return RayPlacement(bundles=bundles, islands=_islands(plan.job, bundles), workers=tuple(workers))
 
 
 PARTS = 10_000
-"""Ray counts resources in ten-thousandths."""
+"""Ray counts resources in units of 1/10,000."""
 
 
-def _threads_a_gpu(plan: Plan) -> int:
+def _count_threads_per_gpu(plan: Plan) -> int:
     node = find_profile(plan.job.hardware.profile, where="hardware.profile")
-    return max(1, node.num_cores.value // node.num_gpus) if isinstance(node, NodeProfile) else THREADS_A_GPU
+    return max(1, node.num_cores.value // node.num_gpus) if isinstance(node, NodeProfile) else THREADS_PER_GPU
 
 
 def _islands(job: ResolvedJob, bundles: tuple[dict[str, float], ...]) -> tuple[tuple[int, ...], ...]:
-    """The bundles of each host that hold anything."""
+    """Group the bundles that hold anything by their host."""
     hosts = [job.hardware.host_of(index) for index in range(len(bundles))]
     islands = (
-        tuple(index for index, host in enumerate(hosts) if host == one and bundles[index]["CPU"])
-        for one in dict.fromkeys(hosts)
+        tuple(index for index, bundle_host in enumerate(hosts) if bundle_host == host and bundles[index]["CPU"])
+        for host in dict.fromkeys(hosts)
     )
     return tuple(filter(None, islands))

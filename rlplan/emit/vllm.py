@@ -1,4 +1,4 @@
-"""vLLM's engine arguments for the rollout engine, by vLLM's own names.
+"""vLLM's engine arguments for the rollout engine, under vLLM's own names.
 
 In: a ResolvedJob. Out: a plain dict for `vllm.LLM(**arguments)`, without the model's path. Source: vLLM 0.32.0.
 """
@@ -13,22 +13,22 @@ WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtensio
 WEIGHT_TRANSFER_BACKEND = "rlplan"
 
 MAX_IMAGES = 16
-"""Of a prompt."""
+"""Most images in a prompt."""
 
 LONGEST_NGRAM = 3
-"""Longest n-gram that speculative decoding looks up in what came before."""
+"""Longest n-gram that speculative decoding looks up in the preceding tokens."""
 
 
 def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) -> dict[str, Any]:
-    """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
+    """Build the engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run and fixes the planned KV cache.
 
-    On a CPU prompts are not cut (a batch holds one longest sequence): vLLM 0.32 takes back the random draw of a cut
-    prompt by moving its generator's offset, which a generator on a CPU has not, and every request has one.
+    On a CPU prompts are not chunked, so a batch holds the longest sequence. vLLM 0.32 undoes the random draw of a
+    partial prompt by moving the offset of its generator, and CPU generators have no offset.
 
-    `processed_logprobs` are the log-probs of the distribution that was sampled from (after temperature), which is
-    what the ratio needs. Every rank of an engine is a process of ours (`external_launcher`). vLLM needs the tokenizer
-    only to stop at texts. Weights in mxfp4 are multiplied by a kernel that leaves activations alone: on Blackwell vLLM
-    would round them to 4 bits too (kernels/linear/mxfp4). Of a checkpoint in 4 bits its own config says the format.
+    `processed_logprobs` are log-probs of the sampled distribution (after temperature), which the importance ratio
+    needs. Every rank of an engine is one of our processes (`external_launcher`). vLLM needs the tokenizer only for stop
+    texts. For mxfp4 the kernel is Marlin, which keeps activations; on Blackwell vLLM would round them to 4 bits as well
+    (kernels/linear/mxfp4). The config of a 4-bit checkpoint names its format.
     """
     arguments: dict[str, Any] = {
         "dtype": job.rollout.dtype.value,
@@ -67,28 +67,30 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
     return arguments
 
 
-NCCL_ALONE = {
+NCCL_ONLY = {
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",
     "VLLM_USE_NCCL_SYMM_MEM": "0",
 }
-"""Environment of an engine on GPUs: vLLM's other ways to all-reduce are off, for NCCL's is what was timed
-(timing/serving/step.py) and two of them are on by themselves. Source: vLLM 0.32.0, envs.py, cuda_communicator.py."""
+"""Environment of an engine on GPUs that leaves NCCL as the only all-reduce: it is the one that was timed
+(timing/serving/step.py), and two others are on by default. Source: vLLM 0.32.0, envs.py, cuda_communicator.py."""
 
 TESTED_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-"""Environment of an engine on GPUs: the model runner that every test of ours has met. On a CPU vLLM 0.32 has no other;
-with Triton at hand it takes its second one by itself (`use_v2_model_runner` of its own configuration)."""
+"""Environment of an engine on GPUs: the model runner that all our tests use. On a CPU vLLM 0.32 has no other. With
+Triton it would choose the second one by itself (`use_v2_model_runner` in its configuration)."""
 
 LEAST_UTILIZATION = 0.01
-"""With `kv_cache_memory_bytes` vLLM takes what it is told to; at its start alone it asks that this share of the GPU is
-free (vLLM's v1/worker/utils.py, `request_memory`). Others lie on the same GPU already, so it asks for almost none."""
+"""Share of the GPU that must be free when vLLM starts (v1/worker/utils.py, `request_memory`). It has no other effect
+with `kv_cache_memory_bytes`. Other processes use the same GPU already, so almost none is requested."""
 
 
 def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:
-    """What an engine on GPUs is told beside. Its ranks see one GPU each, so their own all-reduce, which opens their
-    peers' memory by device numbers, is left out for NCCL's, and so is the one that is fused with a norm (FlashInfer's,
-    on by itself on Hopper and Blackwell). Not yet run on a GPU.
+    """Additional arguments of an engine on GPUs.
+
+    Each rank sees one GPU, so vLLM's custom all-reduce, which opens the memory of peers by device number, is replaced
+    by NCCL's. So is FlashInfer's all-reduce fused with a norm, which is on by default on Hopper and Blackwell.
+    Not yet run on a GPU.
     """
     rollout = job.rollout
     arguments: dict[str, Any] = {
@@ -106,8 +108,9 @@ def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:
 
 
 def _adapter_arguments(job: ResolvedJob) -> dict[str, Any]:
-    """A slot for each version of the adapter that is held at once, where adapters alone are handed over."""
-    held = engine_adapters(job)
-    if held is None:
+    """LoRA arguments where only adapters are synced: one slot for each adapter version that exists at the same time."""
+    adapters = engine_adapters(job)
+    if adapters is None:
         return {}
-    return {"enable_lora": True, "max_loras": held.num_versions, "max_lora_rank": engine_lora_rank(held.lora.rank)}
+    rank = engine_lora_rank(adapters.lora.rank)
+    return {"enable_lora": True, "max_loras": adapters.num_versions, "max_lora_rank": rank}

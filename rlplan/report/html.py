@@ -1,7 +1,7 @@
-"""Pages as self-contained HTML: templates, charts that a script inlined in them draws, and how numbers become words.
+"""Self-contained HTML pages: templates, charts drawn by an inlined script, and formats of numbers.
 
 In: values for a template, charts as data. Out: HTML text; all values are data and pass through autoescape.
-Left out: what a page says (run_page.py, plans/).
+Left out: the content of pages (run_page.py, plans/).
 """
 
 from functools import cache
@@ -17,34 +17,35 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.version import __version__
 from rlplan.vocabulary import words_of
 
+# uPlot first, because the other scripts use it when they load
 SCRIPTS = ("uplot.min.js", "charts.js", "timeline.js", "curves.js", "page.js")
 
 
 def render(template: str, **values: Any) -> str:
-    """A page."""
+    """Render a page."""
     text: str = environment().get_template(template).render(version=__version__, **values)
     return text
 
 
 @cache
 def environment() -> Environment:
-    """Where every page is made: templates of this package, their values escaped, and how numbers become words."""
-    made = Environment(
+    """The template environment of all pages: autoescaped values, formats of numbers."""
+    jinja = Environment(
         loader=FunctionLoader(lambda name: _file("templates", name)), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.globals |= {
+    jinja.globals |= {
         "scripts": "\n".join(_file("assets", name) for name in SCRIPTS),
         "ui_script": _file("assets", "ui.js"),
         "licence": _file("assets", "uplot.LICENSE").replace("*/", ""),
         "styles": "\n".join(_file("assets", name) for name in ("uplot.min.css", "page.css")),
     }
-    made.filters |= {
+    jinja.filters |= {
         "bytes": _or_dash(format_bytes),
         "exactly": _or_dash(lambda value: f"{int(value):,}"),
         "seconds": _or_dash(format_seconds),
-        "percent": _or_dash(style.percent),
-        "signed_percent": _or_dash(lambda value: style.percent(value, signed=True)),
+        "percent": _or_dash(style.format_percent),
+        "signed_percent": _or_dash(lambda value: style.format_percent(value, signed=True)),
         "sentence": style.sentence,
         "evaluated": lambda value, is_share: _or_dash(lambda v: value_text(v, is_share=is_share))(value),
         "changed": lambda value, is_share: _or_dash(lambda v: change_text(v, is_share=is_share))(value),
@@ -52,7 +53,7 @@ def environment() -> Environment:
         "name": words_of,
         "raw": lambda value: "" if value is None or pd.isna(value) else value,
     }
-    return made
+    return jinja
 
 
 def _file(folder: str, name: str) -> str:
@@ -60,5 +61,5 @@ def _file(folder: str, name: str) -> str:
 
 
 def _or_dash(show: Any) -> Any:
-    """A filter that shows what is unknown as a dash."""
+    """A filter that shows unknown values as a dash."""
     return lambda value: "\u2013" if value is None or pd.isna(value) else show(value)

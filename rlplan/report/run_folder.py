@@ -1,7 +1,7 @@
-"""RunFolder: what a run left on disk, read once and as data only.
+"""RunFolder: the files of a run, read once and as data only.
 
-In: a folder with plan.json and whatever the run had time to write. Out: a frozen RunFolder, or a SpecError.
-Left out: any judgement about the run; a killed run with a torn last line is as readable as a finished one.
+In: a folder with plan.json and the files that the run wrote so far. Out: a frozen RunFolder, or a SpecError.
+Left out: any judgement about the run. A killed run with a truncated last line is as readable as a finished one.
 """
 
 import json
@@ -21,6 +21,7 @@ from rlplan.timing.measured import join_seconds, measured_seconds
 from rlplan.trace import Trace
 from rlplan.vocabulary import Phase
 
+# at least one folder and a last part; neither a URL nor a relative path
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
 
 
@@ -31,13 +32,13 @@ class RunStatus:
     state: str
     """`finished`, `interrupted`, `failed`, `running`, or `unknown` when it was not recorded."""
     exit_code: int | None = None
-    """Of `rlplan run`; None before it ended."""
+    """Exit code of `rlplan run`; None before its end."""
     message: str = ""
     """Free text of the run, without absolute paths."""
     started_at: str = ""
-    """As the run wrote it."""
+    """Start time as the run wrote it."""
     seconds: float | None = None
-    """By the clock; None before it ended."""
+    """Wall-clock seconds; None before its end."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,19 @@ class RunFolder:
     name: str
     """The folder's own name, never its path."""
     plan: Plan
-    """With what was predicted."""
+    """The plan with its predictions."""
     trace: Trace
-    """What was measured: spans of actions and samples of memory."""
+    """Measurements: spans of actions and samples of memory."""
     metrics: tuple[dict[str, Any], ...]
-    """What was learned: rows as written, one a step."""
+    """Learning metrics: rows as written, one per step."""
     timings: tuple[dict[str, Any], ...]
-    """How long it took: rows as written, one a step."""
+    """Durations: rows as written, one per step."""
     status: RunStatus
-    """How it ended."""
+    """Outcome of the run."""
 
     @property
     def ledger(self) -> MemoryLedger:
-        """What the plan says that each process holds."""
+        """Predicted memory of each process."""
         return self.plan.ledger
 
     @property
@@ -69,7 +70,7 @@ class RunFolder:
 
     @property
     def measured_step(self) -> MeasuredStep:
-        """A usual step as it was measured: medians, the first apart where there are others."""
+        """Medians of the measured steps, without the first one where there are others."""
         plan = self.plan
         always = {action.action_id for action in plan.timing.step.actions} if plan.timing else set()
         seconds = measured_seconds(self.schedule, self.trace.spans, self.timings)
@@ -93,7 +94,7 @@ class RunFolder:
 
     @property
     def is_control(self) -> bool:
-        """Whether this run is an experiment that must not learn, or must show an error."""
+        """Whether the run is a control experiment, which must not learn or must show an error."""
         job = self.plan.job
         return bool(
             job.algorithm.learning_rate == 0
@@ -103,7 +104,7 @@ class RunFolder:
 
     @property
     def label(self) -> str:
-        """What tells this run from its siblings: the control that it is, else its seed."""
+        """Label that distinguishes the run from similar ones: its control, or else its seed."""
         job = self.plan.job
         if job.controls.shuffle_rewards:
             return "shuffled rewards"
@@ -115,7 +116,7 @@ class RunFolder:
 
 
 def read_run_folder(folder: Path) -> RunFolder:
-    """Read a run folder. Raises: SpecError when it is none, or when a file in it is damaged."""
+    """Read a run folder. Raises: SpecError for another folder, or when a file in it is damaged."""
     plan, trace = read_run_plan(folder), folder / "trace.jsonl"
     return RunFolder(
         name=folder.resolve().name,
@@ -128,9 +129,9 @@ def read_run_folder(folder: Path) -> RunFolder:
 
 
 def unique_labels(runs: tuple[RunFolder, ...]) -> tuple[str, ...]:
-    """One label a run; where two would read the same, the folder's name is added.
+    """Make one label per run; where two would be equal, the folder's name is added.
 
-    A job name is added where runs of several jobs are laid side by side.
+    With runs of several jobs, the job's name is added as well.
     """
     labels = [run.label for run in runs]
     if len({run.plan.job.name for run in runs}) > 1:
@@ -140,36 +141,36 @@ def unique_labels(runs: tuple[RunFolder, ...]) -> tuple[str, ...]:
     )
 
 
-def without_absolute_paths(text: str) -> str:
-    """Text in which a path of this machine is cut to its last part.
+def shorten_paths(text: str) -> str:
+    """Shorten each absolute path in a text to its last part.
 
-    >>> without_absolute_paths("lost '/srv/me/runs/7/plan.json' at 9 tokens/s")
+    >>> shorten_paths("lost '/srv/me/runs/7/plan.json' at 9 tokens/s")
     "lost '…/plan.json' at 9 tokens/s"
     """
     return _ABSOLUTE_PATH.sub(r"…/\1", text)
 
 
 def _usual(rows: tuple[dict[str, Any], ...], key: str) -> float | None:
-    """The median over steps, the first apart where there are others; None where it was not recorded."""
-    found = [float(row[key]) for row in rows if row["step"] >= 1 and row.get(key) is not None]
-    return median(found[1:] or found) if found else None
+    """Median over steps, without the first one where there are others; None where it was not recorded."""
+    values = [float(row[key]) for row in rows if row["step"] >= 1 and row.get(key) is not None]
+    return median(values[1:] or values) if values else None
 
 
 def _read_rows(path: Path) -> tuple[dict[str, Any], ...]:
-    """Rows of a JSONL file; a torn last line is left out, an absent file has no rows. Raises: SpecError."""
+    """Read rows of a JSONL file; a truncated last line is skipped, a missing file is empty. Raises: SpecError."""
     if not path.exists():
         return ()
     return tuple(read_records(path, path.name, check_numbers, limit=MAX_RUN_BYTES))
 
 
 def _read_status(path: Path) -> RunStatus:
-    """The status as written; a run that was killed outright has none, or half of one."""
+    """Read the status; a killed run has none, or a truncated one."""
     try:
         row = json.loads(read_text(path, "the status"))
         return RunStatus(
             state=str(row["state"]),
             exit_code=None if row.get("exit_code") is None else int(read_number(row["exit_code"])),
-            message=without_absolute_paths(str(row.get("message") or "")),
+            message=shorten_paths(str(row.get("message") or "")),
             started_at=str(row.get("started_at") or ""),
             seconds=None if row.get("seconds") is None else read_number(row["seconds"]),
         )

@@ -1,7 +1,7 @@
-"""The report of a run as one page.
+"""The report page of a run.
 
-In: Findings and their summary. Out: HTML text. Left out: working anything out (summary.py, dataframes.py); here
-numbers only become words.
+In: Findings and their summary. Out: HTML text. Left out: computation (summary.py, dataframes.py); this module only
+formats numbers.
 """
 
 from collections.abc import Mapping
@@ -10,31 +10,32 @@ from typing import Any
 import pandas as pd
 
 from rlplan.report import html, style
-from rlplan.report.dataframes import PEAK_TOLERANCE, held_memory
+from rlplan.report.dataframes import PEAK_TOLERANCE, predicted_memory
 from rlplan.report.drawn import bars
 from rlplan.report.drawn.curves import learning
 from rlplan.report.drawn.memory import memory_of_host
 from rlplan.report.evaluations import change_text, missing, value_text
-from rlplan.report.plans.plan_page import others_of
+from rlplan.report.plans.page import Tile
+from rlplan.report.plans.plan_page import list_alternatives
 from rlplan.report.summary import Findings
 from rlplan.units import format_bytes, format_rate, format_seconds
 from rlplan.vocabulary import words_of
 
 TEMPLATE = "report.html.j2"
 FLAT_POINTS = 0.05
-"""A control whose share of held-out prompts moved less than this counts as flat."""
+"""A control run counts as flat while its share of held-out prompts changes by less than this."""
 
 _STATES = {
     "finished": ("good", "The run finished."),
-    "running": ("bad", "The run had not ended when this report was written: everything below is what it had so far."),
-    "interrupted": ("bad", "The run was interrupted: everything below ends where it was stopped."),
-    "failed": ("bad", "The run failed: everything below ends where it broke."),
-    "unknown": ("bad", "The run left no readable status, as when it is killed: below is what it wrote until then."),
+    "running": ("bad", "The run was still active when this report was written; all results are preliminary."),
+    "interrupted": ("bad", "The run was interrupted; the results end there."),
+    "failed": ("bad", "The run failed; the results end there."),
+    "unknown": ("bad", "The run left no readable status, as after a kill; the results end with its last output."),
 }
 
 
 def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
-    """The page."""
+    """Render the page."""
     run, state = findings.run, summary["status"]["state"]
     return html.render(
         TEMPLATE,
@@ -43,13 +44,13 @@ def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
         tiles=_tiles(findings, summary),
         learning=learning(findings.runs, findings.labels),
         memory=memory_of_host(run, run.plan.timing.step if run.plan.timing else None),
-        predictions=[bars.prediction(run, findings.peaks, with_baselines=one) for one in (True, False)],
+        predictions=[bars.prediction(run, findings.peaks, with_baselines=with_base) for with_base in (True, False)],
         peaks=summary["memory"]["process_peaks"],
         kinds_at_peak=_kinds_at_peak(findings),
         exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
         workload=_workload(findings),
         schedule=run.plan.schedule,
-        others=others_of(run.plan),
+        others=list_alternatives(run.plan),
         commands=_commands(findings),
         evaluations=summary["learning"][0]["evaluations"],
         no_evaluation=missing(run),
@@ -58,8 +59,8 @@ def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
     )
 
 
-def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The answers that a reader came for: what, how much, and whether it is as it should be."""
+def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[Tile]:
+    """The main results: learning, memory, time, and whether they are as expected."""
     return [
         *_evaluation_tiles(summary),
         _exactness_tile(summary["memory"]["persistent_kinds"]),
@@ -69,8 +70,8 @@ def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str
     ]
 
 
-def _evaluation_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The first metric over held-out prompts; none where none was recorded, which a sentence says."""
+def _evaluation_tiles(summary: Mapping[str, Any]) -> list[Tile]:
+    """A tile of the first metric on held-out prompts; none without a recorded evaluation, which a sentence explains."""
     run = summary["learning"][0]
     if not run["evaluations"]:
         return []
@@ -81,60 +82,56 @@ def _evaluation_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     start = "" if before is None else value_text(before, is_share=is_share)
     if after is None:
         begins = f"{start} before; " if start else ""
-        return [_tile(title, "unknown", f"{begins}no later evaluation, {steps}", "quiet")]
+        return [Tile(title, "unknown", f"{begins}no later evaluation, {steps}")]
     value = value_text(after, is_share=is_share)
     gained = "" if before is None else f"{change_text(main['change'], is_share=is_share)} in "
     grows = before is not None and (after > before) != run["is_control"]
-    return [_tile(title, f"{start} \u2192\u00a0{value}" if start else value, gained + steps,
+    return [Tile(title, f"{start} \u2192\u00a0{value}" if start else value, gained + steps,
                   "good" if grows else "quiet")]  # fmt: skip
 
 
-def _exactness_tile(kinds: list[dict[str, Any]]) -> dict[str, str]:
+def _exactness_tile(kinds: list[dict[str, Any]]) -> Tile:
     samples, exact = sum(kind["num_samples"] for kind in kinds), sum(kind["is_exact"] for kind in kinds)
     if not samples:
-        return _tile("Persistent kinds exact", "unknown", "none was measured", "quiet")
+        return Tile("Persistent kinds exact", "unknown", "none was measured")
     wrong = ", ".join(words_of(kind["kind"]) for kind in kinds if not kind["is_exact"])
     note = f"not exact or not measured: {wrong}" if wrong else f"to the byte, in all of {samples:,} samples"
-    return _tile("Persistent kinds exact", f"{exact} of {len(kinds)}", note, "bad" if wrong else "good")
+    return Tile("Persistent kinds exact", f"{exact} of {len(kinds)}", note, "bad" if wrong else "good")
 
 
-def _peak_tile(peaks: list[dict[str, Any]]) -> dict[str, str]:
+def _peak_tile(peaks: list[dict[str, Any]]) -> Tile:
     known = [peak for peak in peaks if peak["error_fraction"] is not None]
     if not known:
-        return _tile("Worst process peak", "unknown", "no process was measured", "quiet")
+        return Tile("Worst process peak", "unknown", "no process was measured")
     worst = min(known, key=lambda peak: (peak["error_fraction"] >= 0, -abs(peak["error_fraction"])))
     under = sum(peak["error_fraction"] < 0 for peak in known)
     side = f"{under} of {len(known)} predicted too small" if under else f"none of {len(known)} predicted too small"
     fine = all(peak["is_within_tolerance"] for peak in known)
-    value = style.percent(worst["error_fraction"], signed=True)
-    return _tile("Worst process peak", value, f"{worst['process']}; {side}", "good" if fine else "bad")
+    value = style.format_percent(worst["error_fraction"], signed=True)
+    return Tile("Worst process peak", value, f"{worst['process']}; {side}", "good" if fine else "bad")
 
 
-def _host_tile(host: Mapping[str, Any]) -> dict[str, str]:
+def _host_tile(host: Mapping[str, Any]) -> Tile:
     predicted, measured, capacity = host["predicted_bytes"], host["measured_bytes"], host["capacity_bytes"]
     value = "unknown" if measured is None else format_bytes(measured)
     note = "" if predicted is None else f"{format_bytes(predicted)} predicted; "
-    return _tile("Host memory, peak", value, f"{note}capacity {format_bytes(capacity)}", "quiet")
+    return Tile("Host memory, peak", value, f"{note}capacity {format_bytes(capacity)}")
 
 
-def _time_tile(findings: Findings, summary: Mapping[str, Any]) -> dict[str, str]:
+def _time_tile(findings: Findings, summary: Mapping[str, Any]) -> Tile:
     seconds, timings = summary["status"]["seconds"], findings.timings
     notes = []
     if "step_s" in timings and timings["step_s"].notna().any():
-        notes.append(f"{format_seconds(timings['step_s'].mean())} a step")
+        notes.append(f"{format_seconds(timings['step_s'].mean())} per step")
     if "throughput/tokens_per_sec" in timings and timings["throughput/tokens_per_sec"].notna().any():
         notes.append(format_rate(timings["throughput/tokens_per_sec"].mean()))
     value = "unknown" if seconds is None else format_seconds(seconds)
-    return _tile("Time", value, ", ".join(notes) or "no step was timed", "quiet")
-
-
-def _tile(title: str, value: str, note: str, mood: str) -> dict[str, str]:
-    return {"title": title, "value": value, "note": note, "mood": mood}
+    return Tile("Time", value, ", ".join(notes) or "no step was timed")
 
 
 def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
-    """For each process, its rows at the predicted peak; measured: the largest sample of that kind after that action."""
-    held, joined = held_memory(findings.run.plan.ledger), findings.joined
+    """Rows of each process at its predicted peak; measured: the largest sample of that kind after that action."""
+    ledger_rows, joined = predicted_memory(findings.run.plan.ledger), findings.joined
     provenance = {
         (row.run_phase, row.action_id, row.process, str(row.role), str(row.kind)): str(row.provenance)
         for row in findings.run.plan.ledger.rows
@@ -142,12 +139,14 @@ def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
     groups = []
     for _, peak in findings.peaks.iterrows():
         where = ["run_phase", "action_id", "process"]
-        mine, seen = held, joined[joined["statistic"] == "resident"]
+        predicted, measured = ledger_rows, joined[joined["statistic"] == "resident"]
         for column in where:
-            mine, seen = mine[mine[column] == peak[column]], seen[seen[column] == peak[column]]
+            predicted = predicted[predicted[column] == peak[column]]
+            measured = measured[measured[column] == peak[column]]
         rows = []
-        for _, row in mine[(mine["peak_bytes"] > 0) | (mine["resident_bytes"] > 0)].iterrows():
-            sample = seen[(seen["kind"] == row["kind"]) & (seen["role"] == row["role"])]["measured_bytes"].max()
+        for _, row in predicted[(predicted["peak_bytes"] > 0) | (predicted["resident_bytes"] > 0)].iterrows():
+            is_same = (measured["kind"] == row["kind"]) & (measured["role"] == row["role"])
+            sample = measured[is_same]["measured_bytes"].max()
             rows.append(
                 {
                     "role": row["role"],
@@ -166,14 +165,14 @@ def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
 
 
 def _workload(findings: Findings) -> list[tuple[str, str]]:
-    """The job in words, without any path of this machine."""
+    """Describe the job without absolute paths."""
     job = findings.run.plan.job
     work = job.workload
     rewards = ", ".join(f"{reward.label} (weight {reward.weight:g})" for reward in job.rewards)
     ladder = f"{work.num_prompts_per_step} prompts with {work.num_samples_per_prompt} samples each"
     return [
         ("Algorithm", f"{job.algorithm.name}, learning rate {job.algorithm.learning_rate:g}, seed {job.seed}"),
-        ("Rollouts a step", f"{work.num_rollouts_per_step} ({ladder})"),
+        ("Rollouts per step", f"{work.num_rollouts_per_step} ({ladder})"),
         ("Mini-batch, micro-batch", f"{work.mini_batch_size}, {work.micro_batch_size_per_gpu} rollouts"),
         ("Lengths", f"at most {work.max_prompt_len} prompt and {work.max_response_len} response tokens"),
         ("Rewards", rewards),
@@ -182,7 +181,7 @@ def _workload(findings: Findings) -> list[tuple[str, str]]:
 
 
 def _commands(findings: Findings) -> list[str]:
-    """What to type to get this report again: the run, each run beside it, then the report."""
+    """Commands that reproduce this report: the runs, then the report."""
     commands = [f"rlplan run {findings.run.name}/plan.json"]
     commands += [f"rlplan run {other.name}/plan.json" for other in findings.others]
     return [*commands, f"rlplan report {findings.run.name}"]

@@ -1,6 +1,6 @@
-"""Findings: everything that a report says, computed once, and its machine-readable summary.
+"""Findings: all results of a report, computed once, and their machine-readable summary.
 
-In: the run folder that the report is about and those to lay beside it. Out: dataframes, and a JSON-able summary.
+In: the run folder of the report and those to compare. Out: dataframes, and a JSON-able summary.
 Left out: drawing and wording.
 """
 
@@ -26,24 +26,24 @@ REPORT_SCHEMA_VERSION = 2
 
 @dataclass(frozen=True)
 class Findings:
-    """What a report is made of."""
+    """Results that a report is made of."""
 
     run: RunFolder
-    """That the report is about."""
+    """The run that the report is about."""
     others: tuple[RunFolder, ...]
-    """The runs beside it."""
+    """Runs to compare."""
     labels: tuple[str, ...]
-    """One for each run, the report's own first."""
+    """One label per run, the report's own run first."""
     joined: pd.DataFrame
-    """`frames.joined_memory`: a row for each measured sample."""
+    """`dataframes.joined_memory`: a row for each measured sample."""
     peaks: pd.DataFrame
-    """`frames.process_peaks`: a row for each process."""
+    """`dataframes.process_peaks`: a row for each process."""
     exactness: pd.DataFrame
-    """`frames.exactness`: a row for each persistent kind of each process and role."""
+    """`dataframes.exactness`: a row for each persistent kind of each process and role."""
     metrics: pd.DataFrame
-    """A row a step."""
+    """Learning metrics, one row per step."""
     timings: pd.DataFrame
-    """A row a step."""
+    """Durations, one row per step."""
 
     @property
     def runs(self) -> tuple[RunFolder, ...]:
@@ -52,7 +52,7 @@ class Findings:
 
 
 def find(run_dir: Path, compare: Sequence[Path] = ()) -> Findings:
-    """Read the folders and join what they hold. Raises: SpecError for a folder that is no run folder."""
+    """Read the folders and join predictions with measurements. Raises: SpecError for another folder."""
     run, *others = (read_run_folder(folder) for folder in (run_dir, *compare))
     joined = dataframes.joined_memory(run)
     return Findings(
@@ -68,9 +68,9 @@ def find(run_dir: Path, compare: Sequence[Path] = ()) -> Findings:
 
 
 def summarize(findings: Findings) -> dict[str, Any]:
-    """The report as data: the job, how it ended, evaluations of every run, and how far predictions were off.
+    """The report as data: the job, its outcome, evaluations of every run, and errors of the predictions.
 
-    Fractions are 0-1, bytes integers, seconds floats; an error is predicted minus measured; unknown is null.
+    Fractions are 0-1, bytes integers, seconds floats; an error is predicted minus measured; unknown values are null.
     """
     run = findings.run
     job = run.plan.job
@@ -109,11 +109,11 @@ def summarize(findings: Findings) -> dict[str, Any]:
 
 def _learning(findings: Findings) -> list[dict[str, Any]]:
     known = evaluations(findings.runs)
-    return [learned(run, label, known) for run, label in zip(findings.runs, findings.labels, strict=True)]
+    return [summarize_learning(run, label, known) for run, label in zip(findings.runs, findings.labels, strict=True)]
 
 
-def learned(run: RunFolder, label: str, known: Sequence[Evaluation]) -> dict[str, Any]:
-    """What one run learned: each of those metrics before the first and after the last step that was evaluated."""
+def summarize_learning(run: RunFolder, label: str, known: Sequence[Evaluation]) -> dict[str, Any]:
+    """Learning of one run: each metric before the first and after the last evaluated step."""
     job, frame = run.plan.job, dataframes.metrics(run)
     return {
         "label": label,
@@ -125,21 +125,21 @@ def learned(run: RunFolder, label: str, known: Sequence[Evaluation]) -> dict[str
         "skips_sync_after_step": job.controls.skip_sync_after_step,
         "is_control": run.is_control,
         "num_steps_done": num_steps_done(run),
-        "evaluations": [outcome(run, one) for one in known],
+        "evaluations": [outcome(run, evaluation) for evaluation in known],
         "logprob_difference_max": _largest(frame, "sync/logprob_difference_max"),
     }
 
 
 def num_steps_done(run: RunFolder) -> int:
-    """The last RL step whose metrics were written."""
+    """Last RL step with recorded metrics."""
     return max((int(row["step"]) for row in run.metrics), default=0)
 
 
 def seconds_per_action(findings: Findings) -> list[dict[str, Any]]:
-    """Seconds of every action that was timed, in the order of the schedule, beside the plan's.
+    """Measured and predicted seconds of every timed action, in the order of the schedule.
 
-    median_s: over its executions, the first step apart. ratio: predicted over measured. share: its part of those
-    steps' seconds; actions that overlap may sum to more than 1.
+    median_s: over its executions, without the first step. ratio: predicted over measured. share: of those steps'
+    seconds; shares of overlapping actions may sum to more than 1.
     """
     run = findings.run
     measured = measured_seconds(run.plan.schedule, run.trace.spans, run.timings)
@@ -158,14 +158,14 @@ def seconds_per_action(findings: Findings) -> list[dict[str, Any]]:
 def _persistent_kinds(exactness: pd.DataFrame) -> list[dict[str, Any]]:
     rows = []
     for kind in dataframes.PERSISTENT:
-        mine = exactness[exactness["kind"] == kind]
-        if len(mine):
-            off = (mine["predicted_bytes"] - mine["measured_bytes"]).abs().max()
-            compared, exact = int(mine["num_compared"].sum()), int(mine["num_exact"].sum())
+        rows_of_kind = exactness[exactness["kind"] == kind]
+        if len(rows_of_kind):
+            off = (rows_of_kind["predicted_bytes"] - rows_of_kind["measured_bytes"]).abs().max()
+            compared, exact = int(rows_of_kind["num_compared"].sum()), int(rows_of_kind["num_exact"].sum())
             rows.append(
                 {
                     "kind": kind,
-                    "is_exact": bool((mine["num_compared"] > 0).all() and exact == compared),
+                    "is_exact": bool((rows_of_kind["num_compared"] > 0).all() and exact == compared),
                     "num_samples": compared,
                     "num_exact_samples": exact,
                     "worst_error_bytes": _integer(off),
@@ -175,12 +175,12 @@ def _persistent_kinds(exactness: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _packed_weights(joined: pd.DataFrame) -> dict[str, Any] | None:
-    """The engine's packed copies: how far the worst sample is off. None where nothing was packed."""
-    mine = joined[(joined["kind"] == MemoryKind.PACKED_WEIGHTS) & (joined["measured_bytes"] > 0)]
-    mine = mine[mine["error_fraction"].notna()]
-    if mine.empty:
+    """The worst prediction of the engine's packed copies; None where nothing was packed."""
+    samples = joined[(joined["kind"] == MemoryKind.PACKED_WEIGHTS) & (joined["measured_bytes"] > 0)]
+    samples = samples[samples["error_fraction"].notna()]
+    if samples.empty:
         return None
-    worst = mine.loc[mine["error_fraction"].abs().idxmax()]
+    worst = samples.loc[samples["error_fraction"].abs().idxmax()]
     return {
         "predicted_bytes": _integer(worst["predicted_bytes"]),
         "measured_bytes": _integer(worst["measured_bytes"]),
@@ -205,7 +205,7 @@ def _peak(row: pd.Series) -> dict[str, Any]:
 
 
 def _host_peak(run: RunFolder) -> dict[str, Any]:
-    """The whole host: the ledger's peak of the whole plan, and the largest sum of measured process peaks."""
+    """Peak of the whole host: the ledger's, and the largest sum of measured process peaks."""
     ledger, levels = run.plan.ledger, measured_levels(run)
     total = levels.total(levels.processes)
     return {

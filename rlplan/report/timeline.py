@@ -1,12 +1,12 @@
-"""A schedule on its own clock: what every process was predicted and measured to hold at every second.
+"""A schedule in time: predicted and measured memory of every process at every second.
 
-In: a TracedSchedule, whose spans say when each action ran (a run folder) or is said to run (a plan, a simulation).
+In: a TracedSchedule, whose spans are measured (a run folder) or predicted (a plan, a simulation).
 Out: step functions of bytes, phase blocks and windows of time. Left out: drawing.
 
-Inside an action a process holds its peak; from its end to the process's next action it holds what was resident then. A
-process without actions of its own (the driver, Ray) holds a sample from when it was taken on, and its first from the
-beginning. Peaks of two processes in one action need not fall together: their sum is an upper bound, for the prediction
-and for the measurement alike.
+During an action a process counts with its peak; from its end to the process's next action, with the memory that stayed
+resident. Processes without actions (the driver, Ray) keep each sample until the next, and their first from the start.
+Peaks of two processes in one action may occur at different times, so their sum is an upper bound, for predictions and
+measurements alike.
 """
 
 from collections import defaultdict
@@ -28,21 +28,21 @@ Key = tuple[str, int, int]
 
 
 class TracedSchedule(Protocol):
-    """A schedule, the bytes that it is said to hold, and when its actions ran or are said to run."""
+    """A schedule, its memory ledger, and the times of its actions, measured or predicted."""
 
     @property
     def ledger(self) -> MemoryLedger:
-        """What each process holds, by action."""
+        """Memory of each process, by action."""
         ...
 
     @property
     def schedule(self) -> Schedule:
-        """The actions."""
+        """Schedule of the actions."""
         ...
 
     @property
     def trace(self) -> Trace:
-        """Spans, and samples of memory where it was measured."""
+        """Spans, and measured memory samples where there are any."""
         ...
 
 
@@ -51,17 +51,17 @@ class Levels:
     """Step functions over n intervals of one grid."""
 
     edges: Bytes
-    """Seconds at which intervals begin and end, [n + 1]."""
+    """Interval borders in seconds, [n + 1]."""
     parts: dict[tuple[str, str], Bytes]
     """Bytes by (process, kind), each [n]."""
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """The processes that hold anything, by name."""
+        """Names of the processes with any memory."""
         return tuple(sorted({process for process, _ in self.parts}))
 
-    def by_kind(self, processes: Iterable[str]) -> dict[str, Bytes]:
-        """Bytes of each kind, summed over those processes."""
+    def sum_by_kind(self, processes: Iterable[str]) -> dict[str, Bytes]:
+        """Sum the bytes of each kind over these processes."""
         wanted = set(processes)
         sums: dict[str, Bytes] = {}
         for (process, kind), values in self.parts.items():
@@ -70,15 +70,15 @@ class Levels:
         return sums
 
     def total(self, processes: Iterable[str], without: Iterable[str] = ()) -> Bytes:
-        """Bytes of all kinds but those named, summed over those processes."""
-        left_out = set(without)
-        parts = [values for kind, values in self.by_kind(processes).items() if kind not in left_out]
+        """Sum the bytes of all kinds except `without` over these processes."""
+        excluded = set(without)
+        parts = [values for kind, values in self.sum_by_kind(processes).items() if kind not in excluded]
         return sum(parts, np.zeros(max(len(self.edges) - 1, 0)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """What a process holds inside a span and after it, bytes by kind."""
+    """Memory of a process during and after a span, in bytes by kind."""
 
     span: tuple[float, float]
     inside: dict[str, float] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Stay:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of one phase of one step."""
+    """A period of one phase of one step."""
 
     phase: str
     step: int
@@ -97,16 +97,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the run that is worth a panel."""
+    """A period of the run that a chart can show."""
 
     title: str
-    """For people."""
+    """Title for the reader."""
     start_s: float
-    """In the trace's seconds."""
+    """Start, in the trace's seconds."""
     end_s: float
-    """In the trace's seconds."""
+    """End, in the trace's seconds."""
     is_timed: bool = True
-    """Whether its seconds mean seconds, or an order alone."""
+    """Whether its seconds are predicted or measured; otherwise they only express an order."""
 
 
 def predicted_levels(
@@ -115,39 +115,39 @@ def predicted_levels(
     bound: Bound = "expected",
     device: str | None = None,
 ) -> Levels:
-    """What the ledger says for the actions that ran, when they ran, of the rows in those spaces.
+    """Memory levels that the ledger predicts for the recorded actions, from rows in those spaces.
 
-    bound: which end of the rows' intervals. device: only rows that lie there.
+    bound: which end of the rows' intervals to use. device: only rows on this device.
     """
     wanted, rows = set(spaces), defaultdict(list)
     for row in traced.ledger.rows:
         if row.space in wanted and device in (None, row.device):
             rows[(row.run_phase, row.action_id)].append(row)
-    whole_spans, own = intervals(traced), _by_process(traced)
+    all_spans, own = intervals(traced), _group_by_process(traced)
     stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
-    for key, whole in whole_spans.items():
+    for key, span in all_spans.items():
         for row in rows[(run_phase_of_step(key[1]), key[0])]:
-            stay = stays[row.process].setdefault(key, _Stay(own.get(row.process, {}).get(key, whole)))
-            inside, after = _bytes_of(row, bound)
+            stay = stays[row.process].setdefault(key, _Stay(own.get(row.process, {}).get(key, span)))
+            inside, after = _count_bytes(row, bound)
             stay.inside[str(row.kind)] = stay.inside.get(str(row.kind), 0) + inside
             stay.after[str(row.kind)] = stay.after.get(str(row.kind), 0) + after
     return _levels(traced, stays)
 
 
-def _bytes_of(row: LedgerRow, bound: Bound) -> tuple[int, int]:
-    """(inside the action, after it): of a host's memory those of all processes that the row stands for."""
+def _count_bytes(row: LedgerRow, bound: Bound) -> tuple[int, int]:
+    """Bytes (during the action, after it). In host memory, a row counts for all processes that it represents."""
     times = row.num_alike if row.space == "host" else 1
     return row.peak_at(bound) * times, row.resident_at(bound) * times
 
 
 def measured_levels(traced: TracedSchedule) -> Levels:
-    """The whole of every process as the operating system saw it, under the kind `total`."""
-    whole_spans, own = intervals(traced), _by_process(traced)
+    """Total memory of every process as the operating system reports it, under the kind `total`."""
+    all_spans, own = intervals(traced), _group_by_process(traced)
     stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
     for sample in traced.trace.samples:
         if sample.kind == TOTAL:
             key = (sample.action_id, sample.step, sample.attempt)
-            span = own.get(sample.process, {}).get(key) or whole_spans.get(key) or (sample.at_s, sample.at_s)
+            span = own.get(sample.process, {}).get(key) or all_spans.get(key) or (sample.at_s, sample.at_s)
             stay = stays[sample.process].setdefault(key, _Stay(span))
             for table in (stay.inside, stay.after):
                 table.setdefault(TOTAL, sample.num_bytes)
@@ -156,9 +156,9 @@ def measured_levels(traced: TracedSchedule) -> Levels:
 
 
 def measured_points(traced: TracedSchedule, processes: Iterable[str]) -> tuple[Bytes, Bytes]:
-    """(seconds, bytes): the sum of what those processes held in all, each time an action had been measured.
+    """(seconds, bytes): total memory of these processes, each time after an action was measured.
 
-    A point needs a sample of every process that had begun by then, so that no point is a part that looks like a whole.
+    A point needs a sample of every process that had started by then, so that no partial sum looks like a total.
     """
     wanted = set(processes)
     samples = [
@@ -166,9 +166,10 @@ def measured_points(traced: TracedSchedule, processes: Iterable[str]) -> tuple[B
         for sample in sorted(traced.trace.samples, key=lambda sample: sample.at_s)
         if sample.process in wanted and sample.kind == TOTAL and sample.statistic == "resident"
     ]
-    begun = {process: min(span[0] for span in spans.values()) for process, spans in _by_process(traced).items()}
+    begun = {process: min(span[0] for span in spans.values()) for process, spans in _group_by_process(traced).items()}
     awaited = {sample.process for sample in samples if sample.process in begun}
     latest: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+    # a process without spans counts from the start with its first sample
     for sample in reversed(samples):
         if sample.process not in begun:
             latest[sample.process][(sample.role, sample.kind)] = sample.num_bytes
@@ -176,14 +177,14 @@ def measured_points(traced: TracedSchedule, processes: Iterable[str]) -> tuple[B
     for sample in samples:
         latest[sample.process][(sample.role, sample.kind)] = sample.num_bytes
         if all(process in latest or begun[process] >= sample.at_s for process in awaited):
-            held = sum(size for parts in latest.values() for size in parts.values())
-            points[(sample.action_id, sample.step, sample.attempt)] = (sample.at_s, held)
+            num_bytes = sum(size for parts in latest.values() for size in parts.values())
+            points[(sample.action_id, sample.step, sample.attempt)] = (sample.at_s, num_bytes)
     pairs = np.array(list(points.values()), dtype=float).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 
 
 def phase_blocks(traced: TracedSchedule) -> tuple[Block, ...]:
-    """Which phase ran when; actions of one phase and step that follow each other are one block."""
+    """Phases over time; consecutive actions of one phase and step form one block."""
     parts = {"start": traced.schedule.start, "finish": traced.schedule.finish}
     phases = {
         (part, action.id): str(action.phase)
@@ -201,7 +202,7 @@ def phase_blocks(traced: TracedSchedule) -> tuple[Block, ...]:
 
 
 def choose_windows(blocks: tuple[Block, ...]) -> tuple[Window, ...]:
-    """The stretches that tell the story: starting, the first two steps, and the last two with the finish."""
+    """Choose the windows of a run: the start, the first two steps, and the last two with the finish."""
     steps = sorted({block.step for block in blocks if block.step > 0})
     has_finish = any(block.step < 0 for block in blocks)
     groups = [[0]]
@@ -211,10 +212,10 @@ def choose_windows(blocks: tuple[Block, ...]) -> tuple[Window, ...]:
         groups += [steps[:2], [*steps[-2:], -1]]
     windows = []
     for group in groups:
-        mine = [block for block in blocks if block.step in group]
-        if mine:
+        group_blocks = [block for block in blocks if block.step in group]
+        if group_blocks:
             title = _title([step for step in group if step > 0], 0 in group, has_finish and -1 in group)
-            windows.append(Window(title, min(b.start_s for b in mine), max(b.end_s for b in mine)))
+            windows.append(Window(title, min(b.start_s for b in group_blocks), max(b.end_s for b in group_blocks)))
     return tuple(windows)
 
 
@@ -228,16 +229,16 @@ def _title(steps: list[int], is_start: bool, is_finish: bool) -> str:
 
 
 def intervals(traced: TracedSchedule) -> dict[Key, tuple[float, float]]:
-    """When each action ran, over all its processes."""
-    found: dict[Key, tuple[float, float]] = {}
-    for spans in _by_process(traced).values():
+    """Start and end of each action over all its processes."""
+    times: dict[Key, tuple[float, float]] = {}
+    for spans in _group_by_process(traced).values():
         for key, (start_s, end_s) in spans.items():
-            before = found.get(key, (start_s, end_s))
-            found[key] = (min(before[0], start_s), max(before[1], end_s))
-    return found
+            before = times.get(key, (start_s, end_s))
+            times[key] = (min(before[0], start_s), max(before[1], end_s))
+    return times
 
 
-def _by_process(traced: TracedSchedule) -> dict[str, dict[Key, tuple[float, float]]]:
+def _group_by_process(traced: TracedSchedule) -> dict[str, dict[Key, tuple[float, float]]]:
     spans: dict[str, dict[Key, tuple[float, float]]] = {}
     for span in traced.trace.spans:
         spans.setdefault(span.process, {})[(span.action_id, span.step, span.attempt)] = (span.start_s, span.end_s)
@@ -245,7 +246,7 @@ def _by_process(traced: TracedSchedule) -> dict[str, dict[Key, tuple[float, floa
 
 
 def _levels(traced: TracedSchedule, stays: dict[str, dict[Key, _Stay]]) -> Levels:
-    own, edges = _by_process(traced), _edges(traced)
+    own, edges = _group_by_process(traced), _edges(traced)
     if not len(edges):
         return Levels(edges, {})
     parts: dict[tuple[str, str], Bytes] = {}
@@ -261,8 +262,8 @@ def _levels(traced: TracedSchedule, stays: dict[str, dict[Key, _Stay]]) -> Level
 
 
 def _edges(traced: TracedSchedule) -> Bytes:
-    """One grid for everything that is drawn together: all ends of spans, and samples that were taken outside them."""
-    own = _by_process(traced)
+    """One grid for all curves of a chart: all ends of spans, and samples of processes without spans."""
+    own = _group_by_process(traced)
     times = {t for spans in own.values() for pair in spans.values() for t in pair}
     if times:
         times |= {sample.at_s for sample in traced.trace.samples if sample.process not in own}
@@ -270,7 +271,8 @@ def _edges(traced: TracedSchedule) -> Bytes:
 
 
 def _fill(parts: dict[tuple[str, str], Bytes], edges: Bytes, process: str, stay: _Stay) -> None:
-    """Lay `stay.inside` over its span."""
+    """Raise the levels within the span to `stay.inside`."""
+
     first, last = (int(np.searchsorted(edges, t)) for t in stay.span)
     for kind, size in stay.inside.items():
         if size and last > first:

@@ -1,7 +1,7 @@
-"""write_report: a run folder in, a folder with the page and the tables out.
+"""write_report: reads a run folder and writes a folder with a page and tables.
 
-In: a run folder, a place to write, and runs to lay beside it. Out: the files of ReportFiles; run folders are only read.
-Left out: what the files say (summary.py, run_page.py). No output names a path of this machine.
+In: a run folder, an output folder, and runs to compare. Out: the files of ReportFiles; run folders are only read.
+Left out: the content of the files (summary.py, run_page.py). No output names an absolute path.
 """
 
 import json
@@ -19,36 +19,36 @@ from rlplan.spec.base import writing
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where the parts of a report lie, all in one folder."""
+    """Files of a report, all in one folder."""
 
     page: Path
     """The report as HTML."""
     metrics: Path
-    """A row a step, as CSV."""
+    """Metrics, one row per step, as CSV."""
     memory: Path
     """Predicted and measured memory, joined, as CSV."""
     summary: Path
     """The report as JSON."""
     trace: Path
-    """Actions, memory and flows of weights, for Perfetto; absent where nothing was timed."""
+    """Actions, memory and weight syncs, for Perfetto; absent where nothing was timed."""
 
     @staticmethod
     def within(folder: Path) -> "ReportFiles":
-        """The names that every report uses."""
+        """The file names that every report uses."""
         return ReportFiles(
             page=folder / "index.html",
             metrics=folder / "metrics.csv",
             memory=folder / "memory.csv",
             summary=folder / "report.json",
-            trace=folder / "trace.pftrace",
+            trace=folder / "trace.json",
         )
 
 
 def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> ReportFiles:
-    """Write the report of a run, finished or not, with other runs (seeds, controls) laid beside its learning.
+    """Write the report of a run, finished or not. compare: further runs (seeds, controls) in its learning curves.
 
-    Raises: SpecError when a folder is no run folder, holds a damaged file, or the report cannot be written there;
-    RunError where its disk is full.
+    Raises: SpecError when a folder is no run folder or holds a damaged file, or when writing fails; RunError when the
+    disk is full.
     """
     findings = find(run_dir, compare)
     summary = summarize(findings)
@@ -64,7 +64,7 @@ def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> 
 
 
 def _memory_table(findings: Findings) -> pd.DataFrame:
-    """Every sample beside its prediction, without digits that no clock of ours has."""
+    """Every sample with its prediction, rounded to the precision of our clocks."""
     return findings.joined.assign(
         error_fraction=findings.joined["error_fraction"].round(5), at_s=findings.joined["at_s"].astype(float).round(4)
     )

@@ -1,1 +1,1 @@
-"""A schedule run step after step in simulated time, with sampled lengths."""
+"""Simulation of a schedule, step after step, with sampled response lengths."""

@@ -1,17 +1,20 @@
-"""Engine: continuous batching with a KV cache in blocks, as vLLM's scheduler does it, an event per change of the batch.
+"""Engine: continuous batching with a paged KV cache, as in vLLM's scheduler, with one event per change of the batch.
 
-In: rollouts with the lengths they will have, a Speed, limits. Out: when each ends; tokens, preemptions, busy seconds.
-Left out: chunks of a prefill (its seconds stop the batch, as many in sum as chunks would slow it), blocks that stay
-cached when no running sequence uses them, drafted tokens one by one (a speed says the mean of them).
+In: rollouts with predetermined lengths, a Speed, limits. Out: end times; tokens, preemptions, busy seconds.
+Left out: chunked prefill (a prefill stops the batch for the seconds that its chunks would add), cached blocks without a
+running sequence, individual drafted tokens (a speed has their mean).
 
-Between two changes of the running set every sequence gains one token a step, so a segment of k steps is one event:
+Between two changes of the batch, every sequence gains one token per step, so a segment of k steps is one event:
 
-    seconds = k x decode_step_s(n, C + n (k - 1) / 2)        exact where the speed is a straight line in the tokens held
+    seconds = k x decode_step_s(n, C + n (k - 1) / 2)        exact where the speed is linear in the cached tokens
 
-k ends with the next rollout, or before the step for which blocks are lacking; then the rollout that came last gives up
-its blocks and restarts later (recompute). Symbols: n running sequences, C tokens held, B block size, t decode steps
-since the start. A sequence that holds v tokens needs a new block when v is a multiple of B. All v grow together, so
-(v - t) mod B never changes: n sequences in B classes say when blocks are needed without looking at each sequence.
+A segment ends with the next finished rollout, or before the step that lacks blocks. Then the rollout that joined last
+gives up its blocks and restarts later (recompute).
+
+Symbols: n running sequences, C cached tokens, B block size, t decode steps since the start.
+
+A sequence with v tokens needs a new block when v is a multiple of B. All v grow together, so (v - t) mod B never
+changes. Counting the n sequences in B classes therefore tells when blocks are needed, without visiting each sequence.
 """
 
 import heapq
@@ -29,22 +32,23 @@ from rlplan.simulate.speed import Speed, batch_prefill_s
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What one engine can run at once."""
+    """Limits of one engine."""
 
     max_num_seqs: int
     num_blocks: int
-    """Of `block_size` tokens, in the KV cache."""
+    """Blocks of `block_size` tokens in the KV cache."""
     block_size: int = 16
 
 
 class Timeout(Event):
-    """SimPy's Timeout without what a simulated run does not need, for a million of them are made: it happens after
-    `delay_s`, and calls `callbacks` then, to which nothing may be added.
+    """A reduced form of SimPy's Timeout; a simulation makes a million of them.
 
-    >>> env, told = Environment(), []
-    >>> _ = Timeout(env, 2.5, [lambda event: told.append((env.now, event.value))], "value")
+    It occurs after `delay_s` and calls `callbacks`, which cannot be extended.
+
+    >>> env, calls = Environment(), []
+    >>> _ = Timeout(env, 2.5, [lambda event: calls.append((env.now, event.value))], "value")
     >>> env.run()
-    >>> told
+    >>> calls
     [(2.5, 'value')]
     """
 
@@ -64,43 +68,43 @@ class Group:
         self.number, self.prompt_len = number, prompt_len
         self.rollouts = [Rollout(self, length) for length in lengths]
         self.left = len(self.rollouts)
-        """Rollouts without a reward yet."""
+        """Rollouts without a reward."""
         self.num_resident = 0
-        """Rollouts in the batch; the prompt lies in the cache once, while there is one."""
+        """Rollouts in the batch; as long as there is one, the prompt's blocks are cached once for all."""
         self.batch = 0
-        """The RL step that it was made for."""
+        """RL step that the group belongs to."""
 
 
 class Rollout:
     """One completion."""
 
-    __slots__ = ("done", "group", "held", "joined", "length", "newer_spans", "ticket", "version")
-    held: int
+    __slots__ = ("done", "group", "joined", "length", "newer_spans", "num_cached", "ticket", "version")
+    num_cached: int
     """Tokens in the KV cache when it joined the batch."""
     joined: int
     """The engine's decode steps when it joined the batch."""
     ticket: int
-    """Of its last stay in the batch; one that was preempted gets another."""
+    """Number of the current stay in the batch; a preempted rollout gets a new one."""
     version: int
-    """Of the weights that made its first token."""
+    """Version of the weights that generated its first token."""
 
     def __init__(self, group: Group, length: int) -> None:
         self.group, self.length = group, length
         self.done = 0
-        """Tokens that it has; while it runs, when it joined the batch."""
+        """Generated tokens; not updated while the rollout is in the batch."""
         self.newer_spans: tuple[tuple[int, int], ...] = ()
-        """(version, tokens) of those that newer weights made."""
+        """(version, tokens) of the tokens that newer weights generated."""
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """(version, tokens) in order; versions may repeat after a preemption."""
+        """(version, tokens) in order; a version may repeat after a preemption."""
         first = self.done - sum(tokens for _, tokens in self.newer_spans)
         return ((self.version, first), *self.newer_spans)
 
 
 class Engine:
-    """One rollout engine. on_finish: called with each rollout that has all its tokens. keeps_versions: a rollout ends
-    under the weights that it was submitted under."""
+    """One rollout engine. on_finish: called with each completed rollout. keeps_versions: a rollout finishes under the
+    version that it was submitted under."""
 
     def __init__(
         self,
@@ -126,7 +130,7 @@ class Engine:
         self._planned = 0
         self._next: Event | None = None
         self._decode_from = self._busy_from = 0.0
-        self._is_busy = self._is_paused = self._has_preempted = False
+        self._is_busy = self._is_paused = False
         self._stopped: Event | None = None
         self._at_end: list[Callable[[Event], None]] = [self._end]
 
@@ -137,12 +141,12 @@ class Engine:
 
     @property
     def busy_s(self) -> float:
-        """Seconds with something in the batch, up to now."""
+        """Seconds with a non-empty batch until now."""
         open_s = self.env.now - self._busy_from if self._is_busy else 0.0
         return float(sum(end - start for start, end in self.intervals) + open_s)
 
     def submit(self, rollouts: Iterable[Rollout]) -> None:
-        """Put rollouts at the end of the queue; they join when the step in progress has ended and there is room."""
+        """Append rollouts to the queue; they can join after the step in progress."""
         rollouts = list(rollouts)
         for rollout in rollouts:
             rollout.version = self.version
@@ -153,21 +157,21 @@ class Engine:
             self._is_busy, self._busy_from = True, self.env.now
             self._begin()
         elif len(self.running) < self.limits.max_num_seqs:
-            self._shorten()
+            self._cut_segment()
 
     def pause(self) -> Event:
-        """Stop after the step in progress; what ran waits in front, with its tokens and without its KV cache, unless it
-        keeps its version.
+        """Stop after the step in progress. Running rollouts return to the front of the queue with their tokens but
+        without KV cache, unless they keep their version.
         """
         self._is_paused, self._stopped = True, self.env.event()
         if self._is_busy:
-            self._shorten()
+            self._cut_segment()
         else:
             self._stopped.succeed()
         return self._stopped
 
     def resume(self, version: int) -> None:
-        """Go on with the weights of `version`."""
+        """Continue with the weights of `version`."""
         self._is_paused, self.version = False, version
         if self.waiting or self.running:
             self._is_busy, self._busy_from = True, self.env.now
@@ -176,7 +180,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------------- segments
 
     def _begin(self) -> None:
-        """Admit what fits and plan the next segment."""
+        """Admit waiting rollouts and plan the next segment."""
         needed = self._classes[-self._steps % self._size]
         seconds = self._admit(needed) if self.waiting or self._blocks + needed > self._num_blocks else 0.0
         self._decode_from = self.env.now + seconds
@@ -187,8 +191,8 @@ class Engine:
         self._next = Timeout(self.env, seconds, self._at_end)
 
     def _end(self, event: Event) -> None:
-        """A segment has ended: the batch has its tokens, and who has all of them leaves."""
-        if event is not self._next:  # of a segment that was shortened since
+        """End a segment: all running rollouts gain its tokens, and completed ones leave."""
+        if event is not self._next:  # the segment was shortened, and another event ends it
             return
         self.num_segments += 1
         self._grow(self._planned)
@@ -201,7 +205,7 @@ class Engine:
                 self.on_finish(rollout)
         if self._is_paused:
             interrupted = [] if self.keeps_versions else list(self.running)
-            for rollout in reversed(interrupted):  # so that the first to come is the first to go on
+            for rollout in reversed(interrupted):  # reversed, so that the queue keeps their order
                 self._leave(rollout)
                 self.waiting.appendleft(rollout)
             self._idle()
@@ -216,15 +220,15 @@ class Engine:
         if self._stopped is not None and not self._stopped.triggered:
             self._stopped.succeed()
 
-    def _shorten(self) -> None:
+    def _cut_segment(self) -> None:
         """End the segment with the step in progress.
 
-        A step's seconds are taken to grow evenly from the first to the last of the segment, so that the seconds of
-        the first k are a k + b k k; solved for k at the time that has passed.
+        Seconds per step are assumed to grow linearly within the segment. The first k steps then take a k + b k k
+        seconds, which is solved for k at the time that has passed.
         """
         planned, passed = self._planned, self.env.now - self._decode_from
         if passed <= 0:
-            steps, rest = 0, -passed
+            steps, left_s = 0, -passed
         else:
             n = len(self.running)
             first = self.speed.decode_step_s(n, self._held)
@@ -234,16 +238,17 @@ class Engine:
             slope = scale * (last - first) / (planned - 1) / 2 if planned > 1 else 0.0
             start = scale * first - slope
             root = (-start + math.sqrt(start * start + 4 * slope * passed)) / (2 * slope) if slope else passed / start
+            # the tolerance keeps a pause exactly between two steps from adding a step
             steps = min(planned, math.ceil(root - 1e-9))
-            rest = max(0.0, start * steps + slope * steps * steps - passed)
+            left_s = max(0.0, start * steps + slope * steps * steps - passed)
         if steps < planned:
             self._planned = steps
-            self._next = Timeout(self.env, rest, self._at_end)
+            self._next = Timeout(self.env, left_s, self._at_end)
 
     def _steps_to_go(self) -> int:
-        """Decode steps until the next rollout ends or blocks are lacking."""
+        """Decode steps until the next rollout completes or blocks run out."""
         ends = self._ends
-        while ends and ends[0][2].ticket != ends[0][1]:  # it was preempted, and joins again with another ticket
+        while ends and ends[0][2].ticket != ends[0][1]:  # a preempted rollout, which rejoins with a new ticket
             heapq.heappop(ends)
         if not ends:
             return 0
@@ -260,34 +265,35 @@ class Engine:
             left -= classes[-(self._steps + step) % size]
             if left < 0:
                 return rounds * size + step
-        return (rounds + 1) * size  # unreachable: a whole round needs n blocks, and fewer are left
+        return (rounds + 1) * size  # unreachable: a full round needs n blocks, and fewer are left
 
     def _grow(self, steps: int) -> None:
-        """Every running sequence gains `steps` tokens."""
+        """Add `steps` tokens to every running sequence."""
         if steps:
             n = len(self.running)
-            rounds, rest = divmod(steps, self._size)
+            rounds, remainder = divmod(steps, self._size)
             self._blocks += rounds * n
-            if rest:  # the classes whose turn came: those from -t down, around the circle
+            if remainder:  # the classes that need a block: those from -t downwards, modulo the block size
                 first = -self._steps % self._size
                 classes = self._classes
-                self._blocks += sum(classes[max(0, first - rest + 1) : first + 1])
-                if rest > first + 1:
-                    self._blocks += sum(classes[first + 1 - rest :])
+                self._blocks += sum(classes[max(0, first - remainder + 1) : first + 1])
+                if remainder > first + 1:
+                    self._blocks += sum(classes[first + 1 - remainder :])
             self._steps += steps
             self._held += n * steps
             if self._blocks > self.max_blocks_used:
                 self.max_blocks_used = self._blocks
 
-    # --------------------------------------------------------------------------------------- who is in the batch
+    # ---------------------------------------------------------------------------------- membership of the batch
 
     def _admit(self, needed: int) -> float:
-        """Let waiting rollouts in, first come first served. Returns: seconds of their prefill.
+        """Admit waiting rollouts, first come first served. Returns: seconds of their prefill.
 
-        Running sequences take the blocks of their next step first; where these are lacking, the last to come leaves.
+        Blocks for the next step of running sequences have priority; where they run out, the last to join is preempted.
         """
         size, preempted = self._size, False
         while self._blocks + needed > self._num_blocks:
+            # a dict keeps insertion order, so this is the rollout that joined last, as in vLLM
             rollout, _ = self.running.popitem()
             self._leave(rollout)
             self.waiting.appendleft(rollout)
@@ -300,46 +306,46 @@ class Engine:
         room = self.limits.max_num_seqs - len(self.running)
         while self.waiting and room:
             rollout = self.waiting[0]
-            group, held = rollout.group, rollout.group.prompt_len + rollout.done
+            group, cached = rollout.group, rollout.group.prompt_len + rollout.done
             shared = group.prompt_len // size if group.num_resident else 0
-            blocks = -(-held // size) - shared
+            blocks = -(-cached // size) - shared
             if blocks > free:
                 break
             self.waiting.popleft()
             free, room = free - blocks, room - 1
             self._blocks += blocks
-            new = max(1, held - shared * size)
+            new = max(1, cached - shared * size)
             tokens += new
-            attended += new * (held - new / 2)
-            self._join(rollout, held)
+            attended += new * (cached - new / 2)
+            self._join(rollout, cached)
         self.num_prefill_tokens += tokens
         self.max_blocks_used = max(self.max_blocks_used, self._blocks)
         return batch_prefill_s(self.speed, tokens, attended) if tokens else 0.0
 
-    def _join(self, rollout: Rollout, held: int) -> None:
-        """Its prefill gives the first token, each decode step one more."""
+    def _join(self, rollout: Rollout, cached: int) -> None:
+        """Add a rollout to the batch. Its prefill yields the first token, and each decode step one more."""
         self._order += 1
-        rollout.ticket, rollout.held, rollout.joined = self._order, held, self._steps
+        rollout.ticket, rollout.num_cached, rollout.joined = self._order, cached, self._steps
         rollout.group.num_resident += 1
         if not rollout.done and not self.keeps_versions:
             rollout.version = self.version
         self.running[rollout] = None
-        self._held += held
-        self._classes[(held - self._steps) % self._size] += 1
+        self._held += cached
+        self._classes[(cached - self._steps) % self._size] += 1
         heapq.heappush(self._ends, (self._steps + rollout.length - rollout.done - 1, self._order, rollout))
 
     def _leave(self, rollout: Rollout) -> None:
-        """Out of the batch, finished or not: count its tokens, free its blocks."""
+        """Remove a rollout from the batch, completed or not: count its tokens and free its blocks."""
         size, group = self._size, rollout.group
         gained = self._steps - rollout.joined + 1
-        held = rollout.held + gained - 1
+        cached = rollout.num_cached + gained - 1
         self.running.pop(rollout, None)
         rollout.ticket = 0
         rollout.done += gained
         if rollout.version != self.version and not self.keeps_versions:
             rollout.newer_spans += ((self.version, gained),)
         self.num_tokens += gained
-        self._held -= held
-        self._classes[(rollout.held - rollout.joined) % size] -= 1
+        self._held -= cached
+        self._classes[(rollout.num_cached - rollout.joined) % size] -= 1
         group.num_resident -= 1
-        self._blocks -= -(-held // size) - (group.prompt_len // size if group.num_resident else 0)
+        self._blocks -= -(-cached // size) - (group.prompt_len // size if group.num_resident else 0)

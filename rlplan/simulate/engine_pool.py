@@ -1,7 +1,7 @@
-"""EnginePool: the engines of a simulated run, their rollouts, and the rewards of these.
+"""EnginePool: the engines of a simulated run, with the rewards of their rollouts.
 
-In: groups to begin. Out: events when their tokens are there and when all are rewarded; engines that pause and resume.
-Left out: when groups may be begun (run.py, staleness.py).
+In: groups to start. Out: events at the end of all generation and for each rewarded group; pause and resume.
+Left out: when groups may start (run.py, staleness.py).
 """
 
 import heapq
@@ -16,14 +16,14 @@ from rlplan.simulate.setting import SimulationSetting, StepRollouts
 from rlplan.simulate.speed import RememberedSpeed, Speed
 
 
-def most_begun(setting: SimulationSetting, work: StepRollouts) -> int:
-    """Prompts that may be unfinished at the same time: no more engines ever get one, for a free engine goes first."""
-    ahead = setting.asynchrony.max_staleness if setting.asynchrony else 0.0
-    return work.num_prompts * (1 + math.ceil(ahead))
+def count_most_unfinished(setting: SimulationSetting, work: StepRollouts) -> int:
+    """Most prompts that are unfinished at the same time. Free engines are chosen first, so no more engines are used."""
+    staleness = setting.asynchrony.max_staleness if setting.asynchrony else 0.0
+    return work.num_prompts * (1 + math.ceil(staleness))
 
 
 class EnginePool:
-    """All engines that prompts reach. on_rewarded: called with each group whose rollouts all have their rewards."""
+    """All engines that receive prompts. on_rewarded: called with each group whose rollouts all have rewards."""
 
     def __init__(
         self,
@@ -37,29 +37,28 @@ class EnginePool:
         self.env, self.work, self.on_rewarded = env, work, on_rewarded
         self.sampler = LengthSampler(work.lengths, seed)
         remembered = RememberedSpeed(speed)
-        reached = min(work.num_engines, most_begun(setting, work))
+        num_used = min(work.num_engines, count_most_unfinished(setting, work))
         keeps = setting.asynchrony is not None and setting.asynchrony.keeps_versions
         self.engines = [
-            Engine(env, remembered, work.limits, self._finished, keeps_versions=keeps) for _ in range(reached)
+            Engine(env, remembered, work.limits, self._finish_rollout, keeps_versions=keeps) for _ in range(num_used)
         ]
         self.latency_s = setting.reward_latency_s
-        self.num_groups = self.num_drawn_tokens = self.num_running = self.num_rewards = 0
-        self._at_reward = [lambda event: self._rewarded(event.value)]
-        self._silent: Event | None = None
+        self.num_groups = self.num_running = self.num_rewards = 0
+        self._at_reward = [lambda event: self._reward_group(event.value)]
+        self._when_idle: Event | None = None
 
     def make(self, batch: int, count: int) -> list[Group]:
-        """New groups with lengths drawn for them."""
-        made = []
+        """Make new groups with sampled lengths."""
+        groups = []
         for _ in range(count):
-            lengths = self.sampler.draw(self.work.num_samples)
-            self.num_drawn_tokens += sum(lengths)
-            made.append(Group(self.num_groups, self.work.prompt_len, lengths))
-            made[-1].batch = batch
+            groups.append(Group(self.num_groups, self.work.prompt_len, self.sampler.draw(self.work.num_samples)))
+            groups[-1].batch = batch
             self.num_groups += 1
-        return made
+        return groups
 
     def begin(self, groups: Sequence[Group]) -> None:
-        """Groups go each to the engine that has the fewest rollouts; those of one call begin together."""
+        """Start groups together, each on the engine with the fewest rollouts."""
+        # a heap instead of a minimum per group: a step may start 100,000 groups
         load = [(engine.num_unfinished, index) for index, engine in enumerate(self.engines)]
         heapq.heapify(load)
         assigned: dict[int, list[Rollout]] = {}
@@ -71,32 +70,32 @@ class EnginePool:
         for index, rollouts in assigned.items():
             self.engines[index].submit(rollouts)
 
-    def silence(self) -> Event:
-        """When no rollout is running or waiting any more."""
-        self._silent = self.env.event()
+    def wait_until_idle(self) -> Event:
+        """Event that occurs when no rollout is running or waiting."""
+        self._when_idle = self.env.event()
         if not self.num_running:
-            self._silent.succeed()
-        return self._silent
+            self._when_idle.succeed()
+        return self._when_idle
 
     def pause(self) -> Event:
-        """Every engine stops after its step in progress."""
+        """Stop every engine after its step in progress."""
         return AllOf(self.env, [engine.pause() for engine in self.engines])
 
     def resume(self, version: int) -> None:
-        """Every engine goes on, with new weights."""
+        """Continue on every engine with new weights."""
         for engine in self.engines:
             engine.resume(version)
 
-    def _finished(self, rollout: Rollout) -> None:
+    def _finish_rollout(self, rollout: Rollout) -> None:
         self.num_running -= 1
         if self.latency_s:
             Timeout(self.env, self.latency_s, self._at_reward, rollout.group)
         else:
-            self._rewarded(rollout.group)
-        if not self.num_running and self._silent is not None and not self._silent.triggered:
-            self._silent.succeed()
+            self._reward_group(rollout.group)
+        if not self.num_running and self._when_idle is not None and not self._when_idle.triggered:
+            self._when_idle.succeed()
 
-    def _rewarded(self, group: Group) -> None:
+    def _reward_group(self, group: Group) -> None:
         self.num_rewards += 1
         group.left -= 1
         if not group.left:

@@ -1,7 +1,7 @@
-"""Lengths, drawn: how many tokens each response of a simulated run has.
+"""Sampled lengths: how many tokens each response of a simulated run has.
 
 In: a distribution (spec/parts/lengths.py), a seed. Out: whole tokens, at least 1, one after the other.
-Left out: rollouts of one prompt that are alike; all are independent, as in the closed forms.
+Left out: correlation between rollouts of one prompt; all are independent, as in the closed forms.
 """
 
 import random
@@ -9,10 +9,11 @@ import random
 from rlplan.spec.parts.lengths import Lengths
 
 TABLE = 1 << 14
-"""Quantiles that are computed beforehand; between two of them a length is interpolated."""
+"""Intervals of the quantile table; a length between two entries is interpolated."""
 
 TAIL = 64
-"""Intervals at either end of the table where quantiles bend too much for that: there the exact one is taken."""
+"""Intervals at either end of the table where quantiles bend too much to interpolate; there they are computed
+exactly."""
 
 
 class LengthSampler:
@@ -32,7 +33,7 @@ class LengthSampler:
         self._table: list[float] = []
 
     def draw(self, count: int) -> list[int]:
-        """The next `count` lengths in tokens."""
+        """Draw the next `count` lengths in tokens."""
         if not self._table:
             self._table = [self._lengths.quantile(index / TABLE) for index in range(TABLE + 1)]
         table, draw = self._table, self._random.random

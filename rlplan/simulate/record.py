@@ -1,7 +1,7 @@
-"""Recorder: what happened, as a predicted trace, and who was busy for how long.
+"""Recorder: a predicted trace of a simulated run, and the busy time of every device group.
 
 In: actions as they end. Out: spans and memory samples of the first steps, busy seconds of every group and phase.
-Left out: memory that moves within an action: a sample says what the ledger says, at the action's end.
+Left out: memory changes within an action; samples are the ledger's values at its end.
 """
 
 from collections import defaultdict
@@ -15,11 +15,11 @@ from rlplan.trace import MemorySample, Span, Trace
 from rlplan.vocabulary import Phase
 
 MAX_TRACED = 1024
-"""Processes of an action that go into the trace, the first."""
+"""Most processes of an action that go into the trace."""
 
 
 class Recorder:
-    """Collects while a simulation runs."""
+    """Collects spans, samples and busy seconds while a simulation runs."""
 
     def __init__(self, setting: SimulationSetting) -> None:
         self.setting = setting
@@ -32,18 +32,19 @@ class Recorder:
             self._rows[(row.run_phase, row.action_id)].append(row)
 
     def add(self, action: Action, step: int, start_s: float, end_s: float) -> None:
-        """An action has ended."""
+        """Record an action that has ended."""
         self.phase_s[action.phase] += end_s - start_s
-        for group in self.setting.groups_of(action):
+        for group in self.setting.find_groups(action):
             self.busy_s[group] += end_s - start_s
         if step <= self.setting.num_traced_steps:
+            # actions of the driver have no processes of their own
             for process in action.processes[:MAX_TRACED] or (DRIVER_PROCESS,):
                 device = self._devices.get(process, HOST_DEVICE)
                 self.trace.spans.append(Span(action.id, step, process, device, start_s, end_s))
             self.sample(action, step, end_s)
 
     def sample(self, action: Action, step: int, at_s: float) -> None:
-        """What the processes of an action hold after it, and held at most inside it."""
+        """Record the resident and peak memory of an action's processes."""
         rows = self._rows.get(("first" if step == 1 else "steady", action.id))
         for row in rows or self._rows.get(("first", action.id)) or ():
             for statistic, num_bytes in (("resident", row.resident_bytes), ("peak", row.peak_bytes)):
@@ -62,14 +63,14 @@ class Recorder:
                 )
 
     def add_engines(self, action: Action, engines: Sequence[Engine], step_ends: list[float]) -> float:
-        """The engines' busy time: a span for each stretch between two pauses, on the engine's first device.
+        """Record the engines' busy time: a span between two pauses, on the engine's first device.
 
-        Returns: seconds, the mean of all engines, those included that no prompt reached.
+        Returns: mean busy seconds of all engines, including those without prompts.
         """
         assert self.setting.rollouts is not None
         num_engines = self.setting.rollouts.num_engines
-        group = self.setting.groups_of(action)[0]
-        devices = next(each.devices for each in self.setting.schedule.groups if each.name == group)
+        group = self.setting.find_groups(action)[0]
+        devices = next(layout.devices for layout in self.setting.schedule.groups if layout.name == group)
         ranks = max(1, len(devices) // num_engines)
         mean_s = sum(engine.busy_s for engine in engines) / num_engines
         self.busy_s[group] += mean_s

@@ -1,7 +1,6 @@
-"""SimulationResult: what a simulated run says.
+"""SimulationResult: outcome of a simulated run.
 
-In: what the recorder and the engines counted. Out: one frozen, JSON-able value.
-Left out: how it is drawn (report/).
+In: counts of the recorder and the engines. Out: one frozen, JSON-able value. Left out: charts (report/).
 """
 
 import math
@@ -17,12 +16,12 @@ SIMULATION_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class GroupUse:
-    """A device group."""
+    """Use of a device group."""
 
     name: str
     num_devices: int
     busy_s: float
-    """Seconds that its devices worked, averaged over them; the rest are bubbles."""
+    """Seconds that its devices worked, averaged over them; the other seconds are bubbles."""
     bubble_s: float
 
     @property
@@ -34,42 +33,42 @@ class GroupUse:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """A simulated run."""
+    """Outcome of a simulated run."""
 
     seed: int
     seconds: float
     step_s: tuple[float, ...]
-    """From the end of a step (the weight sync of its weights) to the end of the next; the first from the start."""
+    """Seconds from the end of one step (the weight sync after it) to the end of the next; the first from the start."""
     phase_s: Mapping[Phase, float]
-    """Seconds of each phase in all steps; in an asynchronous run they overlap."""
+    """Seconds of each phase over all steps; phases of an asynchronous run overlap."""
     groups: tuple[GroupUse, ...]
     token_staleness: Mapping[int, int]
-    """Staleness in policy versions -> number of trained tokens."""
+    """Trained tokens by staleness in policy versions."""
     rollout_staleness: Mapping[int, int]
-    """The same of trained rollouts: each is as stale as its oldest token."""
+    """Trained rollouts by staleness of their oldest token."""
     num_tokens: int
-    """Generated, those of unfinished rollouts too."""
+    """Generated tokens, including those of unfinished rollouts."""
     num_trained_tokens: int
-    """Of rollouts that were trained."""
+    """Tokens of trained rollouts."""
     num_prefill_tokens: int
     num_preemptions: int
     kv_use: float
-    """Largest share of an engine's KV cache that held anything."""
+    """Largest share of an engine's KV cache that was in use."""
     num_events: int
-    """Changes of a batch, rewards and actions that ended."""
+    """Batch changes, rewards and ended actions."""
     trace: Trace
     simulated_share: float = 1.0
-    """Of the engines and prompts, that was simulated and stands for all of them; counts are those of all, and
-    num_events and the trace those of the part."""
+    """Share of the engines and prompts that was simulated. Counts are scaled to all of them; num_events and the trace
+    cover only the simulated part."""
     schema_version: int = SIMULATION_SCHEMA_VERSION
 
     @property
     def mean_step_s(self) -> float:
-        """Mean over all steps."""
+        """Mean seconds over all steps."""
         return sum(self.step_s) / len(self.step_s)
 
     def step_quantile_s(self, share: float) -> float:
-        """Seconds that a share of the steps does not exceed (nearest rank)."""
+        """Quantile of the step seconds (nearest rank)."""
         ranked = sorted(self.step_s)
         return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
 
@@ -80,17 +79,17 @@ class SimulationResult:
 
     @property
     def gpu_hours(self) -> float:
-        """All devices, idle or not."""
+        """Hours of all devices, idle or not."""
         return self.seconds * self.num_gpus / 3600
 
     @property
     def mean_staleness(self) -> float:
-        """Versions, averaged over trained tokens."""
+        """Mean staleness in versions over trained tokens."""
         count = sum(self.token_staleness.values())
         return sum(age * tokens for age, tokens in self.token_staleness.items()) / count if count else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """A value for json.dumps, with what is computed from the fields beside them."""
+        """Convert to a value for json.dumps, with computed properties beside the fields."""
         return {
             **asdict(self),
             "mean_step_s": self.mean_step_s,
@@ -102,7 +101,7 @@ class SimulationResult:
 
     @staticmethod
     def parse(data: Mapping[str, Any]) -> "SimulationResult":
-        """The value of `as_json`, read back. Raises: ValueError for another schema version, KeyError, TypeError."""
+        """Read back a value of `as_json`. Raises: ValueError for another schema version, KeyError, TypeError."""
         if data["schema_version"] != SIMULATION_SCHEMA_VERSION:
             raise ValueError(f"schema version {data['schema_version']}, this is {SIMULATION_SCHEMA_VERSION}")
         trace = data["trace"]

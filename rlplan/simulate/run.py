@@ -1,11 +1,11 @@
-"""Run: runs a schedule step after step in simulated time.
+"""Simulation of a schedule, step after step.
 
-In: a SimulationSetting, a seed. Out: a SimulationResult, the same for the same seed.
-Left out: failures, starting and finishing, training that takes longer where a batch happens to be longer.
+In: a SimulationSetting, a seed. Out: a SimulationResult, which is the same for the same seed.
+Left out: failures, start and finish of a run, training time that depends on the sampled batch.
 
     synchronous   every action waits for those in its `after`, and for its devices
-    streaming     prompts flow through a queue; training takes its part as soon as it is there (with `travel_s` new
-                  weights arrive later than they are made)
+    streaming     prompts flow through a queue, and training takes its part as soon as it is there; with `travel_s`,
+                  new weights reach the engines later
 """
 
 import gc
@@ -27,15 +27,15 @@ from rlplan.vocabulary import ActionKind, Phase
 
 Play = Generator[Event, Any, None]
 STREAM = 0
-"""The batch of all groups of a stream; others are numbered by their step."""
+"""Batch number of all groups of a stream; other groups have the number of their step."""
 QUEUE = -1
-"""What may change beside a batch: the groups that may be trained on."""
+"""Subject of change events for the queue of trainable groups, as opposed to a batch number."""
 
 
 def simulate(setting: SimulationSetting, seed: int = 0) -> SimulationResult:
-    """Simulate the whole run. Raises: SpecError where the setting makes no sense.
+    """Simulate a run. Raises: SpecError for an inconsistent setting.
 
-    Garbage collection is off during a simulation: it would take half the time, and reference counts free memory too.
+    Garbage collection is off, because it would take half the time and reference counting frees the memory anyway.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -54,44 +54,41 @@ class _Run:
         self.staleness = StalenessCounts()
         self.step_ends: list[float] = []
         self.arrived = 0
-        """The version that engines have; `version` is what the trainers have made."""
+        """Version on the engines; `version` is the trainers' version."""
         self.link = Resource(self.env)
         self.version = self.num_trained = self.num_begun = self.num_actions = 0
-        self.is_handing_over = False
+        self.is_syncing = False
         self.queue: deque[Group] = deque()
         self.open: dict[int, int] = {}
         self.unfinished: dict[int, int] = {}
         self.changed: list[tuple[int, Event]] = []
         self.engine_pool: EnginePool | None = None
         if setting.generates and setting.rollouts and setting.speed:
-            self.engine_pool = EnginePool(self.env, setting, setting.rollouts, setting.speed, seed, self._rewarded)
+            self.engine_pool = EnginePool(self.env, setting, setting.rollouts, setting.speed, seed, self._queue_group)
 
     def play(self) -> SimulationResult:
         asynchrony = self.setting.asynchrony
-        whole = self._synchronous() if asynchrony is None else self._streaming(asynchrony)
-        self.env.run(until=self.env.process(whole))
+        steps = self._synchronous() if asynchrony is None else self._streaming(asynchrony)
+        self.env.run(until=self.env.process(steps))
         return self._result()
 
     # ---------------------------------------------------------------------------------------------- one action
 
     def _act(self, action: Action, step: int, share: float = 1.0) -> Play:
-        """An action on its devices, once they are free."""
-        names = self.setting.groups_of(action)
+        """Run an action on its devices as soon as they are free."""
+        names = self.setting.find_groups(action)
         requests = [self.devices[name].request() for name in names]
-        for request in requests:  # in the same order for every action, so that no two wait for each other
+        for request in requests:  # all actions use the same order, so there is no deadlock
             yield request
         start = self.env.now
         yield self.env.timeout(self.setting.seconds(action) * share)
-        self._ended(action, step, start)
+        self._record(action, step, start)
         for name, request in zip(names, requests, strict=True):
             self.devices[name].release(request)
 
-    def _ended(self, action: Action, step: int, start: float) -> None:
+    def _record(self, action: Action, step: int, start: float) -> None:
         self.num_actions += 1
         self.recorder.add(action, step, start, self.env.now)
-
-    def _step_ended(self) -> None:
-        self.step_ends.append(self.env.now)
 
     # --------------------------------------------------------------------------------------------- synchronous
 
@@ -101,29 +98,29 @@ class _Run:
             for action in self.setting.schedule.step:
                 if action.happens_in(step):
                     before = [ends[name] for name in action.after if name in ends]
-                    ends[action.id] = self.env.process(self._in_order(action, step, before))
+                    ends[action.id] = self.env.process(self._run_in_order(action, step, before))
             yield AllOf(self.env, list(ends.values()))
             self.version = self.arrived = self.version + 1
             if self.engine_pool:
                 self.engine_pool.resume(self.version)
-            self._step_ended()
+            self.step_ends.append(self.env.now)
 
-    def _in_order(self, action: Action, step: int, before: Sequence[Event]) -> Play:
+    def _run_in_order(self, action: Action, step: int, before: Sequence[Event]) -> Play:
         yield AllOf(self.env, before)
         if self.engine_pool and action is self.setting.generates:
             yield from self._generate(self.engine_pool, action, step)
-            self._train_on(self._take(len(self.queue)))
+            self._train(self._take(len(self.queue)))
         else:
             yield from self._act(action, step)
 
     def _generate(self, engine_pool: EnginePool, action: Action, step: int) -> Play:
-        """A whole batch on the engines; the devices are free when the last has its tokens, rewards may come later."""
-        name = self.setting.groups_of(action)[0]
+        """Generate a full batch. Devices are free when the last rollout ends; rewards may arrive later."""
+        name = self.setting.find_groups(action)[0]
         with self.devices[name].request() as request:
             yield request
             start = self.env.now
             self._begin(engine_pool, step, engine_pool.work.num_prompts)
-            yield engine_pool.silence()
+            yield engine_pool.wait_until_idle()
             self.recorder.phase_s[Phase.ROLLOUT] += self.env.now - start
             if step <= self.setting.num_traced_steps:
                 self.recorder.sample(action, step, self.env.now)
@@ -142,20 +139,20 @@ class _Run:
                     yield self._change(QUEUE)
                 if asynchrony.is_bound:
                     self.queue = deque(sorted(self.queue, key=lambda group: group.number))
-                self._train_on(self._take(per_take))
+                self._train(self._take(per_take))
                 for action, share in self._part(step, take, asynchrony.num_takes):
                     yield from self._act(action, step, share)
-            yield from self._hand_over(step, asynchrony)
+            yield from self._sync_weights(step, asynchrony)
             self._feed()
 
     def _must_wait(self, asynchrony: Asynchrony, per_take: int) -> bool:
         assert self.setting.rollouts is not None
-        left_out = sorted(self.queue, key=lambda group: group.number)[per_take:]
-        begun = [*self.unfinished.values(), *(group.rollouts[0].version for group in left_out)]
+        remaining = sorted(self.queue, key=lambda group: group.number)[per_take:]
+        begun = [*self.unfinished.values(), *(group.rollouts[0].version for group in remaining)]
         return must_be_waited_for(begun, self.version, asynchrony.max_staleness, self.setting.rollouts.num_prompts)
 
     def _part(self, step: int, take: int, num_takes: int) -> list[tuple[Action, float]]:
-        """What one take does: its mini-batches whole, its share of everything else."""
+        """Actions of one take: all of its mini-batches, and its share of everything else."""
         num_mini = self.setting.num_mini_batches
         part = []
         for action in self.setting.rest:
@@ -167,9 +164,9 @@ class _Run:
         return part
 
     def _feed(self) -> None:
-        """Begin as many prompts as may be."""
+        """Start as many prompts as the limits allow."""
         asynchrony, engine_pool = self.setting.asynchrony, self.engine_pool
-        if engine_pool is None or asynchrony is None or self.is_handing_over:
+        if engine_pool is None or asynchrony is None or self.is_syncing:
             return
         size = engine_pool.work.num_prompts
         allowed = min(num_allowed(self.arrived, asynchrony.max_staleness, size), self.setting.num_steps * size)
@@ -188,8 +185,8 @@ class _Run:
         self.unfinished |= {group.number: self.arrived for group in groups}
         engine_pool.begin(groups)
 
-    def _rewarded(self, group: Group) -> None:
-        """A group is complete: it may be trained on, and in a stream the next may begin."""
+    def _queue_group(self, group: Group) -> None:
+        """Queue a complete group for training; in a stream, further prompts may start."""
         self.queue.append(group)
         del self.unfinished[group.number]
         self.open[group.batch] -= 1
@@ -202,13 +199,14 @@ class _Run:
     def _take(self, count: int) -> list[Group]:
         return [self.queue.popleft() for _ in range(count)]
 
-    def _train_on(self, groups: Sequence[Group]) -> None:
+    def _train(self, groups: Sequence[Group]) -> None:
         self.num_trained += self.staleness.add(groups, self.version)
+        # trained rollouts are not needed again, and long runs would accumulate them
         for group in groups:
             group.rollouts.clear()
 
-    def _hand_over(self, step: int, asynchrony: Asynchrony) -> Play:
-        """New weights for all engines; where they travel, the trainers go on once these have left."""
+    def _sync_weights(self, step: int, asynchrony: Asynchrony) -> Play:
+        """Sync weights to all engines. With `travel_s`, the trainers continue once the weights have left."""
         if not asynchrony.travel_s:
             yield from self._stop_and_load(step, asynchrony)
             self.version += 1
@@ -218,7 +216,7 @@ class _Run:
             yield request
             self.version += 1
             self.env.process(self._travel(step, asynchrony, request))
-        self._step_ended()
+        self.step_ends.append(self.env.now)
 
     @property
     def _syncs(self) -> list[Action]:
@@ -231,28 +229,28 @@ class _Run:
         self._feed()
 
     def _stop_and_load(self, step: int, asynchrony: Asynchrony) -> Play:
-        """Engines stop first, in mid-sentence or when they have nothing left to do."""
+        """Pause the engines, at once or after their last rollout, and load new weights."""
         assert self.engine_pool is not None
-        self.is_handing_over = True
+        self.is_syncing = True
         if not asynchrony.interrupts:
-            yield self.engine_pool.silence()
+            yield self.engine_pool.wait_until_idle()
         yield self.engine_pool.pause()
         for action in self._syncs:
             start = self.env.now
             yield self.env.timeout(self.setting.seconds(action))
-            self._ended(action, step, start)
+            self._record(action, step, start)
         self.arrived += 1
         self.engine_pool.resume(self.arrived)
-        self.is_handing_over = False
+        self.is_syncing = False
 
     def _change(self, subject: int) -> Event:
-        """The next time that something happens to a batch (by number) or to the QUEUE."""
+        """Event of the next change to a batch (by number) or to the QUEUE."""
         event = self.env.event()
         self.changed.append((subject, event))
         return event
 
     def _notify(self, subject: int) -> None:
-        waiting = [event for about, event in self.changed if about == subject]
+        waiting = [event for changed_subject, event in self.changed if changed_subject == subject]
         self.changed = [pair for pair in self.changed if pair[0] != subject]
         for event in waiting:
             event.succeed()

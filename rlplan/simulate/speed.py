@@ -1,7 +1,7 @@
-"""Speed: what the simulator asks of a rollout engine.
+"""Speed: the interface of a rollout engine to the simulator.
 
 In: sequences that decode together, tokens in their KV cache. Out: seconds.
-Left out: how the seconds come about; `serving.generation.EngineSpeed` works them out of a model and a GPU.
+Left out: computing the seconds; `serving.generation.EngineSpeed` does that from a model and a GPU.
 """
 
 from typing import Protocol
@@ -11,32 +11,32 @@ class Speed(Protocol):
     """Seconds of one engine (all its tensor-parallel ranks)."""
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
-        """One token for each of `num_seqs` sequences that hold `context_tokens` together."""
+        """Seconds of a step with one token for each of `num_seqs` sequences with `context_tokens` in total."""
         ...
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of one prompt, behind `context_tokens` of it that are held already."""
+        """Seconds to prefill `num_tokens` of one prompt after `context_tokens` cached ones."""
         ...
 
 
 def batch_prefill_s(speed: Speed, num_tokens: int, num_attended: float) -> float:
-    """Seconds to prefill several prompts together. num_attended: tokens that each attends to, summed over the tokens.
+    """Seconds to prefill several prompts together. num_attended: attended tokens, summed over all prompt tokens.
 
-    Counts: as one prompt of as many tokens that attends to as many: t tokens behind c attend to t (c + t / 2), so that
-    c = attended / t - t / 2, which is below 0 for many short prompts.
-    Assumes: seconds depend on these two numbers.
+    Counts: one prompt with the same sums. With c cached tokens before it, t tokens attend to t (c + t / 2), so
+    c = attended / t - t / 2, which is negative for many short prompts.
+    Assumes: seconds depend on these two numbers only.
     """
     return speed.prefill_s(num_tokens, num_attended / num_tokens - num_tokens / 2)
 
 
 CELL = 1 << 14
-"""Tokens held, in steps of which a remembered speed is computed; between two it is interpolated."""
+"""Grid of context tokens on which a remembered speed is computed; values in between are interpolated."""
 
 
 class RememberedSpeed:
-    """Another speed, computed once for each number of sequences and CELL of tokens.
+    """Cache of another speed, computed once for each number of sequences and grid cell of tokens.
 
-    A simulation asks a million times, and a model of an engine thinks for microseconds.
+    A simulation asks a million times, and the model of an engine needs microseconds for each answer.
     """
 
     def __init__(self, speed: Speed) -> None:
@@ -44,7 +44,7 @@ class RememberedSpeed:
         self._lines: dict[tuple[float, int], tuple[float, float]] = {}
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
-        """One token for each sequence."""
+        """Seconds of a step with one token for each sequence."""
         cell = int(context_tokens) // CELL
         line = self._lines.get((num_seqs, cell))
         if line is None:
@@ -53,5 +53,5 @@ class RememberedSpeed:
         return line[0] + (context_tokens - cell * CELL) * line[1]
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of one prompt."""
+        """Seconds to prefill tokens of one prompt."""
         return self._speed.prefill_s(num_tokens, context_tokens)

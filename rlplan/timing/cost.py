@@ -1,7 +1,7 @@
-"""Cost: the seconds of one action, by what takes them.
+"""Cost: the seconds of one action, split by the resource that they are spent on.
 
-In: seconds of each resource, computed elsewhere in timing/. Out: a frozen value that adds up.
-Left out: what runs at the same time: a cost already has the larger of two that overlap.
+In: seconds of each resource, computed elsewhere in timing/. Out: a frozen value that can be added up.
+Left out: overlap. Where two resources work at the same time, a cost already holds the larger of the two.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Resource(StrEnum):
-    """What an action waits for."""
+    """A resource that an action waits for."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -25,9 +25,10 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds by resource; resources that take nothing are left out.
+    """Seconds by resource; resources without any are absent.
 
-    LATENCY: launches and small messages. IDLE: pipeline bubbles, ranks that wait for the slowest, the last rollouts.
+    LATENCY covers kernel launches and small messages. IDLE covers pipeline bubbles, ranks that wait for the slowest
+    one, and the last running rollouts.
 
     >>> step = Cost({Resource.COMPUTE: 2.0}) + Cost({Resource.COMPUTE: 1.0, Resource.NETWORK: 0.5})
     >>> step.seconds, step.bound_by.value, step.times(2).seconds
@@ -38,17 +39,17 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """All parts, one after the other."""
+        """Sum of all parts, which follow each other."""
         return sum(self.parts.values())
 
     @property
     def bound_by(self) -> Resource:
-        """What takes the most; IDLE where nothing takes anything."""
+        """The resource with the most seconds; IDLE for an empty cost."""
         return max(self.parts, key=lambda resource: self.parts[resource], default=Resource.IDLE)
 
     @property
     def least_part(self) -> float:
-        """The seconds of the resource that takes least; below zero only inside a difference of two costs."""
+        """The smallest part. Only a difference of two costs can have one below zero."""
         return min(self.parts.values(), default=0.0)
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -58,7 +59,7 @@ class Cost:
         return Cost(parts)
 
     def times(self, count: float) -> "Cost":
-        """The same so many times in a row."""
+        """The cost of `count` repetitions, one after the other."""
         return Cost({resource: seconds * count for resource, seconds in self.parts.items()})
 
 

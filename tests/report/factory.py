@@ -167,8 +167,8 @@ def _ledger(schedule: Schedule, shape: RunShape) -> MemoryLedger:
             for process, device in _processes(schedule, action):
                 if action.kind is ActionKind.OPTIMIZER_STEP:
                     has_adam.add(process)
-                held = _held(process, action, PARAMS[shape.size], process in has_adam)
-                rows += [_row(run_phase, action, process, device, kind, size) for kind, size in held.items()]
+                sizes = _size_kinds(process, action, PARAMS[shape.size], process in has_adam)
+                rows += [_row(run_phase, action, process, device, kind, size) for kind, size in sizes.items()]
     beside = tuple(("step", "verify", action.id) for action in schedule.step if action.kind is ActionKind.SCORE)
     return MemoryLedger(tuple(rows), shape.capacity, shape.capacity, True, tuple(order), beside)
 
@@ -183,23 +183,23 @@ def _processes(schedule: Schedule, action: Action) -> list[tuple[str, str]]:
     return [(process, devices[process]) for process in action.processes]
 
 
-def _held(process: str, action: Action, params: int, has_adam: bool) -> dict[MemoryKind, tuple[int, int]]:
+def _size_kinds(process: str, action: Action, params: int, has_adam: bool) -> dict[MemoryKind, tuple[int, int]]:
     """(resident, peak) bytes of each kind after and inside an action."""
     worker = process.split("/")[0]
-    held = {MemoryKind.PROCESS: (BASELINES[worker],) * 2, MemoryKind.WEIGHTS: (params, params)}
+    sizes = {MemoryKind.PROCESS: (BASELINES[worker],) * 2, MemoryKind.WEIGHTS: (params, params)}
     if worker == "policy_trainer":
-        held |= dict.fromkeys((MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS), (params, params))
-        held[MemoryKind.OPTIMIZER] = (2 * params, 2 * params) if has_adam else (0, 0)
-        held[MemoryKind.COMM_BUFFERS] = (0, params // 2 if action.kind is ActionKind.OPTIMIZER_STEP else 0)
+        sizes |= dict.fromkeys((MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS), (params, params))
+        sizes[MemoryKind.OPTIMIZER] = (2 * params, 2 * params) if has_adam else (0, 0)
+        sizes[MemoryKind.COMM_BUFFERS] = (0, params // 2 if action.kind is ActionKind.OPTIMIZER_STEP else 0)
     if worker == "rollout_engine":
         loading = params if action.kind is ActionKind.START_ENGINE else UNPACKED
-        held |= {MemoryKind.PACKED_WEIGHTS: (params, params), MemoryKind.KV_CACHE: (64 * MIB, 64 * MIB)}
-        held[MemoryKind.WEIGHTS] = (UNPACKED, loading)
+        sizes |= {MemoryKind.PACKED_WEIGHTS: (params, params), MemoryKind.KV_CACHE: (64 * MIB, 64 * MIB)}
+        sizes[MemoryKind.WEIGHTS] = (UNPACKED, loading)
     if action.kind in (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE):
-        held |= {MemoryKind.ACTIVATIONS: (0, 30 * MIB + params), MemoryKind.LOGITS: (0, 12 * MIB + params // 3)}
+        sizes |= {MemoryKind.ACTIVATIONS: (0, 30 * MIB + params), MemoryKind.LOGITS: (0, 12 * MIB + params // 3)}
     if action.kind is ActionKind.SYNC_WEIGHTS:
-        held[MemoryKind.SYNC_STAGING] = (0, min(64 * MIB, params))
-    return held
+        sizes[MemoryKind.SYNC_STAGING] = (0, min(64 * MIB, params))
+    return sizes
 
 
 def _row(
@@ -299,10 +299,10 @@ def _timing_rows(plan: Plan, shape: RunShape) -> list[dict[str, float]]:
     rows = []
     for step, actions in _steps_done(plan, shape):
         if step != 0:
-            mine = {f"seconds/{action.id}": SECONDS[action.kind] for action in actions if action.happens_in(step)}
-            total = sum(mine.values())
+            seconds = {f"seconds/{action.id}": SECONDS[action.kind] for action in actions if action.happens_in(step)}
+            total = sum(seconds.values())
             rows.append(
-                {"step": step, "step_s": total, "throughput/tokens_per_sec": 9000 + 40 * math.sin(step), **mine}
+                {"step": step, "step_s": total, "throughput/tokens_per_sec": 9000 + 40 * math.sin(step), **seconds}
             )
             rows[-1]["memory/host_total_bytes"] = 3 * GIB
     return rows

@@ -44,13 +44,15 @@ def _change_trace(folder: Path, change: dict[str, object], **wanted: object) -> 
 
 
 def test_a_process_that_takes_no_part_keeps_what_it_held(run: RunFolder) -> None:
-    held = dataframes.held_memory(run.plan.ledger)
+    predicted = dataframes.predicted_memory(run.plan.ledger)
     row = _only(
-        held, run_phase="first", action_id="train_forward_backward", process="scorer/reference/0", kind="weights"
+        predicted, run_phase="first", action_id="train_forward_backward", process="scorer/reference/0", kind="weights"
     )
     assert not row["takes_part"]
     assert row["peak_bytes"] == row["resident_bytes"] == 3 * MIB
-    scored = held[(held["action_id"] == "train_forward_backward") & (held["process"] == "scorer/reference/0")]
+    scored = predicted[
+        (predicted["action_id"] == "train_forward_backward") & (predicted["process"] == "scorer/reference/0")
+    ]
     assert scored.loc[scored["kind"] == "activations", "peak_bytes"].sum() == 0
 
 

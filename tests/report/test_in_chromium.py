@@ -18,7 +18,7 @@ from tests.repository.at_night import at_night
 
 PAGES = ("plan", "simulation", "run", "empty run", "comparison")
 DARK_BY_DAY = (("phone", True, "run"), ("phone", True, "plan"))
-"""Beside every page in light and wide; all others at night."""
+"""Combinations that run in addition to every page in light and wide; all others run at night."""
 LIMIT_BYTES = 1_500_000
 
 
@@ -39,7 +39,7 @@ def _pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sides = [
         side_of(plan.plan, plan.compared()),
         side_of(read_simulated_plan(json.loads((folder / "result.json").read_text()), folder / "result.json"), {}),
-        *(side_of(one.run, one.compared()) for one in map(rlplan.load_run, runs)),
+        *(side_of(result.run, result.compared()) for result in map(rlplan.load_run, runs)),
     ]
     write_comparison(sides, folder / "comparison.html")
     return {
@@ -77,13 +77,13 @@ def test_the_mouse_over_a_chart_says_exact_bytes_seconds_and_source(browser: Chr
     browser.open(pages["plan"])
     browser.point(SCENE, 0.9, 0.5)
     browser.wait(f"!{TIP}.hidden")
-    said = browser.says(f"{TIP}.innerText")
-    held = rlplan.plan(model="Qwen/Qwen2.5-7B", algorithm="grpo", gpus="8xH100").plan
-    training = held.ledger.device_totals("cuda:0")[("steady", "train_forward_backward")]
-    assert f"({training:,} B)" in said
-    assert "at 1 min" in said
-    assert "derived" in said
-    assert "train forward backward" in said
+    tip = browser.says(f"{TIP}.innerText")
+    plan = rlplan.plan(model="Qwen/Qwen2.5-7B", algorithm="grpo", gpus="8xH100").plan
+    training = plan.ledger.device_totals("cuda:0")[("steady", "train_forward_backward")]
+    assert f"({training:,} B)" in tip
+    assert "at 1 min" in tip
+    assert "derived" in tip
+    assert "train forward backward" in tip
     browser.point("document.querySelector('h1')")
     browser.wait(f"{TIP}.hidden")
 
@@ -100,7 +100,7 @@ def test_a_timeline_is_zoomed_and_panned_by_buttons_keys_and_the_mouse(
     browser.click("document.querySelector('button[title=\"zoom in\"]')")
     near = browser.says(VIEW)
     assert near[1] - near[0] < whole[1] - whole[0]
-    browser.click("document.querySelector('button[title=\"to the right\"]')")
+    browser.click("document.querySelector('button[title=\"pan right\"]')")
     assert browser.says(VIEW)[0] > near[0]
     browser.says(f"({SCENE}).closest('.uplot').focus()")
     browser.press("-")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.report.run_folder import read_run_folder, unique_labels, without_absolute_paths
+from rlplan.report.run_folder import read_run_folder, shorten_paths, unique_labels
 from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run
 
 
@@ -104,6 +104,6 @@ def test_labels_name_the_job_where_jobs_differ(tmp_path: Path) -> None:
 
 def test_absolute_paths_in_messages_are_cut_to_their_last_part() -> None:
     text = "where: /srv/main/runs/7/logs/a.log, line 3; kept: ratio 1/2, 9 tokens/s, runs/7/plan.json"
-    assert without_absolute_paths(text) == (
+    assert shorten_paths(text) == (
         "where: …/a.log, line 3; kept: ratio 1/2, 9 tokens/s, runs/7/plan.json"
     )  # fmt: skip

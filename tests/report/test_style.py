@@ -39,9 +39,9 @@ def lab(color: str, vision: NDArray[np.float64]) -> NDArray[np.float64]:
 @pytest.mark.parametrize("vision", VISION.values(), ids=VISION)
 def test_colors_of_kinds_stay_apart(vision: NDArray[np.float64]) -> None:
     seen = {str(kind): lab(color, vision) for kind, color in style.KIND_COLORS.items()}
-    for one, other in combinations(seen, 2):
-        least = 23 if one in MAIN and other in MAIN else 14
-        assert np.linalg.norm(seen[one] - seen[other]) >= least, (one, other)
+    for first, other in combinations(seen, 2):
+        least = 23 if first in MAIN and other in MAIN else 14
+        assert np.linalg.norm(seen[first] - seen[other]) >= least, (first, other)
 
 
 def test_every_kind_phase_and_resource_has_its_own_color() -> None:

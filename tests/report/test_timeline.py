@@ -1,4 +1,4 @@
-"""What was held when: step functions, phase blocks and windows."""
+"""Memory over time: step functions, phase blocks and windows."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def _middle(run: RunFolder, action_id: str, step: int) -> float:
     return (span.start_s + span.end_s) / 2
 
 
-def _at(levels: timeline.Levels, values: timeline.Bytes, second: float) -> float:
+def _read_level(levels: timeline.Levels, values: timeline.Bytes, second: float) -> float:
     return float(values[np.searchsorted(levels.edges, second, "right") - 1])
 
 
@@ -34,14 +34,14 @@ def test_inside_an_action_a_process_holds_its_peak(run: RunFolder, step: int) ->
     second = _middle(run, "score/reference", step)
     predicted, measured = timeline.predicted_levels(run), timeline.measured_levels(run)
     total = (480 + 3 + 33 + 13) * MIB
-    assert _at(predicted, predicted.total(["scorer/reference/0"]), second) == total
-    assert _at(measured, measured.total(["scorer/reference/0"]), second) == int(total * TOTAL_FACTOR)
+    assert _read_level(predicted, predicted.total(["scorer/reference/0"]), second) == total
+    assert _read_level(measured, measured.total(["scorer/reference/0"]), second) == int(total * TOTAL_FACTOR)
 
 
 def test_between_its_actions_a_process_holds_what_stayed(run: RunFolder) -> None:
     second = _middle(run, "train_forward_backward", 2)
     predicted = timeline.predicted_levels(run)
-    assert _at(predicted, predicted.total(["scorer/reference/0"]), second) == (480 + 3) * MIB
+    assert _read_level(predicted, predicted.total(["scorer/reference/0"]), second) == (480 + 3) * MIB
 
 
 def test_the_driver_and_ray_are_there_from_beginning_to_end(run: RunFolder) -> None:

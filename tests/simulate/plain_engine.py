@@ -54,17 +54,17 @@ class PlainEngine:
         reserved = self.blocks(1) - self.blocks()
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             first = self.waiting[0]
-            held, before = first.prompt_len + first.done, self.blocks()
+            cached, before = first.prompt_len + first.done, self.blocks()
             shared = first.prompt_len // size if any(s.group == first.group for s in self.running) else 0
-            first.held = held
+            first.held = cached
             self.running.append(first)
             if self.blocks() + reserved > self.limits.num_blocks:
                 self.running.pop()
                 break
-            assert self.blocks() - before == ceil_div(held, size) - shared
+            assert self.blocks() - before == ceil_div(cached, size) - shared
             self.waiting.pop(0)
             joined.append(first)
-            tokens += max(1, held - shared * size)
+            tokens += max(1, cached - shared * size)
         self.num_prefill_tokens += tokens
         self.seconds += self.speed.prefill_s(tokens)
         for sequence in joined:

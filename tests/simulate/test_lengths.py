@@ -26,5 +26,5 @@ def test_quantiles_of_many_drawn_lengths_are_those_of_the_distribution(spec: Len
 
 def test_what_is_drawn_does_not_depend_on_how_many_are_asked_for_at_once() -> None:
     lengths = Lengths(LogNormalLengths(kind="lognormal", median=500, sigma=1.0), 8192)
-    one, other = LengthSampler(lengths, 3), LengthSampler(lengths, 3)
-    assert one.draw(10) == [length for _ in range(10) for length in other.draw(1)]
+    sampler, other = LengthSampler(lengths, 3), LengthSampler(lengths, 3)
+    assert sampler.draw(10) == [length for _ in range(10) for length in other.draw(1)]

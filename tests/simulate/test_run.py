@@ -23,7 +23,7 @@ from rlplan.trace import Span
 from rlplan.vocabulary import Phase, Placement
 from tests.factories import gpu_job, make_plan
 from tests.repository.at_night import at_night, examples
-from tests.simulate.cases import ROOMY, SPEED, SYNC_S, TRAIN_S, constant, make_setting, make_work, uniform
+from tests.simulate.cases import ROOMY, SPEED, SYNC_S, TRAIN_S, make_constant, make_setting, make_work, uniform
 
 # Each of 2 engines has 4 groups of 4: prompts of 2 whole blocks once a group, 1 token each of the other three; then 49
 # steps of 16 sequences that hold 32 tokens and more.
@@ -58,9 +58,9 @@ def test_streaming_trains_what_is_there_while_the_rest_is_generated() -> None:
     work = make_work(num_engines=1)
     asynchrony = Asynchrony(0, num_takes=4, max_groups_at_once=1)
     result = simulate(make_setting(work, asynchrony, num_steps=2))
-    one = SPEED.prefill_s(32 + 3) + sum(SPEED.decode_step_s(4, 4 * (32 + step)) for step in range(49))
-    assert one > TRAIN_S / 8
-    assert result.step_s == pytest.approx([8 * one + TRAIN_S / 4 + SYNC_S] * 2)
+    generation_s = SPEED.prefill_s(32 + 3) + sum(SPEED.decode_step_s(4, 4 * (32 + step)) for step in range(49))
+    assert generation_s > TRAIN_S / 8
+    assert result.step_s == pytest.approx([8 * generation_s + TRAIN_S / 4 + SYNC_S] * 2)
     assert set(result.token_staleness) == {0}
 
 
@@ -102,9 +102,9 @@ def overlapping(result: SimulationResult) -> list[tuple[Span, Span]]:
     pairs = []
     for spans in by_device.values():
         spans.sort(key=lambda span: (span.start_s, span.end_s))
-        for one, other in itertools.pairwise(spans):
-            if other.start_s < one.end_s - 1e-9 and one.action_id != other.action_id:
-                pairs.append((one, other))
+        for earlier, other in itertools.pairwise(spans):
+            if other.start_s < earlier.end_s - 1e-9 and earlier.action_id != other.action_id:
+                pairs.append((earlier, other))
     return pairs
 
 
@@ -156,15 +156,15 @@ def test_memory_is_never_above_the_peak_of_the_ledger_and_reaches_it(placement: 
     work = make_work(num_engines=1, limits=ROOMY)
     result = simulate(SimulationSetting(plan.schedule, {}, work, SPEED, 2, ledger=ledger))
     on_device = {(row.process, row.action_id, row.kind.value) for row in ledger.rows if row.space == "device"}
-    held: dict[str, int] = {}
+    num_bytes: dict[str, int] = {}
     largest = 0
     for _, samples in itertools.groupby(result.trace.samples, key=lambda sample: (sample.step, sample.action_id)):
         sizes: dict[str, dict[str, int]] = {"peak": defaultdict(int), "resident": defaultdict(int)}
         for sample in samples:
             if sample.device == device and (sample.process, sample.action_id, sample.kind) in on_device:
                 sizes[sample.statistic][sample.process] += sample.num_bytes
-        largest = max(largest, sum({**held, **sizes["peak"]}.values()))
-        held.update(sizes["resident"])
+        largest = max(largest, sum({**num_bytes, **sizes["peak"]}.values()))
+        num_bytes.update(sizes["resident"])
     assert peak.run_phase in ("first", "steady")
     assert largest == peak.num_bytes
 
@@ -200,14 +200,14 @@ def test_more_staleness_is_never_slower() -> None:
 
 
 def test_an_interrupted_rollout_has_tokens_of_several_versions() -> None:
-    work = make_work(lengths=constant(400), num_prompts=8)
+    work = make_work(lengths=make_constant(400), num_prompts=8)
     result = simulate(make_setting(work, Asynchrony(1, True, 4, 3), train_s=0.1, num_steps=10))
     assert len(result.token_staleness) > 1
     assert max(result.rollout_staleness) >= max(result.token_staleness)
 
 
 def test_a_rollout_that_keeps_its_version_has_tokens_of_one_and_loses_no_cache() -> None:
-    work = make_work(lengths=constant(400), num_prompts=8)
+    work = make_work(lengths=make_constant(400), num_prompts=8)
     interrupted = Asynchrony(1, True, 4, 3)
     setting = make_setting(work, interrupted, train_s=0.1, num_steps=10)
     kept = make_setting(work, replace(interrupted, keeps_versions=True), train_s=0.1, num_steps=10)
@@ -229,8 +229,8 @@ def test_the_engines_are_those_of_the_schedule() -> None:
     ("changes", "message"),
     [
         ({"asynchrony": Asynchrony(1), "placement": Placement.HYBRID}, "shares devices"),
-        ({"asynchrony": Asynchrony(1, True, 3)}, "3 of 4 mini-batches"),
-        ({"asynchrony": Asynchrony(1, True, 4), "work": make_work(num_prompts=6)}, "4 of 6 prompts"),
+        ({"asynchrony": Asynchrony(1, True, 3)}, "3 does not divide 4 mini-batches"),
+        ({"asynchrony": Asynchrony(1, True, 4), "work": make_work(num_prompts=6)}, "4 does not divide 6 prompts"),
         ({"num_steps": 0}, "num_steps = 0"),
         ({"work": make_work(limits=EngineLimits(8, 5))}, "82 tokens and needs 6 blocks"),
         ({"work": make_work(num_engines=0)}, "0 engines"),
@@ -239,10 +239,10 @@ def test_the_engines_are_those_of_the_schedule() -> None:
 )
 def test_what_cannot_be_simulated_is_refused_with_the_rule(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        make_setting_of(changes)
+        replace_setting(changes)
 
 
-def make_setting_of(changes: dict[str, Any]) -> None:
+def replace_setting(changes: dict[str, Any]) -> None:
     fields = {key: value for key, value in changes.items() if key in ("speed",)}
     setting = make_setting(**{key: value for key, value in changes.items() if key not in fields})
     replace(setting, **fields)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.simulated.linear_speed import LinearSpeed
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
-from rlplan.simulate.sampled import part_of, simulate_sampled
+from rlplan.simulate.sampled import choose_sample, simulate_sampled
 from rlplan.simulate.setting import Asynchrony
 from tests.repository.at_night import at_night
 from tests.simulate.cases import make_setting, make_work, uniform
@@ -29,25 +29,25 @@ def test_a_part_says_what_the_whole_says_within_one_percent(asynchrony: Asynchro
     assert part.mean_staleness == pytest.approx(whole.mean_staleness, abs=0.01)
     eighth = simulate_sampled(setting, 1, most=512)
     assert eighth.mean_step_s == pytest.approx(whole.mean_step_s, rel=0.01)
-    for one, other in zip(part.groups, whole.groups, strict=True):
-        assert one.utilisation == pytest.approx(other.utilisation, abs=0.01)
+    for sampled, other in zip(part.groups, whole.groups, strict=True):
+        assert sampled.utilisation == pytest.approx(other.utilisation, abs=0.01)
     assert SimulationResult.parse(part.as_json()).simulated_share == 0.5
 
 
 def test_few_rollouts_and_few_engines_are_simulated_whole() -> None:
-    assert part_of(WORK, 1024 * 4) is WORK
+    assert choose_sample(WORK, 1024 * 4) is WORK
     few = make_work(num_prompts=100_000, num_engines=16)
-    assert part_of(few, 1024) is few
+    assert choose_sample(few, 1024) is few
 
 
 def test_a_sample_has_a_whole_prompt_however_many_its_samples_are() -> None:
     work = make_work(num_prompts=2, num_samples=50_000, num_engines=64)
-    assert [part_of(replace(work, num_prompts=prompts), 1024).num_prompts for prompts in (1, 2)] == [1, 1]
+    assert [choose_sample(replace(work, num_prompts=prompts), 1024).num_prompts for prompts in (1, 2)] == [1, 1]
 
 
 @pytest.mark.parametrize(("prompts", "engines"), [(100_000, 12_500), (65_536, 12_497), (9_973, 3_001)])
 def test_a_part_has_as_many_rollouts_an_engine(prompts: int, engines: int) -> None:
-    part = part_of(make_work(num_prompts=prompts, num_engines=engines), 4096)
+    part = choose_sample(make_work(num_prompts=prompts, num_engines=engines), 4096)
     assert part.num_prompts / part.num_engines == pytest.approx(prompts / engines, rel=0.002)
     assert part.num_prompts * part.num_samples <= 2.1 * 4096
 

@@ -20,8 +20,8 @@ def test_a_span_lasts_from_the_first_process_to_the_last_and_rows_of_the_driver_
         span("generate", 2, 10.0, 11.0, "rollout_engine/0"),
     ]
     rows = [{"step": -1}, {"step": 2, "seconds/generate": 1.25}]
-    found = measured_seconds(plan.schedule, spans, rows)
-    assert found == {
+    durations = measured_seconds(plan.schedule, spans, rows)
+    assert durations == {
         ("start", "start_trainer"): [9.0],
         ("step", "generate"): [1.25],
         ("step", "optimizer_step"): [0.5],

@@ -1,5 +1,5 @@
-/* What every chart shares: colours of the page, one tooltip, zoom, pan and keys over uPlot.
-   Left out: what is drawn (timeline.js, curves.js), tables and toggles of the page (page.js). */
+/* Common parts of all charts: colours of the page, one tooltip, zoom, pan and keys over uPlot.
+   Left out: drawing (timeline.js, curves.js), tables of the page (page.js). */
 "use strict";
 const charts = { figures: [], made: 0, family: 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif' };
 
@@ -23,7 +23,7 @@ charts.key = (color) => {
   return key;
 };
 
-/* Words: the same as rlplan/units.py says them. */
+/* Formats: the same as in rlplan/units.py. */
 charts.bytes = (value) => {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let size = Math.abs(value), unit = 0;
@@ -82,7 +82,7 @@ charts.bytesAxis = (more = {}) => charts.axis({
   }, ...more,
 });
 
-/* Plots below each other that show the same stretch of x: zoom, pan, keys and the tooltip are theirs together. */
+/* Plots below each other with a common range of x: they share zoom, pan, keys and the tooltip. */
 charts.Figure = class {
   constructor(box, extent, tell) {
     Object.assign(this, { box, extent, tell, plots: [], view: extent, key: `f${charts.made++}` });
@@ -193,7 +193,7 @@ charts.Figure = class {
     }
   }
 
-  /* The window and uPlot know a plot until it is destroyed. */
+  /* The window and uPlot keep references to a plot until it is destroyed. */
   close() { for (const plot of this.plots) plot.destroy(); }
 
   redraw() { for (const plot of this.plots) plot.redraw(false, true); }
@@ -212,7 +212,7 @@ addEventListener("afterprint", () => {
   charts.redraw();
 });
 
-/* A box to tick. key: what it switches, where that is not its name. */
+/* A checkbox. key: id of what it switches, where that differs from its name. */
 charts.toggle = (name, on, does, color, key = name) => charts.element("label", {},
   charts.element("input", { type: "checkbox", "data-key": key, checked: on, onchange: (event) => does(event.target.checked) }),
   ...(color ? [charts.key(color)] : []), name);

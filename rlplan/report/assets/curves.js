@@ -1,4 +1,4 @@
-/* Curves over steps, and points of time against money. spec: rlplan/report/drawn/curves.py says what is in it. */
+/* Curves over steps, and points of step time and cost. spec: see rlplan/report/drawn/curves.py. */
 "use strict";
 charts.formats = {
   share: (value) => `${Number((100 * value).toPrecision(3))} %`,
@@ -7,7 +7,7 @@ charts.formats = {
   seconds: charts.seconds,
 };
 
-/* Names beside the last points, none over another. */
+/* Labels beside the last points, without overlap. */
 charts.nameEnds = (u, series, format) => {
   const { ctx, bbox } = u, unit = uPlot.pxRatio, gap = 12 * unit, named = [];
   series.forEach((one, index) => {
@@ -57,7 +57,7 @@ charts.curves = (box, spec) => {
   }
 };
 
-/* Seconds to the right, dollars upwards; a name beside each point, where no other name is. */
+/* Seconds to the right, dollars upwards; a label beside each point where there is room. */
 charts.money = (box, spec) => {
   const host = charts.element("div", { class: "plot", role: "img", "aria-label": spec.title });
   box.append(charts.element("b", {}, spec.title), host);
@@ -92,7 +92,7 @@ charts.money = (box, spec) => {
   const figure = new charts.Figure(box, [low, high], tell);
   figure.add(host, { height: 330, padding: [14, 14, 0, 0],
     scales: { x: { distr: 3 }, y: { range: () => [0, 1.15 * Math.max(...points.map((one) => one.dollars))] } },
-    axes: [charts.axis({ size: 44, space: 70, label: "a step, log scale", labelSize: 16, labelFont: `11px ${charts.family}`, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : charts.seconds(tick))) }),
+    axes: [charts.axis({ size: 44, space: 70, label: "step time, log scale", labelSize: 16, labelFont: `11px ${charts.family}`, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : charts.seconds(tick))) }),
       charts.axis({ size: 62, values: (_, ticks) => ticks.map(charts.formats.dollars) })],
     series: [{}, { points: { show: false }, paths: () => null }], hooks: { draw: [name] } }, [xs, points.map((one) => one.dollars)]);
   figure.show(low, high);

@@ -1,4 +1,4 @@
-/* The page around the charts: tables that sort, words that appear over bars, and every chart drawn once. */
+/* The page around the charts: sortable tables, tooltips of bars, and the first drawing of each chart. */
 "use strict";
 charts.sortable = (table) => {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
@@ -47,7 +47,7 @@ charts.tips = (root) => {
   }
 };
 
-/* Draw what lies in a part of the page: once when it is loaded, and again where it is exchanged (rlplan ui). */
+/* Draw the charts of a part of the page: when it is loaded, and again when it is replaced (rlplan ui). */
 charts.open = (root) => {
   charts.hideTip();
   for (const one of charts.figures) if (!one.box.isConnected) one.close();

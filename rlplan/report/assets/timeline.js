@@ -1,5 +1,5 @@
-/* Memory over time and who works when: lanes of bars, below them scenes of bytes stacked by kind.
-   spec: rlplan/report/drawn/scenes.py says what is in it. */
+/* Memory over time and timeline by role: lanes of bars, and below them scenes of bytes stacked by kind.
+   spec: see rlplan/report/drawn/scenes.py. */
 "use strict";
 charts.timeline = (box, spec) => {
   const off = new Set(), edges = spec.edges, last = edges.length - 1;
@@ -34,7 +34,7 @@ charts.timeline = (box, spec) => {
       if (!bar) return null;
       const action = spec.actions[bar[0]], rows = [[spec.phases[action.phase].color, action.name, "", ""],
         [null, "process", lane.process, lane.group]];
-      if (window.timed) rows.push([null, "begins, ends", `${charts.seconds(bar[1])} – ${charts.seconds(bar[2])}`, ""],
+      if (window.timed) rows.push([null, "start, end", `${charts.seconds(bar[1])} – ${charts.seconds(bar[2])}`, ""],
         [null, spec.origin, charts.seconds(bar[2] - bar[1]), `${(bar[2] - bar[1]).toPrecision(6)} s`]);
       if (action.predicted != null) rows.push([null, "predicted", charts.seconds(action.predicted), `${action.predicted.toPrecision(6)} s`]);
       if (action.note) rows.push([null, "bound by", action.note, ""]);
@@ -52,7 +52,7 @@ charts.timeline = (box, spec) => {
   };
   const figure = new charts.Figure(box, extent, tell);
 
-  /* ------------------------------------------------------------------ what is drawn over uPlot's axes */
+  /* ------------------------------------------------------------------ drawing over uPlot's axes */
   const clipped = (u, draw) => {
     const { ctx, bbox } = u;
     ctx.save();
@@ -170,11 +170,11 @@ charts.timeline = (box, spec) => {
   const step = uPlot.paths.stepped({ align: 1 });
   const rows = [];
   const laneRow = charts.element("div", { class: "row" });
-  const laneHost = charts.element("div", { class: "plot", role: "img", "aria-label": "Who works when" });
+  const laneHost = charts.element("div", { class: "plot", role: "img", "aria-label": "Timeline by role" });
   const phaseList = charts.element("ul", { class: "legend" }, ...spec.phases.map(({ name, color }) =>
     charts.element("li", {}, charts.key(color), name)));
   if (spec.lanes.length) {
-    laneRow.append(laneHost, charts.element("div", { class: "words" }, charts.element("b", {}, "Who works when"), phaseList));
+    laneRow.append(laneHost, charts.element("div", { class: "words" }, charts.element("b", {}, "Timeline by role"), phaseList));
     box.append(laneRow);
   }
   scenes.forEach((scene) => {
@@ -240,11 +240,11 @@ charts.timeline = (box, spec) => {
   const buttons = ranges.map(([title, range]) => [button(title, () => figure.show(...range)), range]);
   figure.onview = (view) => buttons.forEach(([one, range]) => one.setAttribute("aria-pressed", String(range.every((end, at) => Math.abs(end - view[at]) < 1e-9))));
   const has = (name) => scenes.some((scene) => scene[name]);
-  const parts = [["predicted", "predicted", true], ["interval", "low and high end (dotted)", has("low")],
+  const parts = [["predicted", "predicted", true], ["interval", "prediction interval (dotted)", has("low")],
     ["measured", "measured (line, dots)", has("measured") || has("points")]].filter(([, , there]) => there);
   box.prepend(charts.element("div", { class: "tools" }, charts.element("span", {}, ...buttons.map(([one]) => one)),
     charts.element("span", {}, button("−", () => figure.zoom(1 / 0.7), "zoom out"), button("+", () => figure.zoom(0.7), "zoom in"),
-      button("‹", () => figure.pan(-0.3), "to the left"), button("›", () => figure.pan(0.3), "to the right")),
+      button("‹", () => figure.pan(-0.3), "pan left"), button("›", () => figure.pan(0.3), "pan right")),
     charts.element("span", {}, ...(parts.length > 1 ? parts.map(([key, name]) => charts.toggle(name, true, (on) => switchKind(key, on), null, key)) : [])),
     charts.element("span", { class: "scenes" }, ...(scenes.length > 1 ? scenes.map((scene) => charts.toggle(scene.title, !scene.hidden, (on) => {
       scene.hidden = !on;

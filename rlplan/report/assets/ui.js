@@ -1,4 +1,4 @@
-/* rlplan ui: what stands in the form is asked, and the answer takes the place of the last one. */
+/* rlplan ui: sends the form to the server, and replaces the last answer with the new one. */
 "use strict";
 (() => {
   const ui = document.querySelector(".ui"), form = ui.querySelector("form"), place = document.getElementById("answer");

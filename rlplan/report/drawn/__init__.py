@@ -1,1 +1,1 @@
-"""Charts and bars as data: what assets/ draws."""
+"""Charts and bars as data, which the scripts in assets/ draw."""

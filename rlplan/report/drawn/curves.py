@@ -1,6 +1,6 @@
-"""What came out: learning curves of one or several runs, and time against money, as data.
+"""Learning curves of one or several runs, and time against money, as data.
 
-In: runs with labels, rows of a comparison. Out: what assets/curves.js draws. Left out: memory (memory.py).
+In: runs with labels, rows of a comparison. Out: data for assets/curves.js. Left out: memory (memory.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ from rlplan.report.evaluations import evaluations, known_values
 from rlplan.report.run_folder import RunFolder
 
 NUM_COLORS = 6
-"""Colours of runs, and as many of controls, that page.css names --run-0 and so on."""
+"""Number of colours for runs (--run-0 and so on in page.css), and of those for controls."""
 _DASHES = ([4, 3], [1.5, 3], [7, 3, 2, 3])
-"""Of controls, in CSS pixels."""
+"""Dash patterns of controls, in CSS pixels."""
 
 PANELS = (
     ("Reward", "reward/mean", "number"),
@@ -25,38 +25,38 @@ PANELS = (
     ("Entropy of the policy", "policy/entropy", "number"),
     ("Clipped ratios", "policy/clip_fraction", "share"),
     ("Throughput, tokens/s", "throughput/tokens_per_sec", "number"),
-    ("Largest log-prob gap, engine against trainer", "sync/logprob_difference_max", "number"),
+    ("Largest log-prob difference, engine and trainer", "sync/logprob_difference_max", "number"),
 )
-"""Title, metric and format of each curve beside the evaluations."""
+"""Title, metric and format of each curve after the evaluations."""
 LOGARITHMIC = "sync/logprob_difference_max"
-"""Rounding and a stale engine lie powers of ten apart."""
+"""Metric with a logarithmic axis: rounding and a stale engine differ by powers of ten."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A run as the learning chart draws it."""
+    """A run in the learning chart."""
 
     label: str
-    """What tells it from the other runs."""
+    """Label that distinguishes it from the other runs."""
     frame: pd.DataFrame
-    """Its metrics, a row a step."""
+    """Its metrics, one row per step."""
     color: str
     """Name of a colour in page.css."""
     dash: Sequence[float] | None
-    """None: a whole line."""
+    """Dash pattern; None for a solid line."""
     note: str
-    """What it is for, where it is no run like the others."""
+    """Purpose of the run, where it is a control."""
 
 
 def learning(runs: Sequence[RunFolder], labels: Sequence[str]) -> dict[str, Any]:
-    """Every evaluation that any run recorded, then six curves of training; the first run's lines are thick."""
+    """Learning chart: every evaluation that any run recorded, then six training curves; the first run's are thick."""
     curves = _curves(runs, labels)
     panels = [
         _panel(
-            curves, f"{style.sentence(one.title)} on held-out prompts", one.metric,
-            "share" if one.is_share else "number", is_evaluation=True,
+            curves, f"{style.sentence(evaluation.title)} on held-out prompts", evaluation.metric,
+            "share" if evaluation.is_share else "number", is_evaluation=True,
         )
-        for one in evaluations(runs)
+        for evaluation in evaluations(runs)
     ]  # fmt: skip
     panels += [_panel(curves, *panel) for panel in PANELS]
     missing = [
@@ -87,7 +87,7 @@ def _curves(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Curve]:
 def _panel(
     curves: Sequence[Curve], title: str, key: str, form: str, *, is_evaluation: bool = False
 ) -> dict[str, Any] | None:
-    """A chart of one metric; None where no number of it was recorded."""
+    """Chart of one metric; None where no number of it was recorded."""
     drawn = [index for index, curve in enumerate(curves) if key in curve.frame and len(known_values(curve.frame, key))]
     if not drawn:
         return None
@@ -116,11 +116,11 @@ def _series(curve: Curve, index: int, key: str, steps: Sequence[int], name: str 
 
 
 def _is_positive(series: Sequence[Mapping[str, Any]]) -> bool:
-    return all(value is None or value > 0 for one in series for value in one["values"])
+    return all(value is None or value > 0 for curve in series for value in curve["values"])
 
 
 def _add_spread(panel: dict[str, Any], curve: Curve, steps: Sequence[int]) -> None:
-    """The first run's mean inside one standard deviation, and its extremes."""
+    """Add the first run's standard deviation around its mean, and its extremes."""
     known = [name for name in ("reward/std", "reward/min", "reward/max") if name in curve.frame]
     for name in ("reward/min", "reward/max"):
         if name in known:
@@ -142,7 +142,7 @@ def _add_spread(panel: dict[str, Any], curve: Curve, steps: Sequence[int]) -> No
 
 
 def time_against_money(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Seconds of a step to the right, its dollars upwards: lower left is better. Empty where nothing has a price."""
+    """Chart of the seconds of a step against its dollars; lower left is better. Empty where nothing has a price."""
     priced = [row for row in rows if row["step_s"] and row["dollars_per_step"] and not row["why"]]
     if not priced:
         return {}
@@ -156,5 +156,5 @@ def time_against_money(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         }
         for row in sorted(priced, key=lambda row: float(row["step_s"]))
     ]
-    title = ("What" if len(names) > 1 else f"{names[0]}: what") + " a step takes and what it costs"
+    title = "Time and cost of a step" if len(names) > 1 else f"{names[0]}: time and cost of a step"
     return {"type": "money", "title": title, "points": points, "note": ""}

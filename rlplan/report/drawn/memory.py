@@ -1,7 +1,7 @@
-"""Memory over time: the whole host and every process, or one GPU of each group, with who works when above it.
+"""Memory over time: the whole host and every process, or one GPU of each group, below a timeline by role.
 
-In: a TracedSchedule: a run folder, or a plan or a simulation, of which nothing was measured. Out: charts as data.
-Left out: how a scene becomes data (scenes.py), the other charts (curves.py), what was held when (timeline.py).
+In: a TracedSchedule: a measured run folder, or a predicted plan or simulation. Out: charts as data.
+Left out: conversion of a scene to data (scenes.py), the other charts (curves.py), memory levels (timeline.py).
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.memory.ledger import Bound, LedgerRow, MemoryLedger
 from rlplan.report import style
 from rlplan.report import timeline as clock
-from rlplan.report.dataframes import in_order
+from rlplan.report.dataframes import order_processes
 from rlplan.report.drawn.scenes import Scene, timeline_chart
 from rlplan.timing.step import StepTiming
 from rlplan.trace import Trace
@@ -32,7 +32,7 @@ _MODELLED = tuple(kind for kind in _STACK if kind != MemoryKind.PROCESS)
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of what was traced."""
+    """A part of a traced schedule."""
 
     ledger: MemoryLedger
     schedule: Schedule
@@ -40,10 +40,10 @@ class _Part:
 
 
 def memory_of_host(traced: clock.TracedSchedule, timing: StepTiming | None = None) -> dict[str, Any]:
-    """The whole host and, when they are asked for, its processes. Empty where no action was measured.
+    """Chart of the whole host, with its processes initially hidden. Empty where no action was measured.
 
-    Where the processes' own baseline hides everything that is modelled, a scene shows the modelled kinds alone, against
-    what was measured less each process's measured baseline.
+    Where process baselines dominate, another scene shows only the modelled kinds. Its measured values exclude the
+    measured baseline of each process.
     """
     windows = clock.choose_windows(clock.phase_blocks(traced))
     if not windows:
@@ -56,22 +56,24 @@ def memory_of_host(traced: clock.TracedSchedule, timing: StepTiming | None = Non
     scenes = [_processes("Whole host", traced, names, predicted, measured)]
     scenes[0] = replace(scenes[0], capacity=ledger.host_capacity)
     if scenes[0].stacks.get(str(MemoryKind.PROCESS), np.zeros(1)).max() > scenes[0].top / 2:
-        scenes.append(_without_baselines(traced, predicted, measured))
-    each = [_processes(name, traced, (name,), predicted, measured) for name in in_order(names)]
-    largest = sorted(each, key=lambda scene: -scene.top)[:MAX_PROCESSES]
-    scenes += [replace(scene, is_hidden=True) for scene in each if scene in largest]
+        scenes.append(_remove_baselines(traced, predicted, measured))
+    by_process = [_processes(name, traced, (name,), predicted, measured) for name in order_processes(names)]
+    largest = sorted(by_process, key=lambda scene: -scene.top)[:MAX_PROCESSES]
+    scenes += [replace(scene, is_hidden=True) for scene in by_process if scene in largest]
     chart = timeline_chart(traced, scenes, windows, timing, first=min(1, len(windows) - 1))
-    left_out = [
+    count = len(by_process)
+    notes = [
+        chart["note"],
         "Steps between the first and the last two are left out." if is_cut else "",
-        f"The {len(largest)} largest of {len(each)} processes can be shown." if len(largest) < len(each) else "",
+        f"The {len(largest)} largest of {count} processes can be shown." if len(largest) < count else "",
     ]
-    return chart | {"note": " ".join(one for one in [chart["note"], *left_out] if one)}
+    return chart | {"note": " ".join(filter(None, notes))}
 
 
 def memory_by_device(
     traced: clock.TracedSchedule, windows: tuple[clock.Window, ...], timing: StepTiming | None = None, first: int = 0
 ) -> dict[str, Any]:
-    """One GPU of each group, which stands for all alike, and the hosts that they sit in; the host alone on a CPU."""
+    """Chart of one GPU per group, which represents its group, and of the hosts; on a CPU, of the host only."""
     ledger = traced.ledger
     groups = [group for group in traced.schedule.groups if group.devices[0] in ledger.devices]
     if ledger.shares_host_memory:
@@ -89,7 +91,7 @@ def memory_by_device(
         name = groups[ledger.hosts.index(host) % len(groups)].name
         title = "Each host" if len(ledger.hosts) == 1 else f"A host of {name}"
         scenes.append(replace(_place(traced, "host", host), title=title, capacity=ledger.host_capacity or None))
-    return timeline_chart(traced, [one for one in scenes if one.stacks], windows, timing, first)
+    return timeline_chart(traced, [scene for scene in scenes if scene.stacks], windows, timing, first)
 
 
 def _title(group: DeviceGroup, num_groups: int) -> str:
@@ -98,7 +100,7 @@ def _title(group: DeviceGroup, num_groups: int) -> str:
 
 
 def _cut(traced: clock.TracedSchedule, windows: tuple[clock.Window, ...]) -> tuple[clock.TracedSchedule, bool]:
-    """(what happened in those windows alone, True) where the whole is too long for a page."""
+    """Restrict a long trace to the windows. Returns: the traced schedule, and whether it was cut."""
     trace = traced.trace
     if len(trace.spans) <= MAX_SPANS:
         return traced, False
@@ -111,7 +113,7 @@ def _cut(traced: clock.TracedSchedule, windows: tuple[clock.Window, ...]) -> tup
 
 
 def _place(traced: clock.TracedSchedule, space: str, device: str) -> Scene:
-    """The memory of one device or host."""
+    """Memory of one device or host."""
     expected, low, high = (clock.predicted_levels(traced, (space,), bound, device) for bound in BOUNDS)
     measured = clock.measured_levels(traced)
     here = [name for name, place in traced.schedule.processes if place == device and name in measured.processes]
@@ -136,7 +138,7 @@ def _processes(
     predicted: clock.Levels,
     measured: clock.Levels,
 ) -> Scene:
-    """The memory of some processes."""
+    """Memory of some processes."""
     seen = [name for name in names if name in measured.processes]
     return Scene(
         title=title,
@@ -148,8 +150,8 @@ def _processes(
     )
 
 
-def _without_baselines(traced: clock.TracedSchedule, predicted: clock.Levels, measured: clock.Levels) -> Scene:
-    """The processes that hold models, less what each of them held before it held one."""
+def _remove_baselines(traced: clock.TracedSchedule, predicted: clock.Levels, measured: clock.Levels) -> Scene:
+    """Memory of processes with models, less the baseline of each before it loaded one."""
     baselines = {s.process: s.num_bytes for s in traced.trace.samples if s.kind == MemoryKind.PROCESS}
     names, offset = tuple(baselines), sum(baselines.values())
     seconds, sizes = clock.measured_points(traced, names)
@@ -164,14 +166,14 @@ def _without_baselines(traced: clock.TracedSchedule, predicted: clock.Levels, me
 
 
 def _stacks(levels: clock.Levels, processes: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, clock.Bytes]:
-    by_kind = levels.by_kind(processes)
+    by_kind = levels.sum_by_kind(processes)
     return {kind: by_kind[kind] for kind in kinds if kind in by_kind}
 
 
 def _sources(rows: Iterable[LedgerRow]) -> Mapping[str, str]:
-    """Of each kind the provenances of its rows."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """Provenances of each kind's rows, in words."""
+    provenances: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row.peak_bytes:
-            found[str(row.kind)].add(str(row.provenance))
-    return {kind: ", ".join(sorted(words)) for kind, words in found.items()}
+            provenances[str(row.kind)].add(str(row.provenance))
+    return {kind: ", ".join(sorted(words)) for kind, words in provenances.items()}

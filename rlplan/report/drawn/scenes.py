@@ -1,8 +1,8 @@
-"""Scenes and lanes as data: what assets/timeline.js draws, and nothing about how.
+"""Scenes and lanes as data for assets/timeline.js.
 
-In: a TracedSchedule, Scenes, windows of time. Out: a JSON-able mapping. Seconds are the trace's, bytes are whole;
-values over n intervals are written as their changes, [index, value, index, value ...]. Left out: which scenes there are
-(memory.py), what was held when (timeline.py).
+In: a TracedSchedule, Scenes, windows of time. Out: a JSON-able mapping. Seconds are the trace's, bytes are integers;
+values over n intervals are written as their changes, [index, value, index, value ...]. Left out: the choice of scenes
+(memory.py), memory levels (timeline.py), drawing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,31 +19,31 @@ from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind, words_of
 
 MAX_LANES = 24
-"""Processes that are drawn; more are alike, and the note says how many there are."""
+"""Most processes that are drawn; a note gives the total number."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Bytes of some processes and kinds over the intervals of one grid, predicted and measured."""
+    """Memory of some processes and kinds over the intervals of one grid, predicted and measured."""
 
     title: str
-    """For people."""
+    """Title for the reader."""
     edges: clock.Bytes
-    """Seconds at which intervals begin and end, [n + 1]."""
+    """Interval borders in seconds, [n + 1]."""
     stacks: Mapping[str, clock.Bytes]
     """Predicted bytes by kind, from the bottom to the top, each [n]."""
     measured: clock.Bytes | None = None
-    """Bytes, [n]; None where only points were measured."""
+    """Measured bytes, [n]; None where only points were measured."""
     points: tuple[clock.Bytes, clock.Bytes] | None = None
     """Measured points: (seconds, bytes), each [points]."""
     capacity: int | None = None
-    """Bytes that there are; None where no line is drawn."""
+    """Available bytes; None draws no line."""
     band: tuple[clock.Bytes, clock.Bytes] | None = None
-    """Bytes at the low and at the high end of the prediction, each [n]."""
+    """Bytes at the low and the high end of the prediction, each [n]."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Of each kind where its bytes come from, in words."""
+    """Provenance of each kind's bytes, in words."""
     is_hidden: bool = False
-    """Whether it is drawn only when it is asked for."""
+    """Whether it is hidden until the reader selects it."""
 
     @property
     def total(self) -> clock.Bytes:
@@ -65,18 +65,21 @@ def timeline_chart(
     timing: StepTiming | None = None,
     first: int = 0,
 ) -> dict[str, Any]:
-    """The chart. timing: of a steady step, where it is predicted. first: the window that is shown at first."""
+    """Build the chart. timing: of a steady step, where it is predicted. first: the window that is shown initially."""
     phases, actions = _Names(), _Names()
     known = {action.id: str(action.phase) for _, part in traced.schedule.parts for action in part}
-    lanes = lanes_of(traced)
+    lanes = collect_lanes(traced)
     blocks = [
         [phases.index(block.phase), block.step, _clock(block.start_s), _clock(block.end_s)]
         for block in clock.phase_blocks(traced)
     ]
     bars = [_bars(lane, actions) for lane in lanes[:MAX_LANES]]
-    costs = {one.action_id: one.cost for one in timing.actions} if timing else {}
+    costs = {action.action_id: action.cost for action in timing.actions} if timing else {}
     is_measured = traced.trace.origin == "measured"
-    told = [_told(name, phases.index(known.get(name, "")), costs.get(name), is_measured) for name in actions.names]
+    action_rows = [
+        _describe_action(name, phases.index(known.get(name, "")), costs.get(name), is_measured)
+        for name in actions.names
+    ]
     edges = scenes[0].edges if scenes else sorted({end for lane in lanes for bar in lane.bars for end in bar[1:]})
     return {
         "type": "timeline",
@@ -84,13 +87,12 @@ def timeline_chart(
         "numbers_steps": len({block[1] for block in blocks if block[1] > 0}) > 2,
         "edges": [_clock(edge) for edge in edges],
         "windows": [
-            {"title": one.title, "start": _clock(one.start_s), "end": _clock(one.end_s), "timed": one.is_timed}
-            for one in windows
+            {"title": w.title, "start": _clock(w.start_s), "end": _clock(w.end_s), "timed": w.is_timed} for w in windows
         ],
         "first": first,
         "scenes": [_scene(scene) for scene in scenes],
         "lanes": bars,
-        "actions": told,
+        "actions": action_rows,
         "phases": [{"name": name or "other", "color": style.phase_color(name)} for name in phases.names],
         "blocks": blocks,
         "note": f"{MAX_LANES} of {len(lanes)} processes are drawn." if len(lanes) > MAX_LANES else "",
@@ -98,7 +100,7 @@ def timeline_chart(
 
 
 class _Names:
-    """Names by the order in which they come up."""
+    """Numbers names in the order of their first use."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
@@ -112,18 +114,18 @@ def _bars(lane: "Lane", actions: _Names) -> dict[str, Any]:
     return {"process": lane.process, "group": lane.group, "bars": bars}
 
 
-def _told(name: str, phase: int, cost: Cost | None, is_measured: bool) -> dict[str, Any]:
-    """What the page says of an action; beside a measured one its predicted seconds."""
-    told: dict[str, Any] = {"name": words_of(name), "phase": phase}
+def _describe_action(name: str, phase: int, cost: Cost | None, is_measured: bool) -> dict[str, Any]:
+    """Describe an action; a measured one includes its predicted seconds."""
+    row: dict[str, Any] = {"name": words_of(name), "phase": phase}
     if is_measured and cost:
-        told["predicted"] = _clock(cost.seconds)
+        row["predicted"] = _clock(cost.seconds)
     if cost and cost.seconds and cost.bound_by is not Resource.IDLE:
-        told["note"] = f"{words_of(cost.bound_by.value)}-bound"
-    return told
+        row["note"] = f"{words_of(cost.bound_by.value)}-bound"
+    return row
 
 
 def _clock(seconds: float) -> float:
-    """To the microsecond: no clock of ours says more."""
+    """Round to microseconds, the precision of our clocks."""
     return round(float(seconds), 6)
 
 
@@ -161,7 +163,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
 
 
 def _words(scene: Scene) -> list[str]:
-    """What the largest moments are."""
+    """Describe the peaks."""
     words = [f"predicted peak {format_bytes(scene.total.max())}"] if scene.stacks else []
     if scene.band is not None and scene.band[1].max() > scene.band[0].max():
         words.append(f"between {format_bytes(scene.band[0].max())} and {format_bytes(scene.band[1].max())}")
@@ -173,44 +175,44 @@ def _words(scene: Scene) -> list[str]:
 
 
 def changes(values: clock.Bytes) -> list[int]:
-    """Where values change, and to what.
+    """Run-length encode values as (index, value) pairs.
 
     >>> changes(np.array([5.0, 5.0, 7.0]))
     [0, 5, 2, 7]
     """
     at = [0, *(np.flatnonzero(np.diff(values)) + 1)] if len(values) else []
-    return [int(one) for index in at for one in (index, values[index])]
+    return [int(number) for index in at for number in (index, values[index])]
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A process and its bars; or several that do the same at the same time."""
+    """A process with its bars, or several processes with identical bars."""
 
     process: str
-    """For people."""
+    """Name for the reader."""
     group: str
-    """Of the devices that it is on."""
+    """Device group of the process."""
     bars: tuple[tuple[str, float, float], ...]
     """(action, start, end) in seconds."""
 
 
-def lanes_of(traced: clock.TracedSchedule) -> list[Lane]:
-    """Who does anything, those of one device group together, in the order of the schedule's groups."""
+def collect_lanes(traced: clock.TracedSchedule) -> list[Lane]:
+    """Collect the lanes of all active processes, grouped by device group in the order of the schedule."""
     groups = {process: layout.group for layout in traced.schedule.layouts for process, _ in layout.processes}
     order = [group.name for group in traced.schedule.groups]
     bars: dict[str, list[tuple[str, float, float]]] = {}
     for span in traced.trace.spans:
         bars.setdefault(span.process, []).append((span.action_id, span.start_s, span.end_s))
     alike: dict[tuple[str, str, tuple[tuple[str, float, float], ...]], list[str]] = {}
-    for process, mine in bars.items():
+    for process, process_bars in bars.items():
         worker, _, rank = process.rpartition("/")
-        alike.setdefault((groups.get(process, "host"), worker, tuple(mine)), []).append(rank)
-    lanes = [Lane(_ranks(worker, ranks), group, mine) for (group, worker, mine), ranks in alike.items()]
+        alike.setdefault((groups.get(process, "host"), worker, tuple(process_bars)), []).append(rank)
+    lanes = [Lane(_ranks(worker, ranks), group, lane_bars) for (group, worker, lane_bars), ranks in alike.items()]
     return sorted(lanes, key=lambda lane: order.index(lane.group) if lane.group in order else len(order))
 
 
 def _ranks(worker: str, ranks: Sequence[str]) -> str:
-    """A process, or processes that do the same at the same time.
+    """Name a process, or several processes with identical bars.
 
     >>> _ranks("policy_trainer", ["0"]), _ranks("policy_trainer", ["0", "1", "2"]), _ranks("", ["ray_system"])
     ('policy_trainer/0', 'policy_trainer/0 to 2', 'ray_system')

@@ -1,1 +1,1 @@
-"""Reports of plans and simulations, of which nothing has been measured."""
+"""Reports of plans and simulations, which contain no measurements."""

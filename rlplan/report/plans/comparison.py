@@ -1,7 +1,7 @@
-"""Plans, simulations and runs on one page: a table, their seconds and bytes on one scale, curves, a timeline of each.
+"""Comparison page of plans, simulations and runs: a table, seconds and bytes on one scale, curves, timelines.
 
-In: Sides, each made of a plan, a simulation or a run, with its row as `rlplan compare` has it. Out: an HTML file.
-Left out: what a row says (rlplan/comparison.py).
+In: Sides, each made of a plan, a simulation or a run, with its row from `rlplan compare`. Out: an HTML file.
+Left out: the content of rows (rlplan/comparison.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,29 +25,29 @@ from rlplan.units import format_seconds
 
 TEMPLATE = "comparison.html.j2"
 MAX_BELOW_EACH_OTHER = 3
-"""Timelines; with more of them, one is chosen."""
+"""Most timelines below each other; with more, the reader selects one."""
 MAX_TIMELINES = 12
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of what is compared."""
+    """One side of a comparison."""
 
     row: Row
-    """name, kind, devices, verdict, step_s, tokens_per_s, peak_bytes, capacity_bytes, and what it costs if known."""
+    """Keys: name, kind, devices, verdict, step_s, tokens_per_s, peak_bytes, capacity_bytes, and prices if known."""
     ledger: MemoryLedger
-    """Bytes, predicted or simulated."""
+    """Predicted or simulated memory."""
     phases: Mapping[str, float]
     """Seconds of a usual step by phase."""
     timeline: Mapping[str, Any]
-    """Its chart."""
+    """Timeline chart."""
     run: RunFolder | None = None
-    """Where it was measured."""
+    """Measured run, where there is one."""
 
 
 def side_of(source: Plan | SimulatedPlan | RunFolder, row: Row) -> Side:
-    """One side. row: may be empty for a simulation, which tells its own."""
+    """Make one side. row: may be empty for a simulation, which supplies its own values."""
     if isinstance(source, RunFolder):
         phases = {str(phase): seconds for phase, seconds in source.measured_step.phases.items()}
         timing = source.plan.timing.step if source.plan.timing else None
@@ -74,7 +74,7 @@ def write_comparison(sides: Sequence[Side], path: Path) -> None:
 
 
 def comparison_page(sides: Sequence[Side]) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     labels = _labels(sides)
     runs = [side.run for side in sides if side.run is not None]
     places = [
@@ -89,14 +89,14 @@ def comparison_page(sides: Sequence[Side]) -> str:
         has_money=any(side.row.get("dollars_per_step") for side in sides),
         money=time_against_money([side.row for side in sides if "dollars_per_step" in side.row]),
         phases=_phases(timed),
-        peaks=bars.peaks_beside(places),
+        peaks=bars.compare_peaks(places),
         learning=learning(runs, unique_labels(tuple(runs))) if runs else {},
         timelines=_timelines(labels, sides),
     )
 
 
 def _labels(sides: Sequence[Side]) -> list[str]:
-    """What tells each from the others: its name, its devices or its kind, and a number where nothing does."""
+    """Distinguish sides by name, devices or kind, and by a number where these are equal."""
     labels = [""] * len(sides)
     for keys in (("name",), ("devices",), ("name", "kind"), ("name", "devices"), ("name", "devices", "kind")):
         labels = [", ".join(str(side.row[key]) for key in keys) for side in sides]
@@ -114,7 +114,7 @@ def _phases(timed: Sequence[tuple[str, Side]]) -> bars.Bars:
             if side.phases.get(phase)
         )
         rows.append(bars.Bar(label, segments, f"{format_seconds(sum(side.phases.values()))}, {side.row['kind']}"))
-    return bars.Bars("Seconds of a usual step, by phase; phases side by side count each in full", tuple(rows))
+    return bars.Bars("Seconds of a usual step by phase; concurrent phases count in full", tuple(rows))
 
 
 def _timelines(labels: Sequence[str], sides: Sequence[Side]) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""Forecast: a plan on a clock, so that it is drawn by the same hands as a run.
+"""Forecast: a plan in time, so that it can be drawn like a run.
 
-In: a Plan. Out: a TracedSchedule whose spans are predicted, and the windows to draw.
-Left out: drawing. Simulated plans bring their own trace.
+In: a Plan. Out: a TracedSchedule with predicted spans, and the windows to draw.
+Left out: drawing. Simulated plans have their own trace.
 
-A plan tells seconds of a steady step alone, so the first step is drawn with the same, and what comes before and after
-in order only, an action a second; where no seconds are known at all, everything is.
+A plan predicts only the seconds of a steady step. The first step is drawn with the same seconds. Start and finish are
+drawn in order with one second per action, and so is everything where no seconds are known.
 """
 
 from collections.abc import Mapping
@@ -22,42 +22,43 @@ STEADY_TITLE, FIRST_TITLE = "Every later step", "First step"
 
 @dataclass(frozen=True)
 class Forecast:
-    """A schedule with what it will hold and when."""
+    """A schedule with its predicted memory and times."""
 
     name: str
-    """Of the plan's file."""
+    """Name of the plan's file."""
     ledger: MemoryLedger
-    """Bytes after and inside each action."""
+    """Bytes during and after each action."""
     schedule: Schedule
-    """The actions."""
+    """Schedule of the actions."""
     trace: Trace
-    """When they run: starting, a first and a steady step, finishing. The steady step begins at 0 s."""
+    """Spans of the start, a first and a steady step, and the finish. The steady step begins at 0 s."""
     windows: tuple[Window, ...]
-    """What to draw."""
+    """Windows to draw."""
     timing: StepTiming | None = None
-    """Of a steady step; None where no seconds are known."""
+    """Timing of a steady step; None where no seconds are known."""
 
-    def in_order(self) -> "Forecast":
-        """The same with the actions one after the other, each as long as any other."""
+    def drop_seconds(self) -> "Forecast":
+        """A forecast in which all actions have equal length and follow each other."""
         return _forecast(self.name, self.ledger, self.schedule, None)
 
 
 def forecast(plan: Plan, name: str) -> Forecast:
-    """A plan in the seconds of its steady step, or its actions in order where none are known."""
+    """Forecast a plan with the seconds of its steady step, or with its actions in order where none are known."""
     step = plan.timing.step if plan.timing is not None and plan.seconds else None
     return _forecast(name, plan.ledger, plan.shown_schedule, step)
 
 
 def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepTiming | None) -> Forecast:
-    """Starting, two steps and finishing; the second step, which stands for all later ones, begins at 0 s."""
+    """Lay out start, two steps and finish; the second step represents all later ones and begins at 0 s."""
     if timing is None:
-        step, length = _in_order(schedule.step)
+        step, length = _arrange_in_order(schedule.step)
     else:
         step, length = {action.action_id: (action.start_s, action.end_s) for action in timing.actions}, timing.seconds
-        step |= {action.id: (length, length) for action in schedule.step if action.id not in step}  # in some steps only
-    start, start_length = _in_order(schedule.start)
-    finish, finish_length = _in_order(schedule.finish)
+        step |= {action.id: (length, length) for action in schedule.step if action.id not in step}  # not in every step
+    start, start_length = _arrange_in_order(schedule.start)
+    finish, finish_length = _arrange_in_order(schedule.finish)
     parts = (
+        # the steady step starts at 0 s, so its times on the axis are those of the plan
         (0, schedule.start, start, -length - start_length),
         (1, schedule.step, step, -length),
         (2, schedule.step, step, 0.0),
@@ -73,8 +74,8 @@ def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepT
     return Forecast(name, ledger, schedule, Trace("predicted", spans), _telling(windows, ledger), timing)
 
 
-def _in_order(actions: tuple[Action, ...]) -> tuple[dict[str, tuple[float, float]], float]:
-    """(when each action runs if each takes a second and begins when what it comes after has ended, the length)."""
+def _arrange_in_order(actions: tuple[Action, ...]) -> tuple[dict[str, tuple[float, float]], float]:
+    """(start and end of each action, total length), if each takes a second and starts after its predecessors."""
     ends: dict[str, float] = {}
     for action in actions:
         begin = max((ends[other] for other in action.after if other in ends), default=0.0)
@@ -95,9 +96,9 @@ def _spans(
 
 
 def _telling(windows: tuple[Window, ...], ledger: MemoryLedger) -> tuple[Window, ...]:
-    """The steady step, and what comes before and after it where a device or a host holds most then.
+    """Choose the steady step, and each other window in which a device or host has its peak.
 
-    Starting is there too where nothing has seconds, which the rest would take the room from.
+    Where nothing has seconds, the start is always shown, because it takes no room from timed windows.
     """
     peaks = [ledger.host_peak(), *map(ledger.device_peak, ledger.devices)]
     run_phases = {peak.run_phase for peak in peaks}

@@ -1,7 +1,7 @@
-"""What a page about a plan says, before it becomes HTML: words and numbers under headings.
+"""Content of a page about a plan before it becomes HTML: words and numbers under headings.
 
 In: a ledger, and the timing of a step where it is known. Out: frozen, JSON-able values.
-Left out: what is particular to a plan, a job's plan or a simulation (the other modules of this package), HTML.
+Left out: the specifics of plans and simulations (the other modules of this package), HTML.
 """
 
 from collections import defaultdict
@@ -18,21 +18,21 @@ from rlplan.vocabulary import MemoryKind, words_of
 
 PAGE_SCHEMA_VERSION = 1
 NEGLIGIBLE = 0.001
-"""The part of a phase below which a resource is not named."""
+"""Resources with a smaller share of a phase are not named."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """An answer that a reader came for."""
+    """One main result."""
 
     title: str
-    """What is answered."""
+    """Name of the result."""
     value: str
-    """The answer."""
+    """Value in words."""
     note: str
-    """A line under it."""
+    """A line under the value."""
     mood: str = "quiet"
-    """`good`, `bad` or `quiet`: its colour."""
+    """`good`, `bad` or `quiet`; decides the colour."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class PhaseRow:
     """A phase of a steady step."""
 
     phase: str
-    """Its name."""
+    """Name of the phase."""
     seconds: float
-    """Of all its actions."""
+    """Seconds of all its actions."""
     share: float
-    """Of the seconds of all phases, 0 to 1."""
+    """Share of the seconds of all phases, 0 to 1."""
     bound_by: str
-    """The resource that most of the seconds wait for."""
+    """Resource that most of the seconds wait for."""
     parts: dict[str, float]
-    """Seconds by resource, without the negligible ones."""
+    """Seconds by resource, without negligible ones."""
 
 
 @dataclass(frozen=True)
@@ -56,110 +56,110 @@ class ActionRow:
     """An action of a steady step."""
 
     action: str
-    """Its id."""
+    """Id of the action."""
     phase: str
-    """Its phase's name."""
+    """Name of its phase."""
     start_s: float | None
-    """From the beginning of the step; None where no seconds are known."""
+    """Seconds from the beginning of the step; None where no seconds are known."""
     seconds: float | None
-    """None where they are not known."""
+    """Duration; None where it is not known."""
     bound_by: str
-    """The resource that it waits for; empty where it takes no time."""
+    """Resource that it waits for; empty where it takes no time."""
     device_bytes: int | None
-    """On the fullest GPU at its peak, as expected."""
+    """Expected peak of the fullest GPU."""
     device_high_bytes: int | None
-    """The same at the high end of the prediction."""
+    """Peak of the fullest GPU at the high end of the prediction."""
     host_bytes: int | None
-    """On the fullest host at its peak, as expected."""
+    """Expected peak of the fullest host."""
 
 
 @dataclass(frozen=True)
 class KindRow:
-    """Bytes of a kind at the fullest moment of a place."""
+    """Bytes of one kind at the peak of a device or host."""
 
     kind: str
-    """Its name."""
+    """Name of the kind."""
     color: str
-    """Of its bars, `#rrggbb`."""
+    """Colour of its bars, `#rrggbb`."""
     num_bytes: int
-    """Of all processes together."""
+    """Bytes of all processes together."""
     processes: str
-    """Who holds it, each with its bytes, in words."""
+    """Processes that hold it, each with its bytes, in words."""
     provenance: str
-    """Where the numbers come from, in words."""
+    """Provenance of the numbers, in words."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A device or a host at its fullest moment."""
+    """A device or a host at its peak."""
 
     name: str
-    """For people."""
+    """Name for the reader."""
     action: str
-    """The id of the action in which it is fullest."""
+    """Id of the action in which the peak occurs."""
     when: str
-    """In which part of the run, in words."""
+    """Part of the run, in words."""
     num_bytes: int
-    """Held then."""
+    """Bytes at the peak."""
     capacity_bytes: int | None
-    """That there are; None where that is not known."""
+    """Available bytes; None where they are not known."""
     kinds: tuple[KindRow, ...]
-    """What is held, the largest first."""
+    """Bytes by kind, the largest first."""
 
 
 @dataclass(frozen=True)
 class OtherRow:
-    """What was not chosen, and why."""
+    """An alternative that was not chosen, with the reason."""
 
     name: str
-    """For people."""
+    """Name for the reader."""
     verdict: str
-    """In a word; may be empty."""
+    """Verdict in a word; may be empty."""
     seconds: float | None
-    """Of a step; None where they are not known."""
+    """Seconds of a step; None where they are not known."""
     reason: str
-    """For people."""
+    """Reason for the reader."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that a page says."""
+    """Content of a page."""
 
     title: str
-    """Of the page."""
+    """Title of the page."""
     subtitle: str
-    """The line under it."""
+    """Line under the title."""
     state: tuple[str, str]
-    """(mood, sentence): see `Tile.mood`."""
+    """(mood, sentence); for the mood see `Tile.mood`."""
     tiles: tuple[Tile, ...]
-    """The answers on top."""
+    """Main results at the top."""
     choices: tuple[tuple[str, str], ...]
-    """What was chosen, as (term, words)."""
+    """Chosen settings, as (term, words)."""
     phases: tuple[PhaseRow, ...]
-    """Empty where no seconds are known."""
+    """Phases of a steady step; empty where no seconds are known."""
     actions: tuple[ActionRow, ...]
-    """Of a steady step, in order."""
+    """Actions of a steady step, in order."""
     places: tuple[Place, ...]
     """The fullest device and host."""
     facts: tuple[tuple[str, str], ...] = ()
     """(term, words) under `facts_title`."""
     facts_title: str = "Risks"
-    """A heading."""
+    """Heading of the facts."""
     others: tuple[OtherRow, ...] = ()
     """Layouts that were not chosen."""
     remedies: tuple[OtherRow, ...] = ()
-    """What would make a plan fit that does not."""
+    """Changes that would make the plan fit."""
     notes: tuple[str, ...] = ()
-    """Lines below the verdict: what was assumed, what was left idle."""
+    """Lines below the verdict: assumptions, idle devices."""
     schema_version: int = PAGE_SCHEMA_VERSION
-    """Of the page as JSON."""
+    """Version of the page as JSON."""
 
 
-WHEN = {"start": "while starting", "first": "in the first step", "steady": "in every step", "finish": "at the end"}
+WHEN = {"start": "at the start", "first": "in the first step", "steady": "in every step", "finish": "at the end"}
 
 
 def phase_rows(timing: StepTiming | None) -> tuple[PhaseRow, ...]:
-    """One row a phase, in the order in which they come; shares are of all seconds, also of those that overlap."""
+    """Make one row per phase, in order; shares are of all seconds, including concurrent ones."""
     costs = phase_costs(timing) if timing else {}
     total = sum(cost.seconds for cost in costs.values())
     return tuple(
@@ -181,7 +181,7 @@ def phase_rows(timing: StepTiming | None) -> tuple[PhaseRow, ...]:
 def action_rows(
     actions: Sequence[tuple[str, str]], ledger: MemoryLedger, timing: StepTiming | None
 ) -> tuple[ActionRow, ...]:
-    """One row an action of a steady step. actions: (id, phase)."""
+    """Make one row per action of a steady step. actions: (id, phase)."""
     times = {action.action_id: action for action in timing.actions} if timing else {}
     expected = _fullest([ledger.device_totals(device) for device in ledger.devices])
     high = _fullest([ledger.device_totals(device, "high") for device in ledger.devices])
@@ -206,7 +206,7 @@ def action_rows(
 
 
 def _fullest(places: Sequence[Mapping[tuple[RunPhase, str], int]]) -> dict[str, int]:
-    """Of each action of a steady step the bytes of the fullest of those places."""
+    """Bytes of the fullest place in each action of a steady step."""
     totals: dict[str, int] = {}
     for place in places:
         for (run_phase, action), size in place.items():
@@ -215,8 +215,8 @@ def _fullest(places: Sequence[Mapping[tuple[RunPhase, str], int]]) -> dict[str, 
     return totals
 
 
-def place_of(name: str, peak: Peak, ledger: MemoryLedger, capacity: int | None) -> Place:
-    """A device or host at its fullest moment, by kind."""
+def describe_place(name: str, peak: Peak, ledger: MemoryLedger, capacity: int | None) -> Place:
+    """Describe a device or host at its peak, by kind."""
     holding = {(process, kind) for process, _, kind, _ in peak.rows}
     provenances: dict[MemoryKind, set[str]] = defaultdict(set)
     for row in ledger.rows:

@@ -1,13 +1,13 @@
-"""The page of a plan: on a CPU host and on GPUs alike.
+"""The page of a plan, on a CPU host or on GPUs.
 
-In: a Plan. Out: a Page. Left out: working anything out: the plan says it all.
+In: a Plan. Out: a Page. Left out: computation; the plan holds all numbers.
 """
 
 from rlplan.planner.answers.plan_results import choice_words, differences, error_words, needed_words, peak_words
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.report import style
-from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
+from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, describe_place, phase_rows
 from rlplan.units import format_bytes, format_rate, format_seconds
 from rlplan.vocabulary import words_of
 
@@ -18,7 +18,7 @@ _MOODS = {
     Verdict.REFUSED: "bad",
 }
 _SENTENCES = {
-    Verdict.FITS: "Fits: every moment, at the high end of every interval, with the longest responses that are allowed.",
+    Verdict.FITS: "Fits at every moment, even at the high end of the prediction and with the longest responses.",
     Verdict.IN_EXPECTATION: "Fits in expectation only: not at the high end of its interval, or not with the longest "
     "responses. emit and run refuse it unless limits.accepts_oom_risk is true.",
     Verdict.DOES_NOT_FIT: "Does not fit.",
@@ -27,7 +27,7 @@ _SENTENCES = {
 
 
 def plan_page(plan: Plan) -> Page:
-    """What the page of a plan says."""
+    """Build the page of a plan."""
     work, step = plan.job.workload, plan.timing.step if plan.timing else None
     samples = f"{work.num_samples_per_prompt} sample{'s' * (work.num_samples_per_prompt > 1)}"
     rollouts = f"{work.num_prompts_per_step:,} prompts with {samples} each"
@@ -47,20 +47,22 @@ def plan_page(plan: Plan) -> Page:
         actions=action_rows(actions, plan.ledger, step if plan.seconds else None),
         places=_places(plan),
         facts=_risks(plan),
-        others=others_of(plan),
+        others=list_alternatives(plan),
         remedies=tuple(map(_remedy, plan.remedies)),
     )
 
 
-def _remedy(one: Remedy) -> OtherRow:
-    """What would help: its step, its peak, and what it costs in learning."""
-    words = (f"peak {format_bytes(one.peak_bytes)}", f"on {one.num_devices}" * bool(one.seconds), one.learns_less)
-    return OtherRow(one.change, one.verdict.value, one.seconds or None, ", ".join(word for word in words if word))
+def _remedy(remedy: Remedy) -> OtherRow:
+    """A change that would help: its step, its peak, and its effect on learning."""
+    devices = f"on {remedy.num_devices}" * bool(remedy.seconds)
+    words = (f"peak {format_bytes(remedy.peak_bytes)}", devices, remedy.learns_less)
+    reason = ", ".join(word for word in words if word)
+    return OtherRow(remedy.change, remedy.verdict.value, remedy.seconds or None, reason)
 
 
-def others_of(plan: Plan) -> tuple[OtherRow, ...]:
-    """What was not chosen: the next best candidates, then placements and stages with why not."""
-    considered = (OtherRow(one.name, "", None, one.reason) for one in plan.considered)
+def list_alternatives(plan: Plan) -> tuple[OtherRow, ...]:
+    """List the alternatives: the next best candidates, then rejected placements and stages with their reasons."""
+    considered = (OtherRow(candidate.name, "", None, candidate.reason) for candidate in plan.considered)
     return (*(_other(plan, other) for other in plan.runners_up), *considered)
 
 
@@ -69,13 +71,13 @@ def _tiles(plan: Plan) -> tuple[Tile, ...]:
     tiles = [Tile("Verdict", plan.verdict.value, f"binds in {words_of(peak.action_id)}", _MOODS[plan.verdict])]
     if plan.timing is not None and plan.seconds:
         slowest = max(phase_rows(plan.timing.step), key=lambda row: row.seconds)
-        note = f"{style.percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound"
-        hours = f"{plan.gpu_hours_per_million_tokens:.3g} {plan.device_word}-hours a million"
+        note = f"{style.format_percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound"
+        hours = f"{plan.gpu_hours_per_million_tokens:.3g} {plan.device_word}-hours per million"
         tiles += [
-            Tile("A steady step", format_seconds(plan.seconds), note),
+            Tile("Steady step", format_seconds(plan.seconds), note),
             Tile("Trained tokens", format_rate(plan.tokens_per_s), hours),
         ]
-    fullest = max((plan.ledger.process_peak(name) for name in plan.ledger.processes), key=lambda one: one.num_bytes)
+    fullest = max((plan.ledger.process_peak(name) for name in plan.ledger.processes), key=lambda peak: peak.num_bytes)
     if not plan.is_on_host:
         note = f"{format_bytes(low)} to {format_bytes(high)}, of {format_bytes(plan.binding_capacity)}"
         tiles.append(Tile("Fullest GPU", format_bytes(peak.num_bytes), note, _MOODS[plan.verdict]))
@@ -89,7 +91,7 @@ def _tiles(plan: Plan) -> tuple[Tile, ...]:
 
 
 def _choices(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """What was chosen, as it is typed, and what a rollout engine is started with."""
+    """Chosen settings as overrides that can be typed, and the arguments of the rollout engine."""
     groups = [(group.name, len(group.devices)) for group in plan.schedule.groups]
     devices = ", ".join(f"{count} {plan.device_word}s {name}" for name, count in groups if count)
     rows = [("Devices", f"{devices}; trained: {', '.join(plan.job.trained_roles)}")]
@@ -101,7 +103,7 @@ def _choices(plan: Plan) -> tuple[tuple[str, str], ...]:
     rows += [(part.capitalize(), " ".join(words)) for part, words in by_part.items()]
     if plan.kv is not None:
         kv = plan.kv
-        size = f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} a rank)"
+        size = f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} per rank)"
         dp = kv.attention_dp
         shared = f", data_parallel_size={dp}, enable_expert_parallel=True" if dp > 1 else ""
         limit = f"max_num_seqs={kv.max_num_seqs // dp}"
@@ -114,7 +116,7 @@ def _places(plan: Plan) -> tuple[Place, ...]:
     groups = [group for group in plan.schedule.groups if group.devices[0] in ledger.devices]
     many = len(groups) > 1
     places = [
-        place_of(
+        describe_place(
             f"One GPU of {len(group.devices)}" + f", {group.name}" * many,
             ledger.device_peak(group.devices[0]),
             ledger,
@@ -122,10 +124,10 @@ def _places(plan: Plan) -> tuple[Place, ...]:
         )
         for group in groups
     ]
-    host = place_of("The fullest host", ledger.host_peak(), ledger, plan.host_capacity)
+    host = describe_place("The fullest host", ledger.host_peak(), ledger, plan.host_capacity)
     if not plan.is_on_host:
         return (*places, host)
-    return (host, *(place_of(name, ledger.process_peak(name), ledger, None) for name in ledger.processes))
+    return (host, *(describe_place(name, ledger.process_peak(name), ledger, None) for name in ledger.processes))
 
 
 def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -141,16 +143,16 @@ def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
             (
                 "KV cache",
                 (
-                    f"holds {kv.num_tokens:,} tokens an engine; {kv.max_num_seqs} sequences ask for "
-                    f"{format_bytes(kv.expected_bytes)} a rank at the median, {format_bytes(kv.enough_bytes)} at P99; "
-                    f"probability that some have to wait {style.percent(kv.preemption_risk)}"
+                    f"holds {kv.num_tokens:,} tokens per engine; {kv.max_num_seqs} sequences need "
+                    f"{format_bytes(kv.expected_bytes)} per rank at the median, {format_bytes(kv.enough_bytes)} at "
+                    f"P99; probability that some have to wait: {style.format_percent(kv.preemption_risk)}"
                 ),
             )
         )
-    meets = f"probability that a micro-batch of a step is too long to fit: {style.percent(plan.oom_risk)}"
-    run = f"a run of {plan.job.workload.num_steps} steps with {style.percent(plan.oom_risk_of_run)}"
-    rows.append(("Lengths", f"{meets}, {run}"))
-    disk = f"{format_bytes(plan.checkpoint_bytes)} a checkpoint to resume from"
+    step_risk = f"probability that a micro-batch of a step is too long to fit: {style.format_percent(plan.oom_risk)}"
+    run_risk = f"of a run of {plan.job.workload.num_steps} steps: {style.format_percent(plan.oom_risk_of_run)}"
+    rows.append(("Lengths", f"{step_risk}, {run_risk}"))
+    disk = f"{format_bytes(plan.checkpoint_bytes)} per checkpoint for resuming"
     swap = f", {format_bytes(plan.swap_bytes)} of swapped states on each host" if plan.swap_bytes else ""
     rows.append(("Disk", disk + swap))
     if plan.choice.arrangement.is_async:
@@ -159,7 +161,7 @@ def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def _other(plan: Plan, other: Alternative) -> OtherRow:
-    """A runner-up: in what it differs, and how much slower it is."""
+    """A runner-up: its differences from the plan, and how much slower it is."""
     slower, room = other.seconds - plan.seconds, format_bytes(max(0, other.headroom_bytes))
     words = f"{format_seconds(abs(slower))} {'slower' if slower >= 0 else 'faster'}, " if other.timing else ""
     return OtherRow(

@@ -1,7 +1,7 @@
-"""A simulation's result, told from the trace that it holds: no plan is needed beside it.
+"""The report of a simulation, made from its trace without a plan.
 
 In: the JSON that `rlplan simulate -o` wrote. Out: a TracedSchedule and a Page.
-Left out: capacities, provenances and intervals: a trace has none. A process is drawn from its first sample on.
+Left out: capacities, provenances and intervals, which a trace lacks. A process is drawn from its first sample on.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ PHASES = {
     ActionKind.EVALUATE: Phase.EVALUATE,
     ActionKind.CHECKPOINT: Phase.CHECKPOINT,
 }
-"""The phase of an action, by the kind that its id begins with; the others are switches."""
+"""Phase of an action by the kind at the beginning of its id; all other kinds are switches."""
 
 
 @dataclass(frozen=True)
@@ -46,48 +46,48 @@ class SimulatedPlan:
 
     @property
     def trace(self) -> Trace:
-        """The spans of the first steps; its samples stand in the ledger, so that nothing seems to be measured."""
+        """Spans of the first steps. Samples are in the ledger instead, so that they do not look measured."""
         return Trace(self.result.trace.origin, self.result.trace.spans)
 
     @property
     def windows(self) -> tuple[timeline.Window, ...]:
-        """All steps that were traced, from the very beginning: rollouts that run ahead belong to no step before it."""
+        """Windows of all traced steps. The first begins with the trace, because rollouts can run ahead of any step."""
         chosen = timeline.choose_windows(timeline.phase_blocks(self))
         return (
-            *(replace(one, start_s=min(span.start_s for span in self.trace.spans)) for one in chosen[:1]),
+            *(replace(window, start_s=min(span.start_s for span in self.trace.spans)) for window in chosen[:1]),
             *chosen[1:],
         )
 
     @property
     def steady_windows(self) -> tuple[timeline.Window, ...]:
-        """The same from the second step on: in the first, processes are not known before they do anything."""
+        """Windows from the second step on, because the first lacks processes that have not acted yet."""
         blocks = [block for block in timeline.phase_blocks(self) if block.step > 1]
         return timeline.choose_windows(tuple(blocks)) or self.windows
 
 
 def is_simulation(data: Any) -> bool:
-    """Whether this JSON looks like the result of a simulation."""
+    """Whether JSON data looks like the result of a simulation."""
     return isinstance(data, dict) and {"step_s", "groups", "trace", "token_staleness"} <= set(data)
 
 
 def read_simulated_plan(data: dict[str, Any], path: Path) -> SimulatedPlan:
-    """The result in a JSON file. Raises: SpecError where it is damaged or of another version."""
+    """Convert the data of a result file. Raises: SpecError where it is damaged or of another version."""
     try:
         result = SimulationResult.parse(data)
     except (ValueError, KeyError, TypeError) as error:
         raise SpecError(
             f"the simulation is damaged or of another version ({error})",
             where=str(path),
-            rule="a file that `rlplan simulate -o` of this version wrote",
+            rule="a file from `rlplan simulate -o` of this version",
             way_out="simulate the plan again with `rlplan simulate`",
         ) from None
     return SimulatedPlan(path.name, result, _schedule(result), _ledger(result.trace.samples))
 
 
-def phase_of(action: str) -> Phase:
-    """The phase of an action, told from its id.
+def find_phase(action: str) -> Phase:
+    """Find the phase of an action by its id.
 
-    >>> [phase_of(name).value for name in ("train_forward_backward/value/0", "score/reference", "wake_kv_cache")]
+    >>> [find_phase(name).value for name in ("train_forward_backward/value/0", "score/reference", "wake_kv_cache")]
     ['train', 'score', 'switch']
     """
     kind = ActionKind(action.partition("/")[0])
@@ -95,10 +95,11 @@ def phase_of(action: str) -> Phase:
 
 
 def _schedule(result: SimulationResult) -> Schedule:
-    """Groups, processes and actions as far as a trace tells them; devices are numbered through, group after group."""
+    """Rebuild groups, processes and actions from a trace; devices are numbered consecutively over the groups."""
     spans = result.trace.spans
     where = {span.process: span.device for span in spans}
     kind = next((device.partition(":")[0] for device in where.values() if not device.startswith("host")), "cuda")
+    # result.groups has only sizes; this order gives the device names of the trace
     groups, first = [], 0
     for use in result.groups:
         groups.append(DeviceGroup(use.name, tuple(f"{kind}:{first + rank}" for rank in range(use.num_devices))))
@@ -114,7 +115,7 @@ def _schedule(result: SimulationResult) -> Schedule:
         if devices[min(devices)] in group.devices
     ]
     actions = tuple(
-        Action(name, ActionKind(name.partition("/")[0]), Role.POLICY, phase_of(name), HOST_GROUP, Stream.TRAINING, ())
+        Action(name, ActionKind(name.partition("/")[0]), Role.POLICY, find_phase(name), HOST_GROUP, Stream.TRAINING, ())
         for name in dict.fromkeys(span.action_id for span in spans)
     )
     placement = Placement.COLOCATED if len(groups) == 1 else Placement.DISAGGREGATED
@@ -122,15 +123,15 @@ def _schedule(result: SimulationResult) -> Schedule:
 
 
 def _layout(worker: str, group: str, devices: tuple[str, ...]) -> RoleLayout:
-    """The layout that gives processes these names, such as policy_trainer/0 and scorer/reference/0."""
+    """Make the layout that yields these process names, such as policy_trainer/0 and scorer/reference/0."""
     kind, _, role = worker.partition("/")
-    return RoleLayout(Role(role or Role.POLICY), cast(Worker, kind), group, devices)  # as schedules name processes
+    return RoleLayout(Role(role or Role.POLICY), cast(Worker, kind), group, devices)  # processes are named after these
 
 
 def _ledger(samples: list[MemorySample]) -> MemoryLedger:
-    """Samples of devices, as rows: the first step's and those of the next one, which every later step repeats.
+    """Convert samples of devices to rows: those of the first step, and those of the second for all later steps.
 
-    Hosts are left out: a sample does not say how many processes of a host it stands for.
+    Hosts are left out, because a sample does not say how many processes of a host it represents.
     """
     sizes: dict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)
     for sample in samples:
@@ -139,20 +140,20 @@ def _ledger(samples: list[MemorySample]) -> MemoryLedger:
         at = (run_phase_of_step(sample.step), sample.action_id, sample.process, sample.device, sample.role, sample.kind)
         sizes[at][sample.statistic] = sample.num_bytes
     rows, order = [], dict[tuple[RunPhase, str], None]()
-    for (run_phase, action, process, device, role, kind), held in sizes.items():
+    for (run_phase, action, process, device, role, kind), num_bytes in sizes.items():
         order[(run_phase, action)] = None
         rows.append(
             LedgerRow(
-                run_phase, action, phase_of(action), process, device, Role(role), MemoryKind(kind),
+                run_phase, action, find_phase(action), process, device, Role(role), MemoryKind(kind),
                 "device",
-                held.get("resident", 0), held.get("peak", 0), Provenance.DERIVED, "simulation",
+                num_bytes.get("resident", 0), num_bytes.get("peak", 0), Provenance.DERIVED, "simulation",
             )
         )  # fmt: skip
     return MemoryLedger(tuple(rows), 0, 0, False, tuple(order))
 
 
 def simulation_page(simulated: SimulatedPlan) -> Page:
-    """What the page of a simulation says."""
+    """Build the page of a simulation."""
     result = simulated.result
     total = sum(result.phase_s.values())
     steps = len(result.step_s)
@@ -161,16 +162,16 @@ def simulation_page(simulated: SimulatedPlan) -> Page:
         Tile("Mean step", format_seconds(result.mean_step_s), f"{middle} at the median, {late} at P95"),
         Tile("Generated", format_rate(result.num_tokens / result.seconds), f"{result.num_tokens:,} tokens"),
         *(
-            Tile(f"Busy: {use.name}", style.percent(use.utilisation), f"{use.num_devices} GPUs; the rest waits")
+            Tile(f"Busy: {use.name}", style.format_percent(use.utilisation), f"{use.num_devices} GPUs; idle otherwise")
             for use in result.groups
         ),
         Tile("GPU-hours", f"{result.gpu_hours:.3g}", f"for {steps} steps"),
         Tile("Staleness of trained tokens", f"{result.mean_staleness:.2f} versions", "mean"),
     ]
     facts = [
-        ("Preemptions", f"{result.num_preemptions:,}; the fullest KV cache was {style.percent(result.kv_use)} full"),
+        ("Preemptions", f"{result.num_preemptions:,}; largest KV cache usage {style.format_percent(result.kv_use)}"),
         ("Trained", f"{result.num_trained_tokens:,} of {result.num_tokens:,} generated tokens"),
-        ("Events", f"{result.num_events:,}"),
+        ("Simulated events", f"{result.num_events:,}"),
     ]
     return Page(
         title=f"Simulation: {steps} steps",
@@ -184,6 +185,6 @@ def simulation_page(simulated: SimulatedPlan) -> Page:
         ),
         actions=(),
         places=(),
-        facts_title="What happened",
+        facts_title="Events",
         facts=tuple(facts),
     )

@@ -1,7 +1,7 @@
-"""A plan or a simulation in, a folder with a page out. Nothing has to run for it.
+"""Writes the report of a plan or a simulation into a folder; no run is needed.
 
-In: a Plan, or what `rlplan simulate -o` wrote; a place to write. Out: the files of PlanFiles.
-Left out: runs (report/write.py). No output names a path of this machine.
+In: a Plan, or the file that `rlplan simulate -o` wrote; an output folder. Out: the files of PlanFiles.
+Left out: runs (report/write.py). No output names an absolute path.
 """
 
 import json
@@ -28,37 +28,37 @@ MAX_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class PlanFiles:
-    """Where the parts of a plan's report lie, all in one folder."""
+    """Files of a plan's report, all in one folder."""
 
     page: Path
     """The report as HTML."""
     summary: Path
     """The page as JSON."""
     trace: Path
-    """What is predicted, for Perfetto."""
+    """Predicted actions and memory, for Perfetto."""
 
     @staticmethod
     def within(folder: Path) -> "PlanFiles":
-        """The names that every report of a plan uses."""
-        return PlanFiles(*(folder / name for name in ("report.html", "report.json", "trace.pftrace")))
+        """The file names that every report of a plan uses."""
+        return PlanFiles(*(folder / name for name in ("report.html", "report.json", "trace.json")))
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is drawn on a page about a plan."""
+    """Charts of a page about a plan."""
 
     timeline: Mapping[str, Any]
-    """Memory and who works when, as data; empty where nothing has a time."""
+    """Memory and the timeline by role, as data; empty where nothing has a time."""
     waits: bars.Bars
-    """What limits each phase."""
+    """Limiting resource of each phase."""
     staleness: bars.Bars
-    """Of a simulation, how old rollouts were."""
+    """Staleness of rollouts, for simulations."""
 
 
 def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
-    """Write the report of what `rlplan simulate` wrote; nothing, and None, where the file is something else.
+    """Write the report of a simulation file. Returns None and writes nothing where the file is something else.
 
-    Raises: SpecError where it is no JSON, or where nothing can be written.
+    Raises: SpecError where the file is not JSON, or where writing fails.
     """
     simulated = simulated_plan(path)
     if simulated is None:
@@ -67,13 +67,13 @@ def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
 
 
 def simulated_plan(path: Path) -> SimulatedPlan | None:
-    """What `rlplan simulate` wrote; None where the file is something else. Raises: SpecError where it is no JSON."""
+    """Read a simulation file; None where it is something else. Raises: SpecError where it is not JSON."""
     data = read_json(path, "the plan", limit=MAX_BYTES)
     return read_simulated_plan(data, path) if is_simulation(data) else None
 
 
 def write_report_of(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
-    """Write the report of a plan. name: what it was read from. Raises: SpecError where nothing can be written."""
+    """Write the report of a plan. name: the file it was read from. Raises: SpecError where writing fails."""
     predicted = forecast(plan, name)
     return _write(predicted, draw(predicted), plan_page(plan), name, out_dir)
 
@@ -89,11 +89,11 @@ def _write(traced: TracedSchedule, drawing: Drawing, page: Page, name: str, out_
 
 
 def draw(predicted: Forecast) -> Drawing:
-    """Of a plan: its timeline in seconds, and in order, in which short actions are as wide as long ones."""
+    """Draw a plan twice: in seconds, and in order with equal widths, which makes short actions visible."""
     timing = predicted.timing
     views = {"in seconds" if timing else "in order": predicted}
     if timing is not None:
-        views["an equal width for each action"] = predicted.in_order()
+        views["an equal width for each action"] = predicted.drop_seconds()
     charts = [
         memory_by_device(view, view.windows, timing, first=_first(view.windows)) | {"name": name}
         for name, view in views.items()
@@ -104,15 +104,16 @@ def draw(predicted: Forecast) -> Drawing:
 
 
 def _first(windows: tuple[Window, ...]) -> int:
-    return next((index for index, one in enumerate(windows) if one.title == STEADY_TITLE), 0)
+    return next((index for index, window in enumerate(windows) if window.title == STEADY_TITLE), 0)
 
 
 def draw_simulated_plan(simulated: SimulatedPlan) -> Drawing:
-    """Of a simulation: its timeline, and the ages of rollouts where any is older than what trains it."""
+    """Draw a simulation: its timeline, and its staleness where any rollout is older than the trained version."""
     result = simulated.result
-    old = bars.staleness(result.token_staleness, result.rollout_staleness) if any(result.rollout_staleness) else None
+    is_stale = any(result.rollout_staleness)
+    staleness = bars.staleness(result.token_staleness, result.rollout_staleness) if is_stale else bars.Bars("", ())
     timeline: Mapping[str, Any] = {}
     if simulated.trace.spans:
-        windows = simulated.windows + simulated.steady_windows  # a process is not known before it does anything
+        windows = simulated.windows + simulated.steady_windows  # processes appear with their first action
         timeline = memory_by_device(simulated, windows, first=len(simulated.windows))
-    return Drawing(timeline, bars.waits(None), old or bars.Bars("", ()))
+    return Drawing(timeline, bars.waits(None), staleness)

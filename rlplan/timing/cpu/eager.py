@@ -1,14 +1,15 @@
-"""Eager passes: FLOPs, fresh bytes and operations of transformers' decoders as the CPU runtime trains and scores them.
+"""Eager passes: FLOPs, fresh bytes and operations of a transformers decoder as the CPU runtime trains and scores it.
 
-In: a ModelSpec and a micro-batch. Out: PassCounts, by forward and backward pass. Left out: other architectures than the
-runtime's (dense, rotary, a gated MLP), recomputation, 16 bits. A result costs the making of a fresh tensor, whose first
-touch takes ten times as long as the sum or product itself, and the reading of its operands, which a pass of thousands
-of tokens has pushed out of the cache.
+Making a result costs a fresh tensor, whose first touch takes ten times as long as the operation itself. Reading its
+operands costs memory traffic too, because a pass over thousands of tokens has evicted them from the cache.
+
+In: a ModelSpec and a micro-batch. Out: PassCounts, by forward and backward pass. Left out: recomputation, 16 bits, and
+architectures that the CPU runtime lacks (it has dense models with rotary positions and a gated MLP).
 Source: transformers 5.19, models/qwen3/modeling_qwen3.py and similar ones, with rlplan's packed attention, operation by
-operation; a test holds the bytes to what torch allocates and reads.
+operation. A test compares the bytes with those that torch allocates and reads.
 
 Symbols: T tokens of a micro-batch with padding, s tokens of a sequence, R response tokens of the micro-batch, h hidden,
-q = a*d query width, k = kv heads * d, I MLP width, V vocabulary, n widths of a layer's norms, u norms a token.
+q = a*d query width, k = kv heads * d, I MLP width, V vocabulary, n widths of a layer's norms, u norms per token.
 """
 
 from collections.abc import Mapping
@@ -20,22 +21,23 @@ from rlplan.units import KIB
 
 FLOAT_BYTES = 4
 MMAP_THRESHOLD = 128 * KIB
-"""Tensors from here on are mapped afresh each time and given back when freed (emit/ray.py, MALLOC_MMAP_THRESHOLD_)."""
+"""Tensors of at least this size are mapped afresh each time and unmapped when freed (emit/ray.py,
+MALLOC_MMAP_THRESHOLD_)."""
 FORWARD_OPS, BACKWARD_OPS = 107, 218
-"""Operations that torch dispatches for a layer, views among them: counted for Qwen3; Llama has fewer."""
+"""Operations that torch dispatches per layer, views included: counted for Qwen3; Llama has fewer."""
 HEAD_OPS, HEAD_BACKWARD_OPS = 55, 43
-"""The same outside the layers: embedding, rotary table, last norm, head, log-probs, entropy."""
+"""Operations outside the layers: embedding, rotary table, last norm, head, log-probs, entropy."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences that go through the model at once, padded to the longest."""
+    """Sequences of one pass, padded to the longest."""
 
     num_sequences: int
     seq_len: int
-    """Tokens of each, prompt and response."""
+    """Tokens per sequence, prompt and response."""
     response_len: int
-    """Tokens of each."""
+    """Response tokens per sequence."""
 
     @property
     def num_tokens(self) -> int:
@@ -54,9 +56,9 @@ class PassCounts:
 
     flops: float
     fresh_bytes: float
-    """Touched for the first time."""
+    """Bytes of new tensors, which are touched for the first time."""
     read_bytes: float
-    """Weights and operands."""
+    """Bytes of weights and operands."""
     num_ops: int
 
     def __add__(self, other: "PassCounts") -> "PassCounts":
@@ -69,7 +71,7 @@ class PassCounts:
 
 
 def matrix_numel(model: ModelSpec) -> int:
-    """Elements of all matrices of all layers: a token meets each once.
+    """Elements of the matrices of all layers; each token is multiplied with each of them once.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> matrix_numel(find_model("Qwen/Qwen3-0.6B"))  # 28 * (1024 * (2048 + 2 * 1024) + 2048 * 1024 + 3 * 1024 * 3072)
@@ -82,9 +84,9 @@ def matrix_numel(model: ModelSpec) -> int:
 def forward_counts(model: ModelSpec, batch: MicroBatch, *, computes_entropy: bool = False) -> PassCounts:
     """FLOPs, bytes and operations of a forward pass to log-probs.
 
-    Counts: FLOPs 2 T matrices + 2 R V h + attention 2 s q a token and layer (half of 4 s q: causal). Fresh floats of a
-    token and layer: `forward_floats`; embedding and last norm 4h. Logits once; temporaries of some rows: one of
-    the log-probs' logsumexp, four more of the entropy. Weights are read once, operands as `forward_operands` says.
+    Counts: FLOPs 2 T matrices + 2 R V h + attention 2 s q per token and layer (half of 4 s q: causal). Fresh floats per
+    token and layer: `forward_floats`; embedding and last norm 4h. Logits once. Temporaries exist for a slice of the
+    rows: one for the logsumexp, four more for the entropy. Weights are read once, operands by `forward_operands`.
     """
     tokens, rows = batch.num_tokens, batch.num_response_tokens
     multiplied = tokens * matrix_numel(model) + rows * model.head_width * model.hidden_size
@@ -102,9 +104,9 @@ def forward_counts(model: ModelSpec, batch: MicroBatch, *, computes_entropy: boo
 def backward_counts(model: ModelSpec, batch: MicroBatch) -> PassCounts:
     """FLOPs, bytes and operations of a backward pass, with the gradients of all parameters as new tensors.
 
-    Counts: twice the forward pass's FLOPs; fresh floats of a token and layer by `backward_floats`; a gradient of every
-    parameter; of a tied table two and their sum. Logits become their own gradient in place.
-    Differs: attention's backward pass is 2.5 times its forward pass in flash attention; here it counts twice.
+    Counts: twice the forward pass's FLOPs; fresh floats per token and layer by `backward_floats`; a gradient of every
+    parameter; a tied table has two gradients and their sum. Logits become their own gradient in place.
+    Differs: attention's backward pass counts as 2 forward passes here; flash attention needs 2.5.
     """
     tokens, h, vocab = batch.num_tokens, model.hidden_size, model.vocab_size
     flops = 2 * forward_counts(model, batch).flops
@@ -117,11 +119,11 @@ def backward_counts(model: ModelSpec, batch: MicroBatch) -> PassCounts:
 
 
 def forward_floats(model: ModelSpec) -> Mapping[int, float]:
-    """Tensors that a layer makes while it goes forward: how many of each width a token.
+    """Tensors that a layer makes in the forward pass: their number per token, by width.
 
     Counts: each norm of width w makes 3w (power, scaled, weighted); projections q + 2k + h; rotary 4.5 (q + k);
-    attention 2q (the kernel's result, and the row's), 2q more where keys and values are repeated to the queries' heads;
-    MLP 4 I + h; two residual sums 2h. What has one float a head or norm is left out (0.5 %).
+    attention 2q (the kernel's result and the rows'), and 2q more where keys and values are repeated for the query
+    heads; MLP 4 I + h; two residual sums 2h. Left out: single floats per head or norm (0.5 %).
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> sorted(forward_floats(find_model("Qwen/Qwen3-0.6B")).items())  # h, k 1024: 10 + 9.5, q 2048: 3 + 9.5, I 3072
@@ -134,11 +136,11 @@ def forward_floats(model: ModelSpec) -> Mapping[int, float]:
 
 
 def backward_floats(model: ModelSpec) -> Mapping[int, float]:
-    """Tensors that a layer makes while it goes back: how many of each width a token, parameters' gradients apart.
+    """Tensors that a layer makes in the backward pass: their number per token, by width; parameter gradients excluded.
 
-    Counts: each norm of width w makes 9w (five products, a power, two scalings, a quotient less what is summed away);
-    matrices' inputs 5h + q + I; rotary 7.5 (q + k); attention q + 2k, and the kernel's 3q; 2q + 4k more where keys and
-    values are repeated and their gradients summed and laid out again; MLP 3 I; sums of branches 5h.
+    Counts: each norm of width w makes 9w (five products, a power, two scalings, a quotient less the reduced sums);
+    inputs of matrices 5h + q + I; rotary 7.5 (q + k); attention q + 2k, and the kernel's 3q; 2q + 4k more where keys
+    and values are repeated and their gradients summed and laid out again; MLP 3 I; sums of branches 5h.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> sorted(backward_floats(find_model("Qwen/Qwen3-0.6B")).items())  # 28 + 22.5, 9 + 14.5, 4
@@ -151,10 +153,10 @@ def backward_floats(model: ModelSpec) -> Mapping[int, float]:
 
 
 def forward_operands(model: ModelSpec) -> Mapping[int, float]:
-    """Tensors that a layer reads while it goes forward: how many of each width a token, weights apart.
+    """Tensors that a layer reads in the forward pass: their number per token, by width; weights excluded.
 
-    Counts: each norm of width w reads 4w; projections 5h + q + I; rotary 5.5 (q + k); attention 3q and its result twice
-    more, 2k where they are repeated; MLP 3 I; residual sums 4h.
+    Counts: each norm of width w reads 4w; projections 5h + q + I; rotary 5.5 (q + k); attention 3q, its result twice
+    more, and 2k where keys and values are repeated; MLP 3 I; residual sums 4h.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> sorted(forward_operands(find_model("Qwen/Qwen3-0.6B")).items())  # 17 + 11.5, 4 + 11.5, 4
@@ -167,11 +169,11 @@ def forward_operands(model: ModelSpec) -> Mapping[int, float]:
 
 
 def backward_operands(model: ModelSpec) -> Mapping[int, float]:
-    """Tensors that a layer reads while it goes back: how many of each width a token, weights apart.
+    """Tensors that a layer reads in the backward pass: their number per token, by width; weights excluded.
 
     Counts: each norm of width w reads 14w (eight by products, a power, a scaling, sums of two and of one); matrices
-    9h + 3q + 4k + 5 I, for weights and inputs; rotary 7.5 (q + k); attention 9q + 2k and, where they are repeated,
-    2q + 3k; MLP 6 I; sums of branches 10h.
+    9h + 3q + 4k + 5 I, for weights and inputs; rotary 7.5 (q + k); attention 9q + 2k, and 2q + 3k more where keys and
+    values are repeated; MLP 6 I; sums of branches 10h.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> sorted(backward_operands(find_model("Qwen/Qwen3-0.6B")).items())  # 47 + 30.5, 14 + 21.5, 11
@@ -186,7 +188,7 @@ def backward_operands(model: ModelSpec) -> Mapping[int, float]:
 
 
 def fresh_bytes(floats: Mapping[int, float], num_tokens: int) -> float:
-    """Bytes of those tensors that are large enough to be mapped afresh; smaller ones come from the heap, warm.
+    """Bytes of tensors that are large enough to be mapped afresh. Smaller ones come from the warm heap.
 
     >>> fresh_bytes({1000: 2, 10: 5}, 100)  # two of 400,000 bytes; five of 4,000 are not fresh
     800000.0

@@ -1,10 +1,10 @@
 """CpuEngine: seconds of the rollout engine (vLLM) on a host without a GPU.
 
 In: a model, the engine's settings, its share of the host, requests. Out: a Cost. Left out: prefix caching of prompts
-(only whole blocks are shared), lengths that differ, preemption. Source: vLLM 0.32.0, v1/worker/cpu_model_runner.py.
+(only whole blocks are shared), differences in length, preemption. Source: vLLM 0.32.0, v1/worker/cpu_model_runner.py.
 
-Symbols: R sequences, c at once, p prompt and r response tokens, W bytes of the matrices and the head, h hidden, q query
-width, k key width, I MLP width.
+Symbols: R sequences, c concurrent ones, p prompt and r response tokens, W bytes of the matrices and the head, h hidden,
+q query width, k key width, I MLP width.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from rlplan.units import ceil_div
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Prompts and how many responses of each. Lengths: tokens of every one."""
+    """Prompts with `num_samples` responses each. All prompts have one length, and so have all responses."""
 
     num_prompts: int
     num_samples: int
@@ -31,13 +31,13 @@ class Requests:
 
     @property
     def num_sequences(self) -> int:
-        """R."""
+        """R: sequences in total."""
         return self.num_prompts * self.num_samples
 
 
 @dataclass(frozen=True)
 class CpuEngine:
-    """One engine and what it has of the host."""
+    """One engine with its share of the host."""
 
     model: ModelSpec
     rollout: ResolvedRollout
@@ -45,7 +45,7 @@ class CpuEngine:
 
     @cached_property
     def matrix_bytes(self) -> int:
-        """Bytes of all layers' matrices, those in 4 bits as they are."""
+        """Bytes of the matrices of all layers, in their stored format (4 bits where quantized)."""
         scheme = engine_quantization(self.rollout, None)
         packed = packed_tensors(self.model, scheme)
         whole = FLOAT_BYTES * matrix_numel(self.model)
@@ -53,37 +53,38 @@ class CpuEngine:
             return whole
         return whole + sum(scheme.form.num_bytes(tensor.shape) - FLOAT_BYTES * tensor.numel for tensor in packed)
 
-    def at_once(self, requests: Requests) -> int:
-        """c: sequences that run at the same time: as many as wanted, max_num_seqs, or as the KV cache holds."""
+    def count_concurrent(self, requests: Requests) -> int:
+        """c: concurrent sequences, limited by the requests, max_num_seqs and the KV cache."""
         rollout = self.rollout
+        # vLLM reserves one block as the null block
         blocks = host_pool(self.model, rollout).num_blocks(rollout.kv_cache_memory) - 1
-        each = ceil_div(requests.prompt_len + requests.response_len, rollout.block_size)
-        return max(1, min(requests.num_sequences, rollout.max_num_seqs, blocks // each))
+        blocks_per_sequence = ceil_div(requests.prompt_len + requests.response_len, rollout.block_size)
+        return max(1, min(requests.num_sequences, rollout.max_num_seqs, blocks // blocks_per_sequence))
 
     def cost(self, requests: Requests) -> Cost:
         """Seconds of all requests.
 
         Counts: R p prompt tokens in steps of at most max_num_batched_tokens, R rows of logits; then R (r - 1) tokens
-        in steps of c; each step the weights, its fixed part and its caches; each prompt its own Python.
+        in steps of c. Each step reads the weights and its caches and has a fixed part; each prompt costs some Python.
         """
-        c, count = self.at_once(requests), requests.num_sequences
+        c, count = self.count_concurrent(requests), requests.num_sequences
         prompts = count * requests.prompt_len
         num_prefills = ceil_div(prompts, self.rollout.max_num_batched_tokens)
         cost = self.step_cost(prompts / num_prefills, count / num_prefills, requests.prompt_len / 2).times(num_prefills)
         context = requests.prompt_len + requests.response_len / 2
-        full, rest = divmod(count, c)
+        full_rounds, remainder = divmod(count, c)
         num_steps = requests.response_len - 1
-        cost += self.step_cost(c, c, context).times(full * num_steps)
-        if rest:
-            cost += self.step_cost(rest, rest, context).times(num_steps)
+        cost += self.step_cost(c, c, context).times(full_rounds * num_steps)
+        if remainder:
+            cost += self.step_cost(remainder, remainder, context).times(num_steps)
         latencies = self.share.host.latencies
         return cost + self.share.latency_cost(latencies.engine_request.value, requests.num_prompts)
 
     def step_cost(self, num_tokens: float, num_sequences: float, context_len: float) -> Cost:
-        """Seconds of one step: `num_tokens` through the layers, a token sampled for each of `num_sequences`.
+        """Seconds of one step: `num_tokens` pass the layers, and each of `num_sequences` samples one token.
 
-        Counts: FLOPs 2 matrices a token, 2 V h a sequence; W read once; keys and values of each sequence; fresh
-        outputs q + 2k, q, h, 3I, h of a layer.
+        Counts: FLOPs 2 matrices per token, 2 V h per sequence; W read once; keys and values of each sequence; fresh
+        outputs q + 2k, q, h, 3I, h per layer.
         """
         model, latencies = self.model, self.share.host.latencies
         q, k = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim

@@ -1,1 +1,1 @@
-"""The cluster and its links: seconds of collectives between ranks."""
+"""The cluster and its links, and the seconds of collectives between ranks."""

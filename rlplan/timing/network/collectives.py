@@ -1,37 +1,37 @@
-"""Collectives: seconds that a group of ranks takes to gather, reduce, broadcast or exchange bytes.
+"""Collectives: seconds that a group of ranks takes to gather, reduce or exchange bytes.
 
-In: bytes, ranks, a cluster, how far apart the ranks lie. Out: Costs on the link that binds, and hops as LATENCY.
-Left out: what overlaps with computing (passes.py), start-up of a communicator.
+In: bytes, ranks, a cluster, and the stride between ranks. Out: Costs on the slowest link, with hops as LATENCY.
+Left out: overlap with compute (passes.py), start-up of a communicator.
 
-Symbols: S bytes of the whole result, n ranks, B bytes per second of the ring, l seconds of a hop.
+Symbols: S bytes of the complete result, n ranks, B bytes per second of the ring, l seconds of a hop.
 """
 
 from math import log2
 
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.links import Link, link, link_domain, link_out
+from rlplan.timing.network.links import Link, find_link, find_outer_link
 
 
 def _cost(route: Link, transfer_s: float, hops: float) -> Cost:
     return Cost({route.resource: transfer_s, Resource.LATENCY: hops * route.latency_s})
 
 
-def all_gather_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
-    """Seconds until every rank has all of `num_bytes`, of which each held one share.
+def time_all_gather(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+    """Seconds until every rank has all of `num_bytes`, of which each rank held one share.
 
-    Counts: (n-1)/n S/B, and l times n-1 hops round the ring, or log2 n where that is less. Source: Thakur et al. 2005,
+    Counts: (n-1)/n S/B, and the hops: n-1 in a ring, 2 log2(n) where that is less. Source: Thakur et al. 2005,
     section 4.1 (ring, recursive doubling); NCCL 2.23 (PAT has log2 n). Assumes: S is pipelined through the ring.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 8, 8)
-    >>> rate = link(one, 8).bytes_per_s
-    >>> round(all_gather_cost(8 * rate, 8, one).parts[Resource.DEVICE_LINK], 6)
+    >>> host = Cluster(get_gpu("h100", where=""), 8, 8)
+    >>> rate = find_link(host, 8).bytes_per_s
+    >>> round(time_all_gather(8 * rate, 8, host).parts[Resource.DEVICE_LINK], 6)
     7.0
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
-    route = link(cluster, num_ranks, stride)
+    route = find_link(cluster, num_ranks, stride)
     return _cost(route, (num_ranks - 1) / num_ranks * num_bytes / route.bytes_per_s, _hops(num_ranks))
 
 
@@ -39,58 +39,59 @@ def _hops(num_ranks: int) -> float:
     return min(num_ranks - 1.0, 2 * log2(num_ranks))
 
 
-def reduce_scatter_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
-    """Seconds until every rank has the sum of one share of `num_bytes`.
+def time_reduce_scatter(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+    """Seconds until every rank has its share of the sum of `num_bytes`.
 
-    Counts: as `all_gather_cost`, the other way round. Source: Thakur et al. 2005, section 4.2.
+    Counts: the same as `time_all_gather`, in the opposite direction. Source: Thakur et al. 2005, section 4.2.
     """
-    return all_gather_cost(num_bytes, num_ranks, cluster, stride)
+    return time_all_gather(num_bytes, num_ranks, cluster, stride)
 
 
-def all_reduce_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+def time_all_reduce(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
     """Seconds until every rank has the sum of `num_bytes`.
 
-    Counts: the less of a ring, 2 (n-1)/n S/B + 2 (n-1) l, and a double tree, 2 S/B + 2 log2(n) l. Source: Patarasuk and
-    Yuan 2009 (ring); Sanders et al. 2009 (two trees), as NCCL 2.4 has both.
+    Counts: the faster of a ring, 2 (n-1)/n S/B + 2 (n-1) l, and a double tree, 2 S/B + 2 log2(n) l.
+    Source: Patarasuk and Yuan 2009 (ring); Sanders et al. 2009 (two trees). NCCL 2.4 has both.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 8, 8)
-    >>> round(all_reduce_cost(8 * link(one, 8).bytes_per_s, 8, one).parts[Resource.DEVICE_LINK], 6)
+    >>> host = Cluster(get_gpu("h100", where=""), 8, 8)
+    >>> round(time_all_reduce(8 * find_link(host, 8).bytes_per_s, 8, host).parts[Resource.DEVICE_LINK], 6)
     14.0
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
-    route, n = link(cluster, num_ranks, stride), num_ranks
+    route, n = find_link(cluster, num_ranks, stride), num_ranks
     ring = _cost(route, 2 * (n - 1) / n * num_bytes / route.bytes_per_s, 2 * (n - 1.0))
     tree = _cost(route, 2 * num_bytes / route.bytes_per_s, 2 * log2(n))
     return min(ring, tree, key=lambda cost: cost.seconds)
 
 
-def all_to_all_cost(
+def time_all_to_all(
     num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1, copies: float | None = None
 ) -> Cost:
-    """Seconds until every rank has sent each other its part of the `num_bytes` that it holds.
+    """Seconds until every rank has sent each other rank its part of the `num_bytes` that it holds.
 
-    Counts: inside a host (n-1)/n S/b, b the rate of a GPU; what goes to other hosts leaves through the host's network,
-    shared by all of its ranks: k S (n-k)/n over their part of the adapters, k ranks a host. `copies`: rows go to so
-    many ranks each, and one message a host brings them to all that it has of these: H (1 - (1 - 1/H)^copies) of
-    `copies`, H hosts. Source: Thakur et al. 2005, section 4.4 (pairwise exchange); DeepEP 1.1. Differs: a gather passes
-    a host's network once for all of its ranks.
+    Counts: inside a host (n-1)/n S/b, where b is the rate of a GPU. Between hosts the k ranks of a host share its
+    network adapters and send k S (n-k)/n. copies: the ranks that each row is sent to. A row crosses to a host once,
+    so H hosts receive H (1 - (1 - 1/H)^copies) messages instead of `copies`.
+    Source: Thakur et al. 2005, section 4.4 (pairwise exchange); DeepEP 1.1.
+    Differs: an all-gather crosses the network of a host once for all of its ranks.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 8, 8)
-    >>> round(all_to_all_cost(8 * link(one, 8).bytes_per_s, 8, one).parts[Resource.DEVICE_LINK], 6)
+    >>> host = Cluster(get_gpu("h100", where=""), 8, 8)
+    >>> round(time_all_to_all(8 * find_link(host, 8).bytes_per_s, 8, host).parts[Resource.DEVICE_LINK], 6)
     7.0
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
-    if num_ranks * stride <= link_domain(cluster):
-        route = link(cluster, num_ranks, stride)
+    if num_ranks * stride <= cluster.gpus_in_link_domain:
+        route = find_link(cluster, num_ranks, stride)
         return _cost(route, (num_ranks - 1) / num_ranks * num_bytes / route.bytes_per_s, num_ranks - 1.0)
-    route = link_out(cluster, num_ranks, stride)
-    of_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
-    outside = of_host * num_bytes * (num_ranks - of_host) / num_ranks / route.bytes_per_s
+    route = find_outer_link(cluster, num_ranks, stride)
+    ranks_per_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
+    outside = ranks_per_host * num_bytes * (num_ranks - ranks_per_host) / num_ranks / route.bytes_per_s
     if copies:
-        hosts = num_ranks / of_host
+        hosts = num_ranks / ranks_per_host
+        # expected number of hosts that `copies` random experts of a row fall on, as a share of `copies`
         outside *= hosts * (1 - (1 - 1 / hosts) ** copies) / copies
     return _cost(route, outside, num_ranks - 1.0)

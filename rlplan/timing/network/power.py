@@ -1,21 +1,21 @@
-"""Rates of a GPU whose power is limited below what it is sold with.
+"""Rates of a GPU with a power limit below its rated power.
 
-In: a GpuProfile, watts. Out: the profile with slower matmuls. Left out: memory and links, whose clocks stay.
+In: a GpuProfile, watts. Out: the profile with slower matmuls. Left out: memory and links, whose clocks do not change.
 """
 
 from rlplan.spec.hardware.profile import GpuProfile
 
 STATIC_WATTS = 100
-"""Watts that do not follow the clock: leakage, memory, links. Assumed: an idle H100 draws 70 to 120 W."""
+"""Watts that do not depend on the clock: leakage, memory, links. Assumed: an idle H100 draws 70 to 120 W."""
 
 
 def limited_gpu(gpu: GpuProfile, watts: int | None) -> GpuProfile:
-    """The GPU under a power limit; as it is without one, or above what it is sold with.
+    """Return the profile under a power limit; unchanged without a limit, or with one at or above the rated power.
 
-    Counts: the clock, and with it matmuls, falls with the cube root of the dynamic power: P ~ f V^2, V ~ f; on
-    Blackwell in proportion, as if its voltage were the lowest. Source: CMOS power; an H100 SXM at 500 W of 700:
-    (400 / 600)^(1/3) = 0.874; GB300 with 1,400 W is 1.2 times as fast as GB200 with 1,200 W, of the same peak
-    (docs/decisions.md).
+    Counts: matmul rates follow the clock, which falls with the cube root of the dynamic power (P ~ f V^2, V ~ f). On
+    Blackwell they fall linearly, as if its voltage were already at the minimum.
+    Source: CMOS power. An H100 SXM limited to 500 of 700 W: (400 / 600)^(1/3) = 0.874. A GB300 with 1,400 W is 1.2
+    times as fast as a GB200 with 1,200 W and the same peak (docs/decisions.md).
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> slow = limited_gpu(get_gpu("h100-sxm", where=""), 500)

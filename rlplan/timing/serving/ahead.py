@@ -1,24 +1,25 @@
-"""Generation that runs ahead of training, in closed form: how often its engines deliver a step's rollouts.
+"""Asynchronous generation in closed form: how often the engines deliver a step's rollouts.
 
-In: one engine's speed and share of a step, versions that a rollout may be behind, seconds of everything else in a step,
-of new weights that travel beside it.
-Out: a Cost. Left out: versions that wait until no rollout is under way (generation.py has whole batches).
+In: one engine's speed and share of a step, the allowed staleness, seconds of the step's other actions, and seconds that
+new weights travel in the background. Out: a Cost. Left out: weight syncs that wait for running rollouts (generation.py
+has whole batches).
 
-A steady step lasts as long as its slowest condition:
+A steady step T is the least that meets three conditions:
 
     others + sync <= T                                       training waits for nothing
-    prompts + anew(n) + sync + N L D(n) / n <= T             n that run at once make a step's tokens
-    wait + G D(n) T / (T - stalls) + J + others + sync <= (1 + s) T   the longest is judged before it is too old
+    prompts + anew(n) + sync + N L D(n) / n <= T             n concurrent rollouts make a step's tokens
+    wait + G D(n) T / (T - stalls) + J + others + sync <= (1 + s) T   the longest rollout is judged in time
 
-New weights that travel for V seconds beside all that come V / T versions late: s - V / T is what is left of s, and a
-link that carries one version at a time makes V + sync <= T.
+New weights that travel for V seconds in the background arrive V / T versions late, which leaves s - V / T of the
+staleness. A link that carries one version at a time also requires V + sync <= T.
 
-Each n has its pace (the second line); the fewest that keep pace with T are what runs, for what ends waits for its turn.
-Source: own; Little's law, and the bound of simulate/staleness.py. Held to the simulator over a grid: nine of ten plans
-within 10 %, up to 27 % too fast where generation and training take the same (tests/timing/serving/test_ahead.py).
+The second line gives the pace of n concurrent rollouts. The engines run the smallest n that keeps pace with T, because
+prompts wait for room in the staleness bound. Source: own; Little's law, and the bound of simulate/staleness.py. Against
+the simulator on a grid, nine of ten plans are within 10 %; where generation and training take equally long, the formula
+is up to 27 % too fast (tests/timing/serving/test_ahead.py).
 
-Symbols: N rollouts of a step on an engine, L their mean length, G that of the longest of all, D a decode step, J until
-a rollout is judged, s versions of staleness, S at most at once.
+Symbols: N rollouts of a step per engine, L their mean length, G the longest of all engines, D seconds of a decode step,
+J seconds until a rollout is judged, s allowed staleness in versions, S largest number of concurrent rollouts.
 """
 
 from bisect import bisect_right
@@ -31,57 +32,58 @@ from math import inf, sqrt
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.serving.generation import GRID_RATIO, EngineRollouts, EngineSpeed, prefilled, prompt_parts
 from rlplan.timing.serving.occupancy import mean_age
-from rlplan.timing.serving.step import StepLoad, cost_of
+from rlplan.timing.serving.step import StepLoad, make_cost
 
 NUM_HALVINGS = 48
-"""Of the interval in which the step's length is looked for: as far as numbers go, so that a view of a schedule, whose
-seconds are added up in another order, has the same."""
+"""Bisections of the interval that contains the step's length. They exhaust the precision of a float, so that two views
+of one schedule, whose seconds are added in different orders, get the same result."""
 NEAR = 1e-13
-"""Share of a step from which on two steps are near each other; rounding has less."""
+"""Two step lengths closer than this share count as equal; rounding errors are smaller."""
 NUM_LINK_HALVINGS = 16
-"""The same where new weights travel beside a step: each has a staleness of its own."""
+"""Bisections where new weights travel in the background; each one has its own staleness and its own inner search."""
 Piece = tuple[float, float, float, float, float, float]
-"""Of n from low to high a decode step takes a + b n, and c + d n are interrupted: (low, high, a, b, c, d)."""
+"""(low, high, a, b, c, d): for n in low..high a decode step takes a + b n seconds and c + d n rollouts are interrupted.
+"""
 
 
 @dataclass(frozen=True)
 class RolloutsAhead:
-    """A step's rollouts where generation may be `staleness` versions ahead and new weights interrupt it."""
+    """A step's rollouts where generation may be `staleness` versions ahead and a weight sync interrupts it."""
 
     speed: EngineSpeed
     rollouts: EngineRollouts
-    """One engine's share."""
+    """One engine's share of the rollouts."""
     num_engines: int
     staleness: float
     reward_latency_s: float = 0.0
-    """From a rollout's end until its reward is there; engines do not wait for it."""
+    """Seconds from the end of a rollout to its reward; engines do not wait for it."""
     keeps_cache: bool = False
-    """What is interrupted goes on with the KV cache of the weights before, or is not interrupted at all, as where it
-    keeps its version of an adapter; else it is computed anew."""
+    """Rollouts keep their KV cache at a weight sync: they continue with it, or are not interrupted because they keep
+    their adapter version. Otherwise the KV cache is recomputed."""
 
     def cost(self, others_s: float, sync_s: float, travel_s: float = 0.0) -> Cost:
         """Seconds in which the engines deliver a step's rollouts, without the weight sync.
 
-        others_s: all else of a step. travel_s: of weights on their way beside it. Resources are those
-        at the number that runs, IDLE what the longest is waited for.
+        others_s: all other actions of a step. travel_s: background transfer of new weights. Resources are those of the
+        rollouts that run on average; IDLE is the wait for the longest one.
         """
         if travel_s:
             step_s = self._step_over_link(others_s, sync_s, travel_s)
-            late = self._late(step_s, travel_s).cost(others_s, sync_s)
+            late = self._reduce_staleness(step_s, travel_s).cost(others_s, sync_s)
             return late + Cost({Resource.IDLE: max(0.0, step_s - sync_s - late.seconds)})
         step_s = self.step_s(others_s, sync_s)
-        running = self.running(step_s, sync_s) or self.most
+        running = self.find_running(step_s, sync_s) or self.most
         decoded = self.speed.rates.parts(self._load(running))
         again = 0.0 if self.keeps_cache else self._num_interrupted(running)
-        anew = prefilled(self.speed, again * self._held, self._held)
+        anew = prefilled(self.speed, again * self._tokens_per_rollout, self._tokens_per_rollout)
         steps = self._num_tokens / running
-        each = zip(prompt_parts(self.speed, self.rollouts), decoded, anew, strict=True)
-        compute, memory, latency, link, host = (prompt + steps * token + more for prompt, token, more in each)
-        cost = cost_of((compute, memory, latency, link, host), self.speed.rates.link)
+        triples = zip(prompt_parts(self.speed, self.rollouts), decoded, anew, strict=True)
+        compute, memory, latency, link, host = (prompt + steps * token + more for prompt, token, more in triples)
+        cost = make_cost((compute, memory, latency, link, host), self.speed.rates.link)
         return cost + Cost({Resource.IDLE: max(0.0, step_s - sync_s - cost.seconds)})
 
     def least_step_s(self) -> float:
-        """No step is shorter, whatever else happens in it: no longer where more may run at once."""
+        """Lower bound of a step, whatever its other actions; it falls when more rollouts may run at once."""
         longest = self._longest * self._decode_s(1.0) + self.reward_latency_s
         return max(longest / (1 + self.staleness), self._fastest_pace)
 
@@ -90,36 +92,37 @@ class RolloutsAhead:
         return min(self._least_pace(*piece) for piece in self._pieces)
 
     def step_s(self, others_s: float, sync_s: float) -> float:
-        """The least T for which both conditions of the engines hold."""
+        """The least T that satisfies both conditions on the engines."""
         low = self.least_step_s() + sync_s
         high = low
-        while not self._holds(high, others_s, sync_s):
+        while not self._is_long_enough(high, others_s, sync_s):
             low, high = high, 1.5 * high
         if high == low:
             return high
-        short, enough = self._around(low, high, others_s, sync_s)
+        short, enough = self._bracket(low, high, others_s, sync_s)
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
             if middle <= short * (1 - NEAR):
                 low = middle
-            elif middle >= enough * (1 + NEAR) or self._holds(middle, others_s, sync_s):
+            elif middle >= enough * (1 + NEAR) or self._is_long_enough(middle, others_s, sync_s):
                 high = middle
             else:
                 low = middle
         return high
 
-    def _around(self, low: float, high: float, others_s: float, sync_s: float) -> tuple[float, float]:
-        """Two steps near each other, of which the first is too short and the second is not, where these are found: so
-        that halves far from both need not be asked. By false position (Illinois).
+    def _bracket(self, low: float, high: float, others_s: float, sync_s: float) -> tuple[float, float]:
+        """Bracket the solution tightly: a step that is too short and one that is long enough, both close to it.
+
+        Bisection steps outside the bracket need no evaluation. Method: false position (Illinois variant).
         """
-        above, below = self._spare(high, others_s, sync_s), self._spare(low, others_s, sync_s)
-        if below is None:  # the pace alone: from there on some number keeps it
-            below = self._spare(first := low * (1 + NEAR), others_s, sync_s)
+        above, below = self._compute_slack(high, others_s, sync_s), self._compute_slack(low, others_s, sync_s)
+        if below is None:  # no n keeps pace with `low`: just above it, some n does
+            below = self._compute_slack(first := low * (1 + NEAR), others_s, sync_s)
             low, high = (low, first) if below is not None and below >= 0 else (first, high)
         again = 0
         while below is not None and above is not None and below < 0 and high - low > NEAR * high:
             at = high - above * (high - low) / (above - below)
-            if not low < at < high or (spare := self._spare(at, others_s, sync_s)) is None:
+            if not low < at < high or (spare := self._compute_slack(at, others_s, sync_s)) is None:
                 break
             if spare >= 0:
                 high, above, below, again = at, spare, below / (2 if again > 0 else 1), 1
@@ -127,28 +130,28 @@ class RolloutsAhead:
                 low, below, above, again = at, spare, above / (2 if again < 0 else 1), -1
         return low, high
 
-    def _late(self, step_s: float, travel_s: float) -> "RolloutsAhead":
-        """The same with as much staleness as weights leave that are under way for a part of it."""
+    def _reduce_staleness(self, step_s: float, travel_s: float) -> "RolloutsAhead":
+        """The same rollouts with the staleness that is left when new weights travel for part of a step."""
         return replace(self, staleness=max(0.0, self.staleness - travel_s / step_s))
 
     def _step_over_link(self, others_s: float, sync_s: float, travel_s: float) -> float:
-        """The least T in which the link carries a version and rollouts are not too old when they are trained on."""
+        """The least T in which the link carries one version and no rollout is too old when it is trained."""
         low = high = max(travel_s + sync_s, self.step_s(others_s, sync_s))
-        while not self._late(high, travel_s)._holds(high, others_s, sync_s):
+        while not self._reduce_staleness(high, travel_s)._is_long_enough(high, others_s, sync_s):
             low, high = high, 1.5 * high
         for _ in range(NUM_LINK_HALVINGS if high > low else 0):
             middle = (low + high) / 2
-            holds = self._late(middle, travel_s)._holds(middle, others_s, sync_s)
+            holds = self._reduce_staleness(middle, travel_s)._is_long_enough(middle, others_s, sync_s)
             low, high = (low, middle) if holds else (middle, high)
         return high
 
-    def running(self, step_s: float, sync_s: float) -> float | None:
-        """The fewest at once that keep pace with a step; None where none do."""
-        return self._keeping(step_s - sync_s)
+    def find_running(self, step_s: float, sync_s: float) -> float | None:
+        """Fewest concurrent rollouts that keep pace with a step; None where no number does."""
+        return self._find_least_running(step_s - sync_s)
 
-    def _keeping(self, room: float) -> float | None:
-        """The least n whose pace is within `room`; None where there is none."""
-        prompts, token, tokens, pieces = self._prompts_s, self._token_s, self._num_tokens, self._pieces
+    def _find_least_running(self, room: float) -> float | None:
+        """The least n whose pace is at most `room` seconds; None where there is none."""
+        prompts, token, tokens, pieces = self._prompts_s, self._recompute_s, self._num_tokens, self._pieces
         for low, high, a, b, c, d in pieces:
             if prompts + token * (c + d * low) + tokens * (a / low + b) <= room:
                 return low
@@ -157,48 +160,48 @@ class RolloutsAhead:
             left = room - (prompts + token * c + tokens * b)
             root = left * left - 4 * x * y
             if left > 0 and root >= 0:
-                found = 2 * x / (left + sqrt(root))
-                if found and low <= found <= high:
-                    return found
+                running = 2 * x / (left + sqrt(root))
+                if running and low <= running <= high:
+                    return running
         return None
 
     @cached_property
     def most(self) -> float:
-        """At once: S, as the engine's limit and its cache allow of what is begun while a step's are trained."""
+        """S: most concurrent rollouts, limited by the staleness bound, the engine and its KV cache."""
         rollouts = self.rollouts
         begun = self.staleness * rollouts.num_rollouts
-        return max(1.0, min(begun, rollouts.max_num_seqs, rollouts.kv_tokens / self._held))
+        return max(1.0, min(begun, rollouts.max_num_seqs, rollouts.kv_tokens / self._tokens_per_rollout))
 
-    def _holds(self, step_s: float, others_s: float, sync_s: float) -> bool:
-        """Whether both hold."""
-        spare = self._spare(step_s, others_s, sync_s)
+    def _is_long_enough(self, step_s: float, others_s: float, sync_s: float) -> bool:
+        """Whether a step of this length satisfies both conditions on the engines."""
+        spare = self._compute_slack(step_s, others_s, sync_s)
         return spare is not None and spare >= 0
 
-    def _spare(self, step_s: float, others_s: float, sync_s: float) -> float | None:
-        """Seconds that the longest rollout ends before it is too old; None where no number keeps pace."""
-        running = self._keeping(step_s - sync_s)
+    def _compute_slack(self, step_s: float, others_s: float, sync_s: float) -> float | None:
+        """Slack in seconds before the longest rollout is too old; None where no n keeps pace."""
+        running = self._find_least_running(step_s - sync_s)
         if running is None:
             return None
         interrupted = self._num_interrupted(running)
-        stalls = self._prompts_s + self._token_s * interrupted + sync_s
+        stalls = self._prompts_s + self._recompute_s * interrupted + sync_s
         begun_with_it = (running - interrupted) * self.rollouts.lengths.mean * self._slope(running)
         lasts = (self._longest * self._decode_s(running) + begun_with_it) * step_s / (step_s - stalls)
         lasts += self.reward_latency_s
         return (1 + self.staleness) * step_s - (self._wait_s + lasts + others_s + sync_s)
 
     def _num_interrupted(self, running: float) -> float:
-        """Rollouts that new weights interrupt when so many run on average.
+        """Rollouts that a weight sync interrupts when `running` run on average.
 
-        Counts: half a step's are begun after a sync and ended before the next, as far as there is room for them.
+        Counts: half of a step's rollouts start after one sync and end before the next, where there is room for them.
         """
         return max(0.0, running - self.rollouts.num_rollouts / 2, 2 * running - self.most)
 
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
-        """From 1 to the most at once, cut at nodes and where what is interrupted turns."""
+        """Pieces from 1 to the most concurrent rollouts, cut at nodes and at kinks of the number interrupted."""
         half, most = self.rollouts.num_rollouts / 2, self.most
-        turns = {half, most / 2, most - half, *self._nodes()}
-        places = [1.0, *sorted(turn for turn in turns if 1.0 < turn < most), most]
+        kinks = {half, most / 2, most - half, *self._nodes()}
+        places = [1.0, *sorted(kink for kink in kinks if 1.0 < kink < most), most]
         return tuple(self._piece(low, high) for low, high in pairwise(places))
 
     def _piece(self, low: float, high: float) -> Piece:
@@ -208,15 +211,16 @@ class RolloutsAhead:
         return low, high, first - slope * low, slope, cut - growth * low, growth
 
     def _pace(self, running: float, a: float, b: float, c: float, d: float) -> float:
-        return self._prompts_s + self._token_s * (c + d * running) + self._num_tokens * (a / running + b)
+        return self._prompts_s + self._recompute_s * (c + d * running) + self._num_tokens * (a / running + b)
 
     def _least_pace(self, low: float, high: float, a: float, b: float, c: float, d: float) -> float:
-        """Of a stretch: x / n + y n is least at sqrt(x / y)."""
-        falling, rising = self._num_tokens * a, self._token_s * d
+        """Least pace within a piece: x / n + y n has its minimum at sqrt(x / y)."""
+        falling, rising = self._num_tokens * a, self._recompute_s * d
         at = min(high, max(low, sqrt(falling / rising))) if falling > 0 and rising > 0 else high
         return self._pace(at, a, b, c, d)
 
     def _nodes(self) -> Iterator[float]:
+        # a geometric grid: step times are smooth in the logarithm of the concurrency
         node = GRID_RATIO
         while node < inf:
             yield node
@@ -228,19 +232,19 @@ class RolloutsAhead:
         return StepLoad(running, running * (self.rollouts.prompt_len + mean_age(self.rollouts.lengths)))
 
     def _decode_s(self, running: float) -> float:
-        """Seconds of a decode step, between nodes in a straight line."""
+        """Seconds of a decode step, interpolated linearly between nodes."""
         nodes = self._node_seconds
         position = max(0, bisect_right(nodes, (running, inf)) - 1)
         (low, first), (high, last) = nodes[position], nodes[min(position + 1, len(nodes) - 1)]
         return first if high == low else first + (last - first) * (running - low) / (high - low)
 
     def _slope(self, running: float) -> float:
-        """Seconds of a decode step for each more that runs."""
+        """Seconds that a decode step grows per additional rollout."""
         return (self._decode_s(running * GRID_RATIO) - self._decode_s(running)) / (running * (GRID_RATIO - 1))
 
     @cached_property
     def _node_seconds(self) -> list[tuple[float, float]]:
-        """Decode steps at the nodes, one beyond what may run at once; remembered for all engines that are as fast."""
+        """Decode steps at the nodes, up to one past the most concurrent rollouts; cached per engine speed."""
         rollouts = self.rollouts
         key = "decode", rollouts.prompt_len, rollouts.lengths.spec, rollouts.lengths.longest
         grid = self.speed.grids.setdefault(key, [])
@@ -258,8 +262,8 @@ class RolloutsAhead:
         return self.rollouts.lengths.longest_of(self.rollouts.num_rollouts * self.num_engines)
 
     @cached_property
-    def _held(self) -> float:
-        """Tokens that a running rollout holds; samples of a prompt share its blocks."""
+    def _tokens_per_rollout(self) -> float:
+        """Tokens in the KV cache per running rollout; samples of a prompt share its blocks."""
         return self.rollouts.prompt_len / max(1, self.rollouts.num_samples) + mean_age(self.rollouts.lengths)
 
     @cached_property
@@ -267,18 +271,19 @@ class RolloutsAhead:
         return sum(prompt_parts(self.speed, self.rollouts))
 
     @cached_property
-    def _token_s(self) -> float:
-        """Seconds to compute one interrupted rollout anew."""
+    def _recompute_s(self) -> float:
+        """Seconds to recompute one interrupted rollout."""
         if self.keeps_cache:
             return 0.0
-        tokens = self.rollouts.num_rollouts * self._held
-        return sum(prefilled(self.speed, tokens, self._held)) / self.rollouts.num_rollouts
+        tokens = self.rollouts.num_rollouts * self._tokens_per_rollout
+        return sum(prefilled(self.speed, tokens, self._tokens_per_rollout)) / self.rollouts.num_rollouts
 
     @cached_property
     def _wait_s(self) -> float:
-        """How long the longest waits for a place where not all of a step's can run at once: half of them go first."""
+        """Wait of the longest rollout for a slot, where not all of a step fit at once: half of them go before it."""
         most, lengths = self.most, self.rollouts.lengths
         left_out = max(0.0, 1 - most / self.rollouts.num_rollouts)
         total = self.rollouts.num_rollouts * self.num_engines
+        # rollouts within 2 % of the longest count as equally long
         as_long = max(1.0, total * (1 - lengths.at_most(0.98 * self._longest)))
         return left_out * self._num_tokens * self._decode_s(most) / most * as_long / (1 + as_long)

@@ -1,9 +1,9 @@
-"""What one rank of a rollout engine reads, multiplies and sends for a step: counts, no seconds.
+"""Work of one rank of a rollout engine in a step: bytes read, weights multiplied, messages sent. No seconds.
 
-In: a ModelSpec, how the engine cuts and quantises it. Out: EngineCounts. Left out: seconds (step.py), vision
-towers, speculative drafts, pipelines (an engine is tensor- or expert-parallel).
-Symbols: h hidden, L layers, t tp, a heads, d head_dim, I MLP width, E experts, k of them chosen, Ie their width,
-T tokens of a step, s tokens that a sequence has cached.
+In: a ModelSpec, and how the engine shards and quantizes it. Out: EngineCounts. Left out: seconds (step.py), vision
+towers, speculative drafts, pipeline parallelism (engines have tensor and expert parallelism).
+Symbols: h hidden, L layers, t tp, a heads, d head_dim, I MLP width, E experts, k active experts, Ie their width,
+T tokens of a step, s cached tokens of a sequence.
 """
 
 import math
@@ -21,23 +21,23 @@ from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.training.mini_batch import largest_normal
 
 BUFFERED = (Component.EMBEDDINGS, Component.VISION, Component.NORMS)
-"""Read by the row, or not at all in a text step, or counted among the elementwise passes."""
+"""Components without a matmul: tables are read row by row, vision is unused in a text step, norms are elementwise."""
 
 EVENNESS = 1.0
-"""How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on B200 wants 0.5
-to 1, MiniMax-M2.5 on H200, whose router is balanced by a bias, 2 or more (reports/runtime/seconds.md)."""
+"""Evenness of routing; infinite where all experts are equally popular. Source: measurements of gpt-oss-120b on B200
+fit 0.5 to 1; MiniMax-M2.5 on H200, whose router is balanced by a bias, fits 2 or more (reports/runtime/seconds.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matmuls:
-    """Matmuls of one format."""
+    """Matmuls whose weights have one format."""
 
     num_bytes: int
-    """Of their weights."""
+    """Bytes of the weights."""
     num_weights: int
-    """Multiplied with each token."""
+    """Weights that each token is multiplied with."""
     form: str
-    """Name of the weights' format, empty for plain ones; it decides in which type the GPU multiplies."""
+    """Name of the weight format, empty for unquantized ones. It decides the compute type of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +45,27 @@ class ExpertMatmuls:
     """The routed experts of a rank."""
 
     num_bytes: float
-    """Of one expert of one layer, as far as the rank holds it."""
+    """Bytes of one expert of one layer on the rank."""
     num_weights: float
-    """Of one expert of one layer, as far as the rank holds it."""
+    """Weights of one expert of one layer on the rank."""
     form: str
     num_experts: int
     num_active: int
-    """Experts chosen for each token."""
+    """Experts chosen per token."""
     num_held: int
-    """Experts of which the rank holds something."""
+    """Experts of which the rank holds at least a shard."""
     num_layers: int
     """Layers with experts."""
     num_groups: int = 1
-    """Ranks that hold different experts; all wait for the one with the most work."""
+    """Ranks with different experts; all wait for the one with the most work."""
 
     def num_hit(self, num_tokens: float) -> float:
         """Experts of a layer that a rank reads for `num_tokens` tokens, on average.
 
-        Counts: held * (1 - (1 - k/E) * (1 + (T-1)*k / (E*c))^-c) with c = EVENNESS: the first token reads its k, the
+        Counts: held * (1 - (1 - k/E) * (1 + (T-1)*k / (E*c))^-c) with c = EVENNESS. The first token reads its k; the
         others draw experts whose popularity is gamma distributed with shape c.
-        Differs: even routing, (1 - k/E)^T, reads 17 % more experts at 16 tokens below.
-        Source: the negative binomial's probability of no draw; EVENNESS. Assumes: tokens are independent.
+        Differs: even routing, (1 - k/E)^T, reads 17 % more experts at the 16 tokens of the example.
+        Source: negative binomial distribution, zero class; EVENNESS. Assumes: tokens are independent.
 
         >>> experts = ExpertMatmuls(1.0, 1.0, "", 128, 4, 128, 1)
         >>> experts.num_hit(1), round(experts.num_hit(16), 2)  # 4, and 128 * (1 - 31/32 * (1 + 15/32)^-1)
@@ -76,10 +76,10 @@ class ExpertMatmuls:
         return self.num_held * min(1.0, num_tokens) * (1.0 - float(missed))
 
     def slowest(self, num_tokens: float) -> float:
-        """Experts that the slowest of the ranks reads: all wait for it in every layer.
+        """Experts read by the slowest rank; all ranks wait for it in every layer.
 
-        Counts: n hits of `num_held`, each with chance p = n / held, have the deviation sqrt(n (1 - p)); the largest of
-        `num_groups` such ranks. Source: binomial; Blom 1958. Assumes: experts are dealt out without regard to load.
+        Counts: n hits of `num_held`, each with probability p = n / held, have the deviation sqrt(n (1 - p)); the
+        maximum over `num_groups` ranks. Source: binomial; Blom 1958. Assumes: placement ignores the load of experts.
 
         >>> round(ExpertMatmuls(1.0, 1.0, "", 128, 4, 16, 1, 8).slowest(16), 2)  # 5.45 + 1.43 * sqrt(5.45 * 0.66)
         8.17
@@ -89,72 +89,72 @@ class ExpertMatmuls:
         return min(float(self.num_held), hit + spread)
 
     def pairs(self, num_tokens: float) -> float:
-        """Pairs of a token and an expert on a rank, in one layer: T * k * held / E."""
+        """Token-expert pairs on a rank in one layer: T * k * held / E."""
         return num_tokens * self.num_active * self.num_held / self.num_experts
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReads:
-    """Attention layers that read alike; figures are of all of these layers."""
+    """Attention layers that read the KV cache alike; all figures are sums over these layers."""
 
     num_bytes: int
-    """Of a cached token."""
+    """Bytes per cached token."""
     flops: int
-    """Of a query with one cached token, on a rank."""
+    """FLOPs of a query with one cached token on a rank, in a decode."""
     prefill_flops: int
-    """The same in a prefill."""
+    """FLOPs of a query with one cached token on a rank, in a prefill."""
     window: int | None = None
-    """In tokens, None for all."""
+    """Sliding window in tokens; None for full attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """One rank of an engine."""
+    """Work of one rank of an engine."""
 
     matmuls: tuple[Matmuls, ...]
-    """Of every layer, for every token."""
+    """Matmuls of all layers, for every token."""
     head: Matmuls
-    """For each token that is sampled."""
+    """The head's matmul, for each sampled token."""
     experts: ExpertMatmuls | None
     caches: tuple[CacheReads, ...]
     num_layers: int
     elementwise_bytes: int
-    """A token's activations, read and written, over all layers."""
+    """Bytes of a token's activations, read and written, over all layers."""
     state_bytes: int
-    """Read and written for a sequence by linear-attention layers."""
+    """Bytes of a sequence's states that linear-attention layers read and write."""
     message_bytes: int
-    """Of a token in one all-reduce."""
+    """Bytes of a token in one all-reduce."""
     num_collectives: int
-    """All-reduces of a replica's ranks in a step."""
+    """All-reduces among the ranks of a replica in a step."""
     ranks: int
-    """Of a replica of the attention."""
+    """Ranks of one attention replica."""
     replicas: int = 1
-    """Each attends to sequences of its own; all of them share the experts."""
+    """Attention replicas with separate sequences; all of them share the experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCut:
-    """How an engine holds a model."""
+    """How an engine shards and quantizes a model."""
 
     tp: int = 1
     ep: int = 1
-    """Above 1 where ranks hold whole experts."""
+    """Expert-parallel ranks; above 1, each rank holds whole experts."""
     replicas: int = 1
-    """Of the attention, in data parallel; experts are cut over the ranks of all of them."""
+    """Data-parallel replicas of the attention; experts are sharded over the ranks of all of them."""
     element_bytes: int = 2
     kv_element_bytes: int = 2
     scheme: Quantization | None = None
-    """Of a quantised checkpoint."""
+    """Quantization of the checkpoint."""
 
     @property
     def layout(self) -> Layout:
-        """What lies on a rank."""
+        """Layout of the model on a rank."""
         return engine_layout(self.tp, ep=self.ep, attention_dp=self.replicas if self.ep > 1 else 1)
 
 
 @lru_cache(maxsize=256)
 def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
-    """Counts of one rank. Raises: SpecError for sizes that do not divide.
+    """Count the work of one rank. Raises: SpecError for sizes that do not divide.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> counts = engine_counts(find_model("meta-llama/Llama-3.1-8B"), EngineCut())
@@ -167,13 +167,13 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     tensors = model.held_tensors(layout, has_first=False)
     dense = [tensor for tensor in tensors if tensor.component not in (*BUFFERED, Component.EXPERTS, Component.HEAD)]
     head = [tensor for tensor in tensors if tensor.component is Component.HEAD]
-    if not head:  # a tied table
+    if not head:  # the head is tied to the embedding table
         whole = model.held_tensors(layout, range(0))
         head = [tensor for tensor in whole if tensor.component is Component.EMBEDDINGS][:1]
     caches = layer_caches(model, cut.tp)
     return EngineCounts(
-        matmuls=tuple(_by_format(dense, cut)),
-        head=next(iter(_by_format(head, cut))),
+        matmuls=tuple(_group_by_format(dense, cut)),
+        head=next(iter(_group_by_format(head, cut))),
         experts=_experts(model, cut),
         caches=_cache_reads(model, caches, cut),
         num_layers=model.num_layers,
@@ -186,7 +186,7 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     )
 
 
-def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
+def _group_by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
     plain = [tensor for tensor in matrices if cut.scheme is None or not cut.scheme.covers(tensor)]
     quantized = [tensor for tensor in matrices if cut.scheme is not None and cut.scheme.covers(tensor)]
@@ -198,8 +198,9 @@ def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
 
 
 def _num_multiplied(tensors: list[Parameter], cut: EngineCut) -> int:
-    """Weights with which a rank multiplies each token of its replica: where it has the shared experts whole, these
-    see one of tp parts of the tokens.
+    """Weights that a rank multiplies each token of its replica with.
+
+    Replicas hold the shared experts whole and split their tokens over tp ranks, so shared experts count 1/tp.
     """
     times = cut.tp if cut.layout.attention_dp > 1 else 1
     shared = sum(tensor.numel for tensor in tensors if tensor.component is Component.SHARED_EXPERTS)
@@ -207,24 +208,25 @@ def _num_multiplied(tensors: list[Parameter], cut: EngineCut) -> int:
 
 
 def _num_all_reduces(model: ModelSpec, cut: EngineCut) -> int:
-    """Two a layer and one of the table; beside replicas, experts are exchanged among all ranks instead."""
+    """Two all-reduces per layer and one for the table; with replicas, experts use an exchange among all ranks."""
     exchanged = len(model.experts.layers) if model.experts and cut.replicas > 1 else 0
     return 2 * model.num_layers + 1 - exchanged if cut.tp > 1 else 0
 
 
 def _experts(model: ModelSpec, cut: EngineCut) -> ExpertMatmuls | None:
-    """What a rank holds of one expert: the bytes of all experts over their number and layers."""
+    """Routed experts of a rank; the size of one expert is the total over the number of experts and layers."""
     spec = model.experts
     if spec is None:
         return None
+    # without expert parallelism, each expert is sharded over the ranks of all replicas
     layout = cut.layout if cut.ep > 1 else engine_layout(cut.tp * cut.replicas)
     tensors = model.held_tensors(layout, has_first=False)
-    held = [tensor for tensor in tensors if tensor.component is Component.EXPERTS and len(tensor.shape) > 1]
+    parts = [tensor for tensor in tensors if tensor.component is Component.EXPERTS and len(tensor.shape) > 1]
     num_held, num_layers = spec.num_experts // cut.ep, len(spec.layers)
     number = num_held * num_layers
-    covered = cut.scheme is not None and any(cut.scheme.covers(tensor) for tensor in held)
-    num_bytes = weight_bytes(held, cut.element_bytes, cut.scheme)
-    weights = sum(tensor.numel for tensor in held)
+    covered = cut.scheme is not None and any(cut.scheme.covers(tensor) for tensor in parts)
+    num_bytes = weight_bytes(parts, cut.element_bytes, cut.scheme)
+    weights = sum(tensor.numel for tensor in parts)
     form = cut.scheme.form.name if covered and cut.scheme else ""
     return ExpertMatmuls(
         num_bytes / number, weights / number, form, spec.num_experts, spec.num_active, num_held, num_layers, cut.ep
@@ -232,11 +234,10 @@ def _experts(model: ModelSpec, cut: EngineCut) -> ExpertMatmuls | None:
 
 
 def _cache_reads(model: ModelSpec, caches: tuple[LayerCache, ...], cut: EngineCut) -> tuple[CacheReads, ...]:
-    """Attention layers grouped by what they keep.
+    """Group attention layers by their window.
 
-    Counts: FLOPs of a query and a cached token are 4*a/t*d (scores and values, 2 each); of MLA in a decode, where
-    queries are absorbed into the latent, 2*a/t*(2*rkv + dr), in a prefill 2*a/t*(dn + dr + dv).
-    Source: FlashAttention-2 (Dao 2023), section 2.1; DeepSeek-V2, arXiv 2405.04434, section 2.1.3.
+    Counts: FLOPs of a query and a cached token are 4*a/t*d (scores and values, 2 each). MLA absorbs queries into the
+    latent in a decode, 2*a/t*(2*rkv + dr); in a prefill it needs 2*a/t*(dn + dr + dv).
     """
     grouped: dict[int | None, list[int]] = {}
     for cache in caches:
@@ -261,11 +262,11 @@ def _attention_flops(model: ModelSpec, tp: int, window: int | None) -> tuple[int
 
 
 def _elementwise_bytes(model: ModelSpec, layout: Layout) -> int:
-    """Bytes that a token's activations are read and written by all layers, in 16 bits.
+    """Bytes of a token's activations that all layers read and write outside matmuls and attention, in 16 bits.
 
-    Counts: two norms with their residuals 8*h, rotary 2*a*d/t, gate, up and activation 3*I/t; of experts 3*k*Ie/t, and
-    4*k*h to spread tokens over experts and gather them. What matmuls and attention read and write of activations is
-    in their own shares of the peak.
+    Counts: two norms with their residuals 8*h, rotary 2*a*d/t, gate, up and activation 3*I/t. Experts add 3*k*Ie/t, and
+    4*k*h to distribute tokens over experts and gather them. Matmuls and attention include their own activations in
+    their shares of the peak.
     Source: own count over vLLM's Llama and fused MoE layers. Assumes: norms, activation and rotary fused, a pass each.
 
     >>> from rlplan.spec.models.catalogue import find_model

@@ -1,11 +1,11 @@
 """Generation of one engine's share of a step, in closed form over the distribution of lengths.
 
-In: a model, the engine's settings and choice, a cluster; rollouts, lengths, room in the cache. Out: a Cost. Left out:
-preemption, rollouts that wait for tools, engines that help each other out; randomness (simulate/).
+In: a model, the engine's settings and choice, a cluster; rollouts, lengths, KV cache capacity. Out: a Cost.
+Left out: preemption, rollouts that wait for tools, rebalancing between engines; randomness (simulate/).
 
     seconds = prompts, in batches of max_num_batched_tokens + sum over pieces of steps * step(busy, context)
 
-Symbols: N rollouts, S running at once, P prompt, n samples of a prompt, D a decode step.
+Symbols: N rollouts, S concurrent ones, P prompt, n samples per prompt, D a decode step.
 """
 
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ from rlplan.spec.resolved import SettledJob, SettledRollout
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
-from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, mean_age, mean_footprint, occupancy
-from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, cost_of
+from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, compute_occupancy, mean_age, mean_footprint
+from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, make_cost
 
 GRID_RATIO = 1.2
-"""Ratio between the numbers of running rollouts for which a step is computed; between two it is interpolated."""
+"""Ratio between the concurrency values at which a step is computed; values in between are interpolated."""
 
 
 @dataclass(frozen=True, eq=False)
 class EngineSpeed:
-    """How fast one engine is.
+    """Speed of one engine.
 
-    Raises, when asked: SpecError for what the profiles lack, or a cut that does not divide.
+    Raises, when asked: SpecError where a profile lacks a rate, or sizes do not divide.
     """
 
     model: ModelSpec
@@ -40,21 +40,21 @@ class EngineSpeed:
     choice: EngineChoice
     cluster: Cluster
     has_custom_all_reduce: bool = True
-    """vLLM's own, within a host; else NCCL's."""
+    """Whether vLLM's own all-reduce is used within a host, instead of NCCL's."""
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
-    """Times that were computed before: a search asks one speed many times."""
+    """Cache of step times, because a search asks for the same speed many times."""
 
     @classmethod
     def of_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
-        """Of the engine that is emitted: rlplan's own runtime switches vLLM's custom all-reduce off."""
+        """Make the speed of the emitted engine. rlplan's own runtime switches vLLM's custom all-reduce off."""
         return cls(policy, job.rollout, choice, cluster, has_custom_all_reduce=not job.is_for_rlplan)
 
     @cached_property
     def cut(self) -> EngineCut:
-        """How the engine holds the model."""
+        """How the engine shards and quantizes the model."""
         choice, element_bytes = self.choice, self.rollout.dtype.num_bytes
-        given = self.rollout.quantization
-        word = choice.quantization or ("" if given in ("none", "auto") else given)
+        job_quantization = self.rollout.quantization
+        word = choice.quantization or ("" if job_quantization in ("none", "auto") else job_quantization)
         return EngineCut(
             tp=choice.tp,
             ep=choice.expert_ranks if self.model.experts else 1,
@@ -66,12 +66,12 @@ class EngineSpeed:
 
     @cached_property
     def counts(self) -> EngineCounts:
-        """What one rank reads and multiplies."""
+        """Work of one rank in a step."""
         return engine_counts(self.model, self.cut)
 
     @cached_property
     def rates(self) -> EngineRates:
-        """Seconds of each part of a step."""
+        """Rates that turn the counts into seconds."""
         return EngineRates(
             self.counts,
             self.cluster,
@@ -82,49 +82,49 @@ class EngineSpeed:
         )
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
-        """Seconds of a step in which `num_seqs` sequences decode. context_tokens: cached, of all of them together."""
+        """Seconds of a step in which `num_seqs` sequences decode. context_tokens: cached tokens of all of them."""
         return self.rates.seconds(StepLoad(num_seqs, context_tokens))
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """Seconds to prefill a prompt of `num_tokens` behind `context_tokens` that are cached, and nothing else."""
+        """Seconds to prefill `num_tokens` of a prompt after `context_tokens` cached ones, in a step of their own."""
         return self.rates.seconds(StepLoad(0, 0, num_tokens, num_tokens * (context_tokens + num_tokens / 2), 1))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRollouts:
-    """One engine's share of a step."""
+    """One engine's share of a step's rollouts."""
 
     num_rollouts: int
     prompt_len: float
     num_samples: int
-    """Of a prompt, which is prefilled once."""
+    """Samples per prompt, which is prefilled once."""
     lengths: Lengths
     max_num_seqs: int
-    """Sequences that run at once, at most."""
+    """Most sequences that run at once."""
     kv_tokens: float
-    """What the cache holds."""
+    """Tokens that fit in the KV cache."""
 
     @property
     def limit(self) -> float:
-        """Rollouts that may run at once where the cache holds them."""
+        """Most concurrent rollouts, apart from the KV cache."""
         return float(min(self.num_rollouts, self.max_num_seqs))
 
     @property
     def concurrency(self) -> float:
-        """Rollouts that run at once: S, as the engine's limit and its cache allow; at least one.
+        """S: concurrent rollouts within the engine's limit and its KV cache; at least one.
 
-        Counts: kv_tokens / (P/n + footprint), for samples of a prompt share its blocks (mean_footprint).
+        Counts: kv_tokens / (P/n + footprint), because samples of a prompt share its blocks (mean_footprint).
         """
-        each = self.prompt_len / max(1, self.num_samples) + mean_footprint(self.lengths)
-        return max(1.0, min(self.limit, self.kv_tokens / each))
+        tokens_per_rollout = self.prompt_len / max(1, self.num_samples) + mean_footprint(self.lengths)
+        return max(1.0, min(self.limit, self.kv_tokens / tokens_per_rollout))
 
 
 def generate_cost(speed: EngineSpeed, rollouts: EngineRollouts) -> Cost:
     """Seconds from the first prompt to the last token of one engine's rollouts, by resource.
 
-    Counts: prompts, then each piece of the occupancy at its own decode step. Where the cache allows fewer running than
-    the limit, the time is interpolated on a grid, each point at least that of the one with more running: more
-    cache is never slower. Assumes: as occupancy.py.
+    Counts: prompts, then each piece of the occupancy at its own decode step. Where the KV cache limits concurrency, the
+    time is interpolated on a grid. No grid point is faster than one with more concurrency, so more cache is never
+    slower. Assumes: as occupancy.py.
     Differs: rollouts * mean length / throughput leaves the tail out, 20 to 60 % of the time.
     """
     if rollouts.num_rollouts < 1:
@@ -132,18 +132,18 @@ def generate_cost(speed: EngineSpeed, rollouts: EngineRollouts) -> Cost:
     grid, fewer = _grid(speed, rollouts), rollouts.limit / rollouts.concurrency
     index = int(log(fewer, GRID_RATIO) + 1e-9)
     position = (fewer / GRID_RATIO**index - 1) / (GRID_RATIO - 1)
-    below = above = _at(speed, rollouts, grid, index)
+    below = above = _extend_grid(speed, rollouts, grid, index)
     if position > 1e-9:
-        above = _at(speed, rollouts, grid, index + 1)
+        above = _extend_grid(speed, rollouts, grid, index + 1)
     compute, memory, latency, link, host = (a + position * (b - a) for a, b in zip(below, above, strict=True))
-    return cost_of((compute, memory, latency, link, host), speed.rates.link)
+    return make_cost((compute, memory, latency, link, host), speed.rates.link)
 
 
 def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_engines: int) -> Cost:
-    """Seconds that a step waits for the engine with the longest rollout of all, beyond one engine's own share.
+    """Seconds that a step waits for the engine with the longest rollout, beyond one engine's own share.
 
-    Counts: tokens of the longest of all engines' rollouts beyond the longest of one engine's, decoded alone.
-    Source: order statistics, `Lengths.longest_of`. Assumes: rollouts go to engines as they come.
+    Counts: tokens by which the longest rollout of all engines exceeds one engine's longest, decoded one at a time.
+    Source: order statistics, `Lengths.longest_of`. Assumes: rollouts go to engines in random order.
     """
     longest = rollouts.lengths.longest_of(rollouts.num_rollouts * num_engines)
     more = longest - rollouts.lengths.longest_of(rollouts.num_rollouts)
@@ -162,8 +162,8 @@ def _grid(speed: EngineSpeed, rollouts: EngineRollouts) -> list[Parts]:
     return speed.grids.setdefault(key, [])
 
 
-def _at(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: int) -> Parts:
-    """The time at a grid point, at least that of the one before."""
+def _extend_grid(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: int) -> Parts:
+    """Seconds by resource at a grid point, never below those of the point before."""
     while len(grid) <= index:
         parts = _parts(speed, rollouts, max(1.0, rollouts.limit / GRID_RATIO ** len(grid)))
         grid.append(max(parts, grid[-1], key=sum) if grid else parts)
@@ -171,16 +171,17 @@ def _at(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: 
 
 
 def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts:
-    """Seconds with so many places for rollouts."""
+    """Seconds by resource with `places` concurrency slots."""
     lengths, ratio = rollouts.lengths, rollouts.num_rollouts / places
-    steady = max(0, int(ratio - DEEPEST))  # whole rounds, so that the occupancy beside them is one that is cached
-    shape = occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
+    steady = max(0, int(ratio - DEEPEST))  # whole rounds, so that the remaining occupancy comes from the cache
+    shape = compute_occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
     age = mean_age(lengths)
     pieces = [(steady * lengths.mean, places, age)] if steady else []
     pieces += [(piece.steps, max(1.0, piece.busy * places), piece.age) for piece in shape.pieces]
     pieces.append(_longest(rollouts, shape, ratio - steady))
     totals = prompt_parts(speed, rollouts)
     for steps, busy, age in pieces:
+        # once rollouts are no longer replaced, replicas drift apart; `busiest_replica` needs the initial number
         left_of = 0.0 if busy >= places else places
         parts = speed.rates.parts(StepLoad(busy, busy * (rollouts.prompt_len + age), num_places=left_of))
         totals = [total + steps * seconds for total, seconds in zip(totals, parts, strict=True)]
@@ -189,10 +190,11 @@ def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts
 
 
 def _longest(rollouts: EngineRollouts, shape: Occupancy, ratio: float) -> tuple[float, float, float]:
-    """Steps, running rollouts and age of what the longest of all has beyond the sample's longest.
+    """Steps, running rollouts and age for the part of the longest rollout that exceeds the sample's longest.
 
-    Counts: of N/SAMPLE rollouts that the last quantile stands for, half go beyond it, fewer and fewer: the geometric
-    mean of that and one half. Of r rollouts in a row one is the last, so that only some end later for it.
+    Counts: of the N/SAMPLE rollouts that the last quantile represents, half exceed it, fewer and fewer over time. The
+    number running is the geometric mean of that and one half. Only one of r consecutive rollouts is the last in its
+    slot, so only 1/r of the excess delays the end.
     """
     beyond = max(0.0, rollouts.lengths.quantile(1 - 0.5 / rollouts.num_rollouts) - shape.longest)
     return beyond / ratio, max(1.0, 0.5 * (rollouts.num_rollouts / SAMPLE) ** 0.5), shape.longest
@@ -205,7 +207,7 @@ def prompt_parts(speed: EngineSpeed, rollouts: EngineRollouts) -> list[float]:
 
 
 def prefilled(speed: EngineSpeed, tokens: float, length: float) -> list[float]:
-    """Seconds of so many tokens of sequences of one length, in full batches of the ranks that have any."""
+    """Seconds to prefill `tokens` of sequences of one length, in full batches over the ranks that have any."""
     ranks, prompts = speed.choice.attention_dp, max(1.0, tokens / length) if length else 1.0
     batch = min(tokens, speed.rollout.max_num_batched_tokens * min(ranks, prompts) / ranks)
     if not batch:

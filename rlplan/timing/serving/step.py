@@ -1,13 +1,13 @@
-"""One step of a rollout engine in seconds: what its sequences decode and what it prefills beside them.
+"""Seconds of one step of a rollout engine: sequences that decode, and prompts that are prefilled with them.
 
 In: EngineCounts, a Cluster. Out: seconds by resource. Left out: sampling with penalties or grammars, LoRA, draft
-models, the look-up of n-grams on the host, sparse attention (an indexer's reads are counted, its savings are not),
-spread between ranks.
+models, n-gram lookup on the host, the savings of sparse attention (the reads of its indexer count), differences between
+ranks.
 
     step = max(matmuls + attention + elementwise + all-reduces + layers, launches) + sequences
 
-Symbols: T tokens of a step, b sequences that decode, s cached tokens of all of them together, L layers, t tp,
-B memory's peak, F peak of matmuls, S bytes of a message.
+Symbols: T tokens of a step, b decoding sequences, s their cached tokens together, L layers, t tp, B peak memory
+bandwidth, F peak FLOP/s of matmuls, S bytes of a message.
 """
 
 import math
@@ -21,37 +21,37 @@ from rlplan.timing.serving.counts import EngineCounts
 from rlplan.timing.training.mini_batch import largest_normal
 
 BLEND = 3.0
-"""A matmul takes (memory^BLEND + compute^BLEND)^(1/BLEND): near the ridge neither hides the other wholly. 2 to 6 fit
-alike (mean errors within 0.5 points)."""
+"""A matmul takes (memory^BLEND + compute^BLEND)^(1/BLEND): near the ridge point, neither hides the other completely.
+Values from 2 to 6 fit equally well (mean errors within 0.5 points)."""
 CACHE_READS = 0.77
-"""Share of the memory's peak at which attention reads the cache in a decode. Fitted 0.68 to 0.80 with other constants
-free; FlashAttention-3 and FlashDecoding report 75 to 85 % at long contexts."""
+"""Share of peak memory bandwidth that decode attention reaches. Fits with other constants free gave 0.68 to 0.80;
+FlashAttention-3 and FlashDecoding report 75 to 85 % at long contexts."""
 PREFILL_ATTENTION = 0.6
 """Share of the peak that attention reaches in a prefill. Source: FlashAttention-3 (Shah 2024), figure 5: 55 to 75 % of
 an H100's 16-bit peak at head dimension 128, causal."""
 FOUR_BIT = 0.75
-"""What 4-bit matmuls reach of the shares of other formats, of bandwidth and FLOPs alike: unpacking, and a scale for
-every 16 or 32 weights. Source: Llama-3.1-70B nvfp4 against fp8 on one and two B200; 0.745 to 0.767 in every fit."""
+"""Efficiency of 4-bit matmuls relative to other formats, in bandwidth and FLOPs: they unpack weights and apply a scale
+to every 16 or 32 of them. Source: Llama-3.1-70B nvfp4 against fp8 on one and two B200; 0.745 to 0.767 in every fit."""
 SEQUENCE = 22e-6
-"""Seconds of the host for each sequence of a step that the GPU waits for: batch preparation, sampling, output.
+"""Seconds of host work per sequence of a step that the GPU waits for: batch preparation, sampling, output.
 Source: growth of vLLM's step with the number of sequences beyond bytes and FLOPs; 19 to 30 us in every fit."""
 LAUNCH = 0.5e-3
-"""Seconds that the host takes to launch a layer without a CUDA graph: a step that prefills is larger than captured
-graphs. Source: Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms whatever the format."""
+"""Seconds that the host takes to launch a layer without a CUDA graph; steps that prefill exceed the captured sizes.
+Source: Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms in every format."""
 
 FUSED = 0.3
-"""Kernels of TensorRT-LLM's experts beyond a dense MLP's over those of Triton's: 3 of 10. Source: vLLM 0.32.0
-fused_moe: router, quantisation, routing, two matmuls and a sum, less the three of an MLP; apart, a cast, top-k, three
-that sort the tokens by expert, an activation and a second quantisation come on top."""
+"""Overhead of TensorRT-LLM's expert kernels over a dense MLP, relative to Triton's: 3 extra kernels against 10. Source:
+vLLM 0.32.0 fused_moe. Both have router, quantization, routing, two matmuls and a sum, less the three of an MLP. Triton
+adds a cast, top-k, three kernels that sort tokens by expert, an activation and a second quantization."""
 SLOW_EXPERTS = 1.3
-"""A step with CUTLASS's fp8 experts on Hopper over one with Triton's. Source: vLLM pull request 33490, `about 30 %
+"""Step time with CUTLASS's fp8 experts on Hopper, relative to Triton's. Source: vLLM pull request 33490, `about 30 %
 slower` (DeepSeek-R1 on 8 H200, 16 requests): the default from 0.15 until pull request 34260. Not fitted."""
 SLOW_VERSIONS = (VllmVersion(0, 15), VllmVersion(0, 17))
-"""From the first until before the second. Assumes: 34260 (February 2026) came with 0.17."""
+"""First version with the slow default, and the first without. Assumes: 34260 (February 2026) came with 0.17."""
 
 NCCL_LATENCY = 12e-6
-"""Seconds that a small all-reduce over NCCL takes longer than one of vLLM's own kernels, to which the profile's latency
-of a collective was fitted. Source: what is left at 0 bytes of times in CUDA graphs on H100, 0.5 to 4 MiB: 18 against
+"""Seconds that a small NCCL all-reduce takes longer than one of vLLM's own kernels, which the profile's collective
+latency was fitted to. Source: extrapolation to 0 bytes of times in CUDA graphs on H100, 0.5 to 4 MiB: 18 against
 6 us on four (vLLM pull request 24532), 19 against 5 on six (24111). Assumes: the same on other GPUs."""
 
 EIGHT_BIT_FORMS = ("fp8", "fp8-channel", "fp8-block")
@@ -59,42 +59,42 @@ _FALLBACKS = (ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16, ComputeDtype.FLOAT32)
 
 Parts = tuple[float, float, float, float, float]
 RESOURCES = (Resource.COMPUTE, Resource.MEMORY, Resource.LATENCY, Resource.DEVICE_LINK, Resource.HOST)
-"""What the five numbers of `Parts` are seconds of."""
+"""Resources of the five numbers of `Parts`, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What one engine step works on."""
+    """Work of one engine step."""
 
     num_seqs: float
     """Sequences that decode."""
     context_tokens: float
-    """Cached, of all of these together."""
+    """Cached tokens of all decoding sequences together."""
     prefill_tokens: float = 0.0
-    """Of prompts."""
+    """Prompt tokens that are prefilled."""
     prefill_pairs: float = 0.0
     """Pairs of a prompt token and a token before it."""
     num_prefills: float = 0.0
-    """Prompts that end in this step."""
+    """Prompts whose prefill ends in this step."""
     tokens_each: int = 1
-    """Of a sequence that decodes: one, and those that were drafted for it."""
+    """Tokens per decoding sequence: one, plus its drafted tokens."""
     num_places: float = 0.0
-    """Sequences that began together, of which these are left; 0 where who ends is replaced."""
+    """Sequences that started together, of which `num_seqs` are left; 0 where finished ones are replaced."""
     num_prompts: float = 0.0
-    """Prompts that are worked on; 0 where each ends in this step."""
+    """Prompts in progress; 0 where each ends in this step."""
 
     @property
     def num_decoded(self) -> float:
-        """Tokens of the sequences that decode, all of which get logits."""
+        """Tokens of the decoding sequences, all of which need logits."""
         return self.num_seqs * self.tokens_each
 
 
 def expected_tokens(num_drafted: int, acceptance_rate: float) -> float:
-    """Tokens that one step with drafts gives a sequence.
+    """Tokens that a sequence gains in one step of speculative decoding.
 
-    Counts: (1 - a^(k+1)) / (1 - a): the drafts up to the first that is not taken, and one more of the model's own.
-    Source: Leviathan 2023 (arXiv:2211.17192), equation 1. Assumes: each draft is taken with the same probability,
-    whatever came before; the batch's steps are those of the mean sequence.
+    Counts: (1 - a^(k+1)) / (1 - a): the drafts up to the first rejected one, plus one token of the model itself.
+    Source: Leviathan 2023 (arXiv:2211.17192), equation 1. Assumes: each draft is accepted with the same probability,
+    independent of earlier ones; a batch advances like its mean sequence.
 
     >>> expected_tokens(0, 0.5), expected_tokens(1, 0.5), expected_tokens(3, 0.5)
     (1.0, 1.5, 1.875)
@@ -102,33 +102,32 @@ def expected_tokens(num_drafted: int, acceptance_rate: float) -> float:
     return (1 - acceptance_rate ** (num_drafted + 1)) / (1 - acceptance_rate)
 
 
-def multiplied_as(gpu: GpuProfile, form: str) -> ComputeDtype:
-    """The type in which a GPU multiplies weights of a format.
+def find_compute_dtype(gpu: GpuProfile, form: str) -> ComputeDtype:
+    """Find the compute type of a GPU for weights of a format.
 
     Counts: fp8 and int8 where the chip has them, NVFP4 as 4 bits, MXFP4 with 8-bit activations where the chip has 4
-    bits; everything else is widened to 16 bits first.
-    Source: vLLM 0.32.0 layers/quantization (fp8.py, modelopt.py, mxfp4.py; Marlin kernels widen).
+    bits. All other formats are widened to 16 bits first.
     """
-    have = gpu.dense_flops_per_s
-    if form in EIGHT_BIT_FORMS and ComputeDtype.FLOAT8 in have:
+    supported = gpu.dense_flops_per_s
+    if form in EIGHT_BIT_FORMS and ComputeDtype.FLOAT8 in supported:
         return ComputeDtype.FLOAT8
-    if form == "int8" and ComputeDtype.INT8 in have:
+    if form == "int8" and ComputeDtype.INT8 in supported:
         return ComputeDtype.INT8
-    if form in ("nvfp4", "mxfp4") and ComputeDtype.FLOAT4 in have:
+    if form in ("nvfp4", "mxfp4") and ComputeDtype.FLOAT4 in supported:
         return ComputeDtype.FLOAT4 if form == "nvfp4" else ComputeDtype.FLOAT8
-    return next((dtype for dtype in _FALLBACKS if dtype in have), ComputeDtype.BFLOAT16)
+    return next((dtype for dtype in _FALLBACKS if dtype in supported), ComputeDtype.BFLOAT16)
 
 
 def has_fused_experts(gpu: GpuProfile, form: str) -> bool:
-    """Whether one library does all that experts need: TensorRT-LLM's kernels, for 4 bits on data-center Blackwell.
+    """Whether TensorRT-LLM's fused kernels compute the experts: for 4 bits on data-center Blackwell.
 
-    Assumes: 8 bits there are multiplied by DeepGEMM or Triton, as published recipes choose (vLLM pull request 37056).
+    Assumes: 8 bits use DeepGEMM or Triton there, as published recipes choose (vLLM pull request 37056).
     """
     return gpu.architecture.startswith("10.") and form in ("nvfp4", "mxfp4")
 
 
 def experts_share(gpu: GpuProfile, form: str, version: VllmVersion) -> float:
-    """Seconds of a step over those with the kernels that the constants are of."""
+    """Step time relative to the kernels that the constants were fitted to."""
     first, last = SLOW_VERSIONS
     slow = gpu.architecture == "9.0" and form in EIGHT_BIT_FORMS and first <= version < last
     return SLOW_EXPERTS if slow else 1.0
@@ -136,25 +135,25 @@ def experts_share(gpu: GpuProfile, form: str, version: VllmVersion) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The link between an engine's ranks, and who reduces over it."""
+    """Link between the ranks of an engine, and the all-reduce that uses it."""
 
     bytes_per_s: float
-    """That a rank sends."""
+    """Bytes per second that a rank sends."""
     latency_s: float
-    """Of a small all-reduce."""
+    """Seconds of a small all-reduce."""
     reads_peers: bool = True
-    """vLLM's custom kernels reduce; else NCCL."""
+    """Whether vLLM's custom kernels reduce, which read the memory of other ranks; else NCCL does."""
 
-    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
+    def time_all_reduce(self, num_bytes: float, num_ranks: int) -> float:
         """Seconds of one all-reduce of a message.
 
-        Counts: NCCL's reduce-scatter and all-gather in one kernel, c + 2*(t-1)/t * S/B. vLLM's kernels: the shorter of
-        one round, where every rank reads all others' messages, c + (t-1)*S/B, and two, 2*c + 2*(t-1)/t * S/B.
+        Counts: NCCL's reduce-scatter and all-gather in one kernel, c + 2*(t-1)/t * S/B. vLLM's kernels take the faster
+        of one stage, where every rank reads all messages, c + (t-1)*S/B, and two, 2*c + 2*(t-1)/t * S/B.
         Source: vLLM 0.32.0 csrc/custom_all_reduce.cuh (one-stage, two-stage); Thakur 2005, section 4.
 
-        >>> Wire(100e9, 10e-6).all_reduce_s(1e6, 2), round(Wire(100e9, 10e-6).all_reduce_s(1e6, 8) * 1e6, 2)
+        >>> Wire(100e9, 10e-6).time_all_reduce(1e6, 2), round(Wire(100e9, 10e-6).time_all_reduce(1e6, 8) * 1e6, 2)
         (2e-05, 37.5)
-        >>> round(Wire(100e9, 10e-6, reads_peers=False).all_reduce_s(1e6, 8) * 1e6, 2)
+        >>> round(Wire(100e9, 10e-6, reads_peers=False).time_all_reduce(1e6, 8) * 1e6, 2)
         27.5
         """
         transfer = 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
@@ -164,11 +163,11 @@ class Wire:
         return min(one_round, 2 * self.latency_s + transfer)
 
 
-def wire_of(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wire:
-    """The link of a tensor-parallel group whose ranks lie side by side.
+def find_wire(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wire:
+    """Find the link of a tensor-parallel group of neighbouring ranks.
 
-    Counts: the device link inside a host, PCIe where there is none, the slowest rank's share of the network beyond;
-    NCCL_LATENCY where vLLM's own kernels are off. Raises: SpecError where the profiles lack what is needed.
+    Counts: the device link inside a host, or PCIe without one; between hosts a GPU's share of the network. NCCL_LATENCY
+    is added where vLLM's own kernels are off. Raises: SpecError where the profiles lack a rate.
     """
     gpu, small = cluster.gpu, cluster.serving.collective.value + (0.0 if reads_peers else NCCL_LATENCY)
     reach = cluster.gpus_in_link_domain
@@ -185,8 +184,10 @@ def wire_of(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wi
 
 
 class EngineRates:
-    """Seconds of each part of a step, by rates of one GPU. Everything that does not depend on the load is computed
-    once, for a search asks for thousands of steps."""
+    """Seconds of each part of a step on one rank.
+
+    Everything that does not depend on the load is computed once, because a search asks for thousands of steps.
+    """
 
     def __init__(
         self,
@@ -205,14 +206,14 @@ class EngineRates:
         self._counts, self._bytes_per_s = counts, peak * serving.memory.value
 
         def flops_per_s(form: str) -> float:
-            return float(gpu.flops_per_s(multiplied_as(gpu, form)))
+            return float(gpu.flops_per_s(find_compute_dtype(gpu, form)))
 
         def matmul(num_bytes: float, num_weights: float, form: str) -> tuple[float, float]:
             share = FOUR_BIT if form in ("nvfp4", "mxfp4") else 1.0
             flops = flops_per_s(form) * serving.matmul.value * share
             return num_bytes / (self._bytes_per_s * share), 2 * num_weights / flops
 
-        self._matmuls = [matmul(one.num_bytes, one.num_weights, one.form) for one in counts.matmuls]
+        self._matmuls = [matmul(weights.num_bytes, weights.num_weights, weights.form) for weights in counts.matmuls]
         self._head = matmul(counts.head.num_bytes, counts.head.num_weights, counts.head.form)
         self._layers = counts.num_layers * serving.layer.value
         self._expert_read = self._expert_pair = 0.0
@@ -233,10 +234,10 @@ class EngineRates:
         self._token = counts.elementwise_bytes / self._bytes_per_s
         self._sequence_state = counts.state_bytes / self._bytes_per_s
         has_wire = counts.num_collectives > 0
-        self._wire = wire_of(cluster, counts.ranks, reads_peers=has_custom_all_reduce) if has_wire else None
+        self._wire = find_wire(cluster, counts.ranks, reads_peers=has_custom_all_reduce) if has_wire else None
         self._launches = counts.num_layers * LAUNCH
         all_ranks = counts.ranks * counts.replicas
-        self._exchange = wire_of(cluster, all_ranks, reads_peers=False) if counts.replicas > 1 else None
+        self._exchange = find_wire(cluster, all_ranks, reads_peers=False) if counts.replicas > 1 else None
         is_inside = all_ranks <= cluster.gpus_in_link_domain
         self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
 
@@ -245,12 +246,13 @@ class EngineRates:
         return sum(self.parts(load))
 
     def cost(self, load: StepLoad) -> Cost:
-        """The same by resource."""
-        return cost_of(self.parts(load), self.link)
+        """Cost of one step."""
+        return make_cost(self.parts(load), self.link)
 
     def parts(self, load: StepLoad) -> Parts:
-        """Seconds by resource, in the order of `RESOURCES`: of a step, or where tokens are drafted of one token of each
-        sequence, for which a step verifies k + 1 and gains fewer.
+        """Seconds by resource, in the order of `RESOURCES`.
+
+        With speculative decoding, a step verifies k + 1 tokens per sequence. The result is then per gained token.
         """
         if not self._drafted or not load.num_seqs or load.prefill_tokens:
             return self._step_parts(load)
@@ -259,17 +261,17 @@ class EngineRates:
         return compute / gained, memory / gained, latency / gained, link / gained, host / gained
 
     def _step_parts(self, load: StepLoad) -> Parts:
-        """Of one step.
+        """Seconds by resource of one step.
 
-        Counts: each matmul by the larger of its weights' bytes and its FLOPs (BLEND); experts that the tokens hit;
-        the cache of each decoding sequence, windows at most their length; two all-reduces a layer; SEQUENCE for each
-        sequence; where the step is not in a CUDA graph, at least LAUNCH a layer. Of replicas that share experts, the
-        one with the most work; a gather of all tokens and a reduction in each layer with experts.
+        Counts: each matmul by the larger of its weight reads and its FLOPs (BLEND); experts that the tokens hit; the
+        KV cache of each decoding sequence, at most its window; two all-reduces per layer; SEQUENCE per sequence; at
+        least LAUNCH per layer without a CUDA graph. Among replicas that share experts, the one with the most work
+        counts, plus a gather of all tokens and a reduction in each layer with experts.
         """
-        everyones = load.num_decoded + load.prefill_tokens
+        all_tokens = load.num_decoded + load.prefill_tokens
         load = busiest_replica(load, self._counts.replicas)
         tokens = load.num_decoded + load.prefill_tokens
-        compute, memory = self._matmul_parts(load, tokens, everyones)
+        compute, memory = self._matmul_parts(load, tokens, all_tokens)
         reading, attending = self._attention_parts(load)
         memory += reading + tokens * self._token + load.num_seqs * self._sequence_state
         compute += attending
@@ -278,25 +280,27 @@ class EngineRates:
         if self._wire is not None:
             counts = self._counts
             size = tokens * counts.message_bytes
-            whole = self._wire.all_reduce_s(size, counts.ranks)
+            whole = self._wire.time_all_reduce(size, counts.ranks)
             latency += counts.num_collectives * self._wire.latency_s
             link = counts.num_collectives * (whole - self._wire.latency_s)
         if self._exchange is not None and (experts := self._counts.experts) is not None:
-            ranks, size = self._counts.ranks * self._counts.replicas, everyones * self._counts.message_bytes
+            ranks, size = self._counts.ranks * self._counts.replicas, all_tokens * self._counts.message_bytes
             latency += 2 * experts.num_layers * self._exchange.latency_s
-            link += experts.num_layers * (self._exchange.all_reduce_s(size, ranks) - self._exchange.latency_s)
+            link += experts.num_layers * (self._exchange.time_all_reduce(size, ranks) - self._exchange.latency_s)
         host = load.num_seqs * SEQUENCE
         if load.prefill_tokens or not self._has_graphs:
+            # the host launches ahead of the GPU, so only launch time beyond the GPU time is exposed
             host += max(0.0, self._launches - compute - memory - latency - link)
         times = self._times
         return compute * times, memory * times, latency * times, link * times, host * times
 
-    def _matmul_parts(self, load: StepLoad, tokens: float, everyones: float) -> tuple[float, float]:
+    def _matmul_parts(self, load: StepLoad, tokens: float, all_tokens: float) -> tuple[float, float]:
         compute = memory = 0.0
         work = [(read, flop * tokens) for read, flop in self._matmuls]
         work.append((self._head[0], self._head[1] * (load.num_decoded + load.num_prefills)))
         if (experts := self._counts.experts) is not None:
-            work.append((self._expert_read * experts.slowest(everyones), self._expert_pair * experts.pairs(everyones)))
+            pairs = experts.pairs(all_tokens)
+            work.append((self._expert_read * experts.slowest(all_tokens), self._expert_pair * pairs))
         for read, multiply in work:
             both = (read**BLEND + multiply**BLEND) ** (1 / BLEND)
             if read > multiply:
@@ -317,16 +321,16 @@ class EngineRates:
 
 
 def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
-    """What the replica with the most work of a step has: all others wait for it in every layer with experts.
+    """Load of the replica with the most work; all others wait for it in every layer with experts.
 
-    Counts: a sequence and a prompt are one replica's; who ends is replaced where there is least to do, so that shares
-    are even, n = b / r. Where nobody is replaced and a share p of all is left, counts have the deviation
-    sqrt(n (1 - p)), and the largest of r is that times the largest of r normal numbers above n.
+    Counts: each sequence and prompt belongs to one replica. Finished sequences are replaced on the emptiest replica,
+    so shares are even, n = b / r. Without replacement, where a share p of all is left, counts have the deviation
+    sqrt(n (1 - p)). The largest of r replicas exceeds n by this deviation times the largest of r normal numbers.
     Source: binomial; Blom 1958, as `ExpertMatmuls.slowest`.
 
     >>> busiest_replica(StepLoad(8, 800, 100, 5000, 1), 4) == StepLoad(2.0, 200.0, 100.0, 5000.0, 1.0)
     True
-    >>> busiest_replica(StepLoad(1, 500), 8) == StepLoad(1.0, 500.0)  # the others run along with nothing
+    >>> busiest_replica(StepLoad(1, 500), 8) == StepLoad(1.0, 500.0)  # the other replicas have no work
     True
     >>> left = busiest_replica(StepLoad(64, 6400, num_places=256), 4)  # 16 + 1.05 * sqrt(16 * 3/4)
     >>> round(left.num_seqs, 1), round(left.context_tokens)
@@ -334,6 +338,7 @@ def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
     """
     if replicas == 1:
         return load
+    # fewer prompts than replicas: a prompt cannot be split
     share = max(1 / replicas, 1 / max(1.0, load.num_prompts or load.num_prefills))
     seqs = load.num_seqs / replicas
     if load.num_places > load.num_seqs:
@@ -350,7 +355,8 @@ def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
     )
 
 
-def cost_of(parts: Parts, link: Resource = Resource.DEVICE_LINK) -> Cost:
-    """Parts as a Cost; resources that take nothing are left out. link: what all-reduces cross."""
+def make_cost(parts: Parts, link: Resource = Resource.DEVICE_LINK) -> Cost:
+    """Convert parts to a Cost without zero entries. link: the resource that all-reduces occupy."""
+
     resources = (link if resource is Resource.DEVICE_LINK else resource for resource in RESOURCES)
     return Cost({resource: seconds for resource, seconds in zip(resources, parts, strict=True) if seconds})

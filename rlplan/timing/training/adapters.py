@@ -1,9 +1,9 @@
-"""Adapters beside frozen weights: what LoRA, and a base in 4 bits, add to a pass.
+"""Additional work of LoRA adapters, and of a frozen 4-bit base, in a pass.
 
-In: a ModelSpec and its adapters. Out: FLOPs and bytes of a token, bytes of a pass. Left out: dropout, casts of adapters
+In: a ModelSpec and its adapters. Out: FLOPs and bytes per token, bytes per pass. Left out: dropout, casts of adapters
 that are kept in fp32, scales of 4-bit weights.
 
-Symbols: r rank, e = 2 bytes an element.
+Symbols: r rank, e = 2 bytes per element.
 """
 
 from functools import lru_cache
@@ -15,14 +15,14 @@ from rlplan.spec.parts.training import LoraSpec
 from rlplan.timing.training.elementwise import ELEMENT_BYTES
 
 DEQUANTIZED = NF4_DOUBLE.bits / 8 + ELEMENT_BYTES
-"""Bytes of a weight that are read and written to have it in 16 bits again, before every matmul with it."""
+"""Bytes per weight to dequantize it to 16 bits, read and written, before every matmul with it."""
 
 
 @lru_cache(maxsize=256)
 def adapter_flops(model: ModelSpec, lora: LoraSpec) -> float:
-    """FLOPs of a token in the matmuls of all adapters, forward.
+    """FLOPs per token of the matmuls of all adapters, forward.
 
-    Counts: 2 r (in + out) a layer. Source: LoRA, arXiv 2106.09685, section 4.1.
+    Counts: 2 r (in + out) per layer. Source: LoRA, arXiv 2106.09685, section 4.1.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> llama = find_model("meta-llama/Llama-3.2-3B")
@@ -30,21 +30,21 @@ def adapter_flops(model: ModelSpec, lora: LoraSpec) -> float:
     11010048.0
     """
     tensors = lora_parameters(model, lora.rank, lora.target_modules)
-    return 2.0 * sum(tensor.numel * _chosen(model, tensor) for tensor in tensors)
+    return 2.0 * sum(tensor.numel * _compute_active_share(model, tensor) for tensor in tensors)
 
 
-def _chosen(model: ModelSpec, tensor: Parameter) -> float:
-    """Share of a tensor that a token is multiplied with: of experts', those that it is sent to."""
+def _compute_active_share(model: ModelSpec, tensor: Parameter) -> float:
+    """Share of a tensor that each token is multiplied with: the active experts' share, or all of it."""
     experts = model.experts if tensor.component is Component.EXPERTS else None
     return experts.num_active / experts.num_experts if experts else 1.0
 
 
 @lru_cache(maxsize=256)
 def adapter_bytes(model: ModelSpec, lora: LoraSpec) -> float:
-    """Bytes of a token that adapters read and write, forward: they are so thin that the memory binds them.
+    """Bytes per token that adapters read and write, forward; thin matmuls are limited by memory bandwidth.
 
-    Counts: a layer e (in + 2 r + 6 out): its input read, r written and read, then the output written, scaled (2) and
-    added (3). Source: PEFT 0.18 tuners/lora/layer.py, `result + lora_B(lora_A(x)) * scaling`, one kernel an operator.
+    Counts: e (in + 2 r + 6 out) per layer: the input read, r written and read, the output written, scaled (2) and
+    added (3). Source: PEFT 0.18 tuners/lora/layer.py, `result + lora_B(lora_A(x)) * scaling`, one kernel per operator.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> llama = find_model("meta-llama/Llama-3.2-3B")

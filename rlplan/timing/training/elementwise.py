@@ -1,10 +1,10 @@
-"""Bytes that move between matrix matmuls: norms, rotary positions, activations, residuals, the cross-entropy.
+"""Bytes of the operators between matmuls: norms, rotary positions, activations, residuals, the cross-entropy.
 
-In: a ModelSpec, whether kernels are fused. Out: bytes read and written per token, forward. This work is bound by the
-memory, whose rate has grown less than that of matmuls: so newer GPUs reach a smaller share of their FLOP/s.
+In: a ModelSpec, whether kernels are fused. Out: bytes read and written per token in a forward pass. These operators are
+limited by memory bandwidth, which has grown less than matmul rates, so newer GPUs reach a smaller share of peak FLOP/s.
 Left out: operands of matmuls (part of their efficiency), dropout, biases (epilogues), vision towers.
 
-Symbols: h hidden, q, k widths of queries and keys, I width of the MLP, t experts of a token, e = 2 bytes an element.
+Symbols: h hidden, q, k widths of queries and keys, I MLP width, t experts per token, e = 2 bytes per element.
 """
 
 from functools import lru_cache
@@ -18,45 +18,46 @@ from rlplan.vocabulary import Loss
 
 ELEMENT_BYTES = 2
 FUSED_NORM = 4
-"""Bytes an element of a norm in one kernel: read, written."""
+"""Bytes per element of a norm in one kernel: one read, one write."""
 NORM_BYTES = {Norm.RMS: 36, Norm.RMS_FP32: 38, Norm.LAYER: 4, Norm.LAYER_FP32: 16, Norm.LAYER_BY_HAND: 44}
-"""Bytes an element of a norm. RMS: to fp32 6, squared 8, mean 4, scaled 8, to bf16 6, weighed 4 (transformers 5.19,
-LlamaRMSNorm, one kernel an operator); RMS_FP32 weighs in fp32; LAYER is torch's kernel."""
+"""Bytes per element of a norm. RMS: to fp32 6, square 8, mean 4, scale 8, to bf16 6, weight 4 (transformers 5.19,
+LlamaRMSNorm, one kernel per operator). RMS_FP32 applies its weight in fp32. LAYER is torch's kernel."""
 RESIDUAL = 6
-"""Bytes an element of a sum: two read, one written."""
+"""Bytes per element of a sum: two reads, one write."""
 ROTARY, FUSED_ROTARY = 20, 4
-"""Bytes an element of q and k. Times cosine 4, halves turned 6, times sine 4, added 6 (apply_rotary_pos_emb)."""
+"""Bytes per element of q and k: times cosine 4, rotated halves 6, times sine 4, sum 6 (apply_rotary_pos_emb)."""
 GATED, FUSED_GATED = 10, 6
-"""Bytes an element of I: activation 4, product 6; in one kernel two read, one written."""
+"""Bytes per element of I: activation 4, product 6; in one kernel two reads and one write."""
 CLAMPED = 44
-"""gpt-oss's experts, one kernel an operator: biases of gate and up 8, both clamped 8, gate times 1.702 4, sigmoid 4,
-product 6, up plus 1 4, product 6, routing weight 4 (Megatron-Core 0.14 moe/experts.py, transformers 5.19)."""
+"""Bytes per element of gpt-oss's experts, one kernel per operator: biases of gate and up 8, both clamped 8, gate times
+1.702 4, sigmoid 4, product 6, up plus 1 4, product 6, routing weight 4 (Megatron-Core 0.14 moe/experts.py,
+transformers 5.19)."""
 PLAIN_MLP, TANH_MLP = 4, 36
-"""One activation kernel; GPT-2's tanh written out is nine."""
+"""Bytes per element of an activation: in one kernel, and in the nine kernels of GPT-2's explicit tanh."""
 PERMUTED = 4
-"""Bytes an element of a row that is copied to its expert, or back."""
+"""Bytes per element of a row that is copied to its expert or back."""
 STATES = 16
-"""Bytes of an element of a chunk's state in Mamba-2: fp32, written by its chunk, read and written by the pass over
+"""Bytes per element of a chunk's state in Mamba-2: fp32, written by its chunk, read and written by the pass over
 chunks, read by the scan (mamba_ssm 2.2, ssd_combined)."""
 SCAN = 3.5
-"""Times as long as its bytes that Mamba-2's scan takes, five Triton kernels of which none is alone at the memory's
-rate. Derived from Dao and Gu 2024, section 9.3: with states of 64 it is as fast as FlashAttention 2 at 2,048 tokens
-(A100), 4,096 FLOPs an element there at 0.78 of what matmuls reach, 21 ps; its own FLOPs are 3 ps, its bytes 8 an
-element. No throughput was fitted: eleven of Nemotron 3 (Megatron-Bridge, H100 and Blackwell) err by 8.1 % with it, by
-14.5 % without."""
+"""Time of Mamba-2's scan relative to its memory traffic; none of its five Triton kernels reaches the memory's rate.
+Derived from Dao and Gu 2024, section 9.3: with states of 64 it is as fast as FlashAttention 2 at 2,048 tokens (A100).
+There, 4,096 FLOPs per element at 0.78 of matmul rates take 21 ps; its own FLOPs take 3 ps, and its bytes are 8 per
+element. It is not fitted to throughput: eleven points of Nemotron 3 (Megatron-Bridge, H100 and Blackwell) err by 8.1 %
+with it, by 14.5 % without."""
 SCORES = 11
-"""Bytes of a pair and head where attention is not fused: scores written 2, softmax 4, dropout 5."""
+"""Bytes per pair and head of unfused attention: scores written 2, softmax 4, dropout 5."""
 BACKWARD = 2.0
-"""Bytes of the backward pass beside those of the forward pass. Counts: a norm reads two and writes one, twice; a gated
-product reads three, writes two; a sum reads two, writes one: 1.5 to 2.2 times."""
+"""Bytes of the backward pass relative to the forward pass. Counts: a norm reads two and writes one, twice; a gated
+product reads three and writes two; a sum reads two and writes one: 1.5 to 2.2 times."""
 
 
 @lru_cache(maxsize=512)
 def layers_bytes(model: ModelSpec, *, is_fused: bool) -> float:
-    """Bytes of a token in all layers, forward, of elementwise operators.
+    """Bytes per token of the elementwise operators of all layers, forward.
 
     Counts: two norms, two sums, rotary positions of q + k, attention's q, k, v and output, the MLP or its experts, with
-    rows copied there and back. Source: transformers 5.19 modeling files, operator by operator; fused: Transformer
+    rows copied to experts and back. Source: transformers 5.19 modeling files, operator by operator; fused: Transformer
     Engine, Liger, torch.compile (`norm`, `rope`, `swiglu` in one kernel each).
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -71,14 +72,15 @@ def layers_bytes(model: ModelSpec, *, is_fused: bool) -> float:
 
 
 def dense_mlp_bytes(model: ModelSpec, *, is_fused: bool = True) -> float:
-    """Bytes of a token in all dense MLPs, forward. Source: as `layers_bytes`."""
+    """Bytes per token of all dense MLPs, forward. Source: as `layers_bytes`."""
     return _mlp_bytes(model, is_fused) * model.num_dense_mlps
 
 
 def experts_bytes(model: ModelSpec, *, is_fused: bool = True, has_rows: bool = True) -> float:
-    """Bytes of a token in all layers of experts, forward. has_rows: with rows copied to experts and back.
+    """Bytes per token of all expert layers, forward. has_rows: includes copies of rows to experts and back.
 
-    Counts: k of the experts' activations, and of the shared ones; 8 h a chosen expert. Source: as `layers_bytes`.
+    Counts: activations of the k active experts and of the shared ones; 8 h per active expert.
+    Source: as `layers_bytes`.
     """
     experts = model.experts
     if experts is None:
@@ -92,8 +94,10 @@ def experts_bytes(model: ModelSpec, *, is_fused: bool = True, has_rows: bool = T
 
 @lru_cache(maxsize=512)
 def between_bytes(model: ModelSpec, *, is_fused: bool) -> float:
-    """The part of `layers_bytes` that is of norms and sums, which tensor parallel ranks share under sequence
-    parallelism and each compute whole without it. Source: Korthikanti et al. 2022, section 4.2.2.
+    """The norms and sums within `layers_bytes`.
+
+    Tensor-parallel ranks share them under sequence parallelism; without it, each rank computes all of them.
+    Source: Korthikanti et al. 2022, section 4.2.2.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> between_bytes(find_model("Qwen/Qwen2.5-7B"), is_fused=True) / 28  # 2*(4 + 6)*3584
@@ -101,8 +105,8 @@ def between_bytes(model: ModelSpec, *, is_fused: bool) -> float:
     """
     num_norms: int = traits_of(model).get("num_norms", 2)
     sums = 1 if NONE in model.attention_kinds else 2
-    each = model.hidden_size * (num_norms * _norm_bytes(model, is_fused) + sums * RESIDUAL)
-    return float(each * model.num_layers)
+    layer_bytes = model.hidden_size * (num_norms * _norm_bytes(model, is_fused) + sums * RESIDUAL)
+    return float(layer_bytes * model.num_layers)
 
 
 def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:
@@ -111,7 +115,7 @@ def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:
 
 
 def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool) -> float:
-    """Norms, sums and attention of one layer, a token."""
+    """Bytes per token of the norms, sums and attention of one layer."""
     traits, norm = traits_of(model), _norm_bytes(model, is_fused)
     outer = between_bytes(model, is_fused=is_fused) / model.num_layers
     if kind == NONE:
@@ -144,15 +148,15 @@ def _mlp_bytes(model: ModelSpec, is_fused: bool) -> float:
 def cast_bytes(
     model: ModelSpec, *, is_backward: bool, tp: int = 1, scales_rows: bool = False, transposes_gradients: bool = False
 ) -> float:
-    """Bytes of a token's casts to 8-bit floats in all layers, in one pass, on all tp ranks.
+    """Bytes per token of casts to 8-bit floats in all layers, in one pass, on all tp ranks.
 
-    Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
-    bytes an element; backward the gradients of their outputs likewise, and the inputs transposed (3). scales_rows:
-    backward both by columns too, 10 and 5 bytes, and each rank has the whole of h, which was gathered in 16 bits.
-    transposes_gradients: these as well (3), and what ranks gather in 8 bits whole on each, 2 bytes read and written.
-    Source: torchao 0.7 float8 with one scale a tensor, 0.11 with one a row (float8_linear.py), recomputed each time;
-    float8_ops.py (`preprocess_addmm`: the second operand by columns), pytorch's issue 133242 (read twice). Assumes:
-    the head stays in 16 bits. Left out: largest values that recomputation keeps, a matmul's scale for a whole tensor.
+    Counts, per element: forward, the inputs of matmuls (2 h + q + I) are read for their maximum, read again and written
+    in 8 bits: 5 bytes. Backward, output gradients take 5 bytes, and inputs are transposed (3).
+    scales_rows: backward casts both by rows and columns, 10 and 5 bytes. Each rank casts all of h, gathered in 16 bits.
+    transposes_gradients: gradients are transposed too (3), and rows gathered in 8 bits are copied on each rank (2).
+    Source: torchao 0.7 float8 with tensor scales, 0.11 with row scales (float8_linear.py), recomputed each time;
+    float8_ops.py (`preprocess_addmm`: the second operand by columns), pytorch issue 133242 (read twice).
+    Assumes: the head stays in 16 bits. Left out: maxima that recomputation keeps, applying a tensor scale.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False) / 28  # 5 * (3 * 3584 + 18944)
@@ -174,12 +178,12 @@ def cast_bytes(
 
 
 def _rescaled_bytes(model: ModelSpec, tp: int) -> float:
-    """Bytes of a token's input gradients that are scaled behind their matmuls, in all layers, on all tp ranks.
+    """Bytes per token of input gradients that a separate kernel scales, in all layers, on all tp ranks.
 
-    Counts: 4 for each of a linear layer's own: three of h for queries, keys and values, two for gate and up, whole on
-    every rank; q and I. Source: torchao 0.11 float8_ops.py (`addmm_float8_unwrapped`: without fast accumulation, as
-    going back, cuBLAS's matmul and then a product), its issue 2184 (a kernel of its own behind each). Left out:
-    gradients of weights, and experts.
+    Counts: 4 per element of each linear layer: three times h for queries, keys and values, and twice for gate and up,
+    complete on every rank; q and I. Source: torchao 0.11 float8_ops.py (`addmm_float8_unwrapped`: backward without fast
+    accumulation, cuBLAS's matmul and then a product), its issue 2184 (a separate kernel each time).
+    Left out: weight gradients and experts.
     """
     kinds = kinds_of_layers(model)
     attention, mlps = model.num_layers - kinds.get(NONE, 0), model.num_dense_mlps
@@ -188,9 +192,9 @@ def _rescaled_bytes(model: ModelSpec, tp: int) -> float:
 
 
 def _cast_widths(model: ModelSpec) -> tuple[float, float]:
-    """Elements of a token that matmuls of all layers read, and those whose gradients their backward passes read.
+    """Elements per token that the matmuls of all layers read, and those whose gradients the backward pass reads.
 
-    Counts: of experts each chosen one's own row (Megatron-Core 0.14 casts what the dispatcher has permuted).
+    Counts: each active expert reads its own copy of a row (Megatron-Core 0.14 casts after the dispatcher permutes).
     """
     h, kinds, experts, mamba = model.hidden_size, kinds_of_layers(model), model.experts, model.linear_attention
     num_none, num_mamba = kinds.get(NONE, 0), kinds.get(LINEAR, 0) if mamba and mamba.is_mamba else 0
@@ -205,9 +209,9 @@ def _cast_widths(model: ModelSpec) -> tuple[float, float]:
     if experts is not None:
         rows, ups = experts.num_active * (experts.latent_size or h), experts.num_matrices - 1
         routed, shared = experts.num_active * experts.intermediate_size, experts.shared_intermediate_size
-        beside = h if shared else 0
-        inputs += len(experts.layers) * (rows + routed + beside + shared)
-        outputs += len(experts.layers) * (rows + ups * routed + beside + ups * shared)
+        shared_row = h if shared else 0
+        inputs += len(experts.layers) * (rows + routed + shared_row + shared)
+        outputs += len(experts.layers) * (rows + ups * routed + shared_row + ups * shared)
     return float(inputs), float(outputs)
 
 
@@ -223,17 +227,18 @@ LOSS_BYTES = {
     Loss.COMPILED_CHUNKED: (8, 6),
     Loss.NONE: (0, 0),
 }
-"""Bytes of a logit, forward and backward. PLAIN: to fp32 6, log-softmax read twice and written 12; backward fp32 read
-twice, written, cast 16 (torch 2.13). FUSED: read twice, its gradient written. UNCAST: over the temperature 4, read 2;
-backward in place 4, over the temperature 4. KEPT: cast 6, read 4; backward read, written, cast 14. COPIED: cast 6,
-maximum 4, less it 8, exponent 8, sum 4, quotient 8; backward turned 8, scaled 8, cast 6. BY_ROWS: one operator of torch
-after the other (`rlplan.runtime.models.logprob_model`): cast 6, temperature 8, maximum 4, less it 8, exponent 8, sum 4,
-entropy 8; backward cast 6, temperature 8, less the normalizer 8, exponential 8, scale 8, cast 6. What is not named is
-as PLAIN."""
+"""Bytes per logit, forward and backward. Losses without an entry cost as much as PLAIN.
+
+PLAIN: to fp32 6, log-softmax read twice and written 12; backward fp32 read twice, written, cast 16 (torch 2.13). FUSED:
+read twice, its gradient written. UNCAST: temperature 4, read 2; backward in place 4, temperature 4. KEPT: cast 6, read
+4; backward read, written, cast 14. COPIED: cast 6, maximum 4, difference 8, exponent 8, sum 4, quotient 8; backward
+transposed 8, scaled 8, cast 6. BY_ROWS: one torch operator after the other (`rlplan.runtime.models.logprob_model`):
+cast 6, temperature 8, maximum 4, difference 8, exponent 8, sum 4, entropy 8; backward cast 6, temperature 8, minus the
+normalizer 8, exponential 8, scale 8, cast 6."""
 
 
 def loss_bytes(loss: Loss, vocab_size: int, *, is_backward: bool) -> float:
-    """Bytes of one token's logits between head and loss.
+    """Bytes of one token's logits between the head and the loss.
 
     Counts: `LOSS_BYTES` times V. Source: torch 2.13 cross_entropy; Liger 0.5 fused_linear_cross_entropy.
 

@@ -1,11 +1,11 @@
-"""FLOPs of a pass over a model, forward: matmuls of the layers, of the head, and attention's.
+"""FLOPs of a forward pass: matmuls of the layers and of the head, and attention.
 
-In: a ModelSpec, lengths in tokens. Out: floating-point operations; a multiply-add is two. Left out: norms and what else
-is bound by memory (elementwise.py), how often a pass happens (passes.py), vision towers, the indexer of sparse
-attention (its layers count as full attention), multi-token-prediction heads.
+In: a ModelSpec, lengths in tokens. Out: floating-point operations; a multiply-add is two. Left out: norms and other
+operators that are limited by memory (elementwise.py), the number of passes (passes.py), vision towers, the indexer of
+sparse attention (its layers count as full attention), multi-token-prediction heads.
 
-Symbols: P parameters in matmuls that a token passes, h hidden, V vocabulary, s tokens of a sequence, a heads,
-dq, dv widths of a head's queries and values, w window, C tokens of a chunk.
+Symbols: P matmul parameters per token, h hidden, V vocabulary, s tokens of a sequence, a heads, dq, dv widths of a
+head's queries and values, w window, C tokens of a chunk.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rlplan.spec.models.parts import LINEAR, NONE, LinearAttentionSpec
 from rlplan.vocabulary import Role
 
 SLIDING = ("sliding", "chunked")
-"""Kinds of layers that see `ModelSpec.window` tokens."""
+"""Layer kinds whose attention sees `ModelSpec.window` tokens."""
 LAYER_COMPONENTS = (
     Component.ATTENTION,
     Component.MLP,
@@ -29,7 +29,7 @@ LAYER_COMPONENTS = (
 
 @dataclass(frozen=True)
 class Lengths:
-    """Mean and mean square of sequence lengths, in tokens: attention grows with the square."""
+    """Mean and mean square of sequence lengths, in tokens; attention grows with the square."""
 
     mean: float
     mean_square: float
@@ -41,7 +41,7 @@ def _is_matmul(parameter: Parameter) -> bool:
 
 @lru_cache(maxsize=256)
 def matmul_parameters(model: ModelSpec) -> dict[Component, int]:
-    """Parameters in matmuls of the layers, by component; of experts all, not only those that are active."""
+    """Matmul parameters of the layers, by component; experts count in full, whether active or not."""
     counts: dict[Component, int] = {}
     for parameter in model.parameters:
         if parameter.component in LAYER_COMPONENTS and _is_matmul(parameter):
@@ -51,9 +51,9 @@ def matmul_parameters(model: ModelSpec) -> dict[Component, int]:
 
 @lru_cache(maxsize=256)
 def layer_parameters(model: ModelSpec) -> float:
-    """Parameters of the layers that one token is multiplied with: of experts the active ones.
+    """Parameters of the layers that one token is multiplied with; only active experts count.
 
-    Counts: every matrix of the layers, experts times active/all; no embeddings (a look-up), norms, biases.
+    Counts: every matrix of the layers, experts times active/all; no embeddings (a lookup), norms, biases.
     Source: Kaplan et al. 2020, section 2.1 (non-embedding parameters).
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -68,7 +68,7 @@ def layer_parameters(model: ModelSpec) -> float:
 
 
 def linear_flops(model: ModelSpec) -> float:
-    """FLOPs of a token's matmuls in the layers, forward.
+    """FLOPs per token of the matmuls in the layers, forward.
 
     Counts: 2 P. Source: Kaplan et al. 2020, section 2.1; Narayanan et al. 2021, appendix.
     Differs: 2 N of all parameters counts the embedding too.
@@ -94,11 +94,11 @@ def head_flops(model: ModelSpec, role: Role = Role.POLICY) -> float:
 
 
 def attended_pairs(lengths: Lengths, window: int | None = None) -> float:
-    """Pairs of a query and a key that a sequence computes in one head.
+    """Query-key pairs that one head computes for a sequence.
 
-    Counts: (s^2 + s) / 2, causal; with a window w s - (w^2 - w) / 2 once s is longer. Source: Dao 2023 (FlashAttention
-    2), section 3.1.1: blocks above the diagonal are skipped. Assumes: of a window, that all sequences have mean length.
-    Differs: model FLOPs of llm-foundry and PaLM count s^2, twice as many.
+    Counts: (s^2 + s) / 2, causal; with a window w s - (w^2 - w) / 2 for longer sequences. Source: Dao 2023
+    (FlashAttention 2), section 3.1.1: blocks above the diagonal are skipped. Assumes: with a window, all sequences have
+    the mean length. Differs: model FLOPs of llm-foundry and PaLM count s^2, twice as many.
 
     >>> attended_pairs(Lengths(4, 16)), attended_pairs(Lengths(4, 16), window=2)
     (10.0, 7.0)
@@ -110,9 +110,9 @@ def attended_pairs(lengths: Lengths, window: int | None = None) -> float:
 
 
 def delta_rule_flops(spec: LinearAttentionSpec) -> float:
-    """FLOPs of a token in one layer of linear attention by the gated delta rule, forward.
+    """FLOPs per token of one linear-attention layer with the gated delta rule, forward.
 
-    Counts: a head's state is read, corrected and written, 6 dk dv; inside a chunk of C tokens half of three matmuls
+    Counts: reading, correcting and writing a head's state, 6 dk dv; inside a chunk of C tokens half of three matmuls
     with keys and two with values, C (3 dk + 2 dv). Source: Yang et al. 2024 (gated delta networks), section 3.3;
     flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py. Left out: the inverse of a chunk's triangle, C^2 / 3.
 
@@ -125,7 +125,7 @@ def delta_rule_flops(spec: LinearAttentionSpec) -> float:
 
 
 def state_space_flops(spec: LinearAttentionSpec) -> float:
-    """FLOPs of a token in one layer of Mamba-2, forward.
+    """FLOPs per token of one Mamba-2 layer, forward.
 
     Counts: inside a chunk of C tokens half of the products of B and C, C g n, and of those with the inputs, C a p; a
     chunk's state written and read, 4 a n p. Source: Dao and Gu 2024 (Mamba-2), section 6; mamba_ssm 2.2, ssd_combined.
@@ -140,7 +140,7 @@ def state_space_flops(spec: LinearAttentionSpec) -> float:
 
 
 def attention_widths(model: ModelSpec, kind: str) -> int:
-    """Widths of queries and values of all heads together, in a layer of that kind."""
+    """Sum of query and value widths over all heads, for a layer of this kind."""
     if (latent := model.latent_attention) is not None:
         return model.num_heads * (latent.nope_head_dim + latent.rope_head_dim + latent.value_head_dim)
     if kind == "full" and (wide := model.global_attention) is not None:
@@ -149,11 +149,11 @@ def attention_widths(model: ModelSpec, kind: str) -> int:
 
 
 def attention_flops(model: ModelSpec, lengths: Lengths) -> float:
-    """FLOPs of one sequence's attention in all layers, forward: scores, and what they weigh.
+    """FLOPs of one sequence's attention in all layers, forward: scores and weighted values.
 
-    Counts: 2 a (dq + dv) a pair and layer; linear layers `delta_rule_flops` or `state_space_flops` a token.
-    Source: Narayanan et al. 2021, appendix (4 h s^2 a layer without a mask); latent attention: DeepSeek-V2, as it
-    trains, not absorbed.
+    Counts: 2 a (dq + dv) per pair and layer; linear layers `delta_rule_flops` or `state_space_flops` per token.
+    Source: Narayanan et al. 2021, appendix (4 h s^2 per layer without a mask); latent attention: DeepSeek-V2, in its
+    training form, which is not absorbed.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> attention_flops(find_model("Qwen/Qwen2.5-7B"), Lengths(1, 1))  # 28 layers * 4 * 3584, one pair
@@ -172,7 +172,7 @@ def attention_flops(model: ModelSpec, lengths: Lengths) -> float:
 
 @lru_cache(maxsize=256)
 def kinds_of_layers(model: ModelSpec) -> dict[str, int]:
-    """How many layers attend in which way.
+    """Count the layers by kind of attention.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> kinds_of_layers(find_model("google/gemma-2-2b"))

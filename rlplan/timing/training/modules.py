@@ -1,6 +1,6 @@
-"""Modules of a layer that Megatron's selective recomputation computes anew: what that takes.
+"""Cost of Megatron's selective recomputation, which recomputes chosen modules of a layer.
 
-In: a ModelSpec, names (rlplan/memory/model/recomputed.py). Out: shares of a forward pass. Left out: launches.
+In: a ModelSpec, module names (rlplan/memory/model/recomputed.py). Out: shares of a forward pass. Left out: launches.
 """
 
 from functools import lru_cache
@@ -12,8 +12,8 @@ from rlplan.timing.training.elementwise import FUSED_NORM, dense_mlp_bytes, expe
 from rlplan.timing.training.flops import kinds_of_layers, layer_parameters, matmul_parameters
 
 
-class Again(NamedTuple):
-    """Shares of a forward pass that are computed once more."""
+class Recomputed(NamedTuple):
+    """Shares of a forward pass that are computed a second time."""
 
     matmuls: float = 0.0
     attention: float = 0.0
@@ -22,18 +22,18 @@ class Again(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def computed_again(model: ModelSpec, names: frozenset[str]) -> Again:
-    """What the modules take of a forward pass of all layers.
+def count_recomputed(model: ModelSpec, names: frozenset[str]) -> Recomputed:
+    """Share of a forward pass of all layers that the modules make up.
 
-    Counts: parameters that a token is multiplied with, bytes of fused kernels; with `moe` rows travel once more.
+    Counts: parameters that a token is multiplied with, bytes of fused kernels; `moe` also exchanges its rows again.
     Source: Megatron-Core 0.14, transformer_layer.py, moe/moe_layer.py.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> qwen = find_model("Qwen/Qwen2.5-7B")
-    >>> round(computed_again(qwen, frozenset(("mlp",))).matmuls, 3)  # 3*18944 of 3*18944 + 2*3584 + 2*512 columns
+    >>> round(count_recomputed(qwen, frozenset(("mlp",))).matmuls, 3)  # 3*18944 of 3*18944 + 2*3584 + 2*512 columns
     0.874
-    >>> computed_again(qwen, frozenset(("core_attn",)))
-    Again(matmuls=0.0, attention=1.0, elementwise=0.0, expert_exchanges=0.0)
+    >>> count_recomputed(qwen, frozenset(("core_attn",)))
+    Recomputed(matmuls=0.0, attention=1.0, elementwise=0.0, expert_exchanges=0.0)
     """
     counts, experts, latent = matmul_parameters(model), model.experts, model.latent_attention
     attention_layers = model.num_layers - kinds_of_layers(model).get(NONE, 0)
@@ -56,7 +56,7 @@ def computed_again(model: ModelSpec, names: frozenset[str]) -> Again:
             moved += experts_bytes(model, has_rows=False)
         if names & {"moe", "shared_experts"}:
             matmuls += counts.get(Component.SHARED_EXPERTS, 0)
-    return Again(
+    return Recomputed(
         matmuls / layer_parameters(model),
         float("core_attn" in names),
         moved / layers_bytes(model, is_fused=True),

@@ -1,7 +1,7 @@
 """The optimizer's step: seconds to update a rank's share of the states, on the GPU or on the host.
 
-In: TrainSetting, a Cluster. Out: a Cost. Left out: collectives of a step (mini_batch.py has them beside the last pass),
-learning-rate schedules, checks for infinities beyond one read of the gradients.
+In: TrainSetting, a Cluster. Out: a Cost. Left out: collectives of a step (mini_batch.py overlaps them with the last
+pass), learning-rate schedules, checks for infinities beyond one read of the gradients.
 
 Symbols: p trained parameters of a rank's share, w, g, m bytes of a weight, a gradient, a master weight or moment.
 """
@@ -14,16 +14,17 @@ from rlplan.timing.training.settings import TrainSetting
 from rlplan.timing.training.shards import num_trained, trained_parts
 
 NEWTON_SCHULZ_STEPS = 5
-"""Iterations of Muon. Source: Jordan et al. 2024, `zeropower_via_newtonschulz5`."""
+"""Iterations of Muon per step. Source: Jordan et al. 2024, `zeropower_via_newtonschulz5`."""
 EIGHT_BIT_STATES = 4
-"""Bytes of both moments in 8 bits, read and written."""
+"""Bytes per parameter of both moments in 8 bits, read and written."""
 
 
 def step_bytes_per_parameter(setting: TrainSetting) -> float:
-    """Bytes that an update reads and writes for one parameter.
+    """Bytes that an update reads and writes per parameter.
 
-    Counts: AdamW master weight and both moments read and written, 6 m; the gradient read for its norm, scaled into fp32
-    and read again, 2 g + 2 m; the weight written, w. In 8 bits the moments are 4 bytes; Muon has one moment.
+    Counts: AdamW reads and writes the master weight and both moments, 6 m; reads the gradient for its norm, scales it
+    into fp32 and reads it again, 2 g + 2 m; writes the weight, w. In 8 bits the moments are 4 bytes. Muon has one
+    moment.
     Source: DeepSpeed 0.19.8, FusedAdam (multi_tensor_adam.cu), stage_1_and_2.py (`unscale_and_clip_grads`).
 
     >>> from rlplan.memory.roles.states import TrainerChoice
@@ -47,46 +48,44 @@ def step_bytes_per_parameter(setting: TrainSetting) -> float:
 
 
 def num_stepped(setting: TrainSetting) -> float:
-    """Parameters that one rank updates: all of its own in stage 0, else its share."""
+    """Parameters that one rank updates: all that it holds in stage 0, else its shard."""
     return sum(part.numel / (part.ranks if setting.choice.zero_stage else 1) for part in trained_parts(setting))
 
 
 def optimizer_cost(setting: TrainSetting, cluster: Cluster) -> Cost:
     """Seconds of one optimizer step of one rank.
 
-    Counts: on the GPU `step_bytes_per_parameter` over the memory's rate; offloaded: the gradient down and the weight up
-    the host link, the update at the host's memory rate, shared by the ranks of a host; on disk master weights and
-    moments read and written as well. Source: Ren et al. 2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021
-    (ZeRO-Infinity), section 5. Assumes: gradients went down during the backward pass, and weights go up while later
-    ones are updated, so that of both links the slower counts.
+    Counts: on the GPU, `step_bytes_per_parameter` over the memory's rate. Offloaded: the update at the host's memory
+    rate, which the ranks of a host share, and the weights back over the host link. On NVMe, master weights and moments
+    are also read and written. Source: Ren et al. 2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021
+    (ZeRO-Infinity), section 5. Assumes: gradients were sent during the backward pass, and weights return while later
+    ones are updated, so the slower of the two counts.
     """
     num = num_stepped(setting)
     moved = step_bytes_per_parameter(setting) * num
-    buffers = Cost({Resource.MEMORY: _buffer_bytes(setting) / _memory(cluster)})
+    memory_rate = cluster.reached_memory_bytes_per_s
+    buffers = Cost({Resource.MEMORY: _buffer_bytes(setting) / memory_rate})
     if not setting.choice.offloads_optimizer:
-        return Cost({Resource.MEMORY: moved / _memory(cluster)}) + buffers + _muon(setting, num, cluster)
-    here = min(setting.num_ranks, cluster.gpus_per_host)
-    host = moved * here / cluster.node_efficiencies.host_memory_bytes_per_s.value
+        return Cost({Resource.MEMORY: moved / memory_rate}) + buffers + _muon(setting, num, cluster)
+    ranks_per_host = min(setting.num_ranks, cluster.gpus_per_host)
+    host = moved * ranks_per_host / cluster.node_efficiencies.host_memory_bytes_per_s.value
     up = 0.0
     if cluster.gpu.host_link is not None:
         rate = cluster.gpu.host_link.bytes_per_s.value * cluster.efficiencies.host_link.value
         up = num * setting.training.dtype.num_bytes / rate
     cost = Cost({Resource.HOST: host, Resource.HOST_LINK: max(0.0, up - host)})
     if setting.training.offload_device == "nvme":
-        states = 6.0 * setting.training.master_dtype.num_bytes * num * here
+        # master weight and two moments, each read and written
+        states = 6.0 * setting.training.master_dtype.num_bytes * num * ranks_per_host
         disk = states / cluster.node_efficiencies.disk_bytes_per_s.value
         cost += Cost({Resource.DISK: max(0.0, disk - cost.seconds)})
     return cost + buffers
 
 
-def _memory(cluster: Cluster) -> float:
-    return cluster.memory_bytes_per_s * cluster.efficiencies.memory.value
-
-
 def _buffer_bytes(setting: TrainSetting) -> float:
-    """Bytes of the gradients that a Megatron rank holds whole, which each step reads and writes beside its own share.
+    """Bytes of the full gradient buffer of a Megatron rank, which each step reads and writes in addition to its shard.
 
-    Counts: searched for infinities g, divided by the ranks 2 g, set to zero g. Source: Megatron-Core 0.14
+    Counts: check for infinities g, division by the number of ranks 2 g, reset to zero g. Source: Megatron-Core 0.14
     distributed/param_and_grad_buffer.py (`check_grads`, `gradient_scaling_factor`, `reset`).
     """
     if setting.backend != "megatron":
@@ -95,7 +94,7 @@ def _buffer_bytes(setting: TrainSetting) -> float:
 
 
 def _muon(setting: TrainSetting, num: float, cluster: Cluster) -> Cost:
-    """Seconds of Muon's iterations on a rank's share."""
+    """Seconds of Muon's iterations on a rank's shard."""
     if setting.training.optimizer != "muon":
         return Cost({})
     whole = muon_flops(setting.model)
@@ -103,9 +102,9 @@ def _muon(setting: TrainSetting, num: float, cluster: Cluster) -> Cost:
 
 
 def muon_flops(model: ModelSpec) -> float:
-    """FLOPs of Muon's orthogonalisation of all matrices.
+    """FLOPs of Muon's orthogonalization of all matrices.
 
-    Counts: five times 4 a^2 b + 2 a^3 of a matrix of a <= b. Source: Jordan et al. 2024 (A = X X', B = b A + c A A,
+    Counts: five times 4 a^2 b + 2 a^3 for a matrix with a <= b. Source: Jordan et al. 2024 (A = X X', B = b A + c A A,
     X = a X + B X).
 
     >>> from rlplan.spec.models.catalogue import find_model

@@ -1,9 +1,9 @@
-"""One pass of one rank over a micro-batch: matmuls, attention, elementwise operators, and what ranks exchange.
+"""One pass of one rank over a micro-batch: matmuls, attention, elementwise operators, and communication.
 
-In: what is trained and how (TrainSetting), a micro-batch, how often each part is computed (Times). Out: a Cost.
-Left out: gathers and reductions of ZeRO (shards.py), how passes follow each other (mini_batch.py).
+In: a TrainSetting, a micro-batch, how often each part is computed (Times). Out: a Cost.
+Left out: gathers and reductions of ZeRO (shards.py), the sequence of passes (mini_batch.py).
 
-Symbols: T tokens, h hidden, e bytes an element, L layers.
+Symbols: T tokens, h hidden, e bytes per element, L layers.
 """
 
 from collections.abc import Sequence
@@ -37,15 +37,15 @@ from rlplan.timing.training.shards import overlap
 LAUNCH = 5e-6
 """Seconds that a host takes to launch a kernel. Assumed: CUDA's own 2 to 3 us, and torch's dispatcher."""
 NUM_KERNELS, NUM_FUSED_KERNELS = 45, 20
-"""Kernels of a layer, forward: transformers' Llama has two norms of 7, 12 of rotary positions, 7 matmuls, attention
-with its copies 8, MLP 2, sums 2."""
+"""Kernels of a layer, forward. transformers' Llama: two norms of 7, rotary positions 12, 7 matmuls, attention with its
+copies 8, MLP 2, sums 2."""
 
 
 def pass_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
-    """Seconds that one rank takes for its part of a micro-batch, without ZeRO's traffic; of a pipeline, a mean stage's.
+    """Seconds of one rank's part of a micro-batch without ZeRO traffic; for a pipeline, of a mean stage.
 
-    Counts: the sum of matmuls, attention, elementwise bytes and exchanges, one after the other on one stream; and as
-    LATENCY what the host takes longer to launch it. Source: measured traces of eager trainers have one compute stream.
+    Counts: the sum of matmuls, attention, elementwise bytes and communication, which follow each other on one stream.
+    LATENCY holds the time by which the host is slower to launch them. Source: traces of eager trainers have one stream.
     """
     return stage_costs(setting, batch, times, cluster, ())[0]
 
@@ -53,9 +53,9 @@ def pass_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: C
 def stage_costs(
     setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster, stages: Sequence[StagePart]
 ) -> tuple[Cost, ...]:
-    """The same of a mean stage, and of each of some stages: a stage has its layers' share, the last one the whole head.
+    """`pass_cost` of a mean stage, followed by that of each of `stages`. The last stage has the whole head.
 
-    Assumes: layers that are alike (a few dense ones among experts are not told apart).
+    Assumes: all layers are alike (a few dense layers among expert layers are not distinguished).
     """
     pp = setting.choice.pp
     device = (
@@ -71,26 +71,27 @@ def stage_costs(
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
     launched = LAUNCH * kernels * times.elementwise * setting.model.num_layers
     experts = setting.model.experts
-    launched_thirds = times.exchanges + times.is_training  # one forward, three with a backward pass, four computed anew
+    launched_thirds = times.exchanges + times.is_training  # forward 1, with a backward pass 3, with recomputation 4
     waits = setting.runs.waits_per_expert_layer * (len(experts.layers) if experts else 0) * launched_thirds / 3
     moved = _offloaded_activations_s(setting, batch, times, cluster) * pp
 
-    def with_host(one: Cost, share: float) -> Cost:
+    def add_host(stage: Cost, share: float) -> Cost:
+        # host waits overlap partly with device work: the root of squares lies between the larger and the sum
         late = {
-            Resource.LATENCY: max(hypot(one.seconds, waits * share), launched * share) - one.seconds,
-            Resource.HOST_LINK: max(0.0, moved * share - one.seconds),
+            Resource.LATENCY: max(hypot(stage.seconds, waits * share), launched * share) - stage.seconds,
+            Resource.HOST_LINK: max(0.0, moved * share - stage.seconds),
         }
-        return one + Cost({resource: seconds for resource, seconds in late.items() if seconds})
+        return stage + Cost({resource: seconds for resource, seconds in late.items() if seconds})
 
-    found = [with_host(device, 1 / pp)]
+    costs = [add_host(device, 1 / pp)]
     for stage in stages:
         share = stage.num_layers / setting.model.num_layers
-        found.append(with_host(layers.times(share) + head.times(float(stage.has_head)), share))
-    return tuple(found)
+        costs.append(add_host(layers.times(share) + head.times(float(stage.has_head)), share))
+    return tuple(costs)
 
 
 def _offloaded_activations_s(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> float:
-    """Seconds of the layers' inputs to the host and back, beside computing. Source: torch's save_on_cpu."""
+    """Seconds to offload the layers' inputs to the host and back, which overlaps with compute. Source: save_on_cpu."""
     link = cluster.gpu.host_link
     if not (setting.training.offloads_activations and times.is_training and link):
         return 0.0
@@ -102,8 +103,8 @@ def _offloaded_activations_s(setting: TrainSetting, batch: MicroBatch, times: Ti
 def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
     """Seconds of matmuls and attention of one rank.
 
-    Counts: FLOPs over the rates of kernels.py, cut over tp, cp, Ulysses and pp; matmuls no faster than their weights
-    are read (every expert's). Source: Narayanan et al. 2021, appendix; Williams et al. 2009 (roofline).
+    Counts: FLOPs over the rates of kernels.py, sharded over tp, cp, Ulysses and pp. Matmuls are no faster than their
+    weights (of all experts) can be read. Source: Narayanan et al. 2021, appendix; Williams et al. 2009 (roofline).
     """
     model, choice, runs = setting.model, setting.choice, setting.runs
     ranks = choice.ranks_per_sequence
@@ -112,7 +113,8 @@ def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster:
     flops = 2.0 * layer_parameters(model) * batch.num_tokens * times.matmuls / ranks
     matmuls = flops / (matmul_flops_per_s(cluster, has_fp8=runs.has_fp8, has_fp4=runs.has_fp4) * share)
     reads = sum(_rank_matmuls(setting).values()) * setting.training.dtype.num_bytes
-    matmuls = max(matmuls, reads * times.matmuls / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value))
+    # small micro-batches are limited by reading weights
+    matmuls = max(matmuls, reads * times.matmuls / cluster.reached_memory_bytes_per_s)
     head = _head_flops(setting, batch, times) / ranks
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention / ranks
     total = (
@@ -136,19 +138,18 @@ def _loss_bytes(setting: TrainSetting, batch: MicroBatch, times: Times) -> float
 
 
 def head_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
-    """Seconds of the head and the loss of one rank of the stage that has them. Source: as `matmul_cost`."""
+    """Seconds of the head and the loss on one rank of the stage that has them. Source: as `matmul_cost`."""
     ranks = setting.choice.ranks_per_sequence / setting.choice.pp
-    rate = cluster.memory_bytes_per_s * cluster.efficiencies.memory.value
+    memory = _loss_bytes(setting, batch, times) / ranks / cluster.reached_memory_bytes_per_s
     compute = _head_flops(setting, batch, times) / ranks / matmul_flops_per_s(cluster)
-    return Cost({Resource.COMPUTE: compute, Resource.MEMORY: _loss_bytes(setting, batch, times) / ranks / rate})
+    return Cost({Resource.COMPUTE: compute, Resource.MEMORY: memory})
 
 
 def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> float:
-    """Seconds below which `pass_cost` does not go, however a micro-batch is cut into several.
+    """Lower bound of `pass_cost` over all divisions of a micro-batch.
 
-    Counts: FLOPs over rates with full tiles and weights that are read for nothing, attention of equally long sequences
-    (their squares add up to the least), elementwise bytes, exchanges of all rows at once. Source: the terms of
-    `pass_cost`.
+    Counts: FLOPs at rates with full tiles and free weight reads, attention of equally long sequences (which have the
+    least sum of squares), elementwise bytes, communication of all rows at once. Source: the terms of `pass_cost`.
     """
     model, runs, ranks = setting.model, setting.runs, setting.choice.ranks_per_sequence
     matmuls = 2.0 * layer_parameters(model) * batch.num_tokens * times.matmuls
@@ -163,7 +164,7 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
 
 
 def _rank_matmuls(setting: TrainSetting) -> dict[Component, float]:
-    """Parameters of the layers' matmuls that one rank holds."""
+    """Matmul parameters of the layers that one rank holds, by component."""
     choice = setting.choice
     return {
         component: numel / (choice.pp * (choice.expert_ranks if component is Component.EXPERTS else choice.tp))
@@ -172,10 +173,10 @@ def _rank_matmuls(setting: TrainSetting) -> dict[Component, float]:
 
 
 def _matmul_share(setting: TrainSetting, rows: float) -> float:
-    """Quantisation of the layers' matmuls: of dense ones by waves, of experts by tiles, weighed by their FLOPs.
+    """Tile efficiency of the layers' matmuls: dense ones by waves, experts by tiles, weighted by their FLOPs.
 
-    Counts: the columns of a matmul that tensor parallelism cuts are a share, of the one behind it all of h. Experts
-    are cut over etp ranks, which have their rows together, and each has the rows that the ep ranks send it.
+    Counts: tensor parallelism splits the columns of a block's first matmul; its second one keeps all h columns. Experts
+    are sharded over etp ranks, which gather their rows, and each receives the rows that the ep ranks send it.
     """
     model, tp = setting.model, setting.choice.tp
     experts, h = model.experts, model.hidden_size
@@ -183,18 +184,18 @@ def _matmul_share(setting: TrainSetting, rows: float) -> float:
     weight = sum(size for size, _ in matmuls)
     slowed = sum(size / wave_share(rows, columns) for size, columns in matmuls if size)
     if experts:
-        ep, cut = setting.choice.ep, setting.choice.expert_tp
-        own = rows * cut / tp
-        each = own * experts.num_active / experts.num_experts * ep
+        ep, etp = setting.choice.ep, setting.choice.expert_tp
+        own = rows * etp / tp
+        expert_rows = own * experts.num_active / experts.num_experts * ep
         row = experts.latent_size or h
         active = len(experts.layers) * row * experts.num_matrices * experts.num_active * experts.intermediate_size
         weight += active
-        slowed += active / (tile_share(each) * wave_share(own * experts.num_active, row / cut))
+        slowed += active / (tile_share(expert_rows) * wave_share(own * experts.num_active, row / etp))
     return weight / slowed
 
 
 def _dense_matmuls(model: ModelSpec, tp: int) -> list[tuple[float, float]]:
-    """Numbers in the dense matmuls of all layers, by kind, and the columns of one on a rank."""
+    """Parameters of the dense matmuls of all layers, by kind, and the columns of one such matmul on a rank."""
     h, width, kinds = model.hidden_size, model.intermediate_size, kinds_of_layers(model)
     up = 1 if NONE in kinds else 2
     mlps = model.num_dense_mlps
@@ -213,7 +214,7 @@ def _dense_matmuls(model: ModelSpec, tp: int) -> list[tuple[float, float]]:
 def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
     """Seconds of the memory-bound elementwise operators of one rank.
 
-    Counts: `elementwise.layers_bytes` (cut over tp; norms and sums under sequence parallelism alone), casts, logits,
+    Counts: `elementwise.layers_bytes` (sharded over tp; norms and sums only under sequence parallelism), casts, logits,
     stored scores; over the memory's rate. Source: Ivanov et al. 2021 (data movement is all you need): these operators
     take a third of the time of a layer on a V100.
     """
@@ -231,11 +232,11 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
         moved += SCORES * model.num_heads * rows * model.num_layers * (times.elementwise + times.is_training)
     moved += _loss_bytes(setting, batch, times) / ranks
     moved += _gradient_bytes(setting) * times.is_training
-    return Cost({Resource.MEMORY: moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)})
+    return Cost({Resource.MEMORY: moved / cluster.reached_memory_bytes_per_s})
 
 
 def _cast_bytes(setting: TrainSetting, batch: MicroBatch, times: Times) -> float:
-    """Bytes of casts to 8 bits on one rank, of rows and, where each rank casts what it gathered, of weights."""
+    """Bytes of casts to 8 bits on one rank: rows, and weights where each rank casts the gathered ones."""
     runs, tp = setting.runs, setting.choice.tp
     tokens, computed = batch.num_tokens / setting.choice.ranks_per_sequence, times.matmuls - 2 * times.is_training
     forward = cast_bytes(setting.model, is_backward=False, tp=tp, scales_rows=runs.scales_rows)
@@ -247,15 +248,15 @@ def _cast_bytes(setting: TrainSetting, batch: MicroBatch, times: Times) -> float
 
 
 def _gradient_bytes(setting: TrainSetting) -> float:
-    """Bytes of experts' gradients that a pass adds to those of the passes before."""
+    """Bytes of expert gradients that a pass accumulates into those of earlier passes."""
     return setting.runs.main_gradient_bytes * _rank_matmuls(setting).get(Component.EXPERTS, 0.0)
 
 
 def _sorted_bytes(setting: TrainSetting) -> float:
-    """Bytes of a token's rows that are put in the order of a rank's several experts when they have come, and back.
+    """Bytes per token of sorting received rows by a rank's experts, and back.
 
-    Counts: 8 h a chosen expert. Source: Megatron-Core 0.14 moe/token_dispatcher.py (`sort_chunks_by_idxs`); DeepEP and
-    HybridEP deliver them in order.
+    Counts: 8 h per active expert. Source: Megatron-Core 0.14 moe/token_dispatcher.py (`sort_chunks_by_idxs`); DeepEP
+    and HybridEP deliver rows in order.
     """
     experts, ep = setting.model.experts, setting.choice.ep
     if experts is None or ep == 1 or experts.num_experts <= ep or setting.runs.sends_once:
@@ -265,11 +266,11 @@ def _sorted_bytes(setting: TrainSetting) -> float:
 
 
 def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
-    """Seconds of adapters beside frozen weights, and of having 4-bit weights in 16 bits again, of one rank.
+    """Seconds of LoRA adapters, and of dequantizing a frozen 4-bit base, on one rank.
 
-    Counts: adapters' bytes as often as elementwise operators, and their FLOPs, whose backward pass has both
-    gradients; a 4-bit base `DEQUANTIZED` a weight before each matmul. Source: timing/training/adapters.py; bitsandbytes
-    0.45 MatMul4Bit, which keeps the 4-bit weight and dequantises it again backward.
+    Counts: adapters' bytes as often as elementwise operators, and their FLOPs with both gradients in the backward pass;
+    `DEQUANTIZED` bytes per 4-bit weight before each matmul. Source: timing/training/adapters.py; bitsandbytes 0.45
+    MatMul4Bit, which keeps the 4-bit weight and dequantizes it again in the backward pass.
     """
     lora = setting.training.lora
     if lora is None:
@@ -280,5 +281,5 @@ def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
     moved = adapter_bytes(setting.model, lora) * tokens * times.elementwise
     if lora.base_dtype == "nf4":
         moved += DEQUANTIZED * sum(_rank_matmuls(setting).values()) * times.matmuls
-    seconds = moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)
+    seconds = moved / cluster.reached_memory_bytes_per_s
     return Cost({Resource.MEMORY: seconds, Resource.COMPUTE: flops / matmul_flops_per_s(cluster)})

@@ -1,9 +1,9 @@
-"""ZeRO's traffic: weights that are gathered for a pass, gradients that are reduced after it, and what hides behind it.
+"""ZeRO traffic: weights gathered for a pass, gradients reduced after it, and how much of it overlaps with compute.
 
-In: a TrainSetting, a cluster. Out: Costs of one pass and of one optimizer step. Left out: buckets (their sizes matter
-below some megabytes), prefetch that memory does not allow.
+In: a TrainSetting, a cluster. Out: Costs of one pass and of one optimizer step. Left out: bucket sizes (they matter
+below some megabytes), prefetching that memory does not allow.
 
-Symbols: P parameters of a tensor and pipeline rank, e bytes a weight, g bytes of a gradient on the way, N ranks.
+Symbols: P parameters of a tensor and pipeline rank, e bytes per weight, g bytes of a gradient in transit, N ranks.
 """
 
 from typing import NamedTuple
@@ -12,26 +12,26 @@ from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.collectives import all_gather_cost, all_reduce_cost, reduce_scatter_cost
+from rlplan.timing.network.collectives import time_all_gather, time_all_reduce, time_reduce_scatter
 from rlplan.timing.training.settings import TrainSetting
 
 CONTENTION = 0.15
-"""Share of hidden traffic's time by which the computing beside it is slower: NCCL keeps 16 to 24 of 108 to 132
-multiprocessors busy (NCCL 2.20, channels of large collectives). Assumed."""
+"""Slowdown of compute by overlapped traffic, as a share of the traffic's time: NCCL occupies 16 to 24 of 108 to 132
+multiprocessors (NCCL 2.20, channels of large collectives). Assumed."""
 
 
 class Part(NamedTuple):
-    """Parameters of a rank that the same group of ranks shares."""
+    """Parameters of a rank that are sharded over one group of ranks."""
 
     numel: float
     ranks: int
-    """That hold the same, and share the states."""
+    """Ranks with the same parameters, which shard the states."""
     stride: int
-    """How far apart they lie."""
+    """Distance between these ranks."""
 
 
 def trained_parts(setting: TrainSetting) -> tuple[Part, ...]:
-    """What a rank trains: adapters where there are any."""
+    """Parameters that a rank trains: adapters where there are any, else all that it holds."""
     lora, choice = setting.training.lora, setting.choice
     if lora:
         whole = sum(tensor.numel for tensor in lora_parameters(setting.model, lora.rank, lora.target_modules))
@@ -40,7 +40,7 @@ def trained_parts(setting: TrainSetting) -> tuple[Part, ...]:
 
 
 def held_parts(setting: TrainSetting) -> tuple[Part, ...]:
-    """What a rank works on: outside of the routed experts over tp and pp, experts over their own ranks and pp.
+    """Parameters that a rank holds: dense ones divided by tp and pp, routed experts by their own ranks and pp.
 
     Source: Megatron-Core 0.14 parallel_state.py: experts have data parallel groups of their own.
 
@@ -49,52 +49,52 @@ def held_parts(setting: TrainSetting) -> tuple[Part, ...]:
     0
     """
     choice, experts = setting.choice, num_experts(setting.model)
-    rest = setting.model.num_parameters - experts
-    dense = Part(rest / (choice.tp * choice.pp), _ranks(setting, choice.tp), choice.tp)
+    num_dense = setting.model.num_parameters - experts
+    dense = Part(num_dense / (choice.tp * choice.pp), _ranks(setting, choice.tp), choice.tp)
     if not experts:
         return (dense,)
-    each = choice.expert_ranks
-    return dense, Part(experts / (each * choice.pp), _ranks(setting, each), each)
+    expert_ranks = choice.expert_ranks
+    return dense, Part(experts / (expert_ranks * choice.pp), _ranks(setting, expert_ranks), expert_ranks)
 
 
 def num_trained(setting: TrainSetting) -> float:
-    """Parameters of one rank that are trained."""
+    """Trained parameters of one rank."""
     return sum(part.numel for part in trained_parts(setting))
 
 
 def num_experts(model: ModelSpec) -> int:
-    """Parameters of routed experts."""
+    """Parameters of all routed experts."""
     return model.numel_by_component.get(Component.EXPERTS, 0)
 
 
 def _ranks(setting: TrainSetting, num_parts: int) -> int:
-    """Ranks over which states are cut: all of a stage that hold the same of its `num_parts` parts, or some of them."""
+    """Ranks that shard the states of one of `num_parts` parts: all of a stage that hold this part, or some of them."""
     return setting.training.sharding_ranks(max(1, setting.num_ranks // (num_parts * setting.choice.pp)))
 
 
 def pass_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
-    """Seconds of ZeRO's collectives of one pass, were nothing hidden.
+    """Seconds of ZeRO's collectives in one pass, without overlap.
 
-    Counts: stage 3 gathers e P before the forward pass and again before the backward pass; stages 2 and 3 reduce and
-    scatter g P after it, and where `fsdp_size` has several groups of S ranks, add up their shares, g P / S. Source:
-    Rajbhandari et al. 2020, section 7.2.2 (3 P in stage 3 against 2 P); torch 2.13 distributed/fsdp (HSDP).
-    Differs: with recomputation too there are two gathers, for the backward pass keeps a layer's weights.
+    Counts: stage 3 gathers e P before the forward pass and again before the backward pass. Stages 2 and 3 reduce and
+    scatter g P after it. Where `fsdp_size` makes several groups of S ranks, they all-reduce their shards, g P / S.
+    Source: Rajbhandari et al. 2020, section 7.2.2 (3 P in stage 3 against 2 P); torch 2.13 distributed/fsdp (HSDP).
+    Differs: recomputation needs no third gather, because the backward pass keeps a layer's weights.
     """
     stage = setting.choice.zero_stage
     total = _host_traffic(setting, cluster, is_training=is_training)
     for numel, ranks, stride in held_parts(setting) if stage == 3 else ():
-        gather = all_gather_cost(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
+        gather = time_all_gather(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
         total += (gather + _layer_hops(setting, gather)).times(2 if is_training else 1)
     for numel, ranks, stride in trained_parts(setting) if is_training and stage >= 2 else ():
-        total += reduce_scatter_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
+        total += time_reduce_scatter(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
         groups = setting.num_ranks // (ranks * stride)
-        total += all_reduce_cost(numel * setting.runs.reduce_bytes / ranks, groups, cluster, ranks * stride)
+        total += time_all_reduce(numel * setting.runs.reduce_bytes / ranks, groups, cluster, ranks * stride)
     return total
 
 
 def _host_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
-    """Seconds on the host link of one pass: a rank's share of offloaded weights up before each gather, its share of the
-    gradients down to an offloaded optimizer. Source: Ren et al. 2021, section 4; Rajbhandari et al. 2021, section 5."""
+    """Seconds on the host link in one pass: offloaded weights up before each gather, gradients down to an offloaded
+    optimizer, each rank its own shard. Source: Ren et al. 2021, section 4; Rajbhandari et al. 2021, section 5."""
     choice, link, e = setting.choice, cluster.gpu.host_link, setting.training.dtype.num_bytes
     moved = 0.0
     if choice.offloads_parameters:
@@ -107,13 +107,13 @@ def _host_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool)
 
 
 def _layer_hops(setting: TrainSetting, whole: Cost) -> Cost:
-    """A gather happens layer by layer: each has its own hops."""
+    """Hops of the further gathers, because stage 3 gathers layer by layer."""
     hops = whole.parts.get(Resource.LATENCY, 0.0)
     return Cost({Resource.LATENCY: hops * (setting.model.num_layers / setting.choice.pp - 1)})
 
 
 def step_traffic(setting: TrainSetting, cluster: Cluster) -> Cost:
-    """Seconds of the collectives of an optimizer step: gradients that no pass has reduced, weights that have changed.
+    """Seconds of the collectives of an optimizer step: gradients that no pass has reduced, and updated weights.
 
     Counts: stage 0 an all-reduce of g P; stage 1 a reduce-scatter of g P; stages 1 and 2 a gather of e P.
     Source: Rajbhandari et al. 2020, section 7.1; Megatron's distributed optimizer is stage 1.
@@ -121,19 +121,19 @@ def step_traffic(setting: TrainSetting, cluster: Cluster) -> Cost:
     stage, total = setting.choice.zero_stage, NOTHING
     for numel, ranks, stride in trained_parts(setting):
         if stage == 0:
-            total += all_reduce_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
+            total += time_all_reduce(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
         if stage == 1:
-            total += reduce_scatter_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
+            total += time_reduce_scatter(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
         if stage in (1, 2):
-            total += all_gather_cost(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
+            total += time_all_gather(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
     return total
 
 
 def overlap(computing: Cost, traffic: Cost, num_layers: float) -> Cost:
-    """Computing with traffic beside it: what is exposed comes on top.
+    """Add traffic that overlaps with compute; only its exposed part takes additional time.
 
-    Counts: max(0, traffic - computing) and the first layer's traffic, before which there is nothing to compute; and
-    what the hidden part slows down. Source: Zhao et al. 2023 (FSDP), section 3.3; DeepSpeed's prefetching.
+    Counts: max(0, traffic - computing), the traffic of the first layer, which nothing can hide, and the slowdown of
+    compute by the hidden part. Source: Zhao et al. 2023 (FSDP), section 3.3; DeepSpeed's prefetching.
 
     >>> hidden = overlap(Cost({Resource.COMPUTE: 10.0}), Cost({Resource.NETWORK: 4.0}), 4)
     >>> round(hidden.seconds, 2), round(overlap(hidden, NOTHING, 4).seconds, 2)  # 10 + 1 + 0.15 * 3
@@ -142,6 +142,7 @@ def overlap(computing: Cost, traffic: Cost, num_layers: float) -> Cost:
     whole = traffic.seconds
     if not whole:
         return computing
+    # the first layer has no earlier compute that could hide its traffic
     exposed = min(whole, max(0.0, whole - computing.seconds) + whole / max(1.0, num_layers))
     slowed = CONTENTION * (whole - exposed)
     return computing + traffic.times((exposed + slowed) / whole)

@@ -1,1 +1,1 @@
-"""Seconds until bytes are somewhere else: weight sync, sleep and offload, checkpoints."""
+"""Seconds of moving states: weight sync, sleep and offload, checkpoints."""

@@ -1,8 +1,8 @@
 """Switches between phases: seconds to put an engine to sleep and wake it, to offload a role, to write a checkpoint.
 
-In: bytes of one GPU, of a checkpoint those of all hosts, a Cluster. Out: a Cost. All GPUs of a host switch at once.
-Left out: the first time (pinning pages costs some 0.3 s for each GiB then), waiting for requests that still run,
-writing while training goes on, a shared file system that is slower than the sum of its clients.
+In: bytes of one GPU (for a checkpoint, of all hosts), a Cluster. Out: a Cost. All GPUs of a host switch at once.
+Left out: the first switch, which also pins pages (0.3 s per GiB); waiting for running requests; asynchronous
+checkpoints; a shared file system that is slower than the sum of its clients.
 """
 
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -11,26 +11,26 @@ from rlplan.timing.transfer.wires import host_link_bytes_per_s
 from rlplan.units import GIB
 
 MAP_S_PER_GIB = 5e-3
-"""To make GPU memory and map it (cuMemCreate, cuMemMap, cuMemSetAccess), or to unmap and release it. Assumed."""
+"""Seconds per GiB to allocate and map GPU memory (cuMemCreate, cuMemMap, cuMemSetAccess), or to unmap and release it.
+Assumed."""
 PAGEABLE_BYTES_PER_S = 5e9
-"""Of one process, between a GPU and host memory that is not pinned: the driver stages every copy through a pinned
+"""Copy rate of one process between a GPU and pageable host memory: the driver stages every copy through a pinned
 buffer, and new pages are faulted in. Fitted: NeMo-RL's refit of an 8B model on 8 H100 (issue 959), 5 and 8 s with
-Megatron-Core and 4 and 6 s with FSDP2, of which 21 and 12 GB a GPU on this way are 4.2 and 2.4 s."""
+Megatron-Core and 4 and 6 s with FSDP2. Of these, 21 and 12 GB per GPU over this path take 4.2 and 2.4 s."""
 SWITCH_S = 20e-3
-"""A request to all ranks, garbage collection and `empty_cache` around a switch. Assumed."""
+"""Seconds of a request to all ranks, garbage collection and `empty_cache` around a switch. Assumed."""
 
 
 def sleep_cost(num_bytes: float, cluster: Cluster, *, level: int = 1, kv_bytes: float = 0.0) -> Cost:
-    """Seconds until an engine sleeps, or until its weights are mapped again. num_bytes: its weights; kv_bytes: its KV
-    cache.
+    """Seconds to put an engine to sleep, or to map its weights again. num_bytes: weights; kv_bytes: KV cache.
 
     Counts: level 1 copies the weights to pinned host memory, or back; both levels map or unmap weights and KV cache.
-    Source: vLLM 0.32 device_allocator/cumem.py `sleep`, `wake_up`. Assumes: level 0 does nothing; behind level 2 comes
-    a weight sync.
+    Source: vLLM 0.32 device_allocator/cumem.py `sleep`, `wake_up`. Assumes: level 0 does nothing; a weight sync follows
+    level 2.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
-    >>> sleep_cost(14 * GIB, one, level=0).seconds, round(sleep_cost(14 * GIB, one, level=2).seconds, 2)
+    >>> gpu = Cluster(get_gpu("h100", where=""), 1, 1)
+    >>> sleep_cost(14 * GIB, gpu, level=0).seconds, round(sleep_cost(14 * GIB, gpu, level=2).seconds, 2)
     (0, 0.09)
     """
     if level == 0:
@@ -39,7 +39,7 @@ def sleep_cost(num_bytes: float, cluster: Cluster, *, level: int = 1, kv_bytes: 
 
 
 def wake_kv_cost(num_bytes: float) -> Cost:
-    """Seconds until the KV cache is mapped. Counts: mapping; nothing is copied or zeroed. Source: vLLM cumem.py.
+    """Seconds to map the KV cache. Counts: mapping; nothing is copied or zeroed. Source: vLLM cumem.py.
 
     >>> round(wake_kv_cost(40 * GIB).seconds, 2)  # 20 ms + 40 * 5 ms
     0.22
@@ -48,10 +48,10 @@ def wake_kv_cost(num_bytes: float) -> Cost:
 
 
 def offload_cost(num_bytes: float, cluster: Cluster, *, is_pinned: bool = True) -> Cost:
-    """Seconds until a role's bytes of one GPU lie on the host, or are back from there.
+    """Seconds to offload a role's bytes of one GPU to the host, or to reload them.
 
-    Counts: a copy to pinned memory, or one that the driver stages into pages that are new.
-    Source: DeepSpeed `offload_states`, pinned; NeMo-RL's `.to("cpu")`, which is not. Assumes: nothing overlaps.
+    Counts: a copy to pinned memory, or a staged copy into new pageable memory.
+    Source: DeepSpeed `offload_states`, pinned; NeMo-RL's `.to("cpu")`, pageable. Assumes: nothing overlaps.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> offload_cost(0, Cluster(get_gpu("h100", where=""), 1, 1)).seconds
@@ -64,7 +64,8 @@ def offload_cost(num_bytes: float, cluster: Cluster, *, is_pinned: bool = True) 
 def host_copy_cost(num_bytes: float, cluster: Cluster) -> Cost:
     """Seconds of a copy between each GPU and pinned host memory. num_bytes: of one GPU; all of a host copy at once.
 
-    Counts: B over the host link, or over its share of host memory where that is less. Source: `host_link_bytes_per_s`.
+    Counts: B over the host link, or over a GPU's share of host memory where that is less. Source:
+    `host_link_bytes_per_s`.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> gpu = get_gpu("h100", where="")
@@ -80,11 +81,11 @@ def _mapping(num_bytes: float) -> Cost:
 
 
 def checkpoint_cost(num_bytes: float, num_hosts: int, cluster: Cluster) -> Cost:
-    """Seconds until a checkpoint is on disk: to host memory first, then written, each host its own part.
+    """Seconds until a checkpoint is on disk; each host copies its own part to host memory and then writes it.
 
     Counts: B over all GPUs' host links, then B / hosts over a host's disk. Source: DeepSpeed `save_checkpoint`: each
-    rank its optimizer states. Assumes: the two do not overlap (torch.save), parts are equal.
-    Differs: a checkpoint of weights alone that rank 0 writes passes one host: num_hosts is 1 then.
+    rank writes its optimizer states. Assumes: copy and write do not overlap (torch.save), parts are equal.
+    Differs: a checkpoint of weights that only rank 0 writes has num_hosts 1.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
     >>> eight = Cluster(get_gpu("h100", where=""), 8, 8, get_node("dgx-h100", where=""))

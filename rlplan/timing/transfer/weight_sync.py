@@ -1,18 +1,18 @@
-"""Weight sync: seconds until the rollout engines hold the trained policy, by transport.
+"""Weight sync: seconds until the rollout engines hold the updated policy, by transport.
 
-In: a model, who holds it and how it travels, the two clusters. Out: a Cost. Left out: waiting for rollouts that still
-run, the first weight sync (communicators, pinned memory), kernels that quantise on the way, congestion.
+In: a model, its layout and transport, the two clusters. Out: a Cost. Left out: waiting for running rollouts, the first
+weight sync (communicators, pinned memory), kernels that quantize on the way, congestion.
 
-Symbols: B bytes of the weights, n their tensors as a checkpoint counts them (an expert's three matrices are three), W
-bytes of a bucket, k = ceil(B/W) buckets, N training ranks, t ranks of an engine, M a rate of device memory.
+Symbols: B bytes of the weights, n their tensors as in a checkpoint (an expert has three matrices), W bytes of a bucket,
+k = ceil(B/W) buckets, N training ranks, t ranks of an engine, M the memory bandwidth that kernels reach.
 
-Line rate is not what is seen: a large model arrives with 2 to 20 GB/s although each adapter carries 50. What takes the
-time is work on each tensor (gather it, name it, find its place and copy it) and, into a server, on each byte. Three
-stages follow each other, GATHER, SEND and LOAD. With two buckets in turn they overlap and the slowest decides.
+A sync does not run at line rate: large models arrive with 2 to 20 GB/s although each adapter carries 50. The time goes
+into work per tensor (gather, lookup, copy) and, with a server, into work per byte. Three stages follow each other:
+GATHER, SEND and LOAD. With two alternating buckets they overlap, and the slowest decides.
 
-The constants are few and each is one mechanism's. They come from published times of ten weight syncs
-(accuracy/data/measured_points.json and the second figures of the same rows); reports/runtime/seconds.md has the errors
-that are left, and those with each source left out.
+Each of the few constants belongs to one mechanism. They come from published times of ten weight syncs
+(accuracy/data/measured_points.json and the second figures of the same rows). reports/runtime/seconds.md has the
+remaining errors, and those with each source left out.
 """
 
 from dataclasses import dataclass
@@ -26,50 +26,51 @@ from rlplan.spec.models.adapters import linear_layers
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.transfer.switches import host_copy_cost
-from rlplan.timing.transfer.wires import gather_wire, lone_wire
+from rlplan.timing.transfer.wires import find_gather_wire, lone_wire
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Backend
 
 SyncTransport = Literal["cuda_ipc", "shared_memory", "nccl", "disk", "adapter", "delta"]
 
 GATHER_S_PER_TENSOR = 0.36e-3
-"""A sharded tensor made whole: dispatch, one small all-gather, a copy into the bucket. From 7 s for Qwen3-30B-A3B
-(18,867 tensors) from 2 FSDP ranks to 30 that do not load; another transport there takes nearly as long, so that it is
-not the wire. Without that figure, 23.7 s for 235B with a checkpoint engine gives the same."""
+"""Seconds to gather one sharded tensor: dispatch, a small all-gather, a copy into the bucket. Source: 7 s for
+Qwen3-30B-A3B (18,867 tensors) from 2 FSDP ranks to 30 that do not load. Another transport takes nearly as long there,
+so the wire is not the cause. Without that figure, 23.7 s for 235B with a checkpoint engine gives the same."""
 LOAD_S_PER_TENSOR = 0.29e-3
-"""A tensor's name looked up and its part copied by each rank of an engine. From 48 s for GLM-4.5 355B (slime, flat
+"""Seconds for each rank of an engine to look up a tensor and copy its part. Source: 48 s for GLM-4.5 355B (slime, flat
 buckets over CUDA IPC) less its gather and the requests for buckets of 1 GiB."""
 SEND_S_PER_TENSOR = 0.33e-3
-"""A broadcast for each tensor instead of a bucket. From 58.6 s for Qwen3-235B-A22B without verl's checkpoint engine,
-less gather and load."""
+"""Seconds of a broadcast per tensor instead of per bucket. Source: 58.6 s for Qwen3-235B-A22B without verl's checkpoint
+engine, less gather and load."""
 PICKLE_S_PER_TENSOR_AND_RANK = 0.26e-3
-"""A tensor's handle pickled into and out of a request to a server, for each rank of an engine. Source of the mechanism:
-SGLang srt/weight_sync/utils.py `update_weights`. From 246 to 266 s for Qwen3-235B-A22B into engines of 16 ranks."""
+"""Seconds to pickle a tensor's handle into and out of a server request, per rank of an engine. Mechanism: SGLang
+srt/weight_sync/utils.py `update_weights`. Source: 246 to 266 s for Qwen3-235B-A22B into engines of 16 ranks."""
 SERVER_BYTES_PER_S = 4.6e9
-"""What such a server takes in. From 5.5 to 6.0 s for 7B and 17.7 to 18.1 s for 32B (verl, SGLang)."""
+"""Rate at which such a server takes weights. Source: 5.5 to 6.0 s for 7B and 17.7 to 18.1 s for 32B (verl, SGLang)."""
 SERVER_S = 1.5
-"""To pause, flush and resume servers, once a weight sync. From the same two."""
+"""Seconds to pause, flush and resume servers, once per weight sync. Source: the same two points."""
 ROUND_TRIP_S = 5e-3
-"""A request to all engine ranks with an answer, once a bucket. Assumed: a Ray call and a device synchronisation."""
+"""Seconds of a request to all engine ranks with an answer, per bucket. Assumed: a Ray call and a device
+synchronization."""
 COMPARE_BYTES_PER_S = 0.53e9
-"""Of a rank's own shard compared with what was sent last, changed elements packed. From 3.9 to 4.9 s, 11.2 to 11.9 s
-and 11.4 to 14.9 s for shards of 1.9, 4.1 and 7.3 GB (verl delta_sharded)."""
+"""Rate at which a rank compares its shard with the last one sent and packs changed elements. Source: 3.9 to 4.9 s, 11.2
+to 11.9 s and 11.4 to 14.9 s for shards of 1.9, 4.1 and 7.3 GB (verl delta_sharded)."""
 CHANGED_SHARE = 0.03
-"""Of the elements that differ after a step, in bf16. Assumed: the upper end of 1 to 3 % that verl's users saw."""
+"""Share of bf16 elements that differ after a step. Assumed: the upper end of the 1 to 3 % that verl's users report."""
 GATHERED_ELEMENT_BYTES = 2
-"""Weights are gathered in 16 bits; narrower ones are made of them on the way, and each then has a tensor of scales."""
+"""Weights are gathered in 16 bits. Narrower ones are quantized on the way, and each then has a tensor of scales."""
 INDEX_BYTES = 4
-"""Of the position that travels beside a changed element (verl)."""
+"""Bytes of the position that accompanies a changed element (verl)."""
 CODED_BYTES_PER_S = 1.67e9
-"""Of the weights that rlplan's own runtime brings up to date: one thread of the rank that sends compares them on the
-host with what was sent last and codes what has changed, one of each engine's rank lays that over its copy, packet by
-packet in turn. Measured at both ends together: reports/runtime/sync.md, shared memory, delta."""
+"""Rate of delta coding in rlplan's own runtime, in bytes of all weights. One thread of the sending rank compares them
+on the host with the last ones sent and encodes changes. One thread per engine rank applies them to its copy, packet by
+packet in alternation. Measured for both ends together: reports/runtime/sync.md, shared memory, delta."""
 GAP_BYTES = 1
-"""Of how far a changed element lies behind the one before it. Source: `rlplan.runtime.weight_sync.contents.delta`."""
+"""Bytes of the distance to the previous changed element. Source: `rlplan.runtime.weight_sync.contents.delta`."""
 
 
 class Loader(StrEnum):
-    """How an engine takes weights in: its ranks read the buffers themselves, or a server is sent pickled handles."""
+    """How an engine receives weights: its ranks read the buffers, or a server receives pickled handles."""
 
     IN_PLACE = "in_place"
     PICKLED = "pickled"
@@ -77,45 +78,45 @@ class Loader(StrEnum):
 
 @dataclass(frozen=True)
 class SyncSetup:
-    """A weight sync."""
+    """Setup of a weight sync."""
 
     transport: SyncTransport
     element_bytes: int
     num_training: int
-    """GPUs; on the same devices both are all."""
+    """Training GPUs; on shared devices, all GPUs."""
     num_generation: int
     tp: int = 1
-    """Ranks of one engine that share a layer."""
+    """Tensor-parallel ranks of one engine."""
     zero_stage: int = 3
     bucket_bytes: int = 512 << 20
-    """Sent at a time; 0 sends each tensor by itself."""
+    """Bytes sent at a time; 0 sends each tensor by itself."""
     adapter_bytes: int = 0
-    """Of all adapters, where only they are sent."""
+    """Bytes of all adapters, where only they are sent."""
     same_devices: bool = False
     trainer: Backend = "deepspeed"
-    """Megatron's ranks of one shard lie on different hosts."""
+    """Training backend. Megatron's ranks of one shard lie on different hosts."""
     loader: Loader = Loader.IN_PLACE
     has_two_buckets: bool = True
-    """One fills while the other is sent."""
+    """One bucket fills while the other is sent."""
     changed_share: float = CHANGED_SHARE
-    """Of 16-bit elements, sent where only changes are; of wider ones practically all change in a step."""
+    """Share of 16-bit elements that a delta sends; of wider elements practically all change in a step."""
     attention_dp: int = 1
-    """Groups of tp ranks of one engine, each with all but the experts, which they share."""
+    """Groups of tp ranks of one engine that replicate all but the experts, which they share."""
 
     @property
     def is_sharded(self) -> bool:
-        """Whether no training rank holds the weights whole."""
+        """Whether each training rank holds only a shard of the weights."""
         return self.num_training > 1 and (self.zero_stage == 3 or self.trainer != "deepspeed")
 
     @property
     def is_coded_by_one(self) -> bool:
-        """Whether changes are found by the rank that sends, of all weights; else by every rank, of its own part."""
+        """Whether the sending rank finds the changes of all weights; otherwise each rank finds those of its shard."""
         return self.transport == "delta" and self.trainer == "deepspeed"
 
 
 @lru_cache(maxsize=64)
 def num_sent_tensors(model: ModelSpec) -> int:
-    """Tensors that a weight sync names: as in the checkpoint, where each expert's matrices stand by themselves.
+    """Tensors of a weight sync: those of the checkpoint, where each expert's matrices are separate.
 
     Counts: E for a stack of E experts, 2 E where gate and up are one. Source: Hugging Face checkpoints of Qwen3-MoE,
     GLM-4.5, DeepSeek. Differs: gpt-oss and Llama 4 store stacks; engines still place each expert.
@@ -135,10 +136,10 @@ def num_sent_tensors(model: ModelSpec) -> int:
 def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
     """Seconds of one weight sync.
 
-    Counts: GATHER + SEND + LOAD one after the other, or the slowest and a bucket of the others (`overlapped`). Of a
-    delta of rlplan's own runtime GATHER ends on the host with the changes coded, LOAD begins there with all weights.
-    Source: verl checkpoint_engine (two buckets in turn), slime update_weight (one after the other).
-    Assumes: all ranks gather everything; every engine gets everything at once.
+    Counts: GATHER + SEND + LOAD in sequence, or the slowest plus one bucket of the others (`overlap_stages`). With
+    deltas of rlplan's own runtime, GATHER ends on the host with coded changes, and LOAD starts there with all weights.
+    Source: verl checkpoint_engine (two alternating buckets), slime update_weight (in sequence).
+    Assumes: all ranks gather everything; every engine receives everything at the same time.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
@@ -156,7 +157,7 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
         if not setup.is_coded_by_one:
             return gather + send + load
         num_buckets = ceil_div(model.num_parameters * setup.element_bytes, setup.bucket_bytes)
-        return overlapped((gather, send, load), num_buckets)
+        return overlap_stages((gather, send, load), num_buckets)
     if setup.transport == "disk":
         return gather + _through_disk(num_bytes, training, generation) + load
     if setup.transport == "shared_memory":
@@ -166,24 +167,24 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     send = _send(num_bytes, ends.num_tensors, training, generation, is_packed=setup.bucket_bytes > 0)
     if not setup.has_two_buckets or not setup.bucket_bytes:
         return gather + send + load
-    return overlapped((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
+    return overlap_stages((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
 
 
 @dataclass(frozen=True)
 class SyncEnds:
-    """A weight sync at its two ends, whatever lies between."""
+    """The two ends of a weight sync, independent of the transport between them."""
 
     num_bytes: int
-    """That travel."""
+    """Bytes that travel."""
     num_tensors: int
     gather: Cost
-    """Until they can be sent."""
+    """Cost until the weights can be sent."""
     load: Cost
-    """Once they are there."""
+    """Cost after their arrival."""
 
 
 def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> SyncEnds:
-    """What is sent, and what both ends do for it: of whole weights, adapters, or what has changed."""
+    """Compute the data of a sync and the work of both ends, for full weights, adapters or deltas."""
     num_bytes, tensors = model.num_parameters * setup.element_bytes, num_sent_tensors(model)
     if setup.transport == "delta" and not setup.is_coded_by_one:
         return _ends_of_shards(model, setup, generation)
@@ -191,6 +192,7 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
         num_bytes, tensors = setup.adapter_bytes, 2 * len(linear_layers(model))
     gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
     gather = gather_cost(gathered, tensors, setup, training)
+    # narrower weights have a tensor of scales each
     tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
     share = held_share(model, setup) if setup.transport != "adapter" else 1 / setup.tp
     load = load_cost(num_bytes, tensors, setup, generation, share)
@@ -202,21 +204,21 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
 
 
 def _ends_of_shards(model: ModelSpec, setup: SyncSetup, generation: Cluster) -> SyncEnds:
-    """Of changes that every training rank finds in its own part: that compared, two passes to write what has changed.
+    """Both ends of a delta that every training rank finds in its own shard: a comparison, and two passes to write it.
 
     Source: verl docs/advance/delta_weight_sync.md.
     """
     num_bytes = model.num_parameters * setup.element_bytes
     compare = Cost({Resource.HOST: num_bytes / setup.num_training / COMPARE_BYTES_PER_S})
-    write = Cost({Resource.MEMORY: 2 * num_bytes * held_share(model, setup) / memory_rate(generation)})
+    write = Cost({Resource.MEMORY: 2 * num_bytes * held_share(model, setup) / generation.reached_memory_bytes_per_s})
     return SyncEnds(changed_bytes(model, setup), num_sent_tensors(model), compare, write + _server(setup))
 
 
 def changed_bytes(model: ModelSpec, setup: SyncSetup) -> int:
-    """Bytes of the elements that have changed with their places.
+    """Bytes of the changed elements with their positions.
 
-    Counts: P c (e + INDEX_BYTES), c the changed share; of rlplan's own coding P c (e + GAP_BYTES), e at least 2, and no
-    more than all weights. Source: as `sync_ends`. Assumes: of elements wider than 16 bits all change.
+    Counts: P c (e + INDEX_BYTES), c the changed share. rlplan's own coding: P c (e + GAP_BYTES), e at least 2, at most
+    all weights. Source: as `sync_ends`. Assumes: all elements wider than 16 bits change.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> model = find_model("meta-llama/Llama-3.1-8B")  # 8,030,261,248 parameters, of which 3 % change
@@ -231,44 +233,44 @@ def changed_bytes(model: ModelSpec, setup: SyncSetup) -> int:
     return min(model.num_parameters * coded, ceil(model.num_parameters * share * (coded + GAP_BYTES)))
 
 
-def overlapped(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
-    """Stages that work on different buckets at the same time: the slowest, and one bucket of each other.
+def overlap_stages(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
+    """Overlap stages that work on different buckets: the slowest stage, plus one bucket of each other stage.
 
     Counts: max(s) + (sum(s) - max(s)) / k. Source: a pipeline's fill. Assumes: buckets of one size.
 
-    >>> overlapped((Cost({Resource.NETWORK: 4.0}), Cost({Resource.LATENCY: 10.0})), 4).seconds
+    >>> overlap_stages((Cost({Resource.NETWORK: 4.0}), Cost({Resource.LATENCY: 10.0})), 4).seconds
     11.0
     """
     slowest = max(stages, key=lambda stage: stage.seconds)
-    rest = NOTHING
+    others = NOTHING
     for stage in stages:
-        rest += NOTHING if stage is slowest else stage
-    return slowest + rest.times(1 / max(1, num_buckets))
+        others += NOTHING if stage is slowest else stage
+    return slowest + others.times(1 / max(1, num_buckets))
 
 
 def gather_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, training: Cluster) -> Cost:
-    """Seconds until a rank has the weights whole, and in a bucket.
+    """Seconds until a rank has all weights in a bucket.
 
     Counts: (N-1)/N B over the slower of a host's own link and the network, n GATHER_S_PER_TENSOR; 2 B / M to pack.
-    Source: torch DTensor.full_tensor; ring all-gather. Assumes: nothing to gather under ZeRO 0 to 2.
+    Source: torch DTensor.full_tensor; ring all-gather. Assumes: ZeRO 0 to 2 gather nothing.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
-    >>> gather_cost(0, 100, SyncSetup("nccl", 2, 1, 1), one).seconds
+    >>> gpu = Cluster(get_gpu("h100", where=""), 1, 1)
+    >>> gather_cost(0, 100, SyncSetup("nccl", 2, 1, 1), gpu).seconds
     0.0
     """
-    packing = Cost({Resource.MEMORY: 2 * num_bytes / memory_rate(training)})
+    packing = Cost({Resource.MEMORY: 2 * num_bytes / training.reached_memory_bytes_per_s})
     if not setup.is_sharded:
         return packing
-    wire = gather_wire(training, setup.num_training, is_strided=setup.trainer == "megatron")
+    wire = find_gather_wire(training, setup.num_training, is_strided=setup.trainer == "megatron")
     return packing + Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: num_tensors * GATHER_S_PER_TENSOR})
 
 
 def held_share(model: ModelSpec, setup: SyncSetup) -> float:
-    """Share of the weights that a rank of an engine takes in.
+    """Share of the weights that each rank of an engine loads.
 
-    Counts: experts over all its ranks, all else over tp. Assumes: shared experts that are whole (vLLM, tp and
-    attention_dp above 1) hardly matter.
+    Counts: experts over all its ranks, all else over tp. Assumes: replicated shared experts (vLLM, tp and attention_dp
+    above 1) are negligible.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> model = find_model("Qwen/Qwen3-30B-A3B")  # 28,991,029,248 of 30,532,122,624 parameters are experts'
@@ -280,31 +282,31 @@ def held_share(model: ModelSpec, setup: SyncSetup) -> float:
 
 
 def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cluster, share: float = 1.0) -> Cost:
-    """Seconds until an engine has taken the weights over. share: of them that a rank takes in.
+    """Seconds until an engine has loaded the weights. share: part of them that each rank loads.
 
-    Counts: in place n LOAD_S_PER_TENSOR, 2 B s / M and k ROUND_TRIP_S; through a server for each of its ranks n
-    PICKLE_S_PER_TENSOR_AND_RANK, and B / SERVER_BYTES_PER_S. Source: vLLM and SGLang `load_weights`.
-    Assumes: ranks of an engine work at the same time, on their own parts.
+    Counts: in place n LOAD_S_PER_TENSOR, 2 B s / M and k ROUND_TRIP_S; through a server n PICKLE_S_PER_TENSOR_AND_RANK
+    for each of its ranks, and B / SERVER_BYTES_PER_S. Source: vLLM and SGLang `load_weights`.
+    Assumes: ranks of an engine load their parts at the same time.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
+    >>> gpu = Cluster(get_gpu("h100", where=""), 1, 1)
     >>> setup = SyncSetup("nccl", 2, 1, 1, loader=Loader.PICKLED)
-    >>> load_cost(46 * 10**8, 0, setup, one).seconds
+    >>> load_cost(46 * 10**8, 0, setup, gpu).seconds
     1.0
     """
     if setup.loader is Loader.PICKLED:
         pickled = num_tensors * setup.tp * setup.attention_dp * PICKLE_S_PER_TENSOR_AND_RANK
         return Cost({Resource.HOST: num_bytes / SERVER_BYTES_PER_S, Resource.LATENCY: pickled})
     trips = ceil_div(num_bytes, setup.bucket_bytes) * ROUND_TRIP_S if setup.bucket_bytes else 0.0
-    copied = 2 * num_bytes * share / memory_rate(generation)
+    copied = 2 * num_bytes * share / generation.reached_memory_bytes_per_s
     return Cost({Resource.LATENCY: num_tensors * LOAD_S_PER_TENSOR + trips, Resource.MEMORY: copied})
 
 
 def _send(num_bytes: int, num_tensors: int, training: Cluster, generation: Cluster, *, is_packed: bool) -> Cost:
-    """One training rank broadcasts to all engine ranks; the ring enters each host once."""
+    """Broadcast from one training rank to all engine ranks; the ring enters each host once."""
     wire = lone_wire(training, generation)
-    alone = 0.0 if is_packed else num_tensors * SEND_S_PER_TENSOR
-    return Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: alone})
+    per_tensor_s = 0.0 if is_packed else num_tensors * SEND_S_PER_TENSOR
+    return Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: per_tensor_s})
 
 
 def _server(setup: SyncSetup) -> Cost:
@@ -312,7 +314,7 @@ def _server(setup: SyncSetup) -> Cost:
 
 
 def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cost:
-    """One host writes a checkpoint, each engine's host reads it whole."""
+    """One host writes a checkpoint, and each engine's host reads all of it."""
     writes = num_bytes / training.node_efficiencies.disk_bytes_per_s.value
     reads = num_bytes / generation.node_efficiencies.disk_bytes_per_s.value
     return (
@@ -323,5 +325,5 @@ def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cos
 
 
 def memory_rate(cluster: Cluster) -> float:
-    """Bytes a second that a GPU of the cluster reaches of its memory."""
-    return cluster.memory_bytes_per_s * cluster.efficiencies.memory.value
+    """Bandwidth of the device memory that kernels reach."""
+    return cluster.reached_memory_bytes_per_s

@@ -78,9 +78,9 @@ def test_all_runs_are_in_every_curve_controls_dashed(tmp_path: Path) -> None:
     assert [run["label"] for run in chart["runs"]] == ["seed 0", "seed 1", "learning rate 0", "shuffled rewards"]
     assert len({run["color"] for run in chart["runs"]}) == 4
     for panel in chart["panels"]:
-        named = [one for one in panel["series"] if one.get("names_end")]
-        assert [one["run"] for one in named] == [0, 1, 2, 3], panel["title"]
-        assert [one["dash"] is not None for one in named] == [False, False, True, True]
+        named = [curve for curve in panel["series"] if curve.get("names_end")]
+        assert [curve["run"] for curve in named] == [0, 1, 2, 3], panel["title"]
+        assert [curve["dash"] is not None for curve in named] == [False, False, True, True]
 
 
 def test_every_evaluation_of_a_run_has_a_chart_under_its_own_name(tmp_path: Path) -> None:
@@ -124,13 +124,13 @@ def test_a_learning_chart_needs_not_all_metrics(tmp_path: Path) -> None:
 
 def test_the_prediction_bars_say_predicted_bytes_and_error(tmp_path: Path) -> None:
     run = _read(tmp_path, RunShape(size="large"))
-    found = bars.prediction(run, process_peaks(run))
-    engine = next(row for row in found.rows if row.label == "policy_trainer/0")
+    chart = bars.prediction(run, process_peaks(run))
+    engine = next(row for row in chart.rows if row.label == "policy_trainer/0")
     assert engine.words == "3.76 GiB, +5.3 %"
-    assert sum(one.size for one in engine.segments) == pytest.approx(3.76 * GIB, rel=0.01)
+    assert sum(segment.size for segment in engine.segments) == pytest.approx(3.76 * GIB, rel=0.01)
     assert engine.mark
     net = bars.prediction(run, process_peaks(run), with_baselines=False)
-    assert "nothing but its baseline" in {row.words for row in net.rows}
+    assert "baseline only" in {row.words for row in net.rows}
     assert "process" not in net.legend
 
 

@@ -10,7 +10,7 @@ from rlplan.memory.ledger import Bound
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.report import timeline
-from rlplan.report.drawn.scenes import lanes_of
+from rlplan.report.drawn.scenes import collect_lanes
 from rlplan.report.plans.forecast import Forecast, forecast
 from rlplan.report.run_folder import read_run_folder
 from rlplan.spec.files.job_file import load_job
@@ -32,41 +32,41 @@ def split() -> Plan:
     return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, (SPLIT,)))
 
 
-def every_budget() -> list[Plan]:
+def make_budgets() -> list[Plan]:
     return [*map(example, GPU_EXAMPLES), split()]
 
 
 @pytest.mark.parametrize("bound", ["low", "expected", "high"])
 def test_a_device_holds_at_most_the_peak_that_its_ledger_states(bound: Bound) -> None:
-    for budget in every_budget():
-        told = forecast(budget, "plan.json")
+    for budget in make_budgets():
+        predicted = forecast(budget, "plan.json")
         for device in budget.ledger.devices:
-            levels = timeline.predicted_levels(told, ("device",), bound, device)
+            levels = timeline.predicted_levels(predicted, ("device",), bound, device)
             assert levels.total(levels.processes).max() == budget.ledger.device_peak(device, bound).num_bytes
 
 
 def test_a_host_holds_at_most_the_peak_that_its_ledger_states() -> None:
-    for budget in every_budget():
+    for budget in make_budgets():
         levels = [
             timeline.predicted_levels(forecast(budget, "plan.json"), ("host",), device=host)
             for host in budget.ledger.hosts
         ]
-        assert max(one.total(one.processes).max() for one in levels) == budget.ledger.host_peak().num_bytes
+        assert max(level.total(level.processes).max() for level in levels) == budget.ledger.host_peak().num_bytes
 
 
 def test_a_steady_step_begins_at_zero_and_lasts_as_long_as_it_is_timed() -> None:
-    for budget in every_budget():
-        told = forecast(budget, "plan.json")
-        steady = next(window for window in told.windows if window.title == "Every later step")
+    for budget in make_budgets():
+        predicted = forecast(budget, "plan.json")
+        steady = next(window for window in predicted.windows if window.title == "Every later step")
         assert (steady.start_s, steady.end_s, steady.is_timed) == (0.0, budget.seconds, True)
-        times = {span.action_id: (span.start_s, span.end_s) for span in told.trace.spans if span.step == 2}
+        times = {span.action_id: (span.start_s, span.end_s) for span in predicted.trace.spans if span.step == 2}
         rare = {action.id: 2 * (budget.seconds,) for action in budget.schedule.step if action.every > 1}
         timed = {action.action_id: (action.start_s, action.end_s) for action in budget.timing.step.actions}
         assert times == rare | timed
 
 
 def test_a_moment_that_binds_is_among_the_windows() -> None:
-    for budget in every_budget():
+    for budget in make_budgets():
         titles = {window.title for window in forecast(budget, "plan.json").windows}
         wanted = {"start": "Start", "first": "First step", "steady": "Every later step", "finish": "Finish"}
         assert wanted[budget.binding.run_phase] in titles
@@ -74,24 +74,24 @@ def test_a_moment_that_binds_is_among_the_windows() -> None:
 
 
 def test_in_order_every_action_is_as_long_as_any_other() -> None:
-    told = forecast(example("grpo-7b-8xh100"), "plan.json").in_order()
-    assert {span.end_s - span.start_s for span in told.trace.spans} == {1.0}
-    assert not any(window.is_timed for window in told.windows)
+    predicted = forecast(example("grpo-7b-8xh100"), "plan.json").drop_seconds()
+    assert {span.end_s - span.start_s for span in predicted.trace.spans} == {1.0}
+    assert not any(window.is_timed for window in predicted.windows)
     beside = 1  # rewards are judged while the reference scores
-    assert told.windows[1].end_s == len(example("grpo-7b-8xh100").schedule.step) - beside
+    assert predicted.windows[1].end_s == len(example("grpo-7b-8xh100").schedule.step) - beside
 
 
 def test_no_process_does_two_things_at_once() -> None:
-    for budget in every_budget():
-        told = forecast(budget, "plan.json")
-        for lane in lanes_of(told):
+    for budget in make_budgets():
+        predicted = forecast(budget, "plan.json")
+        for lane in collect_lanes(predicted):
             ordered = sorted(lane.bars, key=lambda bar: bar[1:])
-            assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(ordered))
+            assert all(earlier[2] <= other[1] + 1e-9 for earlier, other in pairwise(ordered))
 
 
 def test_lanes_of_one_group_lie_together() -> None:
-    told = forecast(split(), "plan.json")
-    groups = [lane.group for lane in lanes_of(told)]
+    predicted = forecast(split(), "plan.json")
+    groups = [lane.group for lane in collect_lanes(predicted)]
     assert groups == sorted(groups, key=["training", "generation", "host"].index)
     assert set(groups) == {"training", "generation", "host"}
 

@@ -12,8 +12,8 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.report import timeline
 from rlplan.report.drawn import bars
-from rlplan.report.drawn.scenes import lanes_of
-from rlplan.report.plans.simulated import SimulatedPlan, phase_of, read_simulated_plan, simulation_page
+from rlplan.report.drawn.scenes import collect_lanes
+from rlplan.report.plans.simulated import SimulatedPlan, find_phase, read_simulated_plan, simulation_page
 from rlplan.report.plans.write import write_simulation_report
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
@@ -47,13 +47,13 @@ def _result(plan: Plan) -> SimulationResult:
     return simulate(setting, seed=3)
 
 
-def simulated(result: SimulationResult) -> SimulatedPlan:
+def simulation(result: SimulationResult) -> SimulatedPlan:
     return read_simulated_plan(json.loads(json.dumps(result.as_json())), Path("result.json"))
 
 
 def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationResult, plan: Plan) -> None:
-    again = simulated(result)
-    lanes = lanes_of(again)
+    again = simulation(result)
+    lanes = collect_lanes(again)
     engines = [lane for lane in lanes if lane.process.startswith("rollout_engine/")]
     assert len(engines) <= plan.choice.arrangement.num_generation, "those that do the same share a lane"
     assert {lane.group for lane in engines} == {"generation"}
@@ -61,13 +61,13 @@ def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationR
 
 
 def test_rollouts_that_run_ahead_of_the_first_step_are_drawn(result: SimulationResult) -> None:
-    again = simulated(result)
-    drawn = {bar for lane in lanes_of(again) for bar in lane.bars}
+    again = simulation(result)
+    drawn = {bar for lane in collect_lanes(again) for bar in lane.bars}
     assert drawn == {(span.action_id, span.start_s, span.end_s) for span in result.trace.spans}
 
 
 def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult, plan: Plan) -> None:
-    again = simulated(result)
+    again = simulation(result)
     for device in plan.ledger.devices:
         levels = timeline.predicted_levels(again, ("device",), device=device)
         window = again.steady_windows[0]
@@ -78,7 +78,7 @@ def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult,
 
 
 def test_the_page_says_what_the_result_says(result: SimulationResult) -> None:
-    page = simulation_page(simulated(result))
+    page = simulation_page(simulation(result))
     busy = {tile.title: tile.value for tile in page.tiles if tile.title.startswith("Busy")}
     assert set(busy) == {"Busy: training", "Busy: generation"}
     assert sum(row.seconds for row in page.phases) * len(result.step_s) == pytest.approx(sum(result.phase_s.values()))
@@ -117,5 +117,5 @@ def test_a_damaged_simulation_is_refused(result: SimulationResult, tmp_path: Pat
 
 def test_every_kind_of_action_has_a_phase(plan: Plan) -> None:
     for action in plan.schedule.step:
-        assert phase_of(action.id) is action.phase
-    assert phase_of(ActionKind.SLEEP_ENGINE) is Phase.SWITCH
+        assert find_phase(action.id) is action.phase
+    assert find_phase(ActionKind.SLEEP_ENGINE) is Phase.SWITCH

@@ -30,7 +30,7 @@ def budget(*overrides: str, gpus: str = "2xH100") -> Plan:
 def test_a_plan_becomes_a_page_its_data_and_a_trace(tmp_path: Path) -> None:
     files = write_report_of(budget(), "plan.json", tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
-    assert names == ["report.html", "report.json", "trace.pftrace"]
+    assert names == ["report.html", "report.json", "trace.json"]
     assert json.loads(files.summary.read_text())["title"] == "Qwen/Qwen2.5-0.5B on 2x h100-sxm"
 
 
@@ -60,11 +60,11 @@ def test_a_step_in_seconds_is_drawn_with_an_equal_width_for_each_action_too() ->
 
 def test_the_legend_of_a_chart_holds_every_kind_that_is_drawn() -> None:
     large = best_plan(gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}))
-    held = {str(row.kind) for row in large.ledger.rows if row.space == "device" and row.peak_bytes}
+    kinds = {str(row.kind) for row in large.ledger.rows if row.space == "device" and row.peak_bytes}
     peak = {str(kind) for _, _, kind, size in large.ledger.device_peak("cuda:0").rows if size}
-    assert held - peak, "the question is only put where the peak does not hold every kind"
+    assert kinds - peak, "the question is only put where the peak does not hold every kind"
     for view in draw(forecast(large, "plan.json")).timeline["others"]:
-        assert {kind["kind"] for kind in view["scenes"][0]["kinds"]} == held
+        assert {kind["kind"] for kind in view["scenes"][0]["kinds"]} == kinds
 
 
 def test_every_phase_and_resource_has_a_legend_entry() -> None:

@@ -48,7 +48,7 @@ class Counted:
 
 
 def made_by_torch(architecture: str, num_layers: int) -> dict[str, Counted]:
-    """What a forward and a backward pass over packed sequences make and read."""
+    """Bytes that a forward and a backward pass over packed sequences make and read."""
     torch = importlib.import_module("torch")
     transformers = importlib.import_module("transformers")
     packed = importlib.import_module("rlplan.runtime.models.packed_attention")
@@ -58,7 +58,7 @@ def made_by_torch(architecture: str, num_layers: int) -> dict[str, Counted]:
     def tensors(tree: Any) -> list[Any]:
         return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
-    def present(tensor: Any) -> int:
+    def count_present(tensor: Any) -> int:
         """Elements that lie in memory: an expanded dimension has one."""
         return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
 
@@ -74,12 +74,12 @@ def made_by_torch(architecture: str, num_layers: int) -> dict[str, Counted]:
             self.num_bytes += sum(tensor.untyped_storage().nbytes() for tensor in new)
             name = operation.overloadpacket.__name__
             if name == "copy_":
-                self.operands += present(read[1])  # the first one is written
+                self.operands += count_present(read[1])  # the first one is written
             elif new and not name.startswith(("empty", "new_empty")):  # views make nothing
-                self.operands += sum(map(present, read))
+                self.operands += sum(map(count_present, read))
             return result
 
-    def counted(call: Callable[[], Any]) -> tuple[Any, Counted]:
+    def count_call(call: Callable[[], Any]) -> tuple[Any, Counted]:
         with Counting() as counting:
             result = call()
         return result, Counted(counting.num_bytes / 4, counting.operands, counting.num_ops)
@@ -92,16 +92,16 @@ def made_by_torch(architecture: str, num_layers: int) -> dict[str, Counted]:
     ids = torch.zeros(1, TOKENS, dtype=torch.long)
     places = torch.arange(LENGTH).repeat(SEQUENCES)[None]
     lens = (LENGTH,) * SEQUENCES
-    hidden, forward = counted(
+    hidden, forward = count_call(
         lambda: model(input_ids=ids, position_ids=places, sequence_lens=lens, use_cache=False).last_hidden_state
     )
-    _, backward = counted(lambda: hidden.sum().backward())
+    _, backward = count_call(lambda: hidden.sum().backward())
     return {"forward": forward, "backward": backward}
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"])
 def test_a_layer_makes_and_reads_as_many_floats_as_torch_does(architecture: str) -> None:
-    one, two = made_by_torch(architecture, 1), made_by_torch(architecture, 2)
+    single, two = made_by_torch(architecture, 1), made_by_torch(architecture, 2)
     model = model_from_config({"architectures": [architecture], **SMALL, "num_hidden_layers": 1}, where="test")
     layer = sum(t.numel for t in model.parameters if ".layers." in t.name)
     formulas = {
@@ -109,7 +109,7 @@ def test_a_layer_makes_and_reads_as_many_floats_as_torch_does(architecture: str)
         "backward": (backward_floats(model), backward_operands(model), layer, layer),
     }
     for name, (floats, operands, gradients, weights) in formulas.items():
-        first, second = one[name], two[name]
+        first, second = single[name], two[name]
         assert TOKENS * sum(width * count for width, count in floats.items()) == pytest.approx(
             second.floats - first.floats - gradients, rel=0.015
         ), "what has one float a head is left out"

@@ -9,13 +9,13 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.timing.cost import Resource
 from rlplan.timing.network import collectives
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.links import link
+from rlplan.timing.network.links import find_link
 
 MANY = [
-    collectives.all_gather_cost,
-    collectives.reduce_scatter_cost,
-    collectives.all_reduce_cost,
-    collectives.all_to_all_cost,
+    collectives.time_all_gather,
+    collectives.time_reduce_scatter,
+    collectives.time_all_reduce,
+    collectives.time_all_to_all,
 ]
 
 
@@ -27,48 +27,50 @@ def cluster(name: str, num_gpus: int) -> Cluster:
 def test_a_gather_in_a_host_takes_seven_eighths_of_its_bytes_over_nvlink():
     host = cluster("dgx-h100", 8)
     rate = 450e9 * host.efficiencies.device_link.value
-    assert collectives.all_gather_cost(80e9, 8, host).parts[Resource.DEVICE_LINK] == pytest.approx(70e9 / rate)
+    assert collectives.time_all_gather(80e9, 8, host).parts[Resource.DEVICE_LINK] == pytest.approx(70e9 / rate)
 
 
 def test_ranks_of_whole_hosts_share_all_adapters_and_one_rank_a_host_has_its_own():
     pod = cluster("dgx-h100", 64)
     share = pod.node_efficiencies.network.value
-    assert link(pod, 64).bytes_per_s == pytest.approx(min(400e9 * share, 450e9 * pod.efficiencies.device_link.value))
-    assert link(pod, 8, stride=8).bytes_per_s == pytest.approx(50e9 * share)
+    assert find_link(pod, 64).bytes_per_s == pytest.approx(
+        min(400e9 * share, 450e9 * pod.efficiencies.device_link.value)
+    )
+    assert find_link(pod, 8, stride=8).bytes_per_s == pytest.approx(50e9 * share)
 
 
 def test_a_reduction_moves_twice_what_a_gather_does():
     host = cluster("dgx-a100-80gb", 8)
-    gathered = collectives.all_gather_cost(1e10, 8, host).parts[Resource.DEVICE_LINK]
-    reduced = collectives.all_reduce_cost(1e10, 8, host).parts[Resource.DEVICE_LINK]
+    gathered = collectives.time_all_gather(1e10, 8, host).parts[Resource.DEVICE_LINK]
+    reduced = collectives.time_all_reduce(1e10, 8, host).parts[Resource.DEVICE_LINK]
     assert reduced == pytest.approx(2 * gathered)
 
 
 def test_a_small_reduction_goes_over_trees():
     pod = cluster("dgx-h100", 512)
-    ring_hops = 2 * 511 * link(pod, 512).latency_s
-    assert collectives.all_reduce_cost(1024, 512, pod).seconds < ring_hops / 10
+    ring_hops = 2 * 511 * find_link(pod, 512).latency_s
+    assert collectives.time_all_reduce(1024, 512, pod).seconds < ring_hops / 10
 
 
 def test_gpus_without_links_between_them_use_the_host_link():
     box = cluster("l40s-8x", 8)
-    assert link(box, 8).resource is Resource.HOST_LINK
+    assert find_link(box, 8).resource is Resource.HOST_LINK
 
 
 def test_a_mesh_gives_a_pair_one_link_and_all_of_them_every_link():
     mesh = cluster("mi300x-8x", 8)
-    assert link(mesh, 2).bytes_per_s == pytest.approx(64e9 * mesh.efficiencies.device_link.value)
-    assert link(mesh, 8).bytes_per_s == pytest.approx(448e9 * mesh.efficiencies.device_link.value)
+    assert find_link(mesh, 2).bytes_per_s == pytest.approx(64e9 * mesh.efficiencies.device_link.value)
+    assert find_link(mesh, 8).bytes_per_s == pytest.approx(448e9 * mesh.efficiencies.device_link.value)
 
 
 def test_a_domain_of_links_may_leave_the_host():
     rack = cluster("gb200-nvl72", 72)
-    assert link(rack, 72).resource is Resource.DEVICE_LINK
+    assert find_link(rack, 72).resource is Resource.DEVICE_LINK
 
 
 def test_several_hosts_without_a_known_network_are_refused():
     with pytest.raises(SpecError, match="node"):
-        link(Cluster(get_gpu("h100", where="test"), 16, 8), 16)
+        find_link(Cluster(get_gpu("h100", where="test"), 16, 8), 16)
 
 
 @pytest.mark.parametrize("collective", MANY)
@@ -93,7 +95,7 @@ def test_leaving_the_host_is_never_faster(collective, size):
 
 
 def test_a_faster_link_inside_hosts_never_makes_an_exchange_between_hosts_slower() -> None:
-    """With adapters as fast as the links inside, a ring is bound inside; an exchange still leaves its host."""
+    """A ring is bound inside a host with adapters as fast as its links; an exchange still leaves its host."""
     gpu, node = get_gpu("h200", where=""), get_node("dgx-h200", where="")
     assert gpu.efficiencies is not None
     assert gpu.efficiencies.device_link is not None
@@ -102,6 +104,6 @@ def test_a_faster_link_inside_hosts_never_makes_an_exchange_between_hosts_slower
         rate = gpu.efficiencies.device_link.model_copy(update={"value": share})
         efficiencies = gpu.efficiencies.model_copy(update={"device_link": rate})
         cluster = Cluster(gpu.model_copy(update={"efficiencies": efficiencies}), 16, 8, node)
-        seconds.append(collectives.all_to_all_cost(1e9, 16, cluster).seconds)
+        seconds.append(collectives.time_all_to_all(1e9, 16, cluster).seconds)
     assert seconds == sorted(seconds, reverse=True)
-    assert collectives.all_to_all_cost(1e9, 16, cluster).bound_by is Resource.NETWORK
+    assert collectives.time_all_to_all(1e9, 16, cluster).bound_by is Resource.NETWORK

@@ -12,7 +12,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.parts.lengths import ConstantLengths
 from rlplan.timing.serving.ahead import NUM_HALVINGS, RolloutsAhead
 from tests.factories import EXAMPLES
-from tests.timing.serving.test_generation import LONG_TAIL, rollouts, speed
+from tests.timing.serving.test_generation import LONG_TAIL, make_speed, rollouts
 
 
 def against_the_simulator(gpus: str, sigma: float, max_num_seqs: int, staleness: int, latency_s: float = 0) -> float:
@@ -52,7 +52,7 @@ def test_a_step_is_within_ten_percent_of_the_simulated_one(
 
 @pytest.mark.nightly
 def test_over_a_grid_nine_of_ten_are_within_ten_percent_and_half_within_three() -> None:
-    """At worst 27 % too fast: where generation and training take the same, they take turns in waiting."""
+    """The worst case is 27 % too fast: generation and training take equally long and alternate in waiting."""
     errors = [
         abs(against_the_simulator(gpus, sigma, max_num_seqs, staleness))
         for gpus in ("8/4", "16/12", "72/8", "80/16", "24/8", "10/8")
@@ -66,19 +66,20 @@ def test_over_a_grid_nine_of_ten_are_within_ten_percent_and_half_within_three() 
 
 
 def test_rollouts_of_one_length_that_all_run_at_once_take_their_tokens_at_the_pace_of_all() -> None:
-    """By hand: 64 of 100 tokens without prompts, at most 64 at once: 100 decode steps of 64 sequences of 50 tokens."""
+    """Worked by hand: 64 of 100 tokens without prompts, at most 64 at once: 100 decode steps of 64 sequences of 50
+    tokens."""
     work = rollouts(ConstantLengths(value=100), num_rollouts=64, max_num_seqs=64)
-    ahead = RolloutsAhead(speed(), work, 1, 4, keeps_cache=True)
-    assert ahead.cost(0.0, 0.0).seconds == pytest.approx(100 * speed().decode_step_s(64, 64 * 50), rel=0.01)
+    ahead = RolloutsAhead(make_speed(), work, 1, 4, keeps_cache=True)
+    assert ahead.cost(0.0, 0.0).seconds == pytest.approx(100 * make_speed().decode_step_s(64, 64 * 50), rel=0.01)
 
 
 def test_a_longest_rollout_that_is_too_old_is_waited_for() -> None:
-    """By hand: one of 1000 tokens beside nothing, one version behind: (1000 decode steps + the rest) / 2."""
+    """Worked by hand: one rollout of 1000 tokens alone, one version behind: (1000 decode steps + all else) / 2."""
     lone = rollouts(ConstantLengths(value=1000), num_rollouts=1, num_samples=1, max_num_seqs=1)
-    alone = RolloutsAhead(speed(), lone, 1, 1, keeps_cache=True)
-    tokens_s = 1000 * speed().decode_step_s(1, 500)
+    alone = RolloutsAhead(make_speed(), lone, 1, 1, keeps_cache=True)
+    tokens_s = 1000 * make_speed().decode_step_s(1, 500)
     assert alone.step_s(others_s=0.0, sync_s=0.0) == pytest.approx(tokens_s, rel=0.01), "one place makes one at a time"
-    four = RolloutsAhead(speed(), rollouts(ConstantLengths(value=1000), num_rollouts=1, max_num_seqs=4), 1, 3)
+    four = RolloutsAhead(make_speed(), rollouts(ConstantLengths(value=1000), num_rollouts=1, max_num_seqs=4), 1, 3)
     assert four.step_s(others_s=tokens_s / 2, sync_s=0.0) >= (tokens_s + tokens_s / 2) / 4
 
 
@@ -94,16 +95,18 @@ def test_more_at_once_and_more_staleness_are_never_slower_and_nothing_is_below_t
 ) -> None:
     def ahead(places: int, staleness: int) -> RolloutsAhead:
         work = rollouts(LONG_TAIL, num_rollouts=64, max_num_seqs=places)
-        return RolloutsAhead(speed(), work, 4, staleness)
+        return RolloutsAhead(make_speed(), work, 4, staleness)
 
-    one = ahead(places, staleness)
-    seconds = one.step_s(others_s, sync_s)
-    assert one.least_step_s() + sync_s <= seconds * (1 + 1e-12)
+    generation = ahead(places, staleness)
+    seconds = generation.step_s(others_s, sync_s)
+    assert generation.least_step_s() + sync_s <= seconds * (1 + 1e-12)
     assert ahead(places + more, staleness).step_s(others_s, sync_s) <= seconds * (1 + 1e-9)
-    assert ahead(places + more, staleness).least_step_s() <= one.least_step_s() * (1 + 1e-12)
+    assert ahead(places + more, staleness).least_step_s() <= generation.least_step_s() * (1 + 1e-12)
     assert ahead(places, staleness + 1).step_s(others_s, sync_s) <= seconds * (1 + 1e-9)
-    assert one.step_s(others_s + 1.0, sync_s) >= seconds * (1 - 1e-9)
-    assert one.step_s(others_s + sync_s, 0.0) <= seconds * (1 + 1e-12)  # so that searches bound it before the sync
+    assert generation.step_s(others_s + 1.0, sync_s) >= seconds * (1 - 1e-9)
+    assert generation.step_s(others_s + sync_s, 0.0) <= seconds * (
+        1 + 1e-12
+    )  # so that searches bound it before the sync
 
 
 @given(
@@ -113,11 +116,11 @@ def test_a_step_is_to_the_last_digit_what_halving_alone_finds(
     staleness: int, places: int, others_s: float, sync_s: float
 ) -> None:
     work = rollouts(LONG_TAIL, num_rollouts=64, max_num_seqs=places)
-    one = RolloutsAhead(speed(), work, 4, staleness)
-    low = high = one.least_step_s() + sync_s
-    while not one._holds(high, others_s, sync_s):
+    generation = RolloutsAhead(make_speed(), work, 4, staleness)
+    low = high = generation.least_step_s() + sync_s
+    while not generation._is_long_enough(high, others_s, sync_s):
         low, high = high, 1.5 * high
     for _ in range(NUM_HALVINGS if high > low else 0):
         middle = (low + high) / 2
-        low, high = (low, middle) if one._holds(middle, others_s, sync_s) else (middle, high)
-    assert one.step_s(others_s, sync_s) == high
+        low, high = (low, middle) if generation._is_long_enough(middle, others_s, sync_s) else (middle, high)
+    assert generation.step_s(others_s, sync_s) == high

@@ -17,19 +17,19 @@ RATES = EngineRates(
 
 
 def test_a_lone_client_sees_bare_steps() -> None:
-    found = closed_loop_latency(RATES, ClosedLoop(1, 1000, 200, 100))
+    latency = closed_loop_latency(RATES, ClosedLoop(1, 1000, 200, 100))
     prefill = RATES.seconds(StepLoad(1, 1100, 1000, 1000**2 / 2, 1))
-    assert found.token_s == pytest.approx(RATES.seconds(StepLoad(1, 1100)))
-    assert found.first_token_s == pytest.approx(prefill + (prefill - found.token_s) / 12 + CLIENT)
+    assert latency.token_s == pytest.approx(RATES.seconds(StepLoad(1, 1100)))
+    assert latency.first_token_s == pytest.approx(prefill + (prefill - latency.token_s) / 12 + CLIENT)
 
 
 def test_tokens_wait_for_the_prompts_of_others() -> None:
     """Each of 31 others begins once while one responds: 31 prefills in 500 steps, less what falls into its own wait."""
-    found = closed_loop_latency(RATES, ClosedLoop(32, 1000, 500, 1000))
+    latency = closed_loop_latency(RATES, ClosedLoop(32, 1000, 500, 1000))
     decode = RATES.seconds(StepLoad(32, 32 * 1250))
     prefill = RATES.seconds(StepLoad(32, 32 * 1250, 1000, 1000**2 / 2, 1)) - decode
-    assert decode < found.token_s < decode + 31 / 500 * prefill
-    assert found.token_s == pytest.approx(decode + 0.85 * 31 / 500 * prefill, rel=0.03)
+    assert decode < latency.token_s < decode + 31 / 500 * prefill
+    assert latency.token_s == pytest.approx(decode + 0.85 * 31 / 500 * prefill, rel=0.03)
 
 
 def test_latencies_grow_with_clients_and_with_prompts() -> None:

@@ -20,9 +20,9 @@ from rlplan.timing.serving.step import (
     Wire,
     expected_tokens,
     experts_share,
+    find_compute_dtype,
+    find_wire,
     has_fused_experts,
-    multiplied_as,
-    wire_of,
 )
 
 H100, B200 = (get_gpu(name, where="test") for name in ("h100-sxm", "b200"))
@@ -106,7 +106,7 @@ def test_whole_experts_on_ranks_hold_as_many_bytes_as_slices_of_all() -> None:
     ],
 )
 def test_matmuls_run_in_the_type_that_the_chip_has_for_a_format(gpu: str, form: str, dtype: ComputeDtype) -> None:
-    assert multiplied_as(get_gpu(gpu, where="test"), form) is dtype
+    assert find_compute_dtype(get_gpu(gpu, where="test"), form) is dtype
 
 
 def test_fewer_bits_are_read_faster_but_not_in_proportion() -> None:
@@ -120,33 +120,33 @@ def test_fewer_bits_are_read_faster_but_not_in_proportion() -> None:
 
 
 def test_more_ranks_read_less_and_wait_for_each_other() -> None:
-    one, eight = (rates(tp=tp).cost(StepLoad(32, 32_000)) for tp in (1, 8))
-    assert eight.parts[Resource.MEMORY] < one.parts[Resource.MEMORY] / 6
-    assert Resource.DEVICE_LINK not in one.parts
-    assert eight.parts[Resource.LATENCY] > one.parts[Resource.LATENCY]
+    single, eight = (rates(tp=tp).cost(StepLoad(32, 32_000)) for tp in (1, 8))
+    assert eight.parts[Resource.MEMORY] < single.parts[Resource.MEMORY] / 6
+    assert Resource.DEVICE_LINK not in single.parts
+    assert eight.parts[Resource.LATENCY] > single.parts[Resource.LATENCY]
 
 
 def test_large_messages_take_two_rounds_and_small_ones_one() -> None:
     wire = Wire(100e9, 10e-6)
-    assert wire.all_reduce_s(1_000, 8) == pytest.approx(10e-6 + 7 * 1_000 / 100e9)
-    assert wire.all_reduce_s(10**8, 8) == pytest.approx(20e-6 + 2 * 7 / 8 * 10**8 / 100e9)
+    assert wire.time_all_reduce(1_000, 8) == pytest.approx(10e-6 + 7 * 1_000 / 100e9)
+    assert wire.time_all_reduce(10**8, 8) == pytest.approx(20e-6 + 2 * 7 / 8 * 10**8 / 100e9)
 
 
 def test_nccl_s_latency_is_counted_once() -> None:
     wire = Wire(100e9, 10e-6, reads_peers=False)
-    assert wire.all_reduce_s(0, 8) == 10e-6
-    assert wire.all_reduce_s(10**8, 8) == pytest.approx(10e-6 + 2 * 7 / 8 * 10**8 / 100e9)
+    assert wire.time_all_reduce(0, 8) == 10e-6
+    assert wire.time_all_reduce(10**8, 8) == pytest.approx(10e-6 + 2 * 7 / 8 * 10**8 / 100e9)
 
 
 @pytest.mark.parametrize(("mib", "own_us", "nccl_us"), [(0.5, 10, 21), (1, 14, 23), (1.5, 19, 25), (2, 23, 28)])
 def test_nccl_takes_as_much_longer_than_vllm_s_kernels_as_was_measured(mib: float, own_us: int, nccl_us: int) -> None:
-    """On four H100, in CUDA graphs. Source: vLLM pull request 24532, ca_1stage and pynccl."""
-    own, nccl = (wire_of(HOST, 4, reads_peers=reads).all_reduce_s(mib * 2**20, 4) for reads in (True, False))
+    """Measured on four H100, in CUDA graphs. Source: vLLM pull request 24532, ca_1stage and pynccl."""
+    own, nccl = (find_wire(HOST, 4, reads_peers=reads).time_all_reduce(mib * 2**20, 4) for reads in (True, False))
     assert (nccl - own) * 1e6 == pytest.approx(nccl_us - own_us, abs=2)
 
 
 def test_ranks_beyond_a_host_go_through_the_network() -> None:
-    near, far = wire_of(HOST, 8), wire_of(Cluster(H100, 16, 8, HOST.node), 16)
+    near, far = find_wire(HOST, 8), find_wire(Cluster(H100, 16, 8, HOST.node), 16)
     assert far.bytes_per_s < near.bytes_per_s / 4
     assert far.latency_s > near.latency_s
 
@@ -168,7 +168,7 @@ def test_all_ranks_wait_for_the_one_that_most_tokens_choose() -> None:
 
 
 def test_replicas_share_experts_and_nothing_else() -> None:
-    """By hand: 64 sequences, 8 of each of 8 replicas; each rank has an eighth of the experts and the whole rest."""
+    """Worked by hand: 64 sequences, 8 per replica; each rank has an eighth of the experts and all other weights."""
     model = find_model("MiniMaxAI/MiniMax-M2.5")
     replicas, alone, cut = (
         engine_counts(model, EngineCut(tp=tp, ep=ep, replicas=dp)) for tp, ep, dp in ((1, 8, 8), (1, 1, 1), (8, 8, 1))
@@ -221,10 +221,10 @@ def test_replicas_on_two_hosts_exchange_over_the_network() -> None:
     two = EngineRates(counts, Cluster(H100, 16, 8, HOST.node), kv_element_bytes=2)
     assert two.link is Resource.NETWORK
     within = engine_counts(find_model("deepseek-ai/DeepSeek-V3"), EngineCut(tp=4, ep=8, replicas=2))
-    one = EngineRates(within, HOST, kv_element_bytes=2)
-    assert one.link is Resource.DEVICE_LINK
+    inside = EngineRates(within, HOST, kv_element_bytes=2)
+    assert inside.link is Resource.DEVICE_LINK
     load = StepLoad(256, 256 * 1000)
-    assert two.cost(load).parts[Resource.NETWORK] > 3 * one.cost(load).parts[Resource.DEVICE_LINK]
+    assert two.cost(load).parts[Resource.NETWORK] > 3 * inside.cost(load).parts[Resource.DEVICE_LINK]
 
 
 @pytest.mark.parametrize(

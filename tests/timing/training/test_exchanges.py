@@ -1,4 +1,4 @@
-"""What ranks of a micro-batch exchange, and where groups lie: seconds worked by hand."""
+"""Exchanges between ranks of a micro-batch, and the position of groups: seconds worked by hand."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.collectives import all_reduce_cost
+from rlplan.timing.network.collectives import time_all_reduce
 from rlplan.timing.training.exchanges import (
     HIDDEN_BY_ASYNC_TP,
     ROWS_SHARE,
@@ -40,10 +40,10 @@ def setting(num_ranks: int, **axes: int) -> TrainSetting:
     return TrainSetting(MIXTURE, Role.POLICY, SettledTraining(), choice, num_ranks, "megatron")
 
 
-def given(one: TrainSetting, **kernels: object) -> TrainSetting:
+def change_kernels(setting: TrainSetting, **kernels: object) -> TrainSetting:
     """The same with other kernels."""
-    kernels_spec = one.training.kernels.model_copy(update=kernels)
-    return replace(one, training=one.training.model_copy(update={"kernels": kernels_spec}))
+    kernels_spec = setting.training.kernels.model_copy(update=kernels)
+    return replace(setting, training=setting.training.model_copy(update={"kernels": kernels_spec}))
 
 
 def test_experts_over_tensor_and_data_parallel_ranks_of_one_node_take_no_network() -> None:
@@ -62,7 +62,7 @@ def test_groups_of_ranks_with_a_copy_of_the_states_each_gather_inside_and_add_up
     groups = replace(whole, training=SettledTraining(fsdp_size=8))
     numel, hosts = whole.model.num_parameters, cluster(16)
     cost = pass_traffic(groups, hosts, is_training=True)
-    shares = all_reduce_cost(numel * groups.runs.reduce_bytes / 8, 2, hosts, 8)
+    shares = time_all_reduce(numel * groups.runs.reduce_bytes / 8, 2, hosts, 8)
     assert cost.parts[Resource.NETWORK] == pytest.approx(shares.parts[Resource.NETWORK])  # all else stays in a node
     assert cost.parts[Resource.NETWORK] < pass_traffic(whole, hosts, is_training=True).parts[Resource.NETWORK] / 2
 
@@ -77,7 +77,7 @@ def test_experts_over_two_nodes_send_half_of_their_rows_through_the_network() ->
 def test_a_dispatcher_that_sends_once_takes_a_row_to_each_host_and_not_to_each_expert() -> None:
     """Eight experts of a row over eight hosts: 8 (1 - (7/8)^8) hosts on average, instead of eight rows."""
     every = expert_exchange_cost(setting(64, ep=64), BATCH, 1.0, cluster(64))
-    once = expert_exchange_cost(given(setting(64, ep=64), expert_dispatcher="deepep"), BATCH, 1.0, cluster(64))
+    once = expert_exchange_cost(change_kernels(setting(64, ep=64), expert_dispatcher="deepep"), BATCH, 1.0, cluster(64))
     hosts = 8 * (1 - (1 - 1 / 8) ** 8)
     assert once.parts[Resource.NETWORK] == pytest.approx(every.parts[Resource.NETWORK] * hosts / 8)
 
@@ -93,7 +93,7 @@ def test_a_dispatcher_that_sends_once_takes_a_row_to_each_host_and_not_to_each_e
 def test_fsdp2_puts_rows_of_several_sequences_in_order_around_collectives(
     kernels: dict[str, object], halves: float
 ) -> None:
-    ranks = replace(given(setting(8, tp=4), **kernels), backend="fsdp2")
+    ranks = replace(change_kernels(setting(8, tp=4), **kernels), backend="fsdp2")
     assert ordered_bytes(ranks, BATCH, 2.0) == pytest.approx(halves * 2 * ROW * 8192 * 48)  # each read and written
     assert not ordered_bytes(ranks, replace(BATCH, num_sequences=1), 2.0)
     assert not ordered_bytes(replace(ranks, choice=PLAIN), BATCH, 2.0)
@@ -102,7 +102,9 @@ def test_fsdp2_puts_rows_of_several_sequences_in_order_around_collectives(
 
 def test_rows_in_eight_bits_take_half_of_a_gather() -> None:
     ranks = replace(setting(8, tp=4), backend="fsdp2")
-    half, whole = (exchange_cost(given(ranks, matmuls=matmuls), BATCH, 2.0, cluster(8)) for matmuls in ("fp8", "auto"))
+    half, whole = (
+        exchange_cost(change_kernels(ranks, matmuls=matmuls), BATCH, 2.0, cluster(8)) for matmuls in ("fp8", "auto")
+    )
     assert half.parts[Resource.DEVICE_LINK] == pytest.approx(whole.parts[Resource.DEVICE_LINK] * 6 / 8)
 
 
@@ -114,7 +116,7 @@ def test_a_stage_hands_its_rows_to_the_next_by_one_gpu_s_adapter() -> None:
 
 
 def test_experts_gradients_are_reduced_among_the_ranks_that_have_the_same_experts() -> None:
-    """With eight ranks and ep 8 nobody else has a rank's experts: only what is outside of them is reduced."""
+    """Eight ranks with ep 8 have different experts, so only the other parameters are reduced."""
     rate = 450e9 * cluster(8).efficiencies.device_link.value
     experts = 48 * 128 * 3 * 768 * 2048
     outside = MIXTURE.num_parameters - experts

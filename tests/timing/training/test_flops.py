@@ -54,8 +54,8 @@ def test_a_window_bounds_what_sliding_layers_compute():
 def test_linear_attention_grows_with_the_length_not_with_its_square():
     model = model_by_name("Qwen/Qwen3-Next-80B-A3B-Instruct")
     linear_alone = model.model_copy(update={"attention_kinds": ("linear",) * model.num_layers})
-    one, two = (attention_flops(linear_alone, Lengths(s, s * s)) for s in (1000, 2000))
-    assert two == pytest.approx(2 * one)
+    single, two = (attention_flops(linear_alone, Lengths(s, s * s)) for s in (1000, 2000))
+    assert two == pytest.approx(2 * single)
 
 
 def test_lengths_that_differ_cost_more_attention_than_their_mean():

@@ -38,19 +38,19 @@ def cluster(num_gpus: int, name: str = "dgx-h100") -> Cluster:
     return Cluster(get_gpu(name, where="test"), num_gpus, node.num_gpus, node)
 
 
-def given(one: TrainSetting, **keys: object) -> TrainSetting:
+def change_training(base: TrainSetting, **keys: object) -> TrainSetting:
     """The same with other keys of `training`, or of its kernels."""
     kernel_keys = {key: keys.pop(key) for key in list(keys) if key in KernelsSpec.model_fields}
     if kernel_keys:
-        keys["kernels"] = one.training.kernels.model_copy(update=kernel_keys)
-    return replace(one, training=one.training.model_copy(update=keys))
+        keys["kernels"] = base.training.kernels.model_copy(update=kernel_keys)
+    return replace(base, training=base.training.model_copy(update=keys))
 
 
 def setting(num_ranks: int = 8, choice: TrainerChoice = PLAIN, **changes: object) -> TrainSetting:
     loss = {"fsdp2": "uncast", "megatron": "in_place"}.get(str(changes.get("backend")), "by_rows")
     training = SettledTraining.model_validate({"logits": loss})
-    given = {"model": MODEL, "role": Role.POLICY, "training": training, "backend": "deepspeed"} | changes
-    return TrainSetting(choice=choice, num_ranks=num_ranks, **given)  # type: ignore[arg-type]
+    fields = {"model": MODEL, "role": Role.POLICY, "training": training, "backend": "deepspeed"} | changes
+    return TrainSetting(choice=choice, num_ranks=num_ranks, **fields)  # type: ignore[arg-type]
 
 
 def seconds(
@@ -60,14 +60,14 @@ def seconds(
 
 
 def test_the_matmuls_of_a_pass_are_its_flops_over_the_rate_that_is_reached():
-    one = setting(1)
+    single = setting(1)
     batch = MicroBatch(4, Lengths(2048, 2048**2), 4 * 2048)
-    cost = passes.matmul_cost(one, batch, FORWARD, cluster(1))
+    cost = passes.matmul_cost(single, batch, FORWARD, cluster(1))
     tokens, rate = 4 * 2048, 989.4e12 * cluster(1).efficiencies.matmul.value
-    matmuls = linear_flops(MODEL) * tokens / (rate * passes._matmul_share(one, tokens))
+    matmuls = linear_flops(MODEL) * tokens / (rate * passes._matmul_share(single, tokens))
     scores = 4 * attention_flops(MODEL, batch.lengths) / (rate * 0.5)
     assert cost.seconds == pytest.approx(matmuls + head_flops(MODEL) * tokens / rate + scores)
-    assert 0.9 < passes._matmul_share(one, tokens) < 1
+    assert 0.9 < passes._matmul_share(single, tokens) < 1
 
 
 def test_recomputation_is_a_third_more_matmuls_and_frozen_weights_a_third_less():
@@ -98,10 +98,10 @@ def test_stage_three_gathers_twice_and_reduces_once_a_pass():
 
 @pytest.mark.parametrize(("stage", "a_pass", "a_step"), [(0, 0, 2), (1, 0, 2), (2, 1, 1), (3, 3, 0)])
 def test_each_stage_of_zero_moves_its_share(stage: int, a_pass: int, a_step: int):
-    host, one = cluster(8), setting(choice=replace(PLAIN, zero_stage=stage))
+    host, base = cluster(8), setting(choice=replace(PLAIN, zero_stage=stage))
     unit = 2 * MODEL.num_parameters * 7 / 8 / (450e9 * host.efficiencies.device_link.value)
-    passed = shards.pass_traffic(one, host, is_training=True).parts.get(Resource.DEVICE_LINK, 0)
-    stepped = shards.step_traffic(one, host).parts.get(Resource.DEVICE_LINK, 0)
+    passed = shards.pass_traffic(base, host, is_training=True).parts.get(Resource.DEVICE_LINK, 0)
+    stepped = shards.step_traffic(base, host).parts.get(Resource.DEVICE_LINK, 0)
     assert (passed, stepped) == pytest.approx((a_pass * unit, a_step * unit))
 
 
@@ -153,9 +153,9 @@ def test_a_pipeline_waits_for_stages_less_one_passes():
 
 
 def test_a_pipeline_is_as_slow_as_its_last_stage_which_has_the_head():
-    """Of sixteen stages of three layers the last has the head: 2 h V a token, forward and twice that backward."""
+    """The last of sixteen stages of three layers has the head: 2 h V per token, forward and twice that backward."""
     deep = setting(64, TrainerChoice(1, True, False, False, 1, pp=16), model=MIXTURE, backend="megatron")
-    deep = given(deep, has_cuda_graphs=True)
+    deep = change_training(deep, has_cuda_graphs=True)
     host, times = cluster(64), training_times(deep.recompute)
     num, batch = micro_batches(deep, EVEN)
     inner, last = stage_costs(deep, batch, times, host, [StagePart(3, False), StagePart(3, True)])[1:]
@@ -166,7 +166,7 @@ def test_a_pipeline_is_as_slow_as_its_last_stage_which_has_the_head():
     expected = (num - 1) * (last.seconds + handed) + 15 * (inner.seconds + handed) + last.seconds + handed
     stepped = shards.step_traffic(deep, host)
     assert train_cost(deep, EVEN, host).seconds == pytest.approx(expected, abs=1.001 * stepped.seconds)
-    interleaved = given(deep, virtual_stages=2)
+    interleaved = change_training(deep, virtual_stages=2)
     saved = 15 * inner.seconds / 2 + (num * handed)
     assert train_cost(deep, EVEN, host).seconds - train_cost(interleaved, EVEN, host).seconds == pytest.approx(
         saved, rel=0.05
@@ -179,21 +179,21 @@ def test_padding_costs_what_packing_saves():
 
 
 def test_an_optimizer_reads_and_writes_its_states_once():
-    one = setting()
+    base = setting()
     moved = 38 * MODEL.num_parameters / 8
-    assert step_bytes_per_parameter(one) == 38
-    assert num_stepped(one) == MODEL.num_parameters / 8
-    assert optimizer_cost(one, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
+    assert step_bytes_per_parameter(base) == 38
+    assert num_stepped(base) == MODEL.num_parameters / 8
+    assert optimizer_cost(base, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
 
 
 def test_megatron_s_step_goes_over_the_whole_buffer_of_gradients_beside_a_rank_s_share():
-    """In 16 bits: searched, divided, set to zero 4 * 2 a parameter; of the share 2 + 4 to have them in fp32, 4 for the
-    norm, 8 to scale, 4 to step, 24 of states, 2 of the new weight. In fp32 4 * 4, and no copy."""
-    one = setting(backend="megatron")
-    assert step_bytes_per_parameter(one) == 6 + 4 + 8 + 4 + 24 + 4 + 2
+    """Bytes in 16 bits: searched, divided, set to zero 4 * 2 per parameter; of the share 2 + 4 to have them in fp32, 4
+    for the norm, 8 to scale, 4 to step, 24 of states, 2 of the new weight. In fp32 4 * 4, and no copy."""
+    base = setting(backend="megatron")
+    assert step_bytes_per_parameter(base) == 6 + 4 + 8 + 4 + 24 + 4 + 2
     moved = 52 * MODEL.num_parameters / 8 + 8 * MODEL.num_parameters
-    assert optimizer_cost(one, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
-    wide = given(one, reduce_dtype=Dtype.FLOAT32)
+    assert optimizer_cost(base, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
+    wide = change_training(base, reduce_dtype=Dtype.FLOAT32)
     assert step_bytes_per_parameter(wide) == 46
     moved = 46 * MODEL.num_parameters / 8 + 16 * MODEL.num_parameters
     assert optimizer_cost(wide, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
@@ -202,19 +202,19 @@ def test_megatron_s_step_goes_over_the_whole_buffer_of_gradients_beside_a_rank_s
 def test_a_layer_of_experts_waits_for_its_host_by_the_passes_that_launch_it():
     """9 ms forward and backward, a third of it forward alone; with recomputation a third more."""
     small = MicroBatch(1, Lengths(8, 64), 8)
-    one = setting(8, model=MIXTURE, backend="megatron")
-    never = given(one, has_cuda_graphs=True)
+    base = setting(8, model=MIXTURE, backend="megatron")
+    never = change_training(base, has_cuda_graphs=True)
     for recompute, thirds in ((None, 1), (Recompute.NONE, 3), (Recompute.FULL, 4)):
         times = FORWARD if recompute is None else training_times(recompute)
-        cost, busy = (passes.pass_cost(each, small, times, cluster(8)).seconds for each in (one, never))
+        cost, busy = (passes.pass_cost(each, small, times, cluster(8)).seconds for each in (base, never))
         assert cost == pytest.approx(hypot(busy, 48 * 3e-3 * thirds))
 
 
 def test_tokens_that_are_predicted_ahead_take_layers_and_the_head_once_more():
     batch, host = MicroBatch(1, Lengths(2048, 2048**2), 2048), cluster(8)
-    one, times = setting(8, backend="megatron"), training_times(Recompute.NONE)
-    ahead = times.with_ahead(2, 3 / MODEL.num_layers)
-    plain, more = (passes.matmul_cost(one, batch, each, host).seconds for each in (times, ahead))
+    base, times = setting(8, backend="megatron"), training_times(Recompute.NONE)
+    ahead = times.add_predicted_ahead(2, 3 / MODEL.num_layers)
+    plain, more = (passes.matmul_cost(base, batch, each, host).seconds for each in (times, ahead))
     head = 3 * head_flops(MODEL) * 2048 / kernels.matmul_flops_per_s(host)
     assert more - head * 3 == pytest.approx((plain - head) * (1 + 2 * 3 / MODEL.num_layers))
     assert ahead.num_losses == 3
@@ -222,9 +222,9 @@ def test_tokens_that_are_predicted_ahead_take_layers_and_the_head_once_more():
 
 def test_experts_gradients_are_added_up_in_the_type_in_which_they_are_reduced():
     """Qwen3-30B-A3B: 48 layers of 128 experts; 8 bytes of each of their weights a pass in fp32, 4 in bf16."""
-    one = setting(8, model=MIXTURE, backend="megatron")
+    base = setting(8, model=MIXTURE, backend="megatron")
     batch, times = MicroBatch(1, Lengths(2048, 2048**2), 2048), training_times(Recompute.NONE)
-    cases = [given(one, reduce_dtype=dtype) for dtype in ("auto", Dtype.BFLOAT16, Dtype.FLOAT32)]
+    cases = [change_training(base, reduce_dtype=dtype) for dtype in ("auto", Dtype.BFLOAT16, Dtype.FLOAT32)]
     none, half, whole = (passes.elementwise_cost(each, batch, times, cluster(8)).seconds for each in cases)
     experts = 48 * 128 * 3 * 768 * 2048
     assert half - none == pytest.approx(4 * experts / (3.35e12 * 0.8))
@@ -331,9 +331,9 @@ def test_casts_to_eight_bits_by_hand():
     assert cast_bytes(MODEL, is_backward=True, transposes_gradients=True) == 28 * (8 * outputs + 3 * inputs)
     # h of two modules was gathered in 8 bits on each of two ranks: 2 bytes each, instead of 3 of shared ones, both ways
     whole = 2 * (2 * 2 - 3) * 2 * 3584
-    found = cast_bytes(MODEL, is_backward=True, tp=2, transposes_gradients=True)
-    assert found == 28 * (8 * outputs + 3 * inputs + whole)
-    scaled = 4 * (5 * 3584 + 3584 + 18944)  # what each linear layer gives its input, behind its matmul
+    num_bytes = cast_bytes(MODEL, is_backward=True, tp=2, transposes_gradients=True)
+    assert num_bytes == 28 * (8 * outputs + 3 * inputs + whole)
+    scaled = 4 * (5 * 3584 + 3584 + 18944)  # input gradient of each linear layer, scaled after its matmul
     by_row = 10 * outputs + 5 * inputs + scaled
     assert cast_bytes(MODEL, is_backward=True, scales_rows=True) == 28 * by_row
     two = cast_bytes(MODEL, is_backward=True, tp=2, scales_rows=True)
@@ -344,8 +344,8 @@ def test_weights_that_each_rank_casts_are_read_and_written_once_a_matmul():
     batch = MicroBatch(1, Lengths(2048, 2048**2), 2048)
     base, args = setting(8), (batch, training_times(Recompute.FULL), cluster(8))
     kinds = (  # Megatron casts none of its own
-        replace(given(base, matmuls="fp8"), backend="megatron"),
-        given(base, matmuls="mxfp8", is_compiled=True),
+        replace(change_training(base, matmuls="fp8"), backend="megatron"),
+        change_training(base, matmuls="mxfp8", is_compiled=True),
     )
     moved = [passes.elementwise_cost(each, *args) for each in kinds]
     rate = cluster(8).memory_bytes_per_s * cluster(8).efficiencies.memory.value

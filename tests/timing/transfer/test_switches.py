@@ -14,7 +14,7 @@ from rlplan.timing.transfer.switches import (
     sleep_cost,
     wake_kv_cost,
 )
-from rlplan.timing.transfer.wires import gather_wire, host_link_bytes_per_s, inner_wire, lone_wire
+from rlplan.timing.transfer.wires import find_gather_wire, find_inner_wire, host_link_bytes_per_s, lone_wire
 from rlplan.units import GIB
 
 
@@ -47,9 +47,9 @@ def test_the_gpus_of_a_host_share_its_memory():
 
 
 def test_a_checkpoint_of_two_hosts_takes_half():
-    one, two = (checkpoint_cost(100e9, hosts, cluster(16)) for hosts in (1, 2))
-    assert one.seconds == pytest.approx(2 * two.seconds)
-    assert one.bound_by is Resource.DISK
+    single, two = (checkpoint_cost(100e9, hosts, cluster(16)) for hosts in (1, 2))
+    assert single.seconds == pytest.approx(2 * two.seconds)
+    assert single.bound_by is Resource.DISK
 
 
 def test_copies_of_nothing_take_nothing():
@@ -57,13 +57,13 @@ def test_copies_of_nothing_take_nothing():
 
 
 def test_one_host_gathers_over_nvlink_and_two_over_the_network():
-    assert gather_wire(cluster(8), 8, is_strided=False).resource is Resource.DEVICE_LINK
-    assert gather_wire(cluster(16), 16, is_strided=False).resource is Resource.NETWORK
-    assert gather_wire(cluster(72, "gb200-nvl72"), 72, is_strided=False).resource is Resource.DEVICE_LINK
+    assert find_gather_wire(cluster(8), 8, is_strided=False).resource is Resource.DEVICE_LINK
+    assert find_gather_wire(cluster(16), 16, is_strided=False).resource is Resource.NETWORK
+    assert find_gather_wire(cluster(72, "gb200-nvl72"), 72, is_strided=False).resource is Resource.DEVICE_LINK
 
 
 def test_cards_without_peer_access_go_through_the_host():
-    assert inner_wire(cluster(8, "rtx-4090-8x")).resource is Resource.HOST_LINK
+    assert find_inner_wire(cluster(8, "rtx-4090-8x")).resource is Resource.HOST_LINK
 
 
 def test_a_sender_has_its_nodes_network_where_that_is_small():

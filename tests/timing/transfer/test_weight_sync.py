@@ -146,5 +146,5 @@ def test_a_larger_model_never_takes_less_and_nothing_is_free(training, generatio
 
 @given(stages=st.lists(st.floats(0, 100), min_size=1, max_size=4), buckets=st.integers(1, 1000))
 def test_overlapped_stages_lie_between_the_slowest_and_the_sum(stages, buckets):
-    total = sync.overlapped(tuple(sync.Cost({Resource.LATENCY: stage}) for stage in stages), buckets).seconds
+    total = sync.overlap_stages(tuple(sync.Cost({Resource.LATENCY: stage}) for stage in stages), buckets).seconds
     assert max(stages) - 1e-9 <= total <= sum(stages) + 1e-9
