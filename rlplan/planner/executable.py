@@ -28,7 +28,7 @@ WITHOUT = "estimate, plan, explain and simulate do not"
 def check_fits(plan: Plan) -> None:
     """Raises: EmitError where the job's framework refuses it, NoFeasiblePlanError where it does not fit."""
     for reason in plan.refusals:
-        raise rules.refused(reason, is_for_rlplan=plan.job.is_for_rlplan)
+        raise rules.build_refusal(reason, is_for_rlplan=plan.job.is_for_rlplan)
     check_memory(plan)
 
 
@@ -44,8 +44,8 @@ def executable_plan(plan: Plan) -> Plan:
     Raises: NoFeasiblePlanError where it does not fit, EmitError where its framework or rlplan's own runtime refuses it.
     """
     check_fits(plan)
-    for reason in chain(rules.job_refusals(plan.job), rules.choice_refusals(plan.job, plan.choice)):
-        raise rules.refused(reason)  # of a plan for another framework
+    for reason in chain(rules.job_refusals(plan.job), rules.find_choice_refusals(plan.job, plan.choice)):
+        raise rules.build_refusal(reason)  # of a plan for another framework
     return plan
 
 
@@ -54,7 +54,7 @@ def check_executable(job: ResolvedJob, where: str) -> None:
     check_complete(job, where)
     choices, rejections = list_choices(job)
     if not choices:
-        raise rules.refused(rejections[0].reason)
+        raise rules.build_refusal(rejections[0].reason)
 
 
 def check_complete(job: JobSpec, where: str, absent: Collection[str] = ()) -> None:

@@ -23,10 +23,10 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
     No copy for checkpoints and smaller micro-batches cost the least, then the optimizer on the host, then KV cache.
     Placement and ZeRO stage stay.
     """
-    for change, job in _fallbacks(plan.job, plan.zero_stage):
-        fixed = _with(job, "placement", placement=plan.schedule.placement.value)
+    for change, job in _list_fallbacks(plan.job, plan.zero_stage):
+        fixed = _update_part(job, "placement", placement=plan.schedule.placement.value)
         try:
-            smaller = find_plan(_with(fixed, "training", zero_stage=plan.zero_stage))
+            smaller = find_plan(_update_part(fixed, "training", zero_stage=plan.zero_stage))
         except (NoFeasiblePlanError, SpecError):
             continue
         # The settled job names every choice. The algorithm is kept as the user asked for it, because a run treats a
@@ -36,25 +36,25 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
     return None
 
 
-def _fallbacks(job: ResolvedJob, zero_stage: int) -> Iterator[tuple[str, ResolvedJob]]:
+def _list_fallbacks(job: ResolvedJob, zero_stage: int) -> Iterator[tuple[str, ResolvedJob]]:
     if job.checkpoints.every and job.checkpoints.writes != "waiting":
-        yield "checkpoints.writes=waiting", _with(job, "checkpoints", writes="waiting")
+        yield "checkpoints.writes=waiting", _update_part(job, "checkpoints", writes="waiting")
     tokens, longest = job.training.max_tokens_per_micro_batch, job.workload.max_seq_len
     least = job.sequences_per_unit * longest
     if tokens > least:
         fewer = max(tokens // 2, least)
         change = f"training.max_tokens_per_micro_batch={fewer}"
-        smaller = _with(job, "workload", micro_batch_size_per_gpu=max(1, fewer // longest))
-        yield change, _with(smaller, "training", max_tokens_per_micro_batch=fewer)
+        smaller = _update_part(job, "workload", micro_batch_size_per_gpu=max(1, fewer // longest))
+        yield change, _update_part(smaller, "training", max_tokens_per_micro_batch=fewer)
     if not job.training.offloads_optimizer:
-        offloaded = _with(job, "training", offloads_optimizer=True)
+        offloaded = _update_part(job, "training", offloads_optimizer=True)
         if not any(offloaded.training.combination(zero_stage).contradictions()):
             yield "training.offloads_optimizer=true", offloaded
     kv_cache = job.rollout.kv_cache_memory // 2 // MIB
     if kv_cache:
         change = f"rollout.kv_cache_memory={kv_cache}MiB"
-        yield change, _with(job, "rollout", kv_cache_memory=kv_cache * MIB)
+        yield change, _update_part(job, "rollout", kv_cache_memory=kv_cache * MIB)
 
 
-def _with(job: ResolvedJob, part: str, **changes: object) -> ResolvedJob:
+def _update_part(job: ResolvedJob, part: str, **changes: object) -> ResolvedJob:
     return job.model_copy(update={part: getattr(job, part).model_copy(update=changes)})

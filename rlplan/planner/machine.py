@@ -38,7 +38,7 @@ class Search(Protocol):
         """
         ...
 
-    def better_than(self, verdict: Verdict) -> Plan | None:
+    def find_better_plan(self, verdict: Verdict) -> Plan | None:
         """The best candidate with a better verdict than that; None where there is none."""
         ...
 
@@ -50,7 +50,7 @@ class Search(Protocol):
         """The search on the devices of a plan of this job: on fewer GPUs, or on others of two kinds."""
         ...
 
-    def step_s(self, choice: Choice, kv_cache: int) -> float:
+    def predict_step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache; 0 where they are not known."""
         ...
 
@@ -61,11 +61,11 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
     """
     memo = memo or Memo()
     if asked.framework == "auto":
-        return _with_its_framework(asked, memo)
+        return _choose_framework(asked, memo)
     if asked.placement.max_staleness == "auto":
-        return _one_by_one(asked, "placement.max_staleness", memo)
+        return _try_values(asked, "placement.max_staleness", memo)
     if asked.rollout.speculative_tokens == "auto":
-        return _one_by_one(asked, "rollout.speculative_tokens", memo)
+        return _try_values(asked, "rollout.speculative_tokens", memo)
     if asked.device_kind == "cpu":
         from rlplan.planner.cpu.search import HostSearch
 
@@ -82,7 +82,9 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
     try:
         check_job(job, setting)
     except SpecError as error:
-        other = next((one for one in search.other_pools() if one.setting.has_pools), None)
+        other = next(
+            (other_search for other_search in search.list_other_pools() if other_search.setting.has_pools), None
+        )
         if other is None:
             raise
         other.instead_of = error.what
@@ -101,13 +103,13 @@ def _check_runs_on_a_host(asked: JobSpec) -> None:
         )
 
 
-def _with_its_framework(asked: JobSpec, memo: Memo) -> Search:
+def _choose_framework(asked: JobSpec, memo: Memo) -> Search:
     """The search for rlplan's own runtime, or for verl where that does not run the policy or the trainer."""
-    own = _with(asked, "framework", "rlplan")
+    own = _set_key(asked, "framework", "rlplan")
     if asked.device_kind == "cpu":
         return search_of(own, memo)
     if not asked.release.is_rlplan:
-        return search_of(_with(asked, "framework", asked.release.label), memo)
+        return search_of(_set_key(asked, "framework", asked.release.label), memo)
     from rlplan.planner.gpu.search import GpuSearch
     from rlplan.planner.rules import model_refusals
 
@@ -116,29 +118,29 @@ def _with_its_framework(asked: JobSpec, memo: Memo) -> Search:
     if reason is None:
         return search_of(own, memo)
     label = find_release("verl").label
-    search = search_of(_with(asked, "framework", label), memo)
+    search = search_of(_set_key(asked, "framework", label), memo)
     assert isinstance(search, GpuSearch), "models of CPU hosts are for rlplan's own runtime"
     search.chosen_words = (f"framework auto is {label}: {reason}", *search.chosen_words)
     return search
 
 
-def _one_by_one(asked: JobSpec, key: str, memo: Memo) -> Search:
+def _try_values(asked: JobSpec, key: str, memo: Memo) -> Search:
     """The search with the least value of a key of ONE_BY_ONE with which a step is as fast as with more."""
     from rlplan.planner.gpu.search import GpuSearch
 
     if asked.device_kind == "cpu" or not asked.has_rollouts or not _can_win(asked, key):
-        return search_of(_with(asked, key, 0), memo)
-    found: dict[int, tuple[int, float]] = {}
+        return search_of(_set_key(asked, key, 0), memo)
+    results: dict[int, tuple[int, float]] = {}
     for value in ONE_BY_ONE[key]:
-        plan = search_of(_with(asked, key, value), memo).run(with_others=False)
-        found[value] = plan.verdict.rank, plan.seconds
-    best = min(found.values())
+        plan = search_of(_set_key(asked, key, value), memo).run(with_others=False)
+        results[value] = plan.verdict.rank, plan.seconds
+    best = min(results.values())
     chosen = next(
-        one for one, (rank, seconds) in found.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)
+        value for value, (rank, seconds) in results.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)
     )
-    search = search_of(_with(asked, key, chosen), memo)
+    search = search_of(_set_key(asked, key, chosen), memo)
     assert isinstance(search, GpuSearch), "a CPU host has no such key to search"
-    steps = ", ".join(f"{one}: {format_seconds(seconds)}" for one, (_, seconds) in found.items())
+    steps = ", ".join(f"{value}: {format_seconds(seconds)}" for value, (_, seconds) in results.items())
     search.chosen_words += (f"{key} auto is {chosen}: a step takes, with {steps}",)
     return search
 
@@ -158,11 +160,11 @@ def settled_like(asked: JobSpec, planned: JobSpec) -> JobSpec:
     for key in ("framework", *ONE_BY_ONE):
         value = attrgetter(key)
         if value(asked) == "auto":
-            asked = _with(asked, key, value(planned))
+            asked = _set_key(asked, key, value(planned))
     return asked
 
 
-def _with(asked: JobSpec, key: str, value: Any) -> JobSpec:
+def _set_key(asked: JobSpec, key: str, value: Any) -> JobSpec:
     part, _, name = key.partition(".")
     if not name:
         return asked.model_copy(update={key: value})

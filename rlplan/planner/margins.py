@@ -36,7 +36,7 @@ ENOUGH_ROOM = 0.1
 offloads or cuts more: a small model would move its optimizer to the host beside 20 GiB that nobody uses."""
 
 
-def reserve_of(gpu: GpuProfile) -> int:
+def get_reserve(gpu: GpuProfile) -> int:
     """Bytes of a GPU that no plan takes."""
     return DISPLAY_RESERVE if gpu.may_drive_display else RESERVE
 
@@ -59,16 +59,16 @@ def _less(row: LedgerRow, num_bytes: int) -> LedgerRow:
     return replace(row, **{name: max(0, size - num_bytes) for name, size in sizes.items()})
 
 
-def assumed_host(job: SettledJob) -> NodeProfile | None:
+def find_assumed_host(job: SettledJob) -> NodeProfile | None:
     """The machine whose memory is only assumed by its profile, and not stated by the job; else None."""
     if job.device_kind == "cpu" or job.hardware.host_memory is not None:
         return None
-    found = find_profile(job.hardware.profile, where="hardware.profile")
-    node = found if isinstance(found, NodeProfile) else usual_node(job.load_gpu())
+    profile = find_profile(job.hardware.profile, where="hardware.profile")
+    node = profile if isinstance(profile, NodeProfile) else usual_node(job.load_gpu())
     return node if node is not None and node.host_memory.provenance is Provenance.ASSUMED else None
 
 
-def roominess(choice: Choice, headroom: int, capacity: int, seconds: float) -> tuple[object, ...]:
+def rank_roominess(choice: Choice, headroom: int, capacity: int, seconds: float) -> tuple[object, ...]:
     """The order of layouts that surely fit and are as fast within SAME_SPEED, the best first.
 
     What leaves most room at the high end wins, up to ENOUGH_ROOM of a GPU; of those that leave as much, the one with
@@ -78,7 +78,7 @@ def roominess(choice: Choice, headroom: int, capacity: int, seconds: float) -> t
     return -min(headroom, int(ENOUGH_ROOM * capacity)), len(complications), round(seconds, 9)
 
 
-def without_host(job: JobSpec) -> JobSpec:
+def drop_host_choices(job: JobSpec) -> JobSpec:
     """The job with nothing on the host that it leaves open."""
     for part, key, value in HOST_COMPLICATIONS:
         if getattr(getattr(job, part), key) == "auto":
@@ -108,11 +108,15 @@ def has_complication(choice: Choice, key: str) -> bool:
     return int(getattr(choice.trainer, key)) > (0 if key.startswith("offloads") else 1)
 
 
-def simpler_jobs(job: SettledJob, choice: Choice) -> Iterator[tuple[str, SettledJob]]:
+def list_simpler_jobs(job: SettledJob, choice: Choice) -> Iterator[tuple[str, SettledJob]]:
     """Jobs without one of a choice's complications each, and without those that it lacks, by the key that is given up.
     What the job says stays.
     """
-    there = [one for one in COMPLICATIONS if getattr(getattr(job, one[0]), one[1]) == "auto"]
+    there = [
+        complication
+        for complication in COMPLICATIONS
+        if getattr(getattr(job, complication[0]), complication[1]) == "auto"
+    ]
     for given_up in there:
         if has_complication(choice, given_up[1]):
             other = job

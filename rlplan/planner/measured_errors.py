@@ -113,7 +113,7 @@ class MeasuredError:
 
 
 @cache
-def _known_errors() -> dict[tuple[str, str], MeasuredError]:
+def _read_errors() -> dict[tuple[str, str], MeasuredError]:
     path = Path(str(resources.files("rlplan.planner"))) / FILE
     rows: list[dict[str, Any]] = read_json(path, "the measured errors")["strata"]
     return {(row["kind"], row["of"]): MeasuredError(**row) for row in rows}
@@ -121,17 +121,17 @@ def _known_errors() -> dict[tuple[str, str], MeasuredError]:
 
 def forget_errors() -> None:
     """Read the file anew: for who writes it."""
-    _known_errors.cache_clear()
+    _read_errors.cache_clear()
 
 
 def all_errors() -> tuple[MeasuredError, ...]:
     """Every stratum that has an interval, and the kinds that have too few points."""
-    return tuple(_known_errors().values())
+    return tuple(_read_errors().values())
 
 
 def find_error(kind: str, stratum: Stratum) -> MeasuredError:
     """The error of a kind of quantity: of its stratum, else of the nearest that has enough points."""
-    known = _known_errors()
+    known = _read_errors()
     for of in (stratum.words, Stratum(stratum.is_moe).words, ""):
         if (error := known.get((kind, of))) is not None and error.is_known:
             return error
@@ -157,18 +157,18 @@ def _has_experts(plan: "Plan") -> bool:
 def step_error(plan: "Plan") -> MeasuredError:
     """The error of the seconds of a plan's step."""
     kind = STEP if plan.job.has_rollouts else TRAINING
-    return _unmeasured(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
+    return _build_unknown_error(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
 
 
-def phase_error(plan: "Plan", phase: Phase) -> MeasuredError:
+def find_phase_error(plan: "Plan", phase: Phase) -> MeasuredError:
     """The error of the seconds of a phase of a plan's step; of a step that trains alone, the step's."""
     if not plan.job.has_rollouts:
         return step_error(plan)
     kind = PHASES.get(phase, f"phase_{phase.value}")
-    return _unmeasured(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
+    return _build_unknown_error(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
 
 
-def peak_error(plan: "Plan") -> MeasuredError:
+def find_peak_error(plan: "Plan") -> MeasuredError:
     """The error of the bytes of a GPU at the plan's worst moment: of a trainer's peak, or of an engine that works."""
     actions = (action for _, part in plan.schedule.parts for action in part)
     action = next(action for action in actions if action.id == plan.binding.action_id)
@@ -176,21 +176,21 @@ def peak_error(plan: "Plan") -> MeasuredError:
     return find_error(kind, stratum_of(plan, kind))
 
 
-def peak_interval(plan: "Plan") -> tuple[int, int]:
+def predict_peak_interval(plan: "Plan") -> tuple[int, int]:
     """Between which bytes the worst moment of the fullest GPU lies.
 
     A KV cache is as large as it is made, and is no part of the error. Where no interval is known, the factor of 2 is of
     the part that is unknown: kinds of bytes whose rows have a spread; weights and states are known.
     """
-    error, sizes = peak_error(plan), [(kind, size) for _, _, kind, size in plan.binding.rows]
+    error, sizes = find_peak_error(plan), [(kind, size) for _, _, kind, size in plan.binding.rows]
     kinds = set(MemoryKind) - {MemoryKind.KV_CACHE} if error.is_known else set(SPREADS)
     part = sum(size for kind, size in sizes if kind in kinds)
-    given = plan.binding.num_bytes - part
+    fixed = plan.binding.num_bytes - part
     low, high = error.interval(part)
-    return given + round(low), given + round(high)
+    return fixed + round(low), fixed + round(high)
 
 
-def _unmeasured(kind: str) -> MeasuredError:
+def _build_unknown_error(kind: str) -> MeasuredError:
     """On a CPU host: every published point is of GPUs."""
     return MeasuredError(f"{kind} on CPU hosts", "", UNKNOWN_FACTOR, 0, 0)
 

@@ -28,7 +28,7 @@ class Memo:
         self.is_on = is_on
         self._tables: deque[tuple[tuple[object, ...], Table]] = deque(maxlen=MOST_TABLES)
 
-    def table(self, *facts: object) -> Table:
+    def get_table(self, *facts: object) -> Table:
         """The table of all objects with equal facts; the first of them says whose methods these are."""
         if not self.is_on:
             return _Forgetful()
@@ -41,7 +41,7 @@ class Memo:
         self._tables.appendleft((facts, table))
         return table
 
-    def own_table(self) -> Table:
+    def create_table(self) -> Table:
         """A table for one object alone."""
         return {} if self.is_on else _Forgetful()
 
@@ -62,7 +62,7 @@ class HasTable(Protocol):
 Owner = TypeVar("Owner", bound=HasTable)
 
 
-def memoized(
+def memoize(
     method: Callable[Concatenate[Owner, Parameters], Result],
 ) -> Callable[Concatenate[Owner, Parameters], Result]:
     """A method that is computed once for its object's facts and its arguments, which are frozen."""

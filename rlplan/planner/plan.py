@@ -17,7 +17,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.planner.answers.plan_results import results_as_json
-from rlplan.planner.measured_errors import peak_interval
+from rlplan.planner.measured_errors import predict_peak_interval
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, Remedy, SearchStats, Shortage, Verdict
 from rlplan.spec.base import Spec, read_json, shorten, validate, writing
 from rlplan.spec.fingerprints import Fingerprints
@@ -180,9 +180,9 @@ class Plan(Spec):
     @property
     def binding_capacity(self) -> int:
         """Bytes of that device or host."""
-        return self._capacity_of(self.binding)
+        return self._get_capacity(self.binding)
 
-    def _capacity_of(self, peak: Peak) -> int:
+    def _get_capacity(self, peak: Peak) -> int:
         ledger = self.ledger
         return ledger.host_capacity_of(peak.scope) if self.is_on_host else ledger.capacity_of(peak.scope)
 
@@ -200,7 +200,7 @@ class Plan(Spec):
         low, high = self.row_interval()
         if self.is_on_host:
             return low, high
-        least, most = peak_interval(self)
+        least, most = predict_peak_interval(self)
         return min(low, least), max(high, most)
 
     def row_interval(self) -> tuple[int, int]:
@@ -218,7 +218,9 @@ class Plan(Spec):
         ledger = self.ledger
         if self.is_on_host:
             return self.binding_capacity - self.binding.num_bytes
-        return min(ledger.capacity_of(one) - ledger.device_peak(one, "high").num_bytes for one in ledger.devices)
+        return min(
+            ledger.capacity_of(device) - ledger.device_peak(device, "high").num_bytes for device in ledger.devices
+        )
 
     @property
     def shortage(self) -> Shortage | None:
@@ -237,7 +239,7 @@ class Plan(Spec):
     def _find_shortages(self) -> Iterator[Shortage]:
         peak, capacity, ledger = self.binding, self.binding_capacity, self.ledger
         if peak.num_bytes > capacity:
-            yield Shortage(self._one_device(peak), peak.num_bytes, capacity, peak, is_of_host=self.is_on_host)
+            yield Shortage(self._name_device(peak), peak.num_bytes, capacity, peak, is_of_host=self.is_on_host)
         for host in ledger.hosts if self.host_capacity is not None else ():
             if host == peak.scope:
                 continue  # a CPU host, which is its own device
@@ -251,21 +253,26 @@ class Plan(Spec):
             return
         is_named = self.is_on_host or peak.num_bytes > capacity
         highs = [] if is_named else [ledger.device_peak(device, "high") for device in ledger.devices]
-        for most in sorted(highs, key=lambda one: ledger.capacity_of(one.scope) - one.num_bytes)[:1]:
+        for most in sorted(
+            highs, key=lambda device_peak: ledger.capacity_of(device_peak.scope) - device_peak.num_bytes
+        )[:1]:
             if most.num_bytes > (room := ledger.capacity_of(most.scope)):
-                words = f"{self._one_device(most)} at the high end of its interval, with the longest lengths"
+                words = f"{self._name_device(most)} at the high end of its interval, with the longest lengths"
                 yield Shortage(words, most.num_bytes, room, most)
 
     def _find_shared_shortage(self) -> Iterator[Shortage]:
         """The memory that a GPU shares with its host, where both fit alone and not together (`Verdict.of`)."""
         ledger, taken = self.ledger, self.ledger.host_peak().num_bytes
-        peak = max((ledger.device_peak(device, "high") for device in ledger.devices), key=lambda one: one.num_bytes)
+        peak = max(
+            (ledger.device_peak(device, "high") for device in ledger.devices),
+            key=lambda device_peak: device_peak.num_bytes,
+        )
         needed, room = peak.num_bytes + taken, ledger.capacity_of(peak.scope)
         if needed > room:
             words = "the memory that a GPU shares with its host, at the high end"
             yield Shortage(words, needed, room, peak, is_of_host=True)
 
-    def _one_device(self, peak: Peak) -> str:
+    def _name_device(self, peak: Peak) -> str:
         """A GPU, named where there are two kinds; or the memory of the host that all devices share."""
         if self.is_on_host:
             return "a host's memory"

@@ -44,7 +44,7 @@ class Verdict(Enum):
         return self in (Verdict.FITS, Verdict.IN_EXPECTATION)
 
     @staticmethod
-    def of(ledger: MemoryLedger, *, at_least: int = 0, takes_from_host: bool = False) -> "Verdict":
+    def judge(ledger: MemoryLedger, *, at_least: int = 0, takes_from_host: bool = False) -> "Verdict":
         """The verdict on the bytes of a ledger. at_least: the rank that the KV cache alone leads to.
 
         takes_from_host: a GPU's memory is the host's, so that both must fit into it together. A host of which nothing
@@ -123,7 +123,7 @@ class KvReport:
     """Groups of them, each with sequences and a cache of its own."""
 
     @staticmethod
-    def of(demand: KvDemand, kv_cache: int, tp: int, attention_dp: int = 1) -> "KvReport":
+    def build(demand: KvDemand, kv_cache: int, tp: int, attention_dp: int = 1) -> "KvReport":
         """The report on a cache of so many bytes."""
         blocks = demand.pool.num_blocks(kv_cache)
         longest = demand.max_prompt_len + demand.lengths.longest
@@ -249,26 +249,26 @@ class Remedy:
         return resets, cost, needs_more, keys, self.seconds * self.num_devices
 
 
-def keys_in(reason: str) -> str:
+def extract_keys(reason: str) -> str:
     """The keys with which a reason ends, as they are typed; empty where it names none.
 
-    >>> keys_in("rollout.tp 2 was not tried (rollout.tp=1)"), keys_in("rollout.tp 2 (docs/job.md)")
+    >>> extract_keys("rollout.tp 2 was not tried (rollout.tp=1)"), extract_keys("rollout.tp 2 (docs/job.md)")
     ('rollout.tp=1', '')
     """
-    said = reason.rpartition(" (")[2].removesuffix(")")
-    return said if "=" in said else ""
+    words = reason.rpartition(" (")[2].removesuffix(")")
+    return words if "=" in words else ""
 
 
-def nothing_possible(impossible: tuple[Considered, ...], of_the_job: Iterable[str] = ()) -> NoFeasiblePlanError:
+def explain_impossible(impossible: tuple[Considered, ...], of_the_job: Iterable[str] = ()) -> NoFeasiblePlanError:
     """The answer where no choice can be built. of_the_job: what refuses it whatever is chosen, which says more than the
     reason of a placement that begins with the same key.
     """
-    reasons = "; ".join(f"{one.placement}: {one.reason}" for one in impossible)
-    reasons = next((one for one in of_the_job if one.partition(":")[0] in reasons), reasons)
+    reasons = "; ".join(f"{considered.placement}: {considered.reason}" for considered in impossible)
+    reasons = next((reason for reason in of_the_job if reason.partition(":")[0] in reasons), reasons)
     return NoFeasiblePlanError(
         "no layout can be built for this job",
         where="placement.placement, training.zero_stage, hardware.num_devices",
         rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
-        way_out=keys_in(reasons)
+        way_out=extract_keys(reasons)
         or "leave placement.placement and training.zero_stage on auto, or change hardware.num_devices",
     )

@@ -32,7 +32,7 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
         count,
         generating,
         scoring,
-        _offloaded(job, placement),
+        _read_offloaded(job, placement),
         is_async=place.max_staleness > 0 and placement is Placement.DISAGGREGATED,
         sleeps=level > 0,
     )
@@ -51,10 +51,12 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
     adapters = engine_adapters(job)
     versions = adapters.num_versions if adapters else 0
     engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, *cut, versions)
-    return Choice(arrangement, trainer, engine, _sync_mode(job, placement), rollout.num_engines, place.sync_senders)
+    return Choice(
+        arrangement, trainer, engine, _read_sync_mode(job, placement), rollout.num_engines, place.sync_senders
+    )
 
 
-def _offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
+def _read_offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
     """Who is offloaded. On a host without a GPU memory for memory would free nothing: trained states go to the disk."""
     place = job.placement
     if place.offload == "none":
@@ -66,7 +68,7 @@ def _offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
     return "all" if place.offload == "disk" or job.device_kind == "cuda" else "frozen"
 
 
-def _sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
+def _read_sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
     content = job.placement.sync_content
     if not job.has_engine:
         return ""
@@ -80,7 +82,7 @@ def _sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
 def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
     """The job with every choice made. kv_cache: bytes of each rank of an engine."""
     arrangement, trainer, engine = choice.arrangement, choice.trainer, choice.engine
-    work, given = job.workload, job.placement
+    work, place = job.workload, job.placement
     training: dict[str, Any] = {
         "zero_stage": trainer.zero_stage,
         "gradient_checkpointing": trainer.gradient_checkpointing,
@@ -111,23 +113,23 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
     placement: dict[str, Any] = {
         "placement": arrangement.placement.value,
         "num_generation_devices": arrangement.num_generation
-        if own or given.num_generation_devices == "auto"
-        else given.num_generation_devices,
+        if own or place.num_generation_devices == "auto"
+        else place.num_generation_devices,
         "num_scoring_devices": arrangement.num_scoring
-        if own or given.num_scoring_devices == "auto"
-        else given.num_scoring_devices,
-        "max_staleness": given.max_staleness if arrangement.is_async else 0,
+        if own or place.num_scoring_devices == "auto"
+        else place.num_scoring_devices,
+        "max_staleness": place.max_staleness if arrangement.is_async else 0,
         "sync_senders": "each" if choice.hands_over_each else "one",
         "sync_content": CONTENTS.get(choice.sync_mode, SyncContent.FULL),
     }
-    placement |= _offload(job, choice) | _transport(job, choice)
+    placement |= _resolve_offload(job, choice) | _resolve_transport(job, choice)
     values = {"workload": sizes, "training": training, "rollout": rollout, "placement": placement}
     if not job.is_for_rlplan:
-        values["scoring"] = _scoring(job, trainer)
-    return with_values(_on(job, arrangement), values)
+        values["scoring"] = _resolve_scoring(job, trainer)
+    return with_values(_restrict_devices(job, arrangement), values)
 
 
-def _scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
+def _resolve_scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
     """Sizes of scoring passes that the job leaves open: those of the training passes, in the unit that was chosen."""
     size = {"micro_batch_size_per_gpu": trainer.micro_batch}
     if trainer.max_tokens:
@@ -136,25 +138,25 @@ def _scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
     return {role.value: sizes.model_copy(update=size) for role, sizes in asked.items() if not sizes.is_stated}
 
 
-def plain(job: JobSpec) -> JobSpec:
+def restore_job_spec(job: JobSpec) -> JobSpec:
     """A job as a person would ask it, whose open choices may be `auto`; itself where it is one."""
     if type(job) is JobSpec:
         return job
     return validate(JobSpec, job.model_dump(mode="json"), file=job.name)
 
 
-def _offload(job: SettledJob, choice: Choice) -> dict[str, str]:
+def _resolve_offload(job: SettledJob, choice: Choice) -> dict[str, str]:
     """What the job says, where it says it; else what the choice needs."""
-    given, offloaded = job.placement, choice.arrangement.offloaded
+    place, offloaded = job.placement, choice.arrangement.offloaded
     if job.device_kind == "cpu":
         return {}
     if offloaded == "none":
         return {"offload": "none", "offload_roles": "all"}
-    where = given.offload if given.offload in ("host", "disk") else "host"
+    where = place.offload if place.offload in ("host", "disk") else "host"
     return {"offload": where, "offload_roles": offloaded}
 
 
-def _transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
+def _resolve_transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
     """How what is sent travels: adapters and differences as whole weights would, where the job does not say."""
     if not choice.sync_mode or (choice.sync_mode in CONTENTS and job.placement.transport != "auto"):
         return {}
@@ -165,7 +167,7 @@ def _transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
     return {"transport": Transport(choice.sync_mode)}
 
 
-def _on(job: SettledJob, arrangement: Arrangement) -> SettledJob:
+def _restrict_devices(job: SettledJob, arrangement: Arrangement) -> SettledJob:
     """The job on the devices that were chosen, where that is fewer than there are."""
     hardware = job.hardware
     if arrangement.num_devices in (hardware.num_devices, hardware.all_devices):

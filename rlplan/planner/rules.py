@@ -2,7 +2,7 @@
 
 In: a job, a choice. Out: reasons; none where nothing speaks against it. Left out: bytes, and what one key of a job says
 by itself (spec/). A job may be refused whatever is chosen (`job_refusals`), a choice beside others that run
-(`choice_refusals`).
+(`find_choice_refusals`).
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.frameworks.profile import find_release
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
-from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
-from rlplan.planner.checks.frameworks import export_refusals, runtime_refusals
-from rlplan.planner.checks.trainers import missing_axes, sharded_copies
-from rlplan.planner.plan_parts import keys_in
-from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
+from rlplan.planner.checks.engine_base import MXFP4, find_engine_base_choice_refusals, find_engine_base_refusals
+from rlplan.planner.checks.frameworks import find_export_refusals, find_runtime_refusals
+from rlplan.planner.checks.trainers import check_missing_axes, check_sharded_copies
+from rlplan.planner.plan_parts import extract_keys
+from rlplan.planner.shared_base import find_shared_base_refusals, find_shared_stage_refusal
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
 from rlplan.spec.models.adapters import EXPERTS
@@ -45,29 +45,29 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
         yield f"framework {job.framework}: a bundle is for rlplan's own runtime (framework=rlplan){but}"
         return
     yield from model_refusals(job)
-    yield from _images(job)
-    yield from _trainer_of(job)
-    yield from runtime_refusals(job)
-    yield from engine_base_refusals(job)
+    yield from _check_images(job)
+    yield from _check_trainer(job)
+    yield from find_runtime_refusals(job)
+    yield from find_engine_base_refusals(job)
     if job.device_kind == "cuda":
-        yield from _gpus(job)
+        yield from _check_gpus(job)
     else:
-        yield from _cpu_host(job)
+        yield from _check_cpu_host(job)
 
 
-def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
+def find_choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Why rlplan's own runtime does not run a choice of a job."""
     if not job.is_for_rlplan:
         return
-    yield from _devices(job, choice)
-    yield from _mini_batches(job, choice)
-    yield from shared_base_refusals(job, choice)
-    yield from engine_base_choice_refusals(job, choice)
+    yield from _check_devices(job, choice)
+    yield from _check_mini_batches(job, choice)
+    yield from find_shared_base_refusals(job, choice)
+    yield from find_engine_base_choice_refusals(job, choice)
     if job.device_kind == "cuda":
-        yield from _engines_on_gpus(job, choice)
-        yield from _sync_on_gpus(job, choice)
+        yield from _check_gpu_engines(job, choice)
+        yield from _check_gpu_sync(job, choice)
     else:
-        yield from _sync_on_a_host(job, choice)
+        yield from _check_host_sync(job, choice)
 
 
 def list_refusals(job: SettledJob, choice: Choice) -> tuple[str, ...]:
@@ -76,14 +76,14 @@ def list_refusals(job: SettledJob, choice: Choice) -> tuple[str, ...]:
     What other frameworks lack is said before a search (checks/frameworks.py), but for what a file of theirs may say.
     """
     if not job.is_for_rlplan:
-        return tuple(export_refusals(job, choice))
-    return (*job_refusals(job), *choice_refusals(job, choice))
+        return tuple(find_export_refusals(job, choice))
+    return (*job_refusals(job), *find_choice_refusals(job, choice))
 
 
-def refused(reason: str, *, is_for_rlplan: bool = True) -> EmitError:
+def build_refusal(reason: str, *, is_for_rlplan: bool = True) -> EmitError:
     """A reason as an error for people. is_for_rlplan: whether rlplan's own runtime refuses."""
     where, value = [word.rstrip(":") for word in [*reason.split(maxsplit=2), ""][:2]]
-    change = keys_in(reason) or "another value of the key (docs/job.md)"
+    change = extract_keys(reason) or "another value of the key (docs/job.md)"
     way_out = f"{change}; framework=verl plans for another framework" if is_for_rlplan else change
     if where == "framework":
         name = find_release(value).name.replace("_", "-")
@@ -96,13 +96,15 @@ def refused(reason: str, *, is_for_rlplan: bool = True) -> EmitError:
     )
 
 
-def stage_refusal(job: SettledJob, choice: Choice) -> str:
+def find_stage_refusal(job: SettledJob, choice: Choice) -> str:
     """Why a trainer's ZeRO stage does not go with the rest of it; empty where it does."""
     trainer = choice.trainer
     asked = job.training.combination(
         trainer.zero_stage, (trainer.ulysses, trainer.tp), (trainer.offloads_optimizer, trainer.offloads_parameters)
     )
-    return next((one.reason for one in asked.contradictions()), "") or shared_base_stage(job, choice)
+    return next((contradiction.reason for contradiction in asked.contradictions()), "") or find_shared_stage_refusal(
+        job, choice
+    )
 
 
 def model_refusals(job: SettledJob) -> Iterator[str]:
@@ -112,15 +114,15 @@ def model_refusals(job: SettledJob) -> Iterator[str]:
         return
     if job.policy.max_position_embeddings is not None:
         yield "policy.max_position_embeddings: the runtime takes a model as its config.json has it"
-    yield from _models(job)
-    yield from _towers(job)
-    model = _policy(job) if job.device_kind == "cuda" else None
+    yield from _check_families(job)
+    yield from _check_towers(job)
+    model = _load_policy(job) if job.device_kind == "cuda" else None
     if model and (model.experts is not None or set(model.attention_kinds) - {FULL}):
         has = "experts" if model.experts is not None else "attention windows"
         yield f"policy.path {model.architecture}: {has}, which are proved on CPU hosts alone; on GPUs dense layers run"
 
 
-def _models(job: SettledJob) -> Iterator[str]:
+def _check_families(job: SettledJob) -> Iterator[str]:
     """Families that the runtime does not train or serve."""
     if job.device_kind == "cpu":
         return  # its models are read by the same function
@@ -134,7 +136,7 @@ def _models(job: SettledJob) -> Iterator[str]:
             yield f"{key}: {error.what} ({error.rule})"
 
 
-def _towers(job: SettledJob) -> Iterator[str]:
+def _check_towers(job: SettledJob) -> Iterator[str]:
     """Vision-language models where their language part is not taken out of them."""
     for key, path in job.named_models.items():
         try:
@@ -147,7 +149,7 @@ def _towers(job: SettledJob) -> Iterator[str]:
             yield f"{key}: a vision-language policy's language part is proved on CPU hosts alone, not on GPUs"
 
 
-def _images(job: SettledJob) -> Iterator[str]:
+def _check_images(job: SettledJob) -> Iterator[str]:
     """What has no images in its prompts."""
     if not job.takes_images:
         return
@@ -174,7 +176,7 @@ def _images(job: SettledJob) -> Iterator[str]:
             yield f"{asked}: images with {key} are not run: leave one of the two out"
 
 
-def _trainer_of(job: SettledJob) -> Iterator[str]:
+def _check_trainer(job: SettledJob) -> Iterator[str]:
     training = job.training
     if training.offload_device == "nvme" and training.offloads_optimizer is not False:
         yield "training.offload_device nvme: states are offloaded to the host's memory (training.offload_device=cpu)"
@@ -184,7 +186,7 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
         yield "training.lora.target_modules experts: PEFT has no adapters beside the stacked tensors of routed experts"
 
 
-def _gpus(job: SettledJob) -> Iterator[str]:
+def _check_gpus(job: SettledJob) -> Iterator[str]:
     hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
@@ -203,7 +205,7 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         yield "rollout.speculative_tokens: the runtime has drafted on CPU hosts alone; on GPUs it was never tried"
 
 
-def _policy(job: SettledJob) -> ModelSpec | None:
+def _load_policy(job: SettledJob) -> ModelSpec | None:
     """None where it is not at hand, as when a bundle of another machine is read; who needs it says what is wrong."""
     try:
         return job.load_model()
@@ -211,9 +213,9 @@ def _policy(job: SettledJob) -> ModelSpec | None:
         return None
 
 
-def _cpu_engine(job: SettledJob) -> Iterator[str]:
+def _check_cpu_engine(job: SettledJob) -> Iterator[str]:
     """Shapes for which vLLM has no kernel on a CPU."""
-    model = _policy(job)
+    model = _load_policy(job)
     if model is None or not job.has_rollouts:
         return
     if model.latent_attention is None and model.head_dim not in CPU_HEAD_SIZES:
@@ -226,9 +228,9 @@ def _cpu_engine(job: SettledJob) -> Iterator[str]:
         )
 
 
-def _cpu_host(job: SettledJob) -> Iterator[str]:
-    yield from _cpu_engine(job)
-    for what, _, rule, way_out in (*missing_axes(job), *sharded_copies(job)):
+def _check_cpu_host(job: SettledJob) -> Iterator[str]:
+    yield from _check_cpu_engine(job)
+    for what, _, rule, way_out in (*check_missing_axes(job), *check_sharded_copies(job)):
         yield f"{what}: {rule} ({way_out})"
     lora = job.training.lora
     if lora is not None and job.placement.sync_content is SyncContent.ADAPTER:
@@ -238,7 +240,7 @@ def _cpu_host(job: SettledJob) -> Iterator[str]:
             yield f"training.lora.rank {lora.rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
 
 
-def _devices(job: SettledJob, choice: Choice) -> Iterator[str]:
+def _check_devices(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Devices enough, and groups of their own for what runs beside each other."""
     arrangement, engine = choice.arrangement, choice.engine
     placement, num_processes = arrangement.placement, choice.engines * engine.ranks
@@ -261,7 +263,7 @@ def _devices(job: SettledJob, choice: Choice) -> Iterator[str]:
         )
 
 
-def _mini_batches(job: SettledJob, choice: Choice) -> Iterator[str]:
+def _check_mini_batches(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Ranks that share a pass are a group; a mini-batch is dealt out over the groups, evenly or not, to each some."""
     training, size = choice.arrangement.num_training, job.workload.rollouts_per_mini_batch
     ranks = choice.trainer.ranks_per_sequence
@@ -275,7 +277,7 @@ def _mini_batches(job: SettledJob, choice: Choice) -> Iterator[str]:
         yield f"workload.mini_batch_size {size} leaves some of the {groups}training device(s) without a rollout"
 
 
-def _engines_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
+def _check_gpu_engines(job: SettledJob, choice: Choice) -> Iterator[str]:
     arrangement, engine, hardware = choice.arrangement, choice.engine, job.hardware
     if not choice.sync_mode:
         return
@@ -290,9 +292,9 @@ def _engines_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
         yield f"{count} of {hardware.num_devices} GPUs do not fill hosts of {per_host}"
     if engine.ranks <= per_host < count and hardware.generation is None:
         for index in range(choice.engines):
-            one, last = (count - ranks + index * engine.ranks + rank for rank in (0, engine.ranks - 1))
-            if one // per_host != last // per_host:
-                yield f"engine {index} (GPUs {one} to {last}) would lie on two hosts: rollout.tp divides one's"
+            first, last = (count - ranks + index * engine.ranks + rank for rank in (0, engine.ranks - 1))
+            if first // per_host != last // per_host:
+                yield f"engine {index} (GPUs {first} to {last}) would lie on two hosts: rollout.tp divides one's"
                 break
     if arrangement.placement is Placement.COLOCATED:
         if not job.load_gpu().supports_sleep:
@@ -301,7 +303,7 @@ def _engines_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
             yield "rollout.sleep_level 0: a colocated engine sleeps (rollout.sleep_level=2, or placement hybrid)"
 
 
-def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
+def _check_gpu_sync(job: SettledJob, choice: Choice) -> Iterator[str]:
     sync_mode, arrangement, lora = choice.sync_mode, choice.arrangement, job.training.lora
     if not sync_mode:
         return
@@ -322,7 +324,7 @@ def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
         yield f"placement.sync_senders {choice.senders} with transport {sync_mode}: {wanted} is needed"
 
 
-def _started_again(job: SettledJob) -> Iterator[str]:
+def _check_restart(job: SettledJob) -> Iterator[str]:
     """What a colocated engine on a CPU host cannot begin with, for it is started again from files in every step."""
     if job.takes_images:
         yield "data.image_column: a colocated engine starts again from files of the language part, without the tower"
@@ -335,10 +337,10 @@ def _started_again(job: SettledJob) -> Iterator[str]:
         )
 
 
-def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:
+def _check_host_sync(job: SettledJob, choice: Choice) -> Iterator[str]:
     sync_mode, place, placement = choice.sync_mode, job.placement, choice.arrangement.placement
     if placement is Placement.COLOCATED:
-        yield from _started_again(job)
+        yield from _check_restart(job)
     if job.takes_images and choice.engine.tp > 1:
         yield f"rollout.tp {choice.engine.tp}: images go to engines of one rank"
     if job.takes_images and choice.trainer.ranks_per_sequence > 1:

@@ -12,7 +12,7 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.machine import search_of
-from rlplan.planner.margins import HOST_COMPLICATIONS, assumed_host, has_complication, without_host
+from rlplan.planner.margins import HOST_COMPLICATIONS, drop_host_choices, find_assumed_host, has_complication
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
@@ -39,41 +39,41 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = 
     """
     memo = memo or Memo()
     search = search_of(asked, memo)
-    plan = with_deadlines(search.run(with_others=with_others))
-    found: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
+    plan = add_deadlines(search.run(with_others=with_others))
+    updates: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
     if with_pareto:
-        found["pareto"] = search.of(plan).pareto()
+        updates["pareto"] = search.of(plan).pareto()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
-        found["remedies"] = list_remedies(plan, memo)
+        updates["remedies"] = list_remedies(plan, memo)
     uncorrected = plan.job.uncorrected_staleness
-    found["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *assumptions(plan, memo))
-    return plan.model_copy(update=found)
+    updates["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *assumptions(plan, memo))
+    return plan.model_copy(update=updates)
 
 
 def assumptions(plan: Plan, memo: Memo | None = None) -> Iterator[str]:
     """A host's memory that is only assumed, and what the job comes to without it."""
-    node = assumed_host(plan.job)
+    node = find_assumed_host(plan.job)
     if node is None:
         return
     needed, room = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
     words = f"assumes hosts of {room} ({node.name}), of which it takes {needed}: hardware.host_memory says another size"
     chosen = [(part, key) for part, key, _ in HOST_COMPLICATIONS if has_complication(plan.choice, key)]
     if chosen and all(getattr(getattr(plan.asked, part), key) == "auto" for part, key in chosen):
-        words += f"; with nothing offloaded it {_without_host(plan, memo)}"
+        words += f"; with nothing offloaded it {_predict_without_host(plan, memo)}"
     yield words
 
 
-def _without_host(plan: Plan, memo: Memo | None) -> str:
+def _predict_without_host(plan: Plan, memo: Memo | None) -> str:
     """What the job comes to with nothing on a host."""
     try:
-        other = search_of(without_host(plan.asked), memo).run(with_others=False)
+        other = search_of(drop_host_choices(plan.asked), memo).run(with_others=False)
     except NoFeasiblePlanError:
         return Verdict.DOES_NOT_FIT.value
     step = f", {format_seconds(other.seconds)} a step" if other.fit is not Verdict.DOES_NOT_FIT else ""
     return f"{other.fit.value}{step}"
 
 
-def with_deadlines(plan: Plan) -> Plan:
+def add_deadlines(plan: Plan) -> Plan:
     """The plan with the deadlines that its job leaves open: DEADLINE_FACTOR times the longest action that is predicted.
 
     At least LEAST_SECONDS. Of async rollouts a step waits for a whole step of the other side.
@@ -89,12 +89,12 @@ def with_deadlines(plan: Plan) -> Plan:
         for action in part.actions:
             key = "start_timeout_s" if action.action_id.startswith("start") else "action_timeout_s"
             longest[key] = max(longest[key], action.cost.seconds)
-    found = {
+    deadlines = {
         key: min(MAX_TIMEOUT_S, max(LEAST_SECONDS[key], math.ceil(DEADLINE_FACTOR * seconds)))
         for key, seconds in longest.items()
         if getattr(plan.asked.limits, key) == "auto"
     }
-    limits = plan.job.limits.model_copy(update=found)
+    limits = plan.job.limits.model_copy(update=deadlines)
     return plan.model_copy(update={"job": plan.job.model_copy(update={"limits": limits})})
 
 

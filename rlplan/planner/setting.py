@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
-from rlplan.planner.margins import reserve_of
+from rlplan.planner.margins import get_reserve
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, usual_node
 from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
@@ -64,26 +64,26 @@ class GpuSetting:
     link: LinkSpec | None = None
     """Between two pools, where it is slower than the network of their hosts."""
 
-    def pool(self, group: str) -> GpuPool:
+    def get_pool(self, group: str) -> GpuPool:
         """The GPUs of a device group of a schedule."""
         return self.pools[-1] if group == GENERATION else self.pools[0]
 
     def cluster(self, group: str) -> Cluster:
         """The rates of a device group."""
-        return self.pool(group).cluster
+        return self.get_pool(group).cluster
 
-    def part(self, group: str, num_gpus: int) -> Cluster:
+    def get_partial_cluster(self, group: str, num_gpus: int) -> Cluster:
         """The rates of so many GPUs of a device group."""
         whole = self.cluster(group)
         per_host = whole.gpus_per_host
         return replace(whole, num_gpus=num_gpus, gpus_per_host=min(num_gpus, per_host), host_gpus=per_host)
 
-    def with_gpus(self, num_gpus: int, num_hosts: int) -> "GpuSetting":
+    def replace_gpus(self, num_gpus: int, num_hosts: int) -> "GpuSetting":
         """The same with so many GPUs of its one group, on so many hosts."""
         fewer = replace(self.pools[0], num_gpus=num_gpus, gpus_per_host=ceil_div(num_gpus, num_hosts))
         return replace(self, pools=(fewer,))
 
-    def with_capacity(self, share: float) -> "GpuSetting":
+    def scale_capacity(self, share: float) -> "GpuSetting":
         """The same with a share of each GPU's memory."""
         return replace(self, pools=tuple(replace(pool, capacity=int(pool.capacity * share)) for pool in self.pools))
 
@@ -142,7 +142,7 @@ class GpuSetting:
         """What belongs to no tensor, on a GPU that trains."""
         return self.gpu.overheads
 
-    def model_of(self, role: Role) -> ModelSpec:
+    def get_model(self, role: Role) -> ModelSpec:
         """A role's shape: the policy's where it has none of its own."""
         return self.models.get(role, self.policy)
 
@@ -164,15 +164,15 @@ def read_pools(job: SettledJob) -> tuple[GpuPool, ...]:
     named = [(hardware.profile, hardware.num_devices, hardware.devices_per_host)]
     if hardware.generation is not None:
         named.append((hardware.generation.profile, hardware.generation.num_devices, 0))
-    return tuple(_pool(job, *one) for one in named)
+    return tuple(_read_pool(job, *pool) for pool in named)
 
 
-def _pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> GpuPool:
-    found = find_profile(profile, where="hardware.profile")
+def _read_pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> GpuPool:
+    named = find_profile(profile, where="hardware.profile")
     gpu = limited_gpu(get_gpu(profile, where="hardware.profile"), job.hardware.power_limit)
-    node = found if isinstance(found, NodeProfile) else usual_node(gpu)
+    node = named if isinstance(named, NodeProfile) else usual_node(gpu)
     limit = job.hardware.memory
-    room = gpu.memory.value - reserve_of(gpu)
+    room = gpu.memory.value - get_reserve(gpu)
     capacity = room if limit is None else min(limit, room)
     each = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))
     host_memory = job.hardware.host_memory or (node.host_memory.value if node else None)

@@ -15,23 +15,23 @@ from rlplan.vocabulary import Placement
 KEY = "rollout.shares_base"
 
 
-def shared_base_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
+def find_shared_base_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Why a choice cannot share the base, where the job asks for it."""
     if job.rollout.shares_base:
-        yield from (f"{KEY}: {reason}" for reason in _of_the_job(job))
-        yield from (f"{KEY}: {reason}" for reason in _of_the_choice(choice))
-        if reason := shared_base_stage(job, choice):
+        yield from (f"{KEY}: {reason}" for reason in _check_job(job))
+        yield from (f"{KEY}: {reason}" for reason in _check_choice(choice))
+        if reason := find_shared_stage_refusal(job, choice):
             yield reason
 
 
-def shared_base_stage(job: SettledJob, choice: Choice) -> str:
+def find_shared_stage_refusal(job: SettledJob, choice: Choice) -> str:
     """Why the trainer's ZeRO stage does not go with it; empty where it does."""
     cuts = choice.trainer.zero_stage == 3 or choice.trainer.offloads_parameters
     is_refused = job.rollout.shares_base and cuts
     return f"{KEY}: under ZeRO-3 the base lies in shares (training.zero_stage 0 to 2)" if is_refused else ""
 
 
-def _of_the_job(job: SettledJob) -> Iterator[str]:
+def _check_job(job: SettledJob) -> Iterator[str]:
     training, rollout = job.training, job.rollout
     if training.lora is None:
         yield "without training.lora the trainer's weights change, and an engine's must not while it generates"
@@ -51,7 +51,7 @@ def _of_the_job(job: SettledJob) -> Iterator[str]:
         yield f"the policy has {has}, which vLLM keeps otherwise than the trainer"
 
 
-def _of_the_choice(choice: Choice) -> Iterator[str]:
+def _check_choice(choice: Choice) -> Iterator[str]:
     trainer, engine, placement = choice.trainer, choice.engine, choice.arrangement.placement
     if choice.sync_mode and choice.sync_mode != "adapter":
         yield "whole weights would be written over the base (placement.sync_content=adapter)"

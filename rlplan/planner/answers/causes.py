@@ -47,53 +47,57 @@ class Cause:
 
 def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tuple[Cause, ...]:
     """What would explain the seconds of a phase (`step`: of all of it); none where nothing comes near."""
-    now = _seconds_of(plan, phase)
+    now = _predict_seconds(plan, phase)
     if not now:
         return ()
     chosen = choice_words(plan.choice, plan.job, plan.asked)
-    found, memo = [], Memo()
-    for words, settings in _hypotheses(job, plan, phase):
+    causes, memo = [], Memo()
+    for words, settings in _list_hypotheses(job, plan, phase):
         typed = tuple(f"{key}={value}" for key, value in {**chosen, **settings}.items() if value)
         outcome = ask(job, Change(typed), memo=memo)
         is_possible = outcome.plan is not None and (outcome.may_fit or phase not in (Phase.ROLLOUT, "step"))
-        seconds = _seconds_of(outcome.plan, phase) if is_possible and outcome.plan else 0.0
+        seconds = _predict_seconds(outcome.plan, phase) if is_possible and outcome.plan else 0.0
         if seconds and seconds > now:
-            shown = " ".join(f"{key}={_quoted(value)}" for key, value in settings.items() if value)
-            found.append(Cause(words, shown, seconds, measured_s / seconds))
+            shown = " ".join(f"{key}={_quote_value(value)}" for key, value in settings.items() if value)
+            causes.append(Cause(words, shown, seconds, measured_s / seconds))
     bar = EXPLAINS * abs(math.log(measured_s / now))
-    near = sorted((one for one in found if abs(math.log(one.left)) <= bar), key=lambda one: abs(math.log(one.left)))
+    near = sorted(
+        (cause for cause in causes if abs(math.log(cause.left)) <= bar), key=lambda cause: abs(math.log(cause.left))
+    )
     kinds: dict[str, Cause] = {}
-    for one in near:
-        kinds.setdefault(one.words.partition(":")[0], one)
+    for cause in near:
+        kinds.setdefault(cause.words.partition(":")[0], cause)
     return tuple(kinds.values())[:MOST_CAUSES]
 
 
-def _quoted(value: str) -> str:
+def _quote_value(value: str) -> str:
     return f"'{value}'" if " " in value else value
 
 
-def _seconds_of(plan: Plan, phase: str) -> float:
+def _predict_seconds(plan: Plan, phase: str) -> float:
     if plan.timing is None:
         return 0.0
     if phase == "step":
         return plan.seconds
-    return next((cost.seconds for one, cost in phase_costs(plan.timing.step).items() if one.value == phase), 0.0)
+    return next(
+        (cost.seconds for timed_phase, cost in phase_costs(plan.timing.step).items() if timed_phase.value == phase), 0.0
+    )
 
 
-def _hypotheses(job: JobSpec, plan: Plan, phase: str) -> Iterator[tuple[str, Settings]]:
+def _list_hypotheses(job: JobSpec, plan: Plan, phase: str) -> Iterator[tuple[str, Settings]]:
     """What is slow, in words, and the settings that are as slow."""
     is_all = phase == "step"
     if is_all or phase in (Phase.TRAIN, Phase.SCORE):
-        yield from _of_passes(job, plan)
+        yield from _list_slow_passes(job, plan)
     if is_all or phase == Phase.TRAIN:
-        yield from _of_training(plan)
+        yield from _list_slow_training(plan)
     if is_all or phase == Phase.ROLLOUT:
-        yield from _of_rollouts(job, plan)
+        yield from _list_slow_rollouts(job, plan)
     if is_all or phase in (Phase.SYNC, Phase.SWITCH):
-        yield from _of_weights(plan)
+        yield from _list_slow_transfers(plan)
 
 
-def _of_passes(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
+def _list_slow_passes(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
     """Padding, and passes that are too small to fill the GPU."""
     work, tokens = job.workload, "training.max_tokens_per_micro_batch"
     padded = {
@@ -114,7 +118,7 @@ def _of_passes(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
         yield words, {tokens: str(work.max_seq_len)}
 
 
-def _of_training(plan: Plan) -> Iterator[tuple[str, Settings]]:
+def _list_slow_training(plan: Plan) -> Iterator[tuple[str, Settings]]:
     trainer = plan.choice.trainer
     recomputes = {"training.gradient_checkpointing": "true"}
     if not trainer.gradient_checkpointing:
@@ -130,7 +134,7 @@ def _of_training(plan: Plan) -> Iterator[tuple[str, Settings]]:
         yield words + " and recomputation", everything | {"training.zero_stage": "3"} | recomputes
 
 
-def _of_rollouts(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
+def _list_slow_rollouts(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
     engine = plan.choice.engine
     if plan.is_on_host:
         return
@@ -153,7 +157,7 @@ def _of_rollouts(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
         yield "weights as loaded: the plan reads a base in 4 bits", {"rollout.base_path": "null"}
 
 
-def _of_weights(plan: Plan) -> Iterator[tuple[str, Settings]]:
+def _list_slow_transfers(plan: Plan) -> Iterator[tuple[str, Settings]]:
     if plan.choice.sync_mode not in ("disk", ""):
         yield "staging of weights: through files instead of links", {"placement.transport": "disk"}
     if plan.choice.arrangement.shares_devices and not plan.is_on_host:

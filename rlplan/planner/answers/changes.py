@@ -15,7 +15,7 @@ from rlplan.planner.machine import search_of
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.remedies import fitting_plan, kinds_of_changes, resets
+from rlplan.planner.remedies import find_fitting_plan, list_changes, list_resets
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 from rlplan.units import format_bytes
@@ -118,7 +118,7 @@ def check_change(spec: JobSpec, change: Change) -> None:
 
 def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
     """Changes that were typed: each alone, and of several all together. Raises: SpecError as `check_change`."""
-    changes = [Change((one,)) for one in typed]
+    changes = [Change((override,)) for override in typed]
     changes += [Change(tuple(typed), "together")] if len(typed) > 1 else []
     for change in changes:
         check_change(spec, change)
@@ -141,8 +141,8 @@ def bottleneck_of(plan: Plan) -> str:
 def _first_way_out(plan: Plan, change: Change, memo: Memo) -> str:
     """The mildest remedy that leaves the change itself alone; nothing where none of the first few leads to a fit."""
     keys = {override.partition("=")[0] for override in change.overrides}
-    kinds = chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), resets(plan.asked))
+    kinds = chain(list_changes(plan.asked, plan.binding.num_bytes), list_resets(plan.asked))
     remedies = (remedy for kind in kinds for remedy in kind)
     apart = (words for words in remedies if not keys & {word.partition("=")[0] for word in words.split()})
     tried = islice(apart, MAX_REMEDIES)
-    return next((words for words in tried if fitting_plan(plan.asked, words, memo) is not None), "")
+    return next((words for words in tried if find_fitting_plan(plan.asked, words, memo) is not None), "")

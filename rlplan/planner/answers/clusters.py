@@ -86,32 +86,32 @@ def bill_of(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
     >>> round(8 * 3.99 * 3600 / 3600, 2)  # 8 GPUs at 3.99 dollars for an hour
     31.92
     """
-    pools = _pools(plan)
-    found = {gpu: prices.of(gpu, plan.asked.hardware.price_per_gpu_hour) for gpu, _, _ in pools}
-    unpriced = tuple(gpu for gpu, price in found.items() if price is None)
+    pools = _list_pools(plan)
+    quoted_prices = {gpu: prices.of(gpu, plan.asked.hardware.price_per_gpu_hour) for gpu, _, _ in pools}
+    unpriced = tuple(gpu for gpu, price in quoted_prices.items() if price is None)
     unmetered = tuple(gpu for gpu, _, watts in pools if watts is None)
-    dollars = {gpu: price.dollars for gpu, price in found.items() if price}
+    dollars = {gpu: price.dollars for gpu, price in quoted_prices.items() if price}
     hourly = None if unpriced else math.fsum(dollars[gpu] * count for gpu, count, _ in pools)
     watts = None if unmetered else sum((power or 0) * count for _, count, power in pools)
     seconds = step_s if step_s is not None else plan.seconds or None
-    run_s = _run_s(plan, seconds)
-    per_step = _times(hourly, seconds, 1 / 3600)
+    run_s = _predict_run_s(plan, seconds)
+    per_step = _multiply(hourly, seconds, 1 / 3600)
     tokens = plan.tokens_per_s * plan.seconds
     return Bill(
         dollars_per_hour=hourly,
         dollars_per_step=per_step,
         run_s=run_s,
-        dollars_per_run=_times(hourly, run_s, 1 / 3600),
-        kwh_per_step=_times(watts, seconds, 1 / JOULES_PER_KWH),
-        kwh_per_run=_times(watts, run_s, 1 / JOULES_PER_KWH),
+        dollars_per_run=_multiply(hourly, run_s, 1 / 3600),
+        kwh_per_step=_multiply(watts, seconds, 1 / JOULES_PER_KWH),
+        kwh_per_run=_multiply(watts, run_s, 1 / JOULES_PER_KWH),
         tokens_per_dollar=tokens / per_step if per_step else None,
-        quotes=tuple(_quote(gpu, price, prices.today) for gpu, price in found.items() if price),
+        quotes=tuple(_build_quote(gpu, price, prices.today) for gpu, price in quoted_prices.items() if price),
         unpriced=unpriced,
         unmetered=unmetered,
     )
 
 
-def _pools(plan: Plan) -> list[tuple[str, int, int | None]]:
+def _list_pools(plan: Plan) -> list[tuple[str, int, int | None]]:
     """(GPU, how many, watts of one) of each group; a CPU host by its profile's name, without watts."""
     hardware = plan.job.hardware
     if plan.is_on_host:
@@ -125,18 +125,18 @@ def _pools(plan: Plan) -> list[tuple[str, int, int | None]]:
 
 def hardware_words(plan: Plan) -> str:
     """The devices of a plan as `hardware=` takes them; a CPU host has another form, of which this is the profile."""
-    pools = _pools(plan)
+    pools = _list_pools(plan)
     return pools[0][0] if plan.is_on_host else " + ".join(f"{count}x{gpu}" for gpu, count, _ in pools)
 
 
-def _run_s(plan: Plan, step_s: float | None) -> float | None:
+def _predict_run_s(plan: Plan, step_s: float | None) -> float | None:
     if plan.timing is None or step_s is None:
         return None
     num_steps = plan.job.workload.num_steps
     return plan.timing.run_s(plan.schedule, num_steps) + num_steps * (step_s - plan.seconds)
 
 
-def _times(*factors: float | None) -> float | None:
+def _multiply(*factors: float | None) -> float | None:
     result = 1.0
     for factor in factors:
         if factor is None:
@@ -145,7 +145,7 @@ def _times(*factors: float | None) -> float | None:
     return result
 
 
-def _quote(gpu: str, price: Price, today: dt.date) -> Quote:
+def _build_quote(gpu: str, price: Price, today: dt.date) -> Quote:
     return Quote(gpu, price.dollars, price.source, price.date, price.age_days(today), price.is_old(today))
 
 
@@ -156,10 +156,12 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ..
     (True, True, False, False, True)
     """
 
-    def is_beaten(one: tuple[float, float]) -> bool:
-        return any(other is not None and other != one and other[0] <= one[0] and other[1] <= one[1] for other in points)
+    def is_beaten(point: tuple[float, float]) -> bool:
+        return any(
+            other is not None and other != point and other[0] <= point[0] and other[1] <= point[1] for other in points
+        )
 
-    return tuple(one is not None and not is_beaten(one) for one in points)
+    return tuple(point is not None and not is_beaten(point) for point in points)
 
 
 def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -188,7 +190,7 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
     taken: list[str] = []
     left_out: dict[str, str] = {}
     for word in words:
-        cluster, why = _bought(word, prices, budget) if budget is not None else (_checked(word), "")
+        cluster, why = _buy_cluster(word, prices, budget) if budget is not None else (_expand_cluster(word), "")
         if why:
             left_out[word] = why
         elif cluster not in taken:
@@ -196,19 +198,19 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
     return tuple(taken), left_out
 
 
-def _checked(word: str) -> str:
+def _expand_cluster(word: str) -> str:
     """A cluster with its number of GPUs. Raises: SpecError."""
     long = hardware_of(word, where=WHERE)
     is_plain = _GPUS.match(word) and "generation" not in long
     return f"{long['num_devices']}x{long['profile']}" if is_plain else word
 
 
-def _bought(word: str, prices: Prices, budget: float) -> tuple[str, str]:
+def _buy_cluster(word: str, prices: Prices, budget: float) -> tuple[str, str]:
     """(cluster, why it is not bought): of a kind alone as many as the budget buys. Raises: SpecError."""
     is_kind = bool(_KIND.match(word)) and not _GPUS.match(word)
     name = get_gpu(word, where=WHERE).name if is_kind else ""
-    cluster = f"1x{name}" if is_kind else _checked(word)
-    dollars = _hourly(cluster, prices)
+    cluster = f"1x{name}" if is_kind else _expand_cluster(word)
+    dollars = _sum_hourly_prices(cluster, prices)
     if dollars is None:
         return "", f"its price is not known: {WAY_OUT}"
     if dollars > budget:
@@ -218,7 +220,7 @@ def _bought(word: str, prices: Prices, budget: float) -> tuple[str, str]:
     return f"{1 << (min(MOST_GPUS, int(budget / dollars)).bit_length() - 1)}x{name}", ""
 
 
-def _hourly(cluster: str, prices: Prices) -> float | None:
+def _sum_hourly_prices(cluster: str, prices: Prices) -> float | None:
     """Dollars of all its GPUs for an hour; None where one has no price."""
     long: dict[str, Any] = hardware_of(cluster, where=WHERE)
     total = 0.0

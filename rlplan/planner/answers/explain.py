@@ -123,10 +123,10 @@ class Explanation:
             "memory": asdict(self.memory),
             "why_not": self.why_not,
             "not_counted": list(self.not_counted),
-            "runners_up": [asdict(one) | {"verdict": one.verdict.value} for one in self.runners_up],
-            "families": [one.as_json() for one in self.families],
-            "what_ifs": [one.as_json() for one in self.what_ifs],
-            "asked": [one.as_json() for one in self.asked],
+            "runners_up": [asdict(runner_up) | {"verdict": runner_up.verdict.value} for runner_up in self.runners_up],
+            "families": [outcome.as_json() for outcome in self.families],
+            "what_ifs": [outcome.as_json() for outcome in self.what_ifs],
+            "asked": [outcome.as_json() for outcome in self.asked],
         }
 
 
@@ -138,7 +138,7 @@ def explain(
     Every change is a search of its own; listen hears of each.
     """
     memo = Memo()
-    spec, search = _as_chosen(plan), search_of(plan.asked, memo).of(plan)
+    spec, search = _fix_devices(plan), search_of(plan.asked, memo).of(plan)
     _check_current(plan, search)
     families, what_ifs = list(list_families(plan)), list(list_what_ifs(plan))
     questions = [*asked, *(list_more_devices(plan) if more_devices else ())]
@@ -159,11 +159,12 @@ def explain(
         seconds=plan.seconds,
         chosen=choice_words(plan.choice, plan.job, plan.asked),
         phases=tuple(
-            _phase(name, cost, plan.seconds) for name, cost in _costs(plan.timing.step if plan.timing else None).items()
+            _explain_phase(name, cost, plan.seconds)
+            for name, cost in _list_costs(plan.timing.step if plan.timing else None).items()
         ),
-        memory=_memory(plan),
+        memory=_explain_memory(plan),
         why_not=next(iter(plan.refusals), "") or bottleneck_of(plan),
-        runners_up=tuple(_runner_up(one, plan) for one in plan.runners_up),
+        runners_up=tuple(_explain_runner_up(alternative, plan) for alternative in plan.runners_up),
         families=answer(families, finds_way_out=True),
         what_ifs=answer(what_ifs),
         asked=answer(questions),
@@ -171,7 +172,7 @@ def explain(
     )
 
 
-def _as_chosen(plan: Plan) -> JobSpec:
+def _fix_devices(plan: Plan) -> JobSpec:
     """The job that changes are asked of: where the objective took some of the GPUs, these are all there are."""
     asked = plan.asked
     if asked.objective not in ("gpus", "cost") or asked.hardware.generation is not None:
@@ -185,7 +186,7 @@ def _as_chosen(plan: Plan) -> JobSpec:
 
 def _check_current(plan: Plan, search: Search) -> None:
     """What changes would bring is computed now. Raises: SpecError where the plan's own step is another by now."""
-    now = search.step_s(plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0)
+    now = search.predict_step_s(plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0)
     if not math.isclose(now, plan.seconds, rel_tol=1e-6):
         raise SpecError(
             f"the plan says that a step takes {format_seconds(plan.seconds)}, it is {format_seconds(now)} now",
@@ -196,19 +197,19 @@ def _check_current(plan: Plan, search: Search) -> None:
         )
 
 
-def _costs(timing: StepTiming | None) -> dict[str, Cost]:
+def _list_costs(timing: StepTiming | None) -> dict[str, Cost]:
     """The cost of each phase by name; none where no seconds are known."""
     return {} if timing is None else {phase.value: cost for phase, cost in phase_costs(timing).items()}
 
 
-def _phase(name: str, cost: Cost, step: float) -> PhaseBottleneck:
+def _explain_phase(name: str, cost: Cost, step: float) -> PhaseBottleneck:
     bound = cost.parts[cost.bound_by]
     rest = sorted(cost.parts.items(), key=lambda item: -item[1])
     slack = tuple(Slack(key.value, part, bound / part) for key, part in rest if key is not cost.bound_by and part)
     return PhaseBottleneck(name, cost.seconds, cost.seconds / step if step else 0.0, cost.bound_by.value, bound, slack)
 
 
-def _memory(plan: Plan) -> MemoryBottleneck:
+def _explain_memory(plan: Plan) -> MemoryBottleneck:
     peak, host = plan.binding, plan.ledger.host_peak()
     is_apart = plan.host_capacity is not None and not plan.is_on_host
     process, _, kind, size = peak.rows[0]
@@ -225,28 +226,32 @@ def _memory(plan: Plan) -> MemoryBottleneck:
     )
 
 
-def _runner_up(one: Alternative, plan: Plan) -> RunnerUp:
-    mine, other = _costs(plan.timing.step if plan.timing else None), _costs(one.timing)
+def _explain_runner_up(alternative: Alternative, plan: Plan) -> RunnerUp:
+    chosen, other = _list_costs(plan.timing.step if plan.timing else None), _list_costs(alternative.timing)
     phases = {
-        name: (other[name].seconds if name in other else 0.0) - (mine[name].seconds if name in mine else 0.0)
-        for name in dict.fromkeys((*mine, *other))
+        name: (other[name].seconds if name in other else 0.0) - (chosen[name].seconds if name in chosen else 0.0)
+        for name in dict.fromkeys((*chosen, *other))
     }
-    slower = one.seconds - plan.seconds
+    slower = alternative.seconds - plan.seconds
     return RunnerUp(
-        differs=differences(one.choice, plan.choice, plan.job, plan.asked),
-        seconds=one.seconds,
+        differs=differences(alternative.choice, plan.choice, plan.job, plan.asked),
+        seconds=alternative.seconds,
         slower_s=slower,
         phases={name: seconds for name, seconds in phases.items() if seconds},
-        headroom_bytes=one.headroom_bytes,
-        verdict=one.verdict,
-        why=_why_it_lost(one, plan, slower, phases),
+        headroom_bytes=alternative.headroom_bytes,
+        verdict=alternative.verdict,
+        why=_explain_loss(alternative, plan, slower, phases),
     )
 
 
-def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, float]) -> str:
-    if one.verdict.rank > plan.fit.rank:
-        lack = "" if one.headroom_bytes >= 0 else f": {format_bytes(-one.headroom_bytes)} too much at the high end"
-        return f"{one.verdict.value}{lack}"
+def _explain_loss(alternative: Alternative, plan: Plan, slower: float, phases: dict[str, float]) -> str:
+    if alternative.verdict.rank > plan.fit.rank:
+        lack = (
+            ""
+            if alternative.headroom_bytes >= 0
+            else f": {format_bytes(-alternative.headroom_bytes)} too much at the high end"
+        )
+        return f"{alternative.verdict.value}{lack}"
     name, most = max(phases.items(), key=lambda item: item[1], default=("", 0.0))
     if slower < 0:
         taken = f"of equally fast ones the order is {ORDER_WORDS}" if plan.is_on_host else "the simpler layout is taken"

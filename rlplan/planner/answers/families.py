@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rlplan.planner.answers.changes import Change
 from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.checks.trainers import AXES
-from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, quantizations, zero_stages
+from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, list_quantizations, list_zero_stages
 from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.machine import DRAFTS
 from rlplan.planner.plan import Plan
@@ -54,10 +54,10 @@ FEW_HOSTS = 4
 """Beyond so many hosts one more changes little, and divides nothing: twice as many is asked for instead."""
 
 
-def next_gpu(name: str) -> str | None:
+def find_next_gpu(name: str) -> str | None:
     """The next profile in the first ladder that has one of that name and goes on.
 
-    >>> next_gpu("h100-sxm"), next_gpu("b300")
+    >>> find_next_gpu("h100-sxm"), find_next_gpu("b300")
     ('h200-sxm', None)
     """
     for ladder in LADDERS:
@@ -73,29 +73,29 @@ def list_families(plan: Plan) -> Iterator[Change]:
         for placement in Placement:
             if placement is not plan.choice.arrangement.placement:
                 yield Change((f"placement.placement={placement}",), placement.value)
-    yield from _switches(spec, plan, words)
-    yield from _passes(plan)
+    yield from _list_switches(spec, plan, words)
+    yield from _list_passes(plan)
     for name in AXES[plan.job.backend]:
         if getattr(spec.training, name) == "auto":
             most = min(plan.num_devices, {"pp": MAX_PP, "ep": MAX_EP}.get(name, MAX_BESIDE))
-            yield from _neighbours(f"training.{name}", getattr(plan.choice.trainer, name), most)
+            yield from _list_neighbours(f"training.{name}", getattr(plan.choice.trainer, name), most)
     if spec.has_rollouts and spec.rollout.tp == "auto":
         most = min(ENGINE_TP, plan.choice.arrangement.num_generation)
-        yield from _neighbours("rollout.tp", plan.choice.engine.tp, most)
-    yield from _attention_dp(plan)
-    yield from _of_engine(plan)
+        yield from _list_neighbours("rollout.tp", plan.choice.engine.tp, most)
+    yield from _list_attention_dp(plan)
+    yield from _list_engine_changes(plan)
 
 
-def _attention_dp(plan: Plan) -> Iterator[Change]:
+def _list_attention_dp(plan: Plan) -> Iterator[Change]:
     """Engines whose attention has more ranks or fewer, where this was left open and the model has experts."""
     rollout, engine = plan.asked.rollout, plan.choice.engine
     is_open = plan.asked.has_rollouts and rollout.attention_dp == "auto" and rollout.has_expert_parallel is not False
     if is_open and not plan.job.is_for_rlplan and plan.job.load_model().experts is not None:
         most = min(MAX_EP, plan.choice.arrangement.num_generation) // engine.tp
-        yield from _neighbours("rollout.attention_dp", engine.attention_dp, most)
+        yield from _list_neighbours("rollout.attention_dp", engine.attention_dp, most)
 
 
-def _passes(plan: Plan) -> Iterator[Change]:
+def _list_passes(plan: Plan) -> Iterator[Change]:
     """Passes of other sizes, where these were left open."""
     workload, trainer = plan.asked.workload, plan.choice.trainer
     if workload.micro_batch_size_per_gpu != "auto" or plan.asked.training.max_tokens_per_micro_batch != "auto":
@@ -105,12 +105,12 @@ def _passes(plan: Plan) -> Iterator[Change]:
     most = max(1, min(share, MAX_AUTO_TOKENS * trainer.ulysses * trainer.cp // workload.max_seq_len))
     if trainer.max_tokens:
         key = "training.max_tokens_per_micro_batch"
-        yield from _neighbours(key, trainer.max_tokens, most * workload.max_seq_len, least)
+        yield from _list_neighbours(key, trainer.max_tokens, most * workload.max_seq_len, least)
     else:
-        yield from _neighbours("workload.micro_batch_size_per_gpu", trainer.micro_batch, most)
+        yield from _list_neighbours("workload.micro_batch_size_per_gpu", trainer.micro_batch, most)
 
 
-def _of_engine(plan: Plan) -> Iterator[Change]:
+def _list_engine_changes(plan: Plan) -> Iterator[Change]:
     """How the engine sleeps, how many sequences it has at once, in how many bits, and what is sent to it."""
     spec, engine = plan.asked, plan.choice.engine
     if not spec.has_rollouts:
@@ -119,19 +119,19 @@ def _of_engine(plan: Plan) -> Iterator[Change]:
         other = 3 - engine.sleep_level
         yield Change((f"rollout.sleep_level={other}",), "weights kept" if other == 1 else "weights dropped")
     if spec.rollout.max_num_seqs == "auto":
-        yield from _neighbours("rollout.max_num_seqs", engine.max_num_seqs, MAX_AUTO_SEQS)
+        yield from _list_neighbours("rollout.max_num_seqs", engine.max_num_seqs, MAX_AUTO_SEQS)
     if spec.rollout.quantization == "auto" and not plan.is_on_host:
-        for word in quantizations(spec, plan.job.load_gpu("generation")):
+        for word in list_quantizations(spec, plan.job.load_gpu("generation")):
             if word != engine.quantization:
                 yield Change((f"rollout.quantization={word or 'none'}",), word or "as loaded")
     if spec.placement.sync_content == "auto" and plan.choice.sends_changes:
         yield Change(("placement.sync_content=full",), "all weights sent")
 
 
-def _switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Change]:
+def _list_switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Change]:
     training, trainer = spec.training, plan.choice.trainer
     if training.zero_stage == "auto":
-        for stage in zero_stages(spec, plan.choice.arrangement.num_training):
+        for stage in list_zero_stages(spec, plan.choice.arrangement.num_training):
             has_it = spec.backend != "deepspeed" or not any(training.combination(stage).contradictions())
             if stage != trainer.zero_stage and has_it:
                 yield Change((f"training.zero_stage={stage}",), f"ZeRO-{stage}")
@@ -153,7 +153,7 @@ def _switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Chan
             yield Change(overrides, f"waiting roles on the {where}")
 
 
-def _neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Change]:
+def _list_neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Change]:
     if value // 2 >= least:
         yield Change((f"{key}={value // 2}",), f"half the {COUNTED[key]}")
     if 2 * value <= most:
@@ -163,7 +163,7 @@ def _neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Cha
 def list_what_ifs(plan: Plan) -> Iterator[Change]:
     """What one would ask for next: more or fewer devices, newer ones, adapters, cheaper rollouts, overlap."""
     spec = plan.asked
-    yield from _other_devices(plan)
+    yield from _list_other_devices(plan)
     if spec.training.lora is None:
         yield Change((f"training.lora={{rank: {ADAPTER_RANK}}}",), "adapters only: trains less")
     if not spec.has_rollouts:
@@ -182,7 +182,7 @@ def list_what_ifs(plan: Plan) -> Iterator[Change]:
         yield Change(("roles.reward.path=null",), "a rule as reward")
 
 
-def _other_devices(plan: Plan) -> Iterator[Change]:
+def _list_other_devices(plan: Plan) -> Iterator[Change]:
     """One host or device more, half of them, and as many of the next GPU."""
     hardware, word = plan.job.hardware, plan.device_word
     if hardware.generation is not None:
@@ -190,12 +190,12 @@ def _other_devices(plan: Plan) -> Iterator[Change]:
     count, host = hardware.num_devices, hardware.devices_per_host
     more = 1 if plan.is_on_host or not count >= host > 1 else host
     if hardware.num_hosts > FEW_HOSTS:
-        yield _with_devices(plan, 2 * count, "twice as many")
+        yield _change_devices(plan, 2 * count, "twice as many")
     else:
-        yield _with_devices(plan, count + more, "one host more" if more > 1 else f"one {word} more")
+        yield _change_devices(plan, count + more, "one host more" if more > 1 else f"one {word} more")
     if count > 1:
-        yield _with_devices(plan, count // 2, f"half of the {word}s")
-    newer = None if plan.is_on_host else next_gpu(plan.job.load_gpu().name)
+        yield _change_devices(plan, count // 2, f"half of the {word}s")
+    newer = None if plan.is_on_host else find_next_gpu(plan.job.load_gpu().name)
     if newer is not None:
         overrides = [f"hardware.profile={newer}"]
         if plan.asked.hardware.num_devices != count:
@@ -203,7 +203,7 @@ def _other_devices(plan: Plan) -> Iterator[Change]:
         yield Change(tuple(overrides), "the next GPU")
 
 
-def _with_devices(plan: Plan, count: int, words: str) -> Change:
+def _change_devices(plan: Plan, count: int, words: str) -> Change:
     """So many devices, on as many hosts as these fill."""
     overrides = [f"hardware.num_devices={count}"]
     if plan.asked.hardware.num_hosts != "auto":
@@ -214,4 +214,4 @@ def _with_devices(plan: Plan, count: int, words: str) -> Change:
 def list_more_devices(plan: Plan) -> Iterator[Change]:
     """The same job on two, four, eight and sixteen times the devices."""
     for times in (2, 4, 8, 16):
-        yield _with_devices(plan, times * plan.num_devices, f"{times} times the {plan.device_word}s")
+        yield _change_devices(plan, times * plan.num_devices, f"{times} times the {plan.device_word}s")

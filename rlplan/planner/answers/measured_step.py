@@ -18,7 +18,7 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
 from rlplan.planner.answers.changes import bottleneck_of
 from rlplan.planner.machine import search_of
-from rlplan.planner.measured_errors import MeasuredError, phase_error, step_error
+from rlplan.planner.measured_errors import MeasuredError, find_phase_error, step_error
 from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
@@ -118,37 +118,37 @@ class StepReport:
     @property
     def words(self) -> str:
         """The answer in a sentence."""
-        one = self.largest
-        if one is None:
+        gap = self.largest
+        if gap is None:
             return "normal: no phase takes longer than such predictions err"
-        factor = "" if one.ratio is None else f", {one.ratio:.1f} times what the hardware needs"
-        return f"not normal: {one.phase} takes {format_seconds(one.measured_s)}{factor}"
+        factor = "" if gap.ratio is None else f", {gap.ratio:.1f} times what the hardware needs"
+        return f"not normal: {gap.phase} takes {format_seconds(gap.measured_s)}{factor}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What else is worth a word: a step that is too short, answers that are cut."""
         share, cap = self.measured.lengths.get("cut_share", 0.0), self.plan.job.workload.max_response_len
-        said = []
+        remarks = []
         if share >= MANY_CUT:
             waits = "every batch waits for the cap, and a reward that reads the end finds none"
-            said.append(f"{share:.0%} of answers end at the cap of {cap:,} tokens: {waits}")
-        ratio = next((one.ratio for one in self.gaps if one.phase == "step"), None)
+            remarks.append(f"{share:.0%} of answers end at the cap of {cap:,} tokens: {waits}")
+        ratio = next((gap.ratio for gap in self.gaps if gap.phase == "step"), None)
         if ratio is not None and ratio < self.error.low:
             least = f"such steps take {self.error.low:.2f} times it or more"
-            said.append(
+            remarks.append(
                 f"the step took {ratio:.2f} times its prediction, {least}: was less work done than the job says?"
             )
-        return tuple(said)
+        return tuple(remarks)
 
     @property
     def error(self) -> MeasuredError:
-        """What is normal of such steps; of a phase, `phase_error`."""
+        """What is normal of such steps; of a phase, `find_phase_error`."""
         return step_error(self.plan)
 
     @property
     def normal_words(self) -> str:
         """The same for people."""
-        names = dict.fromkeys(f"{one.phase} up to {one.longest_normal:.2f} times" for one in self.gaps)
+        names = dict.fromkeys(f"{gap.phase} up to {gap.longest_normal:.2f} times" for gap in self.gaps)
         return f"normal: {', '.join(names)} the prediction; a step: {self.error.words}"
 
     def as_json(self) -> dict[str, Any]:
@@ -160,42 +160,44 @@ class StepReport:
             "is_normal": self.is_normal,
             "normal": self.error.as_json(),
             "overrides": list(self.overrides),
-            "gaps": [one.as_json() for one in self.gaps],
+            "gaps": [gap.as_json() for gap in self.gaps],
             "largest": self.largest and self.largest.phase,
-            "causes": [one.as_json() for one in self.causes],
+            "causes": [cause.as_json() for cause in self.causes],
             "remarks": list(self.remarks),
             "lengths": self.measured.lengths,
             "unread": list(self.measured.unread),
         }
 
 
-def explain_step(asked: JobSpec, measured: MeasuredStep, made: Plan | None = None) -> StepReport:
+def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | None = None) -> StepReport:
     """Whether a measured step is normal for a job, and if not, why.
 
     made: the plan that ran, which stands in where the job cannot be planned anew (its models are elsewhere by now);
     then no lengths are taken over and no causes looked for. Raises: SpecError where the log cannot be of this job,
     NoFeasiblePlanError where the job does not fit.
     """
-    overrides = _measured_lengths(asked, measured.lengths)
+    overrides = _list_length_overrides(asked, measured.lengths)
     job = changed(asked, overrides) if overrides else asked
     try:
         plan = search_of(job).run(with_others=False)
     except SpecError:
-        if made is None:
+        if executed_plan is None:
             raise
-        plan, overrides = made, ()
+        plan, overrides = executed_plan, ()
     if plan.timing is None or not plan.verdict.may_fit:
-        raise _no_prediction(plan)
-    predicted = _as_timed(plan.timing.step, measured)
-    gaps = tuple(_gaps(plan, measured, predicted))
-    wrong = [one for one in gaps if not one.is_normal and one.gap_s >= LEAST_SHARE * measured.seconds]
-    phases = [one for one in wrong if one.phase != "step"]
-    largest = max(phases or wrong, key=lambda one: one.gap_s, default=None)
-    causes = () if largest is None or plan is made else list_causes(job, plan, largest.phase, largest.measured_s)
+        raise _explain_missing_prediction(plan)
+    predicted = _sum_by_timer(plan.timing.step, measured)
+    gaps = tuple(_list_gaps(plan, measured, predicted))
+    wrong = [gap for gap in gaps if not gap.is_normal and gap.gap_s >= LEAST_SHARE * measured.seconds]
+    phases = [gap for gap in wrong if gap.phase != "step"]
+    largest = max(phases or wrong, key=lambda gap: gap.gap_s, default=None)
+    causes = (
+        () if largest is None or plan is executed_plan else list_causes(job, plan, largest.phase, largest.measured_s)
+    )
     return StepReport(plan, overrides, measured, gaps, largest, causes)
 
 
-def _as_timed(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
+def _sum_by_timer(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
     """Predicted seconds by the phases that were timed; an action that another phase's timer includes counts there."""
     seconds: dict[Phase, float] = {}
     for action in timing.actions:
@@ -205,12 +207,12 @@ def _as_timed(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
     return {phase: taken for phase, taken in seconds.items() if taken > 0}
 
 
-def _gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
+def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
     high = step_error(plan).high
     gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, high)]
     named = [phase for phase in Phase if phase in measured.phases and (measured.phases[phase] or phase in predicted)]
     gaps += [
-        PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), phase_error(plan, phase).high)
+        PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), find_phase_error(plan, phase).high)
         for phase in named
     ]
     if measured.step_s is not None and measured.phases:
@@ -220,7 +222,7 @@ def _gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) 
     return gaps
 
 
-def _measured_lengths(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str, ...]:
+def _list_length_overrides(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str, ...]:
     """Measured lengths as overrides. Raises: SpecError where the job allows none so long."""
     work = asked.workload
     for key, longest in (("mean_response_len", "max_response_len"), ("longest_response_len", "max_response_len"),
@@ -251,7 +253,7 @@ def _measured_lengths(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str
     return tuple(words)
 
 
-def _no_prediction(plan: Plan) -> NoFeasiblePlanError:
+def _explain_missing_prediction(plan: Plan) -> NoFeasiblePlanError:
     if plan.timing is None:
         what, rule = "no seconds are predicted for this job", f"profile '{plan.job.hardware.profile}' has no rates"
     else:

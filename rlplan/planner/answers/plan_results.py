@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from rlplan.dataflow.choice import Choice
 from rlplan.memory.ledger import LedgerRow, Peak
-from rlplan.planner.margins import assumed_host, needed_bytes, reserve_of
-from rlplan.planner.measured_errors import MeasuredError, peak_error, phase_error, step_error
+from rlplan.planner.margins import find_assumed_host, get_reserve, needed_bytes
+from rlplan.planner.measured_errors import MeasuredError, find_peak_error, find_phase_error, step_error
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import NOTHING, Cost
@@ -74,13 +74,13 @@ def choice_words(choice: Choice, job: JobSpec, asked: JobSpec | None = None) -> 
         where = job.placement.offload if job.placement.offload in ("host", "disk") else "host"
         words |= {"placement.offload": where, "placement.offload_roles": arrangement.offloaded}
     if choice.sync_mode:
-        words |= _engine_words(choice, asked)
+        words |= _list_engine_overrides(choice, asked)
     typed = {key: str(value).lower() for key, value in words.items()}
-    said = {"placement.max_staleness"} if asked.placement.max_staleness else set()
-    return {key: value for key, value in typed.items() if key in said or value != DEFAULTS.get(key)}
+    kept_keys = {"placement.max_staleness"} if asked.placement.max_staleness else set()
+    return {key: value for key, value in typed.items() if key in kept_keys or value != DEFAULTS.get(key)}
 
 
-def _engine_words(choice: Choice, asked: JobSpec) -> dict[str, Any]:
+def _list_engine_overrides(choice: Choice, asked: JobSpec) -> dict[str, Any]:
     arrangement, engine = choice.arrangement, choice.engine
     is_part = choice.sync_mode in ("adapter", "delta")
     return {
@@ -97,10 +97,10 @@ def _engine_words(choice: Choice, asked: JobSpec) -> dict[str, Any]:
     }
 
 
-def differences(one: Choice, other: Choice, job: JobSpec, asked: JobSpec | None = None) -> str:
+def differences(choice: Choice, other: Choice, job: JobSpec, asked: JobSpec | None = None) -> str:
     """What leads to `one` instead of `other`, as it is typed; a key that `one` lacks is said with its default."""
-    mine, others = choice_words(one, job, asked), choice_words(other, job, asked)
-    words = {key: mine.get(key, DEFAULTS.get(key, "none")) for key in (*mine, *others)}
+    own, others = choice_words(choice, job, asked), choice_words(other, job, asked)
+    words = {key: own.get(key, DEFAULTS.get(key, "none")) for key in (*own, *others)}
     return " ".join(f"{key}={value}" for key, value in words.items() if value != others.get(key, DEFAULTS.get(key)))
 
 
@@ -131,15 +131,15 @@ def _cost_as_json(cost: Cost) -> dict[str, Any]:
     return {"seconds": cost.seconds, "bound_by": cost.bound_by.value, "parts": parts}
 
 
-def alternative_as_json(one: Alternative) -> dict[str, Any]:
+def alternative_as_json(alternative: Alternative) -> dict[str, Any]:
     """Another candidate, with what it would take."""
     return {
-        "choice": choice_as_json(one.choice),
-        "seconds": one.seconds,
-        "kv_cache_memory_bytes": one.kv_cache,
-        "peak_bytes": one.peak_bytes,
-        "headroom_bytes": one.headroom_bytes,
-        "verdict": one.verdict.value,
+        "choice": choice_as_json(alternative.choice),
+        "seconds": alternative.seconds,
+        "kv_cache_memory_bytes": alternative.kv_cache,
+        "peak_bytes": alternative.peak_bytes,
+        "headroom_bytes": alternative.headroom_bytes,
+        "verdict": alternative.verdict.value,
     }
 
 
@@ -170,7 +170,7 @@ def _phase_errors(plan: "Plan") -> dict[str, Any] | None:
     if plan.timing is None:
         return None
     costs = phase_costs(plan.timing.step)
-    return {phase.value: _seconds_as_json(phase_error(plan, phase), cost.seconds) for phase, cost in costs.items()}
+    return {phase.value: _seconds_as_json(find_phase_error(plan, phase), cost.seconds) for phase, cost in costs.items()}
 
 
 def _seconds_as_json(error: MeasuredError, seconds: float) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def peak_words(plan: "Plan") -> str:
     if plan.is_on_host:
         return ""
     (low, high), capacity = plan.interval(), plan.binding_capacity
-    words = f"{format_bytes(low)} to {format_bytes(high)} at the peak: {peak_error(plan).words}"
+    words = f"{format_bytes(low)} to {format_bytes(high)} at the peak: {find_peak_error(plan).words}"
     if plan.fit is Verdict.FITS and high > capacity:
         words += f"; this reaches beyond {format_bytes(capacity)}, while the verdict follows the computed worst case"
     return words
@@ -202,7 +202,7 @@ def needed_words(plan: "Plan") -> str:
     """What is needed of a GPU that is full: a KV cache takes all the room that is useful to it. Empty on a CPU host."""
     if plan.is_on_host:
         return ""
-    size, reserve = needed_bytes(plan), format_bytes(reserve_of(plan.job.load_gpu()))
+    size, reserve = needed_bytes(plan), format_bytes(get_reserve(plan.job.load_gpu()))
     words = f"computed worst case {format_bytes(size)} ({size / plan.binding_capacity:.0%}), which decides the verdict"
     if size < plan.row_interval()[1]:
         words += "; more KV cache fills the rest and is not required"
@@ -236,7 +236,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "not_counted": list(plan.not_counted),
         "shortages": shortages,
         "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},
-        "peak_error": None if plan.is_on_host else peak_error(plan).as_json(),
+        "peak_error": None if plan.is_on_host else find_peak_error(plan).as_json(),
         "worst_case_bytes": plan.row_interval()[1],
         "binding": {
             "device": plan.binding.scope,
@@ -245,8 +245,8 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         },
         "needed_bytes": needed_bytes(plan),
         "capacity_bytes": plan.binding_capacity,
-        "reserve_bytes": 0 if plan.is_on_host else reserve_of(plan.job.load_gpu()),
-        "host_memory_is_assumed": assumed_host(plan.job) is not None,
+        "reserve_bytes": 0 if plan.is_on_host else get_reserve(plan.job.load_gpu()),
+        "host_memory_is_assumed": find_assumed_host(plan.job) is not None,
         "host_capacity_bytes": plan.host_capacity,
         "oom_risk_per_step": plan.oom_risk,
         "oom_risk_of_run": plan.oom_risk_of_run,
@@ -256,7 +256,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "kv_cache": None if plan.kv is None else asdict(plan.kv),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "swap_bytes_per_host": plan.swap_bytes,
-        "considered": [{"placement": one.name, "reason": one.reason} for one in plan.considered],
+        "considered": [{"placement": considered.name, "reason": considered.reason} for considered in plan.considered],
         "remedies": [{**asdict(remedy), "verdict": remedy.verdict.value} for remedy in plan.remedies],
         "peaks": TypeAdapter(list[Peak]).dump_python(peaks, mode="json"),
     }

@@ -44,7 +44,7 @@ class CpuSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedOutSpeed:
+class DataParallelSpeed:
     """One engine on GPUs whose ranks attend to sequences of their own. See `simulate.speed.Speed`."""
 
     engine: EngineSpeed
@@ -66,10 +66,10 @@ class SharedOutSpeed:
 
 def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
     """Simulate a plan's steps, of very many rollouts a part; the same seed gives the same result. Raises: SpecError."""
-    return simulate_sampled(setting_of(plan, num_steps), seed)
+    return simulate_sampled(build_setting(plan, num_steps), seed)
 
 
-def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
+def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:
     """Everything that the simulation of a plan is told. Raises: SpecError where the profile has no rates."""
     if not 1 <= num_steps <= MAX_STEPS:
         raise SpecError(
@@ -91,15 +91,15 @@ def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
     return SimulationSetting(
         schedule=schedule,
         costs={name: cost for name, cost in plan.costs.items() if name not in played},
-        rollouts=_rollouts(plan) if generates else None,
-        speed=_speed(plan) if generates else None,
+        rollouts=_build_rollouts(plan) if generates else None,
+        speed=_build_speed(plan) if generates else None,
         num_steps=num_steps,
         asynchrony=Asynchrony(
             float(async_rollouts.max_staleness),
             interrupts=async_rollouts.interrupts,
             keeps_versions=plan.choice.engine.keeps_versions,
             is_bound=True,
-            travel_s=_travel_s(plan) if async_rollouts.interrupts else 0.0,
+            travel_s=_predict_travel_s(plan) if async_rollouts.interrupts else 0.0,
         )
         if async_rollouts
         else None,
@@ -108,7 +108,7 @@ def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
     )
 
 
-def _rollouts(plan: Plan) -> StepRollouts:
+def _build_rollouts(plan: Plan) -> StepRollouts:
     """A step's. On a CPU host all engines' threads are one engine's, as they are timed (timing/cpu/actions.py)."""
     workload, kv, size = plan.job.workload, plan.kv, plan.job.rollout.block_size
     assert kv is not None, "where there are rollouts there is a KV cache"
@@ -127,7 +127,7 @@ def _rollouts(plan: Plan) -> StepRollouts:
     )
 
 
-def _travel_s(plan: Plan) -> float:
+def _predict_travel_s(plan: Plan) -> float:
     """Of new weights over a slow link, while both sides go on."""
     if plan.job.hardware.link is None:
         return 0.0
@@ -135,11 +135,11 @@ def _travel_s(plan: Plan) -> float:
     from rlplan.planner.setting import read_setting
 
     setting = read_setting(plan.job)
-    linked = GpuSearch(plan.job, setting).times.syncs.over_link(plan.choice)
+    linked = GpuSearch(plan.job, setting).times.syncs.predict_link(plan.choice)
     return linked.travels.seconds if linked else 0.0
 
 
-def _speed(plan: Plan) -> Speed:
+def _build_speed(plan: Plan) -> Speed:
     """Of one engine on the devices that generate."""
     if plan.is_on_host:
         from rlplan.timing.cpu.actions import CpuTimes
@@ -161,7 +161,7 @@ def _speed(plan: Plan) -> Speed:
     assert plan.kv is not None, "where there is an engine there is a KV cache"
     together = 0.0 if plan.choice.arrangement.is_async else float(plan.kv.max_num_seqs)
     copies = min(work.num_samples_per_prompt, choice.attention_dp)
-    return SharedOutSpeed(speed, together, float(work.usual_prompt_len), copies)
+    return DataParallelSpeed(speed, together, float(work.usual_prompt_len), copies)
 
 
 def without_evaluation(schedule: Schedule) -> Schedule:

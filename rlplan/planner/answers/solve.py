@@ -79,7 +79,7 @@ class Solution:
             "seconds": self.plan.seconds,
             "headroom_bytes": self.plan.headroom_bytes,
             "next": None if broken is None else dict(vars(broken)),
-            "asked": [one.as_json() for one in self.asked],
+            "asked": [outcome.as_json() for outcome in self.asked],
         }
 
 
@@ -92,12 +92,12 @@ def solve(asked: JobSpec, key: str, listen: Listener | None = None) -> Solution:
     Raises: SpecError for another key or a job that generates nothing, NoFeasiblePlanError where no value fits.
     """
     question = _Question(asked, dotted_key(key), listen)
-    best, beyond = question.bounds()
-    while (middle := question.between(best, beyond)) is not None:
+    best, beyond = question.find_bounds()
+    while (middle := question.find_next_value(best, beyond)) is not None:
         best, beyond = (middle, beyond) if question.fits(middle) else (best, middle)
     chosen = question.outcomes[best].plan
     assert chosen is not None
-    broken = None if beyond > question.most else _breaking(beyond, question.outcomes[beyond])
+    broken = None if beyond > question.most else _find_breaking(beyond, question.outcomes[beyond])
     return Solution(question.key, best, chosen, broken, tuple(question.outcomes.values()))
 
 
@@ -132,16 +132,16 @@ class _Question:
         if key == KEYS["max_response_len"]:
             self.first = work.max_response_len
         elif key == KEYS["max_num_seqs"]:
-            given = asked.rollout.max_num_seqs
+            stated_seqs = asked.rollout.max_num_seqs
             self.most = rollouts  # an engine never has more
-            self.first = min(rollouts, FIRST_SEQS if given == "auto" else int(given))
+            self.first = min(rollouts, FIRST_SEQS if stated_seqs == "auto" else int(stated_seqs))
         else:
             self.least = asked.algorithm.declaration.min_samples_per_prompt
             self.first = work.num_samples_per_prompt
             if work.mini_batch_size is not None:
                 self.unit = work.mini_batch_size // gcd(work.mini_batch_size, work.num_prompts_per_step)
 
-    def outcome(self, value: int) -> Outcome:
+    def evaluate(self, value: int) -> Outcome:
         """What the job is with a value; asked once."""
         if value not in self.outcomes:
             if self.listen is not None:
@@ -151,49 +151,49 @@ class _Question:
 
     def fits(self, value: int) -> bool:
         """Whether the job fits with a value (`Plan.fits`)."""
-        return self.outcome(value).fits
+        return self.evaluate(value).fits
 
     def is_forbidden(self, value: int) -> bool:
         """Whether a rule forbids it and says nothing about larger ones: samples that no mini-batch divides."""
-        return self.key == KEYS["num_samples_per_prompt"] and self.outcome(value).verdict is None
+        return self.key == KEYS["num_samples_per_prompt"] and self.evaluate(value).verdict is None
 
-    def bounds(self) -> tuple[int, int]:
+    def find_bounds(self) -> tuple[int, int]:
         """(a value that fits, a larger one that does not, or the first beyond all). Raises: NoFeasiblePlanError."""
         value, beyond = self.first, 0
         while not self.fits(value):
             beyond = value
-            value = self._whole(value // 2)
+            value = self._round_to_unit(value // 2)
             if value < self.least or value == beyond:
-                raise self._nothing(beyond)
+                raise self._explain_no_value(beyond)
         while not beyond:
             if value >= self.most:
                 return value, self.most + 1
-            larger = min(self._whole(2 * value), self.most)
+            larger = min(self._round_to_unit(2 * value), self.most)
             if self.fits(larger):
                 value = larger
             else:
                 beyond = larger
         return value, beyond
 
-    def between(self, best: int, beyond: int) -> int | None:
+    def find_next_value(self, best: int, beyond: int) -> int | None:
         """The next value to ask about: the middle, or one near it that no rule forbids; None where there is none."""
-        values = list(_around(best, beyond, self.unit)) if beyond <= self.most else []
+        values = list(_list_middle_values(best, beyond, self.unit)) if beyond <= self.most else []
         return next((value for value in values if not self.is_forbidden(value)), values[0] if values else None)
 
-    def _whole(self, value: int) -> int:
+    def _round_to_unit(self, value: int) -> int:
         return max(self.unit, value // self.unit * self.unit) if self.unit > 1 else value
 
-    def _nothing(self, smallest: int) -> NoFeasiblePlanError:
-        one = self.outcomes[smallest]
+    def _explain_no_value(self, smallest: int) -> NoFeasiblePlanError:
+        outcome = self.outcomes[smallest]
         return NoFeasiblePlanError(
             f"no value of {self.key} fits, not even {smallest}",
             where=self.key,
-            rule=one.why or "memory of a GPU at the high end of every interval",
+            rule=outcome.why or "memory of a GPU at the high end of every interval",
             way_out="`rlplan plan JOB` names other changes that make it fit",
         )
 
 
-def _around(best: int, beyond: int, unit: int) -> Iterator[int]:
+def _list_middle_values(best: int, beyond: int, unit: int) -> Iterator[int]:
     """Values between two, the middle first, then beside it, a unit apart: at most MAX_FORBIDDEN.
 
     >>> list(_around(8, 16, 2)), list(_around(8, 9, 1))
@@ -205,12 +205,12 @@ def _around(best: int, beyond: int, unit: int) -> Iterator[int]:
     yield from (best + step * unit for step in order[:MAX_FORBIDDEN])
 
 
-def _breaking(value: int, one: Outcome) -> Breaking:
+def _find_breaking(value: int, outcome: Outcome) -> Breaking:
     """Where it breaks: in memory, or by a rule."""
-    short = one.plan.shortage if one.plan is not None and not one.plan.refusals else None
-    if one.plan is None or short is None:
-        return Breaking(value, "", "", "", 0, 0, one.why)
-    phase = next((action.phase.value for _, part in one.plan.schedule.parts for action in part
+    short = outcome.plan.shortage if outcome.plan is not None and not outcome.plan.refusals else None
+    if outcome.plan is None or short is None:
+        return Breaking(value, "", "", "", 0, 0, outcome.why)
+    phase = next((action.phase.value for _, part in outcome.plan.schedule.parts for action in part
                   if action.id == short.peak.action_id), "")  # fmt: skip
     needed, room = short.needed_bytes, short.available_bytes
-    return Breaking(value, phase, short.peak.action_id, short.peak.scope, needed, room, bottleneck_of(one.plan))
+    return Breaking(value, phase, short.peak.action_id, short.peak.scope, needed, room, bottleneck_of(outcome.plan))

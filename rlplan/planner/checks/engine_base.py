@@ -25,16 +25,16 @@ WHOLE_WEIGHTS = "whole weights would be written over 4 bits"
 _ADAPTERS = "training.lora={rank: 16} placement.sync_content=adapter"
 
 
-def engine_base_refusals(job: SettledJob) -> Iterator[str]:
+def find_engine_base_refusals(job: SettledJob) -> Iterator[str]:
     """Why no choice of a job can, where it asks for it."""
-    if key := asked_key(job):
-        yield from (f"{key}: {reason}" for reason in _of_the_job(job))
-        yield from (f"{key}: {reason}" for reason in _of_the_models(job))
+    if key := find_base_key(job):
+        yield from (f"{key}: {reason}" for reason in _check_job(job))
+        yield from (f"{key}: {reason}" for reason in _check_models(job))
 
 
-def engine_base_choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
+def find_engine_base_choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Why a choice cannot."""
-    key = asked_key(job)
+    key = find_base_key(job)
     if not key or not choice.sync_mode:
         return
     if choice.sync_mode != "adapter":
@@ -44,18 +44,18 @@ def engine_base_choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str
         yield f"{key}: a colocated engine on a CPU host starts again from trained weights (placement.placement=hybrid)"
     if on_a_host and choice.engine.tp > 1:
         yield f"{key}: on a CPU engines of several ranks were not tried with 4 bits (rollout.tp=1)"
-    elif (reason := _cut_groups(job, choice.engine.tp)) and not on_a_host:
+    elif (reason := _check_groups(job, choice.engine.tp)) and not on_a_host:
         yield f"{key}: {reason}"
 
 
-def asked_key(job: SettledJob) -> str:
+def find_base_key(job: SettledJob) -> str:
     """The key by which a job asks for 4 bits; empty where it does not."""
     if job.rollout.base_path is not None:
         return KEY
     return f"rollout.quantization {MXFP4}" if job.rollout.quantization == MXFP4 else ""
 
 
-def _of_the_job(job: SettledJob) -> Iterator[str]:
+def _check_job(job: SettledJob) -> Iterator[str]:
     rollout = job.rollout
     if not job.has_engine:
         yield f"{job.algorithm.name} has no engine ({KEY}=null)"
@@ -75,7 +75,7 @@ def _of_the_job(job: SettledJob) -> Iterator[str]:
         yield "rollout.dtype float32: vLLM's kernels for 4 bits multiply in 16 bits (rollout.dtype=bfloat16)"
 
 
-def _of_the_models(job: SettledJob) -> Iterator[str]:
+def _check_models(job: SettledJob) -> Iterator[str]:
     """What the policy is, and whether the folder is the policy's."""
     try:
         model = job.load_model()
@@ -91,14 +91,14 @@ def _of_the_models(job: SettledJob) -> Iterator[str]:
         if reason := why_not_the_base(model, job.policy.path, base):
             yield f"{base} is not the policy in 4 bits: {reason}"
         elif job.device_kind == "cpu":
-            yield from _cpu_kernel(model, base_quantization(base))
+            yield from _check_cpu_kernel(model, base_quantization(base))
         if resolve_model(base, where=KEY).vision is not None:
             yield "a vision-language model"
     except SpecError as error:
         yield f"{error.what} ({error.rule})"
 
 
-def _cpu_kernel(model: ModelSpec, scheme: Quantization) -> Iterator[str]:
+def _check_cpu_kernel(model: ModelSpec, scheme: Quantization) -> Iterator[str]:
     """Shapes that vLLM's kernel for CPUs does not have."""
     for tensor in packed_tensors(model, scheme):
         rows, columns = tensor.shape
@@ -107,11 +107,11 @@ def _cpu_kernel(model: ModelSpec, scheme: Quantization) -> Iterator[str]:
             return
 
 
-def _cut_groups(job: SettledJob, tp: int) -> str:
+def _check_groups(job: SettledJob, tp: int) -> str:
     """Why ranks cannot share the columns of a weight; empty where they can."""
     try:
         model = job.load_model()
-        size = MXFP4_COLUMNS if job.rollout.base_path is None else _group(job.rollout.base_path)
+        size = MXFP4_COLUMNS if job.rollout.base_path is None else _count_group_columns(job.rollout.base_path)
     except SpecError:
         return ""
     widths = {model.num_heads * model.head_dim, model.intermediate_size}
@@ -119,6 +119,6 @@ def _cut_groups(job: SettledJob, tp: int) -> str:
     return f"ranks of rollout.tp {tp} would cut groups of {size} columns of {wrong}" if wrong else ""
 
 
-def _group(path: str) -> int:
+def _count_group_columns(path: str) -> int:
     """Columns behind one scale; 1 where a whole row has one, which may be cut anywhere."""
     return base_quantization(path).form.block[1] or 1

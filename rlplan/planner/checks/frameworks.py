@@ -46,7 +46,7 @@ def word_changes(overrides: Sequence[str]) -> str:
     return " ".join([*layout, *["and"] * bool(layout and learned), *marked])
 
 
-def framework(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_framework(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Stated values that the framework cannot say or run, all of them at once."""
     book = rule_book(job)
     lacking = {rule.key: (rule, value) for rule, value in book.find_lacking() if not rule.reads_more}
@@ -54,22 +54,23 @@ def framework(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         return
     title, rules = job.release.title, [rule for rule, _ in lacking.values()]
     yield (
-        f"a plan for {title} has no " + ", no ".join(f"{key} = {_word(value)}" for key, (_, value) in lacking.items()),
+        f"a plan for {title} has no "
+        + ", no ".join(f"{key} = {_format_value(value)}" for key, (_, value) in lacking.items()),
         ", ".join(lacking),
         f"{title} {job.release.version}: "
-        + "; ".join(f"{rule.key} is {_word_only(rule)} ({rule.why})" for rule in rules),
-        _word_frameworks(job) if _lacks_algorithm(book) else word_changes(_list_changes(book)),
+        + "; ".join(f"{rule.key} is {_format_allowed(rule)} ({rule.why})" for rule in rules),
+        _format_frameworks(job) if _lacks_algorithm(book) else word_changes(_list_changes(book)),
     )
 
 
-def runtime_refusals(job: SettledJob) -> Iterator[str]:
+def find_runtime_refusals(job: SettledJob) -> Iterator[str]:
     """What a job states and rlplan's own runtime does not have, each value with the change that clears it."""
     book = rule_book(job)
     way_out = " ".join(_list_changes(book))
-    yield from (f"{rule.key} {_word(value)}: {rule.why} ({way_out})" for rule, value in book.find_lacking())
+    yield from (f"{rule.key} {_format_value(value)}: {rule.why} ({way_out})" for rule, value in book.find_lacking())
 
 
-def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
+def find_export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Why what a job states is planned for its framework and not written for it.
 
     Each reason ends with the changes after which an export writes all that is stated.
@@ -77,7 +78,7 @@ def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     book, changes, reasons = rule_book(job), list[str](), list[str]()
     for rule, value in book.find_lacking():
         reasons.append(
-            f"{rule.key} {_word(value)}: an export for {job.release.title} has {_word_only(rule)}: {rule.why}"
+            f"{rule.key} {_format_value(value)}: an export for {job.release.title} has {_format_allowed(rule)}: {rule.why}"
         )
     changes += _list_changes(book)
     counts_rollouts = job.release.scores_in_units_of_training and not choice.trainer.max_tokens
@@ -96,7 +97,7 @@ def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
         changes.append(f"training.pp={even}")
     way_out = " ".join(dict.fromkeys(changes))
     if _lacks_algorithm(book):
-        way_out = _word_frameworks(job)
+        way_out = _format_frameworks(job)
     yield from (f"{reason} ({way_out})" for reason in reasons)
 
 
@@ -104,12 +105,12 @@ def _lacks_algorithm(book: RuleBook) -> bool:
     return any(rule.key == ALGORITHM for rule, _ in book.find_lacking())
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     """A value in a message."""
     return "{...}" if isinstance(value, Spec) else word_of(value)
 
 
-def _word_only(rule: Rule) -> str:
+def _format_allowed(rule: Rule) -> str:
     """The values of a rule; `=KEY` is the value of that key."""
     return " or ".join(word_of(value).removeprefix("=") for value in rule.only)
 
@@ -122,7 +123,7 @@ def _list_changes(book: RuleBook) -> list[str]:
     return [f"{key}={word_of(value)}" for key, value in changes.items()]
 
 
-def _word_frameworks(job: SettledJob) -> str:
+def _format_frameworks(job: SettledJob) -> str:
     """Frameworks that have the job's algorithm as it is stated, rlplan's own runtime last: it has every algorithm."""
     others = [name for name in NAMES if find_release(name).rules and not find_release(name).is_rlplan]
     able = [name for name in others if not _lacks_learning(job, name)]

@@ -22,13 +22,13 @@ from rlplan.vocabulary import Dtype
 
 def check_job(job: SettledJob, setting: GpuSetting) -> None:
     """Raises: SpecError for the first thing that could not run."""
-    own = (_lengths, _types, _sizes, _adapters, _placement, _engine)
-    for find in (frameworks.framework, *own, *trainers.CHECKS, *placements.CHECKS):
+    own = (_check_lengths, _check_dtypes, _check_sizes, _check_adapters, _check_rollouts, _check_engine)
+    for find in (frameworks.check_framework, *own, *trainers.CHECKS, *placements.CHECKS):
         for what, where, rule, way_out in find(job, setting):
             raise SpecError(what, where=where, rule=rule, way_out=way_out)
 
 
-def _lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     lengths, longest = job.workload.response_lengths, job.workload.max_response_len
     if lengths != ConstantLengths.by_default() and lengths.quantile(0.0) > longest:
         yield (
@@ -39,8 +39,8 @@ def _lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _types(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    generates = setting.pool(GENERATION).gpu
+def _check_dtypes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    generates = setting.get_pool(GENERATION).gpu
     for key, dtype, gpu in (
         ("training.dtype", job.training.dtype, setting.gpu),
         ("rollout.dtype", job.rollout.dtype, generates),
@@ -62,7 +62,7 @@ def _types(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     heads, ulysses = setting.policy.num_heads, given_ranks(job.training.ulysses)
     if heads % ulysses:
         yield (
@@ -82,7 +82,7 @@ def _sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     lora = job.training.lora
     if lora is not None and lora.target_modules:
         try:
@@ -98,7 +98,7 @@ def _adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_rollouts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     if job.placement.placement not in ("auto", "hybrid") and not job.algorithm.declaration.has_rollouts:
         yield (
             f"placement {job.placement.placement} for {job.algorithm.name}, which generates nothing",
@@ -108,9 +108,9 @@ def _placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     rollout, placement = job.rollout, job.placement.placement
-    capacity = setting.pool(GENERATION).capacity
+    capacity = setting.get_pool(GENERATION).capacity
     if rollout.kv_cache_memory != "auto" and rollout.kv_cache_memory > capacity:
         yield (
             f"rollout.kv_cache_memory is {format_bytes(rollout.kv_cache_memory)}, a GPU has {format_bytes(capacity)}",

@@ -19,7 +19,7 @@ Problem = tuple[str, str, str, str]
 """What, where, rule, way out."""
 
 
-def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Who shares devices with whom, and what follows from it."""
     wanted, spec = job.placement.placement, job.placement
     shares = wanted in ("colocated", "hybrid")
@@ -38,10 +38,10 @@ def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             "the second group generates",
             "one group of GPUs",
         )
-    given, second = spec.num_generation_devices, job.hardware.generation
-    if given != "auto" and second is not None and given != second.num_devices:
+    num_generation, second = spec.num_generation_devices, job.hardware.generation
+    if num_generation != "auto" and second is not None and num_generation != second.num_devices:
         yield (
-            f"placement.num_generation_devices is {given}, and {second.num_devices} GPUs generate",
+            f"placement.num_generation_devices is {num_generation}, and {second.num_devices} GPUs generate",
             "placement.num_generation_devices, hardware.generation",
             "of two groups of GPUs the second generates",
             "placement.num_generation_devices=auto",
@@ -72,7 +72,7 @@ def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Transports that the placement does not have."""
     place, wanted = job.placement, job.placement.placement
     shares = wanted in ("colocated", "hybrid")
@@ -108,11 +108,11 @@ def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Expert parallel engines of models that have no experts, or that do not divide."""
     rollout, model = job.rollout, setting.policy
     if rollout.attention_dp not in ("auto", 1):
-        yield from _attention_dp(job, model)
+        yield from _check_attention_dp(job, model)
         return
     if rollout.has_expert_parallel is not True:
         return
@@ -130,7 +130,7 @@ def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             yield error.what, "rollout.tp, rollout.has_expert_parallel", error.rule, "rollout.tp=auto"
 
 
-def _attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
+def _check_attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
     """Data-parallel attention without whole experts that its ranks share, or with limits that do not divide."""
     rollout, where = job.rollout, "rollout.attention_dp"
     what, dp = f"{where} is {rollout.attention_dp}", given_ranks(rollout.attention_dp)
@@ -165,7 +165,7 @@ def _attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
         yield error.what, f"rollout.tp, {where}", error.rule, f"rollout.tp=auto {where}=auto"
 
 
-def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Several hosts, or pools, whose network is not known."""
     for group, pool in (("training", setting.pools[0]), (GENERATION, setting.pools[-1])):
         is_alone = pool.num_hosts == 1 and setting.pools[0].gpu == setting.pools[-1].gpu
@@ -182,5 +182,5 @@ def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             return
 
 
-CHECKS = (placement, transport, engine, links)
+CHECKS = (check_placement, check_transport, check_experts, check_links)
 """All of them, in order."""

@@ -53,10 +53,10 @@ OWN_RUNTIME = {
 """What rlplan's own runtime alone has: the words of a refusal elsewhere, the rule, the value to take instead."""
 
 
-def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Axes that the backend does not have, and sizes that the model or the GPUs do not divide by."""
     training = job.training
-    yield from missing_axes(job)
+    yield from check_missing_axes(job)
     sizes = {axis: given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
     ranks = prod(sizes.values())
     if ranks > setting.pools[0].num_gpus:
@@ -67,11 +67,11 @@ def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             "ranks that share a sequence (ulysses, cp) or a layer (tp) need a GPU each",
             "fewer ranks, or more GPUs",
         )
-    yield from _tensor_parallel(job, setting.policy)
-    yield from _pipeline_and_experts(job, setting)
+    yield from _check_tensor_parallel(job, setting.policy)
+    yield from _check_pipeline_and_experts(job, setting)
 
 
-def missing_axes(job: SettledJob) -> Iterator[Problem]:
+def check_missing_axes(job: SettledJob) -> Iterator[Problem]:
     """Ranks that share what the job's backend never shares, on GPUs and on CPU hosts alike."""
     training, backend = job.training, job.backend
     for axis in ("ulysses", "tp", "pp", "cp", "ep"):
@@ -93,7 +93,7 @@ def missing_axes(job: SettledJob) -> Iterator[Problem]:
         )
 
 
-def sharded_copies(job: SettledJob) -> Iterator[Problem]:
+def check_sharded_copies(job: SettledJob) -> Iterator[Problem]:
     """Groups of ranks that share a copy of the states, with a backend that has none, on any device."""
     if job.backend != "fsdp2" and job.training.fsdp_size is not None:
         yield (
@@ -104,7 +104,7 @@ def sharded_copies(job: SettledJob) -> Iterator[Problem]:
         )
 
 
-def own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """What only rlplan's own runtime has."""
     if job.is_for_rlplan:
         return
@@ -120,7 +120,7 @@ def own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             yield f"{key} {what.format(title)}", key, rule, f"{key}={way_out}, or framework=rlplan"
 
 
-def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
+def _check_tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
     tp = given_ranks(job.training.tp)
     if tp == 1:
         return
@@ -144,23 +144,23 @@ def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
         )
 
 
-def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """What rlplan's own runtime does not combine, of what is fixed."""
     if job.backend != "deepspeed":
         return
     asked = job.training.combination()
-    trained = [setting.model_of(role) for role in job.algorithm.declaration.trained_roles]
-    sharing = (one for model in trained for one in sharing_refusals(model, asked.ulysses, asked.tp))
-    for one in (*asked.contradictions(), *sharing):
+    trained = [setting.get_model(role) for role in job.algorithm.declaration.trained_roles]
+    sharing = (contradiction for model in trained for contradiction in sharing_refusals(model, asked.ulysses, asked.tp))
+    for contradiction in (*asked.contradictions(), *sharing):
         yield (
-            one.what,
-            one.where,
-            one.rule,
-            one.way_out + (f", or {switch_to('megatron')}" if one.where == "training.tp" else ""),
+            contradiction.what,
+            contradiction.where,
+            contradiction.rule,
+            contradiction.way_out + (f", or {switch_to('megatron')}" if contradiction.where == "training.tp" else ""),
         )
 
 
-def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     training, model = job.training, setting.policy
     pp, ep, tp = (given_ranks(num_ranks) for num_ranks in (training.pp, training.ep, training.tp))
     if pp > model.num_layers:
@@ -170,7 +170,7 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
             "every pipeline stage has a layer",
             f"training.pp of at most {model.num_layers}",
         )
-    yield from _cut_experts(job, setting)
+    yield from _check_expert_tp(job, setting)
     if ep == 1:
         return
     if model.experts is None:
@@ -197,7 +197,7 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
         )
 
 
-def _cut_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_expert_tp(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """A given training.etp that the experts or the GPUs do not divide by."""
     training, model = job.training, setting.policy
     if training.etp == "auto" or model.experts is None:
@@ -222,7 +222,7 @@ def _cut_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def check_trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """ZeRO stages and offload that the backend does not have."""
     training, backend = job.training, job.backend
     name, other = NAMES[backend], "framework=rlplan"
@@ -235,14 +235,19 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             f"{name} {rule}",
             f"training.zero_stage=auto or {allowed}, or {other}",
         )
-    yield from sharded_copies(job)
-    yield from _fsdp2(training, backend)
+    yield from check_sharded_copies(job)
+    yield from _check_fsdp2(training, backend)
     if backend == "deepspeed":
         return
     refused = (
         ("training.optimizer", training.optimizer not in OPTIMIZERS[backend], training.optimizer, "adamw"),
         ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
-        ("training.lora.base_dtype", backend == "megatron" and _base(training) != "auto", _base(training), "auto"),
+        (
+            "training.lora.base_dtype",
+            backend == "megatron" and _read_base_dtype(training) != "auto",
+            _read_base_dtype(training),
+            "auto",
+        ),
         *((f"roles.{role}.adapter", True, folder, "null") for role, folder in job.roles.adapters.items()),
         *(("training.lora.path", True, lora.path, "null") for lora in (training.lora,) if lora and lora.path),
     )
@@ -270,12 +275,12 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _base(training: SettledTraining) -> str:
+def _read_base_dtype(training: SettledTraining) -> str:
     """The type of a frozen base, as the job says it."""
     return "auto" if training.lora is None else training.lora.base_dtype
 
 
-def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
+def _check_fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
     """What FSDP2 alone has, and what it cannot."""
     both = {training.offloads_optimizer, training.offloads_parameters}
     if backend == "fsdp2" and both == {True, False}:
@@ -287,5 +292,5 @@ def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
         )
 
 
-CHECKS = (axes, deepspeed, own_runtime, trainer)
+CHECKS = (check_axes, check_deepspeed, check_own_runtime, check_trainer)
 """All of them, in order."""

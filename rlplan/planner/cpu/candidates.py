@@ -29,13 +29,13 @@ def list_choices(job: ResolvedJob) -> tuple[tuple[Choice, ...], tuple[Considered
     choices, impossible = [], []
     for placement in sorted(wanted, key=ORDER.index):
         first = choice_of(job, placement, stages[0])
-        reason = next(chain(rules.job_refusals(job), rules.choice_refusals(job, first)), "")
+        reason = next(chain(rules.job_refusals(job), rules.find_choice_refusals(job, first)), "")
         if reason:  # whatever the stage
             impossible.append(Considered(placement, reason))
             continue
         for stage in stages:
             choice = choice_of(job, placement, stage)
-            if reason := rules.stage_refusal(job, choice):
+            if reason := rules.find_stage_refusal(job, choice):
                 impossible.append(Considered(placement, reason, stage))
             else:
                 choices.append(choice)

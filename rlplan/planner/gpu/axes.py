@@ -64,12 +64,12 @@ class Axes(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def powers(largest: int) -> tuple[int, ...]:
+def list_powers(largest: int) -> tuple[int, ...]:
     """1, 2, 4 ... up to `largest`."""
     return tuple(2**power for power in range(largest.bit_length()))
 
 
-def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -> tuple[Axes, ...]:
+def list_parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -> tuple[Axes, ...]:
     """Every layout over at most `training` GPUs that the trainer has and the policy, the first model, divides by.
 
     All roles are cut alike: an open tp divides every model's heads.
@@ -79,16 +79,16 @@ def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -
     rank_counts = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep, etp
     has_adapters = wanted.trains_adapters
     most_parts = max(1, job.workload.max_seq_len // LEAST_TOKENS)
-    found = _axes(models[0], job.backend, training, has_adapters, most_parts, rank_counts)
+    layouts = _list_axes(models[0], job.backend, training, has_adapters, most_parts, rank_counts)
     if job.backend == "megatron" and models[0].experts and not wanted.sequence_parallel:
-        found = [axes for axes in found if axes.tp == 1]  # Megatron-Core, moe/moe_layer.py
+        layouts = [axes for axes in layouts if axes.tp == 1]  # Megatron-Core, moe/moe_layer.py
     if wanted.tp != "auto":
-        return tuple(found)
-    return tuple(axes for axes in found if all(model.num_heads % axes.tp == 0 for model in models))
+        return tuple(layouts)
+    return tuple(axes for axes in layouts if all(model.num_heads % axes.tp == 0 for model in models))
 
 
 @lru_cache(maxsize=256)
-def _axes(
+def _list_axes(
     model: ModelSpec,
     backend: Backend,
     training: int,
@@ -96,12 +96,12 @@ def _axes(
     most_parts: int,
     wanted: tuple[int | str, ...],
 ) -> list[Axes]:
-    heads, beside = model.num_heads, powers(min(MAX_BESIDE, training))
+    heads, beside = model.num_heads, list_powers(min(MAX_BESIDE, training))
     experts = model.experts.num_experts if model.experts else 1
     rank_counts = [size for size in beside if heads % size == 0]
     cut = [1] if model.experts else rank_counts  # AutoTP cuts plain linear layers; stacked experts would stay whole
-    contexts = powers(min(MAX_BESIDE, training, most_parts))
-    pipelines = powers(min(MAX_PP, training)) if backend == "megatron" else ()
+    contexts = list_powers(min(MAX_BESIDE, training, most_parts))
+    pipelines = list_powers(min(MAX_PP, training)) if backend == "megatron" else ()
     has = {
         "deepspeed": ([size for size in rank_counts if size <= most_parts], cut, [1], [1], [1]),
         "fsdp2": ([size for size in rank_counts if size <= most_parts], rank_counts, [1], contexts, [1]),
@@ -110,12 +110,12 @@ def _axes(
             rank_counts,
             [size for size in pipelines if size <= model.num_layers and has_even_stages(model, size)],
             contexts,
-            [size for size in powers(min(MAX_EP, training)) if experts % size == 0],
+            [size for size in list_powers(min(MAX_EP, training)) if experts % size == 0],
         ),
     }[backend] + ([0],)
     sizes = (open_ones if size == "auto" else [int(size)] for size, open_ones in zip(wanted, has, strict=True))
-    found = _that_divide(product(*sizes), heads, training)
-    return [axes for axes in found if backend != "deepspeed" or _can_share(model, axes, has_adapters=has_adapters)]
+    layouts = _keep_divisible(product(*sizes), heads, training)
+    return [axes for axes in layouts if backend != "deepspeed" or _can_share(model, axes, has_adapters=has_adapters)]
 
 
 def _can_share(model: ModelSpec, axes: Axes, *, has_adapters: bool) -> bool:
@@ -124,9 +124,9 @@ def _can_share(model: ModelSpec, axes: Axes, *, has_adapters: bool) -> bool:
     return not any((*sharing_refusals(model, axes.ulysses, axes.tp), *asked.contradictions()))
 
 
-def _that_divide(sizes: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
-    for one in sizes:
-        axes = Axes(*one)
+def _keep_divisible(sizes: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
+    for combination in sizes:
+        axes = Axes(*combination)
         if heads % (axes.ulysses * axes.tp) or axes.ranks_per_sequence > training:
             continue
         if _can_spread_experts(training, axes):
@@ -149,7 +149,7 @@ def can_cut(num_ranks: int, axes: Axes) -> bool:
     return num_ranks % axes.ranks_per_sequence == 0 and _can_spread_experts(num_ranks, axes)
 
 
-def zero_stages(job: JobSpec, training: int) -> tuple[int, ...]:
+def list_zero_stages(job: JobSpec, training: int) -> tuple[int, ...]:
     """ZeRO stages: FSDP2 shards everything, Megatron's distributed optimizer its states.
 
     Alone a rank shards nothing: stage 3 is there for what can be offloaded.
@@ -183,22 +183,22 @@ class EngineAxes(NamedTuple):
     """Whether whole experts lie on them."""
 
 
-def engine_sizes(job: SettledJob, model: ModelSpec) -> tuple[EngineAxes, ...]:
+def list_engine_axes(job: SettledJob, model: ModelSpec) -> tuple[EngineAxes, ...]:
     """Ranks of an engine that vLLM divides the model by."""
     rollout = job.rollout
-    open_sizes = (1,) if rollout.generates_in_trainer else powers(ENGINE_TP)
+    open_sizes = (1,) if rollout.generates_in_trainer else list_powers(ENGINE_TP)
     sizes = open_sizes if rollout.tp == "auto" else (int(rollout.tp),)
     experts = (False, True) if rollout.has_expert_parallel == "auto" else (rollout.has_expert_parallel,)
-    found = (
+    candidates = (
         EngineAxes(tp, dp, whole)
         for tp, whole in product(sizes, experts)
-        for dp in (_attention_ranks(job, tp) if whole and model.experts else (1,))
+        for dp in (_list_attention_dp(job, tp) if whole and model.experts else (1,))
         if whole or rollout.attention_dp in ("auto", 1)
     )
-    return tuple(axes for axes in found if _can_hold(model, axes))
+    return tuple(axes for axes in candidates if _can_hold(model, axes))
 
 
-def _attention_ranks(job: SettledJob, tp: int) -> tuple[int, ...]:
+def _list_attention_dp(job: SettledJob, tp: int) -> tuple[int, ...]:
     """Groups that attend by themselves: of an open number those whose limits of a batch divide."""
     rollout = job.rollout
     if rollout.attention_dp != "auto":
@@ -206,7 +206,9 @@ def _attention_ranks(job: SettledJob, tp: int) -> tuple[int, ...]:
     if job.is_for_rlplan or tp > MAX_BESIDE:
         return (1,)
     limits = rollout.max_num_batched_tokens, rollout.max_num_seqs
-    return tuple(dp for dp in powers(MAX_EP // tp) if all(one == "auto" or int(one) % dp == 0 for one in limits))
+    return tuple(
+        dp for dp in list_powers(MAX_EP // tp) if all(limit == "auto" or int(limit) % dp == 0 for limit in limits)
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -223,7 +225,7 @@ def _can_hold(model: ModelSpec, axes: EngineAxes) -> bool:
     return True
 
 
-def quantizations(job: JobSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
+def list_quantizations(job: JobSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
     """Formats of an engine's weights: open, as they are or in fp8 where the GPU multiplies it."""
     wanted = job.rollout.quantization
     if job.rollout.base_path is not None:

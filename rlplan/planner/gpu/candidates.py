@@ -23,15 +23,15 @@ from rlplan.planner.gpu.axes import (
     Axes,
     can_cut,
     can_train,
-    engine_sizes,
-    parallel_axes,
-    powers,
-    quantizations,
-    zero_stages,
+    list_engine_axes,
+    list_parallel_axes,
+    list_powers,
+    list_quantizations,
+    list_zero_stages,
 )
-from rlplan.planner.gpu.facts import without_devices
+from rlplan.planner.gpu.facts import strip_devices
 from rlplan.planner.gpu.sync_times import SyncModes
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob, search_rules
@@ -70,37 +70,37 @@ Layout = tuple[Axes, int, MemorySavings, tuple[tuple[int, int], ...]]
 """Ranks by what they share, a ZeRO stage, what saves memory, and sizes of passes (rollouts, tokens or 0)."""
 
 
-class ChoicesOfGroups:
+class GroupChoices:
     """What may be chosen for a group of any size: the same on any number of such GPUs."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
-        self.job, self.model, self.gpu = without_devices(job), setting.policy, setting.pool(GENERATION).gpu
+        self.job, self.model, self.gpu = strip_devices(job), setting.policy, setting.get_pool(GENERATION).gpu
         self.models, self.rules = (setting.policy, *setting.models.values()), search_rules(job)
         self.has_rules = bool(self.rules)
-        self.known = memo.table(ChoicesOfGroups, self.job, self.models, self.gpu)
+        self.known = memo.get_table(GroupChoices, self.job, self.models, self.gpu)
 
-    @memoized
-    def sweeps_of(
+    @memoize
+    def list_group_sweeps(
         self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()
     ) -> tuple[MicroBatchSweep, ...]:
         """The trainers' choices beside so many GPUs that only score."""
-        sweeps = self._all_sweeps(training)
+        sweeps = self._build_sweeps(training)
         return tuple(
             sweep
             for sweep in sweeps
-            if self._can_combine(scoring, offloads_all, arranged, _axes_of(sweep.choices[0]), sweep.savings)
+            if self._can_combine(scoring, offloads_all, arranged, _read_axes(sweep.choices[0]), sweep.savings)
         )
 
-    @memoized
+    @memoize
     def can_train(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> bool:
         """Whether there is a choice for the trainer."""
-        layouts = self._layouts(training)
+        layouts = self._list_layouts(training)
         return any(self._can_combine(scoring, offloads_all, arranged, axes, savings) for axes, _, savings, _ in layouts)
 
-    @memoized
-    def num_trainers(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> int:
+    @memoize
+    def count_trainers(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> int:
         """How many choices of a trainer there are, counted and not made."""
-        layouts = self._layouts(training)
+        layouts = self._list_layouts(training)
         return sum(
             len(sizes)
             for axes, _, savings, sizes in layouts
@@ -116,40 +116,40 @@ class ChoicesOfGroups:
         """
         if offloads_all and savings[2]:
             return False
-        if self.has_rules and not self.rules.allows(dict(arranged) | _trainer_values(axes, savings)):
+        if self.has_rules and not self.rules.allows(dict(arranged) | _list_trainer_values(axes, savings)):
             return False
         return not scoring or self.job.backend == "deepspeed" or can_cut(scoring, axes)
 
-    @memoized
-    def _all_sweeps(self, training: int) -> tuple[MicroBatchSweep, ...]:
+    @memoize
+    def _build_sweeps(self, training: int) -> tuple[MicroBatchSweep, ...]:
         sweeps = []
-        for axes, stage, savings, sizes in self._layouts(training):
+        for axes, stage, savings, sizes in self._list_layouts(training):
             chosen = (
                 TrainerChoice(stage, *savings, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes
             )
             sweeps.append(MicroBatchSweep(tuple(chosen), savings))
         return tuple(sweeps)
 
-    def _layouts(self, training: int) -> Iterator[Layout]:
+    def _list_layouts(self, training: int) -> Iterator[Layout]:
         """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
         wanted, rollouts = self.job.training, self.job.workload.rollouts_per_mini_batch
         switches = wanted.gradient_checkpointing, wanted.offloads_optimizer, wanted.offloads_parameters
         backend = self.job.backend
-        all_savings = [(first, second, third) for first, second, third in product(*map(options, switches))]
-        for axes in parallel_axes(self.job, self.models, training):
+        all_savings = [(first, second, third) for first, second, third in product(*map(list_options, switches))]
+        for axes in list_parallel_axes(self.job, self.models, training):
             group_size = axes.ranks_per_sequence
             groups = training // group_size
-            if training % group_size or not self._deals_out(groups):
+            if training % group_size or not self._can_distribute(groups):
                 continue
-            kinds = self._micro_batches(ceil_div(rollouts, groups), axes)
-            for stage, savings in product(zero_stages(self.job, training), all_savings):
-                chosen = {"training.zero_stage": stage} | _trainer_values(axes, savings) if self.has_rules else {}
+            kinds = self._list_micro_batches(ceil_div(rollouts, groups), axes)
+            for stage, savings in product(list_zero_stages(self.job, training), all_savings):
+                chosen = {"training.zero_stage": stage} | _list_trainer_values(axes, savings) if self.has_rules else {}
                 if self.has_rules and not self.rules.allows(chosen):
                     continue
                 if can_train(wanted, backend, stage, axes, optimizer=savings[1], parameters=savings[2]):
                     yield from ((axes, stage, savings, sizes) for sizes in kinds)
 
-    def _deals_out(self, groups: int) -> bool:
+    def _can_distribute(self, groups: int) -> bool:
         """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
         have equally many rollouts, or pairs of them.
         """
@@ -157,7 +157,7 @@ class ChoicesOfGroups:
             return groups <= self.job.num_units_per_mini_batch
         return self.job.workload.rollouts_per_mini_batch % (groups * self.job.sequences_per_unit) == 0
 
-    def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
+    def _list_micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Sweeps of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
 
         A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
@@ -179,7 +179,7 @@ class ChoicesOfGroups:
                 return ()  # passes of rollouts are all of one size
             return (((size, size * longest if packs else 0),),)
         largest = max(unit, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // longest))
-        sizes = tuple(size for size in reversed(powers(largest)) if unit <= size <= largest)
+        sizes = tuple(size for size in reversed(list_powers(largest)) if unit <= size <= largest)
         if packs:
             return (tuple((size, size * longest) for size in sizes),)
         if not may_pack or work.usual_prompt_len + work.lengths.quantile(0.0) >= longest:
@@ -187,8 +187,8 @@ class ChoicesOfGroups:
             return (tuple((size, 0) for size in sizes if share % size == 0),)
         return ((*((size, size * longest) for size in sizes), *(((1, 0),) if unit == 1 else ())),)
 
-    @memoized
-    def engines_of(
+    @memoize
+    def list_group_engines(
         self,
         generation: int,
         sleeps: bool,
@@ -199,30 +199,32 @@ class ChoicesOfGroups:
     ) -> tuple[EngineChoice, ...]:
         """The engines' choices on so many GPUs, for those to which whole weights can be sent, or adapters."""
         versions = (0, adapter_versions(self.job) if is_async else 1)
-        every = product(self._all_engines(generation, sleeps, arranged), versions)
+        every = product(self._build_engines(generation, sleeps, arranged), versions)
         return tuple(
             replace(engine, adapter_versions=number) if number else engine
             for engine, number in every
             if (takes_adapters and engine.sleep_level < 2 if number else takes_weights)
         )
 
-    def _all_engines(self, generation: int, sleeps: bool, arranged: Arranged) -> Iterator[EngineChoice]:
+    def _build_engines(self, generation: int, sleeps: bool, arranged: Arranged) -> Iterator[EngineChoice]:
         if not self.job.has_rollouts:
             yield EngineChoice(1, 0)
             return
         rollout = self.job.rollout
         levels = ((2, 1) if rollout.sleep_level == "auto" else (int(rollout.sleep_level),)) if sleeps else (0,)
-        formats = quantizations(self.job, self.gpu)
-        for (tp, dp, has_experts), level, quantization in product(engine_sizes(self.job, self.model), levels, formats):
+        formats = list_quantizations(self.job, self.gpu)
+        for (tp, dp, has_experts), level, quantization in product(
+            list_engine_axes(self.job, self.model), levels, formats
+        ):
             num_engines, left = divmod(generation, tp * dp)
             if not left and num_engines and rollout.num_engines in ("auto", num_engines):
                 engine = EngineChoice(tp, level, 1, quantization, has_experts, dp)
-                chosen = dict(arranged) | _engine_values(engine) if self.has_rules else {}
+                chosen = dict(arranged) | _list_engine_values(engine) if self.has_rules else {}
                 if self.rules.allows(chosen):
-                    for num_seqs in self._num_seqs(num_engines, dp, chosen):
+                    for num_seqs in self._list_num_seqs(num_engines, dp, chosen):
                         yield replace(engine, max_num_seqs=num_seqs)
 
-    def _num_seqs(self, num_engines: int, attention_dp: int, chosen: dict[str, object]) -> tuple[int, ...]:
+    def _list_num_seqs(self, num_engines: int, attention_dp: int, chosen: dict[str, object]) -> tuple[int, ...]:
         """Sequences of an engine at once: up to all of its share, the most first, as many on each of its ranks.
 
         Where attention is data-parallel, no more than a step has tokens (vLLM refuses that). chosen: what the
@@ -238,11 +240,11 @@ class ChoicesOfGroups:
         share = ceil_div(num_rollouts, num_engines * attention_dp)
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
         if attention_dp > 1:
-            most = min(most, powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
-        return tuple(size * attention_dp for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
+            most = min(most, list_powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
+        return tuple(size * attention_dp for size in reversed(list_powers(most)) if size >= min(MIN_AUTO_SEQS, most))
 
 
-class GpuSpace(ChoicesOfGroups):
+class GpuSpace(GroupChoices):
     """The axes of a job's candidates."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
@@ -253,25 +255,31 @@ class GpuSpace(ChoicesOfGroups):
     @cached_property
     def arrangements(self) -> tuple[Arrangement, ...]:
         """Arrangements, whose trainer and engine are still open, those with fewer switches first."""
-        return tuple(arrangement for placement in self._placements for arrangement in self._of_placement(placement))
+        return tuple(
+            arrangement for placement in self._placements for arrangement in self._list_arrangements(placement)
+        )
 
-    def groups(self) -> Iterator[Arrangement]:
+    def list_groups(self) -> Iterator[Arrangement]:
         """The device groups of all arrangements and more: those in which nothing can train or generate among them."""
         for placement in self._placements:
-            yield from (Arrangement(placement, *sizes) for sizes in self._splits(placement))
+            yield from (Arrangement(placement, *sizes) for sizes in self._list_splits(placement))
 
     @cached_property
     def impossible(self) -> tuple[Considered, ...]:
         """Placements without an arrangement."""
         there = {arrangement.placement for arrangement in self.arrangements}
-        return tuple(Considered(one, self._reason(one)) for one in self._placements if one not in there)
+        return tuple(
+            Considered(placement, self._explain_impossible(placement))
+            for placement in self._placements
+            if placement not in there
+        )
 
     @cached_property
     def num_candidates(self) -> int:
         """How many combinations there are, counted and not made."""
         return sum(
-            self.num_trainers(*self._trainers_see(arrangement))
-            * sum(len(self.transports(arrangement, engine)) for engine in self.engines(arrangement))
+            self.count_trainers(*self._build_trainer_key(arrangement))
+            * sum(len(self.list_transports(arrangement, engine)) for engine in self.engines(arrangement))
             for arrangement in self.arrangements
         )
 
@@ -279,25 +287,27 @@ class GpuSpace(ChoicesOfGroups):
         for arrangement in self.arrangements:
             trainers = [choice for sweep in self.sweeps(arrangement) for choice in sweep.choices]
             for engine, trainer in product(self.engines(arrangement), trainers):
-                for transport in self.transports(arrangement, engine):
+                for transport in self.list_transports(arrangement, engine):
                     yield Choice(arrangement, trainer, engine, transport)
 
     def sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
         """What may be chosen for trained roles in an arrangement."""
-        return self.sweeps_of(*self._trainers_see(arrangement))
+        return self.list_group_sweeps(*self._build_trainer_key(arrangement))
 
     def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
         """What may be chosen for the engine in an arrangement and reached by its transports, more sequences at once
         first.
         """
         modes, switches = self.sync_modes, (arrangement.sleeps, arrangement.is_async)
-        takes_weights = bool(modes.of_weights(arrangement))
+        takes_weights = bool(modes.list_weight_modes(arrangement))
         sends = takes_weights, modes.may_send_adapters
-        return self.engines_of(arrangement.num_generation, *switches, *sends, self._arranged(arrangement))
+        return self.list_group_engines(
+            arrangement.num_generation, *switches, *sends, self._list_rule_values(arrangement)
+        )
 
-    def transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
+    def list_transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
         """Modes of weight sync to the engine."""
-        return self.sync_modes.to_engine(arrangement, engine)
+        return self.sync_modes.list_engine_modes(arrangement, engine)
 
     @property
     def _placements(self) -> tuple[Placement, ...]:
@@ -308,30 +318,30 @@ class GpuSpace(ChoicesOfGroups):
         wanted = self.job.placement.placement
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
 
-    def _of_placement(self, placement: Placement) -> Iterator[Arrangement]:
+    def _list_arrangements(self, placement: Placement) -> Iterator[Arrangement]:
         """Arrangements in which something can train and something can generate."""
         sleeps = placement is Placement.COLOCATED and self.job.rollout.sleep_level != 0
         may_be_async = self.job.placement.max_staleness > 0 and placement is Placement.DISAGGREGATED
-        for training, generation, scoring in self._splits(placement):
+        for training, generation, scoring in self._list_splits(placement):
             arrangement = Arrangement(placement, training, generation, scoring, sleeps=sleeps)
             for is_async, offloaded in product(
-                (False, True) if may_be_async else (False,), self._offloads(arrangement)
+                (False, True) if may_be_async else (False,), self._list_offloads(arrangement)
             ):
-                one = replace(arrangement, is_async=is_async, offloaded=offloaded)
-                is_allowed = self.rules.allows(_values_of(one))
-                if is_allowed and self.can_train(*self._trainers_see(one)) and self.engines(one):
-                    yield one
+                variant = replace(arrangement, is_async=is_async, offloaded=offloaded)
+                is_allowed = self.rules.allows(_list_arrangement_values(variant))
+                if is_allowed and self.can_train(*self._build_trainer_key(variant)) and self.engines(variant):
+                    yield variant
 
-    def _trainers_see(self, arrangement: Arrangement) -> tuple[int, int, bool, Arranged]:
+    def _build_trainer_key(self, arrangement: Arrangement) -> tuple[int, int, bool, Arranged]:
         """What of an arrangement the trainers' choices depend on."""
         offloads_all = arrangement.offloaded == "all"
-        return arrangement.num_training, arrangement.num_scoring, offloads_all, self._arranged(arrangement)
+        return arrangement.num_training, arrangement.num_scoring, offloads_all, self._list_rule_values(arrangement)
 
-    def _arranged(self, arrangement: Arrangement) -> Arranged:
+    def _list_rule_values(self, arrangement: Arrangement) -> Arranged:
         """What of an arrangement a framework's rules may ask for."""
-        return tuple(_values_of(arrangement).items()) if self.has_rules else ()
+        return tuple(_list_arrangement_values(arrangement).items()) if self.has_rules else ()
 
-    def _offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
+    def _list_offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
         """Who may move away while it waits: every role under time sharing, or frozen ones alone."""
         place = self.job.placement
         every: tuple[Offloaded, ...] = ("all",) if arrangement.placement is Placement.COLOCATED else ()
@@ -343,17 +353,17 @@ class GpuSpace(ChoicesOfGroups):
             return ("none", *wanted)
         return wanted if place.offload_roles == "frozen" else wanted or ("none",)
 
-    def _splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:
+    def _list_splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:
         """(GPUs that train, that generate, that score alone). A size that no trainer's layout divides is left out."""
-        wanted, given = self.job.placement.num_scoring_devices, self.job.placement.num_generation_devices
+        wanted, num_generation = self.job.placement.num_scoring_devices, self.job.placement.num_generation_devices
         if placement is not Placement.DISAGGREGATED:
             if wanted in ("auto", 0):
                 yield self.num_gpus, self.num_gpus, 0
             return
-        if self.split is None and given != "auto":
+        if self.split is None and num_generation != "auto":
             alone = 0 if wanted == "auto" else int(wanted)
-            if given + alone < self.num_gpus:
-                yield self.num_gpus - given - alone, given, alone
+            if num_generation + alone < self.num_gpus:
+                yield self.num_gpus - num_generation - alone, num_generation, alone
             return
         for training, alone in product(self._training_sizes, self._scoring_sizes):
             here = training + alone
@@ -369,7 +379,7 @@ class GpuSpace(ChoicesOfGroups):
         if not self.job.frozen_roles:
             return [0]
         smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
-        return [0, *(size for size in powers(largest) if size >= smallest)]
+        return [0, *(size for size in list_powers(largest) if size >= smallest)]
 
     @cached_property
     def _training_sizes(self) -> tuple[int, ...]:
@@ -381,16 +391,16 @@ class GpuSpace(ChoicesOfGroups):
         if self.job.is_for_rlplan:
             if self.split is not None or whole <= max(2 * host, ANY_SIZE):
                 return tuple(range(1, whole))
-            few = {size for power in powers(whole - 1) for size in (power, whole - power)}
+            few = {size for power in list_powers(whole - 1) for size in (power, whole - power)}
             step = host * ceil_div(whole, MAX_STEPS * host)
             return tuple(sorted(few | set(range(step, whole, step))))
         rollouts = self.job.workload.rollouts_per_mini_batch
         divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
-        group_sizes = {axes.ranks_per_sequence for axes in parallel_axes(self.job, self.models, self.num_gpus)}
+        group_sizes = {axes.ranks_per_sequence for axes in list_parallel_axes(self.job, self.models, self.num_gpus)}
         sizes = {divisor * group_size for divisor in divisors for group_size in group_sizes}
         return tuple(sorted(size for size in sizes if size < self.num_gpus))
 
-    def _reason(self, placement: Placement) -> str:
+    def _explain_impossible(self, placement: Placement) -> str:
         for broken in self.rules.find_broken({"placement.placement": placement.value}):
             if broken.key == "placement.placement":
                 return f"{self.job.release.title} has {' and '.join(map(word_of, broken.tried))}: {broken.why}"
@@ -400,45 +410,45 @@ class GpuSpace(ChoicesOfGroups):
         alone = job.placement.num_scoring_devices
         if alone not in ("auto", 0) and placement is not Placement.DISAGGREGATED:
             return f"placement.num_scoring_devices {alone}: no GPU scores alone where all of them train"
-        if alone != "auto" and not any(self._splits(placement)):
+        if alone != "auto" and not any(self._list_splits(placement)):
             return (
                 f"placement.num_scoring_devices {alone} leaves none of {self.num_gpus} GPUs that train or that generate"
             )
-        training, generation, _ = next(iter(self._splits(placement)), (self.num_gpus, self.num_gpus, 0))
+        training, generation, _ = next(iter(self._list_splits(placement)), (self.num_gpus, self.num_gpus, 0))
         tp, dp = (job.rollout.tp, job.rollout.attention_dp) if job.has_rollouts else (1, 1)
-        ranks = prod(int(one) for one in (tp, dp) if one != "auto")
+        ranks = prod(int(size) for size in (tp, dp) if size != "auto")
         rollouts = job.workload.rollouts_per_mini_batch
-        group_sizes = sorted({axes.ranks_per_sequence for axes in parallel_axes(job, self.models, training)})
+        group_sizes = sorted({axes.ranks_per_sequence for axes in list_parallel_axes(job, self.models, training)})
         if all(training % group_size for group_size in group_sizes):
-            return f"{_words(group_sizes)} ranks that share a sequence do not divide the {training} GPUs that train"
+            return (
+                f"{_join_numbers(group_sizes)} ranks that share a sequence do not divide the {training} GPUs that train"
+            )
         if generation % ranks:
             key = "rollout.tp" if dp in ("auto", 1) else "rollout.tp x rollout.attention_dp"
             return f"{key} {ranks} does not divide the {generation} GPUs that generate"
         if alone not in ("auto", 0) and job.backend != "deepspeed" and all(alone % size for size in group_sizes):
             return (
-                f"placement.num_scoring_devices {alone} does not divide by the {_words(group_sizes)} ranks that share "
+                f"placement.num_scoring_devices {alone} does not divide by the {_join_numbers(group_sizes)} ranks that share "
                 "a sequence: a frozen role is cut like the policy"
             )
         groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
-        if not any(map(self._deals_out, groups)):
+        if not any(map(self._can_distribute, groups)):
             if job.is_for_rlplan:
-                return (
-                    f"mini_batch_size {rollouts} leaves some of the {_words(groups)} ranks that train without a rollout"
-                )
-            return f"mini_batch_size {rollouts} does not divide by the {_words(groups)} ranks that train"
+                return f"mini_batch_size {rollouts} leaves some of the {_join_numbers(groups)} ranks that train without a rollout"
+            return f"mini_batch_size {rollouts} does not divide by the {_join_numbers(groups)} ranks that train"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
 
-def options(choice: str | bool) -> tuple[bool, ...]:
+def list_options(choice: str | bool) -> tuple[bool, ...]:
     """What a choice leaves open."""
     return (False, True) if choice == "auto" else (bool(choice),)
 
 
-def _axes_of(choice: TrainerChoice) -> Axes:
+def _read_axes(choice: TrainerChoice) -> Axes:
     return Axes(choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep)
 
 
-def _values_of(arrangement: Arrangement) -> dict[str, object]:
+def _list_arrangement_values(arrangement: Arrangement) -> dict[str, object]:
     """An arrangement as keys of a job."""
     values: dict[str, object] = {
         "placement.placement": arrangement.placement.value,
@@ -448,14 +458,14 @@ def _values_of(arrangement: Arrangement) -> dict[str, object]:
     return values if arrangement.offloaded == "none" else {**values, "placement.offload_roles": arrangement.offloaded}
 
 
-def _trainer_values(axes: Axes, savings: MemorySavings) -> dict[str, object]:
+def _list_trainer_values(axes: Axes, savings: MemorySavings) -> dict[str, object]:
     """A trainer's layout as keys of a job."""
     ranks = {f"training.{axis}": getattr(axes, axis) for axis in ("ulysses", "tp", "pp", "cp", "ep")}
     names = ("gradient_checkpointing", "offloads_optimizer", "offloads_parameters")
     return ranks | {f"training.{name}": value for name, value in zip(names, savings, strict=True)}
 
 
-def _engine_values(engine: EngineChoice) -> dict[str, object]:
+def _list_engine_values(engine: EngineChoice) -> dict[str, object]:
     """An engine as keys of a job."""
     return {
         "rollout.tp": engine.tp,
@@ -466,5 +476,5 @@ def _engine_values(engine: EngineChoice) -> dict[str, object]:
     }
 
 
-def _words(numbers: list[int]) -> str:
+def _join_numbers(numbers: list[int]) -> str:
     return " or ".join(map(str, numbers))

@@ -23,7 +23,7 @@ FASTER = 1 - 1e-9
 """Of equally fast plans the one on more GPUs is taken, which is the one of all that were asked for."""
 
 
-def gpu_counts(setting: GpuSetting) -> tuple[int, ...]:
+def list_gpu_counts(setting: GpuSetting) -> tuple[int, ...]:
     """Numbers of GPUs to try, fewer first: powers of two, divisors of all, and whole hosts while they are few."""
     whole, host = setting.num_gpus, setting.gpus_per_host
     if setting.has_pools:
@@ -42,19 +42,19 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
     """
     if search.job.objective not in ("gpus", "cost"):
         return _on_fastest_count(search)
-    searches = [search.on(count) for count in gpu_counts(search.setting)]
-    searches = [one for one in searches if one.space.arrangements]
+    searches = [search.restrict_gpus(count) for count in list_gpu_counts(search.setting)]
+    searches = [count_search for count_search in searches if count_search.space.arrangements]
     for rank in (0, 1):
         best, least = None, float("inf")
-        for one in searches:
-            found = next(one.stream(rank).up_to(least / one.setting.num_gpus), None)
-            if found is None:
+        for count_search in searches:
+            candidate = next(count_search.open_stream(rank).read_until(least / count_search.setting.num_gpus), None)
+            if candidate is None:
                 continue
             if search.job.objective == "gpus":
-                return one
-            spent = found.timing.seconds * one.setting.num_gpus
+                return count_search
+            spent = candidate.timing.seconds * count_search.setting.num_gpus
             if spent < least * (1 - 1e-9):
-                best, least = one, spent
+                best, least = count_search, spent
         if best is not None:
             return best
     return search
@@ -62,18 +62,20 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
 
 def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
     """The search on the number of GPUs with the shortest step, of what fits as well: more GPUs are never slower."""
-    whole = search.best().plan if search.lies_evenly and search.space.arrangements else None
+    whole = search.find_best().plan if search.lies_evenly and search.space.arrangements else None
     for rank in (0, 1):
         is_whole = whole is not None and whole.fit.rank == rank
         best, limit = None, whole.seconds * FASTER if whole is not None and is_whole else float("inf")
         least = float("inf")  # on fewer than the best
-        for one in _fewer(search):
-            if not is_whole and whole is not None and not _may_fit_better(one, search, whole):
+        for fewer in _fewer(search):
+            if not is_whole and whole is not None and not _may_fit_better(fewer, search, whole):
                 continue
-            found, bound = one.fastest(rank, limit) if one.floor_seconds < limit else (None, one.floor_seconds)
+            seconds, bound = (
+                fewer.find_fastest(rank, limit) if fewer.floor_seconds < limit else (None, fewer.floor_seconds)
+            )
             least = min(least, bound)
-            if found is not None:
-                best, limit, least = one, found * FASTER, float("inf")
+            if seconds is not None:
+                best, limit, least = fewer, seconds * FASTER, float("inf")
         if best is not None or is_whole:
             chosen = best or search
             chosen.least_on_fewer = float("inf") if search.setting.has_pools else least
@@ -83,9 +85,9 @@ def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
 
 def fastest_on_fewer(search: "GpuSearch", limit: float) -> float:
     """Seconds of the fastest plan on fewer GPUs that surely fits, where these are below a limit; else the limit."""
-    for one in _fewer(search):
-        if one.floor_seconds < limit and one.fastest(0, limit)[0] is not None:
-            limit = min(limit, one.simplest().seconds)
+    for fewer in _fewer(search):
+        if fewer.floor_seconds < limit and fewer.find_fastest(0, limit)[0] is not None:
+            limit = min(limit, fewer.find_simplest().seconds)
     return limit
 
 
@@ -94,12 +96,12 @@ def _may_fit_better(fewer: "GpuSearch", search: "GpuSearch", whole: "Plan") -> b
     can share a tensor than divide all of them, or where little is missing. Else a rank holds no less there.
     """
     short = whole.shortage
-    if search.setting.has_pools or short is None or any(one.is_of_host for one in whole.shortages):
+    if search.setting.has_pools or short is None or any(shortage.is_of_host for shortage in whole.shortages):
         return True
     if short.needed_bytes - short.available_bytes <= BUFFERS:
         return True
-    mine, all_gpus = fewer.setting.num_gpus, search.setting.num_gpus
-    return mine & -mine > all_gpus & -all_gpus
+    fewer_gpus, all_gpus = fewer.setting.num_gpus, search.setting.num_gpus
+    return fewer_gpus & -fewer_gpus > all_gpus & -all_gpus
 
 
 def _fewer(search: "GpuSearch") -> Iterator["GpuSearch"]:
@@ -108,10 +110,10 @@ def _fewer(search: "GpuSearch") -> Iterator["GpuSearch"]:
     """
     setting, full = search.setting, search.per_node
     if setting.has_pools:
-        yield from search.other_pools()
+        yield from search.list_other_pools()
         return
     whole = setting.num_gpus
-    counts = range(whole - 1, 0, -1) if whole <= MAX_HOSTS * full else reversed(gpu_counts(setting)[:-1])
+    counts = range(whole - 1, 0, -1) if whole <= MAX_HOSTS * full else reversed(list_gpu_counts(setting)[:-1])
     for count in counts:
-        if count % full == 0 or (count < 2 * full and count % search.num_hosts_of(count) == 0):
-            yield search.on(count)
+        if count % full == 0 or (count < 2 * full and count % search.count_hosts(count) == 0):
+            yield search.restrict_gpus(count)

@@ -29,18 +29,18 @@ NOT_OF_ENGINES = ("training", "roles")
 """Parts of a job that no engine depends on."""
 
 
-def without_devices(job: SettledJob) -> SettledJob:
+def strip_devices(job: SettledJob) -> SettledJob:
     """The job on any number of its GPUs."""
     hardware = SettledHardware.model_construct(profile=job.hardware.profile, num_devices=1, num_hosts=1)
     return job.model_copy(update={"hardware": hardware, **dict.fromkeys(APART)})
 
 
-def without_choices(job: SettledJob) -> SettledJob:
+def strip_choices(job: SettledJob) -> SettledJob:
     """The job without what the search may choose, on any number of its GPUs."""
     parts = {name: getattr(job, name).model_copy(update=dict.fromkeys(keys)) for name, keys in OPEN.items()}
-    return without_devices(job).model_copy(update=parts)
+    return strip_devices(job).model_copy(update=parts)
 
 
-def without_trainers(job: SettledJob) -> SettledJob:
+def strip_trainers(job: SettledJob) -> SettledJob:
     """The same without who trains, and how."""
-    return without_choices(job).model_copy(update=dict.fromkeys(NOT_OF_ENGINES))
+    return strip_choices(job).model_copy(update=dict.fromkeys(NOT_OF_ENGINES))

@@ -60,7 +60,7 @@ def list_cut_passes(job: SettledJob, choice: Choice) -> Iterator[str]:
 
 def _over_link(search: "GpuSearch", plan: Plan) -> Iterator[str]:
     """How weights reach places beyond a slow link."""
-    linked, link = search.times.syncs.over_link(plan.choice), search.setting.link
+    linked, link = search.times.syncs.predict_link(plan.choice), search.setting.link
     if linked is None or link is None:
         return
     rate, tree = format_bytes_per_s(tcp_bytes_per_s(link)), linked.tree
@@ -80,7 +80,7 @@ def _changes(search: "GpuSearch", plan: Plan) -> Iterator[str]:
     if not plan.choice.sends_changes or search.setting.link is not None:
         return
     where, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
-    cost = search.of(plan).times.syncs.cost
+    cost = search.of(plan).times.syncs.predict_cost
     whole = min(cost(where, trainer, engine, way).seconds for way in ("nccl", "disk"))
     now = cost(where, trainer, engine, plan.choice.sync_mode).seconds
     yield (
@@ -94,9 +94,13 @@ def _why_fewer(search: "GpuSearch", plan: Plan) -> str:
     if not search.lies_evenly:
         return f"{count} do not lie evenly on {hardware.num_hosts} hosts"
     if not search.space.arrangements:
-        words = f"no layout can be built for {count} (" + "; ".join(one.reason for one in search.space.impossible) + ")"
+        words = (
+            f"no layout can be built for {count} ("
+            + "; ".join(impossible.reason for impossible in search.space.impossible)
+            + ")"
+        )
         return "".join((words, *_with_batch(search, count)))
-    whole = search.best().plan
+    whole = search.find_best().plan
     if whole.fit.rank > plan.fit.rank:
         return f"on all of them it {whole.fit.value}"
     this = "is faster" if plan.seconds < whole.seconds else "is as fast and simpler"
@@ -111,7 +115,7 @@ def _why_others(search: "GpuSearch", plan: Plan) -> str:
     if search.instead_of:
         first, second = second, first
     elif search.space.arrangements:
-        whole = search.best().plan
+        whole = search.find_best().plan
         otherwise = f"{format_seconds(whole.seconds)} a step" if whole.fit.rank <= plan.fit.rank else whole.fit.value
     words = f"with {first} training and {second} generating: {otherwise}"
     if hardware.generation is None:
@@ -122,9 +126,9 @@ def _why_others(search: "GpuSearch", plan: Plan) -> str:
 def _with_batch(search: "GpuSearch", groups: int) -> Iterator[str]:
     """What the nearest batch that so many ranks divide would bring."""
     other = nearest_batch(search.job, groups)
-    found = None if other is None else search.of_job(other)
-    if other is not None and found is not None and found.space.arrangements:
-        best = found.best().plan
+    other_search = None if other is None else search.replace_job(other)
+    if other is not None and other_search is not None and other_search.space.arrangements:
+        best = other_search.find_best().plan
         yield (
             f"; with workload.num_prompts_per_step={other.workload.num_prompts_per_step} it {best.fit.value}, "
             f"{format_seconds(best.seconds)} a step"
@@ -138,7 +142,7 @@ def _uneven(search: "GpuSearch", plan: Plan, units: int, groups: int) -> Iterato
     other = nearest_batch(search.job, groups)
     if other is not None and plan.timing is not None:
         cache = plan.kv.kv_cache_memory_bytes if plan.kv else 0
-        seconds = search.of(plan).of_job(other).step_s(plan.choice, cache)
+        seconds = search.of(plan).replace_job(other).predict_step_s(plan.choice, cache)
         prompts = other.workload.num_prompts_per_step
         faster = plan.seconds * prompts / (seconds * search.job.workload.num_prompts_per_step) - 1
         words += (
@@ -167,20 +171,20 @@ def nearest_batch(job: SettledJob, groups: int) -> SettledJob | None:
     return None
 
 
-def considered(search: "GpuSearch", one: ScoredCandidate, chosen_s: float) -> Considered:
+def considered(search: "GpuSearch", candidate: ScoredCandidate, chosen_s: float) -> Considered:
     """Another placement by its best candidate, or by the nearest. chosen_s: seconds of the chosen layout's step."""
-    setting, placement = search.setting, one.choice.arrangement.placement
-    if one.need.slack_host < 0:
-        needed, room = format_bytes(one.need.host), format_bytes(setting.host_capacity or 0)
+    setting, placement = search.setting, candidate.choice.arrangement.placement
+    if candidate.need.slack_host < 0:
+        needed, room = format_bytes(candidate.need.host), format_bytes(setting.host_capacity or 0)
         return Considered(placement, f"needs {needed} of a host's memory, {room} available")
-    if one.rank == 2:
-        where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(setting.capacity)} available"
-        has_room = one.need.expected <= setting.capacity
+    if candidate.rank == 2:
+        where = f"{format_bytes(candidate.need.expected)} without KV cache, {format_bytes(setting.capacity)} available"
+        has_room = candidate.need.expected <= setting.capacity
         return Considered(placement, f"no room for a KV cache: {where}" if has_room else f"needs {where}")
-    words = "fits too" if one.rank == 0 else "fits in expectation only"
-    words += f", {format_seconds(one.timing.seconds)} a step, "
-    more = one.timing.seconds / chosen_s - 1
-    if more >= 0 or one.rank:
+    words = "fits too" if candidate.rank == 0 else "fits in expectation only"
+    words += f", {format_seconds(candidate.timing.seconds)} a step, "
+    more = candidate.timing.seconds / chosen_s - 1
+    if more >= 0 or candidate.rank:
         return Considered(placement, f"{words}{abs(more):.1%} {'slower' if more >= 0 else 'faster'}")
     words += f"as fast as the chosen {format_seconds(chosen_s)} within {SAME_SPEED:.0%}; the simpler layout is taken"
     return Considered(placement, words)

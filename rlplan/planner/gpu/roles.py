@@ -22,7 +22,7 @@ from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import rank_of_role
-from rlplan.planner.gpu.facts import without_choices
+from rlplan.planner.gpu.facts import strip_choices
 from rlplan.planner.gpu.tables import (
     ENGINE,
     BytesByMoment,
@@ -31,11 +31,11 @@ from rlplan.planner.gpu.tables import (
     RoleTable,
     ScheduleMoments,
     Side,
-    as_forecast,
-    bytes_by_moment,
-    moments_of_schedule,
+    list_schedule_moments,
+    reduce_action,
+    sum_process_bytes,
 )
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedTraining, SettledJob
@@ -50,55 +50,60 @@ class RoleBytes:
     """Bytes of every role of a job, by choice."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
-        self.job, self.memo = without_choices(job), memo
+        self.job, self.memo = strip_choices(job), memo
         self.models, self.policy = setting.models, setting.policy
-        self.overheads, self.engine_overheads = setting.overheads, setting.pool(GENERATION).overheads
-        self.known = memo.table(RoleBytes, self.job, self.models, self.overheads, self.engine_overheads)
+        self.overheads, self.engine_overheads = setting.overheads, setting.get_pool(GENERATION).overheads
+        self.known = memo.get_table(RoleBytes, self.job, self.models, self.overheads, self.engine_overheads)
         self.lengths = job.workload.lengths
         workload = job.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
 
-    def model_of(self, role: Role) -> ModelSpec:
+    def get_model(self, role: Role) -> ModelSpec:
         """A role's shape: the policy's where it has none of its own."""
         return self.models.get(role, self.policy)
 
-    @memoized
-    def schedule(self, shape: Arrangement, ahead: Ahead) -> Schedule:
+    @memoize
+    def build_schedule_view(self, shape: Arrangement, ahead: Ahead) -> Schedule:
         """The view of all schedules whose groups are as in `shape`, which has one device in each."""
         staleness, interrupts = ahead
         place = self.job.placement.model_copy(update={"max_staleness": staleness, "partial_rollouts": interrupts})
         job = self.job.model_copy(update={"placement": place})
         return build_view(job, shape, has_engine=self.job.has_rollouts)
 
-    @memoized
-    def schedule_of_every_step(self, shape: Arrangement, ahead: Ahead) -> Schedule:
+    @memoize
+    def build_steady_schedule(self, shape: Arrangement, ahead: Ahead) -> Schedule:
         """The same view with what happens in every step alone."""
-        view = self.schedule(shape, ahead)
+        view = self.build_schedule_view(shape, ahead)
         return replace(view, start=(), step=tuple(action for action in view.step if action.every == 1), finish=())
 
-    @memoized
-    def actions_in(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
+    @memoize
+    def list_shape_actions(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
         """What happens in every step, of some kinds."""
-        view = self.schedule(shape, ahead)
+        view = self.build_schedule_view(shape, ahead)
         return tuple(action for action in view.step if action.kind in kinds and action.every == 1)
 
-    @memoized
-    def alike_in(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
+    @memoize
+    def list_similar_shape_actions(
+        self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]
+    ) -> tuple[Action, ...]:
         """The same as far as it matters how long they take."""
-        return tuple(replace(as_forecast(one), repeat=one.repeat) for one in self.actions_in(shape, ahead, kinds))
+        return tuple(
+            replace(reduce_action(action), repeat=action.repeat)
+            for action in self.list_shape_actions(shape, ahead, kinds)
+        )
 
-    def copies(self, schedule: Schedule, process: str) -> bool:
+    def copies_states(self, schedule: Schedule, process: str) -> bool:
         """Whether a trained role copies its states for checkpoints, and the copy stays."""
         actions = schedule.step if self.job.checkpoints.every and self.job.backend == "deepspeed" else ()
-        return any(one.kind is ActionKind.SAVE_STATES and process in one.processes for one in actions)
+        return any(action.kind is ActionKind.SAVE_STATES and process in action.processes for action in actions)
 
-    @memoized
-    def moments(self, shape: Arrangement, ahead: Ahead, hosts: tuple[tuple[str, str], ...]) -> ScheduleMoments:
+    @memoize
+    def list_moments(self, shape: Arrangement, ahead: Ahead, hosts: tuple[tuple[str, str], ...]) -> ScheduleMoments:
         """The moments of a view. hosts: of each process."""
-        return moments_of_schedule(self.schedule(shape, ahead), dict(hosts))
+        return list_schedule_moments(self.build_schedule_view(shape, ahead), dict(hosts))
 
-    @memoized
-    def side(
+    @memoize
+    def build_side(
         self,
         where: Arrangement,
         moments: ScheduleMoments,
@@ -108,12 +113,12 @@ class RoleBytes:
         """One side of arrangements that differ in the sizes of the other alone."""
         return Side(where, moments, processes, generates_with)
 
-    @memoized
+    @memoize
     def _moments_of_process(self, moments: ScheduleMoments, process: str) -> ProcessMoments:
-        return moments.of_process(process)
+        return moments.locate_process(process)
 
-    @memoized
-    def held(
+    @memoize
+    def sum_bytes(
         self,
         side: Side,
         trainer: TrainerChoice,
@@ -126,34 +131,41 @@ class RoleBytes:
         """
         candidate = Choice(side.where, trainer, engine, "delta" if keeps_sent else "")
         total = side.moments.nothing
-        for one in side.processes:
-            moments, table = self._moments_of_process(side.moments, one.name), self.table(one, candidate, side)
-            total += bytes_by_moment(moments, one.alike, table, leaves_out=leaves_out)
+        for process in side.processes:
+            moments, table = (
+                self._moments_of_process(side.moments, process.name),
+                self.get_table(process, candidate, side),
+            )
+            total += sum_process_bytes(moments, process.alike, table, leaves_out=leaves_out)
         return total
 
-    def table(self, process: ProcessPlace, candidate: Choice, side: Side) -> RoleTable:
+    def get_table(self, process: ProcessPlace, candidate: Choice, side: Side) -> RoleTable:
         """A process's table, one for all candidates that are alike to it."""
-        return self._table(process.name, self._as_seen(process.name, candidate), process.copies, side.generates_with)
+        return self._build_table(
+            process.name, self._reduce_candidate(process.name, candidate), process.copies, side.generates_with
+        )
 
-    @memoized
-    def _table(self, process: str, candidate: Choice, copies: bool, generates_with: type[EngineOnGpu]) -> RoleTable:
+    @memoize
+    def _build_table(
+        self, process: str, candidate: Choice, copies: bool, generates_with: type[EngineOnGpu]
+    ) -> RoleTable:
         longest = float(self.job.workload.max_response_len)
         is_same = process.startswith(ENGINE) or self.usual_len >= longest
         states = replace(candidate, trainer=candidate.trainer.without_passes)
         return RoleTable(
-            self.forecast_of(process, candidate, self.usual_len, copies=copies, generates_with=generates_with),
-            None if is_same else partial(self.forecast_of, process, candidate, longest, copies=copies),
-            None if states == candidate else self._table(process, states, copies, generates_with),
-            known=self.memo.own_table(),
+            self.forecast_role(process, candidate, self.usual_len, copies=copies, generates_with=generates_with),
+            None if is_same else partial(self.forecast_role, process, candidate, longest, copies=copies),
+            None if states == candidate else self._build_table(process, states, copies, generates_with),
+            known=self.memo.create_table(),
         )
 
-    @memoized
-    def table_on(self, side: Side, process: str, choice: TrainerChoice) -> RoleTable:
+    @memoize
+    def find_table(self, side: Side, process: str, choice: TrainerChoice) -> RoleTable:
         """The table of a process that trains or scores."""
-        place = next(one for one in side.processes if one.name == process)
-        return self.table(place, Choice(side.where, choice, NO_ENGINE), side)
+        place = next(place for place in side.processes if place.name == process)
+        return self.get_table(place, Choice(side.where, choice, NO_ENGINE), side)
 
-    def _as_seen(self, process: str, candidate: Choice) -> Choice:
+    def _reduce_candidate(self, process: str, candidate: Choice) -> Choice:
         """What of a candidate matters to a process: the choice that stands for all in which it holds the same."""
         where, trainer = candidate.arrangement, candidate.trainer
         place = Placement.DISAGGREGATED if where.placement is Placement.DISAGGREGATED else Placement.HYBRID
@@ -171,7 +183,7 @@ class RoleBytes:
             Arrangement(place, where.num_training, 0, offloaded=moves), trainer, NO_ENGINE, candidate.sync_mode
         )
 
-    def forecast_of(
+    def forecast_role(
         self,
         process: str,
         candidate: Choice,
@@ -183,7 +195,7 @@ class RoleBytes:
     ) -> Forecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""
         if process.startswith(ENGINE):
-            one: Forecast = generates_with(
+            forecast: Forecast = generates_with(
                 self.policy,
                 self.job.rollout,
                 candidate.engine,
@@ -193,8 +205,8 @@ class RoleBytes:
                 kv_cache,
             )
         else:
-            one = self._forecast(process, candidate, response_len, copies=copies)
-        return keeping_sent_weights(one, self.job) if candidate.sends_changes else one
+            forecast = self._forecast(process, candidate, response_len, copies=copies)
+        return keeping_sent_weights(forecast, self.job) if candidate.sends_changes else forecast
 
     def _forecast(self, process: str, candidate: Choice, response_len: float, *, copies: bool) -> Forecast:
         arrangement, job = candidate.arrangement, self.job
@@ -206,10 +218,10 @@ class RoleBytes:
             return ScorerOnGpu(
                 FrozenRole(
                     role,
-                    self.model_of(role),
+                    self.get_model(role),
                     job.training.dtype.num_bytes,
                     job.training.loss,
-                    self.scoring_micro_batch(role, scored, response_len),
+                    self.size_scoring_micro_batch(role, scored, response_len),
                     arrangement.num_frozen,
                     self.overheads,
                     is_sharded=candidate.trainer.zero_stage == 3 and arrangement.num_frozen > 1,
@@ -224,10 +236,10 @@ class RoleBytes:
         rank = TrainerOnGpu(
             TrainedRole(
                 role,
-                self.model_of(role),
+                self.get_model(role),
                 job.training,
                 candidate.trainer,
-                self.micro_batch(candidate, response_len),
+                self.size_micro_batch(candidate, response_len),
                 arrangement.num_training,
                 self.overheads,
                 0 if job.rollout.generates_in_trainer else job.placement.sync_bucket,
@@ -236,12 +248,12 @@ class RoleBytes:
                 puts_states_away=job.backend != "deepspeed" and arrangement.offloaded == "all",
                 frozen_adapters=tuple(job.frozen_adapters.values()) if role is Role.POLICY else (),
                 scoring=tuple(
-                    ScoringPass(scored, self.scoring_micro_batch(scored, candidate, response_len), words)
+                    ScoringPass(scored, self.size_scoring_micro_batch(scored, candidate, response_len), words)
                     for scored, words in self._scored_by[role]
                 ),
             )
         )
-        return StagedOnHost(rank, self.saved_bytes(role, candidate)) if copies else rank
+        return StagedOnHost(rank, self.count_saved_bytes(role, candidate)) if copies else rank
 
     @cached_property
     def _scored_by(self) -> dict[Role, list[tuple[Role, ScoredWords | None]]]:
@@ -252,9 +264,9 @@ class RoleBytes:
                 by_holder[holder].append((role, self.job.scored_words(role)))
         return by_holder
 
-    def saved_bytes(self, role: Role, candidate: Choice) -> int:
+    def count_saved_bytes(self, role: Role, candidate: Choice) -> int:
         """Bytes that a rank of a trained role writes of itself into a checkpoint."""
-        job, model = self.job, self.model_of(role)
+        job, model = self.job, self.get_model(role)
         trainer = trainer_of(job, role, candidate.trainer)
         offloads = {"offloads_optimizer": trainer.offloads_optimizer}
         training = cast(ResolvedTraining, job.training.model_copy(update=offloads))
@@ -266,7 +278,7 @@ class RoleBytes:
         """Whether a trainer takes the logits of prompts too."""
         return self.job.takes_all_rows
 
-    def micro_batch(self, candidate: Choice, response_len: float) -> MicroBatchTokens:
+    def size_micro_batch(self, candidate: Choice, response_len: float) -> MicroBatchTokens:
         """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
         workload, trainer = self.job.workload, candidate.trainer
         is_longest = response_len >= workload.max_response_len
@@ -277,7 +289,7 @@ class RoleBytes:
         num = ceil_div(share, trainer.micro_batch)
         return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
-    def scoring_choice(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
+    def choose_scoring(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
         """The choice with the size of a role's scoring passes in place of the training passes' size."""
         choice = trainer_of(self.job, role, choice)
         asked, longest = self.job.scoring.pass_of(role), self.job.workload.max_seq_len
@@ -289,16 +301,16 @@ class RoleBytes:
             return replace(choice, micro_batch=size, max_tokens=size * longest if choice.max_tokens else 0)
         return choice
 
-    def scoring_micro_batch(self, role: Role, candidate: Choice, response_len: float) -> MicroBatchTokens:
+    def size_scoring_micro_batch(self, role: Role, candidate: Choice, response_len: float) -> MicroBatchTokens:
         """One micro-batch of a rank's scoring passes of a role: no more than its share of a step's rollouts."""
-        arrangement, trainer = candidate.arrangement, self.scoring_choice(role, candidate.trainer)
+        arrangement, trainer = candidate.arrangement, self.choose_scoring(role, candidate.trainer)
         if trainer is candidate.trainer:
-            return self.micro_batch(candidate, response_len)
+            return self.size_micro_batch(candidate, response_len)
         groups = max(1, arrangement.num_training // trainer.ranks_per_sequence)
         share = ceil_div(self.job.workload.num_rollouts_per_step, groups)
         size = min(trainer.micro_batch, share)
         tokens = min(trainer.max_tokens, share * self.job.workload.max_seq_len)
-        return self.micro_batch(
+        return self.size_micro_batch(
             replace(candidate, trainer=replace(trainer, micro_batch=size, max_tokens=tokens)), response_len
         )
 
@@ -308,7 +320,7 @@ class RoleBytes:
         return self.lengths.longest_of(self.job.workload.num_rollouts_per_step)
 
 
-def shape_of(arrangement: Arrangement) -> Arrangement:
+def reduce_to_shape(arrangement: Arrangement) -> Arrangement:
     """One with a device in each group, which stands for all sizes of the groups."""
     num_scoring = min(1, arrangement.num_scoring)
     switches = arrangement.offloaded, arrangement.is_async, arrangement.sleeps

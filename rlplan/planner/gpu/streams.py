@@ -25,7 +25,7 @@ from rlplan.dataflow.choice import NO_TRAINER, Arrangement, EngineChoice, Traine
 from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry
 from rlplan.planner.gpu.tables import BytesByMoment
-from rlplan.planner.memo import memoized
+from rlplan.planner.memo import memoize
 
 Chain = dict[MemorySavings, MicroBatchSweep]
 """Sweeps that differ in what saves memory."""
@@ -47,29 +47,29 @@ class Engines:
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
         self.scorer, self.arrangement = scorer, arrangement
-        entries = scorer.engine_entries(arrangement, space.engines(arrangement), rank)
+        entries = scorer.list_engine_entries(arrangement, space.engines(arrangement), rank)
         self.entries = sorted(entries, key=EngineEntry.order)
         by_mode = {
             (entry.choice.tp, entry.choice.attention_dp, entry.choice.quantization, mode): (entry.choice, mode)
             for entry in self.entries
-            for mode in space.transports(arrangement, entry.choice)
+            for mode in space.list_transports(arrangement, entry.choice)
         }
         self._transports = tuple(by_mode.values())
-        self.known = scorer.memo.own_table()
+        self.known = scorer.memo.create_table()
 
     @cached_property
     def floor(self) -> BytesByMoment:
         """At every moment the least that any of them holds."""
-        return least_of_engines(self.scorer, self.arrangement, [entry.choice for entry in self.entries])
+        return find_engine_floor(self.scorer, self.arrangement, [entry.choice for entry in self.entries])
 
     def least_sync_s(self, trainer: TrainerChoice) -> float:
         """The fastest weight sync to any of them by any transport."""
         return self._least_sync_s(3 if trainer.zero_stage == 3 else 0)  # whether ranks have whole weights
 
-    @memoized
+    @memoize
     def _least_sync_s(self, zero_stage: int) -> float:
         trainer = replace(NO_TRAINER, zero_stage=zero_stage)
-        cost, arrangement = self.scorer.times.syncs.cost, self.arrangement
+        cost, arrangement = self.scorer.times.syncs.predict_cost, self.arrangement
         return min(cost(arrangement, trainer, engine, mode).seconds for engine, mode in self._transports)
 
 
@@ -81,7 +81,7 @@ class EnginesInOrder:
 
     def __init__(self, entries: Sequence[EngineEntry], bound: Callable[[EngineEntry], float]) -> None:
         self._bound, self._known = bound, list[EngineEntry]()
-        self._heap = sorted((one.order(), place, False, one) for place, one in enumerate(entries))
+        self._heap = sorted((entry.order(), place, False, entry) for place, entry in enumerate(entries))
 
     @property
     def entries(self) -> tuple[EngineEntry, ...]:
@@ -100,15 +100,15 @@ class EnginesInOrder:
         return self._known[index] if index < len(self._known) else None
 
 
-def least_of_engines(
+def find_engine_floor(
     scorer: CandidateScorer, arrangement: Arrangement, choices: Sequence[EngineChoice]
 ) -> BytesByMoment:
     """At every moment the least that any of some engines holds."""
-    held = [scorer.roles.engine_bytes(arrangement, choice) for choice in choices]
+    engine_bytes = [scorer.roles.sum_engine_bytes(arrangement, choice) for choice in choices]
     return BytesByMoment(
-        tuple(map(min, *(one.expected for one in held), held[0].expected)),
-        tuple(map(min, *(one.high for one in held), held[0].high)),
-        tuple(map(min, *(one.hosts for one in held), held[0].hosts)),
+        tuple(map(min, *(sizes.expected for sizes in engine_bytes), engine_bytes[0].expected)),
+        tuple(map(min, *(sizes.high for sizes in engine_bytes), engine_bytes[0].high)),
+        tuple(map(min, *(sizes.hosts for sizes in engine_bytes), engine_bytes[0].hosts)),
     )
 
 
@@ -123,11 +123,11 @@ class Trainers:
         self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, engines: Engines, rank: int
     ) -> None:
         self.scorer, self.arrangement, self.engines, self.rank = scorer, arrangement, engines, rank
-        self._sweeps = _chains(space, arrangement)
+        self._sweeps = _list_chains(space, arrangement)
         self._heap: list[tuple[float, int, int, object]] = []
         self._count = count()
         self._opened: set[int] = set()
-        self.known = scorer.memo.own_table()
+        self.known = scorer.memo.create_table()
         self._read_already: list[TrainerEntry] = []
         self._stream = self._read()
         for base, sweeps in self._sweeps.items():
@@ -135,7 +135,7 @@ class Trainers:
                 continue
             for savings, sweep in sweeps.items():
                 if not any(_is_step(other, savings) for other in sweeps):
-                    self._open(sweep)
+                    self._push_sweep(sweep)
         self.bound = self._heap[0][0] if self._heap else float("inf")
 
     def get(self, index: int) -> TrainerEntry | None:
@@ -154,40 +154,44 @@ class Trainers:
                 yield TrainerEntry(seconds, item)
                 continue
             assert isinstance(item, MicroBatchSweep), "choices and sweeps"
-            fitting = self.that_fit(item)
-            if not fitting and not self._may_fit(_base(item)):
+            fitting = self.keep_fitting(item)
+            if not fitting and not self._may_fit(_build_chain_key(item)):
                 self.scorer.num_misfits += 1
                 continue
             for choice in fitting:
-                heappush(self._heap, (self._seconds(choice), 1, next(self._count), choice))
-            for savings, sweep in self._sweeps[_base(item)].items():
+                heappush(self._heap, (self._bound_seconds(choice), 1, next(self._count), choice))
+            for savings, sweep in self._sweeps[_build_chain_key(item)].items():
                 if _is_step(item.savings, savings):
-                    self._open(sweep)
+                    self._push_sweep(sweep)
 
-    def _open(self, sweep: MicroBatchSweep) -> None:
+    def _push_sweep(self, sweep: MicroBatchSweep) -> None:
         """Put a sweep on the heap at the seconds of its fastest passes; those that save more memory follow when it is
         popped.
         """
         if id(sweep) not in self._opened:
             self._opened.add(id(sweep))
-            bound = min(self._seconds(choice, with_moves=False) for choice in sweep.choices)
+            bound = min(self._bound_seconds(choice, with_moves=False) for choice in sweep.choices)
             heappush(self._heap, (bound, 0, next(self._count), sweep))
 
-    def _seconds(self, choice: TrainerChoice, *, with_moves: bool = True) -> float:
+    def _bound_seconds(self, choice: TrainerChoice, *, with_moves: bool = True) -> float:
         times, arrangement = self.scorer.times, self.arrangement
-        own = times.trainer_seconds(arrangement, choice) if with_moves else times.pass_seconds(arrangement, choice)
+        own = (
+            times.predict_trainer_seconds(arrangement, choice)
+            if with_moves
+            else times.predict_pass_seconds(arrangement, choice)
+        )
         return own + self.engines.least_sync_s(choice)
 
-    @memoized
+    @memoize
     def _may_fit(self, base: tuple[object, ...]) -> bool:
         """Whether the leanest choice of a chain fits on the devices: all that saves memory, the smallest passes."""
-        roles, choice = self.scorer.roles, _leanest(self._sweeps[base])
+        roles, choice = self.scorer.roles, _find_leanest(self._sweeps[base])
         return not self.scorer.is_hopeless(self.arrangement, choice, self.rank) and all(
-            self._fits(held(self.arrangement, choice), on_host=False)
-            for held in (roles.resident_bytes, roles.trainer_bytes)
+            self._fits(sum_bytes(self.arrangement, choice), on_host=False)
+            for sum_bytes in (roles.sum_state_bytes, roles.sum_trainer_bytes)
         )
 
-    def that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
+    def keep_fitting(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
         """The choices of a sweep that fit beside the least of any engine: all from the first that does.
 
         The largest micro-batch comes first and smaller ones need no more. The search begins with the one that was the
@@ -195,33 +199,33 @@ class Trainers:
         counted.
         """
         roles, choices = self.scorer.roles, sweep.choices
-        if not self._fits(roles.resident_bytes(self.arrangement, choices[0])):
+        if not self._fits(roles.sum_state_bytes(self.arrangement, choices[0])):
             return ()
         low, high = -1, len(choices)
-        first_fitting, key = self.scorer.hints.first_fitting, (_base(sweep), sweep.savings)
+        first_fitting, key = self.scorer.hints.first_fitting, (_build_chain_key(sweep), sweep.savings)
         probe = first_fitting.get(key, len(choices) // 2)
         while high - low > 1:
             probe = min(max(probe, low + 1), high - 1)
-            if self._fits(roles.trainer_bytes(self.arrangement, choices[probe])):
+            if self._fits(roles.sum_trainer_bytes(self.arrangement, choices[probe])):
                 high, probe = probe, probe - 1
             else:
                 low, probe = probe, probe + 1
         first_fitting[key] = high
         return choices[high:]
 
-    def _fits(self, held: BytesByMoment, *, on_host: bool = True) -> bool:
-        return _fits(self.scorer, self.arrangement, self.rank, (held, self.engines.floor), on_host=on_host)
+    def _fits(self, own_bytes: BytesByMoment, *, on_host: bool = True) -> bool:
+        return _fits(self.scorer, self.arrangement, self.rank, (own_bytes, self.engines.floor), on_host=on_host)
 
 
 def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> bool:
     """Whether any trainer of an arrangement fits on its devices where no engine is."""
     roles, nothing = scorer.roles, scorer.roles.nothing(arrangement)
-    for choice in map(_leanest, _chains(space, arrangement).values()):
+    for choice in map(_find_leanest, _list_chains(space, arrangement).values()):
         if scorer.is_hopeless(arrangement, choice, rank):
             continue
-        for held in (roles.resident_bytes, roles.trainer_bytes):
-            if (slack := scorer.slack(arrangement, (held(arrangement, choice), nothing), rank)) < 0:
-                scorer.note_lack(arrangement, choice, rank, -slack)
+        for sum_bytes in (roles.sum_state_bytes, roles.sum_trainer_bytes):
+            if (slack := scorer.compute_slack(arrangement, (sum_bytes(arrangement, choice), nothing), rank)) < 0:
+                scorer.record_shortage(arrangement, choice, rank, -slack)
                 break
         else:
             return True
@@ -232,34 +236,34 @@ def _fits(
     scorer: CandidateScorer,
     arrangement: Arrangement,
     rank: int,
-    held: tuple[BytesByMoment, BytesByMoment],
+    parts: tuple[BytesByMoment, BytesByMoment],
     *,
     on_host: bool,
 ) -> bool:
     """Whether two parts of an arrangement fit together. on_host: and into the memory of hosts."""
-    device, host = scorer.left(arrangement, held, rank)
+    device, host = scorer.compute_slacks(arrangement, parts, rank)
     return device >= 0 and (host >= 0 or not on_host)
 
 
-def _chains(space: GpuSpace, arrangement: Arrangement) -> dict[tuple[object, ...], Chain]:
+def _list_chains(space: GpuSpace, arrangement: Arrangement) -> dict[tuple[object, ...], Chain]:
     """Of each layout its sweeps, by what saves memory."""
     chains: dict[tuple[object, ...], Chain] = {}
     for sweep in space.sweeps(arrangement):
-        chains.setdefault(_base(sweep), {})[sweep.savings] = sweep
+        chains.setdefault(_build_chain_key(sweep), {})[sweep.savings] = sweep
     return chains
 
 
-def _leanest(chain: Chain) -> TrainerChoice:
+def _find_leanest(chain: Chain) -> TrainerChoice:
     """With all that saves memory, and the smallest passes."""
     return max(chain.values(), key=lambda sweep: sum(sweep.savings)).choices[-1]
 
 
-def _base(sweep: MicroBatchSweep) -> tuple[object, ...]:
+def _build_chain_key(sweep: MicroBatchSweep) -> tuple[object, ...]:
     """What a sweep has in common with those that save more or less memory."""
-    one = sweep.choices[0]
-    return one.zero_stage, one.ulysses, one.tp, one.pp, one.cp, one.ep, one.max_tokens > 0
+    choice = sweep.choices[0]
+    return choice.zero_stage, choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep, choice.max_tokens > 0
 
 
-def _is_step(one: MemorySavings, other: MemorySavings) -> bool:
+def _is_step(savings: MemorySavings, other: MemorySavings) -> bool:
     """Whether the other has exactly one more means to save memory."""
-    return sum(other) == sum(one) + 1 and all(not a or b for a, b in zip(one, other, strict=True))
+    return sum(other) == sum(savings) + 1 and all(not a or b for a, b in zip(savings, other, strict=True))

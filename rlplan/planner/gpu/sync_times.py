@@ -12,7 +12,7 @@ from typing import cast
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, TRAINING
 from rlplan.planner.gpu.placed_roles import GpuRoles
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob
@@ -41,39 +41,41 @@ class SyncTimes:
     ) -> None:
         """cluster: the GPUs of a device group, with those that share their hosts."""
         self.job, self.policy, self.link, self.roles, self.cluster = job, setting.policy, setting.link, roles, cluster
-        self.known = roles.memo.table(SyncTimes, self.policy, self.link)
+        self.known = roles.memo.get_table(SyncTimes, self.policy, self.link)
 
-    def cost(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+    def predict_cost(
+        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
+    ) -> Cost:
         """The weight sync of new weights, with the comparison after it where every one is compared."""
         if not transport:
             return NOTHING
-        setup = self._setup(arrangement, trainer, engine, transport)
-        is_ahead = self.link is not None and self.roles.versions_ahead(arrangement) > 0
+        setup = self._build_setup(arrangement, trainer, engine, transport)
+        is_ahead = self.link is not None and self.roles.count_versions_ahead(arrangement) > 0
         compares = self.job.placement.sync_verification == "every"
-        return self._whole_cost(setup, *self._clusters(arrangement), is_ahead, compares)
+        return self._sum_cost(setup, *self._get_clusters(arrangement), is_ahead, compares)
 
-    def over_link(self, candidate: Choice) -> LinkedSync | None:
+    def predict_link(self, candidate: Choice) -> LinkedSync | None:
         """The weight sync where it goes over a slow link; None without one."""
         if self.link is None or not candidate.sync_mode:
             return None
         arrangement = candidate.arrangement
-        setup = self._setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
-        return sync_over_link(self.policy, setup, self.link, *self._clusters(arrangement))
+        setup = self._build_setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
+        return sync_over_link(self.policy, setup, self.link, *self._get_clusters(arrangement))
 
-    @memoized
-    def _whole_cost(
+    @memoize
+    def _sum_cost(
         self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool, compares: bool
     ) -> Cost:
-        cost = self._cost(setup, training, generation, is_ahead)
-        return cost + self._comparison(setup, training, generation, is_ahead) if compares else cost
+        cost = self._cost_sync(setup, training, generation, is_ahead)
+        return cost + self._cost_comparison(setup, training, generation, is_ahead) if compares else cost
 
-    def _cost(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
+    def _cost_sync(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
         if self.link is None:
             return sync_cost(self.policy, setup, training, generation)
         linked = sync_over_link(self.policy, setup, self.link, training, generation)
         return linked.stops if is_ahead else linked.stops + linked.travels
 
-    def _comparison(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
+    def _cost_comparison(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
         """Comparing the engines' own parameters with the trainer's; of adapters vLLM's slots.
 
         Counts: the whole update once more, also where a sync sends what has changed alone, and what a rank of an engine
@@ -84,9 +86,9 @@ class SyncTimes:
             setup = replace(setup, transport="nccl" if self.link is None else "disk")
         num_bytes = setup.adapter_bytes or setup.element_bytes * self.policy.num_parameters
         read_s = 2 * num_bytes * held_share(self.policy, setup) / memory_rate(generation)
-        return self._cost(setup, training, generation, is_ahead) + Cost({Resource.MEMORY: read_s})
+        return self._cost_sync(setup, training, generation, is_ahead) + Cost({Resource.MEMORY: read_s})
 
-    def _setup(
+    def _build_setup(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
     ) -> SyncSetup:
         is_slime = self.job.release.name == "slime"
@@ -108,7 +110,7 @@ class SyncTimes:
             attention_dp=engine.attention_dp,
         )
 
-    def _clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
+    def _get_clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
         return self.cluster(arrangement, TRAINING), self.cluster(arrangement, GENERATION)
 
     @cached_property
@@ -124,20 +126,20 @@ class SyncModes:
     """Modes of weight sync that a job leaves open."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
-        self.job, self.setting, self.known = job, setting, memo.own_table()
+        self.job, self.setting, self.known = job, setting, memo.create_table()
 
-    def to_engine(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
+    def list_engine_modes(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
         """Modes to an engine. An adapter needs a base that was not dropped while the engine slept, and an engine with
         slots for it.
         """
         if engine.adapter_versions:
             return ("adapter",) if self.may_send_adapters and engine.sleep_level < 2 else ()
-        return self.of_weights(arrangement)
+        return self.list_weight_modes(arrangement)
 
-    def of_weights(self, arrangement: Arrangement) -> tuple[WeightSyncMode, ...]:
+    def list_weight_modes(self, arrangement: Arrangement) -> tuple[WeightSyncMode, ...]:
         """Modes in which all weights are sent, or what has changed of them."""
         shares_devices = arrangement.shares_devices
-        return self._of_weights(shares_devices, not shares_devices and self._may_send_changes(arrangement))
+        return self._list_weight_modes(shares_devices, not shares_devices and self._may_send_changes(arrangement))
 
     @cached_property
     def may_send_adapters(self) -> bool:
@@ -152,31 +154,31 @@ class SyncModes:
             return False
         return self._changes_may_win(arrangement.num_training, arrangement.num_generation)
 
-    @memoized
+    @memoize
     def _changes_may_win(self, num_training: int, num_generation: int) -> bool:
         return changes_may_win(self.job, self.setting, num_training, num_generation)
 
-    @memoized
-    def _of_weights(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
+    @memoize
+    def _list_weight_modes(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
         if not self.job.has_rollouts:
             return ("",)
-        content, given = self.job.placement.sync_content, self.job.placement.transport
+        content, transport = self.job.placement.sync_content, self.job.placement.transport
         if content is SyncContent.DELTA:
             return ("delta",)
         usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if shares_devices else ("nccl", "disk")
         if self.job.hardware.link is not None:
             usual = ("disk",)  # files, which places pass on
-        if given != "auto":
-            found: dict[Transport, WeightSyncMode] = {
+        if transport != "auto":
+            modes: dict[Transport, WeightSyncMode] = {
                 Transport.CUDA_IPC: "cuda_ipc",
                 Transport.NCCL: "nccl",
                 Transport.DISK: "disk",
             }
-            usual = tuple(mode for name, mode in found.items() if name == given and mode in (*usual, "disk"))
+            usual = tuple(mode for name, mode in modes.items() if name == transport and mode in (*usual, "disk"))
         if content is SyncContent.ADAPTER:
             return ()
         changes: tuple[WeightSyncMode, ...] = ("delta",) if sends_changes else ()
-        return (*usual, *changes) if content == "auto" and given == "auto" else usual
+        return (*usual, *changes) if content == "auto" and transport == "auto" else usual
 
 
 def changes_may_win(job: SettledJob, setting: GpuSetting, num_training: int, num_generation: int) -> bool:
@@ -190,5 +192,7 @@ def changes_may_win(job: SettledJob, setting: GpuSetting, num_training: int, num
         return True
     if not job.is_for_rlplan or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
         return False
-    wire = lone_wire(setting.part(TRAINING, num_training), setting.part(GENERATION, num_generation))
+    wire = lone_wire(
+        setting.get_partial_cluster(TRAINING, num_training), setting.get_partial_cluster(GENERATION, num_generation)
+    )
     return wire.bytes_per_s < CODED_BYTES_PER_S

@@ -21,7 +21,7 @@ from rlplan.memory.machine.host import WORKER_HOST_BYTES
 from rlplan.memory.machine.spread import high_end
 from rlplan.memory.predict import Forecast, host_bytes
 from rlplan.memory.roles.engine import EngineOnGpu
-from rlplan.planner.memo import Table, memoized
+from rlplan.planner.memo import Table, memoize
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 ENGINE = "rollout_engine"
@@ -56,11 +56,11 @@ class RoleTable:
         self.usual, self.states, self._longest = usual, states, longest
         self.known: Table = {} if known is None else known
 
-    @memoized
-    def at(self, run_phase: RunPhase, action: Action, inside: bool) -> Held:
-        """What is held inside an action (`as_forecast`), or after it."""
+    @memoize
+    def get_bytes(self, run_phase: RunPhase, action: Action, inside: bool) -> Held:
+        """What is held inside an action (`reduce_action`), or after it."""
         if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
-            return self.states.at(run_phase, action, inside)
+            return self.states.get_bytes(run_phase, action, inside)
         asks: Callable[[Forecast], Mapping[MemoryKind, int]] = (
             (lambda forecast: forecast.peak(action, run_phase))
             if inside
@@ -80,7 +80,7 @@ class RoleTable:
         return self._longest() if self._longest is not None else self.usual
 
 
-def as_forecast(action: Action) -> Action:
+def reduce_action(action: Action) -> Action:
     """What a forecast may read of an action: its kind, its role and, of passes that score, which of them it is.
 
     Actions of other mini-batches, groups and steps are one to it.
@@ -99,7 +99,7 @@ class ScheduleMoments:
     hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
     """(host, process -> slot) of each moment of a host."""
 
-    def of_process(self, process: str) -> "ProcessMoments":
+    def locate_process(self, process: str) -> "ProcessMoments":
         """Where a process is at each moment."""
         slots: dict[tuple[RunPhase, Action, bool], int] = {}
 
@@ -107,7 +107,7 @@ class ScheduleMoments:
             if (slot := there.get(process)) is None:
                 return -1
             run_phase, name, inside = slot
-            action = as_forecast(self.actions[run_phase, name])
+            action = reduce_action(self.actions[run_phase, name])
             return slots.setdefault(("start" if run_phase == "start" else "steady", action, inside), len(slots))
 
         places = [index_of(there) for _, there in self.places]
@@ -133,7 +133,7 @@ class ProcessMoments:
     """The same at each moment of a host."""
 
 
-def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, str]) -> ScheduleMoments:
+def list_schedule_moments(schedule: Schedule, hosts: Mapping[str, str]) -> ScheduleMoments:
     """The moments of a schedule. hosts: of each process."""
     devices = dict(schedule.processes)
     last: dict[str, Slot] = {}
@@ -156,8 +156,8 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, str]) -> Schedul
             actions[run_phase, action.id] = action
             now = dict(last)
             names = together.get((PARTS[run_phase], action.id), ())
-            for one in (*(one for one in part if one.id in names), action):
-                now |= dict.fromkeys(one.processes, (run_phase, one.id, True))
+            for concurrent in (*(running for running in part if running.id in names), action):
+                now |= dict.fromkeys(concurrent.processes, (run_phase, concurrent.id, True))
             for device in sorted({devices[process] for process in action.processes}):
                 there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)
                 places[device, there] = None
@@ -193,22 +193,22 @@ class BytesByMoment:
         )
 
 
-def bytes_by_moment(
-    mine: ProcessMoments, alike: int, table: RoleTable, *, leaves_out: tuple[ActionKind, ...] = ()
+def sum_process_bytes(
+    moments: ProcessMoments, alike: int, table: RoleTable, *, leaves_out: tuple[ActionKind, ...] = ()
 ) -> BytesByMoment:
     """A process at every moment of a schedule. alike: processes like it on its host. leaves_out: actions that count as
     what is left after them: at least so much is held, however many tokens passes have.
     """
-    held = [
-        table.at(run_phase, action, inside and action.kind not in leaves_out)
-        for run_phase, action, inside in mine.slots
+    sizes = [
+        table.get_bytes(run_phase, action, inside and action.kind not in leaves_out)
+        for run_phase, action, inside in moments.slots
     ]
-    held.append((0, 0, 0, 0, False))
+    sizes.append((0, 0, 0, 0, False))
     return BytesByMoment(
-        tuple([held[index][0] for index in mine.places]),
-        tuple([held[index][1] for index in mine.places]),
-        tuple([alike * held[index][2] + held[index][3] for index in mine.hosts]),
-        tuple([place for place, index in enumerate(mine.places) if held[index][4]]),
+        tuple([sizes[index][0] for index in moments.places]),
+        tuple([sizes[index][1] for index in moments.places]),
+        tuple([alike * sizes[index][2] + sizes[index][3] for index in moments.hosts]),
+        tuple([place for place, index in enumerate(moments.places) if sizes[index][4]]),
     )
 
 
@@ -240,12 +240,12 @@ class Capacities:
     """What the driver holds on each host beside the roles."""
 
 
-def fit(one: BytesByMoment, other: BytesByMoment, there: Capacities) -> Fit:
+def fit(first: BytesByMoment, other: BytesByMoment, there: Capacities) -> Fit:
     """What two parts of an arrangement need together."""
-    expected, high = list(map(add, one.expected, other.expected)), list(map(add, one.high, other.high))
+    expected, high = list(map(add, first.expected, other.expected)), list(map(add, first.high, other.high))
     slack, slack_high = [*map(sub, there.devices, expected)], [*map(sub, there.devices, high)]
-    host = [*map(sum, zip(one.hosts, other.hosts, there.driver, strict=True))]
-    kv = one.holds_kv or other.holds_kv
+    host = [*map(sum, zip(first.hosts, other.hosts, there.driver, strict=True))]
+    kv = first.holds_kv or other.holds_kv
     return Fit(
         max(expected),
         max(high),
@@ -258,14 +258,14 @@ def fit(one: BytesByMoment, other: BytesByMoment, there: Capacities) -> Fit:
     )
 
 
-def left_of(one: BytesByMoment, other: BytesByMoment, there: Capacities, *, at_high: bool) -> tuple[int, int]:
+def compute_left(first: BytesByMoment, other: BytesByMoment, there: Capacities, *, at_high: bool) -> tuple[int, int]:
     """What two parts leave at least of a device, and of a host; below 0 where they do not fit together."""
-    mine, others = (one.high, other.high) if at_high else (one.expected, other.expected)
-    hosts = map(sub, map(sub, map(sub, there.hosts, there.driver), one.hosts), other.hosts)
-    return min(map(sub, map(sub, there.devices, mine), others)), min(hosts)
+    own, others = (first.high, other.high) if at_high else (first.expected, other.expected)
+    hosts = map(sub, map(sub, map(sub, there.hosts, there.driver), first.hosts), other.hosts)
+    return min(map(sub, map(sub, there.devices, own), others)), min(hosts)
 
 
-def capacities_of(
+def list_capacities(
     moments: ScheduleMoments, capacity: int, host: int, driver: int, others: Mapping[str, int]
 ) -> Capacities:
     """What there is at the moments of a schedule. driver: on the first host. others: where capacity differs."""
