@@ -1,8 +1,7 @@
-"""Fallbacks: what is changed, one thing at a time, when a rehearsal shows that a job needs more memory than was
-planned.
+"""Fallbacks shrink a plan step by step when a rehearsal run needs more memory than planned.
 
-In: a job. Out: the next milder job and what was changed, until nothing is left. Left out: whether it fits (a rehearsal
-says so) and anything that changes what is learned: lengths, mini-batches, models.
+In: a plan. Out: the next milder plan and its override, until none is left. Left out: whether it fits (the rehearsal
+tells) and changes that affect learning: lengths, mini-batches, models.
 """
 
 from collections.abc import Iterator
@@ -14,14 +13,14 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import MIB
 
 MAX_FALLBACKS = 6
-"""Changes after which a run gives up: each costs a start of all processes."""
+"""Changes after which a run gives up. Each one restarts all processes."""
 
 
 def next_plan(plan: Plan) -> tuple[str, Plan] | None:
-    """(override that was made, plan with it), the mildest first; None when nothing is left.
+    """Find the next (override, plan with it), the mildest first; None if nothing is left.
 
-    No copy for checkpoints and smaller micro-batches cost the least, then the optimizer on the host, then KV cache.
-    Placement and ZeRO stage stay.
+    Skipping checkpoint copies and smaller micro-batches cost least. Offloading the optimizer is next, then less KV
+    cache. Placement and ZeRO stage stay.
     """
     for change, job in _list_fallbacks(plan.job, plan.zero_stage):
         fixed = _update_part(job, "placement", placement=plan.schedule.placement.value)

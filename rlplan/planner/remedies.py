@@ -1,8 +1,8 @@
-"""Remedies: what to change in a job that does not fit, each tried as it is typed before it is named.
+"""Remedies are changes that make a job fit. Each one is planned before it is listed.
 
-In: a JobSpec. Out: changes after each of which the job fits (`Plan.fits`), the mildest of each kind. On GPUs also what
-makes the job itself smaller (batch, samples, lengths), last, for it costs in learning; the list says what. What a user
-has chosen is left to the search only where no smaller change fits.
+In: a JobSpec. Out: changes after each of which the job fits (`Plan.fits`), the mildest of each kind. On GPUs the last
+ones shrink the job (batch, samples, lengths) and state their effect on learning. A user's own choices are reset to
+`auto` only if no smaller change fits.
 """
 
 import shlex
@@ -25,11 +25,11 @@ MORE_GPUS = (2, 4, 8, 16)
 ADAPTER_RANK, SMALL_ADAPTER_RANK = 64, 16
 MOST_HALVINGS = 3
 Kind = list[str]
-"""Changes of one kind as they are typed, the mildest first."""
+"""Overrides of one kind, the mildest first."""
 
 
 def list_remedies(plan: Plan, memo: Memo | None = None) -> tuple[Remedy, ...]:
-    """Changes, each of which by itself makes the plan's job fit; the mildest first. memo: of the plan's search."""
+    """List changes that each make the plan's job fit, the mildest first. memo: of the plan's search."""
     memo = memo or Memo()
     asked, devices = plan.asked, plan.job.hardware.num_devices
     remedies: list[Remedy] = []
@@ -43,7 +43,10 @@ def list_remedies(plan: Plan, memo: Memo | None = None) -> tuple[Remedy, ...]:
 
 
 def _find_mildest(asked: JobSpec, kind: Kind, remedies: list[Remedy], memo: Memo) -> Iterator[Remedy]:
-    """The first change of a kind that helps; of those that give up learning, none that holds one that was found."""
+    """Find the first change of a kind that helps.
+
+    A change that costs learning is skipped if it contains one that was already found.
+    """
     enough = tuple(f"{remedy.change} " for remedy in remedies if remedy.learns_less)
     tried = (_try_remedy(asked, change, memo) for change in kind if not change.startswith(enough))
     yield from islice((remedy for remedy in tried if remedy is not None), 1)
@@ -59,7 +62,7 @@ def _try_remedy(asked: JobSpec, change: str, memo: Memo) -> Remedy | None:
 
 
 def list_changes(spec: JobSpec, needed_bytes: int = 0) -> Iterator[Kind]:
-    """What to try, the mildest first, of a kind too. needed_bytes: that a CPU host would need."""
+    """List changes to try by kind, from mild to strong. needed_bytes: memory that a CPU host would need."""
     return _list_gpu_changes(spec) if spec.is_on_gpus else _list_host_changes(spec, needed_bytes)
 
 
@@ -75,7 +78,7 @@ def _list_host_changes(spec: JobSpec, needed_bytes: int) -> Iterator[Kind]:
 
 
 def _format_passes(spec: JobSpec, size: int) -> str:
-    """Passes of so many of the longest sequences."""
+    """Format micro-batches of `size` longest sequences."""
     words = f"workload.micro_batch_size_per_gpu={size}"
     if spec.training.max_tokens_per_micro_batch == "auto":
         return words
@@ -116,7 +119,7 @@ def _list_gpu_changes(spec: JobSpec) -> Iterator[Kind]:
 
 
 def list_resets(spec: JobSpec) -> Iterator[Kind]:
-    """Every choice that was made left to the search, and that with more GPUs."""
+    """Reset all fixed choices to `auto`, alone and with more GPUs."""
     words = _format_resets(spec)
     if words:
         yield [words]
@@ -124,7 +127,10 @@ def list_resets(spec: JobSpec) -> Iterator[Kind]:
 
 
 def list_smaller_jobs(spec: JobSpec) -> Iterator[Kind]:
-    """Fewer prompts, fewer samples, shorter responses, and these with small adapters: up to three halvings of each."""
+    """List smaller jobs: fewer prompts, fewer samples, shorter responses, and these with small adapters.
+
+    Each is halved up to MOST_HALVINGS times.
+    """
     work, declared = spec.workload, spec.algorithm.declaration
     least = max(2, declared.min_samples_per_prompt)
     for key, smallest in (("num_prompts_per_step", 1), ("num_samples_per_prompt", least)):
@@ -139,7 +145,7 @@ def list_smaller_jobs(spec: JobSpec) -> Iterator[Kind]:
 
 
 def _format_gpus(spec: JobSpec, times: int) -> str:
-    """Multiply the GPUs of each group by a factor."""
+    """Format overrides that multiply the GPUs of each group."""
     hardware, second = spec.hardware, spec.hardware.generation
     text = f"hardware.num_devices={times * hardware.num_devices}"
     if hardware.num_hosts != "auto":
@@ -150,7 +156,9 @@ def _format_gpus(spec: JobSpec, times: int) -> str:
 
 
 def _list_adapters(spec: JobSpec) -> Iterator[list[dict[str, Any]]]:
-    """Adapters in place of the whole policy, and their base in 4 bits (QLoRA), which only rlplan's own runtime has."""
+    """List LoRA settings instead of full training, and 4-bit base weights (QLoRA), which only rlplan's runtime
+    supports.
+    """
     training = spec.training
     sizes = [training.lora] if training.lora else [LoraSpec(rank=rank) for rank in (ADAPTER_RANK, SMALL_ADAPTER_RANK)]
     if training.lora is None:
@@ -161,7 +169,7 @@ def _list_adapters(spec: JobSpec) -> Iterator[list[dict[str, Any]]]:
 
 
 def _format_resets(spec: JobSpec) -> str:
-    """Every choice that was made left to the search; empty where there is none."""
+    """Format the reset of all fixed choices to `auto`; empty if there are none."""
     keys = (
         ("training", ("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters")),
         ("workload", ("micro_batch_size_per_gpu",)),
@@ -177,7 +185,7 @@ def _format_resets(spec: JobSpec) -> str:
 
 
 def _format_change(part: str, changes: Mapping[str, Any]) -> str:
-    """A change as it is typed."""
+    """Format a change as command-line overrides."""
     return " ".join(f"{part}.{key}={_format_value(value)}" for key, value in changes.items())
 
 
@@ -193,8 +201,9 @@ def _format_yaml(value: Any) -> str:
 
 
 def find_fitting_plan(asked: JobSpec, change: str, memo: Memo) -> Plan | None:
-    """The plan of a job after a typed change; None where it does not fit, cannot be built, or is refused. memo: of
-    searches for jobs like it.
+    """Find the plan of a job after a change; None if it does not fit, cannot be built, or is refused.
+
+    memo: shared with searches for similar jobs.
     """
     worse = Verdict.DOES_NOT_FIT if asked.limits.accepts_oom_risk else Verdict.IN_EXPECTATION
     try:

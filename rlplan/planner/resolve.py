@@ -1,7 +1,8 @@
-"""From a job and a choice to the resolved job, whose every key says what was chosen; and back.
+"""Translation between a choice and a resolved job, whose keys state every choice.
 
-In: a SettledJob and a Choice, or a ResolvedJob. Out: the other. `build_schedule(resolve(job, choice), choice_of(...))`
-is the schedule of (job, choice). Left out: which choice (the searches), whether it can run (rules.py).
+In: a SettledJob and a Choice, or a ResolvedJob. Out: the other. The schedule of (job, choice) equals
+`build_schedule(resolve(job, choice), read_choice(...))`. Left out: which choice is best (the searches) and whether it
+can run (rules.py).
 """
 
 from typing import Any, cast
@@ -18,7 +19,7 @@ CONTENTS = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}
 
 
 def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice:
-    """What a resolved job has chosen, with a placement and a stage."""
+    """Read the choice that a resolved job states, with a given placement and ZeRO stage."""
     place, training, rollout = job.placement, job.training, job.rollout
     count = all_devices = job.hardware.num_devices
     generating, scoring = all_devices, 0
@@ -57,7 +58,10 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
 
 
 def _read_offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
-    """Who is offloaded. On a host without a GPU memory for memory would free nothing: trained states go to the disk."""
+    """Decide which roles are offloaded.
+
+    On a CPU host, moving states within host memory frees nothing: only a disk helps trained roles.
+    """
     place = job.placement
     if place.offload == "none":
         return "none"
@@ -80,7 +84,7 @@ def _read_sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
 
 
 def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
-    """The job with every choice made. kv_cache: bytes of each rank of an engine."""
+    """Write a choice into the job. kv_cache: bytes per engine rank."""
     arrangement, trainer, engine = choice.arrangement, choice.trainer, choice.engine
     work, place = job.workload, job.placement
     training: dict[str, Any] = {
@@ -130,7 +134,7 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
 
 
 def _resolve_scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
-    """Sizes of scoring passes that the job leaves open: those of the training passes, in the unit that was chosen."""
+    """Set open sizes of scoring passes to those of the training passes, in the same unit."""
     size = {"micro_batch_size_per_gpu": trainer.micro_batch}
     if trainer.max_tokens:
         size = {"max_tokens_per_micro_batch": trainer.max_tokens}
@@ -139,14 +143,14 @@ def _resolve_scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
 
 
 def restore_job_spec(job: JobSpec) -> JobSpec:
-    """A job as a person would ask it, whose open choices may be `auto`; itself where it is one."""
+    """Turn a settled job back into a plain JobSpec, whose choices may be `auto`."""
     if type(job) is JobSpec:
         return job
     return validate(JobSpec, job.model_dump(mode="json"), file=job.name)
 
 
 def _resolve_offload(job: SettledJob, choice: Choice) -> dict[str, str]:
-    """What the job says, where it says it; else what the choice needs."""
+    """Keep the job's offload settings; fill open ones from the choice."""
     place, offloaded = job.placement, choice.arrangement.offloaded
     if job.device_kind == "cpu":
         return {}
@@ -157,7 +161,7 @@ def _resolve_offload(job: SettledJob, choice: Choice) -> dict[str, str]:
 
 
 def _resolve_transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
-    """How what is sent travels: adapters and differences as whole weights would, where the job does not say."""
+    """Choose the transport. Adapters and deltas travel like full weights if the job leaves the transport open."""
     if not choice.sync_mode or (choice.sync_mode in CONTENTS and job.placement.transport != "auto"):
         return {}
     if job.device_kind == "cpu" and choice.sync_mode in CONTENTS:
@@ -168,7 +172,7 @@ def _resolve_transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
 
 
 def _restrict_devices(job: SettledJob, arrangement: Arrangement) -> SettledJob:
-    """The job on the devices that were chosen, where that is fewer than there are."""
+    """Restrict the job to the chosen devices if these are fewer than it has."""
     hardware = job.hardware
     if arrangement.num_devices in (hardware.num_devices, hardware.all_devices):
         return job

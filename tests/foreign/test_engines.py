@@ -88,7 +88,7 @@ def test_drafted_tokens_take_none_of_what_lies_outside_the_engine_s_share(tmp_pa
 def test_a_server_that_needs_more_gpus_than_there_are_does_not_fit(tmp_path: Path) -> None:
     found = served(tmp_path, f"vllm serve {LLAMA} -tp 2 --pipeline-parallel-size 2 --max-model-len 4096", "2xH100")
     assert found.served is not None
-    assert found.served.short == "it needs 4 GPUs, 2 are there"
+    assert found.served.short == "it needs 4 GPUs, 2 available"
 
 
 def deepspeed(folder: Path, said: dict[str, Any]) -> Imported:

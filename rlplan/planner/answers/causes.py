@@ -1,10 +1,10 @@
-"""Why a phase takes longer than the hardware needs: slow settings, each predicted, beside what was measured.
+"""Likely causes of a slow phase: slow settings, each predicted and compared with the measured time.
 
-In: a job and its plan, a phase and its measured seconds. Out: Causes, the likeliest first. Left out: what no setting of
-a job says (a slow disk, a busy host, another kernel): where nothing comes near, that is the answer.
+In: a job and its plan, a phase and its measured seconds. Out: Causes, the likeliest first. Left out: causes outside the
+job's settings (a slow disk, a busy host, a different kernel). If no setting comes close, the list is empty.
 
-Each setting is laid over the chosen layout, everything else fixed, so that its seconds are those of the same formulas
-(0.04 s each, no search). The likeliest is the one whose prediction is nearest to the measurement, as a factor.
+Each setting is applied to the chosen layout with everything else fixed, so its seconds come from the same formulas
+(0.04 s each, no search). The likeliest cause is the one whose prediction is nearest to the measurement as a ratio.
 """
 
 import math
@@ -21,7 +21,7 @@ from rlplan.vocabulary import Phase
 
 MOST_CAUSES = 3
 EXPLAINS = 0.5
-"""Of the logarithm of measured over predicted that a cause must leave at most, to be named."""
+"""A cause is named only if it leaves at most this share of the log ratio of measured to predicted seconds."""
 SEQUENCES = (128, 64, 32, 16, 8)
 PASSES = (1, 2, 4, 8)
 Settings = dict[str, str]
@@ -29,24 +29,24 @@ Settings = dict[str, str]
 
 @dataclass(frozen=True)
 class Cause:
-    """A setting that would make the phase as slow as it is."""
+    """A setting that would make the phase as slow as measured."""
 
     words: str
-    """What it is, in the stacks' own words."""
+    """The setting in the words of the measured framework."""
     overrides: str
-    """As it is typed, behind the job: with them the phase is predicted so slow."""
+    """Overrides that lead to the slow prediction."""
     predicted_s: float
-    """Of the phase."""
+    """Predicted seconds of the phase with the setting."""
     left: float
-    """Measured over predicted: 1 explains it all."""
+    """Ratio of measured to predicted seconds; 1 explains the phase completely."""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything."""
+        """JSON for other tools."""
         return asdict(self)
 
 
 def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tuple[Cause, ...]:
-    """What would explain the seconds of a phase (`step`: of all of it); none where nothing comes near."""
+    """List settings that would explain a phase's seconds (`step`: the whole step); empty if nothing comes close."""
     now = _predict_seconds(plan, phase)
     if not now:
         return ()
@@ -85,7 +85,7 @@ def _predict_seconds(plan: Plan, phase: str) -> float:
 
 
 def _list_hypotheses(job: JobSpec, plan: Plan, phase: str) -> Iterator[tuple[str, Settings]]:
-    """What is slow, in words, and the settings that are as slow."""
+    """List (description, overrides) of settings that slow a phase."""
     is_all = phase == "step"
     if is_all or phase in (Phase.TRAIN, Phase.SCORE):
         yield from _list_slow_passes(job, plan)
@@ -98,7 +98,7 @@ def _list_hypotheses(job: JobSpec, plan: Plan, phase: str) -> Iterator[tuple[str
 
 
 def _list_slow_passes(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
-    """Padding, and passes that are too small to fill the GPU."""
+    """Padding, and micro-batches too small to fill the GPU."""
     work, tokens = job.workload, "training.max_tokens_per_micro_batch"
     padded = {
         "workload.response_lengths": "{kind: constant}",

@@ -1,10 +1,10 @@
-"""Which GPUs to rent: what a plan costs in dollars and energy, and which of several clusters are worth their money.
+"""Rental costs: dollars and energy of a plan, and the clusters that are worth their price.
 
-In: plans, prices, clusters as they are typed. Out: a Bill for each plan, the Pareto front of time against money.
-Left out: planning them (api.py asks for each as for any job); hosts, storage, traffic and cooling beside the GPUs.
+In: plans, prices, clusters as typed. Out: a Bill per plan, the Pareto front of time and money. Left out: planning them
+(api.py plans each like any job); hosts, storage, traffic and cooling.
 
-Energy is an upper bound: every GPU at the power that its board is sold with, for the whole step. On the front, time and
-money are those of a token, so that jobs of different batches can stand in one table; of one job that is its step.
+Energy is an upper bound: each GPU at its board power for the whole step. Time and money on the front are per token, so
+that jobs with different batch sizes can be compared.
 """
 
 import datetime as dt
@@ -23,11 +23,11 @@ from rlplan.spec.hardware.prices import WAY_OUT, Price, Prices
 
 JOULES_PER_KWH = 3.6e6
 MAX_CLUSTERS = 64
-"""Each is a search."""
+"""Most clusters in one comparison; each one is a search."""
 MOST_GPUS = 1024
-"""That a budget is spent on, of one kind."""
+"""Most GPUs of one kind that a budget buys."""
 MAX_BUDGET = 1e9
-"""Dollars an hour."""
+"""Largest budget in dollars per hour."""
 _GPUS = re.compile(r"^\d+\s*[xX*]")
 _KIND = re.compile(r"^[A-Za-z0-9 _.-]+$")
 WHERE = "command line: --hardware"
@@ -35,51 +35,51 @@ WHERE = "command line: --hardware"
 
 @dataclass(frozen=True)
 class Quote:
-    """The price that was taken for a GPU."""
+    """The price used for a GPU."""
 
     gpu: str
     dollars: float
-    """For one GPU and one hour."""
+    """Dollars per GPU-hour."""
     source: str
-    """Who asks for it."""
+    """Provider of the price."""
     date: str
-    """When that was read; empty where it was typed, or the job says it."""
+    """Date of the price; empty if the user or the job stated it."""
     age_days: int | None
-    """Since then."""
+    """Days since that date."""
     is_old: bool
-    """Whether it may well be another by now (prices.py: OLD_DAYS)."""
+    """Whether the price is likely outdated (prices.py: OLD_DAYS)."""
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What a plan costs. None where a price, a power or the seconds are not known."""
+    """Cost of a plan. A field is None if a price, a power or the seconds are unknown."""
 
     dollars_per_hour: float | None
-    """Of all its GPUs."""
+    """Dollars per hour for all GPUs."""
     dollars_per_step: float | None
     run_s: float | None
-    """Of a whole run, evaluations and checkpoints included."""
+    """Seconds of a complete run with evaluations and checkpoints."""
     dollars_per_run: float | None
     kwh_per_step: float | None
-    """At most: at full power all the time."""
+    """Upper bound of the energy per step: full power all the time."""
     kwh_per_run: float | None
-    """At most."""
+    """Upper bound of the energy per run."""
     tokens_per_dollar: float | None
-    """Tokens that are trained on, prompts and responses."""
+    """Trained tokens (prompts and responses) per dollar."""
     quotes: tuple[Quote, ...]
-    """The prices that it follows from."""
+    """Prices used."""
     unpriced: tuple[str, ...]
     """GPUs without a known price."""
     unmetered: tuple[str, ...]
-    """GPUs whose profiles say no power."""
+    """GPUs whose profiles state no power."""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything."""
+        """JSON for other tools."""
         return asdict(self)
 
 
 def bill_of(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
-    """What a plan costs. step_s: seconds of a step, where they were simulated or measured.
+    """Compute the cost of a plan. step_s: simulated or measured seconds of a step, instead of the predicted ones.
 
     Counts: every GPU for every second of the run, whether it works or waits.
 
@@ -112,7 +112,7 @@ def bill_of(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
 
 
 def _list_pools(plan: Plan) -> list[tuple[str, int, int | None]]:
-    """(GPU, how many, watts of one) of each group; a CPU host by its profile's name, without watts."""
+    """List (GPU, count, watts per GPU) for each pool; a CPU host by its profile's name, without watts."""
     hardware = plan.job.hardware
     if plan.is_on_host:
         return [(hardware.profile, hardware.num_devices, None)]
@@ -124,7 +124,7 @@ def _list_pools(plan: Plan) -> list[tuple[str, int, int | None]]:
 
 
 def hardware_words(plan: Plan) -> str:
-    """The devices of a plan as `hardware=` takes them; a CPU host has another form, of which this is the profile."""
+    """Format the devices of a plan for `hardware=`; for a CPU host, its profile's name."""
     pools = _list_pools(plan)
     return pools[0][0] if plan.is_on_host else " + ".join(f"{count}x{gpu}" for gpu, count, _ in pools)
 
@@ -150,7 +150,8 @@ def _build_quote(gpu: str, price: Price, today: dt.date) -> Quote:
 
 
 def pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ...]:
-    """Of each (time, money) whether nothing else is as fast and cheaper, or as cheap and faster. None is never on it.
+    """Mark each (time, money) that no other point beats in one value without losing in the other. None is never on the
+    front.
 
     >>> pareto_front([(1, 9), (2, 4), (3, 5), None, (2, 4)])
     (True, True, False, False, True)
@@ -165,10 +166,10 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ..
 
 
 def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) -> tuple[tuple[str, ...], dict[str, str]]:
-    """(clusters to plan for, those that are left out and why).
+    """Read (clusters to plan, skipped clusters with reasons).
 
-    typed: `8xH100`, `8xH100 + 8xL40S`, with a budget a kind alone: `H100` is as many as it buys, as a power of two; no
-    word at all is every kind that has a price. Raises: SpecError.
+    typed: `8xH100`, `8xH100 + 8xL40S`. With a budget, a GPU kind alone (`H100`) means as many as the budget buys, as a
+    power of two. With a budget and no cluster, every kind with a price is planned. Raises: SpecError.
     """
     if budget is not None and not 0 < budget <= MAX_BUDGET:
         raise SpecError(
@@ -199,14 +200,14 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
 
 
 def _expand_cluster(word: str) -> str:
-    """A cluster with its number of GPUs. Raises: SpecError."""
+    """Expand a cluster to `NxGPU`. Raises: SpecError."""
     long = hardware_of(word, where=WHERE)
     is_plain = _GPUS.match(word) and "generation" not in long
     return f"{long['num_devices']}x{long['profile']}" if is_plain else word
 
 
 def _buy_cluster(word: str, prices: Prices, budget: float) -> tuple[str, str]:
-    """(cluster, why it is not bought): of a kind alone as many as the budget buys. Raises: SpecError."""
+    """Buy (cluster, reason if none): a kind alone becomes as many GPUs as the budget buys. Raises: SpecError."""
     is_kind = bool(_KIND.match(word)) and not _GPUS.match(word)
     name = get_gpu(word, where=WHERE).name if is_kind else ""
     cluster = f"1x{name}" if is_kind else _expand_cluster(word)
@@ -221,7 +222,7 @@ def _buy_cluster(word: str, prices: Prices, budget: float) -> tuple[str, str]:
 
 
 def _sum_hourly_prices(cluster: str, prices: Prices) -> float | None:
-    """Dollars of all its GPUs for an hour; None where one has no price."""
+    """Sum the hourly prices of a cluster's GPUs; None if one has no price."""
     long: dict[str, Any] = hardware_of(cluster, where=WHERE)
     total = 0.0
     for pool in (long, long.get("generation")):
@@ -235,10 +236,10 @@ def _sum_hourly_prices(cluster: str, prices: Prices) -> float | None:
 
 
 def nothing_to_rent(typed: Sequence[str], left_out: dict[str, str]) -> SpecError:
-    """No cluster is left to plan for."""
+    """Build the error for an empty selection of clusters."""
     words = "; ".join(f"{shorten(name)[1:-1]}: {why}" for name, why in list(left_out.items())[:8])
     return SpecError(
-        f"none of {len(left_out)} clusters can be had" if left_out else "no cluster is named",
+        f"none of {len(left_out)} clusters is available" if left_out else "no cluster is named",
         where=WHERE if typed else "command line: --budget-per-hour",
         rule=words or "a number of GPUs and their kind",
         way_out=f"raise the budget{', or leave --hardware out for all kinds that it buys' * bool(typed)}"

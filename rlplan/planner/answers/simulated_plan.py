@@ -1,7 +1,7 @@
-"""A plan played: its steps, many times over, with sampled response lengths instead of their mean.
+"""Simulation of a plan: many steps with sampled response lengths instead of the mean.
 
-In: a Plan with its seconds, a number of steps, a seed. Out: what simulate/ makes of it. Left out: evaluation, starting
-and finishing; training that takes longer where a batch happens to be longer; how it plays (simulate/).
+In: a Plan with seconds, a number of steps, a seed. Out: the result of simulate/. Left out: evaluation, start and
+finish; longer training for batches that happen to be longer; the simulation itself (simulate/).
 """
 
 from dataclasses import dataclass, replace
@@ -26,18 +26,18 @@ _APART = (ActionKind.EVALUATE,)
 
 @dataclass(frozen=True, slots=True)
 class CpuSpeed:
-    """One rollout engine on a CPU host. See `simulate.speed.Speed`."""
+    """Speed of a rollout engine on a CPU host (`simulate.speed.Speed`)."""
 
     engine: CpuEngine
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
-        """One token for each of `num_seqs` sequences that hold `context_tokens` together."""
+        """Predict one decode step of `num_seqs` sequences with `context_tokens` tokens in total."""
         return self.engine.step_cost(num_seqs, num_seqs, context_tokens / max(1.0, num_seqs)).seconds
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of one prompt, behind `context_tokens` of it that are held already.
+        """Predict the prefill of `num_tokens` of one prompt after `context_tokens` that are already cached.
 
-        Counts: a step with these tokens less an empty one, for prompts are computed beside the sequences that run.
+        Counts: a step with these tokens minus an empty step, because prefill runs together with decoding sequences.
         """
         step = self.engine.step_cost(num_tokens, 1.0, context_tokens + num_tokens / 2)
         return step.seconds - self.engine.step_cost(0.0, 0.0, 0.0).seconds
@@ -49,28 +49,28 @@ class DataParallelSpeed:
 
     engine: EngineSpeed
     num_places: float
-    """Sequences that begin together; 0 where who ends is replaced."""
+    """Sequences that start together; 0 if finished sequences are replaced."""
     prompt_len: float
     num_copies: int
-    """Ranks that prefill a prompt, for some of its samples each."""
+    """Ranks that prefill the same prompt, each for some of its samples."""
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
-        """One token for each of `num_seqs` sequences that hold `context_tokens` together."""
+        """Predict one decode step of `num_seqs` sequences with `context_tokens` tokens in total."""
         left_of = self.num_places if num_seqs < self.num_places else 0.0
         return self.engine.rates.seconds(StepLoad(num_seqs, context_tokens, num_places=left_of))
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of prompts that are shared out over the ranks."""
+        """Predict the prefill of `num_tokens` prompt tokens spread over the ranks."""
         return sum(prefilled(self.engine, self.num_copies * num_tokens, self.prompt_len))
 
 
 def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
-    """Simulate a plan's steps, of very many rollouts a part; the same seed gives the same result. Raises: SpecError."""
+    """Simulate a plan's steps, sampling from very large batches. Equal seeds give equal results. Raises: SpecError."""
     return simulate_sampled(build_setting(plan, num_steps), seed)
 
 
 def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:
-    """Everything that the simulation of a plan is told. Raises: SpecError where the profile has no rates."""
+    """Build the simulation's input. Raises: SpecError if the profile has no rates."""
     if not 1 <= num_steps <= MAX_STEPS:
         raise SpecError(
             f"{num_steps} steps are to be simulated",
@@ -109,7 +109,7 @@ def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:
 
 
 def _build_rollouts(plan: Plan) -> StepRollouts:
-    """A step's. On a CPU host all engines' threads are one engine's, as they are timed (timing/cpu/actions.py)."""
+    """Build a step's rollouts. On a CPU host, all engines' threads count as one engine, as in timing/cpu/actions.py."""
     workload, kv, size = plan.job.workload, plan.kv, plan.job.rollout.block_size
     assert kv is not None, "where there are rollouts there is a KV cache"
     if plan.is_on_host:
@@ -128,7 +128,7 @@ def _build_rollouts(plan: Plan) -> StepRollouts:
 
 
 def _predict_travel_s(plan: Plan) -> float:
-    """Of new weights over a slow link, while both sides go on."""
+    """Predict the travel time of new weights over a slow link while both sides continue."""
     if plan.job.hardware.link is None:
         return 0.0
     from rlplan.planner.gpu.search import GpuSearch
@@ -140,7 +140,7 @@ def _predict_travel_s(plan: Plan) -> float:
 
 
 def _build_speed(plan: Plan) -> Speed:
-    """Of one engine on the devices that generate."""
+    """Build the speed model of one engine."""
     if plan.is_on_host:
         from rlplan.timing.cpu.actions import CpuTimes
         from rlplan.timing.cpu.host import host_of
@@ -165,5 +165,5 @@ def _build_speed(plan: Plan) -> Speed:
 
 
 def without_evaluation(schedule: Schedule) -> Schedule:
-    """The schedule without what happens in some steps only, on engines that are generating in the others."""
+    """The schedule without evaluation, which some steps run on engines that generate in the others."""
     return replace(schedule, step=tuple(action for action in schedule.step if action.kind not in _APART))

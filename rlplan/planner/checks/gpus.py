@@ -1,6 +1,6 @@
-"""Checks of a job on GPUs against its models and GPUs: what an engine or a trainer would refuse is refused here.
+"""Checks of a job against its models and GPUs, for combinations that an engine or a trainer would reject.
 
-In: a SettledJob and its setting. Out: nothing, or a SpecError. Left out: what one part of the spec knows by itself.
+In: a SettledJob and its setting. Out: nothing, or a SpecError. Left out: checks within one part of the spec (spec/).
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from rlplan.vocabulary import Dtype
 
 
 def check_job(job: SettledJob, setting: GpuSetting) -> None:
-    """Raises: SpecError for the first thing that could not run."""
+    """Raise SpecError for the first thing that cannot run."""
     own = (_check_lengths, _check_dtypes, _check_sizes, _check_adapters, _check_rollouts, _check_engine)
     for find in (frameworks.check_framework, *own, *trainers.CHECKS, *placements.CHECKS):
         for what, where, rule, way_out in find(job, setting):
@@ -34,7 +34,7 @@ def _check_lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"the shortest response has {lengths.quantile(0.0):,.0f} tokens, the longest allowed {longest:,}",
             "workload.response_lengths",
-            "some responses are shorter than max_response_len",
+            "the shortest response must not exceed max_response_len",
             "raise workload.max_response_len, or lower the lengths",
         )
 
@@ -47,7 +47,7 @@ def _check_dtypes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     ):
         if dtype is Dtype.BFLOAT16 and ComputeDtype.BFLOAT16 not in gpu.dense_flops_per_s and gpu.dense_flops_per_s:
             yield (
-                f"{key} is bfloat16, which a {gpu.name} does not compute",
+                f"{key} is bfloat16, which a {gpu.name} does not support",
                 key,
                 f"rates of the profile: {', '.join(gpu.dense_flops_per_s)}",
                 "training.dtype=float16 rollout.dtype=float16",
@@ -68,7 +68,7 @@ def _check_sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"training.ulysses is {ulysses}, the model has {heads} attention heads",
             "training.ulysses",
-            "Ulysses ranks take whole attention heads",
+            "Ulysses ranks need whole attention heads",
             "a number that divides the heads",
         )
     largest = max((pool.gpu for pool in setting.pools), key=lambda gpu: gpu.memory.value)
@@ -77,7 +77,7 @@ def _check_sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"hardware.memory is {format_bytes(job.hardware.memory)}, a {largest.name} has {total}",
             "hardware.memory",
-            "at most what the driver reports",
+            "hardware.memory must not exceed what the driver reports",
             "leave it out, or name a larger GPU",
         )
 
@@ -103,7 +103,7 @@ def _check_rollouts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"placement {job.placement.placement} for {job.algorithm.name}, which generates nothing",
             "placement.placement",
-            "a placement says where training and generation run; preference data is given, so nothing is generated",
+            "a placement states where training and generation run, and nothing is generated",
             "placement.placement=auto",
         )
 
@@ -115,7 +115,7 @@ def _check_engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"rollout.kv_cache_memory is {format_bytes(rollout.kv_cache_memory)}, a GPU has {format_bytes(capacity)}",
             "rollout.kv_cache_memory",
-            "bytes of one GPU, at most what it has",
+            "the KV cache must fit into one GPU",
             "rollout.kv_cache_memory=auto",
         )
     if rollout.tp != "auto":
@@ -127,6 +127,6 @@ def _check_engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"rollout.sleep_level {rollout.sleep_level} with placement {placement}",
             "rollout.sleep_level",
-            "the engine sleeps where it time-shares devices: colocated (in hybrid it stays awake)",
+            "the engine sleeps only in a colocated placement (in hybrid it stays awake)",
             "placement.placement=colocated, or rollout.sleep_level=auto",
         )

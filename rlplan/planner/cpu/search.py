@@ -1,7 +1,7 @@
-"""Search on a CPU host: the fastest choice whose peak fits, by predicted seconds of a step; each is built and rated.
+"""Search on a CPU host: build and rate every choice, then take the fastest one that fits.
 
-In: a ResolvedJob. Out: a Plan: what was chosen, or the nearest that does not fit, and every other choice with why it
-was not taken. Left out: which choices there are (candidates.py).
+In: a ResolvedJob. Out: a Plan with the best choice, or the nearest that does not fit, and reasons for all other
+choices. Left out: which choices exist (candidates.py).
 """
 
 from collections.abc import Iterator
@@ -33,14 +33,14 @@ from rlplan.vocabulary import Placement, Role
 
 
 class HostSearch:
-    """One search of a job. Raises: SpecError where the job contradicts its model, or the KV cache is too small."""
+    """Search of one job. Raises: SpecError if the job contradicts its model, or if the KV cache is too small."""
 
     def __init__(self, job: ResolvedJob, asked: JobSpec) -> None:
         if asked.objective in ("gpus", "cost"):
             raise SpecError(
                 f"objective {asked.objective} on {asked.hardware.profile}",
                 where="objective",
-                rule="gpus and cost ask how many GPUs to take; the devices of a CPU host are taken as they are given",
+                rule="gpus and cost choose a number of GPUs; a CPU host is always used as given",
                 way_out="objective=step_time",
             )
         self.job, self.asked, self.model = job, restore_job_spec(asked), job.load_model()
@@ -50,7 +50,7 @@ class HostSearch:
 
     @cached_property
     def profile(self) -> CpuProfile:
-        """The host's."""
+        """Hardware profile of the host."""
         return self.job.load_profile()
 
     @cached_property
@@ -58,16 +58,18 @@ class HostSearch:
         return self.job.load_role_models()
 
     def of(self, plan: Plan) -> "HostSearch":
-        """Itself: the devices of a CPU host are taken as they are given."""
+        """Return self: a CPU host's devices are always used as given."""
         return self
 
     def predict_step_s(self, choice: Choice, kv_cache: int) -> float:
-        """Seconds of a step of one choice; 0 where the profile has no rates. kv_cache: the job's own."""
+        """Predict a choice's step seconds; 0 if the profile has no rates. kv_cache: unused, the job fixes its size."""
         timing = self._predict_timing(build_schedule(self.job, choice))
         return timing.step.seconds if timing else 0.0
 
     def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
-        """The fastest choice that fits, or the one that overflows least. with_others: and every other, with why not."""
+        """Find the fastest choice that fits, or the one that overflows least. with_others: add all other choices with
+        reasons.
+        """
         if not self.choices:
             for reason in rules.job_refusals(self.job):
                 raise rules.build_refusal(reason)
@@ -94,14 +96,14 @@ class HostSearch:
         return best.model_copy(update=updates)
 
     def find_better_plan(self, verdict: Verdict) -> Plan | None:
-        """The best choice with a better verdict than that; None where there is none."""
+        """Find the best choice with a better verdict than `verdict`; None if there is none."""
         if not any(plan.fit.rank < verdict.rank for plan in self._plans):
             return None
         plan = self.run(with_others=False)
         return plan if plan.verdict.rank < verdict.rank else None
 
     def pareto(self) -> tuple[plan_parts.Alternative, ...]:
-        """Of all that fit those that nothing beats in both seconds and headroom, the fastest first."""
+        """List the choices that fit and that no other beats in both seconds and headroom, the fastest first."""
         front: list[Plan] = []
         for plan in sorted(self._plans, key=lambda plan: (plan.seconds, plan.binding.num_bytes)):
             if plan.fit is Verdict.FITS and (not front or plan.headroom_bytes > front[-1].headroom_bytes):
@@ -110,7 +112,7 @@ class HostSearch:
 
     @cached_property
     def _plans(self) -> tuple[Plan, ...]:
-        """A plan of each choice, of which only the bytes and seconds are filled in."""
+        """A plan of each choice with only bytes and seconds filled in."""
         return tuple(map(self._build_plan, self.choices))
 
     @property
@@ -136,7 +138,7 @@ class HostSearch:
 
     @cached_property
     def _kv(self) -> plan_parts.KvReport | None:
-        """Of each engine, which takes its share of a step's rollouts."""
+        """KV cache of each engine, which generates its share of a step's rollouts."""
         job, rollout, work = self.job, self.job.rollout, self.job.workload
         if not job.has_rollouts:
             return None
@@ -151,7 +153,7 @@ class HostSearch:
         return plan_parts.KvReport.build(demand, rollout.kv_cache_memory, rollout.tp)
 
     def _list_rejected(self, best: Plan) -> Iterator[plan_parts.Considered]:
-        """Of each other placement that can be built what its best choice would come to."""
+        """Explain for each other placement why its best choice was not taken."""
         best_by_placement: dict[Placement, Plan] = {}
         for plan in self._in_order:
             best_by_placement.setdefault(plan.choice.arrangement.placement, plan)
@@ -181,7 +183,7 @@ def _explain_rejection(plan: Plan, best: Plan) -> str:
 
 
 def _count_missing_blocks(job: ResolvedJob, model: ModelSpec) -> int:
-    """Blocks that are missing for one longest sequence beside vLLM's own (v1/core/block_pool.py, `null_block`)."""
+    """Count the KV blocks missing for one longest sequence, plus vLLM's own null block (v1/core/block_pool.py)."""
     rollout = job.rollout
     blocks = host_pool(model, rollout).num_blocks(rollout.kv_cache_memory)
     return max(0, ceil_div(job.workload.max_seq_len, rollout.block_size) + 1 - blocks)
@@ -194,7 +196,7 @@ def _explain_small_kv_cache(job: ResolvedJob, model: ModelSpec) -> SpecError:
     return SpecError(
         f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
         f"{needed - _count_missing_blocks(job, model)} blocks of {rollout.block_size} tokens, "
-        f"one sequence of {length} tokens takes {needed}",
+        f"one sequence of {length} tokens needs {needed}",
         where="rollout.kv_cache_memory",
         rule="the KV cache holds at least one longest sequence and one spare block",
         way_out=f"rollout.kv_cache_memory={ceil_div(least, MIB)}MiB or more",

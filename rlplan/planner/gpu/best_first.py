@@ -1,22 +1,24 @@
-"""Best first: candidates that fit, the fastest first, exactly, without making all of them.
+"""Best-first search: list candidates that fit, the fastest first, exactly and without building all of them.
 
-In: a GpuSpace and a CandidateScorer. Out: scored candidates in order. Left out: how bytes (roles.py) and
-seconds (times.py) are computed, and what is made of the best (search.py).
+In: a GpuSpace and a CandidateScorer. Out: scored candidates in order. Left out: bytes (roles.py), seconds (times.py),
+and what happens to the best candidate (search.py).
 
-Best first: a heap holds arrangements, pairs of a trainer and an engine, and scored candidates, each by a lower bound of
-its seconds; what is popped is refined and pushed back, and a scored candidate that is popped is the best of all that
-remain. This is exact, for no bound is above the seconds of anything that it stands for:
-- an arrangement stands for its pairs: its fastest engine (rollouts with all the KV cache that it has alone) with the
-  FLOPs of its trainer at their best rate, then with its fastest trainer, whether it fits or not;
-- a pair stands for itself and for those behind it in both streams (streams.py). Seconds are a sum (or, where
-  generation runs beside training, the larger) of the trainer's, the engine's and the weight sync's, and each is at its
-  least: rollouts take no longer with more KV cache (a property test), waking it no shorter;
-- the refined bound of a pair takes the KV cache that the trainer's states leave, which its passes can only lessen;
-- where generation runs ahead a step is no shorter with more beside it (a property test), so that the first pair of a
-  trainer, whose engine makes the shortest step beside it, stands for all slower trainers too.
-A pair that does not fit with the trainer's states alone does not fit, for bytes add up.
-Candidates whose seconds are the same come in a fixed total order (`simplicity`), so that the answer does not depend on
-the order of anything.
+A heap holds arrangements, pairs of a trainer and an engine, and scored candidates, each with a lower bound of its step
+seconds. A popped item is refined and pushed back. A popped scored candidate is the best of all that remain. The search
+is exact because no bound exceeds the seconds of anything it stands for:
+
+- An arrangement stands for its pairs. Its first bound takes its fastest engine, with all the KV cache that engine could
+  have alone, and its trainer's FLOPs at their best rate. Its second bound takes its fastest trainer, which need not
+  fit.
+- A pair stands for itself and its successors in both streams (streams.py). Step seconds are the sum of trainer, engine
+  and weight sync, or the larger side if generation runs beside training. Each part is at its minimum: more KV cache
+  never slows rollouts (a property test), and waking less cache is never slower.
+- A refined pair takes the KV cache that the trainer's states leave. Its micro-batches can only reduce that.
+- With async rollouts, a step is never shorter with more work beside it (a property test). So the first pair of a
+  trainer, whose engine gives the shortest step, also stands for all slower trainers.
+
+A pair that does not fit with the trainer's states alone cannot fit, because bytes add up. Equally fast candidates
+follow a fixed total order (`rank_simplicity`), so the answer does not depend on any iteration order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,48 +42,48 @@ from rlplan.planner.gpu.streams import Engines, EnginesInOrder, Trainers, may_fi
 from rlplan.planner.memo import memoize
 
 BOUND_FACTOR = 1 - 1e-12
-"""Bounds are sums in another order than the seconds that they bound: lowered by this factor they stay below in spite of
-rounding."""
+"""Bounds add the same terms in another order than exact seconds. This factor keeps them below despite rounding."""
 NEVER: Key = (float("inf"), float("inf"))
-"""The bound of what does not fit."""
+"""Bound of something that does not fit."""
 
 
 class PairBounds:
-    """The pairs of one arrangement, by lower bounds."""
+    """Pairs of trainer and engine in one arrangement, with lower bounds."""
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
         self.scorer, self.space, self.arrangement, self.rank = scorer, space, arrangement, rank
         self._trainers: Trainers | None = None
         self._rows: list[EnginesInOrder] = []
-        """Engines whose rollouts run ahead: beside the fastest trainer, whether it fits or not, and beside each."""
+        """Engines under async rollouts, ordered beside the fastest trainer and then beside each trainer."""
         self.known = scorer.memo.create_table()
 
     @cached_property
     def engines(self) -> Engines:
-        """The engines, made when they are first asked for."""
+        """Engines of the arrangement, built on first use."""
         return Engines(self.scorer, self.space, self.arrangement, self.rank)
 
     @property
     def trainers(self) -> Trainers:
-        """The trainers, made when they are first asked for."""
+        """Trainers of the arrangement, built on first use."""
         if self._trainers is None:
             self._trainers = Trainers(self.scorer, self.space, self.arrangement, self.engines, self.rank)
         return self._trainers
 
     @cached_property
     def may_fit(self) -> bool:
-        """Whether some trainer fits where no engine is."""
+        """Whether any trainer fits without an engine."""
         return may_fit_without_engine(self.scorer, self.space, self.arrangement, self.rank)
 
     @property
     def floor(self) -> Key:
-        """Lower bound of all candidates of the arrangement, of which no engine is looked at: its passes alone."""
+        """Lower bound of the arrangement from its training passes alone, without looking at engines."""
         return self._build_key(self.scorer.times.bound_seconds(self.arrangement), 0.0)
 
     @cached_property
     def first_bound(self) -> Key:
-        """Lower bound of all candidates of the arrangement, before any trainer is made: passes and weight sync at their
-        least; infinite where no engine fits.
+        """Lower bound of the arrangement before any trainer is built: fastest passes, weight sync and engine.
+
+        It is infinite if no engine fits.
         """
         if not self.engines.entries:
             return NEVER
@@ -91,27 +93,30 @@ class PairBounds:
 
     @property
     def bound(self) -> Key:
-        """Lower bound of all candidates of the arrangement."""
+        """Lower bound of the arrangement from its fastest trainer."""
         least = self.trainers.bound
         engine = self._get_engine(0, 0, least) if least < float("inf") else None
         return NEVER if engine is None else self._build_key(least, engine.seconds, self._twice_s)
 
     @cached_property
     def _twice_s(self) -> float:
-        """Seconds at most that a trainer's bound and an engine's both have: the fastest sync, which is part of a step
-        with rollouts ahead.
+        """Upper limit of the seconds counted in both the trainer's and the engine's bound.
+
+        With async rollouts, the fastest weight sync is part of both.
         """
         return max(self._least_syncs) if self.scorer.roles.count_versions_ahead(self.arrangement) else 0.0
 
     @property
     def _least_syncs(self) -> Iterator[float]:
-        """Seconds of the fastest sync to any engine, of sharded weights and of whole ones."""
+        """Seconds of the fastest sync to any engine, from sharded and from full weights."""
         firsts = [sweep.choices[0] for sweep in self.space.sweeps(self.arrangement)]
         return map(self.engines.least_sync_s, {choice.zero_stage == 3: choice for choice in firsts}.values())
 
     def _get_engine(self, row: int, index: int, others_s: float) -> EngineEntry | None:
-        """The engines by seconds; where their rollouts run ahead, by the shortest step beside so many seconds of
-        everything else, which are more in each row: no step is shorter than in the row before.
+        """Get the `index`-th fastest engine.
+
+        With async rollouts, engines are ordered by the step they give beside `others_s` seconds of other work. Each row
+        has more of that, so no step is shorter than in the row before.
         """
         arrangement, times = self.arrangement, self.scorer.times
         if not self.scorer.roles.count_versions_ahead(arrangement):
@@ -127,7 +132,7 @@ class PairBounds:
         return self._rows[row].get(index)
 
     def get_pair(self, i: int, j: int) -> tuple[Key, TrainerChoice, EngineChoice] | None:
-        """The pair of the i-th trainer and the j-th engine with its bound; None beyond the end."""
+        """Get (bound, trainer, engine) for the i-th trainer and j-th engine; None past the end."""
         trainer = self.trainers.get(i)
         engine = self._get_engine(i + 1, j, trainer.seconds) if trainer is not None else None
         if trainer is None or engine is None:
@@ -135,7 +140,7 @@ class PairBounds:
         return self._build_key(trainer.seconds, engine.seconds, self._twice_s), trainer.choice, engine.choice
 
     def refine_bound(self, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode) -> Key | None:
-        """The bound with the KV cache that the trainer's states leave; None where nothing fits beside them."""
+        """Bound with the KV cache that the trainer's states leave; None if nothing fits beside them."""
         cache = self._size_cache_beside_states(trainer.without_passes, engine, keeps_sent=transport == "delta")
         if cache is None:
             return None
@@ -153,9 +158,9 @@ class PairBounds:
     def _size_cache_beside_states(
         self, trainer: TrainerChoice, engine: EngineChoice, *, keeps_sent: bool
     ) -> tuple[int, float] | None:
-        """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone.
+        """Size (largest KV cache, seconds of the engine with it) beside a trainer's states alone.
 
-        keeps_sent: beside copies of what was sent last too, where changes alone are sent.
+        keeps_sent: count the copies of last-sent weights that delta sync keeps.
         """
         scorer, arrangement = self.scorer, self.arrangement
         states = scorer.roles.sum_state_bytes(arrangement, trainer, keeps_sent=keeps_sent)
@@ -163,7 +168,7 @@ class PairBounds:
         return None if most is None else (most, scorer.times.predict_engine_seconds(arrangement, engine, most))
 
     def _build_key(self, trainer: float, engine: float, twice: float = 0.0) -> Key:
-        """twice: seconds that both have."""
+        """Build a key from both sides' seconds. twice: seconds that both sides include."""
         seconds = max(trainer, engine) if self.arrangement.is_async else trainer + engine
         return round_key(seconds * BOUND_FACTOR, (trainer + engine - twice) * BOUND_FACTOR)
 
@@ -181,16 +186,16 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class RefinedPair:
-    """A pair with a refined bound, and a mode of weight sync."""
+    """A pair with a refined bound and a mode of weight sync."""
 
     pair: Pair
     transport: WeightSyncMode
 
 
 class BestFirst:
-    """Candidates of some arrangements that fit with their rank, the best first. num_scored: that have been scored.
+    """Candidates of some arrangements that fit with a rank, the best first. num_scored: candidates scored so far.
 
-    Whoever reads it again reads what was found before, and goes on from there.
+    Iterating again replays earlier results and then continues.
     """
 
     def __init__(self, bounds: Sequence[PairBounds]) -> None:
@@ -204,7 +209,7 @@ class BestFirst:
         return self.read_until(float("inf"))
 
     def read_until(self, limit: float) -> Iterator[ScoredCandidate]:
-        """Those whose steps take at most so many seconds; nothing is looked at beyond."""
+        """Iterate over candidates with steps of at most `limit` seconds; slower ones are not examined."""
         for index in count():
             while index == len(self._found) and self._has_more(limit):
                 self._look_at_next()
@@ -231,11 +236,11 @@ class BestFirst:
 
     @property
     def least(self) -> float:
-        """Seconds that nothing falls below that is still to come."""
+        """Lower bound of the seconds of all candidates still to come."""
         return self._heap[0][0][0] if self._heap else float("inf")
 
     def _refine_arrangement(self, bounds: PairBounds, key: Key) -> None:
-        """Its first pair, or itself with the next tighter bound."""
+        """Push the arrangement's first pair, or the arrangement with its next tighter bound."""
         if (bounds.scorer.is_tight and not bounds.may_fit) or not bounds.engines.entries:
             return
         for tighter in ("first_bound", "bound"):
@@ -251,7 +256,7 @@ class BestFirst:
             self._push(key, Pair(bounds, i, j, trainer, engine))
 
     def _refine(self, pair: Pair) -> None:
-        """Pushes its successors, and itself with a refined bound for each mode of weight sync."""
+        """Push the pair's successors, and the pair with a refined bound per weight-sync mode."""
         self._push_pair(pair.bounds, pair.i, pair.j + 1)
         if pair.j == 0:  # else (i + 1, j) would be opened once from (i + 1, j - 1) and once from here
             self._push_pair(pair.bounds, pair.i + 1, 0)

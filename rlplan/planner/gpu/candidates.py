@@ -1,12 +1,11 @@
-"""Candidates on GPUs: every combination of choices that a job leaves open, that its framework can run and that divides.
+"""Candidates on GPUs: all combinations of open choices that the framework can run and whose sizes divide.
 
-In: a SettledJob, the number of GPUs, the models' shapes. Out: the axes of a candidate, each by itself (`GpuSpace`), so
-that a search need not build their product, and the whole list where somebody wants it.
-Left out: bytes (roles.py) and seconds (times.py).
+In: a SettledJob, the number of GPUs, the models' shapes. Out: the choices per part of a candidate (`GpuSpace`), so that
+the search never builds their product; iteration yields the full product for tests. Left out: bytes (roles.py) and
+seconds (times.py).
 
-A candidate is an arrangement (placement, GPUs of each group, who is offloaded), a trainer's choice, an engine's choice
-and a mode of weight sync. Ranks of a group are alike, so that a group is its size: permutations of devices are never
-made.
+A candidate is an arrangement (placement, GPUs per group, offloaded roles), a trainer's choice, an engine's choice and a
+weight-sync mode. Ranks of a group are alike, so a group is just its size; permutations of devices do not exist.
 """
 
 from collections.abc import Iterator
@@ -39,39 +38,40 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement
 
 MAX_AUTO_TOKENS = 32_768
-"""Tokens of a rank's micro-batch beyond which `auto` does not go: kernels are long saturated."""
+"""Most tokens per rank and micro-batch that `auto` tries; kernels are saturated long before."""
 MAX_AUTO_SEQS = 1024
-"""Sequences at once beyond which `auto` does not go: vLLM's largest default (V1, usage context of an H100)."""
+"""Most concurrent sequences that `auto` tries: vLLM's largest default (V1, usage context of an H100)."""
 MIN_AUTO_SEQS = 16
 ANY_SIZE = 16
-"""GPUs up to which a training group of any size is tried, on however many hosts."""
+"""Up to this many GPUs, training groups of every size are tried."""
 MAX_STEPS = 16
-"""Sizes of a training group that are whole hosts: of very many hosts every so many-th is tried."""
+"""Most training group sizes that are whole hosts; with very many hosts, they are spaced evenly."""
 LEAST_SCORING, MOST_SCORING = 16, 4
-"""A group that only scores has a power of two of the GPUs, from one in so many to one in so many: a pass without
-gradient is a quarter to a third of one with, and in a smaller group it would take longer than the training after it."""
+"""A group that only scores has a power of two of the GPUs, between 1/LEAST_SCORING and 1/MOST_SCORING of them. A
+forward pass costs a quarter to a third of training. In a smaller group, scoring would take longer than the training
+after it."""
 
 
 MemorySavings = tuple[bool, bool, bool]
-"""Gradient checkpointing, optimizer offload, parameter offload: what trades time for memory."""
+"""(gradient checkpointing, optimizer offload, parameter offload): switches that trade time for memory."""
 
 
 @dataclass(frozen=True)
 class MicroBatchSweep:
-    """Trainer choices that differ in their micro-batch alone, the largest first."""
+    """Trainer choices that differ only in micro-batch size, the largest first."""
 
     choices: tuple[TrainerChoice, ...]
     savings: MemorySavings
 
 
 Arranged = tuple[tuple[str, object], ...]
-"""An arrangement as keys of a job with their values, for a framework's rules; nothing where it has none."""
+"""An arrangement as (key, value) pairs for the framework's rules; empty if it has none."""
 Layout = tuple[Axes, int, MemorySavings, tuple[tuple[int, int], ...]]
-"""Ranks by what they share, a ZeRO stage, what saves memory, and sizes of passes (rollouts, tokens or 0)."""
+"""Parallel sizes, ZeRO stage, memory savings, and micro-batch sizes as (rollouts, tokens or 0)."""
 
 
 class GroupChoices:
-    """What may be chosen for a group of any size: the same on any number of such GPUs."""
+    """Choices for device groups of any size; they do not depend on the job's total number of GPUs."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
         self.job, self.model, self.gpu = strip_devices(job), setting.policy, setting.get_pool(GENERATION).gpu
@@ -83,7 +83,7 @@ class GroupChoices:
     def list_group_sweeps(
         self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()
     ) -> tuple[MicroBatchSweep, ...]:
-        """The trainers' choices beside so many GPUs that only score."""
+        """List trainer choices for a group size, beside `scoring` GPUs that only score."""
         sweeps = self._build_sweeps(training)
         return tuple(
             sweep
@@ -93,13 +93,13 @@ class GroupChoices:
 
     @memoize
     def can_train(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> bool:
-        """Whether there is a choice for the trainer."""
+        """Whether any trainer choice exists."""
         layouts = self._list_layouts(training)
         return any(self._can_combine(scoring, offloads_all, arranged, axes, savings) for axes, _, savings, _ in layouts)
 
     @memoize
     def count_trainers(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> int:
-        """How many choices of a trainer there are, counted and not made."""
+        """Count trainer choices without building them."""
         layouts = self._list_layouts(training)
         return sum(
             len(sizes)
@@ -110,9 +110,10 @@ class GroupChoices:
     def _can_combine(
         self, scoring: int, offloads_all: bool, arranged: Arranged, axes: Axes, savings: MemorySavings
     ) -> bool:
-        """Whether a trainer's layout goes with an arrangement: DeepSpeed's `offload_states` refuses weights that are
-        offloaded already, and other trainers cut a frozen role like the policy, so that its own GPUs must divide by
-        that cut. The framework has rules of its own.
+        """Whether a trainer's layout is compatible with an arrangement.
+
+        DeepSpeed's `offload_states` rejects weights that are already offloaded. Other trainers shard a frozen role like
+        the policy, so its own GPUs must divide by that layout. The framework may have further rules.
         """
         if offloads_all and savings[2]:
             return False
@@ -131,7 +132,7 @@ class GroupChoices:
         return tuple(sweeps)
 
     def _list_layouts(self, training: int) -> Iterator[Layout]:
-        """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
+        """List every parallel layout, ZeRO stage and combination of memory savings, with micro-batch sizes."""
         wanted, rollouts = self.job.training, self.job.workload.rollouts_per_mini_batch
         switches = wanted.gradient_checkpointing, wanted.offloads_optimizer, wanted.offloads_parameters
         backend = self.job.backend
@@ -150,19 +151,20 @@ class GroupChoices:
                     yield from ((axes, stage, savings, sizes) for sizes in kinds)
 
     def _can_distribute(self, groups: int) -> bool:
-        """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
-        have equally many rollouts, or pairs of them.
+        """Whether a mini-batch can be split over `groups` groups of ranks.
+
+        rlplan's runtime packs uneven shares. Other trainers need equal numbers of rollouts (or pairs) per group.
         """
         if self.job.is_for_rlplan:
             return groups <= self.job.num_units_per_mini_batch
         return self.job.workload.rollouts_per_mini_batch % (groups * self.job.sequences_per_unit) == 0
 
     def _list_micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Sweeps of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
+        """List sweeps of (rollouts per micro-batch, tokens of a packed micro-batch or 0), the largest first.
 
-        A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
-        differ, padding is never better; rlplan's own runtime always packs. Under other trainers one rollout a pass pads
-        nothing, and more passes fill a pipeline better. A pair lies in one pass.
+        Packing is never worse than padding if lengths differ: a packed micro-batch holds the tokens of a full padded
+        one, and there are no more of them. rlplan's runtime always packs. With other trainers, a single rollout per
+        micro-batch has no padding either, and more micro-batches fill a pipeline better. Pairs stay in one micro-batch.
         """
         work, unit, tokens = (
             self.job.workload,
@@ -197,7 +199,7 @@ class GroupChoices:
         takes_adapters: bool,
         arranged: Arranged = (),
     ) -> tuple[EngineChoice, ...]:
-        """The engines' choices on so many GPUs, for those to which whole weights can be sent, or adapters."""
+        """List engine choices that can receive full weights or adapters."""
         versions = (0, adapter_versions(self.job) if is_async else 1)
         every = product(self._build_engines(generation, sleeps, arranged), versions)
         return tuple(
@@ -225,10 +227,10 @@ class GroupChoices:
                         yield replace(engine, max_num_seqs=num_seqs)
 
     def _list_num_seqs(self, num_engines: int, attention_dp: int, chosen: dict[str, object]) -> tuple[int, ...]:
-        """Sequences of an engine at once: up to all of its share, the most first, as many on each of its ranks.
+        """List numbers of concurrent sequences per engine: up to its share, the largest first, equal on all its ranks.
 
-        Where attention is data-parallel, no more than a step has tokens (vLLM refuses that). chosen: what the
-        framework's rules are asked with.
+        With data-parallel attention, vLLM refuses more than the tokens of a step. chosen: values for the framework's
+        rules.
         """
         wanted, num_rollouts = self.job.rollout.max_num_seqs, self.job.num_generated_per_step
         if wanted != "auto":
@@ -245,7 +247,7 @@ class GroupChoices:
 
 
 class GpuSpace(GroupChoices):
-    """The axes of a job's candidates."""
+    """The search space of a job on its GPUs."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
         super().__init__(job, setting, memo)
@@ -254,19 +256,19 @@ class GpuSpace(GroupChoices):
 
     @cached_property
     def arrangements(self) -> tuple[Arrangement, ...]:
-        """Arrangements, whose trainer and engine are still open, those with fewer switches first."""
+        """All arrangements, those with fewer switches first. Trainer and engine are still open."""
         return tuple(
             arrangement for placement in self._placements for arrangement in self._list_arrangements(placement)
         )
 
     def list_groups(self) -> Iterator[Arrangement]:
-        """The device groups of all arrangements and more: those in which nothing can train or generate among them."""
+        """List device groups of all arrangements, including those where nothing can train or generate."""
         for placement in self._placements:
             yield from (Arrangement(placement, *sizes) for sizes in self._list_splits(placement))
 
     @cached_property
     def impossible(self) -> tuple[Considered, ...]:
-        """Placements without an arrangement."""
+        """Placements without any arrangement, with reasons."""
         there = {arrangement.placement for arrangement in self.arrangements}
         return tuple(
             Considered(placement, self._explain_impossible(placement))
@@ -276,7 +278,7 @@ class GpuSpace(GroupChoices):
 
     @cached_property
     def num_candidates(self) -> int:
-        """How many combinations there are, counted and not made."""
+        """Number of candidates, counted without building them."""
         return sum(
             self.count_trainers(*self._build_trainer_key(arrangement))
             * sum(len(self.list_transports(arrangement, engine)) for engine in self.engines(arrangement))
@@ -291,13 +293,11 @@ class GpuSpace(GroupChoices):
                     yield Choice(arrangement, trainer, engine, transport)
 
     def sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
-        """What may be chosen for trained roles in an arrangement."""
+        """List trainer choices in an arrangement."""
         return self.list_group_sweeps(*self._build_trainer_key(arrangement))
 
     def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
-        """What may be chosen for the engine in an arrangement and reached by its transports, more sequences at once
-        first.
-        """
+        """List engine choices in an arrangement that its transports can reach, more concurrent sequences first."""
         modes, switches = self.sync_modes, (arrangement.sleeps, arrangement.is_async)
         takes_weights = bool(modes.list_weight_modes(arrangement))
         sends = takes_weights, modes.may_send_adapters
@@ -306,7 +306,7 @@ class GpuSpace(GroupChoices):
         )
 
     def list_transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
-        """Modes of weight sync to the engine."""
+        """List weight-sync modes to an engine."""
         return self.sync_modes.list_engine_modes(arrangement, engine)
 
     @property
@@ -319,7 +319,7 @@ class GpuSpace(GroupChoices):
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
 
     def _list_arrangements(self, placement: Placement) -> Iterator[Arrangement]:
-        """Arrangements in which something can train and something can generate."""
+        """List arrangements of a placement that have a trainer and an engine."""
         sleeps = placement is Placement.COLOCATED and self.job.rollout.sleep_level != 0
         may_be_async = self.job.placement.max_staleness > 0 and placement is Placement.DISAGGREGATED
         for training, generation, scoring in self._list_splits(placement):
@@ -333,16 +333,16 @@ class GpuSpace(GroupChoices):
                     yield variant
 
     def _build_trainer_key(self, arrangement: Arrangement) -> tuple[int, int, bool, Arranged]:
-        """What of an arrangement the trainers' choices depend on."""
+        """Build the part of an arrangement that trainer choices depend on."""
         offloads_all = arrangement.offloaded == "all"
         return arrangement.num_training, arrangement.num_scoring, offloads_all, self._list_rule_values(arrangement)
 
     def _list_rule_values(self, arrangement: Arrangement) -> Arranged:
-        """What of an arrangement a framework's rules may ask for."""
+        """List an arrangement's values for the framework's rules."""
         return tuple(_list_arrangement_values(arrangement).items()) if self.has_rules else ()
 
     def _list_offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
-        """Who may move away while it waits: every role under time sharing, or frozen ones alone."""
+        """List offload options: all roles under time sharing, or frozen ones only."""
         place = self.job.placement
         every: tuple[Offloaded, ...] = ("all",) if arrangement.placement is Placement.COLOCATED else ()
         frozen: tuple[Offloaded, ...] = ("frozen",) if self.job.frozen_roles and not arrangement.num_scoring else ()
@@ -354,7 +354,7 @@ class GpuSpace(GroupChoices):
         return wanted if place.offload_roles == "frozen" else wanted or ("none",)
 
     def _list_splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:
-        """(GPUs that train, that generate, that score alone). A size that no trainer's layout divides is left out."""
+        """List (GPUs that train, that generate, that only score). Sizes that no trainer layout divides are left out."""
         wanted, num_generation = self.job.placement.num_scoring_devices, self.job.placement.num_generation_devices
         if placement is not Placement.DISAGGREGATED:
             if wanted in ("auto", 0):
@@ -372,7 +372,7 @@ class GpuSpace(GroupChoices):
 
     @property
     def _scoring_sizes(self) -> list[int]:
-        """GPUs that frozen roles may have for themselves."""
+        """Sizes of a separate scoring group."""
         wanted = self.job.placement.num_scoring_devices
         if wanted != "auto":
             return [int(wanted)]
@@ -383,9 +383,10 @@ class GpuSpace(GroupChoices):
 
     @cached_property
     def _training_sizes(self) -> tuple[int, ...]:
-        """Sizes of a training group. Where rows must divide, those that divide the mini-batch in some layout; else any
-        on two hosts or of 16 GPUs, and of more whole hosts and powers of two, of which one side or the other has that
-        many.
+        """Sizes of a training group.
+
+        For rlplan's runtime: every size on up to two hosts or ANY_SIZE GPUs. Beyond that, whole hosts, and sizes where
+        either side is a power of two. For other trainers: sizes that divide the mini-batch in some layout.
         """
         whole, host = self.num_gpus, self.gpus_per_host
         if self.job.is_for_rlplan:
@@ -409,10 +410,10 @@ class GpuSpace(GroupChoices):
         job = self.job
         alone = job.placement.num_scoring_devices
         if alone not in ("auto", 0) and placement is not Placement.DISAGGREGATED:
-            return f"placement.num_scoring_devices {alone}: no GPU scores alone where all of them train"
+            return f"placement.num_scoring_devices {alone}: all GPUs train, so none is left for scoring alone"
         if alone != "auto" and not any(self._list_splits(placement)):
             return (
-                f"placement.num_scoring_devices {alone} leaves none of {self.num_gpus} GPUs that train or that generate"
+                f"placement.num_scoring_devices {alone} leaves none of {self.num_gpus} GPUs for training and generation"
             )
         training, generation, _ = next(iter(self._list_splits(placement)), (self.num_gpus, self.num_gpus, 0))
         tp, dp = (job.rollout.tp, job.rollout.attention_dp) if job.has_rollouts else (1, 1)
@@ -428,19 +429,19 @@ class GpuSpace(GroupChoices):
             return f"{key} {ranks} does not divide the {generation} GPUs that generate"
         if alone not in ("auto", 0) and job.backend != "deepspeed" and all(alone % size for size in group_sizes):
             return (
-                f"placement.num_scoring_devices {alone} does not divide by the {_join_numbers(group_sizes)} ranks that share "
-                "a sequence: a frozen role is cut like the policy"
+                f"placement.num_scoring_devices {alone} does not divide by the {_join_numbers(group_sizes)} ranks that "
+                "share a sequence: a frozen role is sharded like the policy"
             )
         groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
         if not any(map(self._can_distribute, groups)):
             if job.is_for_rlplan:
-                return f"mini_batch_size {rollouts} leaves some of the {_join_numbers(groups)} ranks that train without a rollout"
-            return f"mini_batch_size {rollouts} does not divide by the {_join_numbers(groups)} ranks that train"
+                return f"mini_batch_size {rollouts} gives some of the {_join_numbers(groups)} training ranks no rollout"
+            return f"mini_batch_size {rollouts} does not divide by the {_join_numbers(groups)} training ranks"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
 
 def list_options(choice: str | bool) -> tuple[bool, ...]:
-    """What a choice leaves open."""
+    """List the values of a switch that may be `auto`."""
     return (False, True) if choice == "auto" else (bool(choice),)
 
 
@@ -449,7 +450,7 @@ def _read_axes(choice: TrainerChoice) -> Axes:
 
 
 def _list_arrangement_values(arrangement: Arrangement) -> dict[str, object]:
-    """An arrangement as keys of a job."""
+    """An arrangement as job keys."""
     values: dict[str, object] = {
         "placement.placement": arrangement.placement.value,
         "placement.num_scoring_devices": arrangement.num_scoring,
@@ -459,14 +460,14 @@ def _list_arrangement_values(arrangement: Arrangement) -> dict[str, object]:
 
 
 def _list_trainer_values(axes: Axes, savings: MemorySavings) -> dict[str, object]:
-    """A trainer's layout as keys of a job."""
+    """A trainer's layout as job keys."""
     ranks = {f"training.{axis}": getattr(axes, axis) for axis in ("ulysses", "tp", "pp", "cp", "ep")}
     names = ("gradient_checkpointing", "offloads_optimizer", "offloads_parameters")
     return ranks | {f"training.{name}": value for name, value in zip(names, savings, strict=True)}
 
 
 def _list_engine_values(engine: EngineChoice) -> dict[str, object]:
-    """An engine as keys of a job."""
+    """An engine as job keys."""
     return {
         "rollout.tp": engine.tp,
         "rollout.attention_dp": engine.attention_dp,

@@ -1,7 +1,7 @@
-"""Engines by choice: what their rollouts ask for, and seconds of rollouts and switches.
+"""Memory demand and seconds of engines by choice: KV demand, rollouts and sleep switches.
 
 In: a job without its trainers, the policy, a cluster that generates, an engine's choice. Out: KvDemand, bytes, Cost.
-Left out: what else is on the GPUs (roles.py), how seconds are computed (timing/).
+Left out: other memory on these GPUs (roles.py) and the formulas of seconds (timing/).
 """
 
 from rlplan.dataflow.choice import EngineChoice
@@ -24,7 +24,7 @@ GENERATES = (ActionKind.GENERATE, *SWITCHES)
 
 
 class EngineCosts:
-    """Engines of one job: the same for all jobs that differ in who trains, and how."""
+    """Engines of one job. Results are shared with all jobs that differ only in their trainers."""
 
     def __init__(self, job: SettledJob, policy: ModelSpec, memo: Memo) -> None:
         self.job, self.policy = strip_trainers(job), policy
@@ -32,17 +32,20 @@ class EngineCosts:
         self.lengths = job.workload.lengths
 
     def count_engines(self, num_generation: int, choice: EngineChoice) -> int:
-        """Engines that share the rollouts of a step."""
+        """Count engines that share the rollouts of a step."""
         return max(1, num_generation // choice.ranks)
 
     def count_shared_samples(self, choice: EngineChoice, num_samples: int) -> int:
-        """Samples of a prompt that share its blocks: engines deal requests out over ranks, transformers shares none."""
+        """Count samples of a prompt that share its KV blocks.
+
+        Data-parallel attention spreads requests over ranks; a transformers engine shares no blocks.
+        """
         return 1 if self.job.rollout.generates_in_trainer else max(1, num_samples // choice.attention_dp)
 
     def predict_demand(self, num_generation: int, batches: int, choice: EngineChoice) -> tuple[KvDemand, int, int]:
-        """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with.
+        """Predict (demand of one engine's rollouts, bytes that are enough, bytes required to start).
 
-        batches: of rollouts that are generated beside each other.
+        batches: batches of rollouts generated concurrently.
         """
         cut = EngineChoice(choice.tp, 0, choice.max_num_seqs, attention_dp=choice.attention_dp)
         return self._predict_demand(num_generation, batches, cut)
@@ -63,12 +66,12 @@ class EngineCosts:
 
     @memoize
     def count_weight_bytes(self, choice: EngineChoice) -> int:
-        """Weights of one rank."""
+        """Weight bytes of one rank."""
         return held_weight_bytes(self.policy, self.job.rollout, choice)
 
     @memoize
     def predict_seconds(self, cluster: Cluster, choice: EngineChoice, kv_cache: int, sleeps: bool) -> float:
-        """At least what rollouts with so much KV cache take, and the engine's switches with any."""
+        """Lower bound of the engine's seconds: rollouts with `kv_cache` bytes, and switches with any."""
         if not self.job.has_rollouts:
             return 0.0
         costs = [self.predict_cost(ActionKind.GENERATE, cluster, choice, kv_cache)]
@@ -76,7 +79,7 @@ class EngineCosts:
         return sum(cost.seconds for cost in costs)
 
     def predict_cost(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
-        """One action of an engine. kv_cache: bytes a GPU."""
+        """Predict the cost of one engine action. kv_cache: bytes per GPU."""
         if kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
             return self._cost_generation(kind, cluster, _strip_sleep(choice), kv_cache)
         return self._cost_switch(kind, cluster, choice, kv_cache)
@@ -91,7 +94,7 @@ class EngineCosts:
 
     @memoize
     def _cost_generation(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
-        """Rollouts of a step, or of held-out prompts, on the slowest engine, and the reward of the last of them."""
+        """Cost of a step's or an evaluation's rollouts on the slowest engine, including the last reward."""
         speed, rollouts = (
             self._build_speed(cluster, _strip_num_seqs(choice)),
             self._build_rollouts(cluster, choice, kv_cache),
@@ -111,7 +114,7 @@ class EngineCosts:
         kv_cache: int,
         beside: tuple[float, float] | None = None,
     ) -> float:
-        """No step with rollouts ahead takes fewer seconds; beside so many of (everything else, the weight sync)."""
+        """Lower bound of a step with async rollouts. beside: seconds of (everything else, the weight sync)."""
         return self._bound_async_step(versions, cluster, _strip_sleep(choice), choice.keeps_versions, kv_cache, beside)
 
     @memoize
@@ -130,7 +133,7 @@ class EngineCosts:
     def build_async_rollouts(
         self, versions: int, cluster: Cluster, choice: EngineChoice, kv_cache: int
     ) -> RolloutsAhead:
-        """Rollouts where generation goes on beside training and new weights interrupt it."""
+        """Build the model of async rollouts, which new weights interrupt."""
         return self._build_async_rollouts(versions, cluster, _strip_sleep(choice), choice.keeps_versions, kv_cache)
 
     @memoize
@@ -146,13 +149,13 @@ class EngineCosts:
 
     @memoize
     def _build_speed(self, cluster: Cluster, choice: EngineChoice) -> EngineSpeed:
-        """How fast an engine is, whatever it holds at once."""
+        """Speed of an engine, independent of its number of sequences."""
         return EngineSpeed.of_job(self.job, self.policy, choice, cluster)
 
     def _build_rollouts(
         self, cluster: Cluster, choice: EngineChoice, kv_cache: int, evaluated: tuple[int, int] | None = None
     ) -> EngineRollouts:
-        """An engine's share of a step, or of (held-out responses, samples of a prompt together)."""
+        """An engine's share of a step's rollouts, or of (held-out responses, samples per prompt)."""
         workload = self.job.workload
         pool, longest = engine_pool(self.policy, self.job.rollout, choice.tp), self.lengths.longest
         num_tokens = pool.num_tokens(pool.num_blocks(kv_cache), workload.max_prompt_len + longest)
@@ -176,11 +179,11 @@ class EngineCosts:
 
 
 def _strip_sleep(choice: EngineChoice) -> EngineChoice:
-    """What of an engine matters while it generates."""
+    """Drop the sleep level, which does not matter during generation."""
     cut = choice.has_expert_parallel, choice.attention_dp
     return EngineChoice(choice.tp, 0, choice.max_num_seqs, choice.quantization, *cut)
 
 
 def _strip_num_seqs(choice: EngineChoice) -> EngineChoice:
-    """One that stands for all engines that differ in how many sequences they have at once."""
+    """Drop the number of sequences and the sleep level, so that one choice stands for all of them."""
     return EngineChoice(choice.tp, 0, 0, choice.quantization, choice.has_expert_parallel, choice.attention_dp)

@@ -1,7 +1,7 @@
-"""The roles of one job on its GPUs: where they lie, what there is, and what a candidate needs of it.
+"""Memory of one job on its GPUs: process placement, capacities, and the fit of a candidate.
 
-In: a SettledJob and its setting. Out: schedules, moments, capacities, Fit of a candidate.
-Left out: how much a role holds (roles.py), which candidate is best (search.py).
+In: a SettledJob and its setting. Out: schedules, moments, capacities, Fit of a candidate. Left out: bytes per role
+(roles.py) and which candidate is best (search.py).
 """
 
 from dataclasses import replace
@@ -33,24 +33,24 @@ from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind
 
 UNKNOWN = 1 << 60
-"""Bytes of a host of which nothing is known: it is not what binds."""
+"""Capacity used for a host of unknown size, so that it never is the bottleneck."""
 
 
 class Places:
-    """Where the processes of a job lie on its GPUs and hosts, and what there is."""
+    """Placement of a job's processes on GPUs and hosts, with capacities."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, roles: RoleBytes) -> None:
         self.job, self.setting, self.roles = job, setting, roles
         self.known = roles.memo.create_table()
 
     def ahead(self, arrangement: Arrangement) -> Ahead:
-        """What a schedule of asynchronous steps depends on beside its arrangement."""
+        """Async settings that a schedule depends on in addition to its arrangement."""
         place = self.job.placement
         return (place.max_staleness, place.partial_rollouts) if arrangement.is_async else (0, False)
 
     @memoize
     def parts(self, arrangement: Arrangement) -> ArrangementParts:
-        """What every choice in an arrangement shares."""
+        """Parts shared by all choices in an arrangement."""
         roles, shape, ahead = self.roles, reduce_to_shape(arrangement), self.ahead(arrangement)
         schedule = roles.build_schedule_view(shape, ahead)
         hosts = self.assign_hosts(schedule, arrangement)
@@ -70,9 +70,9 @@ class Places:
         )
 
     def assign_hosts(self, schedule: Schedule, arrangement: Arrangement) -> dict[str, tuple[str, int]]:
-        """Of each process the host of the one that stands for all, and how many on that host are like it.
+        """Assign each process (host, number of equal processes on that host); one process stands for all equal ones.
 
-        Groups of their own devices have hosts of their own where there is more than one host.
+        With more than one host, groups with their own devices have their own hosts.
         """
         hosts = {}
         for index, group in enumerate(schedule.groups):
@@ -85,7 +85,7 @@ class Places:
         return hosts
 
     def list_other_capacities(self, schedule: Schedule) -> dict[str, int]:
-        """Bytes of devices and hosts that are not those of the training pool."""
+        """List capacities of devices and hosts outside the training pool."""
         capacities: dict[str, int] = {}
         for index, group in enumerate(schedule.groups if self.setting.has_pools else ()):
             pool = self.setting.get_pool(group.name)
@@ -104,19 +104,19 @@ class GpuRoles(RoleBytes):
         self.engines = EngineCosts(job, setting.policy, memo)
 
     def build_view(self, arrangement: Arrangement) -> Schedule:
-        """The view of an arrangement's schedule, whose groups have a device each: one for all sizes of the groups."""
+        """Build an arrangement's schedule with one device per group, shared by all group sizes."""
         return self.build_schedule_view(reduce_to_shape(arrangement), self.places.ahead(arrangement))
 
     def build_steady_view(self, arrangement: Arrangement) -> Schedule:
-        """The same view with what happens in every step alone."""
+        """Build that view with only the actions of every step."""
         return self.build_steady_schedule(reduce_to_shape(arrangement), self.places.ahead(arrangement))
 
     def list_actions(self, arrangement: Arrangement, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """What happens in every step, of some kinds."""
+        """List the actions of every step of given kinds."""
         return self.list_shape_actions(reduce_to_shape(arrangement), self.places.ahead(arrangement), kinds)
 
     def list_similar_actions(self, arrangement: Arrangement, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """The same as far as it matters how long they take."""
+        """List these actions reduced to what their duration depends on."""
         return self.list_similar_shape_actions(reduce_to_shape(arrangement), self.places.ahead(arrangement), kinds)
 
     def build_kind_key(self, arrangement: Arrangement) -> tuple[object, ...]:
@@ -124,18 +124,18 @@ class GpuRoles(RoleBytes):
         return reduce_to_shape(arrangement), self.places.ahead(arrangement)
 
     def parts(self, arrangement: Arrangement) -> ArrangementParts:
-        """What every choice in an arrangement shares."""
+        """Parts shared by all choices in an arrangement."""
         return self.places.parts(arrangement)
 
     def fit(self, candidate: Choice) -> Fit:
-        """What a candidate needs at its worst moments, and the room for its KV cache."""
+        """Predict a candidate's peaks and the room for its KV cache."""
         where, keeps = candidate.arrangement, candidate.sends_changes
         trainers = self.sum_trainer_bytes(where, candidate.trainer, keeps_sent=keeps)
         other = self.sum_engine_bytes(where, candidate.engine, keeps_sent=keeps)
         return self.subtract_host_memory(fit(trainers, other, self.parts(where).capacities))
 
     def subtract_host_memory(self, need: Fit) -> Fit:
-        """The same where the GPU's memory is the host's, so that both must fit into it together."""
+        """Subtract host bytes from the room of a GPU that shares the host's memory."""
         if not self.setting.gpu.shares_host_memory:
             return need
         left = {
@@ -147,41 +147,41 @@ class GpuRoles(RoleBytes):
     def sum_trainer_bytes(
         self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False
     ) -> BytesByMoment:
-        """Everything that trains and scores. keeps_sent: with what is kept where changes alone are sent."""
+        """Sum the bytes of trainers and scorers. keeps_sent: include the copies that delta sync keeps."""
         return self.sum_bytes(self.parts(where).others, choice, NO_ENGINE, keeps_sent)
 
     def sum_state_bytes(self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False) -> BytesByMoment:
-        """What every choice holds at least that differs from this one in its passes alone: states, not activations.
+        """Sum the bytes of states without activations: a lower bound for all micro-batch sizes.
 
-        Counts: passes as what is left after them. At no moment is it more than any such choice holds.
+        Counts: passes as what remains after them. At no moment does it exceed any choice with the same states.
         """
         return self.sum_bytes(self.parts(where).others, choice.without_passes, NO_ENGINE, keeps_sent, DEPENDS_ON_TOKENS)
 
     def sum_engine_bytes(self, where: Arrangement, choice: EngineChoice, *, keeps_sent: bool = False) -> BytesByMoment:
-        """The engine, without its KV cache. keeps_sent: as above."""
+        """Sum the bytes of the engine without its KV cache. keeps_sent: as above."""
         return self.sum_bytes(self.parts(where).engines, NO_TRAINER, choice, keeps_sent)
 
     def nothing(self, arrangement: Arrangement) -> BytesByMoment:
-        """No bytes at any moment."""
+        """Zero bytes at every moment."""
         return self.parts(arrangement).moments.nothing
 
     def predict_demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
-        """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
+        """Predict (demand of one engine's rollouts, bytes that are enough, bytes required to start)."""
         return self.engines.predict_demand(
             arrangement.num_generation, self.count_versions_ahead(arrangement) or 1, choice
         )
 
     def count_versions_ahead(self, arrangement: Arrangement) -> int:
-        """How many steps' rollouts are under way beside training, where new weights interrupt them; else 0: a batch."""
+        """Steps of rollouts in flight beside training if new weights interrupt them; 0 for synchronous batches."""
         staleness, interrupts = self.places.ahead(arrangement)
         return staleness if interrupts else 0
 
     def get_trainer_table(self, arrangement: Arrangement, process: str, choice: TrainerChoice) -> RoleTable:
-        """The table of a process that trains or scores."""
+        """Get the table of a process that trains or scores."""
         return self.find_table(self.parts(arrangement).others, process, choice)
 
     def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
-        """What a process holds when the longest response of a micro-batch has so many tokens."""
+        """Forecast a process whose micro-batch has a longest response of `response_len` tokens."""
         where = candidate.arrangement
         return self.forecast_role(
             process,
@@ -193,7 +193,7 @@ class GpuRoles(RoleBytes):
         )
 
     def estimate_oom_risk(self, candidate: Choice, kv_cache: int) -> float:
-        """Probability that some micro-batch of a step is too long.
+        """Probability that any micro-batch of a step is too long to fit.
 
         Counts: 1 - F(l)^n, l the longest response with which every moment still fits as expected, n rollouts a step.
         """
@@ -209,7 +209,7 @@ class GpuRoles(RoleBytes):
         return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
 
     def _check_response_len(self, candidate: Choice, kv_cache: int, response_len: float) -> bool:
-        """Whether every moment fits as expected when the longest response has so many tokens."""
+        """Whether every moment fits in expectation with a longest response of `response_len` tokens."""
         parts = self.parts(candidate.arrangement)
         total = nothing = parts.moments.nothing
         for name, _ in parts.schedule.processes:

@@ -1,7 +1,7 @@
-"""What each role holds in each candidate: forecasts made once a choice, and tables that every candidate shares.
+"""Bytes of each role by choice: one forecast per choice, and tables shared by all candidates.
 
-In: the facts of a job, whatever it leaves open and however many GPUs it has. Out: schedules, forecasts, tables.
-Left out: one job on its GPUs (placed_roles.py), which candidates there are (candidates.py).
+In: the facts of a job, independent of its open choices and number of GPUs. Out: schedules, forecasts, tables. Left out:
+one job on its GPUs (placed_roles.py) and the candidates (candidates.py).
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Placement, Role
 
 Ahead = tuple[int, bool]
-"""Versions that rollouts may be behind, and whether new weights interrupt them; (0, False) of synchronous steps."""
+"""(maximum staleness, whether new weights interrupt rollouts); (0, False) for synchronous steps."""
 
 
 class RoleBytes:
@@ -59,12 +59,12 @@ class RoleBytes:
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
 
     def get_model(self, role: Role) -> ModelSpec:
-        """A role's shape: the policy's where it has none of its own."""
+        """Model of a role; the policy if the role has none of its own."""
         return self.models.get(role, self.policy)
 
     @memoize
     def build_schedule_view(self, shape: Arrangement, ahead: Ahead) -> Schedule:
-        """The view of all schedules whose groups are as in `shape`, which has one device in each."""
+        """Build the schedule for `shape`, which has one device per group."""
         staleness, interrupts = ahead
         place = self.job.placement.model_copy(update={"max_staleness": staleness, "partial_rollouts": interrupts})
         job = self.job.model_copy(update={"placement": place})
@@ -72,13 +72,13 @@ class RoleBytes:
 
     @memoize
     def build_steady_schedule(self, shape: Arrangement, ahead: Ahead) -> Schedule:
-        """The same view with what happens in every step alone."""
+        """Build that schedule with only the actions of every step."""
         view = self.build_schedule_view(shape, ahead)
         return replace(view, start=(), step=tuple(action for action in view.step if action.every == 1), finish=())
 
     @memoize
     def list_shape_actions(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """What happens in every step, of some kinds."""
+        """List the actions of every step of given kinds."""
         view = self.build_schedule_view(shape, ahead)
         return tuple(action for action in view.step if action.kind in kinds and action.every == 1)
 
@@ -86,20 +86,20 @@ class RoleBytes:
     def list_similar_shape_actions(
         self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]
     ) -> tuple[Action, ...]:
-        """The same as far as it matters how long they take."""
+        """List these actions reduced to what their duration depends on."""
         return tuple(
             replace(reduce_action(action), repeat=action.repeat)
             for action in self.list_shape_actions(shape, ahead, kinds)
         )
 
     def copies_states(self, schedule: Schedule, process: str) -> bool:
-        """Whether a trained role copies its states for checkpoints, and the copy stays."""
+        """Whether a trained role keeps a host copy of its states for checkpoints."""
         actions = schedule.step if self.job.checkpoints.every and self.job.backend == "deepspeed" else ()
         return any(action.kind is ActionKind.SAVE_STATES and process in action.processes for action in actions)
 
     @memoize
     def list_moments(self, shape: Arrangement, ahead: Ahead, hosts: tuple[tuple[str, str], ...]) -> ScheduleMoments:
-        """The moments of a view. hosts: of each process."""
+        """List the moments of a schedule. hosts: (process, host) pairs."""
         return list_schedule_moments(self.build_schedule_view(shape, ahead), dict(hosts))
 
     @memoize
@@ -110,7 +110,7 @@ class RoleBytes:
         processes: tuple[ProcessPlace, ...],
         generates_with: type[EngineOnGpu],
     ) -> Side:
-        """One side of arrangements that differ in the sizes of the other alone."""
+        """Build one side, shared by arrangements that differ only in the sizes of the other side."""
         return Side(where, moments, processes, generates_with)
 
     @memoize
@@ -126,8 +126,9 @@ class RoleBytes:
         keeps_sent: bool = False,
         leaves_out: tuple[ActionKind, ...] = (),
     ) -> BytesByMoment:
-        """What one side holds, an engine without its KV cache. keeps_sent: with what is kept where changes alone are
-        sent. leaves_out: actions that count as what is left after them.
+        """Sum the bytes of one side, without KV cache.
+
+        keeps_sent: include the copies that delta sync keeps. leaves_out: actions that count as what remains after them.
         """
         candidate = Choice(side.where, trainer, engine, "delta" if keeps_sent else "")
         total = side.moments.nothing
@@ -140,7 +141,7 @@ class RoleBytes:
         return total
 
     def get_table(self, process: ProcessPlace, candidate: Choice, side: Side) -> RoleTable:
-        """A process's table, one for all candidates that are alike to it."""
+        """Get a process's table, shared by all candidates that look the same to it."""
         return self._build_table(
             process.name, self._reduce_candidate(process.name, candidate), process.copies, side.generates_with
         )
@@ -161,12 +162,12 @@ class RoleBytes:
 
     @memoize
     def find_table(self, side: Side, process: str, choice: TrainerChoice) -> RoleTable:
-        """The table of a process that trains or scores."""
+        """Find the table of a process that trains or scores."""
         place = next(place for place in side.processes if place.name == process)
         return self.get_table(place, Choice(side.where, choice, NO_ENGINE), side)
 
     def _reduce_candidate(self, process: str, candidate: Choice) -> Choice:
-        """What of a candidate matters to a process: the choice that stands for all in which it holds the same."""
+        """Reduce a candidate to what a process's bytes depend on."""
         where, trainer = candidate.arrangement, candidate.trainer
         place = Placement.DISAGGREGATED if where.placement is Placement.DISAGGREGATED else Placement.HYBRID
         if process.startswith(ENGINE):
@@ -193,7 +194,7 @@ class RoleBytes:
         copies: bool = False,
         generates_with: type[EngineOnGpu] = EngineOnGpu,
     ) -> Forecast:
-        """What a process holds when the longest response of a micro-batch has so many tokens."""
+        """Forecast a process whose micro-batch has a longest response of `response_len` tokens."""
         if process.startswith(ENGINE):
             forecast: Forecast = generates_with(
                 self.policy,
@@ -257,7 +258,7 @@ class RoleBytes:
 
     @cached_property
     def _scored_by(self) -> dict[Role, list[tuple[Role, ScoredWords | None]]]:
-        """The roles that each trained role's ranks score, with what such a pass holds of the vocabulary."""
+        """Roles that each trained role's ranks score, with the logits that such a pass holds."""
         by_holder: dict[Role, list[tuple[Role, ScoredWords | None]]] = {role: [] for role in self.job.trained_roles}
         for role in self.job.scored_roles:
             if (holder := self.job.holder_of(role)) in by_holder:
@@ -265,7 +266,7 @@ class RoleBytes:
         return by_holder
 
     def count_saved_bytes(self, role: Role, candidate: Choice) -> int:
-        """Bytes that a rank of a trained role writes of itself into a checkpoint."""
+        """Count the bytes that a rank of a trained role writes into a checkpoint."""
         job, model = self.job, self.get_model(role)
         trainer = trainer_of(job, role, candidate.trainer)
         offloads = {"offloads_optimizer": trainer.offloads_optimizer}
@@ -275,11 +276,11 @@ class RoleBytes:
 
     @cached_property
     def takes_all_rows(self) -> bool:
-        """Whether a trainer takes the logits of prompts too."""
+        """Whether a trainer also computes logits for prompts."""
         return self.job.takes_all_rows
 
     def size_micro_batch(self, candidate: Choice, response_len: float) -> MicroBatchTokens:
-        """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
+        """Size one micro-batch, padded to `response_len` or packed up to the token limit."""
         workload, trainer = self.job.workload, candidate.trainer
         is_longest = response_len >= workload.max_response_len
         length = workload.max_seq_len if is_longest else workload.usual_prompt_len + response_len
@@ -290,7 +291,7 @@ class RoleBytes:
         return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
     def choose_scoring(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
-        """The choice with the size of a role's scoring passes in place of the training passes' size."""
+        """Replace the micro-batch size by that of a role's scoring passes."""
         choice = trainer_of(self.job, role, choice)
         asked, longest = self.job.scoring.pass_of(role), self.job.workload.max_seq_len
         if asked.max_tokens_per_micro_batch != "auto":
@@ -302,7 +303,7 @@ class RoleBytes:
         return choice
 
     def size_scoring_micro_batch(self, role: Role, candidate: Choice, response_len: float) -> MicroBatchTokens:
-        """One micro-batch of a rank's scoring passes of a role: no more than its share of a step's rollouts."""
+        """Size one micro-batch of scoring: at most a rank's share of a step's rollouts."""
         arrangement, trainer = candidate.arrangement, self.choose_scoring(role, candidate.trainer)
         if trainer is candidate.trainer:
             return self.size_micro_batch(candidate, response_len)
@@ -316,12 +317,12 @@ class RoleBytes:
 
     @cached_property
     def usual_len(self) -> float:
-        """The longest response of a step, at its median: what a usual step's largest micro-batch is padded to."""
+        """Median of a step's longest response: the length to which its largest micro-batch is padded."""
         return self.lengths.longest_of(self.job.workload.num_rollouts_per_step)
 
 
 def reduce_to_shape(arrangement: Arrangement) -> Arrangement:
-    """One with a device in each group, which stands for all sizes of the groups."""
+    """Reduce an arrangement to one device per group, which stands for all group sizes."""
     num_scoring = min(1, arrangement.num_scoring)
     switches = arrangement.offloaded, arrangement.is_async, arrangement.sleeps
     return Arrangement(arrangement.placement, 1, 1, num_scoring, *switches)

@@ -1,7 +1,7 @@
-"""Weight sync of a candidate: the modes that may be chosen, and the seconds of one, in a cluster or over a slow link.
+"""Weight sync of a candidate: possible modes, and the cost within a cluster or over a slow link.
 
-In: a SettledJob, its setting, who the clusters are. Out: modes; Cost, LinkedSync.
-Left out: how seconds are computed (timing/transfer).
+In: a SettledJob, its setting, clusters by group. Out: modes; Cost, LinkedSync. Left out: the formulas
+(timing/transfer).
 """
 
 from collections.abc import Callable
@@ -34,19 +34,19 @@ from rlplan.vocabulary import SyncContent, Transport
 
 
 class SyncTimes:
-    """Costs of weight syncs, one for all candidates that do not differ in what they depend on."""
+    """Costs of weight syncs, shared by candidates with equal inputs."""
 
     def __init__(
         self, job: SettledJob, setting: GpuSetting, roles: GpuRoles, cluster: Callable[[Arrangement, str], Cluster]
     ) -> None:
-        """cluster: the GPUs of a device group, with those that share their hosts."""
+        """cluster: returns a device group's GPUs, aware of others on the same hosts."""
         self.job, self.policy, self.link, self.roles, self.cluster = job, setting.policy, setting.link, roles, cluster
         self.known = roles.memo.get_table(SyncTimes, self.policy, self.link)
 
     def predict_cost(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
     ) -> Cost:
-        """The weight sync of new weights, with the comparison after it where every one is compared."""
+        """Predict the cost of a weight sync, including its verification if each sync is verified."""
         if not transport:
             return NOTHING
         setup = self._build_setup(arrangement, trainer, engine, transport)
@@ -55,7 +55,7 @@ class SyncTimes:
         return self._sum_cost(setup, *self._get_clusters(arrangement), is_ahead, compares)
 
     def predict_link(self, candidate: Choice) -> LinkedSync | None:
-        """The weight sync where it goes over a slow link; None without one."""
+        """Predict the weight sync over a slow link; None without one."""
         if self.link is None or not candidate.sync_mode:
             return None
         arrangement = candidate.arrangement
@@ -76,11 +76,10 @@ class SyncTimes:
         return linked.stops if is_ahead else linked.stops + linked.travels
 
     def _cost_comparison(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
-        """Comparing the engines' own parameters with the trainer's; of adapters vLLM's slots.
+        """Cost of comparing the engines' parameters with the trainer's; for adapters, vLLM's LoRA slots.
 
-        Counts: the whole update once more, also where a sync sends what has changed alone, and what a rank of an engine
-        computes with read before and after it (2 B s / M). Source: runtime/weight_sync/engine_state.py,
-        adapter_state.py.
+        Counts: the complete update once more, even after a delta sync, and an engine rank's weights read before and
+        after it (2 B s / M). Source: runtime/weight_sync/engine_state.py, adapter_state.py.
         """
         if setup.transport == "delta":
             setup = replace(setup, transport="nccl" if self.link is None else "disk")
@@ -123,21 +122,19 @@ class SyncTimes:
 
 
 class SyncModes:
-    """Modes of weight sync that a job leaves open."""
+    """Weight-sync modes that a job leaves open."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
         self.job, self.setting, self.known = job, setting, memo.create_table()
 
     def list_engine_modes(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
-        """Modes to an engine. An adapter needs a base that was not dropped while the engine slept, and an engine with
-        slots for it.
-        """
+        """List modes to an engine. Adapters need slots, and a base that stays loaded while the engine sleeps."""
         if engine.adapter_versions:
             return ("adapter",) if self.may_send_adapters and engine.sleep_level < 2 else ()
         return self.list_weight_modes(arrangement)
 
     def list_weight_modes(self, arrangement: Arrangement) -> tuple[WeightSyncMode, ...]:
-        """Modes in which all weights are sent, or what has changed of them."""
+        """List modes that send all weights or a delta."""
         shares_devices = arrangement.shares_devices
         return self._list_weight_modes(shares_devices, not shares_devices and self._may_send_changes(arrangement))
 
@@ -182,11 +179,11 @@ class SyncModes:
 
 
 def changes_may_win(job: SettledJob, setting: GpuSetting, num_training: int, num_generation: int) -> bool:
-    """Whether it may be faster to send what has changed alone, between so many GPUs of their own, than all weights.
+    """Whether a delta sync between separate GPU groups may be faster than sending all weights.
 
-    Over a link always. In a cluster for rlplan's own runtime (no export says it), where the wire carries less than one
-    thread codes, and elements of 16 bits or fewer: else all weights are on the other side before the changes are found,
-    for both ways gather and load alike, and stages that overlap take no less when one of them takes more.
+    Over a slow link it always may. Within a cluster it requires rlplan's runtime (no export supports it), elements of
+    at most 16 bits, and a wire slower than one thread's coding rate. Otherwise all weights arrive before the changes
+    are found: both ways gather and load alike, and overlapping stages take no less time if one of them takes more.
     """
     if setting.link is not None:
         return True

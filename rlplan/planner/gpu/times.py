@@ -1,10 +1,10 @@
-"""Seconds of every action of a candidate: timing/ asked once a choice, and shared by all candidates that have it.
+"""Seconds of a candidate's actions: timing/ is called once per choice and shared by all candidates with it.
 
-In: a SettledJob, its setting, candidates with bytes of KV cache. Out: costs by action id, StepTiming, bounds.
-Left out: how seconds are computed (timing/), which candidate is best (search.py).
+In: a SettledJob, its setting, candidates with their KV cache. Out: costs by action id, StepTiming, lower bounds. Left
+out: the formulas (timing/) and which candidate is best (search.py).
 
-A step's actions belong to the trainer's choice, to the engine's, or (the weight sync alone) to both. So the seconds of
-a synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the weight sync.
+Each action of a step belongs to the trainer's choice, to the engine's choice, or to both (weight sync only). So a
+synchronous step is the sum of three terms. An async step is the larger side plus the weight sync.
 """
 
 from dataclasses import replace
@@ -41,29 +41,26 @@ SAVES = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.CHECKPOINT)
 
 
 class Clusters:
-    """Clusters of one kind of GPU, one object for each."""
+    """Clusters of one kind of GPU, one object per size."""
 
     def __init__(self, pool: GpuPool, memo: Memo) -> None:
         self.gpu, self.node, self.known = pool.gpu, pool.node, memo.get_table(Clusters, pool.gpu, pool.node)
 
     @memoize
     def get_cluster(self, num_gpus: int, per_host: int, beside: bool = False) -> Cluster:
-        """So many GPUs on hosts of so many. beside: it matters what else is on their hosts."""
+        """Get a cluster of `num_gpus` on hosts of `per_host`. beside: other jobs' GPUs on these hosts matter."""
         return Cluster(self.gpu, num_gpus, min(num_gpus, per_host), self.node, per_host if beside else 0)
 
 
 class TrainerCosts:
-    """Costs of what trains and scores: the same on any number of GPUs, of which the clusters are a part."""
+    """Costs of training and scoring, shared by all numbers of GPUs: clusters are arguments."""
 
     def __init__(self, roles: RoleBytes) -> None:
         self.job, self.roles, self.known = roles.job, roles, roles.known
 
     @memoize
     def bound_passes(self, actions: tuple[Action, ...], training: Cluster, scoring: Cluster) -> float:
-        """No trainer takes fewer seconds for these passes: the least that any layout of its ranks could make of them.
-
-        scoring: where frozen roles are.
-        """
+        """Lower bound of the seconds of passes for any layout. scoring: cluster of frozen roles."""
         return sum(self._bound_pass(action, scoring if action.role in self.frozen else training) for action in actions)
 
     @memoize
@@ -80,11 +77,11 @@ class TrainerCosts:
     def predict_seconds(
         self, actions: tuple[Action, ...], training: Cluster, scoring: Cluster, choice: TrainerChoice
     ) -> float:
-        """Passes and optimizer steps of one choice."""
+        """Predict the seconds of passes and optimizer steps of one choice."""
         return sum(self.predict_cost(action, training, scoring, choice).seconds for action in actions)
 
     def predict_cost(self, action: Action, training: Cluster, scoring: Cluster, choice: TrainerChoice) -> Cost:
-        """A pass over a mini-batch (or, scoring, over a step), or an optimizer step."""
+        """Predict the cost of a pass over a mini-batch, of scoring a step, or of an optimizer step."""
         if action.kind is ActionKind.SCORE:
             cluster = scoring if action.role in self.frozen else training
             return self._cost_scoring(action.role, action.phase, cluster, choice.without_gradients)
@@ -94,7 +91,7 @@ class TrainerCosts:
 
     @memoize
     def _cost_training(self, kind: ActionKind, role: Role, cluster: Cluster, choice: TrainerChoice) -> Cost:
-        """A mini-batch forward and backward, or an optimizer step."""
+        """Cost of a mini-batch's forward and backward pass, or of an optimizer step."""
         choice = trainer_of(self.job, role, choice)
         setting = self._build_setting(role, cluster.num_gpus, choice)
         if kind is ActionKind.OPTIMIZER_STEP:
@@ -106,7 +103,7 @@ class TrainerCosts:
 
     @memoize
     def _cost_scoring(self, role: Role, phase: Phase, cluster: Cluster, choice: TrainerChoice) -> Cost:
-        """A pass over a step's rollouts, or held-out answers, on a trained role's ranks or a frozen one's own."""
+        """Cost of scoring a step's rollouts or held-out responses, on a trained role's ranks or a frozen role's own."""
         evaluated, rollouts = self.job.num_evaluated_responses, self.job.workload.num_rollouts_per_step
         choice = self.roles.choose_scoring(role, choice)
         work = self._build_shape(evaluated if phase is Phase.EVALUATE else rollouts, choice)
@@ -120,7 +117,9 @@ class TrainerCosts:
 
     @memoize
     def cost_save(self, kind: ActionKind, role: Role, cluster: Cluster, choice: TrainerChoice) -> Cost:
-        """Trained states copied to the host, or copied and written where the trainer waits; a model by one rank."""
+        """Cost of a checkpoint: copying trained states to the host, writing them if the trainer waits, or writing a
+        model by one rank.
+        """
         if kind is ActionKind.CHECKPOINT:
             num_bytes = self.job.training.dtype.num_bytes * self.roles.get_model(role).num_parameters
             return checkpoint_cost(num_bytes, 1, cluster)
@@ -132,7 +131,7 @@ class TrainerCosts:
 
     @memoize
     def cost_move(self, kind: ActionKind, table: RoleTable, cluster: Cluster) -> Cost:
-        """A role to the host, or back."""
+        """Cost of moving a role to the host or back."""
         forecast = table.usual
         if isinstance(forecast, StagedOnHost):
             forecast = forecast.rank
@@ -152,7 +151,7 @@ class TrainerCosts:
         return self.job.training.model_copy(update={"lora": None})
 
     def _replace_adapter(self, role: Role) -> SettledTraining:
-        """A frozen role on the policy's base: with its own adapter, or none; in 4 bits as that is."""
+        """Training settings of a frozen role on the policy's base: with its own adapter or none."""
         if (lora := self.job.training.lora) is None:
             return self.job.training
         own = self.job.frozen_adapters.get(role)
@@ -185,7 +184,7 @@ class TrainerCosts:
 
 
 class GpuTimes:
-    """Costs of every action of a job's candidates."""
+    """Costs of all actions of a job's candidates."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, roles: GpuRoles) -> None:
         self.job, self.setting, self.roles, self.engines = job, setting, roles, roles.engines
@@ -197,11 +196,11 @@ class GpuTimes:
         self.known = roles.memo.create_table()
 
     def time_step(self, candidate: Choice, kv_cache: int) -> StepTiming:
-        """A steady step, from the view of its schedule: what happens in every step. kv_cache: bytes a GPU."""
+        """Time a steady step with the actions of every step. kv_cache: bytes per GPU."""
         return self.time_schedule(self.roles.build_steady_view(candidate.arrangement), candidate, kv_cache).step
 
     def time_schedule(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
-        """Of all parts of a schedule, or of a view of it. Starting and finishing take no time here but to evaluate."""
+        """Time all parts of a schedule. Start and finish count only their evaluation."""
         work = self.job.workload
         evaluating = ("start", "finish") if work.num_steps % work.evaluate_every else ("start",)  # the last one once
         timed = {("step", phase) for phase in Phase} | {(part, Phase.EVALUATE) for part in evaluating}
@@ -221,7 +220,7 @@ class GpuTimes:
     def _add_async_rollouts(
         self, schedule: Schedule, candidate: Choice, kv_cache: int, costs: dict[tuple[Part, str], Cost]
     ) -> None:
-        """The cost of rollouts that go on beside a step depends on how long the rest of it takes."""
+        """Add the cost of async rollouts, which depends on the duration of the rest of the step."""
         kinds = {action.kind: action.id for action in schedule.step}
         sync_s = costs["step", kinds[ActionKind.SYNC_WEIGHTS]].seconds
         others_s = sum(costs["step", action.id].seconds for action in schedule.step if action.every == 1) - sync_s
@@ -236,7 +235,7 @@ class GpuTimes:
     def _cost_action(
         self, action: Action, candidate: Choice, kv_cache: int, clusters: tuple[Cluster, Cluster, Cluster]
     ) -> Cost:
-        """Of one action of a step, with those alike that it stands for. clusters: that train, score and generate."""
+        """Cost of one action of a step, including its repeats. clusters: those that train, score and generate."""
         arrangement, (training, scoring, generation) = candidate.arrangement, clusters
         if action.kind is ActionKind.GENERATE and self.roles.count_versions_ahead(arrangement):
             return NOTHING  # until all others are known
@@ -249,8 +248,9 @@ class GpuTimes:
         return self._cost_move(action, arrangement, candidate.trainer) if action.kind in (*MOVES, *SAVES) else NOTHING
 
     def predict_trainer_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
-        """Everything of a step but rollouts, the engine's switches, the weight sync, and what may run beside all of it:
-        a value model's states are saved beside the policy's passes.
+        """Predict the seconds of a step without rollouts, engine switches and weight sync.
+
+        Work that may overlap with all of it is excluded: a value model's states are saved beside the policy's passes.
         """
         actions = self.roles.list_actions(arrangement, (*MOVES, *SAVES))
         moves = (action for action in actions if action.kind not in SAVES or action.role is Role.POLICY)
@@ -259,17 +259,19 @@ class GpuTimes:
         )
 
     def predict_pass_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
-        """The same without roles that move: what is offloaded for good need not move, so that it may save time."""
+        """Predict the seconds of passes alone. Moving roles is excluded because permanently offloaded states need not
+        move.
+        """
         actions = self.roles.list_similar_actions(arrangement, TRAINS)
         return self.trainers.predict_seconds(actions, *self._trainer_clusters(arrangement), choice)
 
     def bound_seconds(self, arrangement: Arrangement) -> float:
-        """No trainer takes fewer: its passes at the least that any layout of its ranks could make of them."""
+        """Lower bound of the training passes for any layout of these ranks."""
         actions = self.roles.list_similar_actions(arrangement, PASSES)
         return self.trainers.bound_passes(actions, *self._trainer_clusters(arrangement))
 
     def _cost_move(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
-        """A role to the host, or back; or states that are saved."""
+        """Cost of moving a role to the host or back, or of saving states."""
         training, scoring = self._trainer_clusters(arrangement)
         if action.kind in SAVES:
             return self.trainers.cost_save(action.kind, action.role, training, choice.without_passes)
@@ -280,12 +282,12 @@ class GpuTimes:
     def bound_async_step(
         self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int, others_s: float, sync_s: float = 0.0
     ) -> float:
-        """No step with rollouts ahead takes fewer seconds beside so many of everything else."""
+        """Lower bound of a step with async rollouts beside `others_s` seconds of other work."""
         versions, cluster = self.roles.count_versions_ahead(arrangement), self.get_cluster(arrangement, GENERATION)
         return self.engines.bound_async_step(versions, cluster, choice, kv_cache, (others_s, sync_s))
 
     def predict_engine_seconds(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
-        """At least what rollouts with so much KV cache take and the engine's switches with any."""
+        """Lower bound of the engine's seconds: rollouts with `kv_cache` bytes, and switches with any."""
         cluster = self.get_cluster(arrangement, GENERATION)
         if versions := self.roles.count_versions_ahead(arrangement):
             return self.engines.bound_async_step(versions, cluster, choice, kv_cache)
@@ -293,17 +295,17 @@ class GpuTimes:
 
     @memoize
     def _trainer_clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
-        """The GPUs that train, and those on which frozen roles are."""
+        """(cluster that trains, cluster of frozen roles)."""
         return self.get_cluster(arrangement, TRAINING), self.get_cluster(arrangement, scoring_group(arrangement))
 
     def get_cluster(self, arrangement: Arrangement, group: str) -> Cluster:
-        """The GPUs of a device group."""
+        """Get the cluster of a device group."""
         clusters = self._generation if group == GENERATION else self._training
         return clusters.get_cluster(group_size(arrangement, group), self.setting.get_pool(group).gpus_per_host)
 
     @memoize
     def _get_cluster_with_neighbours(self, arrangement: Arrangement, group: str) -> Cluster:
-        """The same with those that share their hosts."""
+        """Get the cluster of a device group, aware of other GPUs on its hosts."""
         clusters = self._generation if group == GENERATION else self._training
         return clusters.get_cluster(
             group_size(arrangement, group), self.setting.get_pool(group).gpus_per_host, beside=True
