@@ -14,7 +14,7 @@ from rlplan.spec.files.job_file import job_from
 from rlplan.vocabulary import ActionKind, Placement
 from tests.factories import make_job, make_plan
 from tests.memory.serving.test_shared_base import SHARED
-from tests.planner.test_rules import asked
+from tests.planner.test_rules import build_job
 
 SHARES = SHARED | {"rollout.shares_base": True}
 ON_GPUS = {
@@ -57,11 +57,11 @@ def test_what_cannot_share_a_base_is_refused_by_name(overrides: dict[str, Any], 
 def test_a_policy_with_experts_is_refused_on_gpus_too() -> None:
     parts = {"policy": "Qwen/Qwen3-30B-A3B", "hardware": "8xH200", **ON_GPUS}
     with pytest.raises(NoFeasiblePlanError, match=r"rollout\.shares_base: the policy has experts"):
-        best_plan(asked(parts))
+        best_plan(build_job(parts))
 
 
 def test_on_gpus_it_is_planned_hybrid_with_an_engine_on_each_trainer_s_gpu() -> None:
-    plan = best_plan(asked(ON_GPUS | {"hardware": "2xH100"}))
+    plan = best_plan(build_job(ON_GPUS | {"hardware": "2xH100"}))
     assert (plan.verdict, plan.choice.arrangement.placement) == (Verdict.FITS, Placement.HYBRID)
     assert (plan.choice.engine.ranks, plan.choice.engines, plan.choice.sync_mode) == (1, 2, "adapter")
     assert plan.choice.trainer.zero_stage < 3

@@ -20,7 +20,7 @@ from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import gpu_job, make_job, make_plan
 from tests.memory.model.packed_base import packed_base
 from tests.memory.serving.test_shared_base import held
-from tests.planner.test_rules import asked
+from tests.planner.test_rules import build_job
 from tests.runtime.live.four_bits import METHODS
 
 ASKED: dict[str, Any] = {
@@ -142,7 +142,7 @@ def test_on_gpus_it_can_be_quantised_to_mxfp4_while_loading_for_adapters_alone()
     assert arguments["quantization"] == "mxfp4"
     assert arguments["kernel_config"] == {"linear_backend_per_quant": {"mxfp4": "marlin"}}
     with pytest.raises(NoFeasiblePlanError, match=r"without training\.lora") as caught:
-        best_plan(asked(MXFP4))
+        best_plan(build_job(MXFP4))
     assert caught.value.way_out == "training.lora={rank: 16} placement.sync_content=adapter"
 
 
