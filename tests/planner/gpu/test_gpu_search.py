@@ -120,7 +120,7 @@ def _change(spec: SettledJob, *changes: str) -> SettledJob:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("leaner", "other"),
     [
         (("workload.max_response_len=2048",), ("workload.max_response_len=8192",)),
         (("training.gradient_checkpointing=true",), ("training.gradient_checkpointing=false",)),
