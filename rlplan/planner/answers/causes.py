@@ -111,10 +111,10 @@ def _list_slow_passes(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]
     size = "workload.micro_batch_size_per_gpu"
     if not job.is_for_rlplan:
         for count in PASSES:
-            words = f"padding in a pass: {count} sequences, each as long as the longest (verl: use_dynamic_bsz=False)"
+            words = f"padded micro-batches: {count} sequences, padded to the longest (verl: use_dynamic_bsz=False)"
             yield words, {tokens: "", size: str(count)}
     if plan.choice.trainer.max_tokens > work.max_seq_len:
-        words = "token budget too small: one longest sequence a pass (verl: ppo_max_token_len_per_gpu)"
+        words = "token budget too small: one longest sequence per micro-batch (verl: ppo_max_token_len_per_gpu)"
         yield words, {tokens: str(work.max_seq_len)}
 
 
@@ -122,16 +122,16 @@ def _list_slow_training(plan: Plan) -> Iterator[tuple[str, Settings]]:
     trainer = plan.choice.trainer
     recomputes = {"training.gradient_checkpointing": "true"}
     if not trainer.gradient_checkpointing:
-        yield "recomputation: gradient checkpointing is on, and the memory would allow it off", recomputes
+        yield "recomputation: gradient checkpointing is on, although memory suffices without it", recomputes
     if not trainer.offloads_optimizer:
         offloads = {"training.offloads_optimizer": "true", "training.zero_stage": str(max(2, trainer.zero_stage))}
-        yield "optimizer on the host: staging of states at every step (verl: optimizer_offload=True)", offloads
-        yield "optimizer on the host: and recomputation", offloads | recomputes
+        yield "optimizer on the host: states are copied at every step (verl: optimizer_offload=True)", offloads
+        yield "optimizer on the host: with recomputation", offloads | recomputes
     if not trainer.offloads_parameters:
         everything = {"training.offloads_optimizer": "true", "training.offloads_parameters": "true"}
-        words = "parameters on the host: staging of weights in every pass (verl: param_offload=True)"
+        words = "parameters on the host: weights are copied for every micro-batch (verl: param_offload=True)"
         yield words, everything | {"training.zero_stage": "3"}
-        yield words + " and recomputation", everything | {"training.zero_stage": "3"} | recomputes
+        yield words + ", with recomputation", everything | {"training.zero_stage": "3"} | recomputes
 
 
 def _list_slow_rollouts(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
@@ -141,7 +141,7 @@ def _list_slow_rollouts(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Setting
     yield "no CUDA graphs: the engine runs eagerly (enforce_eager=True)", {"rollout.has_cuda_graphs": "false"}
     for count in SEQUENCES:
         if count < engine.max_num_seqs:
-            words = "too few sequences at once: " + f"max_num_seqs, or a KV cache for {count} (gpu_memory_utilization)"
+            words = f"too few sequences at once: max_num_seqs, or a KV cache for {count} (gpu_memory_utilization)"
             yield words, {"rollout.max_num_seqs": str(count)}
     if plan.kv is not None:
         for part in (2, 4, 8, 16):
@@ -150,16 +150,16 @@ def _list_slow_rollouts(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Setting
             yield words, {"rollout.kv_cache_memory": str(size)}
     for tp in (1, 2, 4, 8):
         if tp != engine.tp:
-            yield f"another tensor parallelism: engines of {tp} GPUs", {"rollout.tp": str(tp)}
+            yield f"another tensor parallelism: engines with {tp} GPUs", {"rollout.tp": str(tp)}
     if engine.quantization:
-        yield f"weights as loaded: the plan reads {engine.quantization}", {"rollout.quantization": "none"}
+        yield f"unquantized weights: the plan uses {engine.quantization}", {"rollout.quantization": "none"}
     if plan.job.rollout.base_path is not None:
-        yield "weights as loaded: the plan reads a base in 4 bits", {"rollout.base_path": "null"}
+        yield "unquantized weights: the plan uses a 4-bit base", {"rollout.base_path": "null"}
 
 
 def _list_slow_transfers(plan: Plan) -> Iterator[tuple[str, Settings]]:
     if plan.choice.sync_mode not in ("disk", ""):
-        yield "staging of weights: through files instead of links", {"placement.transport": "disk"}
+        yield "slow weight transfer: through files instead of links", {"placement.transport": "disk"}
     if plan.choice.arrangement.shares_devices and not plan.is_on_host:
         everything = {"placement.offload": "host", "placement.offload_roles": "all"}
-        yield "staging of weights: every role that waits goes to the host and back", everything
+        yield "slow weight transfer: all idle roles move to the host and back", everything

@@ -45,8 +45,7 @@ class HostSearch:
             )
         self.job, self.asked, self.model = job, restore_job_spec(asked), job.load_model()
         self.choices, self.impossible = list_choices(job)
-        if _count_missing_blocks(job, self.model):
-            raise _explain_small_kv_cache(job, self.model)
+        _check_kv_cache(job, self.model)
 
     @cached_property
     def profile(self) -> CpuProfile:
@@ -182,22 +181,16 @@ def _explain_rejection(plan: Plan, best: Plan) -> str:
     return "fits too and is as fast; the other is preferred"
 
 
-def _count_missing_blocks(job: ResolvedJob, model: ModelSpec) -> int:
-    """Count the KV blocks missing for one longest sequence, plus vLLM's own null block (v1/core/block_pool.py)."""
-    rollout = job.rollout
-    blocks = host_pool(model, rollout).num_blocks(rollout.kv_cache_memory)
-    return max(0, ceil_div(job.workload.max_seq_len, rollout.block_size) + 1 - blocks)
-
-
-def _explain_small_kv_cache(job: ResolvedJob, model: ModelSpec) -> SpecError:
-    rollout, length = job.rollout, job.workload.max_seq_len
-    needed = ceil_div(length, rollout.block_size) + 1
-    least = needed * host_pool(model, rollout).bytes_per_block
-    return SpecError(
-        f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
-        f"{needed - _count_missing_blocks(job, model)} blocks of {rollout.block_size} tokens, "
-        f"one sequence of {length} tokens needs {needed}",
-        where="rollout.kv_cache_memory",
-        rule="the KV cache holds at least one longest sequence and one spare block",
-        way_out=f"rollout.kv_cache_memory={ceil_div(least, MIB)}MiB or more",
-    )
+def _check_kv_cache(job: ResolvedJob, model: ModelSpec) -> None:
+    """Raise SpecError if the KV cache cannot hold one longest sequence and vLLM's null block."""
+    rollout, length, pool = job.rollout, job.workload.max_seq_len, host_pool(model, job.rollout)
+    needed = ceil_div(length, rollout.block_size) + 1  # vLLM 0.32.0 v1/core/block_pool.py, `null_block`
+    blocks = pool.num_blocks(rollout.kv_cache_memory)
+    if blocks < needed:
+        raise SpecError(
+            f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
+            f"{blocks} blocks of {rollout.block_size} tokens, one sequence of {length} tokens needs {needed}",
+            where="rollout.kv_cache_memory",
+            rule="the KV cache holds at least one longest sequence and one spare block",
+            way_out=f"rollout.kv_cache_memory={ceil_div(needed * pool.bytes_per_block, MIB)}MiB or more",
+        )

@@ -52,7 +52,6 @@ class PairBounds:
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
         self.scorer, self.space, self.arrangement, self.rank = scorer, space, arrangement, rank
-        self._trainers: Trainers | None = None
         self._rows: list[EnginesInOrder] = []
         """Engines under async rollouts, ordered beside the fastest trainer and then beside each trainer."""
         self.known = scorer.memo.create_table()
@@ -62,12 +61,10 @@ class PairBounds:
         """Engines of the arrangement, built on first use."""
         return Engines(self.scorer, self.space, self.arrangement, self.rank)
 
-    @property
+    @cached_property
     def trainers(self) -> Trainers:
         """Trainers of the arrangement, built on first use."""
-        if self._trainers is None:
-            self._trainers = Trainers(self.scorer, self.space, self.arrangement, self.engines, self.rank)
-        return self._trainers
+        return Trainers(self.scorer, self.space, self.arrangement, self.engines, self.rank)
 
     @cached_property
     def may_fit(self) -> bool:

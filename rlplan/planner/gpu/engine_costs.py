@@ -11,7 +11,7 @@ from rlplan.planner.gpu.facts import strip_trainers
 from rlplan.planner.memo import Memo, memoize
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.ahead import RolloutsAhead
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
@@ -104,7 +104,9 @@ class EngineCosts:
             share = ceil_div(self.job.num_evaluated_responses, num_engines)
             together = self.count_shared_samples(choice, self.job.workload.num_evaluation_samples)
             rollouts = self._build_rollouts(cluster, choice, kv_cache, (share, together))
-        return generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_engines) + self._reward_latency
+        cost = generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_engines)
+        latency_s = self.job.workload.reward_latency_s
+        return cost + Cost({Resource.HOST: latency_s}) if latency_s else cost
 
     def bound_async_step(
         self,
@@ -171,11 +173,6 @@ class EngineCosts:
             choice.max_num_seqs,
             choice.attention_dp * num_tokens,
         )
-
-    @property
-    def _reward_latency(self) -> Cost:
-        latency = self.job.workload.reward_latency_s
-        return Cost({Resource.HOST: latency}) if latency else NOTHING
 
 
 def _strip_sleep(choice: EngineChoice) -> EngineChoice:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import group_size
-from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
+from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.engine import EngineOnGpu, engine_class
@@ -30,7 +30,6 @@ from rlplan.planner.gpu.tables import (
 from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
-from rlplan.vocabulary import ActionKind
 
 UNKNOWN = 1 << 60
 """Capacity used for a host of unknown size, so that it never is the bottleneck."""
@@ -103,23 +102,7 @@ class GpuRoles(RoleBytes):
         self.setting, self.places = setting, Places(job, setting, self)
         self.engines = EngineCosts(job, setting.policy, memo)
 
-    def build_view(self, arrangement: Arrangement) -> Schedule:
-        """Build an arrangement's schedule with one device per group, shared by all group sizes."""
-        return self.build_schedule_view(reduce_to_shape(arrangement), self.places.ahead(arrangement))
-
-    def build_steady_view(self, arrangement: Arrangement) -> Schedule:
-        """Build that view with only the actions of every step."""
-        return self.build_steady_schedule(reduce_to_shape(arrangement), self.places.ahead(arrangement))
-
-    def list_actions(self, arrangement: Arrangement, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """List the actions of every step of given kinds."""
-        return self.list_shape_actions(reduce_to_shape(arrangement), self.places.ahead(arrangement), kinds)
-
-    def list_similar_actions(self, arrangement: Arrangement, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """List these actions reduced to what their duration depends on."""
-        return self.list_similar_shape_actions(reduce_to_shape(arrangement), self.places.ahead(arrangement), kinds)
-
-    def build_kind_key(self, arrangement: Arrangement) -> tuple[object, ...]:
+    def build_kind_key(self, arrangement: Arrangement) -> tuple[Arrangement, Ahead]:
         """Key shared by arrangements that differ only in group sizes."""
         return reduce_to_shape(arrangement), self.places.ahead(arrangement)
 
@@ -176,10 +159,6 @@ class GpuRoles(RoleBytes):
         staleness, interrupts = self.places.ahead(arrangement)
         return staleness if interrupts else 0
 
-    def get_trainer_table(self, arrangement: Arrangement, process: str, choice: TrainerChoice) -> RoleTable:
-        """Get the table of a process that trains or scores."""
-        return self.find_table(self.parts(arrangement).others, process, choice)
-
     def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
         """Forecast a process whose micro-batch has a longest response of `response_len` tokens."""
         where = candidate.arrangement
@@ -188,7 +167,7 @@ class GpuRoles(RoleBytes):
             candidate,
             response_len,
             kv_cache,
-            copies=self.copies_states(self.build_view(where), process),
+            copies=self.copies_states(self.parts(where).schedule, process),
             generates_with=engine_class(self.places.job, where.num_training),
         )
 

@@ -77,19 +77,18 @@ class RoleBytes:
         return replace(view, start=(), step=tuple(action for action in view.step if action.every == 1), finish=())
 
     @memoize
-    def list_shape_actions(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
+    def list_actions(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
         """List the actions of every step of given kinds."""
         view = self.build_schedule_view(shape, ahead)
         return tuple(action for action in view.step if action.kind in kinds and action.every == 1)
 
     @memoize
-    def list_similar_shape_actions(
+    def list_similar_actions(
         self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]
     ) -> tuple[Action, ...]:
         """List these actions reduced to what their duration depends on."""
         return tuple(
-            replace(reduce_action(action), repeat=action.repeat)
-            for action in self.list_shape_actions(shape, ahead, kinds)
+            replace(reduce_action(action), repeat=action.repeat) for action in self.list_actions(shape, ahead, kinds)
         )
 
     def copies_states(self, schedule: Schedule, process: str) -> bool:

@@ -325,10 +325,7 @@ class CandidateScorer:
         """Find an engine's largest KV cache beside other bytes; None if both do not fit together."""
         engine_bytes = self.roles.sum_engine_bytes(arrangement, engine, keeps_sent=keeps_sent)
         need = self.compute_fit(arrangement, (beside, engine_bytes))
-        return None if need.slack_host < 0 else self._find_max_kv_cache(arrangement, engine, need, rank)
-
-    def _find_max_kv_cache(self, arrangement: Arrangement, engine: EngineChoice, need: Fit, rank: int) -> int | None:
-        if (need.slack_expected if rank else need.slack_high) < 0:
+        if need.slack_host < 0 or (need.slack_expected if rank else need.slack_high) < 0:
             return None
         room = need.room_expected if rank else need.room_high
         most, least_rank = self.size_free_kv_cache(arrangement, engine, room, room)

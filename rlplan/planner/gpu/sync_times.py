@@ -135,8 +135,11 @@ class SyncModes:
 
     def list_weight_modes(self, arrangement: Arrangement) -> tuple[WeightSyncMode, ...]:
         """List modes that send all weights or a delta."""
-        shares_devices = arrangement.shares_devices
-        return self._list_weight_modes(shares_devices, not shares_devices and self._may_send_changes(arrangement))
+        may_send_delta = not arrangement.shares_devices and self.job.placement.sync_content == "auto"
+        return self._list_weight_modes(
+            arrangement.shares_devices,
+            may_send_delta and self.delta_may_win(arrangement.num_training, arrangement.num_generation),
+        )
 
     @cached_property
     def may_send_adapters(self) -> bool:
@@ -146,14 +149,22 @@ class SyncModes:
         is_wanted = is_open or place.sync_content is SyncContent.ADAPTER
         return self.job.training.trains_adapters and self.job.has_rollouts and is_wanted
 
-    def _may_send_changes(self, arrangement: Arrangement) -> bool:
-        if self.job.placement.sync_content != "auto":
-            return False
-        return self._changes_may_win(arrangement.num_training, arrangement.num_generation)
-
     @memoize
-    def _changes_may_win(self, num_training: int, num_generation: int) -> bool:
-        return changes_may_win(self.job, self.setting, num_training, num_generation)
+    def delta_may_win(self, num_training: int, num_generation: int) -> bool:
+        """Whether a delta sync between separate GPU groups may be faster than sending all weights.
+
+        Over a slow link it always may. Within a cluster it requires rlplan's runtime (no export supports it), elements
+        of at most 16 bits, and a wire slower than one thread's coding rate. Otherwise all weights arrive before the
+        changes are found: both ways gather and load alike, and overlapping stages take no less time if one takes more.
+        """
+        job, setting = self.job, self.setting
+        if setting.link is not None:
+            return True
+        if not job.is_for_rlplan or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
+            return False
+        training = setting.get_partial_cluster(TRAINING, num_training)
+        generation = setting.get_partial_cluster(GENERATION, num_generation)
+        return lone_wire(training, generation).bytes_per_s < CODED_BYTES_PER_S
 
     @memoize
     def _list_weight_modes(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
@@ -176,20 +187,3 @@ class SyncModes:
             return ()
         changes: tuple[WeightSyncMode, ...] = ("delta",) if sends_changes else ()
         return (*usual, *changes) if content == "auto" and transport == "auto" else usual
-
-
-def changes_may_win(job: SettledJob, setting: GpuSetting, num_training: int, num_generation: int) -> bool:
-    """Whether a delta sync between separate GPU groups may be faster than sending all weights.
-
-    Over a slow link it always may. Within a cluster it requires rlplan's runtime (no export supports it), elements of
-    at most 16 bits, and a wire slower than one thread's coding rate. Otherwise all weights arrive before the changes
-    are found: both ways gather and load alike, and overlapping stages take no less time if one of them takes more.
-    """
-    if setting.link is not None:
-        return True
-    if not job.is_for_rlplan or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
-        return False
-    wire = lone_wire(
-        setting.get_partial_cluster(TRAINING, num_training), setting.get_partial_cluster(GENERATION, num_generation)
-    )
-    return wire.bytes_per_s < CODED_BYTES_PER_S

@@ -197,7 +197,9 @@ class GpuTimes:
 
     def time_step(self, candidate: Choice, kv_cache: int) -> StepTiming:
         """Time a steady step with the actions of every step. kv_cache: bytes per GPU."""
-        return self.time_schedule(self.roles.build_steady_view(candidate.arrangement), candidate, kv_cache).step
+        return self.time_schedule(
+            self.roles.build_steady_schedule(*self.roles.build_kind_key(candidate.arrangement)), candidate, kv_cache
+        ).step
 
     def time_schedule(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
         """Time all parts of a schedule. Start and finish count only their evaluation."""
@@ -252,7 +254,7 @@ class GpuTimes:
 
         Work that may overlap with all of it is excluded: a value model's states are saved beside the policy's passes.
         """
-        actions = self.roles.list_actions(arrangement, (*MOVES, *SAVES))
+        actions = self.roles.list_actions(*self.roles.build_kind_key(arrangement), (*MOVES, *SAVES))
         moves = (action for action in actions if action.kind not in SAVES or action.role is Role.POLICY)
         return self.predict_pass_seconds(arrangement, choice) + sum(
             self._cost_move(action, arrangement, choice).seconds for action in moves
@@ -262,12 +264,12 @@ class GpuTimes:
         """Predict the seconds of passes alone. Moving roles is excluded because permanently offloaded states need not
         move.
         """
-        actions = self.roles.list_similar_actions(arrangement, TRAINS)
+        actions = self.roles.list_similar_actions(*self.roles.build_kind_key(arrangement), TRAINS)
         return self.trainers.predict_seconds(actions, *self._trainer_clusters(arrangement), choice)
 
     def bound_seconds(self, arrangement: Arrangement) -> float:
         """Lower bound of the training passes for any layout of these ranks."""
-        actions = self.roles.list_similar_actions(arrangement, PASSES)
+        actions = self.roles.list_similar_actions(*self.roles.build_kind_key(arrangement), PASSES)
         return self.trainers.bound_passes(actions, *self._trainer_clusters(arrangement))
 
     def _cost_move(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
@@ -275,7 +277,8 @@ class GpuTimes:
         training, scoring = self._trainer_clusters(arrangement)
         if action.kind in SAVES:
             return self.trainers.cost_save(action.kind, action.role, training, choice.without_passes)
-        table = self.roles.get_trainer_table(arrangement, action.processes[0], choice.without_passes)
+        side = self.roles.parts(arrangement).others
+        table = self.roles.find_table(side, action.processes[0], choice.without_passes)
         cluster = scoring if action.role in self.trainers.frozen else training
         return self.trainers.cost_move(action.kind, table, cluster)
 

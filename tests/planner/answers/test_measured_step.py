@@ -73,7 +73,7 @@ PACKING = {"workload__response_lengths": "{kind: constant}"}
         ({"rollout__has_cuda_graphs": "false"}, "rollout", "no CUDA graphs"),
         ({"rollout__max_num_seqs": "16"}, "rollout", "too few sequences at once"),
         ({"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "8"}, "train", "padding"),
-        ({"placement__transport": "disk"}, "sync", "staging of weights: through files"),
+        ({"placement__transport": "disk"}, "sync", "slow weight transfer: through files"),
     ],
 )
 def test_a_slow_setting_is_named_as_the_cause(plan: Plan, settings: dict[str, str], phase: str, words: str) -> None:

@@ -8,7 +8,8 @@ from rlplan.errors import SpecError
 from rlplan.planner.answers.families import list_families
 from rlplan.planner.answers.plan_results import differences
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.planner.gpu.sync_times import changes_may_win
+from rlplan.planner.gpu.sync_times import SyncModes
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.remedies import list_remedies
 from rlplan.planner.search import best_plan
@@ -83,7 +84,7 @@ def test_changes_are_looked_at_only_where_they_can_win(
     job = make_job(gpus, *more, backend=backend)
     setting = read_setting(job)
     half = setting.num_gpus // 2
-    assert changes_may_win(job, setting, half, half) is may
+    assert SyncModes(job, setting, Memo()).delta_may_win(half, half) is may
     space = GpuSearch(job, setting).space
     modes = {
         mode
@@ -96,7 +97,7 @@ def test_changes_are_looked_at_only_where_they_can_win(
 
 def test_on_one_of_those_hosts_no_network_is_between_the_groups() -> None:
     job = make_job(SLOW)
-    assert not changes_may_win(job, read_setting(job), 2, 2)
+    assert not SyncModes(job, read_setting(job), Memo()).delta_may_win(2, 2)
 
 
 def test_a_transport_that_is_named_carries_all_weights() -> None:
