@@ -47,7 +47,7 @@ def executable_plan(plan: Plan) -> Plan:
     """
     check_fits(plan)
     for reason in chain(rules.job_refusals(plan.job), rules.find_choice_refusals(plan.job, plan.choice)):
-        raise rules.build_refusal(reason)  # of a plan for another framework
+        raise rules.build_refusal(reason)  # a plan for another framework never passed these rules
     return plan
 
 

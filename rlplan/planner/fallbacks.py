@@ -28,8 +28,8 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
             smaller = find_plan(_update_part(fixed, "training", zero_stage=plan.zero_stage))
         except (NoFeasiblePlanError, SpecError):
             continue
-        # The settled job names every choice. The algorithm is kept as the user asked for it, because a run treats a
-        # correction that the user named otherwise than one that `auto` chose.
+        # The settled job states every choice. The algorithm stays as the user wrote it: a run treats a stated
+        # mismatch correction differently from one that `auto` chose.
         asked = smaller.asked.model_copy(update={"algorithm": plan.asked.algorithm})
         return change, smaller.model_copy(update={"asked": asked})
     return None

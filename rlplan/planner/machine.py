@@ -84,6 +84,7 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
     try:
         check_job(job, setting)
     except SpecError as error:
+        # the requested roles of the pools cannot run; exchanged roles may
         other = next(
             (other_search for other_search in search.list_other_pools() if other_search.setting.has_pools), None
         )
@@ -136,6 +137,7 @@ def _try_values(asked: JobSpec, key: str, memo: Memo) -> Search:
     for value in ONE_BY_ONE[key]:
         plan = search_of(_set_key(asked, key, value), memo).run(with_others=False)
         results[value] = plan.verdict.rank, plan.seconds
+    # (rank, seconds): a better verdict wins over speed
     best = min(results.values())
     chosen = next(
         value for value, (rank, seconds) in results.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)

@@ -97,6 +97,7 @@ def list_simpler_jobs(job: SettledJob, choice: Choice) -> Iterator[tuple[str, Se
     for given_up in there:
         if has_complication(choice, given_up[1]):
             other = job
+            # absent complications are ruled out too, or the new search would trade one for another
             for part, key, value in there:
                 if key == given_up[1] or not has_complication(choice, key):
                     other = other.model_copy(update={part: getattr(other, part).model_copy(update={key: value})})

@@ -132,6 +132,7 @@ def all_errors() -> tuple[MeasuredError, ...]:
 def find_error(kind: str, stratum: Stratum) -> MeasuredError:
     """Find the error of a stratum, or of the nearest wider stratum with enough points."""
     known = _read_errors()
+    # from the narrowest stratum to all models pooled
     for of in (stratum.words, Stratum(stratum.is_moe).words, ""):
         if (error := known.get((kind, of))) is not None and error.is_known:
             return error
@@ -151,7 +152,7 @@ def stratum_of(plan: "Plan", kind: str) -> Stratum:
 def _has_experts(plan: "Plan") -> bool:
     try:
         return plan.job.load_model().experts is not None
-    except SpecError:  # of a plan that was made elsewhere
+    except SpecError:  # the plan was made on another machine, and its model is not here
         return False
 
 

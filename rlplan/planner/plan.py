@@ -256,12 +256,14 @@ class Plan(Spec):
             yield Shortage(self._name_device(peak), peak.num_bytes, capacity, peak, is_of_host=self.is_on_host)
         for host in ledger.hosts if self.host_capacity is not None else ():
             if host == peak.scope:
-                continue  # a CPU host, which is its own device
+                continue  # a CPU host is its own device, already reported above
             if (taken := ledger.host_peak(host)).num_bytes > (room := ledger.host_capacity_of(host)):
                 yield Shortage("a host's memory", taken.num_bytes, room, taken, is_of_host=True)
+        # vLLM refuses to start below this size, even if the GPU has room for everything else
         if self.kv is not None and self.kv.kv_cache_memory_bytes < self.kv.least_bytes:
             what = "the KV cache, which must hold one longest sequence"
             yield Shortage(what, self.kv.least_bytes, self.kv.kv_cache_memory_bytes, peak)
+        # with shared memory, the worst cases of GPU and host are compared as a sum
         if not self.is_on_host and self.job.load_gpu().shares_host_memory:
             yield from self._find_shared_shortage()
             return
@@ -330,6 +332,7 @@ def read_plan(path: Path) -> Plan:
     """Read a plan file. Raises: SpecError for another schema version or a file that was edited."""
     data = read_json(path, "the plan", limit=MAX_PLAN_BYTES)
     version = data.get("schema_version") if isinstance(data, dict) else None
+    # 3.0 == 3, so the type is checked too
     if type(version) is not int or version != PLAN_SCHEMA_VERSION:
         raise SpecError(
             f"plan schema version is {shorten(version)}",

@@ -51,6 +51,7 @@ class Verdict(Enum):
         at_least: the rank that the KV cache alone leads to. takes_from_host: GPU and host share one memory, so their
         sum must fit. A host of unknown size has capacity 0 and is skipped.
         """
+        # such a GPU draws from the same memory as the processes of its host
         taken = ledger.host_peak().num_bytes if takes_from_host else 0
 
         def fits(bound: Literal["expected", "high"]) -> bool:
@@ -259,6 +260,7 @@ def extract_keys(reason: str) -> str:
     >>> extract_keys("rollout.tp 2 was not tried (rollout.tp=1)"), extract_keys("rollout.tp 2 (docs/job.md)")
     ('rollout.tp=1', '')
     """
+    # a parenthesis without "=" is a reference to a page, not an override
     words = reason.rpartition(" (")[2].removesuffix(")")
     return words if "=" in words else ""
 
@@ -270,6 +272,7 @@ def explain_impossible(impossible: tuple[Considered, ...], of_the_job: Iterable[
     same key.
     """
     reasons = "; ".join(f"{considered.placement}: {considered.reason}" for considered in impossible)
+    # a job-wide refusal explains more than a placement's reason about the same key
     reasons = next((reason for reason in of_the_job if reason.partition(":")[0] in reasons), reasons)
     return NoFeasiblePlanError(
         "no layout can be built for this job",

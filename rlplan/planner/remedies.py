@@ -33,6 +33,7 @@ def list_remedies(plan: Plan, memo: Memo | None = None) -> tuple[Remedy, ...]:
     memo = memo or Memo()
     asked, devices = plan.asked, plan.job.hardware.num_devices
     remedies: list[Remedy] = []
+    # a CPU host runs tiny jobs, whose sizes are deliberate
     smaller = list_smaller_jobs(asked) if asked.is_on_gpus else iter(())
     for kind in chain(list_changes(asked, plan.binding.num_bytes), smaller):
         remedies += _find_mildest(asked, kind, remedies, memo)
@@ -47,6 +48,7 @@ def _find_mildest(asked: JobSpec, kind: Kind, remedies: list[Remedy], memo: Memo
 
     A change that costs learning is skipped if it contains one that was already found.
     """
+    # "A B" needs no try once "A" alone was enough
     enough = tuple(f"{remedy.change} " for remedy in remedies if remedy.learns_less)
     tried = (_try_remedy(asked, change, memo) for change in kind if not change.startswith(enough))
     yield from islice((remedy for remedy in tried if remedy is not None), 1)
@@ -92,6 +94,7 @@ def _list_gpu_changes(spec: JobSpec) -> Iterator[Kind]:
         yield [f"workload.micro_batch_size_per_gpu={size}" for size in sizes]
     tried: list[tuple[bool, str, dict[str, Any]]] = [
         (training.gradient_checkpointing is False, "training", {"gradient_checkpointing": True}),
+        # sequence parallelism shards activations only across tensor-parallel ranks
         (not training.sequence_parallel and training.tp != 1, "training", {"sequence_parallel": True}),
         (training.logits in ("plain", "chunked"), "training", {"logits": "auto"}),
         (training.logits != "fused" and spec.backend != "deepspeed", "training", {"logits": "fused"}),
@@ -132,6 +135,7 @@ def list_smaller_jobs(spec: JobSpec) -> Iterator[Kind]:
     Each is halved up to MOST_HALVINGS times.
     """
     work, declared = spec.workload, spec.algorithm.declaration
+    # a group of one has no advantage to learn from
     least = max(2, declared.min_samples_per_prompt)
     for key, smallest in (("num_prompts_per_step", 1), ("num_samples_per_prompt", least)):
         sizes = [size for size in _list_halves(getattr(work, key)) if size >= smallest][:MOST_HALVINGS]
@@ -140,7 +144,7 @@ def list_smaller_jobs(spec: JobSpec) -> Iterator[Kind]:
     sizes = [size for size in _list_halves(work.max_response_len) if size >= least][:MOST_HALVINGS]
     shorter = [f"workload.max_response_len={size}" for size in sizes]
     yield shorter
-    for change in [changes[-1] for changes in _list_adapters(spec)][-1:]:  # both together: the smallest card's way
+    for change in [changes[-1] for changes in _list_adapters(spec)][-1:]:  # both together, for the smallest cards
         yield [f"{_format_change('training', change)} {cut}" for cut in shorter]
 
 

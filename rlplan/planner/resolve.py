@@ -24,6 +24,7 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
     count = all_devices = job.hardware.num_devices
     generating, scoring = all_devices, 0
     if placement is Placement.DISAGGREGATED:
+        # an engine needs all its ranks, also if fewer devices were stated
         generating, scoring = max(place.num_generation_devices, rollout.num_processes), place.num_scoring_devices
         count = all_devices - generating - scoring
     on_gpus, colocated = job.device_kind == "cuda", placement is Placement.COLOCATED
@@ -69,6 +70,7 @@ def _read_offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
         return "frozen"
     if placement is not Placement.COLOCATED:
         return "none"
+    # host memory to host memory frees nothing for trained states
     return "all" if place.offload == "disk" or job.device_kind == "cuda" else "frozen"
 
 

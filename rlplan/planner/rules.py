@@ -85,6 +85,7 @@ def list_refusals(job: SettledJob, choice: Choice) -> tuple[str, ...]:
 
 def build_refusal(reason: str, *, is_for_rlplan: bool = True) -> EmitError:
     """Build the error for a refusal. is_for_rlplan: whether rlplan's own runtime refuses."""
+    # reasons begin with "KEY VALUE: ..."
     where, value = [word.rstrip(":") for word in [*reason.split(maxsplit=2), ""][:2]]
     change = extract_keys(reason) or "another value of the key (docs/job.md)"
     way_out = f"{change}; framework=verl plans for another framework" if is_for_rlplan else change
@@ -128,10 +129,10 @@ def model_refusals(job: SettledJob) -> Iterator[str]:
 def _check_families(job: SettledJob) -> Iterator[str]:
     """Refuse model families that the runtime cannot train or serve."""
     if job.device_kind == "cpu":
-        return  # its models are read by the same function
+        return  # on a CPU host, planner and runtime read models with the same function
     for key, path in job.named_models.items():
         if key == BASE_PATH:
-            continue  # quantised, which no other model may be (checks/engine_base.py)
+            continue  # the only model that may be quantized (checks/engine_base.py)
         load = load_scalar_base if key in (f"roles.{Role.VALUE}.path", f"roles.{Role.REWARD}.path") else load_model
         try:
             load(Path(path))
@@ -145,7 +146,7 @@ def _check_towers(job: SettledJob) -> Iterator[str]:
         try:
             has_vision = has_vision_tower(Path(path))
         except SpecError:
-            continue  # who reads it says what is wrong
+            continue  # the check that reads the model reports the error
         if has_vision and key != "policy.path":
             yield f"{key}: only the policy can be a vision-language model; {key} takes a language model"
         elif has_vision and job.device_kind == "cuda":
@@ -251,6 +252,7 @@ def _check_devices(job: SettledJob, choice: Choice) -> Iterator[str]:
     placement, num_processes = arrangement.placement, choice.engines * engine.ranks
     if choice.sync_mode and num_processes > job.hardware.all_devices:
         yield f"{choice.engines} engine(s) of {engine.ranks} rank(s) need {num_processes} devices"
+    # on a CPU host async is not an axis of the search, so the stated staleness counts
     is_asked = arrangement.is_async or (job.device_kind == "cpu" and job.placement.max_staleness)
     if is_asked and placement is not Placement.DISAGGREGATED:
         yield "async rollouts (placement.max_staleness) need separate devices for generation"
@@ -324,6 +326,7 @@ def _check_gpu_sync(job: SettledJob, choice: Choice) -> Iterator[str]:
         elif lora.rank > MAX_ENGINE_LORA_RANK:
             yield f"training.lora.rank {lora.rank}: vLLM supports adapters of at most rank {MAX_ENGINE_LORA_RANK}"
         return
+    # CUDA IPC handles are opened on the device that made them, so every trainer rank sends its own
     needs_each = sync_mode == "cuda_ipc" and arrangement.num_training > 1
     if choice.senders != "auto" and needs_each != (choice.senders == "each"):
         wanted = "each" if needs_each else "one"
@@ -355,7 +358,9 @@ def _check_host_sync(job: SettledJob, choice: Choice) -> Iterator[str]:
     content = place.sync_content
     if transport in CUDA_TRANSPORTS:
         yield f"placement.transport {transport} needs CUDA devices, and a CPU host has none"
-    if place.sync_senders == "each" and placement is not Placement.COLOCATED:  # there it is a new start
+    if (
+        place.sync_senders == "each" and placement is not Placement.COLOCATED
+    ):  # a colocated engine restarts instead of receiving weights
         if placement is not Placement.HYBRID or choice.engines * choice.engine.ranks != job.hardware.num_devices:
             yield "placement.sync_senders each: every training device needs an engine rank (hybrid)"
         elif transport not in ("shared_memory", "delta") or content is SyncContent.ADAPTER:

@@ -44,7 +44,7 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = 
     updates: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
     if with_pareto:
         updates["pareto"] = search.of(plan).pareto()
-    if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
+    if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # more memory does not lift a refusal
         updates["remedies"] = list_remedies(plan, memo)
     uncorrected = plan.job.uncorrected_staleness
     updates["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *assumptions(plan, memo))
@@ -82,6 +82,7 @@ def add_deadlines(plan: Plan) -> Plan:
     timing = plan.timing
     if timing is None:
         return plan
+    # with async rollouts, an action may wait for a whole step of the other side
     longest = {
         "start_timeout_s": 0.0,
         "action_timeout_s": 0.0 if plan.schedule.async_rollouts is None else plan.seconds,

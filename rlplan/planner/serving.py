@@ -188,7 +188,10 @@ class ServingJob:
         spec = self.model.quantization
         if spec is not None:
             return quantization_of_spec(spec, where="policy")
-        named = quantization_by_name("/".join(Path(self.job.policy.path).parts[-2:]))  # a folder's path ends with it
+        # without a config, the name is the only hint: "...-AWQ", "...-FP8"
+        named = quantization_by_name(
+            "/".join(Path(self.job.policy.path).parts[-2:])
+        )  # a downloaded folder ends with the model's id
         return named or quantization_by_word(self.rollout.quantization, where="rollout.quantization")
 
     @property
@@ -211,7 +214,7 @@ class ServingJob:
     def settings(self) -> EngineSettings:
         """Settings of the engine."""
         rollout, gpu, ranks = self.rollout, self.pool.gpu, self.tp * self.attention_dp
-        shares_experts = self.model.experts is not None and self.attention_dp > 1  # a part of each, or whole ones
+        shares_experts = self.model.experts is not None and self.attention_dp > 1  # as slices or as whole experts
         cache = rollout.kv_cache_memory
         return EngineSettings(
             self.job.hardware.memory or gpu.memory.value,

@@ -172,6 +172,7 @@ def _read_pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> G
     gpu = limited_gpu(get_gpu(profile, where="hardware.profile"), job.hardware.power_limit)
     node = named if isinstance(named, NodeProfile) else usual_node(gpu)
     limit = job.hardware.memory
+    # a stated limit never overrides the reserve
     room = gpu.memory.value - get_reserve(gpu)
     capacity = room if limit is None else min(limit, room)
     each = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))

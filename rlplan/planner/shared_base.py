@@ -46,7 +46,7 @@ def _check_job(job: SettledJob) -> Iterator[str]:
     try:
         has = why_not_shared(job.load_model())
     except SpecError:
-        return  # who reads the model says what is wrong
+        return  # the check that reads the model reports the error
     if has:
         yield f"the policy has {has}, which vLLM stores in another layout than the trainer"
 

@@ -142,6 +142,7 @@ def bottleneck_of(plan: Plan) -> str:
 
 def _first_way_out(plan: Plan, change: Change, memo: Memo) -> str:
     """Find the mildest remedy that keeps the change; empty if none of the first MAX_REMEDIES helps."""
+    # a remedy that resets the changed key would undo the question
     keys = {override.partition("=")[0] for override in change.overrides}
     kinds = chain(list_changes(plan.asked, plan.binding.num_bytes), list_resets(plan.asked))
     remedies = (remedy for kind in kinds for remedy in kind)

@@ -180,6 +180,7 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
         )
     words = [word.strip() for text in typed for word in text.split(",")]
     if budget is not None and not words:
+        # no cluster named: try every GPU that has a price
         words = list(prices.names)
     if len(words) > MAX_CLUSTERS:
         raise SpecError(

@@ -187,6 +187,7 @@ def _fix_devices(plan: Plan) -> JobSpec:
 def _check_current(plan: Plan, search: Search) -> None:
     """Check that today's formulas still give the plan's step time. Raises: SpecError if they do not."""
     now = search.predict_step_s(plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0)
+    # a relative tolerance absorbs the order of additions, not a changed formula
     if not math.isclose(now, plan.seconds, rel_tol=1e-6):
         raise SpecError(
             f"the plan states {format_seconds(plan.seconds)} a step, the current prediction is {format_seconds(now)}",

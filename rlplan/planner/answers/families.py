@@ -187,7 +187,7 @@ def _list_other_devices(plan: Plan) -> Iterator[Change]:
     """List one more host or device, half as many, and the same number of the next GPU."""
     hardware, word = plan.job.hardware, plan.device_word
     if hardware.generation is not None:
-        return  # which of the two groups grows is the user's to say
+        return  # with two groups, only the user can tell which one should grow
     count, host = hardware.num_devices, hardware.devices_per_host
     more = 1 if plan.is_on_host or not count >= host > 1 else host
     if hardware.num_hosts > FEW_HOSTS:

@@ -216,6 +216,7 @@ def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, flo
         PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), find_phase_error(plan, phase).high)
         for phase in named
     ]
+    # without the step's own time there is no rest to assign
     if measured.step_s is not None and measured.phases:
         rest = measured.step_s - math.fsum(measured.phases.values())
         unnamed = math.fsum(seconds for phase, seconds in predicted.items() if phase not in measured.phases)

@@ -132,7 +132,7 @@ def _cost_as_json(cost: Cost) -> dict[str, Any]:
 
 
 def alternative_as_json(alternative: Alternative) -> dict[str, Any]:
-    """Another candidate, with what it would take."""
+    """JSON of an alternative."""
     return {
         "choice": choice_as_json(alternative.choice),
         "seconds": alternative.seconds,

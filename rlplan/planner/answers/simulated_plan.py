@@ -45,7 +45,7 @@ class CpuSpeed:
 
 @dataclass(frozen=True, slots=True)
 class DataParallelSpeed:
-    """One engine on GPUs whose ranks attend to sequences of their own. See `simulate.speed.Speed`."""
+    """Speed of an engine with data-parallel attention on GPUs (`simulate.speed.Speed`)."""
 
     engine: EngineSpeed
     num_places: float
@@ -113,6 +113,7 @@ def _build_rollouts(plan: Plan) -> StepRollouts:
     workload, kv, size = plan.job.workload, plan.kv, plan.job.rollout.block_size
     assert kv is not None, "where there are rollouts there is a KV cache"
     if plan.is_on_host:
+        # one block less: vLLM keeps a null block
         num_engines, limits = 1, EngineLimits(plan.job.rollout.max_num_seqs, kv.num_blocks - 1, size)
     else:
         num_engines = plan.choice.engines
@@ -159,6 +160,7 @@ def _build_speed(plan: Plan) -> Speed:
     if choice.attention_dp == 1:
         return speed
     assert plan.kv is not None, "where there is an engine there is a KV cache"
+    # async engines refill freed places at once
     together = 0.0 if plan.choice.arrangement.is_async else float(plan.kv.max_num_seqs)
     copies = min(work.num_samples_per_prompt, choice.attention_dp)
     return DataParallelSpeed(speed, together, float(work.usual_prompt_len), copies)

@@ -133,12 +133,13 @@ class _Question:
             self.first = work.max_response_len
         elif key == KEYS["max_num_seqs"]:
             stated_seqs = asked.rollout.max_num_seqs
-            self.most = rollouts  # an engine never has more
+            self.most = rollouts  # an engine never gets more sequences than a step has rollouts
             self.first = min(rollouts, FIRST_SEQS if stated_seqs == "auto" else int(stated_seqs))
         else:
             self.least = asked.algorithm.declaration.min_samples_per_prompt
             self.first = work.num_samples_per_prompt
             if work.mini_batch_size is not None:
+                # other numbers of samples would not divide into mini-batches
                 self.unit = work.mini_batch_size // gcd(work.mini_batch_size, work.num_prompts_per_step)
 
     def evaluate(self, value: int) -> Outcome:

@@ -81,7 +81,7 @@ def _check_models(job: SettledJob) -> Iterator[str]:
     try:
         model = job.load_model()
     except SpecError:
-        return  # who reads the model says what is wrong
+        return  # the check that reads the model reports the error
     if has := why_not_shared(model):
         yield f"the policy has {has}, which are untested in 4 bits"
         return

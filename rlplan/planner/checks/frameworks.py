@@ -89,6 +89,7 @@ def find_export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     pp = choice.trainer.pp
     if pp > 1 and not has_even_stages(model := job.load_model(), pp):
         groups = choice.arrangement.num_training * pp // choice.trainer.ranks_per_sequence
+        # pp 1 always divides, so there is always a smaller even size
         even = max(size for size in range(1, pp) if groups % size == 0 and has_even_stages(model, size))
         reasons.append(f"training.pp {pp}: {model.num_layers} layers do not divide evenly over {pp} stages")
         changes.append(f"training.pp={even}")
@@ -117,6 +118,7 @@ def _list_changes(book: RuleBook) -> list[str]:
     repeatedly.
     """
     changes: dict[str, object] = {}
+    # a change can activate another rule; a key that returns cannot be cured and ends the loop
     while (lacking := next(book.beside(changes).find_lacking(), None)) is not None and lacking[0].key not in changes:
         changes[lacking[0].key] = book.beside(changes).cure(lacking[0])
     return [f"{key}={word_of(value)}" for key, value in changes.items()]

@@ -30,7 +30,7 @@ def list_choices(job: ResolvedJob) -> tuple[tuple[Choice, ...], tuple[Considered
     for placement in sorted(wanted, key=ORDER.index):
         first = choice_of(job, placement, stages[0])
         reason = next(chain(rules.job_refusals(job), rules.find_choice_refusals(job, first)), "")
-        if reason:  # whatever the stage
+        if reason:  # these rules do not depend on the stage
             impossible.append(Considered(placement, reason))
             continue
         for stage in stages:

@@ -77,6 +77,7 @@ class HostSearch:
         best = min(self._plans, key=lambda plan: plan.binding.num_bytes)
         if fitting:
             fastest = min(plan.seconds for plan in fitting)
+            # choices are in order of preference, so the first within SAME_SPEED wins
             best = next(plan for plan in fitting if plan.seconds <= fastest * (1 + SAME_SPEED))
         updates: dict[str, object] = {}
         if with_others:
@@ -121,7 +122,7 @@ class HostSearch:
     def _build_plan(self, choice: Choice) -> Plan:
         schedule = build_schedule(self.job, choice)
         ledger = predict_cpu_ledger(self.job, self.model, self.profile, schedule, self._others)
-        return Plan.model_construct(  # of values that are checked already
+        return Plan.model_construct(  # skips validation: these values are already checked
             asked=self.asked,
             job=self.job,
             choice=choice,
@@ -147,7 +148,7 @@ class HostSearch:
             work.usual_prompt_len,
             work.max_prompt_len,
             work.num_samples_per_prompt,
-            cut_lengths(work.response_lengths, work.max_response_len),  # a mean alone says nothing of the longest
+            cut_lengths(work.response_lengths, work.max_response_len),  # a mean alone does not bound the longest
         )
         return plan_parts.KvReport.build(demand, rollout.kv_cache_memory, rollout.tp)
 

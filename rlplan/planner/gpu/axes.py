@@ -81,7 +81,7 @@ def list_parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: i
     most_parts = max(1, job.workload.max_seq_len // LEAST_TOKENS)
     layouts = _list_axes(models[0], job.backend, training, has_adapters, most_parts, rank_counts)
     if job.backend == "megatron" and models[0].experts and not wanted.sequence_parallel:
-        layouts = [axes for axes in layouts if axes.tp == 1]  # Megatron-Core, moe/moe_layer.py
+        layouts = [axes for axes in layouts if axes.tp == 1]  # Megatron-Core refuses it (moe/moe_layer.py)
     if wanted.tp != "auto":
         return tuple(layouts)
     return tuple(axes for axes in layouts if all(model.num_heads % axes.tp == 0 for model in models))
@@ -99,7 +99,7 @@ def _list_axes(
     heads, beside = model.num_heads, list_powers(min(MAX_BESIDE, training))
     experts = model.experts.num_experts if model.experts else 1
     rank_counts = [size for size in beside if heads % size == 0]
-    cut = [1] if model.experts else rank_counts  # AutoTP cuts plain linear layers; stacked experts would stay whole
+    cut = [1] if model.experts else rank_counts  # AutoTP shards linear layers only; stacked experts would stay whole
     contexts = list_powers(min(MAX_BESIDE, training, most_parts))
     pipelines = list_powers(min(MAX_PP, training)) if backend == "megatron" else ()
     has = {
@@ -230,7 +230,7 @@ def list_quantizations(job: JobSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
     """List weight formats of an engine. If open: as loaded, and fp8 on GPUs that multiply it."""
     wanted = job.rollout.quantization
     if job.rollout.base_path is not None:
-        return (None,)  # its format is its checkpoint's
+        return (None,)  # the checkpoint determines the format
     if wanted != "auto":
         return (None if wanted == "none" else wanted,)
     return (None, "fp8") if ComputeDtype.FLOAT8 in gpu.dense_flops_per_s else (None,)

@@ -146,6 +146,7 @@ class PairBounds:
         own = times.predict_trainer_seconds(arrangement, trainer)
         if self.scorer.roles.count_versions_ahead(arrangement):
             step = max(own + sync, times.bound_async_step(arrangement, engine, cache[0], own, sync))
+            # the second part counts all work, which breaks ties between async steps
             return round_key(step * BOUND_FACTOR, (own + cache[1] + sync) * BOUND_FACTOR)
         if arrangement.is_async:
             return round_key((max(own, cache[1]) + sync) * BOUND_FACTOR, (own + cache[1] + sync) * BOUND_FACTOR)
@@ -238,6 +239,7 @@ class BestFirst:
 
     def _refine_arrangement(self, bounds: PairBounds, key: Key) -> None:
         """Push the arrangement's first pair, or the arrangement with its next tighter bound."""
+        # when memory is scarce, checking it first avoids bounding hopeless arrangements
         if (bounds.scorer.is_tight and not bounds.may_fit) or not bounds.engines.entries:
             return
         for tighter in ("first_bound", "bound"):
@@ -255,7 +257,7 @@ class BestFirst:
     def _refine(self, pair: Pair) -> None:
         """Push the pair's successors, and the pair with a refined bound per weight-sync mode."""
         self._push_pair(pair.bounds, pair.i, pair.j + 1)
-        if pair.j == 0:  # else (i + 1, j) would be opened once from (i + 1, j - 1) and once from here
+        if pair.j == 0:  # otherwise (i + 1, j) would be opened twice: from here and from (i + 1, j - 1)
             self._push_pair(pair.bounds, pair.i + 1, 0)
         bounds = pair.bounds
         for transport in bounds.space.list_transports(bounds.arrangement, pair.engine):
@@ -271,7 +273,7 @@ class BestFirst:
         scored = bounds.scorer.score(candidate)
         self.num_scored += 1
         if scored.rank <= bounds.rank:
-            # 1 behind the 0 of bounds: a candidate is the answer only when no bound as low as it is left
+            # 1 sorts after the 0 of bounds: a candidate is an answer only once no bound is as low
             heappush(self._heap, (scored.key, 1, rank_simplicity(candidate), scored))
 
     def _push(self, key: Key, item: object) -> None:

@@ -178,14 +178,14 @@ class GroupChoices:
         if work.micro_batch_size_per_gpu != "auto":
             size = min(share, work.micro_batch_size_per_gpu)
             if not packs and share % size:
-                return ()  # passes of rollouts are all of one size
+                return ()  # unpacked micro-batches must all have the same size
             return (((size, size * longest if packs else 0),),)
         largest = max(unit, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // longest))
         sizes = tuple(size for size in reversed(list_powers(largest)) if unit <= size <= largest)
         if packs:
             return (tuple((size, size * longest) for size in sizes),)
         if not may_pack or work.usual_prompt_len + work.lengths.quantile(0.0) >= longest:
-            # All are padded, or equally long, so that there is no padding to save.
+            # without packing, or with equally long rollouts, there is no padding to save
             return (tuple((size, 0) for size in sizes if share % size == 0),)
         return ((*((size, size * longest) for size in sizes), *(((1, 0),) if unit == 1 else ())),)
 
@@ -240,6 +240,7 @@ class GroupChoices:
             shares = () if rest else (whole,)
             return shares if fixed == (SHARE,) else fixed
         share = ceil_div(num_rollouts, num_engines * attention_dp)
+        # the next power of two covers the whole share at once
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
         if attention_dp > 1:
             most = min(most, list_powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])

@@ -47,6 +47,7 @@ class EngineCosts:
 
         batches: batches of rollouts generated concurrently.
         """
+        # only these fields affect the demand; the rest would split the table
         cut = EngineChoice(choice.tp, 0, choice.max_num_seqs, attention_dp=choice.attention_dp)
         return self._predict_demand(num_generation, batches, cut)
 

@@ -150,6 +150,7 @@ class RoleBytes:
         self, process: str, candidate: Choice, copies: bool, generates_with: type[EngineOnGpu]
     ) -> RoleTable:
         longest = float(self.job.workload.max_response_len)
+        # an engine's bytes do not depend on the response length; its KV cache is added later
         is_same = process.startswith(ENGINE) or self.usual_len >= longest
         states = replace(candidate, trainer=candidate.trainer.without_passes)
         return RoleTable(
@@ -168,11 +169,12 @@ class RoleBytes:
     def _reduce_candidate(self, process: str, candidate: Choice) -> Choice:
         """Reduce a candidate to what a process's bytes depend on."""
         where, trainer = candidate.arrangement, candidate.trainer
+        # colocated and hybrid differ in their actions, not in the bytes of a process
         place = Placement.DISAGGREGATED if where.placement is Placement.DISAGGREGATED else Placement.HYBRID
         if process.startswith(ENGINE):
             return Choice(Arrangement(place, 0, 0), NO_TRAINER, candidate.engine, candidate.sync_mode)
         if process.startswith("scorer"):
-            if self.job.backend == "deepspeed":  # a frozen role's rank has whole layers and sequences
+            if self.job.backend == "deepspeed":  # frozen roles are neither tensor- nor sequence-parallel
                 stage = 3 if trainer.zero_stage == 3 else 0
                 trainer = replace(
                     NO_TRAINER, zero_stage=stage, micro_batch=trainer.micro_batch, max_tokens=trainer.max_tokens
@@ -213,7 +215,7 @@ class RoleBytes:
         worker, *rest = process.split("/")
         if worker == "scorer":
             role = Role(rest[0])
-            # under DeepSpeed a frozen role's rank has whole sequences
+            # under DeepSpeed, frozen roles are not sequence-parallel
             scored = candidate.with_whole_sequences if job.backend == "deepspeed" else candidate
             return ScorerOnGpu(
                 FrozenRole(

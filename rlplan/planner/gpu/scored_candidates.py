@@ -132,12 +132,13 @@ def size_kv_cache(
     largest = max(enough, least) if wanted == "auto" else int(wanted)
     least = least if wanted == "auto" else largest
     rank = 0
+    # vLLM does not start with less than one longest sequence
     if largest < demand.least_bytes:
         rank = 2
     elif min(high, largest) < least:
         rank = 1 if expected >= least else 2
     room = high if high >= least else expected
-    size = min(largest, room) if wanted == "auto" else largest  # what is asked for is taken, whether it fits or not
+    size = min(largest, room) if wanted == "auto" else largest  # a stated size is kept, even if it does not fit
     block = demand.pool.bytes_per_block
     return max(0, size) // block * block, rank
 

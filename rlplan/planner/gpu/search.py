@@ -213,7 +213,7 @@ class GpuSearch:
         """List searches with the two pools' roles exchanged, if the job leaves them open, and with each pool alone."""
         hardware, second = self.asked.hardware, self.asked.hardware.generation
         if hardware.link is not None:
-            return  # the first group is where the trainers are
+            return  # with a slow link, the first group is fixed as the trainers' place
         if second is None or hardware.num_hosts != "auto" or self.asked.placement.num_generation_devices != "auto":
             return
         first = PoolSpec(profile=hardware.profile, num_devices=hardware.num_devices)
@@ -315,6 +315,7 @@ class GpuSearch:
 
     def find_better_plan(self, verdict: Verdict) -> Plan | None:
         """Find the best candidate with a better verdict than `verdict`; None if there is none."""
+        # callers ask this for jobs that do not fit, so memory is checked before seconds
         self.scorer.num_misfits = MANY_MISFITS + 1
         for rank in range(verdict.rank):
             for scored in self.open_stream(rank):
@@ -355,6 +356,7 @@ class GpuSearch:
             with_headroom = GpuSearch(self.job, self.setting.scale_capacity(1 - share), self.asked, self.memo)
             for scored in islice(with_headroom.open_stream(0), 1):
                 here = self.build_alternative(scored)
+                # a candidate with more headroom replaces those that are no faster
                 lost = [there for there in front if there.seconds >= here.seconds * (1 - 1e-9)]
                 front = [there for there in front if there not in lost]
                 front.append(here)
@@ -393,6 +395,7 @@ class GpuSearch:
                 sweeps = self.space.sweeps(arrangement)
                 most_savings = max(sum(sweep.savings) for sweep in sweeps)
                 floor = find_engine_floor(self.scorer, arrangement, self.space.engines(arrangement))
+                # the last choice of a sweep has the smallest micro-batch
                 for trainer in (sweep.choices[-1] for sweep in sweeps if sum(sweep.savings) == most_savings):
                     if best is not None and self.scorer.overflows_more(arrangement, trainer, floor, best[0][0]):
                         continue
@@ -416,7 +419,7 @@ class GpuSearch:
             demand, _, _ = self.roles.predict_demand(candidate.arrangement, candidate.engine)
             kv = KvReport.build(demand, scored.kv_cache, candidate.engine.tp, candidate.engine.attention_dp)
         fit = Verdict.judge(ledger, at_least=scored.rank, takes_from_host=self.setting.gpu.shares_host_memory)
-        return Plan.model_construct(  # of values that are checked already
+        return Plan.model_construct(  # skips validation: these values are already checked
             asked=self.asked,
             job=resolve(self.job, candidate, scored.kv_cache),
             choice=candidate,
@@ -435,6 +438,7 @@ class GpuSearch:
 
     def _build_ledger(self, scored: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
+        # lengths for the low, expected and high end of every row
         three = (lengths.mean, self.roles.usual_len, float(self.job.workload.max_response_len))
         hosts = self.roles.places.assign_hosts(schedule, scored.choice.arrangement)
         processes = []
@@ -472,6 +476,7 @@ class GpuSearch:
         """
         plan = self._simplify(best, limit)
         room = int(ENOUGH_ROOM * self.setting.capacity)
+        # with enough headroom nothing ranks before the simplest layout
         if plan.verdict is not Verdict.FITS or limit <= best.seconds or plan.headroom_bytes >= room:
             return plan
         stream = self.find_best().stream
@@ -532,7 +537,7 @@ class GpuSearch:
         if self.space.num_candidates > MANY:
             least = NEVER
             for bounds in sorted(self.open_stream(1, placement).bounds, key=lambda bounds: bounds.floor):
-                if bounds.floor < least:  # else no engine makes it faster
+                if bounds.floor < least:  # engines only add seconds to the floor
                     least = min(least, bounds.first_bound)
                 if least[0] <= chosen_s:
                     return Considered(placement, "no faster layout fits")

@@ -66,7 +66,9 @@ class Engines:
 
     def least_sync_s(self, trainer: TrainerChoice) -> float:
         """Seconds of the fastest weight sync to any of these engines."""
-        return self._least_sync_s(3 if trainer.zero_stage == 3 else 0)  # whether ranks have whole weights
+        return self._least_sync_s(
+            3 if trainer.zero_stage == 3 else 0
+        )  # only stage 3 shards weights, which changes the sync
 
     @memoize
     def _least_sync_s(self, zero_stage: int) -> float:
@@ -133,9 +135,11 @@ class Trainers:
         self._read_already: list[TrainerEntry] = []
         self._stream = self._read()
         for base, sweeps in self._sweeps.items():
+            # many chains failed before, so memory is checked before the heap is filled
             if scorer.is_tight and not self._may_fit(base):
                 continue
             for savings, sweep in sweeps.items():
+                # sweeps with more memory savings are opened later, from those without
                 if not any(_is_step(other, savings) for other in sweeps):
                     self._push_sweep(sweep)
         self.bound = self._heap[0][0] if self._heap else float("inf")

@@ -82,6 +82,7 @@ class SyncTimes:
         after it (2 B s / M). Source: runtime/weight_sync/engine_state.py, adapter_state.py.
         """
         if setup.transport == "delta":
+            # a comparison reads everything, so it travels like a full sync
             setup = replace(setup, transport="nccl" if self.link is None else "disk")
         num_bytes = setup.adapter_bytes or setup.element_bytes * self.policy.num_parameters
         read_s = 2 * num_bytes * held_share(self.policy, setup) / memory_rate(generation)
@@ -103,7 +104,7 @@ class SyncTimes:
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
             self.job.backend,
-            # SGLang takes pickled handles of each tensor; slime works bucket by bucket
+            # SGLang receives pickled handles per tensor; slime sends bucket by bucket
             loader=Loader.PICKLED if takes_handles else Loader.IN_PLACE,
             has_two_buckets=not is_slime,
             attention_dp=engine.attention_dp,
@@ -175,7 +176,7 @@ class SyncModes:
             return ("delta",)
         usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if shares_devices else ("nccl", "disk")
         if self.job.hardware.link is not None:
-            usual = ("disk",)  # files, which places pass on
+            usual = ("disk",)  # over a slow link, places forward files
         if transport != "auto":
             modes: dict[Transport, WeightSyncMode] = {
                 Transport.CUDA_IPC: "cuda_ipc",

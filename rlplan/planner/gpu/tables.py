@@ -58,6 +58,7 @@ class RoleTable:
     @memoize
     def get_bytes(self, run_phase: RunPhase, action: Action, inside: bool) -> Held:
         """Get the bytes inside an action (`reduce_action`) or after it."""
+        # outside of passes, the micro-batch size does not matter
         if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
             return self.states.get_bytes(run_phase, action, inside)
         asks: Callable[[Forecast], Mapping[MemoryKind, int]] = (
@@ -143,7 +144,7 @@ def list_schedule_moments(schedule: Schedule, hosts: Mapping[str, str]) -> Sched
     for where, first, second in schedule.concurrent:
         together.setdefault((where, first), set()).add(second)
         together.setdefault((where, second), set()).add(first)
-    # twice through a step: the second time its first actions find everybody where the step before has left them
+    # the step is walked twice: in the second pass, waiting processes hold what the previous step left
     parts: tuple[tuple[RunPhase, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
         ("steady", schedule.step),
@@ -154,6 +155,7 @@ def list_schedule_moments(schedule: Schedule, hosts: Mapping[str, str]) -> Sched
         for action in part:
             actions[run_phase, action.id] = action
             now = dict(last)
+            # actions that may overlap hold their peaks at the same time
             names = together.get((PARTS[run_phase], action.id), ())
             for concurrent in (*(running for running in part if running.id in names), action):
                 now |= dict.fromkeys(concurrent.processes, (run_phase, concurrent.id, True))

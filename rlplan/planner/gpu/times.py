@@ -111,7 +111,7 @@ class TrainerCosts:
         if role in (Role.REFERENCE, Role.TEACHER) and role not in self.frozen:
             setting = replace(setting, training=self._replace_adapter(role))
         if role in self.frozen and self.job.backend == "deepspeed":
-            # AutoTP and Ulysses are for what is trained: a frozen role's rank has whole layers and sequences
+            # under DeepSpeed, AutoTP and Ulysses apply to trained roles only; frozen roles are not sharded so
             setting = replace(setting, choice=replace(choice, tp=1, ulysses=1))
         return score_cost(setting, work, cluster)
 
@@ -204,7 +204,9 @@ class GpuTimes:
     def time_schedule(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
         """Time all parts of a schedule. Start and finish count only their evaluation."""
         work = self.job.workload
-        evaluating = ("start", "finish") if work.num_steps % work.evaluate_every else ("start",)  # the last one once
+        evaluating = (
+            ("start", "finish") if work.num_steps % work.evaluate_every else ("start",)
+        )  # an evaluation after the last step is not repeated at the end
         timed = {("step", phase) for phase in Phase} | {(part, Phase.EVALUATE) for part in evaluating}
         where = candidate.arrangement
         clusters = *self._trainer_clusters(where), self.get_cluster(where, GENERATION)
@@ -240,7 +242,7 @@ class GpuTimes:
         """Cost of one action of a step, including its repeats. clusters: those that train, score and generate."""
         arrangement, (training, scoring, generation) = candidate.arrangement, clusters
         if action.kind is ActionKind.GENERATE and self.roles.count_versions_ahead(arrangement):
-            return NOTHING  # until all others are known
+            return NOTHING  # added by _add_async_rollouts once all other costs are known
         if action.kind in (*GENERATES, ActionKind.EVALUATE):
             return self.engines.predict_cost(action.kind, generation, candidate.engine, kv_cache)
         if action.kind is ActionKind.SYNC_WEIGHTS:
