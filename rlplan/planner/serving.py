@@ -248,8 +248,8 @@ class ServingJob:
     def cut(self) -> EngineCut:
         """Sharding and data types that decide the engine's seconds."""
         ep = self.tp * self.attention_dp if self.has_whole_experts else 1
-        kept = self.element_bytes, self.kv_element_bytes, self.quantization
-        return EngineCut(self.tp, ep, self.attention_dp, *kept)
+        formats = self.element_bytes, self.kv_element_bytes, self.quantization
+        return EngineCut(self.tp, ep, self.attention_dp, *formats)
 
     @property
     def rates(self) -> EngineRates:

@@ -74,9 +74,9 @@ class GpuSetting:
 
     def get_partial_cluster(self, group: str, num_gpus: int) -> Cluster:
         """Rates of `num_gpus` GPUs of a device group."""
-        whole = self.cluster(group)
-        per_host = whole.gpus_per_host
-        return replace(whole, num_gpus=num_gpus, gpus_per_host=min(num_gpus, per_host), host_gpus=per_host)
+        cluster = self.cluster(group)
+        per_host = cluster.gpus_per_host
+        return replace(cluster, num_gpus=num_gpus, gpus_per_host=min(num_gpus, per_host), host_gpus=per_host)
 
     def replace_gpus(self, num_gpus: int, num_hosts: int) -> "GpuSetting":
         """The setting with `num_gpus` GPUs of its only pool on `num_hosts` hosts."""
@@ -175,9 +175,9 @@ def _read_pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> G
     # a stated limit never overrides the reserve
     room = gpu.memory.value - get_reserve(gpu)
     capacity = room if limit is None else min(limit, room)
-    each = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))
+    gpus_per_host = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))
     host_memory = job.hardware.host_memory or (node.host_memory.value if node else None)
-    return GpuPool(gpu, num_gpus, capacity, each, host_memory, node)
+    return GpuPool(gpu, num_gpus, capacity, gpus_per_host, host_memory, node)
 
 
 def gpus_of(job: SettledJob) -> tuple[int, GpuProfile, int]:

@@ -205,8 +205,8 @@ def _list_costs(timing: StepTiming | None) -> dict[str, Cost]:
 
 def _explain_phase(name: str, cost: Cost, step: float) -> PhaseBottleneck:
     bound = cost.parts[cost.bound_by]
-    rest = sorted(cost.parts.items(), key=lambda item: -item[1])
-    slack = tuple(Slack(key.value, part, bound / part) for key, part in rest if key is not cost.bound_by and part)
+    parts = sorted(cost.parts.items(), key=lambda item: -item[1])
+    slack = tuple(Slack(key.value, part, bound / part) for key, part in parts if key is not cost.bound_by and part)
     return PhaseBottleneck(name, cost.seconds, cost.seconds / step if step else 0.0, cost.bound_by.value, bound, slack)
 
 

@@ -216,11 +216,11 @@ def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, flo
         PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), find_phase_error(plan, phase).high)
         for phase in named
     ]
-    # without the step's own time there is no rest to assign
+    # without the step's own time no time is left to assign
     if measured.step_s is not None and measured.phases:
-        rest = measured.step_s - math.fsum(measured.phases.values())
+        unassigned_s = measured.step_s - math.fsum(measured.phases.values())
         unnamed = math.fsum(seconds for phase, seconds in predicted.items() if phase not in measured.phases)
-        gaps.append(PhaseGap(BETWEEN, max(0.0, rest), unnamed, high))
+        gaps.append(PhaseGap(BETWEEN, max(0.0, unassigned_s), unnamed, high))
     return gaps
 
 

@@ -153,8 +153,8 @@ def _build_speed(plan: Plan) -> Speed:
     from rlplan.timing.serving.generation import EngineSpeed
 
     setting = read_setting(plan.job)
-    whole, size = setting.cluster(GENERATION), plan.choice.arrangement.num_generation
-    cluster = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
+    group, size = setting.cluster(GENERATION), plan.choice.arrangement.num_generation
+    cluster = replace(group, num_gpus=size, gpus_per_host=min(size, group.gpus_per_host))
     choice, work = plan.choice.engine, plan.job.workload
     speed = EngineSpeed.of_job(plan.job, setting.policy, choice, cluster)
     if choice.attention_dp == 1:

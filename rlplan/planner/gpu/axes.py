@@ -191,10 +191,10 @@ def list_engine_axes(job: SettledJob, model: ModelSpec) -> tuple[EngineAxes, ...
     sizes = open_sizes if rollout.tp == "auto" else (int(rollout.tp),)
     experts = (False, True) if rollout.has_expert_parallel == "auto" else (rollout.has_expert_parallel,)
     candidates = (
-        EngineAxes(tp, dp, whole)
-        for tp, whole in product(sizes, experts)
-        for dp in (_list_attention_dp(job, tp) if whole and model.experts else (1,))
-        if whole or rollout.attention_dp in ("auto", 1)
+        EngineAxes(tp, dp, has_experts)
+        for tp, has_experts in product(sizes, experts)
+        for dp in (_list_attention_dp(job, tp) if has_experts and model.experts else (1,))
+        if has_experts or rollout.attention_dp in ("auto", 1)
     )
     return tuple(axes for axes in candidates if _can_hold(model, axes))
 

@@ -236,11 +236,11 @@ class GroupChoices:
         if wanted != "auto":
             return (wanted,)
         if (fixed := self.rules.values("rollout.max_num_seqs", chosen)) is not None:
-            whole, rest = divmod(num_rollouts, num_engines)
-            shares = () if rest else (whole,)
+            share_per_engine, remainder = divmod(num_rollouts, num_engines)
+            shares = () if remainder else (share_per_engine,)
             return shares if fixed == (SHARE,) else fixed
         share = ceil_div(num_rollouts, num_engines * attention_dp)
-        # the next power of two covers the whole share at once
+        # the next power of two covers the full share at once
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
         if attention_dp > 1:
             most = min(most, list_powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
@@ -367,8 +367,8 @@ class GpuSpace(GroupChoices):
                 yield self.num_gpus - num_generation - alone, num_generation, alone
             return
         for training, alone in product(self._training_sizes, self._scoring_sizes):
-            here = training + alone
-            if here < self.num_gpus and (self.split is None or here == self.split[0]):
+            first_pool = training + alone
+            if first_pool < self.num_gpus and (self.split is None or first_pool == self.split[0]):
                 yield training, self.num_gpus - training - alone, alone
 
     @property
@@ -389,13 +389,13 @@ class GpuSpace(GroupChoices):
         For rlplan's runtime: every size on up to two hosts or ANY_SIZE GPUs. Beyond that, whole hosts, and sizes where
         either side is a power of two. For other trainers: sizes that divide the mini-batch in some layout.
         """
-        whole, host = self.num_gpus, self.gpus_per_host
+        num_gpus, host = self.num_gpus, self.gpus_per_host
         if self.job.is_for_rlplan:
-            if self.split is not None or whole <= max(2 * host, ANY_SIZE):
-                return tuple(range(1, whole))
-            few = {size for power in list_powers(whole - 1) for size in (power, whole - power)}
-            step = host * ceil_div(whole, MAX_STEPS * host)
-            return tuple(sorted(few | set(range(step, whole, step))))
+            if self.split is not None or num_gpus <= max(2 * host, ANY_SIZE):
+                return tuple(range(1, num_gpus))
+            few = {size for power in list_powers(num_gpus - 1) for size in (power, num_gpus - power)}
+            step = host * ceil_div(num_gpus, MAX_STEPS * host)
+            return tuple(sorted(few | set(range(step, num_gpus, step))))
         rollouts = self.job.workload.rollouts_per_mini_batch
         divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
         group_sizes = {axes.ranks_per_sequence for axes in list_parallel_axes(self.job, self.models, self.num_gpus)}

@@ -90,8 +90,8 @@ class EngineCosts:
         if kind is ActionKind.WAKE_KV_CACHE:
             return wake_kv_cost(kv_cache)
         size, level = self.count_weight_bytes(choice), choice.sleep_level
-        kept = 0 if kind is ActionKind.WAKE_WEIGHTS else kv_cache
-        return sleep_cost(size, cluster, level=level, kv_bytes=kept)
+        kept_bytes = 0 if kind is ActionKind.WAKE_WEIGHTS else kv_cache
+        return sleep_cost(size, cluster, level=level, kv_bytes=kept_bytes)
 
     @memoize
     def _cost_generation(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:

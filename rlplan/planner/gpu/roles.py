@@ -212,9 +212,9 @@ class RoleBytes:
 
     def _forecast(self, process: str, candidate: Choice, response_len: float, *, copies: bool) -> Forecast:
         arrangement, job = candidate.arrangement, self.job
-        worker, *rest = process.split("/")
+        worker, *suffix = process.split("/")
         if worker == "scorer":
-            role = Role(rest[0])
+            role = Role(suffix[0])
             # under DeepSpeed, frozen roles are not sequence-parallel
             scored = candidate.with_whole_sequences if job.backend == "deepspeed" else candidate
             return ScorerOnGpu(

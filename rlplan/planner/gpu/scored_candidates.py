@@ -357,5 +357,5 @@ class CandidateScorer:
         return False
 
     def _divide_excess(self, lacks: int, need: Fit) -> tuple[float, float]:
-        each = lacks / self.setting.capacity, -need.slack_host / (self.setting.host_capacity or UNKNOWN)
-        return max(each), sum(max(0.0, share) for share in each)
+        shares = lacks / self.setting.capacity, -need.slack_host / (self.setting.host_capacity or UNKNOWN)
+        return max(shares), sum(max(0.0, share) for share in shares)

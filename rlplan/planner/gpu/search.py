@@ -355,11 +355,11 @@ class GpuSearch:
         for share in HEADROOM_SHARES:
             with_headroom = GpuSearch(self.job, self.setting.scale_capacity(1 - share), self.asked, self.memo)
             for scored in islice(with_headroom.open_stream(0), 1):
-                here = self.build_alternative(scored)
+                alternative = self.build_alternative(scored)
                 # a candidate with more headroom replaces those that are no faster
-                lost = [there for there in front if there.seconds >= here.seconds * (1 - 1e-9)]
-                front = [there for there in front if there not in lost]
-                front.append(here)
+                lost = [known for known in front if known.seconds >= alternative.seconds * (1 - 1e-9)]
+                front = [known for known in front if known not in lost]
+                front.append(alternative)
         return tuple(front)
 
     def open_stream(self, rank: int, placement: Placement | None = None) -> BestFirst:
