@@ -157,9 +157,9 @@ def _can_win(asked: JobSpec, key: str) -> bool:
 
 
 def settled_like(asked: JobSpec, planned: JobSpec) -> JobSpec:
-    """Fill the keys that `open_search` settles before it searches from a planned job, where `asked` leaves them open.
+    """Copy the keys that are settled before a search from a planned job, if `asked` leaves them open.
 
-    A plan's `asked` job has these keys filled, so two such jobs compare equal.
+    A plan keeps the job that was asked except for these keys.
     """
     for key in ("framework", *ONE_BY_ONE):
         value = attrgetter(key)

@@ -1,7 +1,7 @@
 """Translation between a choice and a resolved job, whose keys state every choice.
 
 In: a SettledJob and a Choice, or a ResolvedJob. Out: the other. The schedule of (job, choice) equals
-`build_schedule(resolve(job, choice), read_choice(...))`. Left out: which choice is best (the searches) and whether it
+`build_schedule(resolve(job, choice), choice_of(...))`. Left out: which choice is best (the searches) and whether it
 can run (rules.py).
 """
 

@@ -2,7 +2,7 @@
 them.
 
 In: a job, a choice. Out: reasons; none if the choice can run. Left out: memory, and rules about a single key (spec/).
-`find_job_refusals` lists reasons that hold for every choice, `find_choice_refusals` those against one choice.
+`job_refusals` lists reasons that hold for every choice, `find_choice_refusals` those against one choice.
 """
 
 from collections.abc import Iterator

@@ -41,7 +41,7 @@ DEFAULTS = {f"training.{name}": "1" for name in PARALLEL_AXES} | {
     "rollout.has_expert_parallel": "false",
     "rollout.attention_dp": "1",
 }
-"""Default of each override that `list_overrides` omits."""
+"""Default of each override; overrides equal to it are omitted."""
 
 
 def choice_as_json(choice: Choice) -> dict[str, Any]:
