@@ -85,9 +85,7 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
         check_job(job, setting)
     except SpecError as error:
         # the requested roles of the pools cannot run; exchanged roles may
-        other = next(
-            (other_search for other_search in search.list_other_pools() if other_search.setting.has_pools), None
-        )
+        other = next((pools for pools in search.list_other_pools() if pools.setting.has_pools), None)
         if other is None:
             raise
         other.instead_of = error.what
@@ -138,10 +136,9 @@ def _try_values(asked: JobSpec, key: str, memo: Memo) -> Search:
         plan = search_of(_set_key(asked, key, value), memo).run(with_others=False)
         results[value] = plan.verdict.rank, plan.seconds
     # (rank, seconds): a better verdict wins over speed
-    best = min(results.values())
-    chosen = next(
-        value for value, (rank, seconds) in results.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)
-    )
+    best_rank, fastest = min(results.values())
+    limit = fastest * (1 + SAME_SPEED)
+    chosen = next(value for value, (rank, seconds) in results.items() if rank == best_rank and seconds <= limit)
     search = search_of(_set_key(asked, key, chosen), memo)
     assert isinstance(search, GpuSearch), "a CPU host has no such key to search"
     steps = ", ".join(f"{value}: {format_seconds(seconds)}" for value, (_, seconds) in results.items())

@@ -85,15 +85,11 @@ def has_complication(choice: Choice, key: str) -> bool:
 
 
 def list_simpler_jobs(job: SettledJob, choice: Choice) -> Iterator[tuple[str, SettledJob]]:
-    """List (key, job) with one complication of the choice removed, and all complications it lacks ruled out.
+    """List (key, job) with one entry of the choice removed, and all complications it lacks ruled out.
 
     Keys that the user fixed stay as they are.
     """
-    there = [
-        complication
-        for complication in COMPLICATIONS
-        if getattr(getattr(job, complication[0]), complication[1]) == "auto"
-    ]
+    there = [entry for entry in COMPLICATIONS if getattr(getattr(job, entry[0]), entry[1]) == "auto"]
     for given_up in there:
         if has_complication(choice, given_up[1]):
             other = job

@@ -269,9 +269,7 @@ class Plan(Spec):
             return
         is_named = self.is_on_host or peak.num_bytes > capacity
         highs = [] if is_named else [ledger.device_peak(device, "high") for device in ledger.devices]
-        for most in sorted(
-            highs, key=lambda device_peak: ledger.capacity_of(device_peak.scope) - device_peak.num_bytes
-        )[:1]:
+        for most in sorted(highs, key=lambda high: ledger.capacity_of(high.scope) - high.num_bytes)[:1]:
             if most.num_bytes > (room := ledger.capacity_of(most.scope)):
                 words = f"{self._name_device(most)} in the worst case, with the longest lengths"
                 yield Shortage(words, most.num_bytes, room, most)

@@ -106,9 +106,7 @@ def find_stage_refusal(job: SettledJob, choice: Choice) -> str:
     asked = job.training.combination(
         trainer.zero_stage, (trainer.ulysses, trainer.tp), (trainer.offloads_optimizer, trainer.offloads_parameters)
     )
-    return next((contradiction.reason for contradiction in asked.contradictions()), "") or find_shared_stage_refusal(
-        job, choice
-    )
+    return next((conflict.reason for conflict in asked.contradictions()), "") or find_shared_stage_refusal(job, choice)
 
 
 def model_refusals(job: SettledJob) -> Iterator[str]:

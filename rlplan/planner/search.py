@@ -83,10 +83,8 @@ def add_deadlines(plan: Plan) -> Plan:
     if timing is None:
         return plan
     # with async rollouts, an action may wait for a whole step of the other side
-    longest = {
-        "start_timeout_s": 0.0,
-        "action_timeout_s": 0.0 if plan.schedule.async_rollouts is None else plan.seconds,
-    }
+    waiting_s = plan.seconds if plan.schedule.async_rollouts else 0.0
+    longest = {"start_timeout_s": 0.0, "action_timeout_s": waiting_s}
     for part in (timing.start, timing.step, timing.sometimes, timing.finish):
         for action in part.actions:
             key = "start_timeout_s" if action.action_id.startswith("start") else "action_timeout_s"

@@ -61,11 +61,9 @@ def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tupl
             shown = " ".join(f"{key}={_quote_value(value)}" for key, value in settings.items() if value)
             causes.append(Cause(words, shown, seconds, measured_s / seconds))
     bar = EXPLAINS * abs(math.log(measured_s / now))
-    near = sorted(
-        (cause for cause in causes if abs(math.log(cause.left)) <= bar), key=lambda cause: abs(math.log(cause.left))
-    )
+    near = [cause for cause in causes if abs(math.log(cause.left)) <= bar]
     kinds: dict[str, Cause] = {}
-    for cause in near:
+    for cause in sorted(near, key=lambda cause: abs(math.log(cause.left))):
         kinds.setdefault(cause.words.partition(":")[0], cause)
     return tuple(kinds.values())[:MOST_CAUSES]
 
@@ -79,9 +77,7 @@ def _predict_seconds(plan: Plan, phase: str) -> float:
         return 0.0
     if phase == "step":
         return plan.seconds
-    return next(
-        (cost.seconds for timed_phase, cost in phase_costs(plan.timing.step).items() if timed_phase.value == phase), 0.0
-    )
+    return next((cost.seconds for timed, cost in phase_costs(plan.timing.step).items() if timed.value == phase), 0.0)
 
 
 def _list_hypotheses(job: JobSpec, plan: Plan, phase: str) -> Iterator[tuple[str, Settings]]:

@@ -158,9 +158,7 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ..
     """
 
     def is_beaten(point: tuple[float, float]) -> bool:
-        return any(
-            other is not None and other != point and other[0] <= point[0] and other[1] <= point[1] for other in points
-        )
+        return any(other and other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
 
     return tuple(point is not None and not is_beaten(point) for point in points)
 

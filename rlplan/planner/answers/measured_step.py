@@ -192,9 +192,9 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | N
     wrong = [gap for gap in gaps if not gap.is_normal and gap.gap_s >= LEAST_SHARE * measured.seconds]
     phases = [gap for gap in wrong if gap.phase != "step"]
     largest = max(phases or wrong, key=lambda gap: gap.gap_s, default=None)
-    causes = (
-        () if largest is None or plan is executed_plan else list_causes(job, plan, largest.phase, largest.measured_s)
-    )
+    causes: tuple[Cause, ...] = ()
+    if largest is not None and plan is not executed_plan:
+        causes = list_causes(job, plan, largest.phase, largest.measured_s)
     return StepReport(plan, overrides, measured, gaps, largest, causes)
 
 

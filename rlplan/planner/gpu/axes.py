@@ -207,9 +207,7 @@ def _list_attention_dp(job: SettledJob, tp: int) -> tuple[int, ...]:
     if job.is_for_rlplan or tp > MAX_BESIDE:
         return (1,)
     limits = rollout.max_num_batched_tokens, rollout.max_num_seqs
-    return tuple(
-        dp for dp in list_powers(MAX_EP // tp) if all(limit == "auto" or int(limit) % dp == 0 for limit in limits)
-    )
+    return tuple(dp for dp in list_powers(MAX_EP // tp) if all(limit == "auto" or limit % dp == 0 for limit in limits))
 
 
 @lru_cache(maxsize=1024)

@@ -166,11 +166,8 @@ class GroupChoices:
         one, and there are no more of them. rlplan's runtime always packs. With other trainers, a single rollout per
         micro-batch has no padding either, and more micro-batches fill a pipeline better. Pairs stay in one micro-batch.
         """
-        work, unit, tokens = (
-            self.job.workload,
-            self.job.sequences_per_unit,
-            self.job.training.max_tokens_per_micro_batch,
-        )
+        work, unit = self.job.workload, self.job.sequences_per_unit
+        tokens = self.job.training.max_tokens_per_micro_batch
         longest, may_pack = work.max_seq_len, self.job.release.packs
         packs = may_pack and self.job.backend == "deepspeed"
         if tokens != "auto":
@@ -325,9 +322,8 @@ class GpuSpace(GroupChoices):
         may_be_async = self.job.placement.max_staleness > 0 and placement is Placement.DISAGGREGATED
         for training, generation, scoring in self._list_splits(placement):
             arrangement = Arrangement(placement, training, generation, scoring, sleeps=sleeps)
-            for is_async, offloaded in product(
-                (False, True) if may_be_async else (False,), self._list_offloads(arrangement)
-            ):
+            async_options = (False, True) if may_be_async else (False,)
+            for is_async, offloaded in product(async_options, self._list_offloads(arrangement)):
                 variant = replace(arrangement, is_async=is_async, offloaded=offloaded)
                 is_allowed = self.rules.allows(_list_arrangement_values(variant))
                 if is_allowed and self.can_train(*self._build_trainer_key(variant)) and self.engines(variant):

@@ -96,10 +96,8 @@ class EngineCosts:
     @memoize
     def _cost_generation(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
         """Cost of a step's or an evaluation's rollouts on the slowest engine, including the last reward."""
-        speed, rollouts = (
-            self._build_speed(cluster, _strip_num_seqs(choice)),
-            self._build_rollouts(cluster, choice, kv_cache),
-        )
+        speed = self._build_speed(cluster, _strip_num_seqs(choice))
+        rollouts = self._build_rollouts(cluster, choice, kv_cache)
         num_engines = self.count_engines(cluster.num_gpus, choice)
         if kind is ActionKind.EVALUATE:
             share = ceil_div(self.job.num_evaluated_responses, num_engines)
@@ -143,10 +141,8 @@ class EngineCosts:
     def _build_async_rollouts(
         self, versions: int, cluster: Cluster, choice: EngineChoice, keeps: bool, kv_cache: int
     ) -> RolloutsAhead:
-        speed, rollouts = (
-            self._build_speed(cluster, _strip_num_seqs(choice)),
-            self._build_rollouts(cluster, choice, kv_cache),
-        )
+        speed = self._build_speed(cluster, _strip_num_seqs(choice))
+        rollouts = self._build_rollouts(cluster, choice, kv_cache)
         num_engines, latency_s = self.count_engines(cluster.num_gpus, choice), self.job.workload.reward_latency_s
         return RolloutsAhead(speed, rollouts, num_engines, versions, latency_s, keeps_cache=keeps)
 

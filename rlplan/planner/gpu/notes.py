@@ -57,15 +57,13 @@ class PlanNotes:
             return
         rate, tree = format_bytes_per_s(tcp_bytes_per_s(link)), linked.tree
         content = "changed weights" if plan.choice.sync_mode == "delta" else "weights"
-        overlap = (
-            "generation and training continue" if plan.choice.arrangement.is_async else "generation and training wait"
-        )
-        route = (
-            f"each place forwards them to {tree.fan_out}, {tree.num_levels} levels" if link.num_places > 1 else "direct"
-        )
+        sides = "continue" if plan.choice.arrangement.is_async else "wait"
+        forwards = f"each place forwards them to {tree.fan_out}, {tree.num_levels} levels"
+        route = forwards if link.num_places > 1 else "direct"
         yield (
             f"{linked.num_bytes / 1e9:.3g} GB of {content} take {format_seconds(linked.travels.seconds)} to "
-            f"{link.num_places} place{'s' * (link.num_places > 1)} at {rate} ({route}); meanwhile {overlap}"
+            f"{link.num_places} place{'s' * (link.num_places > 1)} at {rate} ({route}); "
+            f"meanwhile generation and training {sides}"
         )
 
     def _note_delta_sync(self) -> Iterator[str]:

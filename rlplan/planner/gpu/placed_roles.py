@@ -121,11 +121,8 @@ class GpuRoles(RoleBytes):
         """Subtract host bytes from the room of a GPU that shares the host's memory."""
         if not self.setting.gpu.shares_host_memory:
             return need
-        left = {
-            name: getattr(need, name) - need.host
-            for name in ("slack_expected", "slack_high", "room_expected", "room_high")
-        }
-        return replace(need, **left)
+        names = ("slack_expected", "slack_high", "room_expected", "room_high")
+        return replace(need, **{name: getattr(need, name) - need.host for name in names})
 
     def sum_trainer_bytes(
         self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False

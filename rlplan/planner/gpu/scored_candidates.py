@@ -31,6 +31,8 @@ from rlplan.vocabulary import Placement, Role
 Key = tuple[float, float]
 """(seconds of a step, seconds of all its actions). Of two equally fast async steps, the one with less work is better.
 Values are rounded to a nanosecond, so that the order of additions does not matter."""
+TwoParts = tuple[BytesByMoment, BytesByMoment]
+"""Bytes of both sides of an arrangement: what trains and scores, and what generates."""
 SAME_PLACE = (Placement.HYBRID, Placement.COLOCATED, Placement.DISAGGREGATED)
 
 
@@ -236,20 +238,18 @@ class CandidateScorer:
             self.record_shortage(largest, choice, rank, -self.compute_slack(largest, parts, rank))
         return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self.hints.hopeless[key])
 
-    def compute_slack(self, arrangement: Arrangement, parts: tuple[BytesByMoment, BytesByMoment], rank: int) -> int:
+    def compute_slack(self, arrangement: Arrangement, parts: TwoParts, rank: int) -> int:
         """Bytes that two parts of an arrangement leave free on their devices."""
         return self.compute_slacks(arrangement, parts, rank)[0]
 
-    def compute_slacks(
-        self, arrangement: Arrangement, parts: tuple[BytesByMoment, BytesByMoment], rank: int
-    ) -> tuple[int, int]:
+    def compute_slacks(self, arrangement: Arrangement, parts: TwoParts, rank: int) -> tuple[int, int]:
         """Bytes that two parts of an arrangement leave free on (devices, hosts)."""
         if self.setting.gpu.shares_host_memory:
             need = self.compute_fit(arrangement, parts)
             return need.slack_high if rank == 0 else need.slack_expected, need.slack_host
         return compute_left(*parts, self.roles.parts(arrangement).capacities, at_high=rank == 0)
 
-    def compute_fit(self, arrangement: Arrangement, parts: tuple[BytesByMoment, BytesByMoment]) -> Fit:
+    def compute_fit(self, arrangement: Arrangement, parts: TwoParts) -> Fit:
         """Predict the fit of two parts of an arrangement together."""
         return self.roles.subtract_host_memory(fit(*parts, self.roles.parts(arrangement).capacities))
 

@@ -299,11 +299,8 @@ class GpuSearch:
         """List the plan's notes, and why it is not the fastest layout if it leaves more headroom."""
         fastest = self.find_best().plan
         more = chosen.headroom_bytes - fastest.headroom_bytes
-        if (
-            chosen.choice == fastest.choice
-            or more <= 0
-            or fastest.headroom_bytes >= ENOUGH_ROOM * self.setting.capacity
-        ):
+        has_room = fastest.headroom_bytes >= ENOUGH_ROOM * self.setting.capacity
+        if chosen.choice == fastest.choice or more <= 0 or has_room:
             return chosen.notes
         words = (
             f"the fastest layout takes {format_seconds(fastest.seconds)} a step and leaves "
@@ -364,10 +361,9 @@ class GpuSearch:
 
     def open_stream(self, rank: int, placement: Placement | None = None) -> BestFirst:
         """Open a stream of candidates that fit with a rank, the best first, optionally of one placement."""
-        arrangements = [
-            arrangement for arrangement in self.space.arrangements if placement in (None, arrangement.placement)
-        ]
-        return BestFirst([self.get_bounds(arrangement, rank) for arrangement in arrangements])
+        every = self.space.arrangements
+        chosen = [arrangement for arrangement in every if placement in (None, arrangement.placement)]
+        return BestFirst([self.get_bounds(arrangement, rank) for arrangement in chosen])
 
     @memoize
     def get_bounds(self, arrangement: Arrangement, rank: int) -> PairBounds:
@@ -546,11 +542,9 @@ class GpuSearch:
         streams = (self.open_stream(rank, placement) for rank in (0, 1))
         best = next((candidate for stream in streams for candidate in islice(stream, 1)), None)
         scored = best or self.find_nearest(placement)
-        return (
-            Considered(placement, scored)
-            if isinstance(scored, str)
-            else explain_candidate(self.setting, scored, chosen_s)
-        )
+        if isinstance(scored, str):
+            return Considered(placement, scored)
+        return explain_candidate(self.setting, scored, chosen_s)
 
 
 def list_gpu_counts(setting: GpuSetting) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from itertools import count
 
 from rlplan.dataflow.choice import NO_TRAINER, Arrangement, EngineChoice, TrainerChoice
 from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
-from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry
+from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry, TwoParts
 from rlplan.planner.gpu.tables import BytesByMoment
 from rlplan.planner.memo import memoize
 
@@ -66,9 +66,7 @@ class Engines:
 
     def least_sync_s(self, trainer: TrainerChoice) -> float:
         """Seconds of the fastest weight sync to any of these engines."""
-        return self._least_sync_s(
-            3 if trainer.zero_stage == 3 else 0
-        )  # only stage 3 shards weights, which changes the sync
+        return self._least_sync_s(3 if trainer.zero_stage == 3 else 0)  # only stage 3 shards weights
 
     @memoize
     def _least_sync_s(self, zero_stage: int) -> float:
@@ -241,7 +239,7 @@ def _fits(
     scorer: CandidateScorer,
     arrangement: Arrangement,
     rank: int,
-    parts: tuple[BytesByMoment, BytesByMoment],
+    parts: TwoParts,
     *,
     on_host: bool,
 ) -> bool:

@@ -312,6 +312,5 @@ class GpuTimes:
     def _get_cluster_with_neighbours(self, arrangement: Arrangement, group: str) -> Cluster:
         """Get the cluster of a device group, aware of other GPUs on its hosts."""
         clusters = self._generation if group == GENERATION else self._training
-        return clusters.get_cluster(
-            group_size(arrangement, group), self.setting.get_pool(group).gpus_per_host, beside=True
-        )
+        per_host = self.setting.get_pool(group).gpus_per_host
+        return clusters.get_cluster(group_size(arrangement, group), per_host, beside=True)
