@@ -4,10 +4,10 @@ In: a SettledJob and its setting. Out: a Plan with ledger, verdict, seconds, run
 that does not fit. Left out: the order in which candidates are examined (best_first.py).
 
 If every candidate uses all GPUs, step time, tokens per second and dollars per token give the same order. The objectives
-`gpus` and `cost` also try fewer GPUs.
+`gpus` and `cost` therefore also try fewer GPUs.
 
-Fewer GPUs can be faster in four cases: all of them do not spread evenly over hosts, parallel sizes do not divide them,
-one more host adds a slow network, or more GPUs share one host's memory.
+A step can also be faster on fewer GPUs: if all of them do not spread evenly over hosts, if parallel sizes do not divide
+them, if one more host adds a slow network, or if more GPUs share one host's memory.
 """
 
 from collections.abc import Iterable, Iterator
