@@ -135,7 +135,7 @@ def test_an_explanation_is_a_page(rlplan: Call, plan: Path) -> None:
         "Next best",
         "Choices that the search rejected",
         "What if",
-        "one GPU more" if "one GPU more" in answer.out else "one host more",
+        "one more GPU" if "one more GPU" in answer.out else "one more host",
     ):
         assert words in answer.out
 

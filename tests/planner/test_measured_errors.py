@@ -103,7 +103,7 @@ def test_steps_with_rollouts_are_unknown_while_nearly_all_points_are_of_one_sour
     error = find_error(STEP, Stratum(False, "verl"))
     assert error.num_points >= LEAST_POINTS
     assert error.factor == UNKNOWN_FACTOR
-    assert "nearly all of one of" in error.words
+    assert "almost all from one of" in error.words
 
 
 def test_cpu_hosts_have_no_interval_of_their_own() -> None:

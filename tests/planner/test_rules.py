@@ -86,7 +86,7 @@ def test_a_job_that_names_no_framework_is_planned_for_one_that_runs_its_policy(
     assert plan.job.framework == ("rlplan" if backend == "deepspeed" else newest_verl)
     if backend != "deepspeed":
         with pytest.raises(
-            EmitError, match=r"framework=rlplan\); which refuses policy.path .*tested on CPU hosts only"
+            EmitError, match=r"framework=rlplan\), which refuses policy.path .*tested on CPU hosts only"
         ):
             executable_plan(plan)
 

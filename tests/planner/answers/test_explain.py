@@ -139,8 +139,8 @@ def test_an_explanation_is_json(name: str) -> None:
 
 def test_the_usual_what_ifs_are_asked() -> None:
     words = {change.words: change.typed for change in list_what_ifs(found("a node"))}
-    assert words["one host more"] == "hardware.num_devices=16"
-    assert words["half of the GPUs"] == "hardware.num_devices=4"
+    assert words["one more host"] == "hardware.num_devices=16"
+    assert words["half the GPUs"] == "hardware.num_devices=4"
     assert words["the next GPU"] == "hardware.profile=h200-sxm"
     assert "rollout.quantization=fp8" in words.values()
     assert "placement.max_staleness=1" in words.values()
