@@ -285,7 +285,7 @@ def test_a_job_with_turns_and_tools_says_that_they_are_not_counted(rlplan: Call,
     assert answer.exit_code == 0, answer.err
     words = " ".join(answer.out.split())
     assert "not counted: turns 2 to 50 of a rollout and the prompts that grow by each of them; " in words
-    assert "waits for tools and the environment (at most 10 s for an answer)" in words
+    assert "waiting for tools and the environment (at most 10 s per answer)" in words
 
 
 @pytest.mark.parametrize("verb", ["plan", "estimate", "explain"])
