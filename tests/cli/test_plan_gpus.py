@@ -284,7 +284,7 @@ def test_a_job_with_turns_and_tools_says_that_they_are_not_counted(rlplan: Call,
     answer = rlplan(verb, *ASKED, *TURNS, *TOOLS)
     assert answer.exit_code == 0, answer.err
     words = " ".join(answer.out.split())
-    assert "not counted: turns 2 to 50 of a rollout and the prompts that grow by each of them; " in words
+    assert "not counted: turns 2 to 50 of a rollout and the prompts that grow with each turn; " in words
     assert "waiting for tools and the environment (at most 10 s per answer)" in words
 
 
