@@ -50,7 +50,7 @@ def test_while_too_little_was_measured_up_to_twice_the_prediction_is_normal(plan
     assert report.is_normal
     assert report.causes == ()
     assert report.gaps[0].ratio == pytest.approx(factor)
-    assert report.remarks == () if factor > 1 / UNKNOWN_FACTOR else "was less work done" in report.remarks[0]
+    assert report.remarks == () if factor > 1 / UNKNOWN_FACTOR else "did it do less work" in report.remarks[0]
     assert "step up to 2.00 times" in report.normal_words
     assert "unknown, take a factor of 2" in report.normal_words
 
@@ -130,7 +130,7 @@ def test_a_step_without_phases_is_explained_as_a_whole(plan: Plan) -> None:
 
 def test_answers_at_the_cap_are_said(plan: Plan) -> None:
     report = explain_step(JOB, make_step(plan, 1.0, mean_response_len=6000.0, cut_share=0.55))
-    assert "55% of answers end at the cap of 8,192 tokens" in report.remarks[0]
+    assert "55% of responses end at the cap of 8,192 tokens" in report.remarks[0]
     assert report.plan.seconds > plan.seconds  # the longer answers are the workload's, not the runtime's
 
 

@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"training.lora": None, "placement.sync_content": "full"},
         "training.lora={rank: 16} placement.sync_content=adapter",
     ),
-    "whole weights": ({"placement.sync_content": "full"}, "over 4 bits (placement.sync_content=adapter)"),
+    "whole weights": ({"placement.sync_content": "full"}, "overwrite the 4-bit base (placement.sync_content=adapter)"),
     "fp32": ({"rollout.dtype": "float32"}, "(rollout.dtype=bfloat16)"),
     "colocated": ({"placement.placement": "colocated"}, "(placement.placement=hybrid)"),
     "several ranks": ({"rollout.tp": 2}, "(rollout.tp=1)"),

@@ -128,7 +128,7 @@ def test_a_pool_that_only_makes_a_step_longer_is_left_idle() -> None:
         best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": f"8xh800{more}"})) for more in ("", " + 8xh20")
     )
     assert both.seconds == alone.seconds
-    assert both.notes[0].startswith("uses 8x h800-sxm alone, this is faster; with 8x h800-sxm training and 8x h20 gen")
+    assert both.notes[0].startswith("uses 8x h800-sxm alone, which is faster; with 8x h800-sxm training and 8x h20 gen")
 
 
 def test_pools_that_no_order_can_use_are_refused() -> None:

@@ -68,5 +68,5 @@ def test_a_layout_that_leaves_room_enough_is_not_given_up_for_one_that_offloads_
 def test_passes_that_hold_fewer_rollouts_than_was_asked_for_are_said_with_both_numbers() -> None:
     overrides = ("workload.micro_batch_size_per_gpu=64", "workload.mini_batch_size=64")
     notes = best_plan(job("Qwen/Qwen2.5-0.5B", "8xH100", "grpo", *overrides)).notes
-    assert [note for note in notes if "micro_batch_size_per_gpu 64" in note and "leave 8 a pass" in note]
+    assert [note for note in notes if "micro_batch_size_per_gpu 64" in note and "allow micro-batches of 8" in note]
     assert not any("micro_batch" in note for note in best_plan(job("Qwen/Qwen2.5-0.5B", "8xH100", "grpo")).notes)

@@ -29,7 +29,7 @@ def test_as_many_as_make_a_step_fastest_are_drafted_and_the_steps_of_others_are_
     chosen = best.job.rollout.speculative_tokens
     assert chosen > 0
     assert best.seconds < plan().seconds
-    assert any(f"rollout.speculative_tokens auto is {chosen}: a step takes" in note for note in best.notes)
+    assert any(f"rollout.speculative_tokens auto is {chosen}; step times by value" in note for note in best.notes)
 
 
 def test_nothing_is_drafted_at_an_unknown_or_a_low_acceptance_rate() -> None:
@@ -40,7 +40,7 @@ def test_nothing_is_drafted_at_an_unknown_or_a_low_acceptance_rate() -> None:
 def test_drafts_of_an_unknown_acceptance_rate_gain_nothing_and_the_plan_says_so() -> None:
     best = plan(speculative_tokens=3)
     assert best.seconds >= plan().seconds
-    assert any("no rollout.acceptance_rate is stated" in note for note in best.notes)
+    assert any("rollout.acceptance_rate is not stated" in note for note in best.notes)
 
 
 def test_each_drafted_token_is_a_row_of_logits_more() -> None:
