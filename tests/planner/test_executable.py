@@ -161,8 +161,8 @@ def test_what_the_runtime_lacks_is_said(parts: dict[str, Any], error: type[Excep
 def test_a_job_that_contradicts_itself_on_gpus_is_refused() -> None:
     job = executable_plan(budget(placement={"placement": "hybrid"})).job
     for change, words in (
-        ({"transport": Transport.NCCL}, "on shared GPUs weights go by"),
-        ({"sync_senders": "one"}, "each is needed"),
+        ({"transport": Transport.NCCL}, "shared GPUs use cuda_ipc"),
+        ({"sync_senders": "one"}, "needs each"),
     ):
         other = job.model_copy(update={"placement": job.placement.model_copy(update=change)})
         (rejection,) = list_choices(other)[1]

@@ -41,23 +41,23 @@ DENSE = Stratum(is_moe=False)
 
 
 @pytest.fixture(scope="module")
-def list_imported() -> JobSpec:
+def imported_spec() -> JobSpec:
     return imported_job(read_source(SCRIPT, None, ["MB=1"]), Asked(HARDWARE))[1]
 
 
 @pytest.fixture(scope="module")
-def plan(imported: JobSpec) -> Plan:
-    return rlplan.plan(as_mapping(imported)).plan
+def plan(imported_spec: JobSpec) -> Plan:
+    return rlplan.plan(as_mapping(imported_spec)).plan
 
 
 def as_mapping(job: JobSpec) -> dict[str, Any]:
     return job.model_dump(mode="json", exclude_unset=True)
 
 
-def test_the_same_job_has_the_same_interval_through_plan_check_and_compare(imported: JobSpec, plan: Plan) -> None:
+def test_the_same_job_has_the_same_interval_through_plan_check_and_compare(imported_spec: JobSpec, plan: Plan) -> None:
     planned = results_as_json(plan)
     checked = check(read_source(SCRIPT, None, ["MB=1"]), Asked(HARDWARE)).as_json()["results"]
-    [row] = rlplan.compare(as_mapping(imported), hardware=[HARDWARE]).rows()
+    [row] = rlplan.compare(as_mapping(imported_spec), hardware=[HARDWARE]).rows()
     for key in ("step_error", "phase_errors", "peak_bytes", "peak_error"):
         assert planned[key] == checked[key], key
     assert tuple(row["step_interval_s"]) == (planned["step_error"]["low_s"], planned["step_error"]["high_s"])

@@ -267,7 +267,7 @@ def test_of_many_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tm
                 "num_experts_per_tok": 2,
                 "sliding_window": None,
             },
-            "experts of a layer 80 wide",
+            "experts with hidden size 80",
         ),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_cache_that_holds_no_whole_sequence_is_refused_with_a_size_that_does(t
     path = write_job(tmp_path, **{"rollout.kv_cache_memory": memory})
     with pytest.raises(SpecError) as caught:
         find_plan(load_job(path))
-    assert "one sequence of 20 tokens takes 2" in caught.value.what
+    assert "one sequence of 20 tokens needs 2" in caught.value.what
     (way_out,) = re.findall(r"rollout\.kv_cache_memory=\w+", caught.value.way_out)
     find_plan(load_job(path, [way_out]))
 

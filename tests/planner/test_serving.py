@@ -89,7 +89,7 @@ def test_what_needs_a_step_or_a_load_says_so() -> None:
 
 def test_a_cache_without_room_for_one_request_is_refused() -> None:
     job = make_serving(policy="meta-llama/Llama-3.1-70B", hardware="1xH100", rollout={"tp": 1})
-    assert "weights take" in serve(job).short or "of a GPU" in serve(job).short
+    assert "weights take" in serve(job).short or "per GPU" in serve(job).short
     with pytest.raises(NoFeasiblePlanError, match="of one request"):
         serve_load(job)
 
