@@ -1,1 +1,1 @@
-"""From a job to a plan: what can run, what is tried, what is chosen, and what is said when nothing fits."""
+"""The planner turns a job into a plan: rules for what can run, the searches, and questions about a plan."""

@@ -1,7 +1,7 @@
-"""What a plan needs to be emitted and run.
+"""Checks before a plan is emitted or run: memory, what the runtime supports, and a complete job.
 
-In: a Plan, a ResolvedJob. Out: the plan, or what is in the way: it does not fit, the runtime lacks something, the job
-does not say something. Left out: the rules of what can run (rules.py), and which choice is best (search.py).
+In: a Plan, a ResolvedJob. Out: the plan, or an error with the way out. Left out: the rules of what can run (rules.py)
+and which choice is best (search.py).
 """
 
 from collections.abc import Collection, Iterator
@@ -19,62 +19,64 @@ from rlplan.units import format_bytes
 from rlplan.vocabulary import Role, words_of
 
 MAX_REMEDIES = 6
-"""Remedies that a message names; a page has them all."""
+"""Most remedies named in an error message; a page lists all."""
 ACCEPTED = "limits.accepts_oom_risk=true"
-"""The override with which a plan that fits in expectation only is emitted and run."""
+"""Override that allows emitting and running a plan that fits in expectation only."""
 WITHOUT = "estimate, plan, explain and simulate do not"
 
 
 def check_fits(plan: Plan) -> None:
-    """Raises: EmitError where the job's framework refuses it, NoFeasiblePlanError where it does not fit."""
+    """Raise EmitError if the job's framework refuses the plan, NoFeasiblePlanError if it does not fit."""
     for reason in plan.refusals:
-        raise rules.refused(reason, is_for_rlplan=plan.job.is_for_rlplan)
+        raise rules.build_refusal(reason, is_for_rlplan=plan.job.is_for_rlplan)
     check_memory(plan)
 
 
 def check_memory(plan: Plan) -> None:
-    """Raises: NoFeasiblePlanError where it does not fit; what rlplan's own runtime lacks, another stack may have."""
+    """Raise NoFeasiblePlanError if the plan does not fit; ignore rules of rlplan's own runtime, which other stacks do
+    not share.
+    """
     if not plan.memory_fits:
         raise does_not_fit(plan)
 
 
 def executable_plan(plan: Plan) -> Plan:
-    """The plan itself, where it can run.
+    """Return the plan if it can run.
 
-    Raises: NoFeasiblePlanError where it does not fit, EmitError where its framework or rlplan's own runtime refuses it.
+    Raises: NoFeasiblePlanError if it does not fit, EmitError if its framework or rlplan's own runtime refuses it.
     """
     check_fits(plan)
-    for reason in chain(rules.job_refusals(plan.job), rules.choice_refusals(plan.job, plan.choice)):
-        raise rules.refused(reason)  # of a plan for another framework
+    for reason in chain(rules.job_refusals(plan.job), rules.find_choice_refusals(plan.job, plan.choice)):
+        raise rules.build_refusal(reason)  # a plan for another framework never passed these rules
     return plan
 
 
 def check_executable(job: ResolvedJob, where: str) -> None:
-    """A job has everything that a run needs, and rlplan's own runtime runs it. Raises: SpecError, EmitError."""
+    """Check that a job is complete and that rlplan's runtime can run it. Raises: SpecError, EmitError."""
     check_complete(job, where)
     choices, rejections = list_choices(job)
     if not choices:
-        raise rules.refused(rejections[0].reason)
+        raise rules.build_refusal(rejections[0].reason)
 
 
 def check_complete(job: JobSpec, where: str, absent: Collection[str] = ()) -> None:
-    """A job says everything that a run needs. absent: keys whose models are yet to be fetched. Raises: SpecError."""
+    """Check that a job states everything a run needs. absent: keys of models to be downloaded. Raises: SpecError."""
     for what, key, rule, way_out in missing(job):
         if key not in absent:
             raise SpecError(what, where=f"{where}: {key}", rule=rule, way_out=way_out)
 
 
 def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
-    """(what, key, rule, way out) of everything that a run needs beside a plan and that a job does not say."""
+    """List what a run needs in addition to a plan and the job lacks, as (what, key, rule, way out)."""
     for key, path in job.named_models.items():
         if Path(path).is_file():
             rule = f"emit and run need a folder with weights; {WITHOUT}"
             yield f"{key} is a config alone, {path}", key, rule, f"{key}=FOLDER"
     if job.data is None:
         yield (
-            "the job says nothing to train on",
+            "the job states no training data",
             "data",
-            "emit and run need data: {prompts: FILE}, and heldout: FILE where it has one of its own; " + WITHOUT,
+            "emit and run need data: {prompts: FILE}, optionally with heldout: FILE; " + WITHOUT,
             "data.prompts=train.jsonl",
         )
     judged = {Role.REWARD, Role.TEACHER} & set(job.roles.paths) or job.rollout.environment.has_environment
@@ -85,13 +87,13 @@ def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
                 "(roles.teacher.path): one of the three is needed"
             ),
             "rewards",
-            "emit and run need what judges a rollout; " + WITHOUT,
+            "emit and run need something that scores a rollout; " + WITHOUT,
             "rewards=[{kind: answer_matcher}]",
         )
 
 
 def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
-    """The answer where nothing fits, as an error for people: everything that is too small, and the ways out."""
+    """Build the error for a plan that does not fit: everything that is too small, and the remedies."""
     shortages = plan.shortages
     assert shortages, "what does not fit is short of something"
     peak, chosen = shortages[0].peak, choice_words(plan.choice, plan.job, plan.asked)
@@ -99,14 +101,13 @@ def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
     process, role, kind, size = peak.rows[0]
     ways_out = ", or ".join(remedy.change for remedy in plan.remedies[:MAX_REMEDIES])
     needs = " and ".join(short.needs for short in shortages)
-    accepts = f"; {ACCEPTED} takes the plan as it is" if plan.fit.may_fit else ""
+    accepts = f"; {ACCEPTED} accepts the plan as it is" if plan.fit.may_fit else ""
     others = f"a smaller model, shorter lengths or {'more memory' if plan.is_on_host else 'larger GPUs'}"
     return NoFeasiblePlanError(
-        f"{plan.model_name}{' fits in expectation only: it' * plan.fit.may_fit} needs {needs}; the worst moment is "
+        f"{plan.model_name}{' fits in expectation only: it' * plan.fit.may_fit} needs {needs}; the peak is in "
         f"{peak.action_id} "
         f"({peak.run_phase}; {words})",
         where=f"largest: {words_of(kind)} of {role} in {process}, {format_bytes(size)}",
-        rule="the worst moment of a step fits into a device, all that a host holds into its memory, one longest "
-        "sequence into the KV cache",
+        rule="the peak of a step must fit into each device and host, and one longest sequence into the KV cache",
         way_out=(f"each of these alone helps: {ways_out}" if ways_out else others) + accepts,
     )

@@ -1,8 +1,7 @@
-"""Fallbacks: what is changed, one thing at a time, when a rehearsal shows that a job needs more memory than was
-planned.
+"""Fallbacks shrink a plan step by step when a rehearsal run needs more memory than planned.
 
-In: a job. Out: the next milder job and what was changed, until nothing is left. Left out: whether it fits (a rehearsal
-says so) and anything that changes what is learned: lengths, mini-batches, models.
+In: a plan. Out: the next milder plan and its override, until none is left. Left out: whether it fits (the rehearsal
+tells) and changes that affect learning: lengths, mini-batches, models.
 """
 
 from collections.abc import Iterator
@@ -14,47 +13,47 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import MIB
 
 MAX_FALLBACKS = 6
-"""Changes after which a run gives up: each costs a start of all processes."""
+"""Changes after which a run gives up. Each one restarts all processes."""
 
 
 def next_plan(plan: Plan) -> tuple[str, Plan] | None:
-    """(override that was made, plan with it), the mildest first; None when nothing is left.
+    """Find the next (override, plan with it), the mildest first; None if nothing is left.
 
-    No copy for checkpoints and smaller micro-batches cost the least, then the optimizer on the host, then KV cache.
-    Placement and ZeRO stage stay.
+    Skipping checkpoint copies and smaller micro-batches cost least. Offloading the optimizer is next, then less KV
+    cache. Placement and ZeRO stage stay.
     """
-    for change, job in _fallbacks(plan.job, plan.zero_stage):
-        fixed = _with(job, "placement", placement=plan.schedule.placement.value)
+    for change, job in _list_fallbacks(plan.job, plan.zero_stage):
+        fixed = _update_part(job, "placement", placement=plan.schedule.placement.value)
         try:
-            smaller = find_plan(_with(fixed, "training", zero_stage=plan.zero_stage))
+            smaller = find_plan(_update_part(fixed, "training", zero_stage=plan.zero_stage))
         except (NoFeasiblePlanError, SpecError):
             continue
-        # The settled job names every choice. The algorithm is kept as the user asked for it, because a run treats a
-        # correction that the user named otherwise than one that `auto` chose.
+        # The settled job states every choice. The algorithm stays as the user wrote it: a run treats a stated
+        # mismatch correction differently from one that `auto` chose.
         asked = smaller.asked.model_copy(update={"algorithm": plan.asked.algorithm})
         return change, smaller.model_copy(update={"asked": asked})
     return None
 
 
-def _fallbacks(job: ResolvedJob, zero_stage: int) -> Iterator[tuple[str, ResolvedJob]]:
+def _list_fallbacks(job: ResolvedJob, zero_stage: int) -> Iterator[tuple[str, ResolvedJob]]:
     if job.checkpoints.every and job.checkpoints.writes != "waiting":
-        yield "checkpoints.writes=waiting", _with(job, "checkpoints", writes="waiting")
+        yield "checkpoints.writes=waiting", _update_part(job, "checkpoints", writes="waiting")
     tokens, longest = job.training.max_tokens_per_micro_batch, job.workload.max_seq_len
     least = job.sequences_per_unit * longest
     if tokens > least:
         fewer = max(tokens // 2, least)
         change = f"training.max_tokens_per_micro_batch={fewer}"
-        smaller = _with(job, "workload", micro_batch_size_per_gpu=max(1, fewer // longest))
-        yield change, _with(smaller, "training", max_tokens_per_micro_batch=fewer)
+        smaller = _update_part(job, "workload", micro_batch_size_per_gpu=max(1, fewer // longest))
+        yield change, _update_part(smaller, "training", max_tokens_per_micro_batch=fewer)
     if not job.training.offloads_optimizer:
-        offloaded = _with(job, "training", offloads_optimizer=True)
+        offloaded = _update_part(job, "training", offloads_optimizer=True)
         if not any(offloaded.training.combination(zero_stage).contradictions()):
             yield "training.offloads_optimizer=true", offloaded
     kv_cache = job.rollout.kv_cache_memory // 2 // MIB
     if kv_cache:
         change = f"rollout.kv_cache_memory={kv_cache}MiB"
-        yield change, _with(job, "rollout", kv_cache_memory=kv_cache * MIB)
+        yield change, _update_part(job, "rollout", kv_cache_memory=kv_cache * MIB)
 
 
-def _with(job: ResolvedJob, part: str, **changes: object) -> ResolvedJob:
+def _update_part(job: ResolvedJob, part: str, **changes: object) -> ResolvedJob:
     return job.model_copy(update={part: getattr(job, part).model_copy(update=changes)})

@@ -1,6 +1,6 @@
-"""The two machines that a job is planned for, behind one interface: every choice on a CPU host, the best first on GPUs.
+"""Both kinds of search behind one interface: CPU hosts score all choices, GPUs are searched best first.
 
-In: a JobSpec. Out: its Search. Left out: what is asked of a search (search.py, remedies.py, answers/).
+In: a JobSpec. Out: its Search. Left out: questions to a search (search.py, remedies.py, answers/).
 """
 
 from operator import attrgetter
@@ -18,54 +18,56 @@ from rlplan.spec.resolved import on_a_cpu_host, settle
 from rlplan.units import format_seconds
 
 STALENESS = (0, 1, 2, 4, 8)
-"""Versions that are tried where a job leaves them open. Source: no report of training that learns as well beyond 8
-(AReaL, arXiv 2505.24298; ScaleRL, arXiv 2510.13786)."""
+"""Values tried for `max_staleness: auto`. Source: no report shows equal learning beyond 8 (AReaL, arXiv 2505.24298;
+ScaleRL, arXiv 2510.13786)."""
 
 DRAFTS = (0, 1, 2, 3, 4, 6, 8)
-"""Tokens drafted at a time that are tried where a job leaves them open."""
+"""Values tried for `speculative_tokens: auto`."""
 ONE_BY_ONE = {"placement.max_staleness": STALENESS, "rollout.speculative_tokens": DRAFTS}
-"""Keys that are searched by a search for each value, the least value first."""
+"""Keys that need one search per value, the smallest value first."""
 
 
 class Search(Protocol):
-    """The search of one job's open choices. The job has been checked against its models and its machine."""
+    """The search over one job's open choices. The job is already checked against its models and machine."""
 
     def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
-        """The best candidate, or where none fits the nearest. with_others: and what else there was. may_leave_idle:
-        whether fewer devices may be taken.
+        """Find the best candidate, or the nearest one if none fits.
 
-        Raises: SpecError where sizes do not divide, NoFeasiblePlanError where nothing can be built.
+        with_others: add the alternatives. may_leave_idle: whether the plan may use fewer devices.
+
+        Raises: SpecError if sizes do not divide, NoFeasiblePlanError if no layout can be built.
         """
         ...
 
-    def better_than(self, verdict: Verdict) -> Plan | None:
-        """The best candidate with a better verdict than that; None where there is none."""
+    def find_better_plan(self, verdict: Verdict) -> Plan | None:
+        """Find the best candidate with a better verdict than `verdict`; None if there is none."""
         ...
 
     def pareto(self) -> tuple[Alternative, ...]:
-        """The fastest candidates that surely fit, where more headroom costs time."""
+        """List the fastest candidates that fit in the worst case at increasing headroom."""
         ...
 
     def of(self, plan: Plan) -> "Search":
-        """The search on the devices of a plan of this job: on fewer GPUs, or on others of two kinds."""
+        """The search restricted to the devices of a plan: fewer GPUs, or another use of two kinds of GPUs."""
         ...
 
-    def step_s(self, choice: Choice, kv_cache: int) -> float:
-        """Seconds of a step of one candidate with so many bytes of KV cache; 0 where they are not known."""
+    def predict_step_s(self, choice: Choice, kv_cache: int) -> float:
+        """Predict a candidate's step seconds with `kv_cache` bytes of KV cache; 0 if unknown."""
         ...
 
 
 def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
-    """The search of a job. memo: of searches for jobs like it. Raises: SpecError for the first thing in it that could
-    not run.
+    """Open the search for a job. memo: shared with searches for similar jobs.
+
+    Raises: SpecError for the first part of the job that cannot run.
     """
     memo = memo or Memo()
     if asked.framework == "auto":
-        return _with_its_framework(asked, memo)
+        return _choose_framework(asked, memo)
     if asked.placement.max_staleness == "auto":
-        return _one_by_one(asked, "placement.max_staleness", memo)
+        return _try_values(asked, "placement.max_staleness", memo)
     if asked.rollout.speculative_tokens == "auto":
-        return _one_by_one(asked, "rollout.speculative_tokens", memo)
+        return _try_values(asked, "rollout.speculative_tokens", memo)
     if asked.device_kind == "cpu":
         from rlplan.planner.cpu.search import HostSearch
 
@@ -82,7 +84,8 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
     try:
         check_job(job, setting)
     except SpecError as error:
-        other = next((one for one in search.other_pools() if one.setting.has_pools), None)
+        # the requested roles of the pools cannot run; exchanged roles may
+        other = next((pools for pools in search.list_other_pools() if pools.setting.has_pools), None)
         if other is None:
             raise
         other.instead_of = error.what
@@ -91,23 +94,23 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
 
 
 def _check_runs_on_a_host(asked: JobSpec) -> None:
-    """Raises: SpecError for a framework that trains on GPUs alone."""
+    """Raise SpecError for a framework that trains on GPUs only."""
     if not asked.release.is_rlplan:
         raise SpecError(
-            f"framework is {asked.framework}, hardware {asked.hardware.profile}",
+            f"framework is {asked.framework}, hardware is {asked.hardware.profile}",
             where="framework, hardware",
-            rule=f"{asked.release.title} trains on GPUs; rlplan's own runtime trains on CPU hosts too",
+            rule=f"{asked.release.title} trains on GPUs only; rlplan's runtime also trains on CPU hosts",
             way_out="hardware=8xH100 or framework=rlplan",
         )
 
 
-def _with_its_framework(asked: JobSpec, memo: Memo) -> Search:
-    """The search for rlplan's own runtime, or for verl where that does not run the policy or the trainer."""
-    own = _with(asked, "framework", "rlplan")
+def _choose_framework(asked: JobSpec, memo: Memo) -> Search:
+    """Open the search for rlplan's runtime, or for verl if rlplan cannot run the policy or the trainer."""
+    own = _set_key(asked, "framework", "rlplan")
     if asked.device_kind == "cpu":
         return search_of(own, memo)
     if not asked.release.is_rlplan:
-        return search_of(_with(asked, "framework", asked.release.label), memo)
+        return search_of(_set_key(asked, "framework", asked.release.label), memo)
     from rlplan.planner.gpu.search import GpuSearch
     from rlplan.planner.rules import model_refusals
 
@@ -116,53 +119,53 @@ def _with_its_framework(asked: JobSpec, memo: Memo) -> Search:
     if reason is None:
         return search_of(own, memo)
     label = find_release("verl").label
-    search = search_of(_with(asked, "framework", label), memo)
+    search = search_of(_set_key(asked, "framework", label), memo)
     assert isinstance(search, GpuSearch), "models of CPU hosts are for rlplan's own runtime"
     search.chosen_words = (f"framework auto is {label}: {reason}", *search.chosen_words)
     return search
 
 
-def _one_by_one(asked: JobSpec, key: str, memo: Memo) -> Search:
-    """The search with the least value of a key of ONE_BY_ONE with which a step is as fast as with more."""
+def _try_values(asked: JobSpec, key: str, memo: Memo) -> Search:
+    """Open the search with the smallest value of `key` that is as fast as larger values."""
     from rlplan.planner.gpu.search import GpuSearch
 
     if asked.device_kind == "cpu" or not asked.has_rollouts or not _can_win(asked, key):
-        return search_of(_with(asked, key, 0), memo)
-    found: dict[int, tuple[int, float]] = {}
+        return search_of(_set_key(asked, key, 0), memo)
+    results: dict[int, tuple[int, float]] = {}
     for value in ONE_BY_ONE[key]:
-        plan = search_of(_with(asked, key, value), memo).run(with_others=False)
-        found[value] = plan.verdict.rank, plan.seconds
-    best = min(found.values())
-    chosen = next(
-        one for one, (rank, seconds) in found.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)
-    )
-    search = search_of(_with(asked, key, chosen), memo)
+        plan = search_of(_set_key(asked, key, value), memo).run(with_others=False)
+        results[value] = plan.verdict.rank, plan.seconds
+    # (rank, seconds): a better verdict wins over speed
+    best_rank, fastest = min(results.values())
+    limit = fastest * (1 + SAME_SPEED)
+    chosen = next(value for value, (rank, seconds) in results.items() if rank == best_rank and seconds <= limit)
+    search = search_of(_set_key(asked, key, chosen), memo)
     assert isinstance(search, GpuSearch), "a CPU host has no such key to search"
-    steps = ", ".join(f"{one}: {format_seconds(seconds)}" for one, (_, seconds) in found.items())
-    search.chosen_words += (f"{key} auto is {chosen}: a step takes, with {steps}",)
+    steps = ", ".join(f"{value}: {format_seconds(seconds)}" for value, (_, seconds) in results.items())
+    search.chosen_words += (f"{key} auto is {chosen}; step times by value: {steps}",)
     return search
 
 
 def _can_win(asked: JobSpec, key: str) -> bool:
-    """Whether more than 0 may be faster: drafts of an unknown acceptance rate are never chosen."""
+    """Whether a value above 0 can be faster. Speculative decoding needs a known acceptance rate."""
     if key == "placement.max_staleness":
         return asked.placement.placement not in ("colocated", "hybrid")
     return asked.rollout.acceptance_rate is not None
 
 
 def settled_like(asked: JobSpec, planned: JobSpec) -> JobSpec:
-    """The job with what `search_of` settles before it searches, where it leaves that open: as the job of a plan has it.
+    """Copy the keys that are settled before a search from a planned job, if `asked` leaves them open.
 
-    A plan keeps the job that was asked about but for these keys.
+    A plan keeps the job that was asked except for these keys.
     """
     for key in ("framework", *ONE_BY_ONE):
         value = attrgetter(key)
         if value(asked) == "auto":
-            asked = _with(asked, key, value(planned))
+            asked = _set_key(asked, key, value(planned))
     return asked
 
 
-def _with(asked: JobSpec, key: str, value: Any) -> JobSpec:
+def _set_key(asked: JobSpec, key: str, value: Any) -> JobSpec:
     part, _, name = key.partition(".")
     if not name:
         return asked.model_copy(update={key: value})

@@ -1,12 +1,12 @@
-"""The interval of a predicted quantity: how far measurements of sources that nobody fitted to lay from predictions.
+"""The interval of a prediction tells how far measurements lie from it. Only sources that no formula was fitted to
+count.
 
-In: a kind of quantity, and whose model and trainer it is. Out: the MeasuredError of its stratum. Every command that
-shows a range asks here, so that one job has one interval. Left out: how the factors are found
-(rlplan/accuracy/intervals.py, which writes measured_errors.json), spreads of single rows of the ledger, by which a
-verdict is made (memory/machine/spread.py).
+In: a kind of quantity and the stratum of a plan. Out: its MeasuredError. Every command that shows a range takes it from
+here, so that one job has one interval. Left out: how the factors are computed (rlplan/accuracy/intervals.py, which
+writes measured_errors.json) and the spread of single ledger rows, which decides the verdict (memory/machine/spread.py).
 
-A stratum is a kind of quantity, dense models or mixtures of experts, and who trains. Where it has fewer than
-LEAST_POINTS, the interval is that of all trainers, else of all models, else it is unknown: a factor of 2.
+A stratum is a kind of quantity, dense or mixture of experts, and the trainer. If it has fewer than LEAST_POINTS, the
+interval of all trainers is used, then that of all models. Otherwise the interval is unknown: a factor of 2.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 FILE = "measured_errors.json"
 NOMINAL = 0.9
-"""Share of measurements that an interval should hold."""
+"""Share of measurements that an interval should contain."""
 LEAST_POINTS = 15
-"""Fewer measured points give no interval."""
+"""Minimum number of measured points for an interval."""
 UNKNOWN_FACTOR = 2.0
-"""The range that is taken where no interval is known, on either side."""
+"""Factor in both directions if no interval is known."""
 STEP, TRAINING, PEAK = "rl_step_time", "throughput_train", "train_peak"
-"""Kinds: seconds of a step with rollouts and without, bytes of a trainer's peak."""
+"""Kinds: step seconds with rollouts, step seconds of training alone, peak bytes of a trainer."""
 ENGINE_PEAK = "vllm_profile_peak"
-"""Kind: bytes of an engine that works, its KV cache left out."""
+"""Kind: bytes of a working engine without its KV cache."""
 TRAINER_PHASES = (Phase.TRAIN, Phase.SCORE)
 PHASES = {
     Phase.ROLLOUT: "phase_generate",
@@ -41,7 +41,7 @@ PHASES = {
     Phase.TRAIN: "phase_train",
     Phase.SYNC: "phase_sync",
 }
-"""The kinds of the seconds of phases."""
+"""Kinds for the seconds of each phase."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Stratum:
     is_moe: bool
     """Whether the policy is a mixture of experts."""
     framework: str = ""
-    """Who runs it: the framework of an RL step, the backend that trains; empty where it makes no difference."""
+    """The framework for RL steps, the trainer backend for training; empty if it makes no difference."""
 
     @property
     def words(self) -> str:
@@ -61,22 +61,22 @@ class Stratum:
 
 @dataclass(frozen=True)
 class MeasuredError:
-    """Within which factor nine of ten measurements lie around a prediction."""
+    """Factor around a prediction within which nine of ten measurements lie."""
 
     kind: str
     of: str
-    """The stratum in words; empty where points of all models are pooled."""
+    """The stratum in words; empty if points of all models are pooled."""
     factor: float
-    """Measured over predicted, or predicted over measured; of throughputs, of the seconds that they stand for."""
+    """Ratio of measured and predicted, the larger over the smaller. Throughputs count as the seconds they imply."""
     num_points: int
     num_sources: int
-    """Publications; of tables of latencies pairs of model and GPU."""
+    """Publications; for latency tables, pairs of model and GPU."""
     inside_left_out: float | None = None
-    """Share of the points that lie inside when the interval is made without their source."""
+    """Share of points inside the interval when it is computed without their source."""
 
     @property
     def is_known(self) -> bool:
-        """Whether there are enough points, of enough sources, for an interval."""
+        """Whether enough points of enough sources exist for an interval."""
         return self.inside_left_out is not None
 
     @property
@@ -90,48 +90,49 @@ class MeasuredError:
         return self.factor
 
     def interval(self, value: float) -> tuple[float, float]:
-        """Low and high end around a prediction."""
+        """Low and high end around a predicted value."""
         return value / self.factor, value * self.factor
 
     @property
     def words(self) -> str:
-        """Where the factor comes from."""
+        """The factor and its measurements, in words."""
         if not self.is_known:
             points = f"{self.num_points or 'no'} measured point" + "s" * (self.num_points != 1)
             lacks = f"{LEAST_POINTS} are needed"
             if self.num_points >= LEAST_POINTS:
-                lacks = f"nearly all of one of {self.num_sources} sources"
+                lacks = f"almost all from one of {self.num_sources} sources"
             return f"unknown, take a factor of {UNKNOWN_FACTOR:.0f}: {points} of {self.kind}, {lacks}"
         return (
-            f"nine of ten measurements of a source that was left out lie within a factor of {self.factor:.2f} "
-            f"({self.num_points} points of {self.num_sources} sources: {self.kind}{', ' * bool(self.of)}{self.of})"
+            f"nine of ten measurements of unseen sources lie within a factor of {self.factor:.2f} "
+            f"({self.num_points} points from {self.num_sources} sources: {self.kind}{', ' * bool(self.of)}{self.of})"
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For other tools; `factor` is 2 where nothing is known."""
+        """JSON for other tools; `factor` is 2 if no interval is known."""
         return {**vars(self), "low": self.low, "high": self.high, "is_known": self.is_known}
 
 
 @cache
-def _known_errors() -> dict[tuple[str, str], MeasuredError]:
+def _read_errors() -> dict[tuple[str, str], MeasuredError]:
     path = Path(str(resources.files("rlplan.planner"))) / FILE
     rows: list[dict[str, Any]] = read_json(path, "the measured errors")["strata"]
     return {(row["kind"], row["of"]): MeasuredError(**row) for row in rows}
 
 
 def forget_errors() -> None:
-    """Read the file anew: for who writes it."""
-    _known_errors.cache_clear()
+    """Drop the cached file content, after the file was rewritten."""
+    _read_errors.cache_clear()
 
 
 def all_errors() -> tuple[MeasuredError, ...]:
-    """Every stratum that has an interval, and the kinds that have too few points."""
-    return tuple(_known_errors().values())
+    """All strata with an interval, and the kinds with too few points."""
+    return tuple(_read_errors().values())
 
 
 def find_error(kind: str, stratum: Stratum) -> MeasuredError:
-    """The error of a kind of quantity: of its stratum, else of the nearest that has enough points."""
-    known = _known_errors()
+    """Find the error of a stratum, or of the nearest wider stratum with enough points."""
+    known = _read_errors()
+    # from the narrowest stratum to all models pooled
     for of in (stratum.words, Stratum(stratum.is_moe).words, ""):
         if (error := known.get((kind, of))) is not None and error.is_known:
             return error
@@ -141,8 +142,9 @@ def find_error(kind: str, stratum: Stratum) -> MeasuredError:
 
 
 def stratum_of(plan: "Plan", kind: str) -> Stratum:
-    """The stratum of a plan's quantity: what trains decides its bytes and the seconds of training alone, the framework
-    the seconds of a step with rollouts.
+    """Find the stratum of a quantity of a plan.
+
+    The trainer backend decides peaks and training seconds; the framework decides the seconds of steps with rollouts.
     """
     return Stratum(_has_experts(plan), plan.job.backend if kind in (PEAK, TRAINING) else plan.job.release.name)
 
@@ -150,51 +152,51 @@ def stratum_of(plan: "Plan", kind: str) -> Stratum:
 def _has_experts(plan: "Plan") -> bool:
     try:
         return plan.job.load_model().experts is not None
-    except SpecError:  # of a plan that was made elsewhere
+    except SpecError:  # the plan was made on another machine, and its model is not here
         return False
 
 
 def step_error(plan: "Plan") -> MeasuredError:
-    """The error of the seconds of a plan's step."""
+    """Find the error of a plan's step seconds."""
     kind = STEP if plan.job.has_rollouts else TRAINING
-    return _unmeasured(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
+    return _build_unknown_error(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
 
 
-def phase_error(plan: "Plan", phase: Phase) -> MeasuredError:
-    """The error of the seconds of a phase of a plan's step; of a step that trains alone, the step's."""
+def find_phase_error(plan: "Plan", phase: Phase) -> MeasuredError:
+    """Find the error of a phase's seconds; for a job that only trains, the error of its step."""
     if not plan.job.has_rollouts:
         return step_error(plan)
     kind = PHASES.get(phase, f"phase_{phase.value}")
-    return _unmeasured(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
+    return _build_unknown_error(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
 
 
-def peak_error(plan: "Plan") -> MeasuredError:
-    """The error of the bytes of a GPU at the plan's worst moment: of a trainer's peak, or of an engine that works."""
+def find_peak_error(plan: "Plan") -> MeasuredError:
+    """Find the error of a plan's peak bytes: a trainer's peak, or that of a working engine."""
     actions = (action for _, part in plan.schedule.parts for action in part)
     action = next(action for action in actions if action.id == plan.binding.action_id)
     kind = PEAK if action.phase in TRAINER_PHASES else ENGINE_PEAK
     return find_error(kind, stratum_of(plan, kind))
 
 
-def peak_interval(plan: "Plan") -> tuple[int, int]:
-    """Between which bytes the worst moment of the fullest GPU lies.
+def predict_peak_interval(plan: "Plan") -> tuple[int, int]:
+    """Range in bytes for the peak of the fullest GPU.
 
-    A KV cache is as large as it is made, and is no part of the error. Where no interval is known, the factor of 2 is of
-    the part that is unknown: kinds of bytes whose rows have a spread; weights and states are known.
+    The KV cache has the size it is given and carries no error. Without a known interval, the factor of 2 applies to
+    memory kinds with a spread only; weights and optimizer states are known exactly.
     """
-    error, sizes = peak_error(plan), [(kind, size) for _, _, kind, size in plan.binding.rows]
+    error, sizes = find_peak_error(plan), [(kind, size) for _, _, kind, size in plan.binding.rows]
     kinds = set(MemoryKind) - {MemoryKind.KV_CACHE} if error.is_known else set(SPREADS)
     part = sum(size for kind, size in sizes if kind in kinds)
-    given = plan.binding.num_bytes - part
+    fixed = plan.binding.num_bytes - part
     low, high = error.interval(part)
-    return given + round(low), given + round(high)
+    return fixed + round(low), fixed + round(high)
 
 
-def _unmeasured(kind: str) -> MeasuredError:
-    """On a CPU host: every published point is of GPUs."""
+def _build_unknown_error(kind: str) -> MeasuredError:
+    """Unknown error for CPU hosts: all published measurements are on GPUs."""
     return MeasuredError(f"{kind} on CPU hosts", "", UNKNOWN_FACTOR, 0, 0)
 
 
 def step_interval(plan: "Plan") -> tuple[float, float] | None:
-    """Between which seconds nine of ten steps lie that are predicted so; None where nothing is predicted."""
+    """Range in seconds that holds nine of ten steps; None if the plan predicts no seconds."""
     return None if plan.timing is None else step_error(plan).interval(plan.seconds)

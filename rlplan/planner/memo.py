@@ -1,11 +1,11 @@
-"""Memo: what pure methods gave, by their frozen arguments; owned by a search and shared with the searches that it asks.
+"""A memo stores results of pure methods by their frozen arguments. One search owns it and shares it with searches it
+starts.
 
-A memoized method reads its arguments, which are its key as they are, and the facts of its object, which never change.
-Nobody lists a key by hand: a method that gives the same for several candidates takes only what these have in common.
-Objects whose facts are equal have one table, so that a search on fewer GPUs, or of a job with other choices, goes on
-with what is known. Switched off (`Memo(is_on=False)`) everything is computed whenever it is asked for.
+A memoized method depends only on its arguments, which form the key, and on facts of its object that never change.
+Nobody writes keys by hand: a method with one result for several candidates takes only what they have in common. Objects
+with equal facts share a table, so a search on fewer GPUs, or for a job with other choices, reuses results.
 
-In: facts, methods. Out: tables of results. Left out: which facts a method needs (roles.py, times.py, candidates.py).
+In: facts, methods. Out: tables of results. Left out: the facts of each class (roles.py, times.py, candidates.py).
 """
 
 from collections import deque
@@ -18,18 +18,18 @@ Result = TypeVar("Result")
 Table = dict[tuple[object, ...], Any]
 """Results by method and arguments."""
 MOST_TABLES = 256
-"""Tables that a memo keeps, the last used ones: `explain` asks about some forty jobs, each with six tables."""
+"""Most recently used tables that a memo keeps: `explain` asks about some forty jobs with six tables each."""
 
 
 class Memo:
-    """Tables of results. is_on: False keeps nothing, for tests that what is kept changes no answer."""
+    """Tables of results. is_on=False stores nothing, so that tests can prove that caching changes no answer."""
 
     def __init__(self, *, is_on: bool = True) -> None:
         self.is_on = is_on
         self._tables: deque[tuple[tuple[object, ...], Table]] = deque(maxlen=MOST_TABLES)
 
-    def table(self, *facts: object) -> Table:
-        """The table of all objects with equal facts; the first of them says whose methods these are."""
+    def get_table(self, *facts: object) -> Table:
+        """Get the table of all objects with equal facts. The first fact names the class that owns the methods."""
         if not self.is_on:
             return _Forgetful()
         for index, entry in enumerate(self._tables):
@@ -41,13 +41,13 @@ class Memo:
         self._tables.appendleft((facts, table))
         return table
 
-    def own_table(self) -> Table:
-        """A table for one object alone."""
+    def create_table(self) -> Table:
+        """Create a table for a single object."""
         return {} if self.is_on else _Forgetful()
 
 
 class _Forgetful(Table):
-    """Keeps nothing."""
+    """A table that stores nothing."""
 
     def __setitem__(self, key: tuple[object, ...], value: Any) -> None:
         pass
@@ -62,10 +62,10 @@ class HasTable(Protocol):
 Owner = TypeVar("Owner", bound=HasTable)
 
 
-def memoized(
+def memoize(
     method: Callable[Concatenate[Owner, Parameters], Result],
 ) -> Callable[Concatenate[Owner, Parameters], Result]:
-    """A method that is computed once for its object's facts and its arguments, which are frozen."""
+    """Compute a method once per facts of its object and arguments, which must be hashable."""
 
     @wraps(method)
     def look_up(self: Owner, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:

@@ -1,7 +1,7 @@
-"""Parts of a plan: its verdict, its KV cache, what else was looked at, and what would make it fit.
+"""Parts of a plan: its verdict, its KV cache, the alternatives that were scored, and remedies where it does not fit.
 
-In: a ledger, demands of rollouts, candidates that were rated. Out: frozen, JSON-able values.
-Left out: the plan itself (plan.py), and who finds these (cpu/search.py, gpu/search.py, remedies.py).
+In: a memory ledger, the KV demand of rollouts, scored candidates. Out: frozen values that serialize to JSON. Left out:
+the plan itself (plan.py) and the searches that fill these values (cpu/search.py, gpu/search.py, remedies.py).
 """
 
 import shlex
@@ -23,9 +23,10 @@ from rlplan.vocabulary import Placement
 
 
 class Verdict(Enum):
-    """Whether a plan fits: at the high end of every interval, as expected only, or not; or its framework refuses it.
+    """Whether a plan fits: in the worst case, in expectation only, or not at all. `REFUSED` means that its framework
+    cannot run it.
 
-    `Plan.fits` is the one predicate for what exits 0, is emitted and run.
+    `Plan.fits` is the one predicate that decides exit code 0, emitting and running.
     """
 
     FITS = "fits"
@@ -35,21 +36,22 @@ class Verdict(Enum):
 
     @property
     def rank(self) -> int:
-        """0 is best."""
+        """Position in the order from best (0) to worst."""
         return list(Verdict).index(self)
 
     @property
     def may_fit(self) -> bool:
-        """Whether the plan fits at least as expected, so that its seconds mean something."""
+        """Whether the plan fits at least in expectation, so that its predicted seconds are meaningful."""
         return self in (Verdict.FITS, Verdict.IN_EXPECTATION)
 
     @staticmethod
-    def of(ledger: MemoryLedger, *, at_least: int = 0, takes_from_host: bool = False) -> "Verdict":
-        """The verdict on the bytes of a ledger. at_least: the rank that the KV cache alone leads to.
+    def judge(ledger: MemoryLedger, *, at_least: int = 0, takes_from_host: bool = False) -> "Verdict":
+        """Compare the peaks of a ledger with the capacities of devices and hosts.
 
-        takes_from_host: a GPU's memory is the host's, so that both must fit into it together. A host of which nothing
-        is known has a capacity of 0 and is not looked at.
+        at_least: the rank that the KV cache alone leads to. takes_from_host: GPU and host share one memory, so their
+        sum must fit. A host of unknown size has capacity 0 and is skipped.
         """
+        # such a GPU draws from the same memory as the processes of its host
         taken = ledger.host_peak().num_bytes if takes_from_host else 0
 
         def fits(bound: Literal["expected", "high"]) -> bool:
@@ -65,66 +67,68 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Shortage:
-    """What is too small."""
+    """A device, host or KV cache that is too small for the job."""
 
     of: str
-    """In words: `a GPU`, `a host's memory`."""
+    """Name for messages: `a GPU`, `a host's memory`."""
     needed_bytes: int
-    """That it would need."""
+    """Bytes the job needs there."""
     available_bytes: int
-    """That it has."""
+    """Bytes that exist there."""
     peak: Peak
-    """The moment at which it is short."""
+    """The peak that exceeds the capacity."""
     is_of_host: bool = False
-    """Whether a host's memory is short, also one that GPUs share."""
+    """Whether a host's memory is short, including memory that GPUs share with it."""
 
     @property
     def sizes(self) -> str:
-        """Both sizes in words."""
+        """Needed and available bytes, for a message."""
         return f"{format_bytes(self.needed_bytes)} needed, {format_bytes(self.available_bytes)} available{self.excess}"
 
     @property
     def needs(self) -> str:
-        """The same behind `the job needs`."""
+        """Needed and available bytes with the name of the place, to follow "the job needs"."""
         room = f"{format_bytes(self.available_bytes)} available{self.excess}"
         return f"{format_bytes(self.needed_bytes)} of {self.of}, {room}"
 
     @property
     def excess(self) -> str:
-        """How much is missing, in words, where both sizes read the same; else empty."""
+        """The missing bytes in parentheses if both sizes print the same; else an empty string."""
         needed, room = self.needed_bytes, self.available_bytes
         return f" ({format_bytes(needed - room)} too much)" if format_bytes(needed) == format_bytes(room) else ""
 
 
 @dataclass(frozen=True)
 class KvReport:
-    """The KV cache of one engine of tp x attention_dp ranks. Bytes and blocks are of one rank; tokens and sequences of
-    the engine."""
+    """The KV cache of one engine with tp x attention_dp ranks.
+
+    Bytes and blocks are per rank; tokens and sequences are per engine.
+    """
 
     kv_cache_memory_bytes: int
-    """That it is given."""
+    """Bytes allocated to the cache."""
     least_bytes: int
-    """That one longest sequence takes."""
+    """Bytes that one sequence of maximum length needs."""
     num_blocks: int
-    """Whole blocks in it."""
+    """Complete blocks in the cache."""
     num_tokens: int
-    """That it holds."""
+    """Tokens that the cache holds."""
     max_num_seqs: int
-    """That run at once."""
+    """Maximum number of concurrent sequences."""
     expected_bytes: int
-    """That the rollouts ask for at the median."""
+    """Bytes that the rollouts need at the median."""
     enough_bytes: int
-    """That they ask for at the 99th percentile."""
+    """Bytes that the rollouts need at the 99th percentile."""
     preemption_risk: float
-    """Probability that they need more than there is."""
+    """Probability that the rollouts need more than the cache holds, so that vLLM preempts sequences."""
     tp: int
-    """Ranks of the engine that share a layer."""
+    """Tensor-parallel size of the engine."""
     attention_dp: int = 1
-    """Groups of them, each with sequences and a cache of its own."""
+    """Data-parallel attention groups, each with its own sequences and cache."""
 
     @staticmethod
-    def of(demand: KvDemand, kv_cache: int, tp: int, attention_dp: int = 1) -> "KvReport":
-        """The report on a cache of so many bytes."""
+    def build(demand: KvDemand, kv_cache: int, tp: int, attention_dp: int = 1) -> "KvReport":
+        """Report on a cache of `kv_cache` bytes per rank."""
         blocks = demand.pool.num_blocks(kv_cache)
         longest = demand.max_prompt_len + demand.lengths.longest
         return KvReport(
@@ -143,60 +147,60 @@ class KvReport:
 
 @dataclass(frozen=True)
 class Considered:
-    """A placement, or one ZeRO stage in it, that was not chosen, and why."""
+    """A placement, or one ZeRO stage within it, that was not chosen, with the reason."""
 
     placement: Placement
     reason: str
-    """For people."""
+    """Why it was not chosen, in one sentence."""
     zero_stage: int | None = None
-    """None for the whole placement."""
+    """ZeRO stage; None if the reason holds for the whole placement."""
 
     @property
     def name(self) -> str:
-        """As it is named on a page."""
+        """Name for messages and pages: `hybrid, ZeRO-2`."""
         return self.placement.value + ("" if self.zero_stage is None else f", ZeRO-{self.zero_stage}")
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another candidate that was scored."""
+    """A scored candidate that was not chosen."""
 
     choice: Choice
     timing: StepTiming | None
-    """None where the machine has no rates."""
+    """Predicted step; None if the hardware profile has no rates."""
     kv_cache: int
-    """Bytes of a rank."""
+    """KV cache bytes per rank."""
     peak_bytes: int
-    """Of the fullest device, or of a host whose memory the devices share, at the high end."""
+    """Worst-case bytes of the fullest device, or of the host whose memory the devices share."""
     headroom_bytes: int
-    """That are left there; negative where it does not fit."""
+    """Bytes left on that device in the worst case; negative if it does not fit."""
     verdict: Verdict
 
     @property
     def seconds(self) -> float:
-        """Of a usual step; 0 where they are not known."""
+        """Predicted seconds of a steady step; 0 if unknown."""
         return self.timing.seconds if self.timing else 0.0
 
 
 @dataclass(frozen=True)
 class SearchStats:
-    """How much was looked at."""
+    """Size of the search."""
 
     num_candidates: int = 0
-    """That there are."""
+    """Candidates in the search space."""
     num_scored: int = 0
-    """Whose bytes and seconds were computed."""
+    """Candidates whose bytes and seconds were computed."""
 
 
 def list_uncounted(job: SettledJob, models: Iterable[ModelSpec]) -> tuple[str, ...]:
-    """What of a job its bytes and seconds leave out, for people: a plan counts one turn of text."""
+    """List the parts of a job that the prediction ignores: a plan covers one turn of text."""
     words = ["images"] if any(model.vision for model in models) else []
     environment = job.rollout.environment
     if job.has_rollouts and environment.is_given:
         if environment.max_turns > 1:
-            words.append(f"turns 2 to {environment.max_turns} of a rollout and the prompts that grow by each of them")
+            words.append(f"turns 2 to {environment.max_turns} of a rollout and the prompts that grow with each turn")
         answers = [name for name, is_there in _ANSWERS if is_there(environment)]
-        words.append(f"waits for {' and '.join(answers)} (at most {environment.timeout_s:g} s for an answer)")
+        words.append(f"waiting for {' and '.join(answers)} (at most {environment.timeout_s:g} s per answer)")
     return tuple(words)
 
 
@@ -207,41 +211,42 @@ _ANSWERS: tuple[tuple[str, Callable[[EnvironmentSpec], bool]], ...] = (
 
 
 LEARNS_LESS = {
-    "adamw_8bit": "steps with moments of 8 bits",
+    "adamw_8bit": "keeps optimizer states in 8 bits",
     "lora": "trains adapters only",
-    "base_dtype": "trains adapters only, on weights of 4 bits",
-    "num_prompts_per_step": "learns from fewer prompts a step",
-    "num_samples_per_prompt": "compares fewer rollouts of a prompt",
-    "max_response_len": "cuts longer responses",
+    "base_dtype": "trains adapters only, on 4-bit weights",
+    "num_prompts_per_step": "learns from fewer prompts per step",
+    "num_samples_per_prompt": "compares fewer samples per prompt",
+    "max_response_len": "truncates longer responses",
 }
-"""What a change costs in learning, by a word of it; the least first."""
+"""Effect of a change on learning, keyed by a word of the change; the mildest first."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that by itself makes the job fit (`Plan.fits`)."""
+    """One change that makes the job fit (`Plan.fits`)."""
 
     change: str
-    """As it is typed."""
+    """Overrides as typed on the command line."""
     peak_bytes: int
-    """Of the fullest device or host then."""
+    """Peak bytes of the fullest device or host after the change."""
     verdict: Verdict
-    """That it leads to."""
+    """Verdict after the change."""
     seconds: float
-    """Of a step then; 0 where they are not known."""
+    """Seconds of a step after the change; 0 if unknown."""
     num_devices: int
-    """That it takes."""
+    """Devices used after the change."""
     dollars: float | None = None
-    """That a step costs then; None without a price."""
+    """Dollars per step after the change; None without a price."""
 
     @property
     def learns_less(self) -> str:
-        """What it costs in learning; empty where it costs nothing."""
+        """Effect on learning; empty if there is none."""
         return next((cost for word, cost in reversed(LEARNS_LESS.items()) if word in self.change), "")
 
     def order(self, devices: int) -> tuple[object, ...]:
-        """What costs less in learning first, then what needs no more devices than these, then
-        what changes fewer keys, then what costs fewer device-seconds. What resets several choices comes last.
+        """Sort key: small effect on learning first, then no more than `devices` devices, few keys, few device-seconds.
+
+        Changes that reset several choices come last.
         """
         cost = max((place for place, word in enumerate(LEARNS_LESS, 1) if word in self.change), default=0)
         needs_more, keys = self.num_devices > devices, len(shlex.split(self.change))
@@ -249,26 +254,30 @@ class Remedy:
         return resets, cost, needs_more, keys, self.seconds * self.num_devices
 
 
-def keys_in(reason: str) -> str:
-    """The keys with which a reason ends, as they are typed; empty where it names none.
+def extract_keys(reason: str) -> str:
+    """Extract the overrides in parentheses at the end of a reason; empty if there are none.
 
-    >>> keys_in("rollout.tp 2 was not tried (rollout.tp=1)"), keys_in("rollout.tp 2 (docs/job.md)")
+    >>> extract_keys("rollout.tp 2 was not tried (rollout.tp=1)"), extract_keys("rollout.tp 2 (docs/job.md)")
     ('rollout.tp=1', '')
     """
-    said = reason.rpartition(" (")[2].removesuffix(")")
-    return said if "=" in said else ""
+    # a parenthesis without "=" is a reference to a page, not an override
+    words = reason.rpartition(" (")[2].removesuffix(")")
+    return words if "=" in words else ""
 
 
-def nothing_possible(impossible: tuple[Considered, ...], of_the_job: Iterable[str] = ()) -> NoFeasiblePlanError:
-    """The answer where no choice can be built. of_the_job: what refuses it whatever is chosen, which says more than the
-    reason of a placement that begins with the same key.
+def explain_impossible(impossible: tuple[Considered, ...], of_the_job: Iterable[str] = ()) -> NoFeasiblePlanError:
+    """Build the error for a job without any possible layout.
+
+    job_reasons: refusals that hold for every choice. One of them replaces the placement's reason if both begin with the
+    same key.
     """
-    reasons = "; ".join(f"{one.placement}: {one.reason}" for one in impossible)
-    reasons = next((one for one in of_the_job if one.partition(":")[0] in reasons), reasons)
+    reasons = "; ".join(f"{considered.placement}: {considered.reason}" for considered in impossible)
+    # a job-wide refusal explains more than a placement's reason about the same key
+    reasons = next((reason for reason in of_the_job if reason.partition(":")[0] in reasons), reasons)
     return NoFeasiblePlanError(
         "no layout can be built for this job",
         where="placement.placement, training.zero_stage, hardware.num_devices",
         rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
-        way_out=keys_in(reasons)
+        way_out=extract_keys(reasons)
         or "leave placement.placement and training.zero_stage on auto, or change hardware.num_devices",
     )

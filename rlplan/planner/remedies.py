@@ -1,8 +1,8 @@
-"""Remedies: what to change in a job that does not fit, each tried as it is typed before it is named.
+"""Remedies are changes that make a job fit. Each one is planned before it is listed.
 
-In: a JobSpec. Out: changes after each of which the job fits (`Plan.fits`), the mildest of each kind. On GPUs also what
-makes the job itself smaller (batch, samples, lengths), last, for it costs in learning; the list says what. What a user
-has chosen is left to the search only where no smaller change fits.
+In: a JobSpec. Out: changes after each of which the job fits (`Plan.fits`), the mildest of each kind. On GPUs the last
+ones shrink the job (batch, samples, lengths) and state their effect on learning. A user's own choices are reset to
+`auto` only if no smaller change fits.
 """
 
 import shlex
@@ -25,32 +25,37 @@ MORE_GPUS = (2, 4, 8, 16)
 ADAPTER_RANK, SMALL_ADAPTER_RANK = 64, 16
 MOST_HALVINGS = 3
 Kind = list[str]
-"""Changes of one kind as they are typed, the mildest first."""
+"""Overrides of one kind, the mildest first."""
 
 
 def list_remedies(plan: Plan, memo: Memo | None = None) -> tuple[Remedy, ...]:
-    """Changes, each of which by itself makes the plan's job fit; the mildest first. memo: of the plan's search."""
+    """List changes that each make the plan's job fit, the mildest first. memo: of the plan's search."""
     memo = memo or Memo()
     asked, devices = plan.asked, plan.job.hardware.num_devices
-    found: list[Remedy] = []
-    smaller = smaller_jobs(asked) if asked.is_on_gpus else iter(())
-    for kind in chain(kinds_of_changes(asked, plan.binding.num_bytes), smaller):
-        found += _mildest(asked, kind, found, memo)
-    if not any(not one.learns_less and one.num_devices <= devices for one in found):
-        for kind in resets(asked) if asked.is_on_gpus else ():
-            found += _mildest(asked, kind, found, memo)
-    return tuple(sorted(found, key=lambda remedy: remedy.order(devices)))
+    remedies: list[Remedy] = []
+    # a CPU host runs tiny jobs, whose sizes are deliberate
+    smaller = list_smaller_jobs(asked) if asked.is_on_gpus else iter(())
+    for kind in chain(list_changes(asked, plan.binding.num_bytes), smaller):
+        remedies += _find_mildest(asked, kind, remedies, memo)
+    if not any(not remedy.learns_less and remedy.num_devices <= devices for remedy in remedies):
+        for kind in list_resets(asked) if asked.is_on_gpus else ():
+            remedies += _find_mildest(asked, kind, remedies, memo)
+    return tuple(sorted(remedies, key=lambda remedy: remedy.order(devices)))
 
 
-def _mildest(asked: JobSpec, kind: Kind, found: list[Remedy], memo: Memo) -> Iterator[Remedy]:
-    """The first change of a kind that helps; of those that give up learning, none that holds one that was found."""
-    enough = tuple(f"{one.change} " for one in found if one.learns_less)
+def _find_mildest(asked: JobSpec, kind: Kind, remedies: list[Remedy], memo: Memo) -> Iterator[Remedy]:
+    """Find the first change of a kind that helps.
+
+    A change that costs learning is skipped if it contains one that was already found.
+    """
+    # "A B" needs no try once "A" alone was enough
+    enough = tuple(f"{remedy.change} " for remedy in remedies if remedy.learns_less)
     tried = (_try_remedy(asked, change, memo) for change in kind if not change.startswith(enough))
     yield from islice((remedy for remedy in tried if remedy is not None), 1)
 
 
 def _try_remedy(asked: JobSpec, change: str, memo: Memo) -> Remedy | None:
-    plan = fitting_plan(asked, change, memo)
+    plan = find_fitting_plan(asked, change, memo)
     if plan is None:
         return None
     price, count = plan.asked.hardware.price_per_gpu_hour, plan.num_devices
@@ -58,37 +63,38 @@ def _try_remedy(asked: JobSpec, change: str, memo: Memo) -> Remedy | None:
     return Remedy(change, plan.binding.num_bytes, plan.verdict, plan.seconds, count, dollars)
 
 
-def kinds_of_changes(spec: JobSpec, needed_bytes: int = 0) -> Iterator[Kind]:
-    """What to try, the mildest first, of a kind too. needed_bytes: that a CPU host would need."""
-    return _on_gpus(spec) if spec.is_on_gpus else _on_a_host(spec, needed_bytes)
+def list_changes(spec: JobSpec, needed_bytes: int = 0) -> Iterator[Kind]:
+    """List changes to try by kind, from mild to strong. needed_bytes: memory that a CPU host would need."""
+    return _list_gpu_changes(spec) if spec.is_on_gpus else _list_host_changes(spec, needed_bytes)
 
 
-def _on_a_host(spec: JobSpec, needed_bytes: int) -> Iterator[Kind]:
+def _list_host_changes(spec: JobSpec, needed_bytes: int) -> Iterator[Kind]:
     job = on_a_cpu_host(spec)
     if job.checkpoints.every and job.checkpoints.writes != "waiting":
         yield ["checkpoints.writes=waiting"]
-    yield [f"rollout.kv_cache_memory={size}MiB" for size in _halves(job.rollout.kv_cache_memory // MIB)]
-    yield [_type_passes(spec, size) for size in _halves(job.workload.micro_batch_size_per_gpu)]
-    yield [f"hardware.num_devices={count}" for count in _halves(job.hardware.num_devices)]
+    yield [f"rollout.kv_cache_memory={size}MiB" for size in _list_halves(job.rollout.kv_cache_memory // MIB)]
+    yield [_format_passes(spec, size) for size in _list_halves(job.workload.micro_batch_size_per_gpu)]
+    yield [f"hardware.num_devices={count}" for count in _list_halves(job.hardware.num_devices)]
     if needed_bytes:
         yield [f"hardware.memory={ceil_div(needed_bytes, MIB)}MiB"]
 
 
-def _type_passes(spec: JobSpec, size: int) -> str:
-    """Passes of so many of the longest sequences."""
+def _format_passes(spec: JobSpec, size: int) -> str:
+    """Format micro-batches of `size` longest sequences."""
     words = f"workload.micro_batch_size_per_gpu={size}"
     if spec.training.max_tokens_per_micro_batch == "auto":
         return words
     return f"{words} training.max_tokens_per_micro_batch={size * spec.workload.max_seq_len}"
 
 
-def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
+def _list_gpu_changes(spec: JobSpec) -> Iterator[Kind]:
     training, rollout, workload = spec.training, spec.rollout, spec.workload
     if workload.micro_batch_size_per_gpu != "auto":
-        sizes = _halves(int(workload.micro_batch_size_per_gpu))
+        sizes = _list_halves(int(workload.micro_batch_size_per_gpu))
         yield [f"workload.micro_batch_size_per_gpu={size}" for size in sizes]
     tried: list[tuple[bool, str, dict[str, Any]]] = [
         (training.gradient_checkpointing is False, "training", {"gradient_checkpointing": True}),
+        # sequence parallelism shards activations only across tensor-parallel ranks
         (not training.sequence_parallel and training.tp != 1, "training", {"sequence_parallel": True}),
         (training.logits in ("plain", "chunked"), "training", {"logits": "auto"}),
         (training.logits != "fused" and spec.backend != "deepspeed", "training", {"logits": "fused"}),
@@ -106,40 +112,44 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
             {"offloads_parameters": True, "zero_stage": 3},
         ),
     ]
-    yield from ([_type_change(part, changes)] for holds, part, changes in tried if holds)
+    yield from ([_format_change(part, changes)] for holds, part, changes in tried if holds)
     if training.backend == "auto" and spec.framework != "auto":
         yield [f"training.backend={backend}" for backend in spec.release.backends if backend != spec.backend]
     if training.ulysses == 1:
         yield [f"training.ulysses={ulysses}" for ulysses in (2, 4, 8)]
-    yield from ([_type_change("training", changes) for changes in kind] for kind in _adapters(spec))
-    yield [_type_gpus(spec, times) for times in MORE_GPUS]
+    yield from ([_format_change("training", changes) for changes in kind] for kind in _list_adapters(spec))
+    yield [_format_gpus(spec, times) for times in MORE_GPUS]
 
 
-def resets(spec: JobSpec) -> Iterator[Kind]:
-    """Every choice that was made left to the search, and that with more GPUs."""
-    words = _type_resets(spec)
+def list_resets(spec: JobSpec) -> Iterator[Kind]:
+    """Reset all fixed choices to `auto`, alone and with more GPUs."""
+    words = _format_resets(spec)
     if words:
         yield [words]
-        yield [f"{words} {_type_gpus(spec, times)}" for times in MORE_GPUS]
+        yield [f"{words} {_format_gpus(spec, times)}" for times in MORE_GPUS]
 
 
-def smaller_jobs(spec: JobSpec) -> Iterator[Kind]:
-    """Fewer prompts, fewer samples, shorter responses, and these with small adapters: up to three halvings of each."""
+def list_smaller_jobs(spec: JobSpec) -> Iterator[Kind]:
+    """List smaller jobs: fewer prompts, fewer samples, shorter responses, and these with small adapters.
+
+    Each is halved up to MOST_HALVINGS times.
+    """
     work, declared = spec.workload, spec.algorithm.declaration
+    # a group of one has no advantage to learn from
     least = max(2, declared.min_samples_per_prompt)
     for key, smallest in (("num_prompts_per_step", 1), ("num_samples_per_prompt", least)):
-        sizes = [size for size in _halves(getattr(work, key)) if size >= smallest][:MOST_HALVINGS]
+        sizes = [size for size in _list_halves(getattr(work, key)) if size >= smallest][:MOST_HALVINGS]
         yield [f"workload.{key}={size}" for size in sizes]
     least = max(spec.algorithm.overlong_buffer, work.mean_response_len or 1)
-    sizes = [size for size in _halves(work.max_response_len) if size >= least][:MOST_HALVINGS]
+    sizes = [size for size in _list_halves(work.max_response_len) if size >= least][:MOST_HALVINGS]
     shorter = [f"workload.max_response_len={size}" for size in sizes]
     yield shorter
-    for change in [changes[-1] for changes in _adapters(spec)][-1:]:  # both together: the smallest card's way
-        yield [f"{_type_change('training', change)} {cut}" for cut in shorter]
+    for change in [changes[-1] for changes in _list_adapters(spec)][-1:]:  # both together, for the smallest cards
+        yield [f"{_format_change('training', change)} {cut}" for cut in shorter]
 
 
-def _type_gpus(spec: JobSpec, times: int) -> str:
-    """Multiply the GPUs of each group by a factor."""
+def _format_gpus(spec: JobSpec, times: int) -> str:
+    """Format overrides that multiply the GPUs of each group."""
     hardware, second = spec.hardware, spec.hardware.generation
     text = f"hardware.num_devices={times * hardware.num_devices}"
     if hardware.num_hosts != "auto":
@@ -149,8 +159,10 @@ def _type_gpus(spec: JobSpec, times: int) -> str:
     return text
 
 
-def _adapters(spec: JobSpec) -> Iterator[list[dict[str, Any]]]:
-    """Adapters in place of the whole policy, and their base in 4 bits (QLoRA), which only rlplan's own runtime has."""
+def _list_adapters(spec: JobSpec) -> Iterator[list[dict[str, Any]]]:
+    """List LoRA settings instead of full training, and 4-bit base weights (QLoRA), which only rlplan's runtime
+    supports.
+    """
     training = spec.training
     sizes = [training.lora] if training.lora else [LoraSpec(rank=rank) for rank in (ADAPTER_RANK, SMALL_ADAPTER_RANK)]
     if training.lora is None:
@@ -160,8 +172,8 @@ def _adapters(spec: JobSpec) -> Iterator[list[dict[str, Any]]]:
         yield [{"lora": lora.model_copy(update={"base_dtype": "nf4"}), **beside} for lora in sizes]
 
 
-def _type_resets(spec: JobSpec) -> str:
-    """Every choice that was made left to the search; empty where there is none."""
+def _format_resets(spec: JobSpec) -> str:
+    """Format the reset of all fixed choices to `auto`; empty if there are none."""
     keys = (
         ("training", ("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters")),
         ("workload", ("micro_batch_size_per_gpu",)),
@@ -170,41 +182,42 @@ def _type_resets(spec: JobSpec) -> str:
     )
     words = []
     for part, names in keys:
-        made = [name for name in names if getattr(getattr(spec, part), name) not in ("auto", False, "none")]
-        if made:
-            words.append(_type_change(part, dict.fromkeys(made, "auto")))
+        fixed = [name for name in names if getattr(getattr(spec, part), name) not in ("auto", False, "none")]
+        if fixed:
+            words.append(_format_change(part, dict.fromkeys(fixed, "auto")))
     return " ".join(words)
 
 
-def _type_change(part: str, changes: Mapping[str, Any]) -> str:
-    """A change as it is typed."""
-    return " ".join(f"{part}.{key}={_typed(value)}" for key, value in changes.items())
+def _format_change(part: str, changes: Mapping[str, Any]) -> str:
+    """Format a change as command-line overrides."""
+    return " ".join(f"{part}.{key}={_format_value(value)}" for key, value in changes.items())
 
 
-def _typed(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if not isinstance(value, LoraSpec):
         return str(value).lower()
-    given = value.model_dump(mode="json", exclude_defaults=True)
-    return shlex.quote("{" + ", ".join(f"{key}: {_in_yaml(part)}" for key, part in given.items()) + "}")
+    stated = value.model_dump(mode="json", exclude_defaults=True)
+    return shlex.quote("{" + ", ".join(f"{key}: {_format_yaml(part)}" for key, part in stated.items()) + "}")
 
 
-def _in_yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
 
 
-def fitting_plan(asked: JobSpec, change: str, memo: Memo) -> Plan | None:
-    """The plan of a job after a typed change; None where it does not fit, cannot be built, or is refused. memo: of
-    searches for jobs like it.
+def find_fitting_plan(asked: JobSpec, change: str, memo: Memo) -> Plan | None:
+    """Find the plan of a job after a change; None if it does not fit, cannot be built, or is refused.
+
+    memo: shared with searches for similar jobs.
     """
     worse = Verdict.DOES_NOT_FIT if asked.limits.accepts_oom_risk else Verdict.IN_EXPECTATION
     try:
-        plan = search_of(changed(asked, shlex.split(change)), memo).better_than(worse)
+        plan = search_of(changed(asked, shlex.split(change)), memo).find_better_plan(worse)
     except RlplanError:
         return None
     return plan if plan is not None and plan.fits else None
 
 
-def _halves(value: int) -> Iterator[int]:
+def _list_halves(value: int) -> Iterator[int]:
     while value > 1:
         value //= 2
         yield value

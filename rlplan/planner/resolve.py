@@ -1,7 +1,8 @@
-"""From a job and a choice to the resolved job, whose every key says what was chosen; and back.
+"""Translation between a choice and a resolved job, whose keys state every choice.
 
-In: a SettledJob and a Choice, or a ResolvedJob. Out: the other. `build_schedule(resolve(job, choice), choice_of(...))`
-is the schedule of (job, choice). Left out: which choice (the searches), whether it can run (rules.py).
+In: a SettledJob and a Choice, or a ResolvedJob. Out: the other. The schedule of (job, choice) equals
+`build_schedule(resolve(job, choice), choice_of(...))`. Left out: which choice is best (the searches) and whether it
+can run (rules.py).
 """
 
 from typing import Any, cast
@@ -18,11 +19,12 @@ CONTENTS = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}
 
 
 def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice:
-    """What a resolved job has chosen, with a placement and a stage."""
+    """Read the choice that a resolved job states, with a given placement and ZeRO stage."""
     place, training, rollout = job.placement, job.training, job.rollout
     count = all_devices = job.hardware.num_devices
     generating, scoring = all_devices, 0
     if placement is Placement.DISAGGREGATED:
+        # an engine needs all its ranks, also if fewer devices were stated
         generating, scoring = max(place.num_generation_devices, rollout.num_processes), place.num_scoring_devices
         count = all_devices - generating - scoring
     on_gpus, colocated = job.device_kind == "cuda", placement is Placement.COLOCATED
@@ -32,7 +34,7 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
         count,
         generating,
         scoring,
-        _offloaded(job, placement),
+        _read_offloaded(job, placement),
         is_async=place.max_staleness > 0 and placement is Placement.DISAGGREGATED,
         sleeps=level > 0,
     )
@@ -51,11 +53,16 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
     adapters = engine_adapters(job)
     versions = adapters.num_versions if adapters else 0
     engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, *cut, versions)
-    return Choice(arrangement, trainer, engine, _sync_mode(job, placement), rollout.num_engines, place.sync_senders)
+    return Choice(
+        arrangement, trainer, engine, _read_sync_mode(job, placement), rollout.num_engines, place.sync_senders
+    )
 
 
-def _offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
-    """Who is offloaded. On a host without a GPU memory for memory would free nothing: trained states go to the disk."""
+def _read_offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
+    """Decide which roles are offloaded.
+
+    On a CPU host, moving states within host memory frees nothing: only a disk helps trained roles.
+    """
     place = job.placement
     if place.offload == "none":
         return "none"
@@ -63,10 +70,11 @@ def _offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
         return "frozen"
     if placement is not Placement.COLOCATED:
         return "none"
+    # host memory to host memory frees nothing for trained states
     return "all" if place.offload == "disk" or job.device_kind == "cuda" else "frozen"
 
 
-def _sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
+def _read_sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
     content = job.placement.sync_content
     if not job.has_engine:
         return ""
@@ -78,9 +86,9 @@ def _sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
 
 
 def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
-    """The job with every choice made. kv_cache: bytes of each rank of an engine."""
+    """Write a choice into the job. kv_cache: bytes per engine rank."""
     arrangement, trainer, engine = choice.arrangement, choice.trainer, choice.engine
-    work, given = job.workload, job.placement
+    work, place = job.workload, job.placement
     training: dict[str, Any] = {
         "zero_stage": trainer.zero_stage,
         "gradient_checkpointing": trainer.gradient_checkpointing,
@@ -111,24 +119,24 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
     placement: dict[str, Any] = {
         "placement": arrangement.placement.value,
         "num_generation_devices": arrangement.num_generation
-        if own or given.num_generation_devices == "auto"
-        else given.num_generation_devices,
+        if own or place.num_generation_devices == "auto"
+        else place.num_generation_devices,
         "num_scoring_devices": arrangement.num_scoring
-        if own or given.num_scoring_devices == "auto"
-        else given.num_scoring_devices,
-        "max_staleness": given.max_staleness if arrangement.is_async else 0,
+        if own or place.num_scoring_devices == "auto"
+        else place.num_scoring_devices,
+        "max_staleness": place.max_staleness if arrangement.is_async else 0,
         "sync_senders": "each" if choice.hands_over_each else "one",
         "sync_content": CONTENTS.get(choice.sync_mode, SyncContent.FULL),
     }
-    placement |= _offload(job, choice) | _transport(job, choice)
+    placement |= _resolve_offload(job, choice) | _resolve_transport(job, choice)
     values = {"workload": sizes, "training": training, "rollout": rollout, "placement": placement}
     if not job.is_for_rlplan:
-        values["scoring"] = _scoring(job, trainer)
-    return with_values(_on(job, arrangement), values)
+        values["scoring"] = _resolve_scoring(job, trainer)
+    return with_values(_restrict_devices(job, arrangement), values)
 
 
-def _scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
-    """Sizes of scoring passes that the job leaves open: those of the training passes, in the unit that was chosen."""
+def _resolve_scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
+    """Set open sizes of scoring passes to those of the training passes, in the same unit."""
     size = {"micro_batch_size_per_gpu": trainer.micro_batch}
     if trainer.max_tokens:
         size = {"max_tokens_per_micro_batch": trainer.max_tokens}
@@ -136,26 +144,26 @@ def _scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
     return {role.value: sizes.model_copy(update=size) for role, sizes in asked.items() if not sizes.is_stated}
 
 
-def plain(job: JobSpec) -> JobSpec:
-    """A job as a person would ask it, whose open choices may be `auto`; itself where it is one."""
+def restore_job_spec(job: JobSpec) -> JobSpec:
+    """Turn a settled job back into a plain JobSpec, whose choices may be `auto`."""
     if type(job) is JobSpec:
         return job
     return validate(JobSpec, job.model_dump(mode="json"), file=job.name)
 
 
-def _offload(job: SettledJob, choice: Choice) -> dict[str, str]:
-    """What the job says, where it says it; else what the choice needs."""
-    given, offloaded = job.placement, choice.arrangement.offloaded
+def _resolve_offload(job: SettledJob, choice: Choice) -> dict[str, str]:
+    """Keep the job's offload settings; fill open ones from the choice."""
+    place, offloaded = job.placement, choice.arrangement.offloaded
     if job.device_kind == "cpu":
         return {}
     if offloaded == "none":
         return {"offload": "none", "offload_roles": "all"}
-    where = given.offload if given.offload in ("host", "disk") else "host"
+    where = place.offload if place.offload in ("host", "disk") else "host"
     return {"offload": where, "offload_roles": offloaded}
 
 
-def _transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
-    """How what is sent travels: adapters and differences as whole weights would, where the job does not say."""
+def _resolve_transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
+    """Choose the transport. Adapters and deltas travel like full weights if the job leaves the transport open."""
     if not choice.sync_mode or (choice.sync_mode in CONTENTS and job.placement.transport != "auto"):
         return {}
     if job.device_kind == "cpu" and choice.sync_mode in CONTENTS:
@@ -165,8 +173,8 @@ def _transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
     return {"transport": Transport(choice.sync_mode)}
 
 
-def _on(job: SettledJob, arrangement: Arrangement) -> SettledJob:
-    """The job on the devices that were chosen, where that is fewer than there are."""
+def _restrict_devices(job: SettledJob, arrangement: Arrangement) -> SettledJob:
+    """Restrict the job to the chosen devices if these are fewer than it has."""
     hardware = job.hardware
     if arrangement.num_devices in (hardware.num_devices, hardware.all_devices):
         return job

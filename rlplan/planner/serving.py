@@ -1,8 +1,9 @@
-"""An engine alone: a job whose framework serves (`framework: vllm@0.11`), with no step and nothing that trains.
+"""A serving job runs an engine alone (`framework: vllm@0.11`): no training, no steps.
 
-In: a JobSpec. Out: Served, the bytes of a GPU by vLLM's own arithmetic and whether the engine starts; ServedLoad, the
-latencies of clients that keep a fixed number of requests in flight. Left out: drafted tokens, prefix caching, clients'
-own work, prefill and decode on engines of their own.
+In: a JobSpec. Out: `Served`, the bytes per GPU by vLLM's own arithmetic and whether the engine starts; `ServedLoad`,
+latencies of clients that keep a fixed number of requests in flight. Left out: speculative decoding, prefix caching,
+client overhead, disaggregated prefill and decode.
+
 Source: vLLM 0.32.0 v1/core/kv_cache_utils.py `_check_enough_kv_cache_memory`.
 """
 
@@ -31,64 +32,65 @@ from rlplan.units import format_bytes
 
 @dataclass(frozen=True)
 class Served:
-    """An engine on its GPUs."""
+    """Memory of an engine on its GPUs."""
 
     model: str
     gpu: str
     num_gpus: int
     """GPUs of one engine."""
     num_given: int
-    """GPUs that there are."""
+    """GPUs available."""
     length: int
-    """Tokens of the longest sequence; 0 where vLLM fits it to the cache."""
+    """Maximum sequence length in tokens; 0 if vLLM fits it to the cache."""
     on_host: int
-    """Bytes of weights that a GPU does not hold."""
+    """Weight bytes kept in host memory instead of on the GPU."""
     memory: EngineMemory
-    """Of the rank that holds fewest blocks."""
+    """Memory of the rank with the fewest KV blocks."""
     capacity: int
     notes: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a GPU at the engine's peak."""
+        """Peak bytes per GPU."""
         memory = self.memory
         beside = memory.activation_peak + memory.non_torch + memory.cuda_graphs
         return memory.model_bytes - self.on_host + beside + memory.kv_cache
 
     @property
     def needed(self) -> int:
-        """Bytes of KV cache of one longest sequence; of one block where vLLM fits the length."""
+        """KV cache bytes of one longest sequence, or of one block if vLLM fits the length."""
         pool = self.memory.pool
         return pool.bytes_per_block * (pool.blocks_of_sequence(self.length) if self.length else 1)
 
     @property
     def short(self) -> str:
-        """What is too small, in words; empty where it starts."""
+        """The reason why the engine does not start; empty if it starts."""
         memory = self.memory
         if self.num_gpus > self.num_given:
-            return f"it needs {self.num_gpus} GPUs, {self.num_given} are there"
+            return f"it needs {self.num_gpus} GPUs, {self.num_given} available"
         if self.num_bytes > self.capacity:
-            return f"it takes {format_bytes(self.num_bytes)} of a GPU, {format_bytes(self.capacity)} are there"
+            return f"it needs {format_bytes(self.num_bytes)} per GPU, {format_bytes(self.capacity)} available"
         if memory.num_blocks == 0:
             weights, peak = format_bytes(memory.model_bytes - self.on_host), format_bytes(memory.activation_peak)
-            return f"weights take {weights} of a GPU and passes {peak}, its share is {format_bytes(memory.requested)}"
+            share = format_bytes(memory.requested)
+            return f"weights take {weights} per GPU and activations {peak}; its share of the GPU is {share}"
         if self.needed > memory.kv_cache:
             needed, room = format_bytes(self.needed), format_bytes(memory.kv_cache)
-            return f"one sequence of {self.length:,} tokens needs {needed} of KV cache, {room} are left for it"
+            return f"one sequence of {self.length:,} tokens needs {needed} of KV cache, {room} available"
         return ""
 
     @property
     def fits(self) -> bool:
-        """Whether it starts."""
+        """Whether the engine starts."""
         return not self.short
 
     @property
     def verdict(self) -> Verdict:
-        """The same as a plan has it."""
+        """`fits` as a plan's verdict."""
         return Verdict.FITS if self.fits else Verdict.DOES_NOT_FIT
 
     def as_json(self) -> dict[str, Any]:
-        """The answer for other tools."""
+        """JSON for other tools."""
         memory = self.memory
         return {
             "num_gpus": self.num_gpus,
@@ -104,48 +106,48 @@ class Served:
         }
 
     def refusal(self, way_out: str) -> NoFeasiblePlanError:
-        """That it does not start."""
+        """Build the error for an engine that does not start."""
         return NoFeasiblePlanError(
             f"vllm serve {self.model} does not start on {self.num_given}x {self.gpu}: {self.short}",
-            where="the engine alone, whatever trains beside it",
-            rule="weights and passes fit into its share of a GPU, and one longest sequence into what is left",
+            where="the engine alone, without any trainer",
+            rule="weights and activations must fit into its share of a GPU, and one longest sequence into what is left",
             way_out=way_out,
         )
 
 
 @dataclass(frozen=True)
 class ServedLoad:
-    """Engines under a closed loop: each client sends its next request when the last one is answered."""
+    """Engines under a closed loop: each client sends its next request when its last one is answered."""
 
     num_requests: int
-    """Requests in flight, of all engines."""
+    """Requests in flight over all engines."""
     num_engines: int
     response_len: float
     fitting: float
-    """Requests that the cache of one engine holds at once, on average."""
+    """Average number of requests that fit into one engine's cache at once."""
     latency: Latency
-    """Of one request."""
+    """Latency of one request."""
 
     @property
     def waits_for_cache(self) -> bool:
-        """Whether requests wait because the cache of an engine is full."""
+        """Whether requests queue because an engine's cache is full."""
         return self.num_requests > self.fitting * self.num_engines
 
     @property
     def tokens_per_s(self) -> float:
-        """Response tokens of all engines."""
+        """Response tokens per second over all engines."""
         seconds = self.latency.first_token_s + self.latency.token_s * max(0.0, self.response_len - 1)
         return self.num_requests * self.response_len / seconds
 
     def as_json(self) -> dict[str, Any]:
-        """The answer for other tools."""
+        """JSON for other tools."""
         waits = {"waits_for_cache": self.waits_for_cache, "requests_in_cache": self.fitting * self.num_engines}
         counts = {"num_concurrent_requests": self.num_requests, "num_engines": self.num_engines}
         return counts | asdict(self.latency) | {"tokens_per_s": self.tokens_per_s} | waits
 
 
 class ServingJob:
-    """A job's engine, read once. Raises, when asked: SpecError."""
+    """The engine settings of a job. Properties raise SpecError if the job lacks them."""
 
     def __init__(self, job: JobSpec) -> None:
         self.job, self.rollout, self.work = job, job.rollout, job.workload
@@ -154,12 +156,12 @@ class ServingJob:
 
     @cached_property
     def model(self) -> ModelSpec:
-        """The policy's shape."""
+        """The served model."""
         return self.job.load_model()
 
     @cached_property
     def pool(self) -> GpuPool:
-        """The GPUs."""
+        """The GPUs that serve."""
         return read_pools(settle(self.job))[-1]
 
     @property
@@ -169,47 +171,50 @@ class ServingJob:
 
     @property
     def num_engines(self) -> int:
-        """Engines: stated, else as many as the GPUs are enough for."""
+        """Number of engines: as stated, else as many as fit on the GPUs."""
         stated = self.rollout.num_engines
         return max(1, self.job.hardware.num_devices // self.num_gpus) if stated == "auto" else stated
 
     @property
     def version(self) -> VllmVersion:
-        """`rollout.engine_version`, else the release that the framework is named with, else rlplan's own."""
+        """vLLM version: `rollout.engine_version`, else the framework's release, else the one rlplan uses."""
         named = split_label(self.job.framework)[1] if self.job.release.serves else ""
         stated = self.rollout.engine_version or named
         return parse_version(stated) if stated else LATEST
 
     @property
     def quantization(self) -> Quantization | None:
-        """How the weights are stored: as a checkpoint says by its config or name, else in the format that is asked."""
+        """Quantization of the weights: from the checkpoint's config or name, else the requested format."""
         spec = self.model.quantization
         if spec is not None:
             return quantization_of_spec(spec, where="policy")
-        named = quantization_by_name("/".join(Path(self.job.policy.path).parts[-2:]))  # a folder's path ends with it
+        # without a config, the name is the only hint: "...-AWQ", "...-FP8"
+        named = quantization_by_name(
+            "/".join(Path(self.job.policy.path).parts[-2:])
+        )  # a downloaded folder ends with the model's id
         return named or quantization_by_word(self.rollout.quantization, where="rollout.quantization")
 
     @property
     def has_whole_experts(self) -> bool:
-        """Whether ranks hold whole experts: asked for, or by default those of data-parallel attention."""
+        """Whether ranks hold whole experts: as requested, by default only with data-parallel attention."""
         asked = self.rollout.has_expert_parallel
         return self.model.experts is not None and (self.attention_dp > 1 if asked == "auto" else asked)
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight that is not quantised."""
+        """Bytes per unquantized weight."""
         return 4 if self.rollout.dtype == "float32" else 2
 
     @property
     def kv_element_bytes(self) -> int:
-        """Of a cached key or value."""
+        """Bytes per element of a cached key or value."""
         return 1 if self.rollout.kv_dtype == "fp8" else self.element_bytes
 
     @property
     def settings(self) -> EngineSettings:
-        """What the engine is started with."""
+        """Settings of the engine."""
         rollout, gpu, ranks = self.rollout, self.pool.gpu, self.tp * self.attention_dp
-        shares_experts = self.model.experts is not None and self.attention_dp > 1  # a part of each, or whole ones
+        shares_experts = self.model.experts is not None and self.attention_dp > 1  # as slices or as whole experts
         cache = rollout.kv_cache_memory
         return EngineSettings(
             self.job.hardware.memory or gpu.memory.value,
@@ -234,22 +239,27 @@ class ServingJob:
             version=self.version,
         )
 
+    @cached_property
+    def memory(self) -> EngineMemory:
+        """Memory of one rank of the engine."""
+        return engine_memory(self.model, self.settings)
+
     @property
     def cut(self) -> EngineCut:
-        """How the engine holds the model, as far as seconds depend on it."""
+        """Sharding and data types that decide the engine's seconds."""
         ep = self.tp * self.attention_dp if self.has_whole_experts else 1
-        kept = self.element_bytes, self.kv_element_bytes, self.quantization
-        return EngineCut(self.tp, ep, self.attention_dp, *kept)
+        formats = self.element_bytes, self.kv_element_bytes, self.quantization
+        return EngineCut(self.tp, ep, self.attention_dp, *formats)
 
     @property
     def rates(self) -> EngineRates:
-        """How fast the engine is. Raises: SpecError."""
+        """Rates of the engine. Raises: SpecError."""
         if self.rollout.pp > 1:
             raise SpecError(
                 f"rollout.pp is {self.rollout.pp}",
                 where="rollout.pp",
-                rule="an engine in pipeline stages has bytes, no seconds",
-                way_out="rollout.pp=1 with more ranks of rollout.tp",
+                rule="step times are not predicted for pipeline-parallel engines, only memory",
+                way_out="rollout.pp=1 with a larger rollout.tp",
             )
         return EngineRates(
             engine_counts(self.model, self.cut),
@@ -261,63 +271,60 @@ class ServingJob:
 
     @property
     def num_requests(self) -> int:
-        """Requests in flight. Raises: SpecError where the job does not say how many."""
+        """Requests in flight. Raises: SpecError if the job does not state them."""
         asked = self.work.num_concurrent_requests
         if asked is None:
             raise SpecError(
-                "how many requests are in flight is not said",
+                "the number of requests in flight is not stated",
                 where="workload.num_concurrent_requests",
-                rule="an engine is simulated with clients that keep a fixed number of requests in flight",
+                rule="latencies are predicted for clients that keep a fixed number of requests in flight",
                 way_out="workload.num_concurrent_requests=64",
             )
         return asked
 
     @cached_property
     def fitting(self) -> float:
-        """Requests that an engine's cache holds at once, with half of their responses. Raises: NoFeasiblePlanError."""
-        memory = engine_memory(self.model, self.settings)
+        """Requests that fit into one cache at once, each with half its response. Raises: NoFeasiblePlanError."""
         length = self.work.usual_prompt_len + round(self.work.lengths.mean) // 2
-        fitting = self.attention_dp * memory.num_blocks / memory.pool.blocks_of_sequence(length)
+        fitting = self.attention_dp * self.memory.num_blocks / self.memory.pool.blocks_of_sequence(length)
         if fitting < 1:
             raise NoFeasiblePlanError(
-                f"the cache holds {fitting:.2f} of one request of {length:,} tokens beside the weights",
+                f"the KV cache holds only {fitting:.2f} of one request of {length:,} tokens",
                 where="hardware",
-                rule="a request is served when the cache holds all of it",
+                rule="the cache must hold a complete request",
                 way_out="larger GPUs, more of them (rollout.tp), or quantised weights (rollout.quantization)",
             )
         return fitting
 
     @property
     def loop(self) -> ClosedLoop:
-        """The clients of one engine, and how many of their requests it serves at once."""
-        memory = engine_memory(self.model, self.settings)
+        """The clients of one engine and the number of their requests it serves at once."""
         return ClosedLoop(
             self.num_requests / self.num_engines,
             self.work.usual_prompt_len,
             self.work.lengths.mean,
-            min(memory.limits.max_num_seqs, self.fitting),
-            float(memory.limits.max_num_batched_tokens),
+            min(self.memory.limits.max_num_seqs, self.fitting),
+            float(self.memory.limits.max_num_batched_tokens),
         )
 
 
 def serve(job: JobSpec) -> Served:
-    """The engine that a job starts. Raises: SpecError."""
+    """Predict the memory of the engine that a job starts. Raises: SpecError."""
     engine = ServingJob(job)
-    settings = engine.settings
     return Served(
         named_model(job.policy.path),
         job.hardware.profile,
         engine.num_gpus,
         job.hardware.num_devices,
-        job.workload.max_seq_len,
-        0,
-        engine_memory(engine.model, settings),
-        settings.total_bytes,
+        length=job.workload.max_seq_len,
+        on_host=0,
+        memory=engine.memory,
+        capacity=engine.settings.total_bytes,
     )
 
 
 def serve_load(job: JobSpec) -> ServedLoad:
-    """The engine under the job's requests in flight. Raises: SpecError, NoFeasiblePlanError."""
+    """Predict latencies under the job's requests in flight. Raises: SpecError, NoFeasiblePlanError."""
     engine = ServingJob(job)
     latency = closed_loop_latency(engine.rates, engine.loop)
     return ServedLoad(engine.num_requests, engine.num_engines, engine.work.lengths.mean, engine.fitting, latency)

@@ -1,14 +1,14 @@
-"""Where a job on GPUs runs and what with: one group of GPUs, or two of different kinds that do not share devices.
+"""The GPUs and models of a job: one group of GPUs, or two groups of different kinds that share no devices.
 
-In: a SettledJob. Out: frozen pools with their profiles, capacities and rates; models by role.
-Left out: which roles lie where (gpu/candidates.py). Of two pools the first trains and scores, the second generates.
+In: a SettledJob. Out: frozen pools with profiles, capacities and rates; models by role. Left out: where roles are
+placed (gpu/candidates.py). With two pools, the first trains and scores and the second generates.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
-from rlplan.planner.margins import reserve_of
+from rlplan.planner.margins import get_reserve
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, usual_node
 from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
@@ -28,127 +28,127 @@ class GpuPool:
     gpu: GpuProfile
     num_gpus: int
     capacity: int
-    """Bytes of one GPU that may be used."""
+    """Usable bytes per GPU."""
     gpus_per_host: int
     host_capacity: int | None
-    """Bytes of one host, None where not known."""
+    """Bytes per host; None if unknown."""
     node: NodeProfile | None = None
-    """The machine they sit in, None where none is known."""
+    """The node that holds them; None if unknown."""
 
     @property
     def num_hosts(self) -> int:
-        """Hosts, the last of them perhaps not full."""
+        """Number of hosts; the last one may be partly used."""
         return -(-self.num_gpus // self.gpus_per_host)
 
     @property
     def overheads(self) -> GpuOverheads:
-        """What belongs to no tensor."""
+        """GPU memory that belongs to no tensor: CUDA context, communicators."""
         return self.gpu.overheads
 
     @property
     def cluster(self) -> Cluster:
-        """Their rates."""
+        """Compute and network rates of these GPUs."""
         return Cluster(self.gpu, self.num_gpus, self.gpus_per_host, self.node)
 
 
 @dataclass(frozen=True)
 class GpuSetting:
-    """Where a job on GPUs runs and what with.
+    """The GPUs and models of a job.
 
-    What is asked of the whole setting (`gpu`, `capacity`, ...) is the first pool's, but for `num_gpus`.
+    Properties of the whole setting (`gpu`, `capacity`, ...) are those of the first pool, except `num_gpus`.
     """
 
     pools: tuple[GpuPool, ...]
-    """One group of GPUs, or those that train and those that generate."""
+    """One pool, or the pool that trains and the pool that generates."""
     models: Mapping[Role, ModelSpec]
     link: LinkSpec | None = None
-    """Between two pools, where it is slower than the network of their hosts."""
+    """Link between two pools if it is slower than the network of their hosts."""
 
-    def pool(self, group: str) -> GpuPool:
-        """The GPUs of a device group of a schedule."""
+    def get_pool(self, group: str) -> GpuPool:
+        """Pool of a device group of a schedule."""
         return self.pools[-1] if group == GENERATION else self.pools[0]
 
     def cluster(self, group: str) -> Cluster:
-        """The rates of a device group."""
-        return self.pool(group).cluster
+        """Rates of a device group."""
+        return self.get_pool(group).cluster
 
-    def part(self, group: str, num_gpus: int) -> Cluster:
-        """The rates of so many GPUs of a device group."""
-        whole = self.cluster(group)
-        per_host = whole.gpus_per_host
-        return replace(whole, num_gpus=num_gpus, gpus_per_host=min(num_gpus, per_host), host_gpus=per_host)
+    def get_partial_cluster(self, group: str, num_gpus: int) -> Cluster:
+        """Rates of `num_gpus` GPUs of a device group."""
+        cluster = self.cluster(group)
+        per_host = cluster.gpus_per_host
+        return replace(cluster, num_gpus=num_gpus, gpus_per_host=min(num_gpus, per_host), host_gpus=per_host)
 
-    def with_gpus(self, num_gpus: int, num_hosts: int) -> "GpuSetting":
-        """The same with so many GPUs of its one group, on so many hosts."""
+    def replace_gpus(self, num_gpus: int, num_hosts: int) -> "GpuSetting":
+        """The setting with `num_gpus` GPUs of its only pool on `num_hosts` hosts."""
         fewer = replace(self.pools[0], num_gpus=num_gpus, gpus_per_host=ceil_div(num_gpus, num_hosts))
         return replace(self, pools=(fewer,))
 
-    def with_capacity(self, share: float) -> "GpuSetting":
-        """The same with a share of each GPU's memory."""
+    def scale_capacity(self, share: float) -> "GpuSetting":
+        """The setting with a share of each GPU's memory."""
         return replace(self, pools=tuple(replace(pool, capacity=int(pool.capacity * share)) for pool in self.pools))
 
     @property
     def has_pools(self) -> bool:
-        """Whether training and generation have GPUs of different groups."""
+        """Whether training and generation use different pools."""
         return len(self.pools) > 1
 
     @property
     def split(self) -> tuple[int, int] | None:
-        """GPUs that train and that generate, where the groups say so; None where all may do both."""
+        """(GPUs that train, GPUs that generate) with two pools; None if all GPUs may do both."""
         return (self.pools[0].num_gpus, self.pools[1].num_gpus) if self.has_pools else None
 
     @property
     def words(self) -> str:
-        """The GPUs as they are named: `8x h100-sxm + 8x l40s`."""
+        """The GPUs in words: `8x h100-sxm + 8x l40s`."""
         return " + ".join(f"{pool.num_gpus}x {pool.gpu.name}" for pool in self.pools)
 
     @property
     def gpu(self) -> GpuProfile:
-        """The GPU that trains."""
+        """GPU model of the training pool."""
         return self.pools[0].gpu
 
     @property
     def num_gpus(self) -> int:
-        """All GPUs."""
+        """Number of GPUs in all pools."""
         return sum(pool.num_gpus for pool in self.pools)
 
     @property
     def capacity(self) -> int:
-        """Bytes of a GPU that trains."""
+        """Usable bytes per training GPU."""
         return self.pools[0].capacity
 
     @property
     def gpus_per_host(self) -> int:
-        """GPUs of a host of those that train."""
+        """GPUs per host of the training pool."""
         return self.pools[0].gpus_per_host
 
     @property
     def host_capacity(self) -> int | None:
-        """Bytes of a host: the smaller one of two kinds; None where none is known."""
+        """Bytes per host, the minimum over both pools; None if unknown."""
         return min((pool.host_capacity for pool in self.pools if pool.host_capacity is not None), default=None)
 
     @property
     def num_hosts(self) -> int:
-        """All hosts."""
+        """Number of hosts of all pools."""
         return sum(pool.num_hosts for pool in self.pools)
 
     @property
     def policy(self) -> ModelSpec:
-        """The policy's shape."""
+        """The policy."""
         return self.models[Role.POLICY]
 
     @property
     def overheads(self) -> GpuOverheads:
-        """What belongs to no tensor, on a GPU that trains."""
+        """GPU memory of the training pool that belongs to no tensor."""
         return self.gpu.overheads
 
-    def model_of(self, role: Role) -> ModelSpec:
-        """A role's shape: the policy's where it has none of its own."""
+    def get_model(self, role: Role) -> ModelSpec:
+        """Model of a role; the policy if the role has none of its own."""
         return self.models.get(role, self.policy)
 
 
 def read_setting(job: SettledJob) -> GpuSetting:
-    """Profiles and models of a job on GPUs. Raises: SpecError."""
+    """Read the hardware profiles and models of a job on GPUs. Raises: SpecError."""
     models = {Role.POLICY: job.load_model()}
     for role, name in job.roles.paths.items():
         if role in job.scored_roles:
@@ -159,27 +159,28 @@ def read_setting(job: SettledJob) -> GpuSetting:
 
 
 def read_pools(job: SettledJob) -> tuple[GpuPool, ...]:
-    """The groups of GPUs of a job; memory and host_memory hold for each. Raises: SpecError."""
+    """Read the GPU pools of a job; `hardware.memory` and `host_memory` apply to each. Raises: SpecError."""
     hardware = job.hardware
     named = [(hardware.profile, hardware.num_devices, hardware.devices_per_host)]
     if hardware.generation is not None:
         named.append((hardware.generation.profile, hardware.generation.num_devices, 0))
-    return tuple(_pool(job, *one) for one in named)
+    return tuple(_read_pool(job, *pool) for pool in named)
 
 
-def _pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> GpuPool:
-    found = find_profile(profile, where="hardware.profile")
+def _read_pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> GpuPool:
+    named = find_profile(profile, where="hardware.profile")
     gpu = limited_gpu(get_gpu(profile, where="hardware.profile"), job.hardware.power_limit)
-    node = found if isinstance(found, NodeProfile) else usual_node(gpu)
+    node = named if isinstance(named, NodeProfile) else usual_node(gpu)
     limit = job.hardware.memory
-    room = gpu.memory.value - reserve_of(gpu)
+    # a stated limit never overrides the reserve
+    room = gpu.memory.value - get_reserve(gpu)
     capacity = room if limit is None else min(limit, room)
-    each = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))
+    gpus_per_host = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))
     host_memory = job.hardware.host_memory or (node.host_memory.value if node else None)
-    return GpuPool(gpu, num_gpus, capacity, each, host_memory, node)
+    return GpuPool(gpu, num_gpus, capacity, gpus_per_host, host_memory, node)
 
 
 def gpus_of(job: SettledJob) -> tuple[int, GpuProfile, int]:
-    """How many of which GPU train, and the bytes of each that may be used. Raises: SpecError."""
+    """Read (number of training GPUs, their profile, usable bytes per GPU). Raises: SpecError."""
     first = read_pools(job)[0]
     return first.num_gpus, first.gpu, first.capacity

@@ -1,7 +1,7 @@
-"""When trainer and engine can hold the frozen base once (`rollout.shares_base`): one list of reasons against it.
+"""Conditions for sharing one frozen base between trainer and engine (`rollout.shares_base`).
 
-In: a job and a choice. Out: reasons, part of those in rules.py. Left out: whether the model has room, and what only the
-two sides together can say: each weight is compared while the engine loads (runtime/workers/engine/base_loading.py).
+In: a job and a choice. Out: reasons against it, which rules.py includes. Left out: whether memory suffices, and checks
+that need both sides: the engine compares each weight while loading (runtime/workers/engine/base_loading.py).
 """
 
 from collections.abc import Iterator
@@ -15,30 +15,30 @@ from rlplan.vocabulary import Placement
 KEY = "rollout.shares_base"
 
 
-def shared_base_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
-    """Why a choice cannot share the base, where the job asks for it."""
+def find_shared_base_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Reasons why a choice cannot share the base; none if the job does not ask for it."""
     if job.rollout.shares_base:
-        yield from (f"{KEY}: {reason}" for reason in _of_the_job(job))
-        yield from (f"{KEY}: {reason}" for reason in _of_the_choice(choice))
-        if reason := shared_base_stage(job, choice):
+        yield from (f"{KEY}: {reason}" for reason in _check_job(job))
+        yield from (f"{KEY}: {reason}" for reason in _check_choice(choice))
+        if reason := find_shared_stage_refusal(job, choice):
             yield reason
 
 
-def shared_base_stage(job: SettledJob, choice: Choice) -> str:
-    """Why the trainer's ZeRO stage does not go with it; empty where it does."""
+def find_shared_stage_refusal(job: SettledJob, choice: Choice) -> str:
+    """The reason why the trainer's ZeRO stage prevents sharing; empty if it does not."""
     cuts = choice.trainer.zero_stage == 3 or choice.trainer.offloads_parameters
     is_refused = job.rollout.shares_base and cuts
-    return f"{KEY}: under ZeRO-3 the base lies in shares (training.zero_stage 0 to 2)" if is_refused else ""
+    return f"{KEY}: ZeRO-3 shards the base (training.zero_stage 0 to 2)" if is_refused else ""
 
 
-def _of_the_job(job: SettledJob) -> Iterator[str]:
+def _check_job(job: SettledJob) -> Iterator[str]:
     training, rollout = job.training, job.rollout
     if training.lora is None:
-        yield "without training.lora the trainer's weights change, and an engine's must not while it generates"
+        yield "without training.lora the trainer changes the base while the engine generates with it"
     if not job.has_engine:
         yield f"{job.algorithm.name} has no engine"
     if training.has_packed_base:
-        yield "training.lora.base_dtype nf4: the engine has no kernel for the trainer's 4 bits"
+        yield "training.lora.base_dtype nf4: the engine has no kernel for the trainer's 4-bit format"
     if training.dtype is not rollout.dtype:
         yield f"the trainer's base is in {training.dtype.value}, the engine's in {rollout.dtype.value}"
     if job.takes_images:
@@ -46,20 +46,20 @@ def _of_the_job(job: SettledJob) -> Iterator[str]:
     try:
         has = why_not_shared(job.load_model())
     except SpecError:
-        return  # who reads the model says what is wrong
+        return  # the check that reads the model reports the error
     if has:
-        yield f"the policy has {has}, which vLLM keeps otherwise than the trainer"
+        yield f"the policy has {has}, which vLLM stores in another layout than the trainer"
 
 
-def _of_the_choice(choice: Choice) -> Iterator[str]:
+def _check_choice(choice: Choice) -> Iterator[str]:
     trainer, engine, placement = choice.trainer, choice.engine, choice.arrangement.placement
     if choice.sync_mode and choice.sync_mode != "adapter":
-        yield "whole weights would be written over the base (placement.sync_content=adapter)"
+        yield "full weights would overwrite the base (placement.sync_content=adapter)"
     if placement is Placement.COLOCATED:
-        yield "a colocated engine gives its weights up between phases (placement.placement=hybrid)"
+        yield "a colocated engine drops its weights between phases (placement.placement=hybrid)"
     elif placement is Placement.DISAGGREGATED:
-        yield "trainer and engine are on devices of their own (placement.placement=hybrid)"
+        yield "trainer and engine are on separate devices (placement.placement=hybrid)"
     if trainer.tp > 1 or engine.ranks > 1:
-        yield "ranks that share layers have parts of the base (training.tp=1, rollout.tp=1)"
+        yield "tensor-parallel ranks hold only parts of the base (training.tp=1, rollout.tp=1)"
     if engine.quantization not in (None, "none"):
-        yield f"rollout.quantization {engine.quantization}: the trainer's base is not quantised"
+        yield f"rollout.quantization {engine.quantization}: the trainer's base is not quantized"

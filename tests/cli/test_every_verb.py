@@ -219,7 +219,7 @@ def test_what_a_partial_job_lacks_is_named_with_what_to_type(
         assert rlplan("plan", source, "-o", tmp_path / "plan.json").exit_code == 0
         source = tmp_path / "plan.json"
     answer = rlplan(verb, source, "-o", tmp_path / "out")
-    way_out = refused(answer, 2, "the job says nothing to train on", "data.prompts=train.jsonl")
+    way_out = refused(answer, 2, "the job states no training data", "data.prompts=train.jsonl")
     assert not (tmp_path / "out").exists()
     keys = [word.partition("=")[0] for word in shlex.split(way_out)]
     assert keys == ["data.prompts"]

@@ -135,7 +135,7 @@ def test_an_explanation_is_a_page(rlplan: Call, plan: Path) -> None:
         "Next best",
         "Rejected choices",
         "What if",
-        "one GPU more" if "one GPU more" in answer.out else "one host more",
+        "one more GPU" if "one more GPU" in answer.out else "one more host",
     ):
         assert words in answer.out
 
@@ -284,8 +284,8 @@ def test_a_job_with_turns_and_tools_says_that_they_are_not_counted(rlplan: Call,
     answer = rlplan(verb, *ASKED, *TURNS, *TOOLS)
     assert answer.exit_code == 0, answer.err
     words = " ".join(answer.out.split())
-    assert "not counted: turns 2 to 50 of a rollout and the prompts that grow by each of them; " in words
-    assert "waits for tools and the environment (at most 10 s for an answer)" in words
+    assert "not counted: turns 2 to 50 of a rollout and the prompts that grow with each turn; " in words
+    assert "waiting for tools and the environment (at most 10 s per answer)" in words
 
 
 @pytest.mark.parametrize("verb", ["plan", "estimate", "explain"])

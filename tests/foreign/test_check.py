@@ -162,7 +162,7 @@ def test_a_host_whose_memory_is_only_assumed_is_named(tmp_path: Path) -> None:
     )
     plan = check(read_source(tmp_path / "train.sh", None), Asked("1x4090")).plan
     assert plan is not None
-    assert any("hardware.host_memory says another size" in note for note in plan.notes)
+    assert any("hardware.host_memory sets another size" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(("gpus", "bytes_fewer"), [("1xH100", 8), ("4xH100", 10)])

@@ -93,7 +93,7 @@ def test_a_server_that_needs_more_gpus_than_there_are_does_not_fit(tmp_path: Pat
         tmp_path, f"vllm serve {LLAMA} -tp 2 --pipeline-parallel-size 2 --max-model-len 4096", "2xH100"
     )
     assert checked.served is not None
-    assert checked.served.short == "it needs 4 GPUs, 2 are there"
+    assert checked.served.short == "it needs 4 GPUs, 2 available"
 
 
 def import_deepspeed(folder: Path, config: dict[str, Any]) -> Imported:

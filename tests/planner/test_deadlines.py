@@ -12,7 +12,7 @@ from tests.factories import EXAMPLES, QUICKSTART
 
 
 @cache
-def plan_of(*overrides: str) -> Plan:
+def make_plan(*overrides: str) -> Plan:
     return best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", overrides))
 
 
@@ -23,11 +23,11 @@ def longest(plan: Plan, *, of_the_start: bool) -> float:
     assert plan.timing
     parts = (plan.timing.start, plan.timing.step, plan.timing.sometimes, plan.timing.finish)
     actions = [action for part in parts for action in part.actions]
-    return max(one.cost.seconds for one in actions if one.action_id.startswith("start") is of_the_start)
+    return max(action.cost.seconds for action in actions if action.action_id.startswith("start") is of_the_start)
 
 
 def test_an_action_may_take_four_times_what_is_predicted() -> None:
-    plan = plan_of(*LONG)
+    plan = make_plan(*LONG)
     limit_s, predicted_s = plan.job.limits.action_timeout_s, longest(plan, of_the_start=False)
     assert predicted_s > 600, "the old deadline would have ended it"
     assert predicted_s * DEADLINE_FACTOR <= limit_s < predicted_s * DEADLINE_FACTOR + 1
@@ -46,16 +46,16 @@ def test_a_small_job_keeps_the_least_deadlines() -> None:
 
 @pytest.mark.parametrize("key", LEAST_SECONDS)
 def test_what_the_job_says_stays(key: str) -> None:
-    plan = plan_of(*LONG, f"limits.{key}=17")
+    plan = make_plan(*LONG, f"limits.{key}=17")
     assert getattr(plan.job.limits, key) == 17
 
 
 def test_a_wait_for_async_rollouts_may_last_a_step_of_the_other_side() -> None:
-    plan = plan_of(*LONG, "placement.placement=disaggregated", "placement.max_staleness=1")
+    plan = make_plan(*LONG, "placement.placement=disaggregated", "placement.max_staleness=1")
     assert plan.schedule.async_rollouts is not None
     assert plan.job.limits.action_timeout_s >= plan.seconds * DEADLINE_FACTOR
 
 
 def test_ranks_wait_for_each_other_as_long_as_the_longest_deadline() -> None:
-    limits = plan_of(*LONG).job.limits
+    limits = make_plan(*LONG).job.limits
     assert limits.rank_timeout_s == limits.action_timeout_s > limits.start_timeout_s

@@ -75,10 +75,10 @@ def test_the_job_s_plan_is_where_the_budget_put_it_and_holds_as_much(parts: dict
     engine = plan.schedule.layout("rollout_engine")
     assert engine.dp * engine.tp == step.num_generation
     assert plan.job.rollout.kv_cache_memory == chosen.kv.kv_cache_memory_bytes  # type: ignore[union-attr]
-    mine, theirs = plan.ledger, chosen.ledger
+    own, theirs = plan.ledger, chosen.ledger
     for device in theirs.devices:
         expected = theirs.device_peak(device).num_bytes
-        assert mine.device_peak(device).num_bytes == expected, device
+        assert own.device_peak(device).num_bytes == expected, device
 
 
 def test_an_example_holds_to_the_byte_what_its_budget_says() -> None:
@@ -136,9 +136,7 @@ def test_models_are_looked_for_under_their_ids() -> None:
     assert job.load_model().hidden_size == 1536  # from the catalogue: the folder is not there
 
 
-@pytest.mark.parametrize(
-    ("lacks", "words"), [("data", "nothing to train on"), ("rewards", "one of the three is needed")]
-)
+@pytest.mark.parametrize(("lacks", "words"), [("data", "no training data"), ("rewards", "one of the three is needed")])
 def test_what_a_run_needs_and_a_plan_does_not_is_named(lacks: str, words: str) -> None:
     plan = executable_plan(budget(**{lacks: None if lacks == "data" else []}))
     with pytest.raises(SpecError, match=words):
@@ -163,8 +161,8 @@ def test_what_the_runtime_lacks_is_said(parts: dict[str, Any], error: type[Excep
 def test_a_job_that_contradicts_itself_on_gpus_is_refused() -> None:
     job = executable_plan(budget(placement={"placement": "hybrid"})).job
     for change, words in (
-        ({"transport": Transport.NCCL}, "on shared GPUs weights go by"),
-        ({"sync_senders": "one"}, "each is needed"),
+        ({"transport": Transport.NCCL}, "shared GPUs use cuda_ipc"),
+        ({"sync_senders": "one"}, "needs each"),
     ):
         other = job.model_copy(update={"placement": job.placement.model_copy(update=change)})
         (rejection,) = list_choices(other)[1]

@@ -1,4 +1,4 @@
-"""What a plan's numbers are worth: errors as measured, a reserve on each GPU, the simpler of two that are as fast."""
+"""Margins of a plan: measured errors, a reserve on each GPU, and the simpler of two equally fast layouts."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,7 @@ from rlplan.planner.margins import (
     ENOUGH_ROOM,
     RESERVE,
     SAME_SPEED,
-    needed_bytes,
-    reserve_of,
+    get_reserve,
 )
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import load_job
@@ -26,8 +25,8 @@ def test_errors_of_seconds_are_larger_than_what_counts_as_equally_fast() -> None
 
 
 def test_a_gpu_with_outputs_for_a_display_keeps_more_free() -> None:
-    assert reserve_of(get_gpu("h100-sxm", where="")) == RESERVE
-    assert reserve_of(get_gpu("rtx-4090", where="")) == DISPLAY_RESERVE > RESERVE
+    assert get_reserve(get_gpu("h100-sxm", where="")) == RESERVE
+    assert get_reserve(get_gpu("rtx-4090", where="")) == DISPLAY_RESERVE > RESERVE
     plan = best_plan(gpu_job(CARD))
     assert plan.binding_capacity == plan.job.load_gpu().memory.value - DISPLAY_RESERVE
 
@@ -46,7 +45,7 @@ def test_what_the_kv_cache_fills_is_told_apart_from_what_is_needed() -> None:
     assert plan.kv is not None
     more = plan.kv.kv_cache_memory_bytes - plan.kv.least_bytes
     assert more > 0
-    assert plan.row_interval()[1] - more <= needed_bytes(plan) < plan.row_interval()[1]
+    assert plan.row_interval()[1] - more <= plan.needed_bytes < plan.row_interval()[1]
 
 
 def test_a_host_that_was_assumed_is_said_with_what_goes_without_it() -> None:

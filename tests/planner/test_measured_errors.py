@@ -22,8 +22,8 @@ from rlplan.planner.measured_errors import (
     Stratum,
     all_errors,
     find_error,
-    peak_error,
-    peak_interval,
+    find_peak_error,
+    predict_peak_interval,
     step_error,
     stratum_of,
 )
@@ -41,23 +41,23 @@ DENSE = Stratum(is_moe=False)
 
 
 @pytest.fixture(scope="module")
-def imported() -> JobSpec:
+def imported_spec() -> JobSpec:
     return imported_job(read_source(SCRIPT, None, ["MB=1"]), Asked(HARDWARE))[1]
 
 
 @pytest.fixture(scope="module")
-def plan(imported: JobSpec) -> Plan:
-    return rlplan.plan(as_mapping(imported)).plan
+def plan(imported_spec: JobSpec) -> Plan:
+    return rlplan.plan(as_mapping(imported_spec)).plan
 
 
 def as_mapping(job: JobSpec) -> dict[str, Any]:
     return job.model_dump(mode="json", exclude_unset=True)
 
 
-def test_the_same_job_has_the_same_interval_through_plan_check_and_compare(imported: JobSpec, plan: Plan) -> None:
+def test_the_same_job_has_the_same_interval_through_plan_check_and_compare(imported_spec: JobSpec, plan: Plan) -> None:
     planned = results_as_json(plan)
     checked = check(read_source(SCRIPT, None, ["MB=1"]), Asked(HARDWARE)).as_json()["results"]
-    [row] = rlplan.compare(as_mapping(imported), hardware=[HARDWARE]).rows()
+    [row] = rlplan.compare(as_mapping(imported_spec), hardware=[HARDWARE]).rows()
     for key in ("step_error", "phase_errors", "peak_bytes", "peak_error"):
         assert planned[key] == checked[key], key
     assert tuple(row["step_interval_s"]) == (planned["step_error"]["low_s"], planned["step_error"]["high_s"])
@@ -73,10 +73,10 @@ def test_what_is_normal_of_a_measured_step_is_the_interval_of_its_plan() -> None
 
 
 def test_a_point_has_the_interval_of_the_plan_of_its_job() -> None:
-    [point] = [one for one in bundled_points() if one.id == "simumax-llama3-70b-l12-tp1-pp2-dp4-mbc4-mem"]
+    [point] = [known for known in bundled_points() if known.id == "simumax-llama3-70b-l12-tp1-pp2-dp4-mbc4-mem"]
     [compared] = compare([point]).points
-    made = plan_of(training_job(point))
-    assert compared.stratum == stratum_of(made, PEAK) == Stratum(is_moe=False, framework="megatron")
+    planned = plan_of(training_job(point))
+    assert compared.stratum == stratum_of(planned, PEAK) == Stratum(is_moe=False, framework="megatron")
     assert compared.interval == pytest.approx(
         find_error(PEAK, compared.stratum).interval(float(compared.predicted or 0))
     )
@@ -103,7 +103,7 @@ def test_steps_with_rollouts_are_unknown_while_nearly_all_points_are_of_one_sour
     error = find_error(STEP, Stratum(False, "verl"))
     assert error.num_points >= LEAST_POINTS
     assert error.factor == UNKNOWN_FACTOR
-    assert "nearly all of one of" in error.words
+    assert "almost all from one of" in error.words
 
 
 def test_cpu_hosts_have_no_interval_of_their_own() -> None:
@@ -119,22 +119,24 @@ def test_the_interval_of_a_peak_holds_its_worst_case_and_leaves_the_cache_as_it_
     least, most = plan.row_interval()
     assert low <= least <= plan.binding.num_bytes <= most <= high
     cache = sum(size for _, _, kind, size in plan.binding.rows if kind is MemoryKind.KV_CACHE)
-    error = peak_error(plan)
+    error = find_peak_error(plan)
     if error.is_known:
-        assert peak_interval(plan)[1] - cache == pytest.approx(error.factor * (plan.binding.num_bytes - cache), abs=2)
+        assert predict_peak_interval(plan)[1] - cache == pytest.approx(
+            error.factor * (plan.binding.num_bytes - cache), abs=2
+        )
 
 
 def test_where_nothing_is_known_of_an_engine_the_factor_is_of_the_part_that_is_unknown() -> None:
     job = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "hardware": {"profile": "l4", "num_devices": 1}}
     engine = best_plan(gpu_job(job, ["placement.placement=hybrid"]))
     weights = sum(size for _, _, kind, size in engine.binding.rows if kind is MemoryKind.WEIGHTS)
-    low, high = peak_interval(engine)
+    low, high = predict_peak_interval(engine)
     assert weights < low < engine.binding.num_bytes < high
-    if not peak_error(engine).is_known:
+    if not find_peak_error(engine).is_known:
         assert high < UNKNOWN_FACTOR * (engine.binding.num_bytes - weights) + weights
 
 
 def test_a_plan_that_fits_says_where_measured_peaks_reach_beyond_the_gpu(plan: Plan) -> None:
     beyond = plan.interval()[1] > plan.binding_capacity
-    says = "while the verdict follows the computed worst case" in peak_words(plan)
+    says = "but the verdict follows the computed worst case" in peak_words(plan)
     assert says is (beyond and plan.fit is Verdict.FITS)

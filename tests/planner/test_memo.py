@@ -1,17 +1,17 @@
 """A memo keeps what pure methods gave, by facts and arguments."""
 
-from rlplan.planner.memo import MOST_TABLES, Memo, memoized
+from rlplan.planner.memo import MOST_TABLES, Memo, memoize
 
 
 class Sums:
     def __init__(self, memo: Memo, *facts: object) -> None:
-        self.known = memo.table(Sums, *facts)
+        self.known = memo.get_table(Sums, *facts)
         self.num_asked = 0
 
-    @memoized
-    def add(self, one: int, other: int = 0) -> int:
+    @memoize
+    def add(self, first: int, other: int = 0) -> int:
         self.num_asked += 1
-        return one + other
+        return first + other
 
 
 def test_equal_arguments_are_computed_once() -> None:
@@ -22,11 +22,11 @@ def test_equal_arguments_are_computed_once() -> None:
 
 def test_objects_with_equal_facts_share_a_table_and_others_do_not() -> None:
     memo = Memo()
-    one, alike, other = Sums(memo, [1], "a"), Sums(memo, [1], "a"), Sums(memo, [2], "a")
-    for each in (one, alike, other):
+    sums, alike, other = Sums(memo, [1], "a"), Sums(memo, [1], "a"), Sums(memo, [2], "a")
+    for each in (sums, alike, other):
         assert each.add(1, 2) == 3
-    assert (one.num_asked, alike.num_asked, other.num_asked) == (1, 0, 1)
-    assert Sums(Memo(), [1], "a").known is not one.known
+    assert (sums.num_asked, alike.num_asked, other.num_asked) == (1, 0, 1)
+    assert Sums(Memo(), [1], "a").known is not sums.known
 
 
 def test_a_memo_that_is_off_keeps_nothing() -> None:

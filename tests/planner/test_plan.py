@@ -23,30 +23,32 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "quickstart": lambda: find_plan(load_job(QUICKSTART)),
     "memory-bound": lambda: find_plan(load_job(EXAMPLES / "memory-bound.yaml")),
     "does not fit a host": lambda: best_plan(load_job(QUICKSTART, ["hardware.memory=1GiB"])),
-    "two GPUs": lambda: on_gpus(),
-    "ppo": lambda: on_gpus("workload.mini_batch_size=256", algorithm="ppo"),
-    "dpo": lambda: on_gpus(algorithm="dpo"),
-    "lengths": lambda: on_gpus("workload.response_lengths={kind: lognormal, median: 500, sigma: 0.7}"),
-    "adapters": lambda: on_gpus("training.lora={rank: 8, target_modules: [q_proj]}", "rollout.kv_cache_memory=2GiB"),
-    "two kinds": lambda: on_gpus(hardware="2xH100 + 2xL40S"),
-    "megatron": lambda: on_gpus("training.backend=megatron"),
-    "does not fit GPUs": lambda: on_gpus("training.zero_stage=2", policy="Qwen/Qwen2.5-7B", hardware="1xRTX4090"),
+    "two GPUs": lambda: make_gpu_job(),
+    "ppo": lambda: make_gpu_job("workload.mini_batch_size=256", algorithm="ppo"),
+    "dpo": lambda: make_gpu_job(algorithm="dpo"),
+    "lengths": lambda: make_gpu_job("workload.response_lengths={kind: lognormal, median: 500, sigma: 0.7}"),
+    "adapters": lambda: make_gpu_job(
+        "training.lora={rank: 8, target_modules: [q_proj]}", "rollout.kv_cache_memory=2GiB"
+    ),
+    "two kinds": lambda: make_gpu_job(hardware="2xH100 + 2xL40S"),
+    "megatron": lambda: make_gpu_job("training.backend=megatron"),
+    "does not fit GPUs": lambda: make_gpu_job("training.zero_stage=2", policy="Qwen/Qwen2.5-7B", hardware="1xRTX4090"),
 }
 
 
-def on_gpus(*overrides: str, **parts: str) -> Plan:
+def make_gpu_job(*overrides: str, **parts: str) -> Plan:
     return best_plan(job_from({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100"} | parts, overrides))
 
 
 @cache
-def planned(name: str) -> Plan:
+def plan_example(name: str) -> Plan:
     """One of PLANS; made when a test asks, not while tests are collected."""
     return PLANS[name]()
 
 
 @pytest.fixture
 def plan(request: pytest.FixtureRequest) -> Plan:
-    return planned(request.param)
+    return plan_example(request.param)
 
 
 plans = pytest.mark.parametrize("plan", PLANS, indirect=True)
@@ -99,7 +101,7 @@ def test_a_plan_moved_with_its_tree_still_finds_its_files(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("version", [0, 1, "2", None, ..., 1.5, [2]])
 def test_another_schema_version_is_refused(tmp_path: Path, version: Any) -> None:
-    data = json.loads(dump_plan(planned("small"), tmp_path)) | {"schema_version": version}
+    data = json.loads(dump_plan(plan_example("small"), tmp_path)) | {"schema_version": version}
     data = {key: value for key, value in data.items() if value is not ...}
     (tmp_path / "plan.json").write_text(json.dumps(data))
     with pytest.raises(SpecError, match="plan schema version is") as caught:
@@ -137,7 +139,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_plan_that_was_damaged_is_refused_at_its_key(tmp_path: Path, key: str, value: Any) -> None:
-    data = json.loads(dump_plan(planned("quickstart"), tmp_path))
+    data = json.loads(dump_plan(plan_example("quickstart"), tmp_path))
     *parents, last = key.split(".")
     part: Any = data
     for parent in parents:
@@ -163,7 +165,7 @@ def test_a_plan_that_was_damaged_is_refused_at_its_key(tmp_path: Path, key: str,
 )
 @pytest.mark.parametrize("name", ["small", "two GPUs"])
 def test_a_plan_that_was_changed_by_hand_is_refused(tmp_path: Path, name: str, key: str, value: Any) -> None:
-    data = json.loads(dump_plan(planned(name), tmp_path))
+    data = json.loads(dump_plan(plan_example(name), tmp_path))
     *parents, last = key.split(".")
     part: Any = data
     for parent in parents:
@@ -176,14 +178,14 @@ def test_a_plan_that_was_changed_by_hand_is_refused(tmp_path: Path, name: str, k
 
 
 def test_a_plan_whose_text_is_laid_out_anew_is_the_same(tmp_path: Path) -> None:
-    write_plan(planned("small"), tmp_path / "plan.json")
+    write_plan(plan_example("small"), tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps(dict(reversed(data.items()))))
-    assert read_plan(tmp_path / "plan.json") == planned("small")
+    assert read_plan(tmp_path / "plan.json") == plan_example("small")
 
 
 def test_a_plan_that_was_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
-    text = dump_plan(planned("small"), tmp_path)
+    text = dump_plan(plan_example("small"), tmp_path)
     for end in range(0, len(text) - 2, max(1, len(text) // 20)):
         (tmp_path / "plan.json").write_text(text[:end])
         with pytest.raises(SpecError):
@@ -206,6 +208,6 @@ def test_an_estimate_is_json_with_every_row_and_its_totals(plan: Plan) -> None:
 def test_a_plan_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(SpecError, match="cannot be written"):
-        write_plan(planned("small"), tmp_path / "file" / "plan.json")
+        write_plan(plan_example("small"), tmp_path / "file" / "plan.json")
     with pytest.raises(SpecError, match="cannot be written: Is a directory"):
-        write_plan(planned("small"), tmp_path)
+        write_plan(plan_example("small"), tmp_path)

@@ -1,4 +1,4 @@
-"""What is planned is what is executed: action by action, of every example and of random jobs."""
+"""The planned schedule is the executed one, action by action, for every example and random jobs."""
 
 from itertools import chain
 from pathlib import Path
@@ -58,23 +58,23 @@ def check(asked: JobSpec, folder: Path) -> None:
     except NoFeasiblePlanError:
         return
     if asked.device_kind == "cuda":
-        found = best_plan(asked)
-        assert said(found.schedule, found.ledger, found.timing) == _of(planned), "the page says what is emitted"
-        planned = executable_plan(found)
+        plan = best_plan(asked)
+        assert said(plan.schedule, plan.ledger, plan.timing) == _read(planned), "the page says what is emitted"
+        planned = executable_plan(plan)
     write_bundle(planned, folder)
     executed = read_plan(folder / "plan.json")
-    assert _of(executed) == _of(planned)
+    assert _read(executed) == _read(planned)
     assert read_bundle(folder).schedule == planned.schedule
     again = find_plan(executed.job)
-    assert _of(again) == _of(planned), "a bundle's job, planned again, is its plan"
+    assert _read(again) == _read(planned), "a bundle's job, planned again, is its plan"
 
 
-def _of(plan: Plan) -> dict[str, Any]:
+def _read(plan: Plan) -> dict[str, Any]:
     return said(plan.schedule, plan.ledger, plan.timing)
 
 
 SOME = 6
-"""Of six examples one; the others at night."""
+"""One of this many examples runs by default; the others run at night."""
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_each_of_many_random_jobs_that_fits_is_emitted(first: int, tmp_path: Pat
     for seed in range(first, first + 50):
         asked = random_job(seed)
         try:
-            found = best_plan(asked)
+            plan = best_plan(asked)
         except NoFeasiblePlanError:
             continue
-        if found.verdict is Verdict.FITS:
-            write_bundle(executable_plan(found), tmp_path / str(seed))
+        if plan.verdict is Verdict.FITS:
+            write_bundle(executable_plan(plan), tmp_path / str(seed))

@@ -1,4 +1,4 @@
-"""What a job's framework refuses has the verdict `refused` with its reason, never `fits`; what fits is taken.
+"""A job that its framework refuses has the verdict `refused` with the reason, never `fits`.
 
 The rules stand in planner/rules.py; the search, the verdict, `emit` and the loader of a bundle read them there.
 """
@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "master weights in 16 bits": ({"training": {"master_dtype": "bfloat16"}}, "master weights are fp32"),
     "activations on the host": ({"training": {"offloads_activations": True}}, "activations stay on the device"),
     "another loss": ({"training": {"logits": "chunked"}}, "row-chunked loss"),
-    "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine can only quantise to fp8"),
+    "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine can only quantize to fp8"),
     "data-parallel attention": (
         {"policy": "Qwen/Qwen3-30B-A3B", "hardware": "16xH200", "rollout": {"attention_dp": 4}},
         "rollout.attention_dp 4",
@@ -48,12 +48,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another engine": ({"rollout": {"engine": "sglang"}}, "the runtime syncs weights into vLLM"),
     "speculative decoding": (
         {"rollout": {"speculative_tokens": 3, "acceptance_rate": 0.5}},
-        "on GPUs it was never tried",
+        "tested on CPU hosts only, not on GPUs",
     ),
 }
 
 
-def asked(parts: dict[str, Any]) -> JobSpec:
+def build_job(parts: dict[str, Any]) -> JobSpec:
     """A job for rlplan's own runtime but for its parts."""
     whole = {
         "framework": "rlplan",
@@ -78,62 +78,62 @@ def test_a_job_that_names_no_framework_is_planned_for_one_that_runs_its_policy(
     policy: str, hardware: str, backend: str
 ) -> None:
     parts = {"policy": policy, "hardware": hardware, "framework": "auto"}
-    found = best_plan(asked(parts), with_others=False)
-    assert (found.job.backend, found.verdict) == (backend, Verdict.FITS)
+    plan = best_plan(build_job(parts), with_others=False)
+    assert (plan.job.backend, plan.verdict) == (backend, Verdict.FITS)
     newest_verl = find_release("verl").label
-    notes = [note for note in found.notes if note.startswith(f"framework auto is {newest_verl}: policy.path ")]
+    notes = [note for note in plan.notes if note.startswith(f"framework auto is {newest_verl}: policy.path ")]
     assert bool(notes) is (backend != "deepspeed")
-    assert found.job.framework == ("rlplan" if backend == "deepspeed" else newest_verl)
+    assert plan.job.framework == ("rlplan" if backend == "deepspeed" else newest_verl)
     if backend != "deepspeed":
         with pytest.raises(
-            EmitError, match=r"framework=rlplan\); that refuses policy.path .*proved on CPU hosts alone"
+            EmitError, match=r"framework=rlplan\), which refuses policy.path .*tested on CPU hosts only"
         ):
-            executable_plan(found)
+            executable_plan(plan)
 
 
 @pytest.mark.parametrize(("parts", "words"), at_night(REFUSED.values(), but=[*REFUSED.values()][::2]), ids=REFUSED)
 def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(parts: dict[str, Any], words: str) -> None:
-    found = best_plan(asked(parts))
-    assert found.verdict is Verdict.REFUSED
-    assert any(words in reason for reason in found.refusals)
-    said = estimate_as_json(found)
-    assert (said["verdict"], said["refusals"]) == ("refused", list(found.refusals))
-    assert not found.remedies, "no bytes help"
+    plan = best_plan(build_job(parts))
+    assert plan.verdict is Verdict.REFUSED
+    assert any(words in reason for reason in plan.refusals)
+    stated = estimate_as_json(plan)
+    assert (stated["verdict"], stated["refusals"]) == ("refused", list(plan.refusals))
+    assert not plan.remedies, "no bytes help"
     for refuse in (check_fits, executable_plan):
         with pytest.raises(EmitError, match="refused: ") as caught:
-            refuse(found)
+            refuse(plan)
         assert caught.value.exit_code == 3
     with pytest.raises(EmitError, match="refused: "):
-        find_plan(found.asked)
+        find_plan(plan.asked)
 
 
 @pytest.mark.parametrize("backend", OTHER_TRAINERS)
 def test_a_framework_that_has_it_does_not_refuse_it(backend: str) -> None:
-    found = best_plan(asked({**REFUSED["experts"][0], "framework": "verl", "training": {"backend": backend}}))
-    assert found.verdict is found.fit
-    assert not found.refusals
+    plan = best_plan(build_job({**REFUSED["experts"][0], "framework": "verl", "training": {"backend": backend}}))
+    assert plan.verdict is plan.fit
+    assert not plan.refusals
 
 
 def test_a_base_in_4_bits_is_counted_for_verl_and_refused() -> None:
     training = {"backend": "fsdp2", "lora": {"rank": 8, "base_dtype": "nf4"}}
-    plan = best_plan(asked({"framework": "verl", "training": training}))
+    plan = best_plan(build_job({"framework": "verl", "training": training}))
     assert plan.verdict is Verdict.REFUSED
     assert "training.lora.base_dtype nf4: an export for verl has auto" in plan.refusals[0]
 
 
 def test_a_framework_that_lacks_it_refuses_it_too() -> None:
-    found = best_plan(asked({**REFUSED["two kinds of GPUs"][0], "framework": "verl"}))
-    assert found.verdict is Verdict.REFUSED
-    assert any("no key tells two kinds of GPUs apart" in reason for reason in found.refusals)
+    plan = best_plan(build_job({**REFUSED["two kinds of GPUs"][0], "framework": "verl"}))
+    assert plan.verdict is Verdict.REFUSED
+    assert any("no key tells two kinds of GPUs apart" in reason for reason in plan.refusals)
 
 
 def test_another_trainer_of_the_framework_is_a_remedy() -> None:
     one_gpu = {"policy": "meta-llama/Llama-2-7b-hf", "hardware": "1xA100-80GB", "framework": "trl"}
-    assert "training.backend=deepspeed" in [remedy.change for remedy in best_plan(asked(one_gpu)).remedies]
+    assert "training.backend=deepspeed" in [remedy.change for remedy in best_plan(build_job(one_gpu)).remedies]
 
 
 def test_a_change_that_leads_to_a_refusal_says_so_and_is_no_remedy() -> None:
-    outcome = ask(asked({}), Change(("training.optimizer=muon",)), finds_way_out=True)
+    outcome = ask(build_job({}), Change(("training.optimizer=muon",)), finds_way_out=True)
     assert outcome.verdict is Verdict.REFUSED
     assert not outcome.fits
     assert "the runtime has AdamW" in outcome.why
@@ -148,10 +148,10 @@ def test_a_cpu_host_refuses_with_the_same_error() -> None:
 
 
 def test_a_config_without_weights_is_estimated_and_emit_says_what_is_missing(tmp_path: Path) -> None:
-    found = best_plan(asked({"policy": str(EXAMPLES / "models" / "decoder-160m" / "config.json")}))
-    assert found.verdict is Verdict.FITS
+    plan = best_plan(build_job({"policy": str(EXAMPLES / "models" / "decoder-160m" / "config.json")}))
+    assert plan.verdict is Verdict.FITS
     with pytest.raises(SpecError, match=r"policy\.path is a config alone"):
-        write_bundle(executable_plan(found), tmp_path)
+        write_bundle(executable_plan(plan), tmp_path)
 
 
 DENSE = (
@@ -224,21 +224,21 @@ def any_job(seed: int) -> JobSpec:
 def check(seed: int, folder: Path) -> Verdict | None:
     """The verdict on a random job, which says the truth; None where two of its choices contradict each other."""
     try:
-        found = best_plan(any_job(seed))
+        plan = best_plan(any_job(seed))
     except (SpecError, NoFeasiblePlanError):
         return None
-    if found.verdict is Verdict.REFUSED:
-        _check_refused(found)
-    elif found.job.backend == "deepspeed" and found.verdict is not Verdict.DOES_NOT_FIT:
-        plan = executable_plan(found)
+    if plan.verdict is Verdict.REFUSED:
+        _check_refused(plan)
+    elif plan.job.backend == "deepspeed" and plan.verdict is not Verdict.DOES_NOT_FIT:
+        plan = executable_plan(plan)
         write_bundle(plan, folder)
-        assert read_bundle(folder).schedule == found.schedule
-    return found.verdict
+        assert read_bundle(folder).schedule == plan.schedule
+    return plan.verdict
 
 
-def _check_refused(found: Plan) -> None:
+def _check_refused(plan: Plan) -> None:
     with pytest.raises(EmitError, match="refused: "):
-        executable_plan(found)
+        executable_plan(plan)
 
 
 @pytest.mark.parametrize("seeds", at_night((range(4), range(4, 40)), but=1))
@@ -257,7 +257,7 @@ def test_of_many_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tm
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"head_dim": 16}, "heads of 16: on a CPU vLLM has attention for heads of 32, 64"),
+        ({"head_dim": 16}, "head size 16: vLLM's CPU attention supports head sizes 32, 64"),
         (
             {
                 "architectures": ["MixtralForCausalLM"],
@@ -267,7 +267,7 @@ def test_of_many_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tm
                 "num_experts_per_tok": 2,
                 "sliding_window": None,
             },
-            "experts of a layer 80 wide",
+            "experts with hidden size 80",
         ),
     ],
 )
@@ -275,4 +275,4 @@ def test_a_shape_that_no_kernel_of_the_engine_takes_is_known_before_anything_sta
     tmp_path: Path, overrides: dict[str, Any], reason: str
 ) -> None:
     job = make_job(**{"policy.path": str(write_config(tmp_path, **overrides))})
-    assert [said for said in rules.job_refusals(job) if reason in said]
+    assert [refusal for refusal in rules.job_refusals(job) if reason in refusal]

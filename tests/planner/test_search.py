@@ -34,10 +34,12 @@ def test_the_examples_fit_as_they_stand(path: Path) -> None:
     assert plan.schedule.placement is Placement.HYBRID
     assert plan.zero_stage == 2
     assert plan.ledger.host_peak().num_bytes <= plan.job.hardware.memory
-    assert {one.placement for one in plan.considered} == {Placement.DISAGGREGATED, Placement.COLOCATED}
-    assert all("instead of" in one.reason for one in plan.considered), "they fit too, and are slower"
+    assert {considered.placement for considered in plan.considered} == {Placement.DISAGGREGATED, Placement.COLOCATED}
+    assert all("instead of" in considered.reason for considered in plan.considered), "they fit too, and are slower"
     assert len(plan.runners_up) == plan.stats.num_candidates - 1
-    assert [one.seconds for one in plan.runners_up] == sorted(one.seconds for one in plan.runners_up)
+    assert [runner_up.seconds for runner_up in plan.runners_up] == sorted(
+        runner_up.seconds for runner_up in plan.runners_up
+    )
 
 
 def test_what_the_job_asks_for_is_planned() -> None:
@@ -51,17 +53,19 @@ def test_the_second_choice_is_taken_when_the_first_is_too_large_and_the_first_is
     hybrid = make_plan(training={"zero_stage": 2}).ledger.host_peak().num_bytes
     plan = make_plan(**{"hardware.memory": hybrid - 1, "training.zero_stage": 2})
     assert plan.schedule.placement is Placement.DISAGGREGATED
-    (other,) = [one for one in plan.runners_up if one.choice.arrangement.placement is Placement.HYBRID]
+    (other,) = [
+        runner_up for runner_up in plan.runners_up if runner_up.choice.arrangement.placement is Placement.HYBRID
+    ]
     assert (other.verdict, other.peak_bytes, other.headroom_bytes) == (Verdict.DOES_NOT_FIT, hybrid, -1)
-    (words,) = [one.reason for one in plan.considered if one.placement is Placement.HYBRID]
+    (words,) = [considered.reason for considered in plan.considered if considered.placement is Placement.HYBRID]
     assert f"host needs {format_bytes(hybrid)}" in words
 
 
 def test_of_stages_that_are_as_fast_the_one_that_holds_less_is_taken() -> None:
     plan = find_plan(load_job(QUICKSTART, ["placement.placement=hybrid"]))
     assert plan.zero_stage == 2
-    as_fast = [one for one in plan.runners_up if one.seconds < plan.seconds * (1 + SAME_SPEED)]
-    assert {one.choice.trainer.zero_stage for one in as_fast} <= {0, 1, 3}
+    as_fast = [runner_up for runner_up in plan.runners_up if runner_up.seconds < plan.seconds * (1 + SAME_SPEED)]
+    assert {runner_up.choice.trainer.zero_stage for runner_up in as_fast} <= {0, 1, 3}
     assert as_fast
 
 
@@ -76,14 +80,14 @@ def test_a_plan_fits_to_the_last_byte_and_not_one_below() -> None:
 
 def test_when_nothing_fits_both_numbers_the_moment_and_the_binding_row_are_named() -> None:
     error = nothing_fits(QUICKSTART, "hardware.memory=1GiB")
-    found = re.fullmatch(
-        r"sorter needs ([\d.]+ [MG]iB) of a host's memory, 1\.00 GiB available; the worst moment is (\S+) "
+    match = re.fullmatch(
+        r"sorter needs ([\d.]+ [MG]iB) of a host's memory, 1\.00 GiB available; the peak is in (\S+) "
         r"\((start|first|steady|finish); placement=(hybrid|disaggregated), zero_stage=[0-3], .*\)",
         error.what,
     )
-    assert found, error.what
+    assert match, error.what
     assert re.fullmatch(r"largest: process of policy in rollout_engine/0, \d+ MiB", error.where)
-    assert "all that a host holds into its memory" in error.rule
+    assert "must fit into each device and host" in error.rule
 
 
 JOBS_THAT_DO_NOT_FIT: list[tuple[Path, tuple[str, ...]]] = [
@@ -147,10 +151,10 @@ def test_the_memory_that_is_asked_for_is_no_more_than_a_mebibyte_too_much() -> N
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"placement": {"placement": "hybrid", "max_staleness": 1}}, "only on devices of its own"),
+        ({"placement": {"placement": "hybrid", "max_staleness": 1}}, "need separate devices for generation"),
         (
             {"workload.mini_batch_size": 4, "hardware.num_devices": 7},
-            "workload.mini_batch_size 4 leaves some of the 7 training device(s) without a rollout",
+            "workload.mini_batch_size 4 gives some of the 7 training device(s) no rollout",
         ),
     ],
 )
@@ -167,7 +171,7 @@ def test_a_cache_that_holds_no_whole_sequence_is_refused_with_a_size_that_does(t
     path = write_job(tmp_path, **{"rollout.kv_cache_memory": memory})
     with pytest.raises(SpecError) as caught:
         find_plan(load_job(path))
-    assert "one sequence of 20 tokens takes 2" in caught.value.what
+    assert "one sequence of 20 tokens needs 2" in caught.value.what
     (way_out,) = re.findall(r"rollout\.kv_cache_memory=\w+", caught.value.way_out)
     find_plan(load_job(path, [way_out]))
 
@@ -196,8 +200,8 @@ def test_what_does_not_fit_is_a_plan_with_that_verdict_and_remedies_that_were_tr
 
 def test_trades_of_time_against_headroom_give_up_one_for_the_other() -> None:
     bounds = best_plan(load_job(QUICKSTART), with_pareto=True).pareto
-    assert [one.seconds for one in bounds] == sorted(one.seconds for one in bounds)
-    assert [one.headroom_bytes for one in bounds] == sorted(one.headroom_bytes for one in bounds)
+    assert [layout.seconds for layout in bounds] == sorted(layout.seconds for layout in bounds)
+    assert [layout.headroom_bytes for layout in bounds] == sorted(layout.headroom_bytes for layout in bounds)
 
 
 def test_an_objective_that_asks_for_a_number_of_gpus_is_refused_on_a_cpu_host() -> None:
@@ -226,10 +230,10 @@ def test_the_cache_that_a_remedy_names_is_the_largest_power_of_two_part_that_fit
 
 
 def test_epochs_over_a_step_s_rollouts_multiply_its_passes_and_take_no_more_memory() -> None:
-    def planned(num_epochs: int) -> Plan:
+    def plan_epochs(num_epochs: int) -> Plan:
         return find_plan(make_job(**{"workload.mini_batch_size": 8, "workload.num_epochs_per_step": num_epochs}))
 
-    once, thrice = planned(1), planned(3)
+    once, thrice = plan_epochs(1), plan_epochs(3)
 
     def training_s(plan: Plan) -> float:
         assert plan.timing is not None
@@ -249,7 +253,7 @@ def test_stale_rollouts_that_nothing_corrects_are_a_note_of_the_plan(
 ) -> None:
     where = {"placement.placement": "disaggregated", "placement.max_staleness": staleness}
     plan = make_plan(**where, **{"algorithm.importance": importance})
-    told = [note for note in plan.notes if "placement.max_staleness" in note]
-    assert len(told) == is_told
-    assert all("algorithm.importance=truncate" in note for note in told)
+    notes = [note for note in plan.notes if "placement.max_staleness" in note]
+    assert len(notes) == is_told
+    assert all("algorithm.importance=truncate" in note for note in notes)
     assert not make_plan(**where, **{"algorithm.importance": "truncate"}).notes

@@ -18,9 +18,9 @@ from rlplan.spec.models.catalogue import load_catalogue
 
 def job_data(**changes: Any) -> dict[str, Any]:
     work = {"max_prompt_len": 1024, "max_response_len": 512, "num_concurrent_requests": 32}
-    given = {"policy": "Qwen/Qwen3-32B", "framework": "vllm@0.12", "hardware": "4xH100", "workload": work}
+    spec = {"policy": "Qwen/Qwen3-32B", "framework": "vllm@0.12", "hardware": "4xH100", "workload": work}
     rollout = {"tp": 4, "gpu_memory_utilization": 0.9} | changes.pop("rollout", {})
-    return given | {"rollout": rollout} | changes
+    return spec | {"rollout": rollout} | changes
 
 
 def make_serving(**changes: Any) -> JobSpec:
@@ -83,13 +83,13 @@ def test_what_needs_a_step_or_a_load_says_so() -> None:
     for verb in verbs:
         with pytest.raises(SpecError, match="a standalone engine, which has no step"):
             verb(job_data())
-    with pytest.raises(SpecError, match="how many requests are in flight is not said"):
+    with pytest.raises(SpecError, match="the number of requests in flight is not stated"):
         rlplan.simulate(job_data(workload={}))
 
 
 def test_a_cache_without_room_for_one_request_is_refused() -> None:
     job = make_serving(policy="meta-llama/Llama-3.1-70B", hardware="1xH100", rollout={"tp": 1})
-    assert "weights take" in serve(job).short or "of a GPU" in serve(job).short
+    assert "weights take" in serve(job).short or "per GPU" in serve(job).short
     with pytest.raises(NoFeasiblePlanError, match="of one request"):
         serve_load(job)
 

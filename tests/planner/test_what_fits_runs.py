@@ -40,7 +40,7 @@ def test_what_fits_is_accepted_as_a_bundle(model: str, algorithm: str, gpus: str
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("model", "algorithm", "gpus"), [one for one in ALL if one not in SOME])
+@pytest.mark.parametrize(("model", "algorithm", "gpus"), [case for case in ALL if case not in SOME])
 def test_what_fits_is_accepted_as_a_bundle_everywhere_else(
     model: str, algorithm: str, gpus: str, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ def test_a_context_that_is_overridden_is_the_limit_whether_longer_or_shorter() -
 def test_a_context_that_is_overridden_is_planned_for_trainers_of_others_alone() -> None:
     asked = job("policy.max_position_embeddings=16384")
     assert next(model_refusals(settle(asked))).startswith(
-        "policy.max_position_embeddings: the runtime takes a model as"
+        "policy.max_position_embeddings: the runtime uses the value in"
     )
     assert best_plan(asked, with_others=False).job.backend == "fsdp2"
 

@@ -1,1 +1,3 @@
-"""What is answered of a plan: explanations, what changes would bring, simulated steps, files."""
+"""Answers to questions about plans: explanations, what-ifs, limits, costs, simulations and comparisons with measured
+steps.
+"""

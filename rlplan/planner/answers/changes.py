@@ -1,7 +1,7 @@
-"""Changes of a job: what each would bring, from a whole search of the changed job.
+"""What-ifs: the effect of a change, from a complete search of the changed job.
 
-In: a JobSpec, overrides as they are typed. Out: Outcomes: seconds, room and verdict, or what is in the way.
-Left out: which changes are worth a question (families.py).
+In: a JobSpec, overrides as typed. Out: Outcomes with seconds, headroom and verdict, or the reason for a failure. Left
+out: which changes are worth trying (families.py).
 """
 
 import shlex
@@ -15,49 +15,49 @@ from rlplan.planner.machine import search_of
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.remedies import fitting_plan, kinds_of_changes, resets
+from rlplan.planner.remedies import find_fitting_plan, list_changes, list_resets
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 from rlplan.units import format_bytes
 from rlplan.vocabulary import words_of
 
 MAX_REMEDIES = 11
-"""Remedies that are tried of a family that does not fit: each is a search."""
+"""Remedies tried for a change that does not fit; each one is a search."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is asked: overrides, and in a few words what they mean."""
+    """A what-if question: overrides and a short description."""
 
     overrides: tuple[str, ...]
     words: str = ""
 
     @property
     def typed(self) -> str:
-        """As it stands on a command line."""
+        """The overrides as one shell-quoted string."""
         return shlex.join(self.overrides)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a change leads to; verdict, seconds and headroom_bytes are None where it cannot be built."""
+    """Effect of a change. verdict, seconds and headroom_bytes are None if no layout can be built."""
 
     change: Change
-    """What is asked."""
+    """The change."""
     num_devices: int | None = None
-    """That it takes."""
+    """Devices used by the changed job's best plan."""
     verdict: Verdict | None = None
-    """On the best plan of the changed job."""
+    """Verdict on the changed job's best plan."""
     seconds: float | None = None
-    """Of its step; 0 where they are not known."""
+    """Seconds of its step; 0 if unknown."""
     headroom_bytes: int | None = None
-    """Where there is least room, at the high end; negative where it does not fit."""
+    """Bytes left on the fullest device in the worst case; negative if it does not fit."""
     why: str = ""
-    """What is in the way."""
+    """The reason why it does not fit or cannot be built."""
     way_out: str = ""
-    """The first further change that would make it fit."""
+    """The first additional change that makes it fit."""
     plan: Plan | None = field(default=None, repr=False, compare=False)
-    """The whole answer."""
+    """The changed job's best plan."""
 
     @property
     def fits(self) -> bool:
@@ -66,11 +66,11 @@ class Outcome:
 
     @property
     def may_fit(self) -> bool:
-        """Whether the changed job has a plan that fits, at least as expected."""
+        """Whether the changed job has a plan that fits at least in expectation."""
         return self.verdict is not None and self.verdict.may_fit
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the whole answer."""
+        """JSON without the plan."""
         return {
             "change": self.change.typed,
             "words": self.change.words,
@@ -84,11 +84,11 @@ class Outcome:
 
 
 Listener = Callable[[int, int, str], None]
-"""Told how many questions are answered, of how many, and which comes now."""
+"""Progress callback: (questions answered, total, next question)."""
 
 
 def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False, memo: Memo | None = None) -> Outcome:
-    """What a change leads to. What is wrong in it is said in the outcome. memo: of searches for jobs like it."""
+    """Plan the changed job; an invalid change is an outcome too. memo: shared with searches for similar jobs."""
     memo = memo or Memo()
     try:
         other = changed(spec, change.overrides)
@@ -104,21 +104,21 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False, memo: Mem
 
 
 def check_change(spec: JobSpec, change: Change) -> None:
-    """Raises: SpecError where a typed change is invalid, not just too large."""
+    """Raise SpecError if a typed change is invalid, not merely too large."""
     other = changed(spec, change.overrides)
     search_of(other)
     if other == spec:
         raise SpecError(
             f"'{change.typed}' changes nothing",
             where="command line",
-            rule="a what-if must change something in the plan",
+            rule="a what-if must change the job",
             way_out="another value, or another key of docs/job.md",
         )
 
 
 def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
-    """Changes that were typed: each alone, and of several all together. Raises: SpecError as `check_change`."""
-    changes = [Change((one,)) for one in typed]
+    """Parse typed changes: each one alone, and several also together. Raises: SpecError as `check_change`."""
+    changes = [Change((override,)) for override in typed]
     changes += [Change(tuple(typed), "together")] if len(typed) > 1 else []
     for change in changes:
         check_change(spec, change)
@@ -126,7 +126,9 @@ def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
 
 
 def bottleneck_of(plan: Plan) -> str:
-    """Everything that is too small, by how much, and the largest part of it; empty where it fits at the high end."""
+    """Describe everything that is too small, by how much, and its largest part; empty if the plan fits in the worst
+    case.
+    """
     words = []
     for short in plan.shortages:
         process, _, kind, size = short.peak.rows[0]
@@ -139,10 +141,11 @@ def bottleneck_of(plan: Plan) -> str:
 
 
 def _first_way_out(plan: Plan, change: Change, memo: Memo) -> str:
-    """The mildest remedy that leaves the change itself alone; nothing where none of the first few leads to a fit."""
+    """Find the mildest remedy that keeps the change; empty if none of the first MAX_REMEDIES helps."""
+    # a remedy that resets the changed key would undo the question
     keys = {override.partition("=")[0] for override in change.overrides}
-    kinds = chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), resets(plan.asked))
+    kinds = chain(list_changes(plan.asked, plan.binding.num_bytes), list_resets(plan.asked))
     remedies = (remedy for kind in kinds for remedy in kind)
     apart = (words for words in remedies if not keys & {word.partition("=")[0] for word in words.split()})
     tried = islice(apart, MAX_REMEDIES)
-    return next((words for words in tried if fitting_plan(plan.asked, words, memo) is not None), "")
+    return next((words for words in tried if find_fitting_plan(plan.asked, words, memo) is not None), "")

@@ -1,10 +1,10 @@
-"""Which GPUs to rent: what a plan costs in dollars and energy, and which of several clusters are worth their money.
+"""Rental costs: dollars and energy of a plan, and the clusters that are worth their price.
 
-In: plans, prices, clusters as they are typed. Out: a Bill for each plan, the Pareto front of time against money.
-Left out: planning them (api.py asks for each as for any job); hosts, storage, traffic and cooling beside the GPUs.
+In: plans, prices, clusters as typed. Out: a Bill per plan, the Pareto front of time and money. Left out: planning them
+(api.py plans each like any job); hosts, storage, traffic and cooling.
 
-Energy is an upper bound: every GPU at the power that its board is sold with, for the whole step. On the front, time and
-money are those of a token, so that jobs of different batches can stand in one table; of one job that is its step.
+Energy is an upper bound: each GPU at its board power for the whole step. Time and money on the front are per token, so
+that jobs with different batch sizes can be compared.
 """
 
 import datetime as dt
@@ -23,11 +23,11 @@ from rlplan.spec.hardware.prices import WAY_OUT, Price, Prices
 
 JOULES_PER_KWH = 3.6e6
 MAX_CLUSTERS = 64
-"""Each is a search."""
+"""Most clusters in one comparison; each one is a search."""
 MOST_GPUS = 1024
-"""That a budget is spent on, of one kind."""
+"""Most GPUs of one kind that a budget buys."""
 MAX_BUDGET = 1e9
-"""Dollars an hour."""
+"""Largest budget in dollars per hour."""
 _GPUS = re.compile(r"^\d+\s*[xX*]")
 _KIND = re.compile(r"^[A-Za-z0-9 _.-]+$")
 WHERE = "command line: --hardware"
@@ -35,84 +35,84 @@ WHERE = "command line: --hardware"
 
 @dataclass(frozen=True)
 class Quote:
-    """The price that was taken for a GPU."""
+    """The price used for a GPU."""
 
     gpu: str
     dollars: float
-    """For one GPU and one hour."""
+    """Dollars per GPU-hour."""
     source: str
-    """Who asks for it."""
+    """Provider of the price."""
     date: str
-    """When that was read; empty where it was typed, or the job says it."""
+    """Date of the price; empty if the user or the job stated it."""
     age_days: int | None
-    """Since then."""
+    """Days since that date."""
     is_old: bool
-    """Whether it may well be another by now (prices.py: OLD_DAYS)."""
+    """Whether the price is likely outdated (prices.py: OLD_DAYS)."""
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What a plan costs. None where a price, a power or the seconds are not known."""
+    """Cost of a plan. A field is None if a price, a power or the seconds are unknown."""
 
     dollars_per_hour: float | None
-    """Of all its GPUs."""
+    """Dollars per hour for all GPUs."""
     dollars_per_step: float | None
     run_s: float | None
-    """Of a whole run, evaluations and checkpoints included."""
+    """Seconds of a complete run with evaluations and checkpoints."""
     dollars_per_run: float | None
     kwh_per_step: float | None
-    """At most: at full power all the time."""
+    """Upper bound of the energy per step: full power all the time."""
     kwh_per_run: float | None
-    """At most."""
+    """Upper bound of the energy per run."""
     tokens_per_dollar: float | None
-    """Tokens that are trained on, prompts and responses."""
+    """Trained tokens (prompts and responses) per dollar."""
     quotes: tuple[Quote, ...]
-    """The prices that it follows from."""
+    """Prices used."""
     unpriced: tuple[str, ...]
     """GPUs without a known price."""
     unmetered: tuple[str, ...]
-    """GPUs whose profiles say no power."""
+    """GPUs whose profiles state no power."""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything."""
+        """JSON for other tools."""
         return asdict(self)
 
 
 def bill_of(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
-    """What a plan costs. step_s: seconds of a step, where they were simulated or measured.
+    """Compute the cost of a plan. step_s: simulated or measured seconds of a step, instead of the predicted ones.
 
     Counts: every GPU for every second of the run, whether it works or waits.
 
     >>> round(8 * 3.99 * 3600 / 3600, 2)  # 8 GPUs at 3.99 dollars for an hour
     31.92
     """
-    pools = _pools(plan)
-    found = {gpu: prices.of(gpu, plan.asked.hardware.price_per_gpu_hour) for gpu, _, _ in pools}
-    unpriced = tuple(gpu for gpu, price in found.items() if price is None)
+    pools = _list_pools(plan)
+    quoted_prices = {gpu: prices.of(gpu, plan.asked.hardware.price_per_gpu_hour) for gpu, _, _ in pools}
+    unpriced = tuple(gpu for gpu, price in quoted_prices.items() if price is None)
     unmetered = tuple(gpu for gpu, _, watts in pools if watts is None)
-    dollars = {gpu: price.dollars for gpu, price in found.items() if price}
+    dollars = {gpu: price.dollars for gpu, price in quoted_prices.items() if price}
     hourly = None if unpriced else math.fsum(dollars[gpu] * count for gpu, count, _ in pools)
     watts = None if unmetered else sum((power or 0) * count for _, count, power in pools)
     seconds = step_s if step_s is not None else plan.seconds or None
-    run_s = _run_s(plan, seconds)
-    per_step = _times(hourly, seconds, 1 / 3600)
+    run_s = _predict_run_s(plan, seconds)
+    per_step = _multiply(hourly, seconds, 1 / 3600)
     tokens = plan.tokens_per_s * plan.seconds
     return Bill(
         dollars_per_hour=hourly,
         dollars_per_step=per_step,
         run_s=run_s,
-        dollars_per_run=_times(hourly, run_s, 1 / 3600),
-        kwh_per_step=_times(watts, seconds, 1 / JOULES_PER_KWH),
-        kwh_per_run=_times(watts, run_s, 1 / JOULES_PER_KWH),
+        dollars_per_run=_multiply(hourly, run_s, 1 / 3600),
+        kwh_per_step=_multiply(watts, seconds, 1 / JOULES_PER_KWH),
+        kwh_per_run=_multiply(watts, run_s, 1 / JOULES_PER_KWH),
         tokens_per_dollar=tokens / per_step if per_step else None,
-        quotes=tuple(_quote(gpu, price, prices.today) for gpu, price in found.items() if price),
+        quotes=tuple(_build_quote(gpu, price, prices.today) for gpu, price in quoted_prices.items() if price),
         unpriced=unpriced,
         unmetered=unmetered,
     )
 
 
-def _pools(plan: Plan) -> list[tuple[str, int, int | None]]:
-    """(GPU, how many, watts of one) of each group; a CPU host by its profile's name, without watts."""
+def _list_pools(plan: Plan) -> list[tuple[str, int, int | None]]:
+    """List (GPU, count, watts per GPU) for each pool; a CPU host by its profile's name, without watts."""
     hardware = plan.job.hardware
     if plan.is_on_host:
         return [(hardware.profile, hardware.num_devices, None)]
@@ -124,19 +124,19 @@ def _pools(plan: Plan) -> list[tuple[str, int, int | None]]:
 
 
 def hardware_words(plan: Plan) -> str:
-    """The devices of a plan as `hardware=` takes them; a CPU host has another form, of which this is the profile."""
-    pools = _pools(plan)
+    """Format the devices of a plan for `hardware=`; for a CPU host, its profile's name."""
+    pools = _list_pools(plan)
     return pools[0][0] if plan.is_on_host else " + ".join(f"{count}x{gpu}" for gpu, count, _ in pools)
 
 
-def _run_s(plan: Plan, step_s: float | None) -> float | None:
+def _predict_run_s(plan: Plan, step_s: float | None) -> float | None:
     if plan.timing is None or step_s is None:
         return None
     num_steps = plan.job.workload.num_steps
     return plan.timing.run_s(plan.schedule, num_steps) + num_steps * (step_s - plan.seconds)
 
 
-def _times(*factors: float | None) -> float | None:
+def _multiply(*factors: float | None) -> float | None:
     result = 1.0
     for factor in factors:
         if factor is None:
@@ -145,28 +145,29 @@ def _times(*factors: float | None) -> float | None:
     return result
 
 
-def _quote(gpu: str, price: Price, today: dt.date) -> Quote:
+def _build_quote(gpu: str, price: Price, today: dt.date) -> Quote:
     return Quote(gpu, price.dollars, price.source, price.date, price.age_days(today), price.is_old(today))
 
 
 def pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ...]:
-    """Of each (time, money) whether nothing else is as fast and cheaper, or as cheap and faster. None is never on it.
+    """Mark each (time, money) that no other point beats in one value without losing in the other. None is never on the
+    front.
 
     >>> pareto_front([(1, 9), (2, 4), (3, 5), None, (2, 4)])
     (True, True, False, False, True)
     """
 
-    def is_beaten(one: tuple[float, float]) -> bool:
-        return any(other is not None and other != one and other[0] <= one[0] and other[1] <= one[1] for other in points)
+    def is_beaten(point: tuple[float, float]) -> bool:
+        return any(other and other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
 
-    return tuple(one is not None and not is_beaten(one) for one in points)
+    return tuple(point is not None and not is_beaten(point) for point in points)
 
 
 def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) -> tuple[tuple[str, ...], dict[str, str]]:
-    """(clusters to plan for, those that are left out and why).
+    """Read (clusters to plan, skipped clusters with reasons).
 
-    typed: `8xH100`, `8xH100 + 8xL40S`, with a budget a kind alone: `H100` is as many as it buys, as a power of two; no
-    word at all is every kind that has a price. Raises: SpecError.
+    typed: `8xH100`, `8xH100 + 8xL40S`. With a budget, a GPU kind alone (`H100`) means as many as the budget buys, as a
+    power of two. With a budget and no cluster, every kind with a price is planned. Raises: SpecError.
     """
     if budget is not None and not 0 < budget <= MAX_BUDGET:
         raise SpecError(
@@ -177,6 +178,7 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
         )
     words = [word.strip() for text in typed for word in text.split(",")]
     if budget is not None and not words:
+        # no cluster named: try every GPU that has a price
         words = list(prices.names)
     if len(words) > MAX_CLUSTERS:
         raise SpecError(
@@ -188,7 +190,7 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
     taken: list[str] = []
     left_out: dict[str, str] = {}
     for word in words:
-        cluster, why = _bought(word, prices, budget) if budget is not None else (_checked(word), "")
+        cluster, why = _buy_cluster(word, prices, budget) if budget is not None else (_expand_cluster(word), "")
         if why:
             left_out[word] = why
         elif cluster not in taken:
@@ -196,19 +198,19 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
     return tuple(taken), left_out
 
 
-def _checked(word: str) -> str:
-    """A cluster with its number of GPUs. Raises: SpecError."""
+def _expand_cluster(word: str) -> str:
+    """Expand a cluster to `NxGPU`. Raises: SpecError."""
     long = hardware_of(word, where=WHERE)
     is_plain = _GPUS.match(word) and "generation" not in long
     return f"{long['num_devices']}x{long['profile']}" if is_plain else word
 
 
-def _bought(word: str, prices: Prices, budget: float) -> tuple[str, str]:
-    """(cluster, why it is not bought): of a kind alone as many as the budget buys. Raises: SpecError."""
+def _buy_cluster(word: str, prices: Prices, budget: float) -> tuple[str, str]:
+    """Buy (cluster, reason if none): a kind alone becomes as many GPUs as the budget buys. Raises: SpecError."""
     is_kind = bool(_KIND.match(word)) and not _GPUS.match(word)
     name = get_gpu(word, where=WHERE).name if is_kind else ""
-    cluster = f"1x{name}" if is_kind else _checked(word)
-    dollars = _hourly(cluster, prices)
+    cluster = f"1x{name}" if is_kind else _expand_cluster(word)
+    dollars = _sum_hourly_prices(cluster, prices)
     if dollars is None:
         return "", f"its price is not known: {WAY_OUT}"
     if dollars > budget:
@@ -218,8 +220,8 @@ def _bought(word: str, prices: Prices, budget: float) -> tuple[str, str]:
     return f"{1 << (min(MOST_GPUS, int(budget / dollars)).bit_length() - 1)}x{name}", ""
 
 
-def _hourly(cluster: str, prices: Prices) -> float | None:
-    """Dollars of all its GPUs for an hour; None where one has no price."""
+def _sum_hourly_prices(cluster: str, prices: Prices) -> float | None:
+    """Sum the hourly prices of a cluster's GPUs; None if one has no price."""
     long: dict[str, Any] = hardware_of(cluster, where=WHERE)
     total = 0.0
     for pool in (long, long.get("generation")):
@@ -233,10 +235,10 @@ def _hourly(cluster: str, prices: Prices) -> float | None:
 
 
 def nothing_to_rent(typed: Sequence[str], left_out: dict[str, str]) -> SpecError:
-    """No cluster is left to plan for."""
+    """Build the error for an empty selection of clusters."""
     words = "; ".join(f"{shorten(name)[1:-1]}: {why}" for name, why in list(left_out.items())[:8])
     return SpecError(
-        f"none of {len(left_out)} clusters can be had" if left_out else "no cluster is named",
+        f"none of {len(left_out)} clusters is available" if left_out else "no cluster is named",
         where=WHERE if typed else "command line: --budget-per-hour",
         rule=words or "a number of GPUs and their kind",
         way_out=f"raise the budget{', or leave --hardware out for all kinds that it buys' * bool(typed)}"

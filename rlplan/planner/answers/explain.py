@@ -1,6 +1,6 @@
-"""Explanation: why a plan is as it is, what came next, which choices were rejected, and what would change it.
+"""An explanation tells why a plan was chosen, what came next, which choices were rejected and what would improve it.
 
-In: a Plan. Out: an Explanation, frozen and JSON-able. Left out: drawing (the command line).
+In: a Plan. Out: a frozen Explanation that serializes to JSON. Left out: rendering (the command line).
 """
 
 import math
@@ -30,50 +30,50 @@ EXPLANATION_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Slack:
-    """A resource that does not bind."""
+    """A resource that is not the bottleneck."""
 
     resource: str
     seconds: float
     grows: float
-    """Factor by which its seconds could grow before it did."""
+    """Factor by which its seconds could grow before it becomes the bottleneck."""
 
 
 @dataclass(frozen=True)
 class PhaseBottleneck:
-    """One phase of a steady step."""
+    """Bottleneck of one phase of a steady step."""
 
     phase: str
     seconds: float
     share: float
-    """Of the step's seconds."""
+    """Share of the step's seconds."""
     bound_by: str
     bound_s: float
     slack: tuple[Slack, ...]
-    """What takes time beside what binds, most first."""
+    """Other resources that take time, the largest first."""
 
 
 @dataclass(frozen=True)
 class MemoryBottleneck:
-    """The fullest moment."""
+    """The memory peak."""
 
     device: str
-    """Or the host whose memory the devices share."""
+    """The fullest device, or the host whose memory the devices share."""
     action_id: str
-    """In which it happens."""
+    """Action during which the peak occurs."""
     num_bytes: int
-    """As expected."""
+    """Expected bytes at the peak."""
     capacity_bytes: int
-    """Of it."""
+    """Capacity of the device in bytes."""
     headroom_bytes: int
-    """Left where there is least room, at the high end of the interval."""
+    """Bytes left on the fullest device in the worst case."""
     largest: str
-    """Kind and process of its largest row."""
+    """Kind and process of the largest ledger row."""
     largest_bytes: int
-    """Of that row."""
+    """Bytes of that row."""
     host_bytes: int
-    """Of the fullest host."""
+    """Bytes used on the fullest host."""
     host_headroom_bytes: int | None
-    """Left there; None where the host is not known, or is what binds."""
+    """Bytes left on that host; None if unknown, or if the host itself is the bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class RunnerUp:
     """Another layout that was scored."""
 
     differs: str
-    """The overrides that lead to it, as they are typed."""
+    """Overrides that lead to this layout."""
     seconds: float
     slower_s: float
-    """Seconds more than the chosen layout, of a step."""
+    """Additional seconds per step over the chosen layout."""
     phases: dict[str, float]
-    """Seconds more in each phase."""
+    """Additional seconds by phase."""
     headroom_bytes: int
     verdict: Verdict
     why: str
@@ -94,7 +94,7 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything that `rlplan explain` says."""
+    """Content of `rlplan explain`."""
 
     verdict: Verdict
     seconds: float
@@ -106,14 +106,14 @@ class Explanation:
     families: tuple[Outcome, ...]
     """Choices that the search rejected."""
     what_ifs: tuple[Outcome, ...]
-    """What one would ask next."""
+    """Usual what-ifs."""
     asked: tuple[Outcome, ...]
-    """What the user asked."""
+    """What-ifs of the user."""
     not_counted: tuple[str, ...] = ()
-    """Parts of the job that these numbers leave out, as the plan lists them."""
+    """Parts of the job that the prediction ignores, as listed in the plan."""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
+        """JSON for other tools."""
         return {
             "schema_version": EXPLANATION_SCHEMA_VERSION,
             "verdict": self.verdict.value,
@@ -123,22 +123,22 @@ class Explanation:
             "memory": asdict(self.memory),
             "why_not": self.why_not,
             "not_counted": list(self.not_counted),
-            "runners_up": [asdict(one) | {"verdict": one.verdict.value} for one in self.runners_up],
-            "families": [one.as_json() for one in self.families],
-            "what_ifs": [one.as_json() for one in self.what_ifs],
-            "asked": [one.as_json() for one in self.asked],
+            "runners_up": [asdict(runner_up) | {"verdict": runner_up.verdict.value} for runner_up in self.runners_up],
+            "families": [outcome.as_json() for outcome in self.families],
+            "what_ifs": [outcome.as_json() for outcome in self.what_ifs],
+            "asked": [outcome.as_json() for outcome in self.asked],
         }
 
 
 def explain(
     plan: Plan, asked: Sequence[Change] = (), *, more_devices: bool = False, listen: Listener | None = None
 ) -> Explanation:
-    """Why a plan is as it is. asked: changes to try beside the usual ones; more_devices: and multiples of the GPUs.
+    """Explain a plan. asked: the user's what-ifs; more_devices: also multiples of the GPUs.
 
-    Every change is a search of its own; listen hears of each.
+    Each change is a separate search; `listen` is called before each.
     """
     memo = Memo()
-    spec, search = _as_chosen(plan), search_of(plan.asked, memo).of(plan)
+    spec, search = _fix_devices(plan), search_of(plan.asked, memo).of(plan)
     _check_current(plan, search)
     families, what_ifs = list(list_families(plan)), list(list_what_ifs(plan))
     questions = [*asked, *(list_more_devices(plan) if more_devices else ())]
@@ -159,11 +159,12 @@ def explain(
         seconds=plan.seconds,
         chosen=choice_words(plan.choice, plan.job, plan.asked),
         phases=tuple(
-            _phase(name, cost, plan.seconds) for name, cost in _costs(plan.timing.step if plan.timing else None).items()
+            _explain_phase(name, cost, plan.seconds)
+            for name, cost in _list_costs(plan.timing.step if plan.timing else None).items()
         ),
-        memory=_memory(plan),
+        memory=_explain_memory(plan),
         why_not=next(iter(plan.refusals), "") or bottleneck_of(plan),
-        runners_up=tuple(_runner_up(one, plan) for one in plan.runners_up),
+        runners_up=tuple(_explain_runner_up(alternative, plan) for alternative in plan.runners_up),
         families=answer(families, finds_way_out=True),
         what_ifs=answer(what_ifs),
         asked=answer(questions),
@@ -171,8 +172,8 @@ def explain(
     )
 
 
-def _as_chosen(plan: Plan) -> JobSpec:
-    """The job that changes are asked of: where the objective took some of the GPUs, these are all there are."""
+def _fix_devices(plan: Plan) -> JobSpec:
+    """Fix the devices that the objective chose, so that changes are compared on the same GPUs."""
     asked = plan.asked
     if asked.objective not in ("gpus", "cost") or asked.hardware.generation is not None:
         return asked
@@ -184,31 +185,32 @@ def _as_chosen(plan: Plan) -> JobSpec:
 
 
 def _check_current(plan: Plan, search: Search) -> None:
-    """What changes would bring is computed now. Raises: SpecError where the plan's own step is another by now."""
-    now = search.step_s(plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0)
+    """Check that today's formulas still give the plan's step time. Raises: SpecError if they do not."""
+    now = search.predict_step_s(plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0)
+    # a relative tolerance absorbs the order of additions, not a changed formula
     if not math.isclose(now, plan.seconds, rel_tol=1e-6):
         raise SpecError(
-            f"the plan says that a step takes {format_seconds(plan.seconds)}, it is {format_seconds(now)} now",
+            f"the plan states {format_seconds(plan.seconds)} a step, the current prediction is {format_seconds(now)}",
             where="the plan: timing",
-            rule=f"the plan is of rlplan {shorten(plan.rlplan_version)}, this is {__version__}: a formula, a profile "
-            "or a model's shape is another now",
+            rule=f"the plan was made by rlplan {shorten(plan.rlplan_version)}, this is {__version__}: a formula, a "
+            "profile or the model changed since",
             way_out=AGAIN,
         )
 
 
-def _costs(timing: StepTiming | None) -> dict[str, Cost]:
-    """The cost of each phase by name; none where no seconds are known."""
+def _list_costs(timing: StepTiming | None) -> dict[str, Cost]:
+    """Costs by phase name; empty if no seconds are known."""
     return {} if timing is None else {phase.value: cost for phase, cost in phase_costs(timing).items()}
 
 
-def _phase(name: str, cost: Cost, step: float) -> PhaseBottleneck:
+def _explain_phase(name: str, cost: Cost, step: float) -> PhaseBottleneck:
     bound = cost.parts[cost.bound_by]
-    rest = sorted(cost.parts.items(), key=lambda item: -item[1])
-    slack = tuple(Slack(key.value, part, bound / part) for key, part in rest if key is not cost.bound_by and part)
+    parts = sorted(cost.parts.items(), key=lambda item: -item[1])
+    slack = tuple(Slack(key.value, part, bound / part) for key, part in parts if key is not cost.bound_by and part)
     return PhaseBottleneck(name, cost.seconds, cost.seconds / step if step else 0.0, cost.bound_by.value, bound, slack)
 
 
-def _memory(plan: Plan) -> MemoryBottleneck:
+def _explain_memory(plan: Plan) -> MemoryBottleneck:
     peak, host = plan.binding, plan.ledger.host_peak()
     is_apart = plan.host_capacity is not None and not plan.is_on_host
     process, _, kind, size = peak.rows[0]
@@ -225,34 +227,38 @@ def _memory(plan: Plan) -> MemoryBottleneck:
     )
 
 
-def _runner_up(one: Alternative, plan: Plan) -> RunnerUp:
-    mine, other = _costs(plan.timing.step if plan.timing else None), _costs(one.timing)
+def _explain_runner_up(alternative: Alternative, plan: Plan) -> RunnerUp:
+    chosen, other = _list_costs(plan.timing.step if plan.timing else None), _list_costs(alternative.timing)
     phases = {
-        name: (other[name].seconds if name in other else 0.0) - (mine[name].seconds if name in mine else 0.0)
-        for name in dict.fromkeys((*mine, *other))
+        name: (other[name].seconds if name in other else 0.0) - (chosen[name].seconds if name in chosen else 0.0)
+        for name in dict.fromkeys((*chosen, *other))
     }
-    slower = one.seconds - plan.seconds
+    slower = alternative.seconds - plan.seconds
     return RunnerUp(
-        differs=differences(one.choice, plan.choice, plan.job, plan.asked),
-        seconds=one.seconds,
+        differs=differences(alternative.choice, plan.choice, plan.job, plan.asked),
+        seconds=alternative.seconds,
         slower_s=slower,
         phases={name: seconds for name, seconds in phases.items() if seconds},
-        headroom_bytes=one.headroom_bytes,
-        verdict=one.verdict,
-        why=_why_it_lost(one, plan, slower, phases),
+        headroom_bytes=alternative.headroom_bytes,
+        verdict=alternative.verdict,
+        why=_explain_loss(alternative, plan, slower, phases),
     )
 
 
-def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, float]) -> str:
-    if one.verdict.rank > plan.fit.rank:
-        lack = "" if one.headroom_bytes >= 0 else f": {format_bytes(-one.headroom_bytes)} too much at the high end"
-        return f"{one.verdict.value}{lack}"
+def _explain_loss(alternative: Alternative, plan: Plan, slower: float, phases: dict[str, float]) -> str:
+    if alternative.verdict.rank > plan.fit.rank:
+        lack = (
+            ""
+            if alternative.headroom_bytes >= 0
+            else f": {format_bytes(-alternative.headroom_bytes)} too much at the high end"
+        )
+        return f"{alternative.verdict.value}{lack}"
     name, most = max(phases.items(), key=lambda item: item[1], default=("", 0.0))
     if slower < 0:
-        taken = f"of equally fast ones the order is {ORDER_WORDS}" if plan.is_on_host else "the simpler layout is taken"
-        return f"{-slower / plan.seconds:.1%} faster, which is no difference: {taken}"
+        taken = f"ties follow the order {ORDER_WORDS}" if plan.is_on_host else "the simpler layout is taken"
+        return f"{-slower / plan.seconds:.1%} faster, which counts as equal: {taken}"
     if slower == 0 or most <= 0:
-        return "as good; the one that holds less or is simpler is taken"
+        return "equally fast; the layout with less memory or fewer options is taken"
     less = sum(seconds for seconds in phases.values() if seconds < 0)
     saved = f", {format_seconds(-less)} less elsewhere" if less < -0.01 * most else ""
     return f"{name} takes {format_seconds(most)} more{saved}"

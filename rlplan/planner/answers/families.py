@@ -1,4 +1,4 @@
-"""Families: the changes that are worth a question: choices that the search rejected, and what one would ask for next.
+"""Changes worth trying: choices that the search rejected, and usual next questions.
 
 In: a Plan. Out: Changes. Left out: their outcomes (changes.py).
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rlplan.planner.answers.changes import Change
 from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.checks.trainers import AXES
-from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, quantizations, zero_stages
+from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, list_quantizations, list_zero_stages
 from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.machine import DRAFTS
 from rlplan.planner.plan import Plan
@@ -36,28 +36,29 @@ LADDERS = (
     ("mi250x-gcd", "mi300x"),
     ("gh200-96gb", "gb200", "gb300"),
 )
-"""Profiles in the order in which one would move on: each has more memory than the one before, or is faster."""
+"""Upgrade paths: each profile has more memory than the one before, or is faster."""
 COUNTED = {
-    "workload.micro_batch_size_per_gpu": "rollouts a pass",
-    "training.max_tokens_per_micro_batch": "tokens a pass",
-    "training.ulysses": "GPUs a sequence (Ulysses)",
+    "workload.micro_batch_size_per_gpu": "rollouts per micro-batch",
+    "training.max_tokens_per_micro_batch": "tokens per micro-batch",
+    "training.ulysses": "sequence parallelism (Ulysses)",
     "training.tp": "tensor parallelism of the trainer",
     "training.pp": "pipeline stages",
     "training.cp": "context parallelism",
     "training.ep": "expert parallelism",
-    "rollout.tp": "GPUs an engine",
-    "rollout.attention_dp": "ranks of data-parallel attention",
-    "rollout.max_num_seqs": "sequences of an engine",
+    "rollout.tp": "GPUs per engine",
+    "rollout.attention_dp": "data-parallel attention ranks",
+    "rollout.max_num_seqs": "concurrent sequences per engine",
 }
-"""What a number counts, by its key."""
+"""Quantity that a key counts, for descriptions."""
 FEW_HOSTS = 4
-"""Beyond so many hosts one more changes little, and divides nothing: twice as many is asked for instead."""
+"""Up to this number of hosts, one more host is tried. Beyond it, one host changes little and rarely divides evenly, so
+twice as many are tried."""
 
 
-def next_gpu(name: str) -> str | None:
-    """The next profile in the first ladder that has one of that name and goes on.
+def find_next_gpu(name: str) -> str | None:
+    """Find the next profile in the first upgrade path that contains `name` and continues.
 
-    >>> next_gpu("h100-sxm"), next_gpu("b300")
+    >>> find_next_gpu("h100-sxm"), find_next_gpu("b300")
     ('h200-sxm', None)
     """
     for ladder in LADDERS:
@@ -67,36 +68,36 @@ def next_gpu(name: str) -> str | None:
 
 
 def list_families(plan: Plan) -> Iterator[Change]:
-    """Every choice that was left to the search, taken the other way."""
+    """List the alternatives to each open choice."""
     spec, words = plan.asked, choice_words(plan.choice, plan.job, plan.asked)
     if spec.has_rollouts and spec.placement.placement == "auto":
         for placement in Placement:
             if placement is not plan.choice.arrangement.placement:
                 yield Change((f"placement.placement={placement}",), placement.value)
-    yield from _switches(spec, plan, words)
-    yield from _passes(plan)
+    yield from _list_switches(spec, plan, words)
+    yield from _list_passes(plan)
     for name in AXES[plan.job.backend]:
         if getattr(spec.training, name) == "auto":
             most = min(plan.num_devices, {"pp": MAX_PP, "ep": MAX_EP}.get(name, MAX_BESIDE))
-            yield from _neighbours(f"training.{name}", getattr(plan.choice.trainer, name), most)
+            yield from _list_neighbours(f"training.{name}", getattr(plan.choice.trainer, name), most)
     if spec.has_rollouts and spec.rollout.tp == "auto":
         most = min(ENGINE_TP, plan.choice.arrangement.num_generation)
-        yield from _neighbours("rollout.tp", plan.choice.engine.tp, most)
-    yield from _attention_dp(plan)
-    yield from _of_engine(plan)
+        yield from _list_neighbours("rollout.tp", plan.choice.engine.tp, most)
+    yield from _list_attention_dp(plan)
+    yield from _list_engine_changes(plan)
 
 
-def _attention_dp(plan: Plan) -> Iterator[Change]:
-    """Engines whose attention has more ranks or fewer, where this was left open and the model has experts."""
+def _list_attention_dp(plan: Plan) -> Iterator[Change]:
+    """List other data-parallel attention sizes if the job leaves them open and the model has experts."""
     rollout, engine = plan.asked.rollout, plan.choice.engine
     is_open = plan.asked.has_rollouts and rollout.attention_dp == "auto" and rollout.has_expert_parallel is not False
     if is_open and not plan.job.is_for_rlplan and plan.job.load_model().experts is not None:
         most = min(MAX_EP, plan.choice.arrangement.num_generation) // engine.tp
-        yield from _neighbours("rollout.attention_dp", engine.attention_dp, most)
+        yield from _list_neighbours("rollout.attention_dp", engine.attention_dp, most)
 
 
-def _passes(plan: Plan) -> Iterator[Change]:
-    """Passes of other sizes, where these were left open."""
+def _list_passes(plan: Plan) -> Iterator[Change]:
+    """List other micro-batch sizes if the job leaves them open."""
     workload, trainer = plan.asked.workload, plan.choice.trainer
     if workload.micro_batch_size_per_gpu != "auto" or plan.asked.training.max_tokens_per_micro_batch != "auto":
         return
@@ -105,13 +106,13 @@ def _passes(plan: Plan) -> Iterator[Change]:
     most = max(1, min(share, MAX_AUTO_TOKENS * trainer.ulysses * trainer.cp // workload.max_seq_len))
     if trainer.max_tokens:
         key = "training.max_tokens_per_micro_batch"
-        yield from _neighbours(key, trainer.max_tokens, most * workload.max_seq_len, least)
+        yield from _list_neighbours(key, trainer.max_tokens, most * workload.max_seq_len, least)
     else:
-        yield from _neighbours("workload.micro_batch_size_per_gpu", trainer.micro_batch, most)
+        yield from _list_neighbours("workload.micro_batch_size_per_gpu", trainer.micro_batch, most)
 
 
-def _of_engine(plan: Plan) -> Iterator[Change]:
-    """How the engine sleeps, how many sequences it has at once, in how many bits, and what is sent to it."""
+def _list_engine_changes(plan: Plan) -> Iterator[Change]:
+    """List other engine settings: sleep level, concurrent sequences, quantization, sync content."""
     spec, engine = plan.asked, plan.choice.engine
     if not spec.has_rollouts:
         return
@@ -119,19 +120,19 @@ def _of_engine(plan: Plan) -> Iterator[Change]:
         other = 3 - engine.sleep_level
         yield Change((f"rollout.sleep_level={other}",), "weights kept" if other == 1 else "weights dropped")
     if spec.rollout.max_num_seqs == "auto":
-        yield from _neighbours("rollout.max_num_seqs", engine.max_num_seqs, MAX_AUTO_SEQS)
+        yield from _list_neighbours("rollout.max_num_seqs", engine.max_num_seqs, MAX_AUTO_SEQS)
     if spec.rollout.quantization == "auto" and not plan.is_on_host:
-        for word in quantizations(spec, plan.job.load_gpu("generation")):
+        for word in list_quantizations(spec, plan.job.load_gpu("generation")):
             if word != engine.quantization:
                 yield Change((f"rollout.quantization={word or 'none'}",), word or "as loaded")
     if spec.placement.sync_content == "auto" and plan.choice.sends_changes:
         yield Change(("placement.sync_content=full",), "all weights sent")
 
 
-def _switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Change]:
+def _list_switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Change]:
     training, trainer = spec.training, plan.choice.trainer
     if training.zero_stage == "auto":
-        for stage in zero_stages(spec, plan.choice.arrangement.num_training):
+        for stage in list_zero_stages(spec, plan.choice.arrangement.num_training):
             has_it = spec.backend != "deepspeed" or not any(training.combination(stage).contradictions())
             if stage != trainer.zero_stage and has_it:
                 yield Change((f"training.zero_stage={stage}",), f"ZeRO-{stage}")
@@ -148,12 +149,12 @@ def _switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Chan
         where = "disk" if plan.is_on_host else "host"
         overrides = (f"placement.offload={where}", "placement.offload_roles=all")
         if is_on:
-            yield Change(("placement.offload=none",), f"without waiting roles on the {where}")
+            yield Change(("placement.offload=none",), f"without offloading idle roles to the {where}")
         else:
-            yield Change(overrides, f"waiting roles on the {where}")
+            yield Change(overrides, f"idle roles offloaded to the {where}")
 
 
-def _neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Change]:
+def _list_neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Change]:
     if value // 2 >= least:
         yield Change((f"{key}={value // 2}",), f"half the {COUNTED[key]}")
     if 2 * value <= most:
@@ -161,41 +162,41 @@ def _neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Cha
 
 
 def list_what_ifs(plan: Plan) -> Iterator[Change]:
-    """What one would ask for next: more or fewer devices, newer ones, adapters, cheaper rollouts, overlap."""
+    """List usual what-ifs: more or fewer devices, newer GPUs, LoRA, cheaper rollouts, async rollouts."""
     spec = plan.asked
-    yield from _other_devices(plan)
+    yield from _list_other_devices(plan)
     if spec.training.lora is None:
-        yield Change((f"training.lora={{rank: {ADAPTER_RANK}}}",), "adapters only: trains less")
+        yield Change((f"training.lora={{rank: {ADAPTER_RANK}}}",), "LoRA: trains adapters only")
     if not spec.has_rollouts:
         return
     multiplies_fp8 = not plan.is_on_host and ComputeDtype.FLOAT8 in plan.job.load_gpu().dense_flops_per_s
     if spec.rollout.quantization == "none" and multiplies_fp8:
-        yield Change(("rollout.quantization=fp8",), "rollouts in 8 bits: rounds weights")
+        yield Change(("rollout.quantization=fp8",), "fp8 rollouts: rounds weights")
     if spec.rollout.acceptance_rate is not None and not plan.is_on_host:
         for count in DRAFTS:
             if count != spec.rollout.speculative_tokens:
-                yield Change((f"rollout.speculative_tokens={count}",), f"{count or 'no'} drafted tokens a step")
+                yield Change((f"rollout.speculative_tokens={count}",), f"{count or 'no'} drafted tokens per step")
     if spec.placement.max_staleness == 0 and plan.num_devices > 1:
         placement = () if spec.placement.placement in ("auto", "disaggregated") else ("placement.placement=auto",)
         yield Change(("placement.max_staleness=1", *placement), "rollouts one version behind")
     if spec.roles.reward.path is not None:
-        yield Change(("roles.reward.path=null",), "a rule as reward")
+        yield Change(("roles.reward.path=null",), "rule-based reward")
 
 
-def _other_devices(plan: Plan) -> Iterator[Change]:
-    """One host or device more, half of them, and as many of the next GPU."""
+def _list_other_devices(plan: Plan) -> Iterator[Change]:
+    """List one more host or device, half as many, and the same number of the next GPU."""
     hardware, word = plan.job.hardware, plan.device_word
     if hardware.generation is not None:
-        return  # which of the two groups grows is the user's to say
+        return  # with two groups, only the user can tell which one should grow
     count, host = hardware.num_devices, hardware.devices_per_host
     more = 1 if plan.is_on_host or not count >= host > 1 else host
     if hardware.num_hosts > FEW_HOSTS:
-        yield _with_devices(plan, 2 * count, "twice as many")
+        yield _change_devices(plan, 2 * count, "twice as many")
     else:
-        yield _with_devices(plan, count + more, "one host more" if more > 1 else f"one {word} more")
+        yield _change_devices(plan, count + more, "one more host" if more > 1 else f"one more {word}")
     if count > 1:
-        yield _with_devices(plan, count // 2, f"half of the {word}s")
-    newer = None if plan.is_on_host else next_gpu(plan.job.load_gpu().name)
+        yield _change_devices(plan, count // 2, f"half the {word}s")
+    newer = None if plan.is_on_host else find_next_gpu(plan.job.load_gpu().name)
     if newer is not None:
         overrides = [f"hardware.profile={newer}"]
         if plan.asked.hardware.num_devices != count:
@@ -203,8 +204,8 @@ def _other_devices(plan: Plan) -> Iterator[Change]:
         yield Change(tuple(overrides), "the next GPU")
 
 
-def _with_devices(plan: Plan, count: int, words: str) -> Change:
-    """So many devices, on as many hosts as these fill."""
+def _change_devices(plan: Plan, count: int, words: str) -> Change:
+    """Build the change to `count` devices, on as few hosts as hold them."""
     overrides = [f"hardware.num_devices={count}"]
     if plan.asked.hardware.num_hosts != "auto":
         overrides.append("hardware.num_hosts=auto")
@@ -212,6 +213,6 @@ def _with_devices(plan: Plan, count: int, words: str) -> Change:
 
 
 def list_more_devices(plan: Plan) -> Iterator[Change]:
-    """The same job on two, four, eight and sixteen times the devices."""
+    """List the job on 2, 4, 8 and 16 times the devices."""
     for times in (2, 4, 8, 16):
-        yield _with_devices(plan, times * plan.num_devices, f"{times} times the {plan.device_word}s")
+        yield _change_devices(plan, times * plan.num_devices, f"{times} times the {plan.device_word}s")

@@ -1,11 +1,11 @@
-"""Is a measured step normal? Its phases beside what the hardware allows, the largest gap and its likely cause.
+"""Check whether a measured step is normal: its phases against the prediction, the largest gap and its likely cause.
 
-In: a JobSpec, a MeasuredStep (of a run's folder or of another stack's log). Out: a StepReport. Left out: reading logs
-(foreign/logs), what a cause would be (causes.py), drawing.
+In: a JobSpec, a MeasuredStep from a run's folder or another framework's log. Out: a StepReport. Left out: reading logs
+(foreign/logs), candidate causes (causes.py), rendering.
 
-What the hardware allows is the best plan of the job with the lengths that were measured: other answers are another
-workload, and no fault of the runtime. Normal is what nine of ten measured steps or phases are (measured_errors.py):
-more is a gap; where too few were measured, up to twice the prediction is normal.
+The prediction is the best plan of the job with the measured lengths, because other lengths are another workload. A
+phase is normal if it lies within the range of nine of ten measurements (measured_errors.py). Where too few were
+measured, up to twice the prediction is normal.
 """
 
 import math
@@ -18,7 +18,7 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
 from rlplan.planner.answers.changes import bottleneck_of
 from rlplan.planner.machine import search_of
-from rlplan.planner.measured_errors import MeasuredError, phase_error, step_error
+from rlplan.planner.measured_errors import MeasuredError, find_phase_error, step_error
 from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
@@ -29,66 +29,67 @@ from rlplan.vocabulary import Phase
 
 STEP_REPORT_SCHEMA_VERSION = 1
 LEAST_SHARE = 0.05
-"""Of the measured step that a gap must be, to be named."""
+"""Minimum gap to be named, as a share of the measured step."""
 BETWEEN = "between"
-"""What of a step belongs to no phase that was measured."""
+"""Name of the time in a step that belongs to no measured phase."""
 MANY_CUT = 0.1
-"""Share of answers at the length cap from which on it is worth a word."""
+"""Share of responses at the length cap above which a remark is made."""
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """What was measured of a usual step."""
+    """Measurements of a usual step."""
 
     stack: str
-    """Who wrote it."""
+    """Framework that wrote the log."""
     num_steps: int
-    """That were timed."""
+    """Number of timed steps."""
     step_s: float | None
-    """None where it was not recorded."""
+    """Seconds of the step; None if not recorded."""
     phases: dict[Phase, float]
-    """Seconds; those that were written."""
+    """Seconds of each recorded phase."""
     lengths: dict[str, float]
-    """mean_response_len, longest_response_len, mean_prompt_len in tokens, cut_share from 0 to 1; what was written."""
+    """Recorded values among mean_response_len, longest_response_len, mean_prompt_len (tokens) and cut_share (0 to 1).
+    """
     covers: dict[str, Phase] = field(default_factory=dict)
-    """Patterns of actions whose seconds the timer of another phase includes, and that phase."""
+    """Patterns of action ids, mapped to the phase whose timer includes them."""
     unread: tuple[str, ...] = ()
-    """Fields that look like timers and that no table names."""
+    """Log fields that look like timers and that no table maps."""
 
     @property
     def seconds(self) -> float:
-        """Of the step, or of its phases together where that was not recorded."""
+        """Seconds of the step, or the sum of its phases if the step was not recorded."""
         return sum(self.phases.values()) if self.step_s is None else self.step_s
 
 
 @dataclass(frozen=True)
 class PhaseGap:
-    """A phase, measured and predicted."""
+    """Measured and predicted seconds of a phase."""
 
     phase: str
-    """Of the step, `step` for all of it, `between` for what belongs to none."""
+    """Phase name, `step` for the whole step, or `between` for unassigned time."""
     measured_s: float
     predicted_s: float
     longest_normal: float
-    """Measured over predicted up to which it is normal."""
+    """Largest normal ratio of measured to predicted seconds."""
 
     @property
     def gap_s(self) -> float:
-        """Seconds more than the hardware needs; below zero where it was faster."""
+        """Measured minus predicted seconds; negative if the phase was faster."""
         return self.measured_s - self.predicted_s
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted; None where nothing was predicted."""
+        """Ratio of measured to predicted seconds; None if nothing was predicted."""
         return self.measured_s / self.predicted_s if self.predicted_s else None
 
     @property
     def is_normal(self) -> bool:
-        """Whether it is not longer than such predictions err."""
+        """Whether the phase is within the usual prediction error."""
         return self.measured_s <= self.longest_normal * self.predicted_s
 
     def as_json(self) -> dict[str, Any]:
-        """With what follows from both."""
+        """JSON for other tools."""
         own = {"gap_s": self.gap_s, "ratio": self.ratio, "is_normal": self.is_normal}
         own |= {"longest_normal": self.longest_normal}
         return {"phase": self.phase, "measured_s": self.measured_s, "predicted_s": self.predicted_s} | own
@@ -96,63 +97,63 @@ class PhaseGap:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The answer."""
+    """Comparison of a measured step with its prediction."""
 
     plan: Plan
-    """What the hardware allows."""
+    """The plan that serves as prediction."""
     overrides: tuple[str, ...]
-    """The measured lengths, as they are typed."""
+    """Measured lengths as overrides."""
     measured: MeasuredStep
     gaps: tuple[PhaseGap, ...]
-    """Of the step, then of its phases in order."""
+    """Gap of the step, then of its phases in order."""
     largest: PhaseGap | None
-    """The largest that is not normal; None where all are."""
+    """Largest abnormal gap; None if all are normal."""
     causes: tuple[Cause, ...]
-    """What could be behind it, the likeliest first."""
+    """Possible causes of that gap, the likeliest first."""
 
     @property
     def is_normal(self) -> bool:
-        """Whether no phase takes longer than predictions err."""
+        """Whether every phase is within the usual prediction error."""
         return self.largest is None
 
     @property
     def words(self) -> str:
-        """The answer in a sentence."""
-        one = self.largest
-        if one is None:
-            return "normal: no phase takes longer than such predictions err"
-        factor = "" if one.ratio is None else f", {one.ratio:.1f} times what the hardware needs"
-        return f"not normal: {one.phase} takes {format_seconds(one.measured_s)}{factor}"
+        """Summary in one sentence."""
+        gap = self.largest
+        if gap is None:
+            return "normal: every phase is within the usual prediction error"
+        factor = "" if gap.ratio is None else f", {gap.ratio:.1f} times what the hardware needs"
+        return f"not normal: {gap.phase} takes {format_seconds(gap.measured_s)}{factor}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What else is worth a word: a step that is too short, answers that are cut."""
+        """Remarks on suspicious values: a step that is too short, responses cut at the cap."""
         share, cap = self.measured.lengths.get("cut_share", 0.0), self.plan.job.workload.max_response_len
-        said = []
+        remarks = []
         if share >= MANY_CUT:
-            waits = "every batch waits for the cap, and a reward that reads the end finds none"
-            said.append(f"{share:.0%} of answers end at the cap of {cap:,} tokens: {waits}")
-        ratio = next((one.ratio for one in self.gaps if one.phase == "step"), None)
+            waits = "every batch waits for the cap, and a reward on the final answer finds none"
+            remarks.append(f"{share:.0%} of responses end at the cap of {cap:,} tokens: {waits}")
+        ratio = next((gap.ratio for gap in self.gaps if gap.phase == "step"), None)
         if ratio is not None and ratio < self.error.low:
-            least = f"such steps take {self.error.low:.2f} times it or more"
-            said.append(
-                f"the step took {ratio:.2f} times its prediction, {least}: was less work done than the job says?"
+            least = f"below the normal minimum of {self.error.low:.2f}"
+            remarks.append(
+                f"the step took {ratio:.2f} times its prediction, {least}: did it do less work than the job states?"
             )
-        return tuple(said)
+        return tuple(remarks)
 
     @property
     def error(self) -> MeasuredError:
-        """What is normal of such steps; of a phase, `phase_error`."""
+        """Usual error of step predictions; for phases see `find_phase_error`."""
         return step_error(self.plan)
 
     @property
     def normal_words(self) -> str:
-        """The same for people."""
-        names = dict.fromkeys(f"{one.phase} up to {one.longest_normal:.2f} times" for one in self.gaps)
+        """The normal ranges in one sentence."""
+        names = dict.fromkeys(f"{gap.phase} up to {gap.longest_normal:.2f} times" for gap in self.gaps)
         return f"normal: {', '.join(names)} the prediction; a step: {self.error.words}"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the plan."""
+        """JSON without the plan."""
         return {
             "schema_version": STEP_REPORT_SCHEMA_VERSION,
             "stack": self.measured.stack,
@@ -160,43 +161,45 @@ class StepReport:
             "is_normal": self.is_normal,
             "normal": self.error.as_json(),
             "overrides": list(self.overrides),
-            "gaps": [one.as_json() for one in self.gaps],
+            "gaps": [gap.as_json() for gap in self.gaps],
             "largest": self.largest and self.largest.phase,
-            "causes": [one.as_json() for one in self.causes],
+            "causes": [cause.as_json() for cause in self.causes],
             "remarks": list(self.remarks),
             "lengths": self.measured.lengths,
             "unread": list(self.measured.unread),
         }
 
 
-def explain_step(asked: JobSpec, measured: MeasuredStep, made: Plan | None = None) -> StepReport:
-    """Whether a measured step is normal for a job, and if not, why.
+def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | None = None) -> StepReport:
+    """Compare a measured step with the job's prediction and look for the cause of a gap.
 
-    made: the plan that ran, which stands in where the job cannot be planned anew (its models are elsewhere by now);
-    then no lengths are taken over and no causes looked for. Raises: SpecError where the log cannot be of this job,
-    NoFeasiblePlanError where the job does not fit.
+    executed_plan: the plan that ran. It replaces the prediction if the job cannot be planned again, for example because
+    its models were moved; then measured lengths are ignored and no causes are searched. Raises: SpecError if the log
+    cannot belong to this job, NoFeasiblePlanError if the job does not fit.
     """
-    overrides = _measured_lengths(asked, measured.lengths)
+    overrides = _list_length_overrides(asked, measured.lengths)
     job = changed(asked, overrides) if overrides else asked
     try:
         plan = search_of(job).run(with_others=False)
     except SpecError:
-        if made is None:
+        if executed_plan is None:
             raise
-        plan, overrides = made, ()
+        plan, overrides = executed_plan, ()
     if plan.timing is None or not plan.verdict.may_fit:
-        raise _no_prediction(plan)
-    predicted = _as_timed(plan.timing.step, measured)
-    gaps = tuple(_gaps(plan, measured, predicted))
-    wrong = [one for one in gaps if not one.is_normal and one.gap_s >= LEAST_SHARE * measured.seconds]
-    phases = [one for one in wrong if one.phase != "step"]
-    largest = max(phases or wrong, key=lambda one: one.gap_s, default=None)
-    causes = () if largest is None or plan is made else list_causes(job, plan, largest.phase, largest.measured_s)
+        raise _explain_missing_prediction(plan)
+    predicted = _sum_by_timer(plan.timing.step, measured)
+    gaps = tuple(_list_gaps(plan, measured, predicted))
+    wrong = [gap for gap in gaps if not gap.is_normal and gap.gap_s >= LEAST_SHARE * measured.seconds]
+    phases = [gap for gap in wrong if gap.phase != "step"]
+    largest = max(phases or wrong, key=lambda gap: gap.gap_s, default=None)
+    causes: tuple[Cause, ...] = ()
+    if largest is not None and plan is not executed_plan:
+        causes = list_causes(job, plan, largest.phase, largest.measured_s)
     return StepReport(plan, overrides, measured, gaps, largest, causes)
 
 
-def _as_timed(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
-    """Predicted seconds by the phases that were timed; an action that another phase's timer includes counts there."""
+def _sum_by_timer(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
+    """Sum predicted seconds by timed phase. An action counts for the phase whose timer includes it."""
     seconds: dict[Phase, float] = {}
     for action in timing.actions:
         timers = (phase for pattern, phase in measured.covers.items() if fnmatchcase(action.action_id, pattern))
@@ -205,23 +208,24 @@ def _as_timed(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
     return {phase: taken for phase, taken in seconds.items() if taken > 0}
 
 
-def _gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
+def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
     high = step_error(plan).high
     gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, high)]
     named = [phase for phase in Phase if phase in measured.phases and (measured.phases[phase] or phase in predicted)]
     gaps += [
-        PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), phase_error(plan, phase).high)
+        PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), find_phase_error(plan, phase).high)
         for phase in named
     ]
+    # without the step's own time no time is left to assign
     if measured.step_s is not None and measured.phases:
-        rest = measured.step_s - math.fsum(measured.phases.values())
+        unassigned_s = measured.step_s - math.fsum(measured.phases.values())
         unnamed = math.fsum(seconds for phase, seconds in predicted.items() if phase not in measured.phases)
-        gaps.append(PhaseGap(BETWEEN, max(0.0, rest), unnamed, high))
+        gaps.append(PhaseGap(BETWEEN, max(0.0, unassigned_s), unnamed, high))
     return gaps
 
 
-def _measured_lengths(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str, ...]:
-    """Measured lengths as overrides. Raises: SpecError where the job allows none so long."""
+def _list_length_overrides(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str, ...]:
+    """Turn measured lengths into overrides. Raises: SpecError if they exceed the job's maximum."""
     work = asked.workload
     for key, longest in (("mean_response_len", "max_response_len"), ("longest_response_len", "max_response_len"),
                          ("mean_prompt_len", "max_prompt_len")):  # fmt: skip
@@ -229,7 +233,7 @@ def _measured_lengths(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str
             raise SpecError(
                 f"{key} was {lengths[key]:,.0f} tokens, the job allows {getattr(work, longest):,}",
                 where=f"workload.{longest}",
-                rule="a log is laid beside the job that wrote it",
+                rule="a log must be compared with the job that wrote it",
                 way_out=f"workload.{longest}={math.ceil(lengths[key])}, or the job of that log",
             )
     words = []
@@ -251,7 +255,7 @@ def _measured_lengths(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str
     return tuple(words)
 
 
-def _no_prediction(plan: Plan) -> NoFeasiblePlanError:
+def _explain_missing_prediction(plan: Plan) -> NoFeasiblePlanError:
     if plan.timing is None:
         what, rule = "no seconds are predicted for this job", f"profile '{plan.job.hardware.profile}' has no rates"
     else:

@@ -1,7 +1,7 @@
-"""Model FLOPs of a plan's step: what its model needs for its tokens, whatever is computed twice.
+"""Model FLOPs of a step: what the model needs for its tokens, without recomputation.
 
-In: a Plan whose rollouts are all as long as allowed. Out: FLOPs, and the share of the GPUs' peak that they are.
-Left out: recomputation, scoring and generation.
+In: a Plan whose rollouts all have the maximum length. Out: FLOPs, and the GPUs' peak rate. Left out: recomputation,
+scoring and generation.
 """
 
 from rlplan.planner.plan import Plan
@@ -10,7 +10,7 @@ from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, l
 
 
 def model_flops(plan: Plan) -> float:
-    """Model FLOPs of a step: three forward passes.
+    """Count the model FLOPs of a step as three forward passes.
 
     Counts: 6 P a token and causal attention. Source: Kaplan et al. 2020; Narayanan et al. 2021, appendix.
     Differs: llm-foundry and PaLM count attention twice.
@@ -23,5 +23,5 @@ def model_flops(plan: Plan) -> float:
 
 
 def peak_flops_per_s(plan: Plan) -> float:
-    """The dense peak of one of its GPUs in bf16."""
+    """Read the dense bf16 peak of one GPU, in FLOP/s."""
     return plan.job.load_gpu().flops_per_s(ComputeDtype.BFLOAT16)

@@ -1,7 +1,7 @@
-"""Results of a plan as JSON: the step in seconds, phase by phase and action by action, and what else was scored.
+"""A plan's results as overrides, sentences and JSON.
 
-In: a Plan. Out: dicts for plan files, `--json` and other tools. Left out: reading them again: a plan file holds the
-values themselves beside these (plan.py).
+In: a Plan. Out: dicts for plan files, `--json` and other tools. Left out: reading them back: a plan file stores the
+values themselves next to these results (plan.py).
 """
 
 from dataclasses import asdict
@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from rlplan.dataflow.choice import Choice
 from rlplan.memory.ledger import LedgerRow, Peak
-from rlplan.planner.margins import assumed_host, needed_bytes, reserve_of
-from rlplan.planner.measured_errors import MeasuredError, peak_error, phase_error, step_error
+from rlplan.planner.margins import find_assumed_host, get_reserve
+from rlplan.planner.measured_errors import MeasuredError, find_peak_error, find_phase_error, step_error
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import NOTHING, Cost
@@ -41,19 +41,19 @@ DEFAULTS = {f"training.{name}": "1" for name in PARALLEL_AXES} | {
     "rollout.has_expert_parallel": "false",
     "rollout.attention_dp": "1",
 }
-"""What a key says that a choice's words leave out."""
+"""Default of each override; overrides equal to it are omitted."""
 
 
 def choice_as_json(choice: Choice) -> dict[str, Any]:
-    """What was chosen: everything that the ledger and the times follow from."""
+    """JSON of a choice: all inputs of the ledger and the timing."""
     parts = {name: asdict(getattr(choice, name)) for name in CHOICES} | {"sync_mode": choice.sync_mode}
     return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
 
 
 def choice_words(choice: Choice, job: JobSpec, asked: JobSpec | None = None) -> dict[str, str]:
-    """A choice as overrides that would lead to it, by key; what DEFAULTS says too is left out.
+    """List the overrides that lead to a choice, by key, without those equal to DEFAULTS.
 
-    job: as it was resolved; asked: as it was given, which overrides are typed onto; the same where it is not named.
+    job: the resolved job. asked: the job that the overrides are typed onto; `job` if omitted.
     """
     asked = asked or job
     arrangement, trainer = choice.arrangement, choice.trainer
@@ -74,13 +74,13 @@ def choice_words(choice: Choice, job: JobSpec, asked: JobSpec | None = None) -> 
         where = job.placement.offload if job.placement.offload in ("host", "disk") else "host"
         words |= {"placement.offload": where, "placement.offload_roles": arrangement.offloaded}
     if choice.sync_mode:
-        words |= _engine_words(choice, asked)
+        words |= _list_engine_overrides(choice, asked)
     typed = {key: str(value).lower() for key, value in words.items()}
-    said = {"placement.max_staleness"} if asked.placement.max_staleness else set()
-    return {key: value for key, value in typed.items() if key in said or value != DEFAULTS.get(key)}
+    kept_keys = {"placement.max_staleness"} if asked.placement.max_staleness else set()
+    return {key: value for key, value in typed.items() if key in kept_keys or value != DEFAULTS.get(key)}
 
 
-def _engine_words(choice: Choice, asked: JobSpec) -> dict[str, Any]:
+def _list_engine_overrides(choice: Choice, asked: JobSpec) -> dict[str, Any]:
     arrangement, engine = choice.arrangement, choice.engine
     is_part = choice.sync_mode in ("adapter", "delta")
     return {
@@ -97,15 +97,15 @@ def _engine_words(choice: Choice, asked: JobSpec) -> dict[str, Any]:
     }
 
 
-def differences(one: Choice, other: Choice, job: JobSpec, asked: JobSpec | None = None) -> str:
-    """What leads to `one` instead of `other`, as it is typed; a key that `one` lacks is said with its default."""
-    mine, others = choice_words(one, job, asked), choice_words(other, job, asked)
-    words = {key: mine.get(key, DEFAULTS.get(key, "none")) for key in (*mine, *others)}
+def differences(choice: Choice, other: Choice, job: JobSpec, asked: JobSpec | None = None) -> str:
+    """Format the overrides that turn `other` into `choice`. A key that `choice` lacks gets its default."""
+    own, others = choice_words(choice, job, asked), choice_words(other, job, asked)
+    words = {key: own.get(key, DEFAULTS.get(key, "none")) for key in (*own, *others)}
     return " ".join(f"{key}={value}" for key, value in words.items() if value != others.get(key, DEFAULTS.get(key)))
 
 
 def phase_costs(timing: StepTiming) -> dict[Phase, Cost]:
-    """The cost of each phase that takes any time, in the order of the step."""
+    """Sum the costs of each phase that takes time, in the order of the step."""
     costs: dict[Phase, Cost] = {}
     for action in timing.actions:
         costs[action.phase] = costs.get(action.phase, NOTHING) + action.cost
@@ -113,7 +113,7 @@ def phase_costs(timing: StepTiming) -> dict[Phase, Cost]:
 
 
 def timing_as_json(timing: StepTiming) -> dict[str, Any]:
-    """A steady step. parts: seconds by resource."""
+    """JSON of a steady step. parts: seconds by resource."""
     return {
         "seconds": timing.seconds,
         "idle_s": timing.idle_s,
@@ -131,20 +131,20 @@ def _cost_as_json(cost: Cost) -> dict[str, Any]:
     return {"seconds": cost.seconds, "bound_by": cost.bound_by.value, "parts": parts}
 
 
-def alternative_as_json(one: Alternative) -> dict[str, Any]:
-    """Another candidate, with what it would take."""
+def alternative_as_json(alternative: Alternative) -> dict[str, Any]:
+    """JSON of an alternative."""
     return {
-        "choice": choice_as_json(one.choice),
-        "seconds": one.seconds,
-        "kv_cache_memory_bytes": one.kv_cache,
-        "peak_bytes": one.peak_bytes,
-        "headroom_bytes": one.headroom_bytes,
-        "verdict": one.verdict.value,
+        "choice": choice_as_json(alternative.choice),
+        "seconds": alternative.seconds,
+        "kv_cache_memory_bytes": alternative.kv_cache,
+        "peak_bytes": alternative.peak_bytes,
+        "headroom_bytes": alternative.headroom_bytes,
+        "verdict": alternative.verdict.value,
     }
 
 
 def results_as_json(plan: "Plan") -> dict[str, Any]:
-    """What is asked of a plan first: the step and what follows from it, bytes, what else was rated."""
+    """JSON of the main results: the step and its derived values, memory, and the alternatives."""
     hours, step = plan.gpu_hours_per_million_tokens, plan.timing.step if plan.timing else None
     return {
         "step": None if step is None else timing_as_json(step),
@@ -161,16 +161,16 @@ def results_as_json(plan: "Plan") -> dict[str, Any]:
 
 
 def _step_error(plan: "Plan") -> dict[str, Any] | None:
-    """Between which seconds the step lies; a factor of 2 where that is not known."""
+    """Range of the step's seconds; a factor of 2 if the error is unknown."""
     return None if plan.timing is None else _seconds_as_json(step_error(plan), plan.seconds)
 
 
 def _phase_errors(plan: "Plan") -> dict[str, Any] | None:
-    """The same of each phase."""
+    """Range of each phase's seconds."""
     if plan.timing is None:
         return None
     costs = phase_costs(plan.timing.step)
-    return {phase.value: _seconds_as_json(phase_error(plan, phase), cost.seconds) for phase, cost in costs.items()}
+    return {phase.value: _seconds_as_json(find_phase_error(plan, phase), cost.seconds) for phase, cost in costs.items()}
 
 
 def _seconds_as_json(error: MeasuredError, seconds: float) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _seconds_as_json(error: MeasuredError, seconds: float) -> dict[str, Any]:
 
 
 def error_words(plan: "Plan") -> str:
-    """The interval of the step for people, and where it comes from; empty without seconds."""
+    """Describe the range of the step and its source; empty without seconds."""
     if plan.timing is None:
         return ""
     error = step_error(plan)
@@ -188,29 +188,29 @@ def error_words(plan: "Plan") -> str:
 
 
 def peak_words(plan: "Plan") -> str:
-    """Where the interval of the peak comes from, and whether its high end is beyond the GPU; empty on a CPU host."""
+    """Describe the range of the peak, its source, and whether it exceeds the GPU; empty on a CPU host."""
     if plan.is_on_host:
         return ""
     (low, high), capacity = plan.interval(), plan.binding_capacity
-    words = f"{format_bytes(low)} to {format_bytes(high)} at the peak: {peak_error(plan).words}"
+    words = f"{format_bytes(low)} to {format_bytes(high)} at the peak: {find_peak_error(plan).words}"
     if plan.fit is Verdict.FITS and high > capacity:
-        words += f"; this reaches beyond {format_bytes(capacity)}, while the verdict follows the computed worst case"
+        words += f"; its high end exceeds {format_bytes(capacity)}, but the verdict follows the computed worst case"
     return words
 
 
 def needed_words(plan: "Plan") -> str:
-    """What is needed of a GPU that is full: a KV cache takes all the room that is useful to it. Empty on a CPU host."""
+    """Describe the memory a GPU really needs, without optional KV cache; empty on a CPU host."""
     if plan.is_on_host:
         return ""
-    size, reserve = needed_bytes(plan), format_bytes(reserve_of(plan.job.load_gpu()))
-    words = f"computed worst case {format_bytes(size)} ({size / plan.binding_capacity:.0%}), which decides the verdict"
+    size, reserve = plan.needed_bytes, format_bytes(get_reserve(plan.job.load_gpu()))
+    words = f"worst case {format_bytes(size)} ({100 * size / plan.binding_capacity:.0f} %), which decides the verdict"
     if size < plan.row_interval()[1]:
-        words += "; more KV cache fills the rest and is not required"
+        words += "; the rest is filled with optional KV cache"
     return f"{words}; {reserve} per GPU reserved"
 
 
 def estimate_as_json(plan: "Plan") -> dict[str, Any]:
-    """The ledger with its totals: every row, and the peak of the host, each device and each process."""
+    """JSON of the ledger: all rows, and the peaks of host, devices and processes."""
     return {
         "schema_version": ESTIMATE_SCHEMA_VERSION,
         **_bytes_as_json(plan),
@@ -220,7 +220,7 @@ def estimate_as_json(plan: "Plan") -> dict[str, Any]:
 
 
 def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
-    """What it needs and what there is, what was chosen, and what was not."""
+    """JSON of needed and available bytes, and of what was chosen and rejected."""
     (low, high), ledger = plan.interval(), plan.ledger
     shortages = [
         {"of": short.of, "needed_bytes": short.needed_bytes, "available_bytes": short.available_bytes}
@@ -236,17 +236,17 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "not_counted": list(plan.not_counted),
         "shortages": shortages,
         "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},
-        "peak_error": None if plan.is_on_host else peak_error(plan).as_json(),
+        "peak_error": None if plan.is_on_host else find_peak_error(plan).as_json(),
         "worst_case_bytes": plan.row_interval()[1],
         "binding": {
             "device": plan.binding.scope,
             "run_phase": plan.binding.run_phase,
             "action_id": plan.binding.action_id,
         },
-        "needed_bytes": needed_bytes(plan),
+        "needed_bytes": plan.needed_bytes,
         "capacity_bytes": plan.binding_capacity,
-        "reserve_bytes": 0 if plan.is_on_host else reserve_of(plan.job.load_gpu()),
-        "host_memory_is_assumed": assumed_host(plan.job) is not None,
+        "reserve_bytes": 0 if plan.is_on_host else get_reserve(plan.job.load_gpu()),
+        "host_memory_is_assumed": find_assumed_host(plan.job) is not None,
         "host_capacity_bytes": plan.host_capacity,
         "oom_risk_per_step": plan.oom_risk,
         "oom_risk_of_run": plan.oom_risk_of_run,
@@ -256,7 +256,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "kv_cache": None if plan.kv is None else asdict(plan.kv),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "swap_bytes_per_host": plan.swap_bytes,
-        "considered": [{"placement": one.name, "reason": one.reason} for one in plan.considered],
+        "considered": [{"placement": considered.name, "reason": considered.reason} for considered in plan.considered],
         "remedies": [{**asdict(remedy), "verdict": remedy.verdict.value} for remedy in plan.remedies],
         "peaks": TypeAdapter(list[Peak]).dump_python(peaks, mode="json"),
     }

@@ -1,7 +1,7 @@
-"""A plan played: its steps, many times over, with sampled response lengths instead of their mean.
+"""Simulation of a plan: many steps with sampled response lengths instead of the mean.
 
-In: a Plan with its seconds, a number of steps, a seed. Out: what simulate/ makes of it. Left out: evaluation, starting
-and finishing; training that takes longer where a batch happens to be longer; how it plays (simulate/).
+In: a Plan with seconds, a number of steps, a seed. Out: the result of simulate/. Left out: evaluation, start and
+finish; longer training for batches that happen to be longer; the simulation itself (simulate/).
 """
 
 from dataclasses import dataclass, replace
@@ -26,51 +26,51 @@ _APART = (ActionKind.EVALUATE,)
 
 @dataclass(frozen=True, slots=True)
 class CpuSpeed:
-    """One rollout engine on a CPU host. See `simulate.speed.Speed`."""
+    """Speed of a rollout engine on a CPU host (`simulate.speed.Speed`)."""
 
     engine: CpuEngine
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
-        """One token for each of `num_seqs` sequences that hold `context_tokens` together."""
+        """Predict one decode step of `num_seqs` sequences with `context_tokens` tokens in total."""
         return self.engine.step_cost(num_seqs, num_seqs, context_tokens / max(1.0, num_seqs)).seconds
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of one prompt, behind `context_tokens` of it that are held already.
+        """Predict the prefill of `num_tokens` of one prompt after `context_tokens` that are already cached.
 
-        Counts: a step with these tokens less an empty one, for prompts are computed beside the sequences that run.
+        Counts: a step with these tokens minus an empty step, because prefill runs together with decoding sequences.
         """
         step = self.engine.step_cost(num_tokens, 1.0, context_tokens + num_tokens / 2)
         return step.seconds - self.engine.step_cost(0.0, 0.0, 0.0).seconds
 
 
 @dataclass(frozen=True, slots=True)
-class SharedOutSpeed:
-    """One engine on GPUs whose ranks attend to sequences of their own. See `simulate.speed.Speed`."""
+class DataParallelSpeed:
+    """Speed of an engine with data-parallel attention on GPUs (`simulate.speed.Speed`)."""
 
     engine: EngineSpeed
     num_places: float
-    """Sequences that begin together; 0 where who ends is replaced."""
+    """Sequences that start together; 0 if finished sequences are replaced."""
     prompt_len: float
     num_copies: int
-    """Ranks that prefill a prompt, for some of its samples each."""
+    """Ranks that prefill the same prompt, each for some of its samples."""
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
-        """One token for each of `num_seqs` sequences that hold `context_tokens` together."""
+        """Predict one decode step of `num_seqs` sequences with `context_tokens` tokens in total."""
         left_of = self.num_places if num_seqs < self.num_places else 0.0
         return self.engine.rates.seconds(StepLoad(num_seqs, context_tokens, num_places=left_of))
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of prompts that are shared out over the ranks."""
+        """Predict the prefill of `num_tokens` prompt tokens spread over the ranks."""
         return sum(prefilled(self.engine, self.num_copies * num_tokens, self.prompt_len))
 
 
 def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
-    """Simulate a plan's steps, of very many rollouts a part; the same seed gives the same result. Raises: SpecError."""
-    return simulate_sampled(setting_of(plan, num_steps), seed)
+    """Simulate a plan's steps, sampling from very large batches. Equal seeds give equal results. Raises: SpecError."""
+    return simulate_sampled(build_setting(plan, num_steps), seed)
 
 
-def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
-    """Everything that the simulation of a plan is told. Raises: SpecError where the profile has no rates."""
+def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:
+    """Build the simulation's input. Raises: SpecError if the profile has no rates."""
     if not 1 <= num_steps <= MAX_STEPS:
         raise SpecError(
             f"{num_steps} steps are to be simulated",
@@ -91,15 +91,15 @@ def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
     return SimulationSetting(
         schedule=schedule,
         costs={name: cost for name, cost in plan.costs.items() if name not in played},
-        rollouts=_rollouts(plan) if generates else None,
-        speed=_speed(plan) if generates else None,
+        rollouts=_build_rollouts(plan) if generates else None,
+        speed=_build_speed(plan) if generates else None,
         num_steps=num_steps,
         asynchrony=Asynchrony(
             float(async_rollouts.max_staleness),
             interrupts=async_rollouts.interrupts,
             keeps_versions=plan.choice.engine.keeps_versions,
             is_bound=True,
-            travel_s=_travel_s(plan) if async_rollouts.interrupts else 0.0,
+            travel_s=_predict_travel_s(plan) if async_rollouts.interrupts else 0.0,
         )
         if async_rollouts
         else None,
@@ -108,11 +108,12 @@ def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
     )
 
 
-def _rollouts(plan: Plan) -> StepRollouts:
-    """A step's. On a CPU host all engines' threads are one engine's, as they are timed (timing/cpu/actions.py)."""
+def _build_rollouts(plan: Plan) -> StepRollouts:
+    """Build a step's rollouts. On a CPU host, all engines' threads count as one engine, as in timing/cpu/actions.py."""
     workload, kv, size = plan.job.workload, plan.kv, plan.job.rollout.block_size
     assert kv is not None, "where there are rollouts there is a KV cache"
     if plan.is_on_host:
+        # one block less: vLLM keeps a null block
         num_engines, limits = 1, EngineLimits(plan.job.rollout.max_num_seqs, kv.num_blocks - 1, size)
     else:
         num_engines = plan.choice.engines
@@ -127,20 +128,20 @@ def _rollouts(plan: Plan) -> StepRollouts:
     )
 
 
-def _travel_s(plan: Plan) -> float:
-    """Of new weights over a slow link, while both sides go on."""
+def _predict_travel_s(plan: Plan) -> float:
+    """Predict the travel time of new weights over a slow link while both sides continue."""
     if plan.job.hardware.link is None:
         return 0.0
     from rlplan.planner.gpu.search import GpuSearch
     from rlplan.planner.setting import read_setting
 
     setting = read_setting(plan.job)
-    linked = GpuSearch(plan.job, setting).times.syncs.over_link(plan.choice)
+    linked = GpuSearch(plan.job, setting).times.syncs.predict_link(plan.choice)
     return linked.travels.seconds if linked else 0.0
 
 
-def _speed(plan: Plan) -> Speed:
-    """Of one engine on the devices that generate."""
+def _build_speed(plan: Plan) -> Speed:
+    """Build the speed model of one engine."""
     if plan.is_on_host:
         from rlplan.timing.cpu.actions import CpuTimes
         from rlplan.timing.cpu.host import host_of
@@ -152,18 +153,19 @@ def _speed(plan: Plan) -> Speed:
     from rlplan.timing.serving.generation import EngineSpeed
 
     setting = read_setting(plan.job)
-    whole, size = setting.cluster(GENERATION), plan.choice.arrangement.num_generation
-    cluster = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
+    group, size = setting.cluster(GENERATION), plan.choice.arrangement.num_generation
+    cluster = replace(group, num_gpus=size, gpus_per_host=min(size, group.gpus_per_host))
     choice, work = plan.choice.engine, plan.job.workload
     speed = EngineSpeed.of_job(plan.job, setting.policy, choice, cluster)
     if choice.attention_dp == 1:
         return speed
     assert plan.kv is not None, "where there is an engine there is a KV cache"
+    # async engines refill freed places at once
     together = 0.0 if plan.choice.arrangement.is_async else float(plan.kv.max_num_seqs)
     copies = min(work.num_samples_per_prompt, choice.attention_dp)
-    return SharedOutSpeed(speed, together, float(work.usual_prompt_len), copies)
+    return DataParallelSpeed(speed, together, float(work.usual_prompt_len), copies)
 
 
 def without_evaluation(schedule: Schedule) -> Schedule:
-    """The schedule without what happens in some steps only, on engines that are generating in the others."""
+    """The schedule without evaluation, which some steps run on engines that generate in the others."""
     return replace(schedule, step=tuple(action for action in schedule.step if action.kind not in _APART))

@@ -1,11 +1,11 @@
-"""The largest value of a key that still fits: how long answers, how many samples, how many sequences at once.
+"""Solve for the largest value that fits: response length, samples per prompt, concurrent sequences.
 
-In: a JobSpec, a key. Out: a Solution: the value, the plan with it, and what breaks at the next one. Left out: what else
-would be best then (the plan with the value says it), keys of which less is worse.
+In: a JobSpec, a key. Out: a Solution with the value, its plan, and what fails at the next value. Left out: other
+settings that would be best then (the plan states them) and keys where less is worse.
 
-Counts: each value is a whole search with everything that the job leaves open, and the exact memory model. Assumes that
-where a value does not fit no larger one does: values are doubled, then halved in between. Values that the job's own
-rules forbid (mini-batches that do not divide) are stepped over, at most MAX_FORBIDDEN in a row.
+Counts: each value is a complete search with the exact memory model. Assumes: if a value does not fit, no larger one
+does. Values are doubled, then bisected. Values that a rule forbids (mini-batches that do not divide) are skipped, at
+most MAX_FORBIDDEN in a row.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from rlplan.spec.parts.workload import MAX_COUNT
 SOLUTION_SCHEMA_VERSION = 1
 MAX_FORBIDDEN = 8
 FIRST_SEQS = 256
-"""Sequences at once to begin with, where the job leaves them open."""
+"""First number of concurrent sequences to try if the job leaves it open."""
 KEYS = {
     "max_response_len": "workload.max_response_len",
     "num_samples_per_prompt": "workload.num_samples_per_prompt",
@@ -34,41 +34,41 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Breaking:
-    """What is too small at a value."""
+    """The reason why a value does not fit."""
 
     value: int
     phase: str
-    """Of the step; empty where it is not memory."""
+    """Phase of the peak; empty if memory is not the reason."""
     action_id: str
     device: str
-    """The GPU, or the host."""
+    """GPU or host that is too small."""
     needed_bytes: int
     available_bytes: int
     why: str
-    """In words: too small by how much, and the largest part; or the rule."""
+    """The missing bytes and the largest part, or the violated rule."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The largest value that surely fits."""
+    """The largest value that fits in the worst case."""
 
     key: str
-    """Dotted."""
+    """Dotted key."""
     value: int
     plan: Plan
-    """With that value."""
+    """The plan with that value."""
     next: Breaking | None
-    """The next value and why it does not fit; None where a larger one changes nothing."""
+    """The next value and the reason why it does not fit; None if a larger value changes nothing."""
     asked: tuple[Outcome, ...]
-    """Everything that was tried, in that order."""
+    """All values tried, in order."""
 
     @property
     def override(self) -> str:
-        """As it is typed."""
+        """The solution as an override."""
         return f"{self.key}={self.value}"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the plan."""
+        """JSON without the plan."""
         broken = self.next
         return {
             "schema_version": SOLUTION_SCHEMA_VERSION,
@@ -79,30 +79,30 @@ class Solution:
             "seconds": self.plan.seconds,
             "headroom_bytes": self.plan.headroom_bytes,
             "next": None if broken is None else dict(vars(broken)),
-            "asked": [one.as_json() for one in self.asked],
+            "asked": [outcome.as_json() for outcome in self.asked],
         }
 
 
 def solve(asked: JobSpec, key: str, listen: Listener | None = None) -> Solution:
-    """The largest value of a key with which the job surely fits. key: short or dotted.
+    """Find the largest value of a key with which the job fits in the worst case. key: short or dotted.
 
-    Of lengths: one that fits and whose next does not. Bytes are rounded up to blocks of tokens: a few more may fit
-    again.
+    For lengths, the result fits and the next value does not. Bytes are rounded up to KV blocks, so a slightly larger
+    value may fit again.
 
-    Raises: SpecError for another key or a job that generates nothing, NoFeasiblePlanError where no value fits.
+    Raises: SpecError for another key or a job that generates nothing, NoFeasiblePlanError if no value fits.
     """
     question = _Question(asked, dotted_key(key), listen)
-    best, beyond = question.bounds()
-    while (middle := question.between(best, beyond)) is not None:
+    best, beyond = question.find_bounds()
+    while (middle := question.find_next_value(best, beyond)) is not None:
         best, beyond = (middle, beyond) if question.fits(middle) else (best, middle)
     chosen = question.outcomes[best].plan
     assert chosen is not None
-    broken = None if beyond > question.most else _breaking(beyond, question.outcomes[beyond])
+    broken = None if beyond > question.most else _find_breaking(beyond, question.outcomes[beyond])
     return Solution(question.key, best, chosen, broken, tuple(question.outcomes.values()))
 
 
 def dotted_key(key: str) -> str:
-    """The key of the job that is meant. Raises: SpecError."""
+    """Expand a short key. Raises: SpecError."""
     if key in KEYS or key in KEYS.values():
         return KEYS.get(key, key)
     raise SpecError(
@@ -114,7 +114,7 @@ def dotted_key(key: str) -> str:
 
 
 class _Question:
-    """A job, a key of it, and what was answered so far."""
+    """State of the search: the job, the key, and outcomes so far."""
 
     def __init__(self, asked: JobSpec, key: str, listen: Listener | None) -> None:
         work, rollouts = asked.workload, asked.workload.num_rollouts_per_step
@@ -122,7 +122,7 @@ class _Question:
             raise SpecError(
                 f"{key} has no largest value: {asked.algorithm.name} generates nothing",
                 where=key,
-                rule="an algorithm that is given its answers has as many as the data hold, and no engine",
+                rule="without generation there is no engine, and the data fix the number of responses",
                 way_out="rlplan solve max_response_len, or another algorithm",
             )
         self.asked, self.key, self.listen = asked, key, listen
@@ -132,17 +132,18 @@ class _Question:
         if key == KEYS["max_response_len"]:
             self.first = work.max_response_len
         elif key == KEYS["max_num_seqs"]:
-            given = asked.rollout.max_num_seqs
-            self.most = rollouts  # an engine never has more
-            self.first = min(rollouts, FIRST_SEQS if given == "auto" else int(given))
+            stated_seqs = asked.rollout.max_num_seqs
+            self.most = rollouts  # an engine never gets more sequences than a step has rollouts
+            self.first = min(rollouts, FIRST_SEQS if stated_seqs == "auto" else int(stated_seqs))
         else:
             self.least = asked.algorithm.declaration.min_samples_per_prompt
             self.first = work.num_samples_per_prompt
             if work.mini_batch_size is not None:
+                # other numbers of samples would not divide into mini-batches
                 self.unit = work.mini_batch_size // gcd(work.mini_batch_size, work.num_prompts_per_step)
 
-    def outcome(self, value: int) -> Outcome:
-        """What the job is with a value; asked once."""
+    def evaluate(self, value: int) -> Outcome:
+        """Plan the job with a value; each value is planned once."""
         if value not in self.outcomes:
             if self.listen is not None:
                 self.listen(len(self.outcomes), len(self.outcomes) + 1, f"{self.key}={value}")
@@ -151,52 +152,54 @@ class _Question:
 
     def fits(self, value: int) -> bool:
         """Whether the job fits with a value (`Plan.fits`)."""
-        return self.outcome(value).fits
+        return self.evaluate(value).fits
 
     def is_forbidden(self, value: int) -> bool:
-        """Whether a rule forbids it and says nothing about larger ones: samples that no mini-batch divides."""
-        return self.key == KEYS["num_samples_per_prompt"] and self.outcome(value).verdict is None
+        """Whether a rule forbids this value but perhaps not larger ones, such as samples that mini-batches do not
+        divide.
+        """
+        return self.key == KEYS["num_samples_per_prompt"] and self.evaluate(value).verdict is None
 
-    def bounds(self) -> tuple[int, int]:
-        """(a value that fits, a larger one that does not, or the first beyond all). Raises: NoFeasiblePlanError."""
+    def find_bounds(self) -> tuple[int, int]:
+        """Find (a value that fits, a larger one that does not or exceeds the limit). Raises: NoFeasiblePlanError."""
         value, beyond = self.first, 0
         while not self.fits(value):
             beyond = value
-            value = self._whole(value // 2)
+            value = self._round_to_unit(value // 2)
             if value < self.least or value == beyond:
-                raise self._nothing(beyond)
+                raise self._explain_no_value(beyond)
         while not beyond:
             if value >= self.most:
                 return value, self.most + 1
-            larger = min(self._whole(2 * value), self.most)
+            larger = min(self._round_to_unit(2 * value), self.most)
             if self.fits(larger):
                 value = larger
             else:
                 beyond = larger
         return value, beyond
 
-    def between(self, best: int, beyond: int) -> int | None:
-        """The next value to ask about: the middle, or one near it that no rule forbids; None where there is none."""
-        values = list(_around(best, beyond, self.unit)) if beyond <= self.most else []
+    def find_next_value(self, best: int, beyond: int) -> int | None:
+        """Find the next value to try: the middle or the nearest allowed one; None if there is none."""
+        values = list(_list_middle_values(best, beyond, self.unit)) if beyond <= self.most else []
         return next((value for value in values if not self.is_forbidden(value)), values[0] if values else None)
 
-    def _whole(self, value: int) -> int:
+    def _round_to_unit(self, value: int) -> int:
         return max(self.unit, value // self.unit * self.unit) if self.unit > 1 else value
 
-    def _nothing(self, smallest: int) -> NoFeasiblePlanError:
-        one = self.outcomes[smallest]
+    def _explain_no_value(self, smallest: int) -> NoFeasiblePlanError:
+        outcome = self.outcomes[smallest]
         return NoFeasiblePlanError(
             f"no value of {self.key} fits, not even {smallest}",
             where=self.key,
-            rule=one.why or "memory of a GPU at the high end of every interval",
+            rule=outcome.why or "memory of a GPU in the worst case",
             way_out="`rlplan plan JOB` names other changes that make it fit",
         )
 
 
-def _around(best: int, beyond: int, unit: int) -> Iterator[int]:
-    """Values between two, the middle first, then beside it, a unit apart: at most MAX_FORBIDDEN.
+def _list_middle_values(best: int, beyond: int, unit: int) -> Iterator[int]:
+    """List values between two bounds, the middle first, `unit` apart: at most MAX_FORBIDDEN.
 
-    >>> list(_around(8, 16, 2)), list(_around(8, 9, 1))
+    >>> list(_list_middle_values(8, 16, 2)), list(_list_middle_values(8, 9, 1))
     ([12, 10, 14], [])
     """
     steps = (beyond - best - 1) // unit
@@ -205,12 +208,12 @@ def _around(best: int, beyond: int, unit: int) -> Iterator[int]:
     yield from (best + step * unit for step in order[:MAX_FORBIDDEN])
 
 
-def _breaking(value: int, one: Outcome) -> Breaking:
-    """Where it breaks: in memory, or by a rule."""
-    short = one.plan.shortage if one.plan is not None and not one.plan.refusals else None
-    if one.plan is None or short is None:
-        return Breaking(value, "", "", "", 0, 0, one.why)
-    phase = next((action.phase.value for _, part in one.plan.schedule.parts for action in part
+def _find_breaking(value: int, outcome: Outcome) -> Breaking:
+    """Find the reason for a failed value: memory or a rule."""
+    short = outcome.plan.shortage if outcome.plan is not None and not outcome.plan.refusals else None
+    if outcome.plan is None or short is None:
+        return Breaking(value, "", "", "", 0, 0, outcome.why)
+    phase = next((action.phase.value for _, part in outcome.plan.schedule.parts for action in part
                   if action.id == short.peak.action_id), "")  # fmt: skip
     needed, room = short.needed_bytes, short.available_bytes
-    return Breaking(value, phase, short.peak.action_id, short.peak.scope, needed, room, bottleneck_of(one.plan))
+    return Breaking(value, phase, short.peak.action_id, short.peak.scope, needed, room, bottleneck_of(outcome.plan))

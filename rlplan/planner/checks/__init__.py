@@ -1,1 +1,1 @@
-"""Jobs that are refused before anything is counted: by trainer, by model and by GPU."""
+"""Checks that refuse a job before anything is predicted: trainer, model and GPU."""

@@ -1,7 +1,7 @@
-"""When engines can hold the base in 4 bits (`rollout.base_path`, `rollout.quantization mxfp4`) beside the trainer's.
+"""Conditions for engines with a 4-bit base model (`rollout.base_path`, `rollout.quantization mxfp4`).
 
-In: a job, a choice. Out: reasons, part of those in rules.py. Left out: bytes and shapes (memory/model/engine_base.py).
-An engine's base stays as it was loaded: only adapters, handed over alone, change what it samples.
+In: a job, a choice. Out: reasons against it, which rules.py includes. Left out: bytes and shapes
+(memory/model/engine_base.py). The engine's base stays as loaded; only adapters, sent alone, change what it samples.
 """
 
 from collections.abc import Iterator
@@ -18,71 +18,72 @@ from rlplan.vocabulary import Dtype, Placement, SyncContent
 
 MXFP4 = "mxfp4"
 MXFP4_COLUMNS = 32
-"""Weights of a row behind one scale. Source: vLLM 0.32.0, quantization/online/mxfp4.py, `create_weights`."""
+"""Weights per row that share a scale. Source: vLLM 0.32.0, quantization/online/mxfp4.py, `create_weights`."""
 CPU_MULTIPLE = 32
-"""Of rows and columns. Source: vLLM 0.32.0, kernels/linear/mixed_precision/cpu.py, `can_implement`."""
-WHOLE_WEIGHTS = "whole weights would be written over 4 bits"
+"""Rows and columns must be multiples of this. Source: vLLM 0.32.0, kernels/linear/mixed_precision/cpu.py,
+`can_implement`."""
+WHOLE_WEIGHTS = "full weights would overwrite the 4-bit base"
 _ADAPTERS = "training.lora={rank: 16} placement.sync_content=adapter"
 
 
-def engine_base_refusals(job: SettledJob) -> Iterator[str]:
-    """Why no choice of a job can, where it asks for it."""
-    if key := asked_key(job):
-        yield from (f"{key}: {reason}" for reason in _of_the_job(job))
-        yield from (f"{key}: {reason}" for reason in _of_the_models(job))
+def find_engine_base_refusals(job: SettledJob) -> Iterator[str]:
+    """Reasons why no choice of a job supports a 4-bit base; none if the job does not ask for it."""
+    if key := find_base_key(job):
+        yield from (f"{key}: {reason}" for reason in _check_job(job))
+        yield from (f"{key}: {reason}" for reason in _check_models(job))
 
 
-def engine_base_choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
-    """Why a choice cannot."""
-    key = asked_key(job)
+def find_engine_base_choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Reasons why a choice does not support a 4-bit base."""
+    key = find_base_key(job)
     if not key or not choice.sync_mode:
         return
     if choice.sync_mode != "adapter":
         yield f"{key}: {WHOLE_WEIGHTS} (placement.sync_content=adapter)"
     on_a_host = job.device_kind == "cpu"
     if on_a_host and choice.arrangement.placement is Placement.COLOCATED:
-        yield f"{key}: a colocated engine on a CPU host starts again from trained weights (placement.placement=hybrid)"
+        yield f"{key}: a colocated engine on a CPU host restarts from trained weights (placement.placement=hybrid)"
     if on_a_host and choice.engine.tp > 1:
-        yield f"{key}: on a CPU engines of several ranks were not tried with 4 bits (rollout.tp=1)"
-    elif (reason := _cut_groups(job, choice.engine.tp)) and not on_a_host:
+        yield f"{key}: on a CPU, engines with several ranks are untested with 4-bit weights (rollout.tp=1)"
+    elif (reason := _check_groups(job, choice.engine.tp)) and not on_a_host:
         yield f"{key}: {reason}"
 
 
-def asked_key(job: SettledJob) -> str:
-    """The key by which a job asks for 4 bits; empty where it does not."""
+def find_base_key(job: SettledJob) -> str:
+    """Find the key that asks for a 4-bit base; empty if there is none."""
     if job.rollout.base_path is not None:
         return KEY
     return f"rollout.quantization {MXFP4}" if job.rollout.quantization == MXFP4 else ""
 
 
-def _of_the_job(job: SettledJob) -> Iterator[str]:
+def _check_job(job: SettledJob) -> Iterator[str]:
     rollout = job.rollout
     if not job.has_engine:
         yield f"{job.algorithm.name} has no engine ({KEY}=null)"
     if job.training.lora is None:
-        yield f"without training.lora engines take the trained weights, which are not in 4 bits ({_ADAPTERS})"
+        yield f"without training.lora engines load the trained weights, which are not in 4 bits ({_ADAPTERS})"
     elif job.placement.sync_content not in ("auto", SyncContent.ADAPTER):
         yield f"{WHOLE_WEIGHTS} (placement.sync_content=adapter)"
     if rollout.base_path is not None and rollout.quantization not in ("none", "auto"):
-        yield f"its weights are quantised already, and rollout.quantization is {rollout.quantization} (none)"
+        yield f"its weights are already quantized, and rollout.quantization is {rollout.quantization} (none)"
     if rollout.shares_base:
-        yield "rollout.shares_base: the trainer's base is not quantised (rollout.shares_base=false)"
+        yield "rollout.shares_base: the trainer's base is not quantized (rollout.shares_base=false)"
     if job.takes_images:
-        yield "data.image_column: a tower in 4 bits was not tried"
+        yield "data.image_column: 4-bit vision towers are untested"
     if job.policy.init == "random":
-        yield "policy.init random: weights that are drawn at the start are no checkpoint's (policy.init=checkpoint)"
+        yield "policy.init random: random weights have no 4-bit checkpoint (policy.init=checkpoint)"
     if rollout.dtype is Dtype.FLOAT32:
-        yield "rollout.dtype float32: vLLM's kernels for 4 bits multiply in 16 bits (rollout.dtype=bfloat16)"
+        yield "rollout.dtype float32: vLLM's 4-bit kernels compute in 16 bits (rollout.dtype=bfloat16)"
 
 
-def _of_the_models(job: SettledJob) -> Iterator[str]:
-    """What the policy is, and whether the folder is the policy's."""
+def _check_models(job: SettledJob) -> Iterator[str]:
+    """Check the policy's family, and that the folder holds the policy in 4 bits."""
     try:
         model = job.load_model()
     except SpecError:
-        return  # who reads the model says what is wrong
+        return  # the check that reads the model reports the error
     if has := why_not_shared(model):
-        yield f"the policy has {has}, which were not tried in 4 bits"
+        yield f"the policy has {has}, which are untested in 4 bits"
         return
     base = job.rollout.base_path
     if base is None:
@@ -91,15 +92,15 @@ def _of_the_models(job: SettledJob) -> Iterator[str]:
         if reason := why_not_the_base(model, job.policy.path, base):
             yield f"{base} is not the policy in 4 bits: {reason}"
         elif job.device_kind == "cpu":
-            yield from _cpu_kernel(model, base_quantization(base))
+            yield from _check_cpu_kernel(model, base_quantization(base))
         if resolve_model(base, where=KEY).vision is not None:
             yield "a vision-language model"
     except SpecError as error:
         yield f"{error.what} ({error.rule})"
 
 
-def _cpu_kernel(model: ModelSpec, scheme: Quantization) -> Iterator[str]:
-    """Shapes that vLLM's kernel for CPUs does not have."""
+def _check_cpu_kernel(model: ModelSpec, scheme: Quantization) -> Iterator[str]:
+    """Check shapes against vLLM's CPU kernel."""
     for tensor in packed_tensors(model, scheme):
         rows, columns = tensor.shape
         if rows % CPU_MULTIPLE or columns % CPU_MULTIPLE:
@@ -107,18 +108,18 @@ def _cpu_kernel(model: ModelSpec, scheme: Quantization) -> Iterator[str]:
             return
 
 
-def _cut_groups(job: SettledJob, tp: int) -> str:
-    """Why ranks cannot share the columns of a weight; empty where they can."""
+def _check_groups(job: SettledJob, tp: int) -> str:
+    """The reason why ranks cannot split the columns of a weight; empty if they can."""
     try:
         model = job.load_model()
-        size = MXFP4_COLUMNS if job.rollout.base_path is None else _group(job.rollout.base_path)
+        size = MXFP4_COLUMNS if job.rollout.base_path is None else _count_group_columns(job.rollout.base_path)
     except SpecError:
         return ""
     widths = {model.num_heads * model.head_dim, model.intermediate_size}
     wrong = next((width for width in sorted(widths) if width % (tp * size)), None)
-    return f"ranks of rollout.tp {tp} would cut groups of {size} columns of {wrong}" if wrong else ""
+    return f"rollout.tp {tp} would split groups of {size} columns of {wrong}" if wrong else ""
 
 
-def _group(path: str) -> int:
-    """Columns behind one scale; 1 where a whole row has one, which may be cut anywhere."""
+def _count_group_columns(path: str) -> int:
+    """Columns that share a scale; 1 if a whole row has one scale and may be split anywhere."""
     return base_quantization(path).form.block[1] or 1

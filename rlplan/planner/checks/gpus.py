@@ -1,6 +1,6 @@
-"""Checks of a job on GPUs against its models and GPUs: what an engine or a trainer would refuse is refused here.
+"""Checks of a job against its models and GPUs, for combinations that an engine or a trainer would reject.
 
-In: a SettledJob and its setting. Out: nothing, or a SpecError. Left out: what one part of the spec knows by itself.
+In: a SettledJob and its setting. Out: nothing, or a SpecError. Left out: checks within one part of the spec (spec/).
 """
 
 from collections.abc import Iterator
@@ -21,33 +21,33 @@ from rlplan.vocabulary import Dtype
 
 
 def check_job(job: SettledJob, setting: GpuSetting) -> None:
-    """Raises: SpecError for the first thing that could not run."""
-    own = (_lengths, _types, _sizes, _adapters, _placement, _engine)
-    for find in (frameworks.framework, *own, *trainers.CHECKS, *placements.CHECKS):
+    """Raise SpecError for the first thing that cannot run."""
+    own = (_check_lengths, _check_dtypes, _check_sizes, _check_adapters, _check_rollouts, _check_engine)
+    for find in (frameworks.check_framework, *own, *trainers.CHECKS, *placements.CHECKS):
         for what, where, rule, way_out in find(job, setting):
             raise SpecError(what, where=where, rule=rule, way_out=way_out)
 
 
-def _lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     lengths, longest = job.workload.response_lengths, job.workload.max_response_len
     if lengths != ConstantLengths.by_default() and lengths.quantile(0.0) > longest:
         yield (
             f"the shortest response has {lengths.quantile(0.0):,.0f} tokens, the longest allowed {longest:,}",
             "workload.response_lengths",
-            "some responses are shorter than max_response_len",
+            "the shortest response must not exceed max_response_len",
             "raise workload.max_response_len, or lower the lengths",
         )
 
 
-def _types(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    generates = setting.pool(GENERATION).gpu
+def _check_dtypes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    generates = setting.get_pool(GENERATION).gpu
     for key, dtype, gpu in (
         ("training.dtype", job.training.dtype, setting.gpu),
         ("rollout.dtype", job.rollout.dtype, generates),
     ):
         if dtype is Dtype.BFLOAT16 and ComputeDtype.BFLOAT16 not in gpu.dense_flops_per_s and gpu.dense_flops_per_s:
             yield (
-                f"{key} is bfloat16, which a {gpu.name} does not compute",
+                f"{key} is bfloat16, which a {gpu.name} does not support",
                 key,
                 f"rates of the profile: {', '.join(gpu.dense_flops_per_s)}",
                 "training.dtype=float16 rollout.dtype=float16",
@@ -62,13 +62,13 @@ def _types(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     heads, ulysses = setting.policy.num_heads, given_ranks(job.training.ulysses)
     if heads % ulysses:
         yield (
             f"training.ulysses is {ulysses}, the model has {heads} attention heads",
             "training.ulysses",
-            "Ulysses ranks take whole attention heads",
+            "Ulysses ranks need whole attention heads",
             "a number that divides the heads",
         )
     largest = max((pool.gpu for pool in setting.pools), key=lambda gpu: gpu.memory.value)
@@ -77,12 +77,12 @@ def _sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"hardware.memory is {format_bytes(job.hardware.memory)}, a {largest.name} has {total}",
             "hardware.memory",
-            "at most what the driver reports",
+            "hardware.memory must not exceed what the driver reports",
             "leave it out, or name a larger GPU",
         )
 
 
-def _adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     lora = job.training.lora
     if lora is not None and lora.target_modules:
         try:
@@ -98,24 +98,24 @@ def _adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_rollouts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     if job.placement.placement not in ("auto", "hybrid") and not job.algorithm.declaration.has_rollouts:
         yield (
             f"placement {job.placement.placement} for {job.algorithm.name}, which generates nothing",
             "placement.placement",
-            "a placement says where training and generation run; preference data is given, so nothing is generated",
+            "a placement states where training and generation run, and nothing is generated",
             "placement.placement=auto",
         )
 
 
-def _engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     rollout, placement = job.rollout, job.placement.placement
-    capacity = setting.pool(GENERATION).capacity
+    capacity = setting.get_pool(GENERATION).capacity
     if rollout.kv_cache_memory != "auto" and rollout.kv_cache_memory > capacity:
         yield (
             f"rollout.kv_cache_memory is {format_bytes(rollout.kv_cache_memory)}, a GPU has {format_bytes(capacity)}",
             "rollout.kv_cache_memory",
-            "bytes of one GPU, at most what it has",
+            "the KV cache must fit into one GPU",
             "rollout.kv_cache_memory=auto",
         )
     if rollout.tp != "auto":
@@ -127,6 +127,6 @@ def _engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"rollout.sleep_level {rollout.sleep_level} with placement {placement}",
             "rollout.sleep_level",
-            "the engine sleeps where it time-shares devices: colocated (in hybrid it stays awake)",
+            "the engine sleeps only in a colocated placement (in hybrid it stays awake)",
             "placement.placement=colocated, or rollout.sleep_level=auto",
         )

@@ -1,7 +1,7 @@
-"""Checks of who may lie where, of transports and engines: combinations that contradict each other are refused.
+"""Checks of placements, transports and engines for contradictory combinations.
 
-In: a SettledJob and its setting. Out: nothing, or what is wrong as (what, where, rule, way out).
-Left out: what a trainer can run (trainers.py); sizes and types (gpus.py).
+In: a SettledJob and its setting. Out: problems as (what, where, rule, way out). Left out: what a trainer can run
+(trainers.py); sizes and types (gpus.py).
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import SyncContent, Transport
 
 Problem = tuple[str, str, str, str]
-"""What, where, rule, way out."""
+"""The parts of an error message: what, where, rule, way out."""
 
 
-def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Who shares devices with whom, and what follows from it."""
+def check_placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check the placement against pools, roles and staleness."""
     wanted, spec = job.placement.placement, job.placement
     shares = wanted in ("colocated", "hybrid")
     apart = "placement.placement=disaggregated"
@@ -33,17 +33,17 @@ def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
     if setting.has_pools and not job.algorithm.declaration.has_rollouts:
         yield (
-            f"{job.algorithm.name} generates nothing, and hardware names two groups ({setting.words})",
+            f"{job.algorithm.name} generates nothing, but hardware names two groups of GPUs ({setting.words})",
             "hardware, algorithm",
             "the second group generates",
             "one group of GPUs",
         )
-    given, second = spec.num_generation_devices, job.hardware.generation
-    if given != "auto" and second is not None and given != second.num_devices:
+    num_generation, second = spec.num_generation_devices, job.hardware.generation
+    if num_generation != "auto" and second is not None and num_generation != second.num_devices:
         yield (
-            f"placement.num_generation_devices is {given}, and {second.num_devices} GPUs generate",
+            f"placement.num_generation_devices is {num_generation}, but {second.num_devices} GPUs generate",
             "placement.num_generation_devices, hardware.generation",
-            "of two groups of GPUs the second generates",
+            "with two groups of GPUs, all GPUs of the second generate",
             "placement.num_generation_devices=auto",
         )
     alone = 0 if spec.num_scoring_devices == "auto" else spec.num_scoring_devices
@@ -52,7 +52,7 @@ def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"placement.num_scoring_devices is {alone} with {why}",
             "placement.num_scoring_devices",
-            "frozen roles have GPUs of their own where generation has them too: disaggregated",
+            "frozen roles can have their own GPUs only in a disaggregated placement",
             "placement.num_scoring_devices=auto",
         )
     if spec.max_staleness and (shares or not job.algorithm.declaration.has_rollouts):
@@ -60,29 +60,29 @@ def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"placement.max_staleness is {spec.max_staleness} with {why}",
             "placement.max_staleness",
-            "generation runs beside training where it has GPUs of its own",
+            "async rollouts need separate GPUs for generation",
             f"placement.max_staleness=0{f', or {apart}' if shares else ''}",
         )
     if wanted == "colocated" and not setting.gpu.supports_sleep and job.rollout.sleep_level in (1, 2):
         yield (
             f"rollout.sleep_level is {job.rollout.sleep_level} on a {setting.gpu.name}",
             "rollout.sleep_level",
-            "vLLM cannot put an engine to sleep there (supports_sleep of the profile)",
+            "vLLM's sleep mode does not support this GPU (supports_sleep of the profile)",
             "placement.placement=hybrid, or disaggregated",
         )
 
 
-def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Transports that the placement does not have."""
+def check_transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check the weight-sync transport against the placement."""
     place, wanted = job.placement, job.placement.placement
     shares = wanted in ("colocated", "hybrid")
     apart = wanted == "disaggregated" or setting.has_pools
     rules = (
-        (Transport.CUDA_IPC, apart, "a handle is opened on the same GPU", "nccl or disk"),
-        (Transport.NCCL, shares, "NCCL refuses two ranks of one communicator on a GPU", "cuda_ipc"),
+        (Transport.CUDA_IPC, apart, "CUDA IPC handles work only on the same GPU", "nccl or disk"),
+        (Transport.NCCL, shares, "NCCL does not allow two ranks of a communicator on one GPU", "cuda_ipc"),
         (Transport.NCCL, setting.link is not None, "over hardware.link weights travel as files", "disk"),
-        (Transport.SHARED_MEMORY, True, "shared memory and gloo are a CPU host's", "auto"),
-        (Transport.GLOO, True, "shared memory and gloo are a CPU host's", "auto"),
+        (Transport.SHARED_MEMORY, True, "shared memory and gloo are for CPU hosts", "auto"),
+        (Transport.GLOO, True, "shared memory and gloo are for CPU hosts", "auto"),
     )
     for transport_name, holds, rule, instead in rules:
         if holds and place.transport == transport_name:
@@ -96,7 +96,7 @@ def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"placement.sync_content is delta with placement {wanted}",
             "placement.sync_content",
-            "on the same GPU whole weights are handed over without a copy",
+            "on the same GPU, full weights are passed without a copy",
             "placement.sync_content=full",
         )
     if place.sync_content is SyncContent.ADAPTER and not job.training.trains_adapters:
@@ -108,19 +108,19 @@ def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Expert parallel engines of models that have no experts, or that do not divide."""
+def check_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check expert-parallel engines: the model has experts and its sizes divide."""
     rollout, model = job.rollout, setting.policy
     if rollout.attention_dp not in ("auto", 1):
-        yield from _attention_dp(job, model)
+        yield from _check_attention_dp(job, model)
         return
     if rollout.has_expert_parallel is not True:
         return
     if model.experts is None:
         yield (
-            "rollout.has_expert_parallel, and the model has no experts",
+            "rollout.has_expert_parallel is true, but the model has no experts",
             "rollout.has_expert_parallel",
-            "whole experts lie on an engine's ranks",
+            "expert parallelism distributes experts over an engine's ranks",
             "rollout.has_expert_parallel=false",
         )
     elif rollout.tp != "auto":
@@ -130,23 +130,23 @@ def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             yield error.what, "rollout.tp, rollout.has_expert_parallel", error.rule, "rollout.tp=auto"
 
 
-def _attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
-    """Data-parallel attention without whole experts that its ranks share, or with limits that do not divide."""
+def _check_attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
+    """Check data-parallel attention: shared experts and limits that divide."""
     rollout, where = job.rollout, "rollout.attention_dp"
     what, dp = f"{where} is {rollout.attention_dp}", given_ranks(rollout.attention_dp)
     if model.experts is None:
         yield (
-            f"{what}, and the model has no experts",
+            f"{what}, but the model has no experts",
             where,
-            "ranks of data-parallel attention share experts; of a dense model they would be engines of their own",
-            f"{where}=1: rollout.num_engines=auto has as many engines as there is room for",
+            "data-parallel attention ranks share experts; with a dense model they would be separate engines",
+            f"{where}=1; rollout.num_engines=auto starts as many engines as fit",
         )
         return
     if rollout.has_expert_parallel is False:
         yield (
             f"{what} with rollout.has_expert_parallel=false",
             f"{where}, rollout.has_expert_parallel",
-            "whole experts are spread over the ranks of data-parallel attention",
+            "data-parallel attention distributes whole experts over its ranks",
             f"rollout.has_expert_parallel=auto, or {where}=1",
         )
     for key in ("max_num_seqs", "max_num_batched_tokens"):
@@ -155,7 +155,7 @@ def _attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
             yield (
                 f"rollout.{key} is {limit} with {where} {dp}",
                 f"rollout.{key}, {where}",
-                "each rank of data-parallel attention has an equal part",
+                "each data-parallel attention rank needs an equal share",
                 f"rollout.{key}={-(-limit // dp) * dp}",
             )
     tp = given_ranks(rollout.tp)
@@ -165,8 +165,8 @@ def _attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
         yield error.what, f"rollout.tp, {where}", error.rule, f"rollout.tp=auto {where}=auto"
 
 
-def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Several hosts, or pools, whose network is not known."""
+def check_links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check that the network between hosts or pools is known."""
     for group, pool in (("training", setting.pools[0]), (GENERATION, setting.pools[-1])):
         is_alone = pool.num_hosts == 1 and setting.pools[0].gpu == setting.pools[-1].gpu
         if not is_alone and pool.node is None:
@@ -174,7 +174,7 @@ def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
                 f"{pool.num_hosts} host{'s' * (pool.num_hosts > 1)} of {pool.gpus_per_host}x {pool.gpu.name} ({group})"
             )
             yield (
-                f"{hosts}, and no node profile has the network of hosts with this GPU",
+                f"{hosts}, but no node profile states their network",
                 "hardware.profile, hardware.num_hosts",
                 "predicting a step across hosts needs the network bandwidth of a node profile with this GPU",
                 "name a node, as in 2xdgx-h100, add one (hardware_profiles/README.md), or leave hardware.num_hosts out",
@@ -182,5 +182,5 @@ def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             return
 
 
-CHECKS = (placement, transport, engine, links)
-"""All of them, in order."""
+CHECKS = (check_placement, check_transport, check_experts, check_links)
+"""All checks, in order."""

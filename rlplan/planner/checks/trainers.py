@@ -1,8 +1,7 @@
-"""Checks of what a backend can run: combinations that contradict each other are refused.
+"""Checks of trainer settings for combinations that the backend cannot run.
 
-In: a SettledJob and its setting. Out: nothing, or what is wrong as (what, where, rule, way out).
-Left out: what is left open, of which only what can run is offered (gpu/axes.py); sizes and types (gpus.py); who may
-lie where (placements.py).
+In: a SettledJob and its setting. Out: problems as (what, where, rule, way out). Left out: open values, for which only
+runnable ones are offered (gpu/axes.py); sizes and types (gpus.py); placements (placements.py).
 """
 
 from collections.abc import Iterator
@@ -22,90 +21,90 @@ AXES: dict[Backend, tuple[str, ...]] = {
     "fsdp2": ("ulysses", "tp", "cp"),
     "megatron": ("tp", "pp", "cp", "ep"),
 }
-"""Parallel axes that each backend has."""
+"""Parallel axes of each backend."""
 NAMES: dict[Backend, str] = {
     "deepspeed": "DeepSpeed",
     "fsdp2": "FSDP2",
     "megatron": "Megatron-Core",
 }
 OPTIMIZERS: dict[Backend, tuple[str, ...]] = {"fsdp2": ("adamw", "adamw_8bit"), "megatron": ("adamw",)}
-"""What each is planned with beside rlplan's own runtime, which has all."""
+"""Optimizers that are planned for a backend outside rlplan's own runtime, which supports all."""
 STAGES: dict[Backend, tuple[int, ...]] = {"deepspeed": (0, 1, 2, 3), "fsdp2": (3,), "megatron": (0, 1)}
-"""Values of training.zero_stage that each backend has: full shard is 3, Megatron's distributed optimizer 1."""
+"""Values of training.zero_stage per backend: FSDP2 full shard is 3, Megatron's distributed optimizer is 1."""
 OWN_RUNTIME = {
     "training.logits": (
-        "is by_rows, which {} does not have",
-        "by_rows is how rlplan's own runtime takes its loss",
+        "is by_rows, which {} does not support",
+        "only rlplan's runtime computes a row-chunked loss",
         "auto",
     ),
     "rollout.shares_base": (
         "with {}",
-        "rlplan's own runtime alone lets an engine compute with the trainer's base",
+        "only rlplan's runtime shares the trainer's base with an engine",
         "false",
     ),
-    "rollout.base_path": ("with {}", "rlplan's own runtime alone has engines with a checkpoint of their own", "null"),
+    "rollout.base_path": ("with {}", "only rlplan's runtime supports engines with a separate checkpoint", "null"),
     "placement.sync_verification": (
-        "is every, which {} does not have",
-        "rlplan's own runtime alone compares the engines' parameters with the trainer's",
-        "first, which other stacks do not read",
+        "is every, which {} does not support",
+        "only rlplan's runtime compares the engines' parameters with the trainer's",
+        "first, which other frameworks ignore",
     ),
 }
-"""What rlplan's own runtime alone has: the words of a refusal elsewhere, the rule, the value to take instead."""
+"""Settings that only rlplan's runtime supports: words of the refusal, the rule, and the value to use instead."""
 
 
-def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Axes that the backend does not have, and sizes that the model or the GPUs do not divide by."""
+def check_axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check parallel axes that the backend lacks, and sizes that the model or the GPUs do not divide by."""
     training = job.training
-    yield from missing_axes(job)
+    yield from check_missing_axes(job)
     sizes = {axis: given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
     ranks = prod(sizes.values())
     if ranks > setting.pools[0].num_gpus:
         words = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
         yield (
-            f"one micro-batch takes {ranks} GPUs ({words}), there are {setting.pools[0].num_gpus} that train",
+            f"one micro-batch needs {ranks} GPUs ({words}), {setting.pools[0].num_gpus} train",
             "training.tp, training.pp, training.cp, training.ulysses",
             "ranks that share a sequence (ulysses, cp) or a layer (tp) need a GPU each",
             "fewer ranks, or more GPUs",
         )
-    yield from _tensor_parallel(job, setting.policy)
-    yield from _pipeline_and_experts(job, setting)
+    yield from _check_tensor_parallel(job, setting.policy)
+    yield from _check_pipeline_and_experts(job, setting)
 
 
-def missing_axes(job: SettledJob) -> Iterator[Problem]:
-    """Ranks that share what the job's backend never shares, on GPUs and on CPU hosts alike."""
+def check_missing_axes(job: SettledJob) -> Iterator[Problem]:
+    """Find parallel axes that the job's backend lacks, on GPUs and on CPU hosts."""
     training, backend = job.training, job.backend
     for axis in ("ulysses", "tp", "pp", "cp", "ep"):
         num_ranks = given_ranks(getattr(training, axis))
         if num_ranks > 1 and axis not in AXES[backend]:
             others = [switch_to(name) for name in AXES if axis in AXES[name]]
             yield (
-                f"training.{axis} is {num_ranks}, which {NAMES[backend]} does not have",
+                f"training.{axis} is {num_ranks}, which {NAMES[backend]} does not support",
                 f"training.{axis}",
-                f"{NAMES[backend]} has {', '.join(AXES[backend])}",
+                f"{NAMES[backend]} supports {', '.join(AXES[backend])}",
                 f"training.{axis}=1" + (f", or {' or '.join(others)}" if job.device_kind == "cuda" else ""),
             )
     if training.etp != "auto" and int(training.etp) > 1 and "ep" not in AXES[backend]:
         yield (
-            f"training.etp is {training.etp}, which {NAMES[backend]} does not have",
+            f"training.etp is {training.etp}, which {NAMES[backend]} does not support",
             "training.etp",
-            "ranks that share each expert's matrices are Megatron's",
+            "only Megatron-Core has expert tensor parallelism",
             "training.etp=1" + (f", or {switch_to('megatron')}" if job.device_kind == "cuda" else ""),
         )
 
 
-def sharded_copies(job: SettledJob) -> Iterator[Problem]:
-    """Groups of ranks that share a copy of the states, with a backend that has none, on any device."""
+def check_sharded_copies(job: SettledJob) -> Iterator[Problem]:
+    """Check that groups of ranks with a shared copy of the states are used with FSDP2 only."""
     if job.backend != "fsdp2" and job.training.fsdp_size is not None:
         yield (
             f"training.fsdp_size is {job.training.fsdp_size}, the trainer is {NAMES[job.backend]}",
             "training.fsdp_size",
-            "groups of ranks that share a copy of the states are FSDP2's",
+            "only FSDP2 shards states within groups of ranks",
             "training.fsdp_size=null" + (f", or {switch_to('fsdp2')}" if job.device_kind == "cuda" else ""),
         )
 
 
-def own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """What only rlplan's own runtime has."""
+def check_own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check settings that only rlplan's runtime supports."""
     if job.is_for_rlplan:
         return
     title, rollout = job.release.title, job.rollout
@@ -120,7 +119,7 @@ def own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             yield f"{key} {what.format(title)}", key, rule, f"{key}={way_out}, or framework=rlplan"
 
 
-def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
+def _check_tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
     tp = given_ranks(job.training.tp)
     if tp == 1:
         return
@@ -132,35 +131,35 @@ def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
         yield (
             f"training.tp is {tp} with a model with {model.experts.num_experts} experts a layer",
             "training.tp",
-            "DeepSpeed's AutoTP cuts linear layers; stacked experts are none and would stay whole on every rank",
+            "DeepSpeed's AutoTP shards linear layers only; stacked experts would stay whole on every rank",
             f"training.tp=1, or {switch_to('megatron')}",
         )
     if job.backend == "megatron" and model.experts is not None and not job.training.sequence_parallel:
         yield (
-            f"training.sequence_parallel is false with training.tp {tp}, and the model has experts",
+            f"training.sequence_parallel is false with training.tp {tp}, but the model has experts",
             "training.sequence_parallel",
-            "Megatron-Core trains experts behind tensor parallel ranks under sequence parallelism only (moe_layer.py)",
+            "Megatron-Core combines experts with tensor parallelism only under sequence parallelism (moe_layer.py)",
             "training.sequence_parallel=true, or training.tp=1",
         )
 
 
-def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """What rlplan's own runtime does not combine, of what is fixed."""
+def check_deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check fixed settings that DeepSpeed cannot combine."""
     if job.backend != "deepspeed":
         return
     asked = job.training.combination()
-    trained = [setting.model_of(role) for role in job.algorithm.declaration.trained_roles]
-    sharing = (one for model in trained for one in sharing_refusals(model, asked.ulysses, asked.tp))
-    for one in (*asked.contradictions(), *sharing):
+    trained = [setting.get_model(role) for role in job.algorithm.declaration.trained_roles]
+    sharing = (contradiction for model in trained for contradiction in sharing_refusals(model, asked.ulysses, asked.tp))
+    for contradiction in (*asked.contradictions(), *sharing):
         yield (
-            one.what,
-            one.where,
-            one.rule,
-            one.way_out + (f", or {switch_to('megatron')}" if one.where == "training.tp" else ""),
+            contradiction.what,
+            contradiction.where,
+            contradiction.rule,
+            contradiction.way_out + (f", or {switch_to('megatron')}" if contradiction.where == "training.tp" else ""),
         )
 
 
-def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+def _check_pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     training, model = job.training, setting.policy
     pp, ep, tp = (given_ranks(num_ranks) for num_ranks in (training.pp, training.ep, training.tp))
     if pp > model.num_layers:
@@ -170,7 +169,7 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
             "every pipeline stage has a layer",
             f"training.pp of at most {model.num_layers}",
         )
-    yield from _cut_experts(job, setting)
+    yield from _check_expert_tp(job, setting)
     if ep == 1:
         return
     if model.experts is None:
@@ -184,21 +183,21 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
         yield (
             f"training.ep is {ep}, a layer has {model.experts.num_experts} experts",
             "training.ep",
-            "every rank holds as many whole experts",
-            "a number that divides the experts",
+            "every rank must hold equally many whole experts",
+            "a number that divides the number of experts",
         )
     gpus = setting.pools[0].num_gpus
     if gpus < pp * max(ep, tp):
         yield (
-            f"training.ep is {ep} in each of {pp} pipeline stages, there are {gpus} GPUs that train",
+            f"training.ep is {ep} in each of {pp} pipeline stages, but only {gpus} GPUs train",
             "training.ep",
-            "expert parallel ranks are ranks of one pipeline stage",
+            "expert-parallel ranks belong to one pipeline stage",
             "fewer ranks, or more GPUs",
         )
 
 
-def _cut_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """A given training.etp that the experts or the GPUs do not divide by."""
+def _check_expert_tp(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check a fixed training.etp against the experts and the GPUs."""
     training, model = job.training, setting.policy
     if training.etp == "auto" or model.experts is None:
         return
@@ -207,23 +206,23 @@ def _cut_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         return
     if model.experts.intermediate_size % etp:
         yield (
-            f"training.etp is {etp}, an expert is {model.experts.intermediate_size} wide",
+            f"training.etp is {etp}, experts have intermediate size {model.experts.intermediate_size}",
             "training.etp",
-            "every rank has an equal part of each expert's matrices",
-            "training.etp=1, or a number that divides the width",
+            "every rank must hold an equal part of each expert's matrices",
+            "training.etp=1, or a number that divides that size",
         )
     gpus, ranks = setting.pools[0].num_gpus, etp * ep * pp
     if gpus < ranks or (job.placement.placement in ("colocated", "hybrid") and gpus % ranks):
         yield (
-            f"experts take etp {etp} x ep {ep} x pp {pp} = {ranks} GPUs, there are {gpus} that train",
+            f"experts need etp {etp} x ep {ep} x pp {pp} = {ranks} GPUs, {gpus} train",
             "training.etp, training.ep, training.pp",
             "Megatron-Core divides the GPUs that train by etp x ep x pp (parallel_state.py)",
             "training.etp=1, or a smaller training.ep or training.pp",
         )
 
 
-def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """ZeRO stages and offload that the backend does not have."""
+def check_trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Check ZeRO stages, offload, optimizer and adapters against the backend."""
     training, backend = job.training, job.backend
     name, other = NAMES[backend], "framework=rlplan"
     if training.zero_stage != "auto" and training.zero_stage not in STAGES[backend]:
@@ -235,14 +234,19 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             f"{name} {rule}",
             f"training.zero_stage=auto or {allowed}, or {other}",
         )
-    yield from sharded_copies(job)
-    yield from _fsdp2(training, backend)
+    yield from check_sharded_copies(job)
+    yield from _check_fsdp2(training, backend)
     if backend == "deepspeed":
         return
     refused = (
         ("training.optimizer", training.optimizer not in OPTIMIZERS[backend], training.optimizer, "adamw"),
         ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
-        ("training.lora.base_dtype", backend == "megatron" and _base(training) != "auto", _base(training), "auto"),
+        (
+            "training.lora.base_dtype",
+            backend == "megatron" and _read_base_dtype(training) != "auto",
+            _read_base_dtype(training),
+            "auto",
+        ),
         *((f"roles.{role}.adapter", True, folder, "null") for role, folder in job.roles.adapters.items()),
         *(("training.lora.path", True, lora.path, "null") for lora in (training.lora,) if lora and lora.path),
     )
@@ -270,13 +274,13 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
-def _base(training: SettledTraining) -> str:
-    """The type of a frozen base, as the job says it."""
+def _read_base_dtype(training: SettledTraining) -> str:
+    """Read the data type of a frozen base model as the job states it."""
     return "auto" if training.lora is None else training.lora.base_dtype
 
 
-def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
-    """What FSDP2 alone has, and what it cannot."""
+def _check_fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
+    """Check FSDP2's offload, which moves weights and states together."""
     both = {training.offloads_optimizer, training.offloads_parameters}
     if backend == "fsdp2" and both == {True, False}:
         yield (
@@ -287,5 +291,5 @@ def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
         )
 
 
-CHECKS = (axes, deepspeed, own_runtime, trainer)
-"""All of them, in order."""
+CHECKS = (check_axes, check_deepspeed, check_own_runtime, check_trainer)
+"""All checks, in order."""

@@ -1,1 +1,1 @@
-"""The search on a CPU host: every choice that it can run is built and timed."""
+"""The search on a CPU host."""

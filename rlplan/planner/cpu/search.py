@@ -1,7 +1,7 @@
-"""Search on a CPU host: the fastest choice whose peak fits, by predicted seconds of a step; each is built and rated.
+"""Search on a CPU host: build and rate every choice, then take the fastest one that fits.
 
-In: a ResolvedJob. Out: a Plan: what was chosen, or the nearest that does not fit, and every other choice with why it
-was not taken. Left out: which choices there are (candidates.py).
+In: a ResolvedJob. Out: a Plan with the best choice, or the nearest that does not fit, and reasons for all other
+choices. Left out: which choices exist (candidates.py).
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.resolve import plain, resolve
+from rlplan.planner.resolve import resolve, restore_job_spec
 from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -33,24 +33,23 @@ from rlplan.vocabulary import Placement, Role
 
 
 class HostSearch:
-    """One search of a job. Raises: SpecError where the job contradicts its model, or the KV cache is too small."""
+    """Search of one job. Raises: SpecError if the job contradicts its model, or if the KV cache is too small."""
 
     def __init__(self, job: ResolvedJob, asked: JobSpec) -> None:
         if asked.objective in ("gpus", "cost"):
             raise SpecError(
                 f"objective {asked.objective} on {asked.hardware.profile}",
                 where="objective",
-                rule="gpus and cost ask how many GPUs to take; the devices of a CPU host are taken as they are given",
+                rule="gpus and cost choose a number of GPUs; a CPU host is always used as given",
                 way_out="objective=step_time",
             )
-        self.job, self.asked, self.model = job, plain(asked), job.load_model()
+        self.job, self.asked, self.model = job, restore_job_spec(asked), job.load_model()
         self.choices, self.impossible = list_choices(job)
-        if _missing_kv_cache(job, self.model):
-            raise _small_kv_cache(job, self.model)
+        _check_kv_cache(job, self.model)
 
     @cached_property
     def profile(self) -> CpuProfile:
-        """The host's."""
+        """Hardware profile of the host."""
         return self.job.load_profile()
 
     @cached_property
@@ -58,85 +57,88 @@ class HostSearch:
         return self.job.load_role_models()
 
     def of(self, plan: Plan) -> "HostSearch":
-        """Itself: the devices of a CPU host are taken as they are given."""
+        """Return self: a CPU host's devices are always used as given."""
         return self
 
-    def step_s(self, choice: Choice, kv_cache: int) -> float:
-        """Seconds of a step of one choice; 0 where the profile has no rates. kv_cache: the job's own."""
-        timing = self._timing(build_schedule(self.job, choice))
+    def predict_step_s(self, choice: Choice, kv_cache: int) -> float:
+        """Predict a choice's step seconds; 0 if the profile has no rates. kv_cache: unused, the job fixes its size."""
+        timing = self._predict_timing(build_schedule(self.job, choice))
         return timing.step.seconds if timing else 0.0
 
     def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
-        """The fastest choice that fits, or the one that overflows least. with_others: and every other, with why not."""
+        """Find the fastest choice that fits, or the one that overflows least. with_others: add all other choices with
+        reasons.
+        """
         if not self.choices:
             for reason in rules.job_refusals(self.job):
-                raise rules.refused(reason)
-            raise plan_parts.nothing_possible(self.impossible)
+                raise rules.build_refusal(reason)
+            raise plan_parts.explain_impossible(self.impossible)
         fitting = [plan for plan in self._plans if plan.fit is Verdict.FITS]
         best = min(self._plans, key=lambda plan: plan.binding.num_bytes)
         if fitting:
             fastest = min(plan.seconds for plan in fitting)
+            # choices are in order of preference, so the first within SAME_SPEED wins
             best = next(plan for plan in fitting if plan.seconds <= fastest * (1 + SAME_SPEED))
-        found: dict[str, object] = {}
+        updates: dict[str, object] = {}
         if with_others:
-            found = {
-                "runners_up": tuple(_alternative(plan) for plan in self._in_order if plan is not best),
-                "considered": (*self.impossible, *self._not_taken(best)),
+            updates = {
+                "runners_up": tuple(_build_alternative(plan) for plan in self._in_order if plan is not best),
+                "considered": (*self.impossible, *self._list_rejected(best)),
             }
         job = resolve(self.job, best.choice, self.job.rollout.kv_cache_memory)
-        found |= {
+        updates |= {
             "job": job,
             "refusals": rules.list_refusals(job, best.choice),
             "not_counted": plan_parts.list_uncounted(job, ()),
             "checkpoint_bytes": job_checkpoint_bytes(job, {Role.POLICY: self.model} | self._others),
             "stats": plan_parts.SearchStats(len(self.choices), len(self.choices)),
         }
-        return best.model_copy(update=found)
+        return best.model_copy(update=updates)
 
-    def better_than(self, verdict: Verdict) -> Plan | None:
-        """The best choice with a better verdict than that; None where there is none."""
+    def find_better_plan(self, verdict: Verdict) -> Plan | None:
+        """Find the best choice with a better verdict than `verdict`; None if there is none."""
         if not any(plan.fit.rank < verdict.rank for plan in self._plans):
             return None
         plan = self.run(with_others=False)
         return plan if plan.verdict.rank < verdict.rank else None
 
     def pareto(self) -> tuple[plan_parts.Alternative, ...]:
-        """Of all that fit those that nothing beats in both seconds and headroom, the fastest first."""
+        """List the choices that fit and that no other beats in both seconds and headroom, the fastest first."""
         front: list[Plan] = []
         for plan in sorted(self._plans, key=lambda plan: (plan.seconds, plan.binding.num_bytes)):
             if plan.fit is Verdict.FITS and (not front or plan.headroom_bytes > front[-1].headroom_bytes):
                 front.append(plan)
-        return tuple(map(_alternative, front))
+        return tuple(map(_build_alternative, front))
 
     @cached_property
     def _plans(self) -> tuple[Plan, ...]:
-        """A plan of each choice, of which only the bytes and seconds are filled in."""
-        return tuple(map(self._plan, self.choices))
+        """A plan of each choice with only bytes and seconds filled in."""
+        return tuple(map(self._build_plan, self.choices))
 
     @property
     def _in_order(self) -> list[Plan]:
         return sorted(self._plans, key=lambda plan: (plan.fit.rank, plan.seconds))
 
-    def _plan(self, choice: Choice) -> Plan:
+    def _build_plan(self, choice: Choice) -> Plan:
         schedule = build_schedule(self.job, choice)
         ledger = predict_cpu_ledger(self.job, self.model, self.profile, schedule, self._others)
-        return Plan.model_construct(  # of values that are checked already
+        return Plan.model_construct(  # skips validation: these values are already checked
             asked=self.asked,
             job=self.job,
             choice=choice,
             schedule=schedule,
             ledger=ledger,
-            fit=Verdict.of(ledger),
-            timing=self._timing(schedule),
+            fit=Verdict.judge(ledger),
+            timing=self._predict_timing(schedule),
             kv=self._kv,
         )
 
-    def _timing(self, schedule: Schedule) -> JobTiming | None:
+    def _predict_timing(self, schedule: Schedule) -> JobTiming | None:
         return predict_job(self.job, self.model, self.profile, schedule, self._others)
 
     @cached_property
     def _kv(self) -> plan_parts.KvReport | None:
-        """Of each engine, which takes its share of a step's rollouts."""
+        """KV cache of each engine, which generates its share of a step's rollouts."""
         job, rollout, work = self.job, self.job.rollout, self.job.workload
         if not job.has_rollouts:
             return None
@@ -146,27 +148,27 @@ class HostSearch:
             work.usual_prompt_len,
             work.max_prompt_len,
             work.num_samples_per_prompt,
-            cut_lengths(work.response_lengths, work.max_response_len),  # a mean alone says nothing of the longest
+            cut_lengths(work.response_lengths, work.max_response_len),  # a mean alone does not bound the longest
         )
-        return plan_parts.KvReport.of(demand, rollout.kv_cache_memory, rollout.tp)
+        return plan_parts.KvReport.build(demand, rollout.kv_cache_memory, rollout.tp)
 
-    def _not_taken(self, best: Plan) -> Iterator[plan_parts.Considered]:
-        """Of each other placement that can be built what its best choice would come to."""
-        found: dict[Placement, Plan] = {}
+    def _list_rejected(self, best: Plan) -> Iterator[plan_parts.Considered]:
+        """Explain for each other placement why its best choice was not taken."""
+        best_by_placement: dict[Placement, Plan] = {}
         for plan in self._in_order:
-            found.setdefault(plan.choice.arrangement.placement, plan)
-        for placement, plan in found.items():
+            best_by_placement.setdefault(plan.choice.arrangement.placement, plan)
+        for placement, plan in best_by_placement.items():
             if placement is not best.choice.arrangement.placement:
-                yield plan_parts.Considered(placement, _why_not(plan, best))
+                yield plan_parts.Considered(placement, _explain_rejection(plan, best))
 
 
-def _alternative(plan: Plan) -> plan_parts.Alternative:
+def _build_alternative(plan: Plan) -> plan_parts.Alternative:
     step, kv_cache = plan.timing.step if plan.timing else None, plan.job.rollout.kv_cache_memory
     peak = plan.binding.num_bytes
     return plan_parts.Alternative(plan.choice, step, kv_cache, peak, plan.headroom_bytes, plan.fit)
 
 
-def _why_not(plan: Plan, best: Plan) -> str:
+def _explain_rejection(plan: Plan, best: Plan) -> str:
     peak = plan.binding
     if plan.fit is Verdict.DOES_NOT_FIT:
         process, role, kind, size = peak.rows[0]
@@ -180,22 +182,16 @@ def _why_not(plan: Plan, best: Plan) -> str:
     return "fits too and is as fast; the other is preferred"
 
 
-def _missing_kv_cache(job: ResolvedJob, model: ModelSpec) -> int:
-    """Blocks that are missing for one longest sequence beside vLLM's own (v1/core/block_pool.py, `null_block`)."""
-    rollout = job.rollout
-    blocks = host_pool(model, rollout).num_blocks(rollout.kv_cache_memory)
-    return max(0, ceil_div(job.workload.max_seq_len, rollout.block_size) + 1 - blocks)
-
-
-def _small_kv_cache(job: ResolvedJob, model: ModelSpec) -> SpecError:
-    rollout, length = job.rollout, job.workload.max_seq_len
-    needed = ceil_div(length, rollout.block_size) + 1
-    least = needed * host_pool(model, rollout).bytes_per_block
-    return SpecError(
-        f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
-        f"{needed - _missing_kv_cache(job, model)} blocks of {rollout.block_size} tokens, "
-        f"one sequence of {length} tokens takes {needed}",
-        where="rollout.kv_cache_memory",
-        rule="the KV cache holds at least one longest sequence and one spare block",
-        way_out=f"rollout.kv_cache_memory={ceil_div(least, MIB)}MiB or more",
-    )
+def _check_kv_cache(job: ResolvedJob, model: ModelSpec) -> None:
+    """Raise SpecError if the KV cache cannot hold one longest sequence and vLLM's null block."""
+    rollout, length, pool = job.rollout, job.workload.max_seq_len, host_pool(model, job.rollout)
+    needed = ceil_div(length, rollout.block_size) + 1  # vLLM 0.32.0 v1/core/block_pool.py, `null_block`
+    blocks = pool.num_blocks(rollout.kv_cache_memory)
+    if blocks < needed:
+        raise SpecError(
+            f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
+            f"{blocks} blocks of {rollout.block_size} tokens, one sequence of {length} tokens needs {needed}",
+            where="rollout.kv_cache_memory",
+            rule="the KV cache holds at least one longest sequence and one spare block",
+            way_out=f"rollout.kv_cache_memory={ceil_div(needed * pool.bytes_per_block, MIB)}MiB or more",
+        )

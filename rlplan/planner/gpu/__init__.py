@@ -1,1 +1,1 @@
-"""The search on GPUs: candidates, their bytes and seconds, the fastest that fits."""
+"""The search on GPUs: candidates, their bytes and seconds, and the fastest that fits."""

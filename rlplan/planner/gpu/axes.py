@@ -1,11 +1,11 @@
-"""Parallel layouts that a trainer can run: which ranks share a sequence, a layer, the layers, the experts.
+"""Parallel layouts of trainers and engines: sequence, tensor, pipeline, context and expert parallel sizes.
 
-In: a SettledJob, models, GPUs. Out: `Axes` of trainers, ZeRO stages, offload, sizes of engines.
-Left out: whether a layout fits (roles.py) and how fast it is (times.py).
+In: a SettledJob, models, GPUs. Out: `Axes` of trainers, ZeRO stages, offload, engine sizes. Left out: whether a layout
+fits (roles.py) and how fast it is (times.py).
 
-rlplan's own runtime is DeepSpeed: ZeRO, Ulysses, AutoTP. FSDP2 shards everything and has tensor and context parallel
-ranks. Megatron-Core has its distributed optimizer and tensor, pipeline, context and expert parallel ranks.
-Sizes that are left open are powers of two. What runs beside every layer (tp, ulysses, cp) stays within MAX_BESIDE.
+rlplan's own runtime uses DeepSpeed: ZeRO, Ulysses, AutoTP. FSDP2 shards everything and adds tensor and context
+parallelism. Megatron-Core has its distributed optimizer and tensor, pipeline, context and expert parallelism. Open
+sizes are powers of two. Sizes that communicate in each layer (tp, ulysses, cp) stay within MAX_BESIDE.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,36 +25,36 @@ from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.vocabulary import Backend
 
 ENGINE_TP = 32
-"""Tensor-parallel ranks of an engine beyond which `auto` does not go."""
+"""Largest tensor-parallel size of an engine that `auto` tries."""
 MAX_BESIDE = 8
-"""GPUs of a host: beyond it the exchange inside each layer leaves NVLink (arXiv:2104.04473, takeaway 1)."""
+"""GPUs of a host. Larger groups would communicate outside NVLink in each layer (arXiv:2104.04473, takeaway 1)."""
 MAX_PP = 16
 MAX_EP = 64
-"""Ranks that share the experts, of a trainer and of an engine."""
+"""Largest expert-parallel size of trainers and engines."""
 LEAST_TOKENS = 2048
-"""Of the longest sequence, on each rank that shares it (ulysses, cp): `auto` does not cut sequences shorter than that,
-for their activations are small and what ranks exchange is not."""
+"""Minimum tokens per rank of the longest sequence under `auto` (ulysses, cp). The activations of shorter pieces are
+small compared with the communication."""
 
 
 class Axes(NamedTuple):
-    """Ranks of a trainer by what they share."""
+    """Parallel sizes of a trainer."""
 
     ulysses: int = 1
-    """One sequence."""
+    """Sequence-parallel size (Ulysses)."""
     tp: int = 1
-    """One layer."""
+    """Tensor-parallel size."""
     pp: int = 1
-    """The layers."""
+    """Pipeline-parallel size."""
     cp: int = 1
-    """One sequence's attention."""
+    """Context-parallel size."""
     ep: int = 1
-    """The experts."""
+    """Expert-parallel size."""
     etp: int = 0
-    """Each expert's matrices, as the job says; 0 where it leaves them open."""
+    """Expert-tensor-parallel size as stated by the job; 0 if open."""
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks of a pipeline stage over which the experts are cut."""
+        """Ranks of a pipeline stage that share the experts."""
         return self.ep * (self.etp or usual_expert_tp(self.tp, self.ep))
 
     @property
@@ -64,31 +64,31 @@ class Axes(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def powers(largest: int) -> tuple[int, ...]:
-    """1, 2, 4 ... up to `largest`."""
+def list_powers(largest: int) -> tuple[int, ...]:
+    """List 1, 2, 4 ... up to `largest`."""
     return tuple(2**power for power in range(largest.bit_length()))
 
 
-def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -> tuple[Axes, ...]:
-    """Every layout over at most `training` GPUs that the trainer has and the policy, the first model, divides by.
+def list_parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -> tuple[Axes, ...]:
+    """List every trainer layout on at most `training` GPUs that divides the policy, the first model.
 
-    All roles are cut alike: an open tp divides every model's heads.
+    All roles are sharded alike, so an open tp divides every model's heads.
     """
     wanted = job.training
     etp = 0 if wanted.etp == "auto" or models[0].experts is None else int(wanted.etp)
     rank_counts = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep, etp
     has_adapters = wanted.trains_adapters
     most_parts = max(1, job.workload.max_seq_len // LEAST_TOKENS)
-    found = _axes(models[0], job.backend, training, has_adapters, most_parts, rank_counts)
+    layouts = _list_axes(models[0], job.backend, training, has_adapters, most_parts, rank_counts)
     if job.backend == "megatron" and models[0].experts and not wanted.sequence_parallel:
-        found = [axes for axes in found if axes.tp == 1]  # Megatron-Core, moe/moe_layer.py
+        layouts = [axes for axes in layouts if axes.tp == 1]  # Megatron-Core refuses it (moe/moe_layer.py)
     if wanted.tp != "auto":
-        return tuple(found)
-    return tuple(axes for axes in found if all(model.num_heads % axes.tp == 0 for model in models))
+        return tuple(layouts)
+    return tuple(axes for axes in layouts if all(model.num_heads % axes.tp == 0 for model in models))
 
 
 @lru_cache(maxsize=256)
-def _axes(
+def _list_axes(
     model: ModelSpec,
     backend: Backend,
     training: int,
@@ -96,12 +96,12 @@ def _axes(
     most_parts: int,
     wanted: tuple[int | str, ...],
 ) -> list[Axes]:
-    heads, beside = model.num_heads, powers(min(MAX_BESIDE, training))
+    heads, beside = model.num_heads, list_powers(min(MAX_BESIDE, training))
     experts = model.experts.num_experts if model.experts else 1
     rank_counts = [size for size in beside if heads % size == 0]
-    cut = [1] if model.experts else rank_counts  # AutoTP cuts plain linear layers; stacked experts would stay whole
-    contexts = powers(min(MAX_BESIDE, training, most_parts))
-    pipelines = powers(min(MAX_PP, training)) if backend == "megatron" else ()
+    cut = [1] if model.experts else rank_counts  # AutoTP shards linear layers only; stacked experts would stay whole
+    contexts = list_powers(min(MAX_BESIDE, training, most_parts))
+    pipelines = list_powers(min(MAX_PP, training)) if backend == "megatron" else ()
     has = {
         "deepspeed": ([size for size in rank_counts if size <= most_parts], cut, [1], [1], [1]),
         "fsdp2": ([size for size in rank_counts if size <= most_parts], rank_counts, [1], contexts, [1]),
@@ -110,23 +110,23 @@ def _axes(
             rank_counts,
             [size for size in pipelines if size <= model.num_layers and has_even_stages(model, size)],
             contexts,
-            [size for size in powers(min(MAX_EP, training)) if experts % size == 0],
+            [size for size in list_powers(min(MAX_EP, training)) if experts % size == 0],
         ),
     }[backend] + ([0],)
     sizes = (open_ones if size == "auto" else [int(size)] for size, open_ones in zip(wanted, has, strict=True))
-    found = _that_divide(product(*sizes), heads, training)
-    return [axes for axes in found if backend != "deepspeed" or _can_share(model, axes, has_adapters=has_adapters)]
+    layouts = _keep_divisible(product(*sizes), heads, training)
+    return [axes for axes in layouts if backend != "deepspeed" or _can_share(model, axes, has_adapters=has_adapters)]
 
 
 def _can_share(model: ModelSpec, axes: Axes, *, has_adapters: bool) -> bool:
-    """Whether DeepSpeed's ranks can share a pass like that, at some ZeRO stage."""
+    """Whether DeepSpeed supports this combination of Ulysses and tensor parallelism at some ZeRO stage."""
     asked = Combination(None, trains_adapters=has_adapters, ulysses=axes.ulysses, tp=axes.tp)
     return not any((*sharing_refusals(model, axes.ulysses, axes.tp), *asked.contradictions()))
 
 
-def _that_divide(sizes: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
-    for one in sizes:
-        axes = Axes(*one)
+def _keep_divisible(sizes: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
+    for combination in sizes:
+        axes = Axes(*combination)
         if heads % (axes.ulysses * axes.tp) or axes.ranks_per_sequence > training:
             continue
         if _can_spread_experts(training, axes):
@@ -134,8 +134,9 @@ def _that_divide(sizes: Iterator[tuple[int, ...]], heads: int, training: int) ->
 
 
 def _can_spread_experts(num_ranks: int, axes: Axes) -> bool:
-    """Whether a pipeline stage's experts spread evenly over its ranks. An expert's ranks may be other ranks than a
-    matrix's (Megatron's expert data parallelism), so tp need not divide them.
+    """Whether a pipeline stage's experts spread evenly over its ranks.
+
+    Expert ranks may differ from tensor-parallel ranks (Megatron's expert data parallelism), so tp need not divide them.
     """
     return (axes.ep == 1 and not axes.etp) or num_ranks % (axes.pp * axes.expert_ranks) == 0
 
@@ -149,10 +150,10 @@ def can_cut(num_ranks: int, axes: Axes) -> bool:
     return num_ranks % axes.ranks_per_sequence == 0 and _can_spread_experts(num_ranks, axes)
 
 
-def zero_stages(job: JobSpec, training: int) -> tuple[int, ...]:
-    """ZeRO stages: FSDP2 shards everything, Megatron's distributed optimizer its states.
+def list_zero_stages(job: JobSpec, training: int) -> tuple[int, ...]:
+    """List ZeRO stages to try: FSDP2 shards everything, Megatron only optimizer states.
 
-    Alone a rank shards nothing: stage 3 is there for what can be offloaded.
+    A single rank shards nothing; stage 3 is tried because only it can offload parameters.
     """
     wanted = job.training.zero_stage
     usual = {"deepspeed": (0, 1, 2, 3) if training > 1 else (0, 3), "fsdp2": (3,), "megatron": (1,)}[job.backend]
@@ -162,7 +163,7 @@ def zero_stages(job: JobSpec, training: int) -> tuple[int, ...]:
 def can_train(
     wanted: SettledTraining, backend: Backend, stage: int, axes: Axes, *, optimizer: bool, parameters: bool
 ) -> bool:
-    """Whether the trainer has the combination of a stage, ranks that share a pass and what is offloaded."""
+    """Whether the backend supports this combination of ZeRO stage, parallel sizes and offload."""
     if backend == "fsdp2":
         return optimizer == parameters  # CPUOffloadPolicy moves both
     if backend == "megatron":
@@ -173,40 +174,40 @@ def can_train(
 
 
 class EngineAxes(NamedTuple):
-    """Ranks of an engine by what they share."""
+    """Parallel sizes of an engine."""
 
     tp: int
-    """One layer."""
+    """Tensor-parallel size."""
     attention_dp: int
-    """The experts, each group of tp ranks with sequences of its own."""
+    """Data-parallel attention size: groups of tp ranks share the experts, each with its own sequences."""
     has_experts: bool
-    """Whether whole experts lie on them."""
+    """Whether the engine uses expert parallelism."""
 
 
-def engine_sizes(job: SettledJob, model: ModelSpec) -> tuple[EngineAxes, ...]:
-    """Ranks of an engine that vLLM divides the model by."""
+def list_engine_axes(job: SettledJob, model: ModelSpec) -> tuple[EngineAxes, ...]:
+    """List engine sizes by which vLLM can divide the model."""
     rollout = job.rollout
-    open_sizes = (1,) if rollout.generates_in_trainer else powers(ENGINE_TP)
+    open_sizes = (1,) if rollout.generates_in_trainer else list_powers(ENGINE_TP)
     sizes = open_sizes if rollout.tp == "auto" else (int(rollout.tp),)
     experts = (False, True) if rollout.has_expert_parallel == "auto" else (rollout.has_expert_parallel,)
-    found = (
-        EngineAxes(tp, dp, whole)
-        for tp, whole in product(sizes, experts)
-        for dp in (_attention_ranks(job, tp) if whole and model.experts else (1,))
-        if whole or rollout.attention_dp in ("auto", 1)
+    candidates = (
+        EngineAxes(tp, dp, has_experts)
+        for tp, has_experts in product(sizes, experts)
+        for dp in (_list_attention_dp(job, tp) if has_experts and model.experts else (1,))
+        if has_experts or rollout.attention_dp in ("auto", 1)
     )
-    return tuple(axes for axes in found if _can_hold(model, axes))
+    return tuple(axes for axes in candidates if _can_hold(model, axes))
 
 
-def _attention_ranks(job: SettledJob, tp: int) -> tuple[int, ...]:
-    """Groups that attend by themselves: of an open number those whose limits of a batch divide."""
+def _list_attention_dp(job: SettledJob, tp: int) -> tuple[int, ...]:
+    """List data-parallel attention sizes that divide the engine's batch limits."""
     rollout = job.rollout
     if rollout.attention_dp != "auto":
         return (int(rollout.attention_dp),)
     if job.is_for_rlplan or tp > MAX_BESIDE:
         return (1,)
     limits = rollout.max_num_batched_tokens, rollout.max_num_seqs
-    return tuple(dp for dp in powers(MAX_EP // tp) if all(one == "auto" or int(one) % dp == 0 for one in limits))
+    return tuple(dp for dp in list_powers(MAX_EP // tp) if all(limit == "auto" or limit % dp == 0 for limit in limits))
 
 
 @lru_cache(maxsize=1024)
@@ -223,11 +224,11 @@ def _can_hold(model: ModelSpec, axes: EngineAxes) -> bool:
     return True
 
 
-def quantizations(job: JobSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
-    """Formats of an engine's weights: open, as they are or in fp8 where the GPU multiplies it."""
+def list_quantizations(job: JobSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
+    """List weight formats of an engine. If open: as loaded, and fp8 on GPUs that multiply it."""
     wanted = job.rollout.quantization
     if job.rollout.base_path is not None:
-        return (None,)  # its format is its checkpoint's
+        return (None,)  # the checkpoint determines the format
     if wanted != "auto":
         return (None if wanted == "none" else wanted,)
     return (None, "fp8") if ComputeDtype.FLOAT8 in gpu.dense_flops_per_s else (None,)

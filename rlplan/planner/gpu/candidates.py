@@ -1,12 +1,11 @@
-"""Candidates on GPUs: every combination of choices that a job leaves open, that its framework can run and that divides.
+"""Candidates on GPUs: all combinations of open choices that the framework can run and whose sizes divide.
 
-In: a SettledJob, the number of GPUs, the models' shapes. Out: the axes of a candidate, each by itself (`GpuSpace`), so
-that a search need not build their product, and the whole list where somebody wants it.
-Left out: bytes (roles.py) and seconds (times.py).
+In: a SettledJob, the number of GPUs, the models' shapes. Out: the choices per part of a candidate (`GpuSpace`), so that
+the search never builds their product; iteration yields the full product for tests. Left out: bytes (roles.py) and
+seconds (times.py).
 
-A candidate is an arrangement (placement, GPUs of each group, who is offloaded), a trainer's choice, an engine's choice
-and a mode of weight sync. Ranks of a group are alike, so that a group is its size: permutations of devices are never
-made.
+A candidate is an arrangement (placement, GPUs per group, offloaded roles), a trainer's choice, an engine's choice and a
+weight-sync mode. Ranks of a group are alike, so a group is just its size; permutations of devices do not exist.
 """
 
 from collections.abc import Iterator
@@ -23,15 +22,15 @@ from rlplan.planner.gpu.axes import (
     Axes,
     can_cut,
     can_train,
-    engine_sizes,
-    parallel_axes,
-    powers,
-    quantizations,
-    zero_stages,
+    list_engine_axes,
+    list_parallel_axes,
+    list_powers,
+    list_quantizations,
+    list_zero_stages,
 )
-from rlplan.planner.gpu.facts import without_devices
+from rlplan.planner.gpu.facts import strip_devices
 from rlplan.planner.gpu.sync_times import SyncModes
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob, search_rules
@@ -39,68 +38,69 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement
 
 MAX_AUTO_TOKENS = 32_768
-"""Tokens of a rank's micro-batch beyond which `auto` does not go: kernels are long saturated."""
+"""Most tokens per rank and micro-batch that `auto` tries; kernels are saturated long before."""
 MAX_AUTO_SEQS = 1024
-"""Sequences at once beyond which `auto` does not go: vLLM's largest default (V1, usage context of an H100)."""
+"""Most concurrent sequences that `auto` tries: vLLM's largest default (V1, usage context of an H100)."""
 MIN_AUTO_SEQS = 16
 ANY_SIZE = 16
-"""GPUs up to which a training group of any size is tried, on however many hosts."""
+"""Up to this many GPUs, training groups of every size are tried."""
 MAX_STEPS = 16
-"""Sizes of a training group that are whole hosts: of very many hosts every so many-th is tried."""
+"""Most training group sizes that are whole hosts; with very many hosts, they are spaced evenly."""
 LEAST_SCORING, MOST_SCORING = 16, 4
-"""A group that only scores has a power of two of the GPUs, from one in so many to one in so many: a pass without
-gradient is a quarter to a third of one with, and in a smaller group it would take longer than the training after it."""
+"""A group that only scores has a power of two of the GPUs, between 1/LEAST_SCORING and 1/MOST_SCORING of them. A
+forward pass costs a quarter to a third of training. In a smaller group, scoring would take longer than the training
+after it."""
 
 
 MemorySavings = tuple[bool, bool, bool]
-"""Gradient checkpointing, optimizer offload, parameter offload: what trades time for memory."""
+"""(gradient checkpointing, optimizer offload, parameter offload): switches that trade time for memory."""
 
 
 @dataclass(frozen=True)
 class MicroBatchSweep:
-    """Trainer choices that differ in their micro-batch alone, the largest first."""
+    """Trainer choices that differ only in micro-batch size, the largest first."""
 
     choices: tuple[TrainerChoice, ...]
     savings: MemorySavings
 
 
 Arranged = tuple[tuple[str, object], ...]
-"""An arrangement as keys of a job with their values, for a framework's rules; nothing where it has none."""
+"""An arrangement as (key, value) pairs for the framework's rules; empty if it has none."""
 Layout = tuple[Axes, int, MemorySavings, tuple[tuple[int, int], ...]]
-"""Ranks by what they share, a ZeRO stage, what saves memory, and sizes of passes (rollouts, tokens or 0)."""
+"""Parallel sizes, ZeRO stage, memory savings, and micro-batch sizes as (rollouts, tokens or 0)."""
 
 
-class ChoicesOfGroups:
-    """What may be chosen for a group of any size: the same on any number of such GPUs."""
+class GroupChoices:
+    """Choices for device groups of any size; they do not depend on the job's total number of GPUs."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
-        self.job, self.model, self.gpu = without_devices(job), setting.policy, setting.pool(GENERATION).gpu
+        self.job, self.model, self.gpu = strip_devices(job), setting.policy, setting.get_pool(GENERATION).gpu
         self.models, self.rules = (setting.policy, *setting.models.values()), search_rules(job)
         self.has_rules = bool(self.rules)
-        self.known = memo.table(ChoicesOfGroups, self.job, self.models, self.gpu)
+        self.known = memo.get_table(GroupChoices, self.job, self.models, self.gpu)
 
-    @memoized
-    def sweeps_of(
+    @memoize
+    def list_group_sweeps(
         self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()
     ) -> tuple[MicroBatchSweep, ...]:
-        """The trainers' choices beside so many GPUs that only score."""
-        sweeps = self._all_sweeps(training)
+        """List trainer choices for a group size, beside `scoring` GPUs that only score."""
+        sweeps = self._build_sweeps(training)
         return tuple(
             sweep
             for sweep in sweeps
-            if self._can_combine(scoring, offloads_all, arranged, _axes_of(sweep.choices[0]), sweep.savings)
+            if self._can_combine(scoring, offloads_all, arranged, _read_axes(sweep.choices[0]), sweep.savings)
         )
 
-    @memoized
+    @memoize
     def can_train(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> bool:
-        """Whether there is a choice for the trainer."""
-        layouts = self._layouts(training)
+        """Whether any trainer choice exists."""
+        layouts = self._list_layouts(training)
         return any(self._can_combine(scoring, offloads_all, arranged, axes, savings) for axes, _, savings, _ in layouts)
 
-    @memoized
-    def num_trainers(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> int:
-        """How many choices of a trainer there are, counted and not made."""
-        layouts = self._layouts(training)
+    @memoize
+    def count_trainers(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> int:
+        """Count trainer choices without building them."""
+        layouts = self._list_layouts(training)
         return sum(
             len(sizes)
             for axes, _, savings, sizes in layouts
@@ -110,65 +110,64 @@ class ChoicesOfGroups:
     def _can_combine(
         self, scoring: int, offloads_all: bool, arranged: Arranged, axes: Axes, savings: MemorySavings
     ) -> bool:
-        """Whether a trainer's layout goes with an arrangement: DeepSpeed's `offload_states` refuses weights that are
-        offloaded already, and other trainers cut a frozen role like the policy, so that its own GPUs must divide by
-        that cut. The framework has rules of its own.
+        """Whether a trainer's layout is compatible with an arrangement.
+
+        DeepSpeed's `offload_states` rejects weights that are already offloaded. Other trainers shard a frozen role like
+        the policy, so its own GPUs must divide by that layout. The framework may have further rules.
         """
         if offloads_all and savings[2]:
             return False
-        if self.has_rules and not self.rules.allows(dict(arranged) | _trainer_values(axes, savings)):
+        if self.has_rules and not self.rules.allows(dict(arranged) | _list_trainer_values(axes, savings)):
             return False
         return not scoring or self.job.backend == "deepspeed" or can_cut(scoring, axes)
 
-    @memoized
-    def _all_sweeps(self, training: int) -> tuple[MicroBatchSweep, ...]:
+    @memoize
+    def _build_sweeps(self, training: int) -> tuple[MicroBatchSweep, ...]:
         sweeps = []
-        for axes, stage, savings, sizes in self._layouts(training):
+        for axes, stage, savings, sizes in self._list_layouts(training):
             chosen = (
                 TrainerChoice(stage, *savings, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes
             )
             sweeps.append(MicroBatchSweep(tuple(chosen), savings))
         return tuple(sweeps)
 
-    def _layouts(self, training: int) -> Iterator[Layout]:
-        """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
+    def _list_layouts(self, training: int) -> Iterator[Layout]:
+        """List every parallel layout, ZeRO stage and combination of memory savings, with micro-batch sizes."""
         wanted, rollouts = self.job.training, self.job.workload.rollouts_per_mini_batch
         switches = wanted.gradient_checkpointing, wanted.offloads_optimizer, wanted.offloads_parameters
         backend = self.job.backend
-        all_savings = [(first, second, third) for first, second, third in product(*map(options, switches))]
-        for axes in parallel_axes(self.job, self.models, training):
+        all_savings = [(first, second, third) for first, second, third in product(*map(list_options, switches))]
+        for axes in list_parallel_axes(self.job, self.models, training):
             group_size = axes.ranks_per_sequence
             groups = training // group_size
-            if training % group_size or not self._deals_out(groups):
+            if training % group_size or not self._can_distribute(groups):
                 continue
-            kinds = self._micro_batches(ceil_div(rollouts, groups), axes)
-            for stage, savings in product(zero_stages(self.job, training), all_savings):
-                chosen = {"training.zero_stage": stage} | _trainer_values(axes, savings) if self.has_rules else {}
+            kinds = self._list_micro_batches(ceil_div(rollouts, groups), axes)
+            for stage, savings in product(list_zero_stages(self.job, training), all_savings):
+                chosen = {"training.zero_stage": stage} | _list_trainer_values(axes, savings) if self.has_rules else {}
                 if self.has_rules and not self.rules.allows(chosen):
                     continue
                 if can_train(wanted, backend, stage, axes, optimizer=savings[1], parameters=savings[2]):
                     yield from ((axes, stage, savings, sizes) for sizes in kinds)
 
-    def _deals_out(self, groups: int) -> bool:
-        """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
-        have equally many rollouts, or pairs of them.
+    def _can_distribute(self, groups: int) -> bool:
+        """Whether a mini-batch can be split over `groups` groups of ranks.
+
+        rlplan's runtime packs uneven shares. Other trainers need equal numbers of rollouts (or pairs) per group.
         """
         if self.job.is_for_rlplan:
             return groups <= self.job.num_units_per_mini_batch
         return self.job.workload.rollouts_per_mini_batch % (groups * self.job.sequences_per_unit) == 0
 
-    def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Sweeps of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
+    def _list_micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """List sweeps of (rollouts per micro-batch, tokens of a packed micro-batch or 0), the largest first.
 
-        A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
-        differ, padding is never better; rlplan's own runtime always packs. Under other trainers one rollout a pass pads
-        nothing, and more passes fill a pipeline better. A pair lies in one pass.
+        Packing is never worse than padding if lengths differ: a packed micro-batch holds the tokens of a full padded
+        one, and there are no more of them. rlplan's runtime always packs. With other trainers, a single rollout per
+        micro-batch has no padding either, and more micro-batches fill a pipeline better. Pairs stay in one micro-batch.
         """
-        work, unit, tokens = (
-            self.job.workload,
-            self.job.sequences_per_unit,
-            self.job.training.max_tokens_per_micro_batch,
-        )
+        work, unit = self.job.workload, self.job.sequences_per_unit
+        tokens = self.job.training.max_tokens_per_micro_batch
         longest, may_pack = work.max_seq_len, self.job.release.packs
         packs = may_pack and self.job.backend == "deepspeed"
         if tokens != "auto":
@@ -176,19 +175,19 @@ class ChoicesOfGroups:
         if work.micro_batch_size_per_gpu != "auto":
             size = min(share, work.micro_batch_size_per_gpu)
             if not packs and share % size:
-                return ()  # passes of rollouts are all of one size
+                return ()  # unpacked micro-batches must all have the same size
             return (((size, size * longest if packs else 0),),)
         largest = max(unit, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // longest))
-        sizes = tuple(size for size in reversed(powers(largest)) if unit <= size <= largest)
+        sizes = tuple(size for size in reversed(list_powers(largest)) if unit <= size <= largest)
         if packs:
             return (tuple((size, size * longest) for size in sizes),)
         if not may_pack or work.usual_prompt_len + work.lengths.quantile(0.0) >= longest:
-            # All are padded, or equally long, so that there is no padding to save.
+            # without packing, or with equally long rollouts, there is no padding to save
             return (tuple((size, 0) for size in sizes if share % size == 0),)
         return ((*((size, size * longest) for size in sizes), *(((1, 0),) if unit == 1 else ())),)
 
-    @memoized
-    def engines_of(
+    @memoize
+    def list_group_engines(
         self,
         generation: int,
         sleeps: bool,
@@ -197,53 +196,56 @@ class ChoicesOfGroups:
         takes_adapters: bool,
         arranged: Arranged = (),
     ) -> tuple[EngineChoice, ...]:
-        """The engines' choices on so many GPUs, for those to which whole weights can be sent, or adapters."""
+        """List engine choices that can receive full weights or adapters."""
         versions = (0, adapter_versions(self.job) if is_async else 1)
-        every = product(self._all_engines(generation, sleeps, arranged), versions)
+        every = product(self._build_engines(generation, sleeps, arranged), versions)
         return tuple(
             replace(engine, adapter_versions=number) if number else engine
             for engine, number in every
             if (takes_adapters and engine.sleep_level < 2 if number else takes_weights)
         )
 
-    def _all_engines(self, generation: int, sleeps: bool, arranged: Arranged) -> Iterator[EngineChoice]:
+    def _build_engines(self, generation: int, sleeps: bool, arranged: Arranged) -> Iterator[EngineChoice]:
         if not self.job.has_rollouts:
             yield EngineChoice(1, 0)
             return
         rollout = self.job.rollout
         levels = ((2, 1) if rollout.sleep_level == "auto" else (int(rollout.sleep_level),)) if sleeps else (0,)
-        formats = quantizations(self.job, self.gpu)
-        for (tp, dp, has_experts), level, quantization in product(engine_sizes(self.job, self.model), levels, formats):
+        formats = list_quantizations(self.job, self.gpu)
+        for (tp, dp, has_experts), level, quantization in product(
+            list_engine_axes(self.job, self.model), levels, formats
+        ):
             num_engines, left = divmod(generation, tp * dp)
             if not left and num_engines and rollout.num_engines in ("auto", num_engines):
                 engine = EngineChoice(tp, level, 1, quantization, has_experts, dp)
-                chosen = dict(arranged) | _engine_values(engine) if self.has_rules else {}
+                chosen = dict(arranged) | _list_engine_values(engine) if self.has_rules else {}
                 if self.rules.allows(chosen):
-                    for num_seqs in self._num_seqs(num_engines, dp, chosen):
+                    for num_seqs in self._list_num_seqs(num_engines, dp, chosen):
                         yield replace(engine, max_num_seqs=num_seqs)
 
-    def _num_seqs(self, num_engines: int, attention_dp: int, chosen: dict[str, object]) -> tuple[int, ...]:
-        """Sequences of an engine at once: up to all of its share, the most first, as many on each of its ranks.
+    def _list_num_seqs(self, num_engines: int, attention_dp: int, chosen: dict[str, object]) -> tuple[int, ...]:
+        """List numbers of concurrent sequences per engine: up to its share, the largest first, equal on all its ranks.
 
-        Where attention is data-parallel, no more than a step has tokens (vLLM refuses that). chosen: what the
-        framework's rules are asked with.
+        With data-parallel attention, vLLM refuses more than the tokens of a step. chosen: values for the framework's
+        rules.
         """
         wanted, num_rollouts = self.job.rollout.max_num_seqs, self.job.num_generated_per_step
         if wanted != "auto":
             return (wanted,)
         if (fixed := self.rules.values("rollout.max_num_seqs", chosen)) is not None:
-            whole, rest = divmod(num_rollouts, num_engines)
-            shares = () if rest else (whole,)
+            share_per_engine, remainder = divmod(num_rollouts, num_engines)
+            shares = () if remainder else (share_per_engine,)
             return shares if fixed == (SHARE,) else fixed
         share = ceil_div(num_rollouts, num_engines * attention_dp)
+        # the next power of two covers the full share at once
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
         if attention_dp > 1:
-            most = min(most, powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
-        return tuple(size * attention_dp for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
+            most = min(most, list_powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
+        return tuple(size * attention_dp for size in reversed(list_powers(most)) if size >= min(MIN_AUTO_SEQS, most))
 
 
-class GpuSpace(ChoicesOfGroups):
-    """The axes of a job's candidates."""
+class GpuSpace(GroupChoices):
+    """The search space of a job on its GPUs."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
         super().__init__(job, setting, memo)
@@ -252,26 +254,32 @@ class GpuSpace(ChoicesOfGroups):
 
     @cached_property
     def arrangements(self) -> tuple[Arrangement, ...]:
-        """Arrangements, whose trainer and engine are still open, those with fewer switches first."""
-        return tuple(arrangement for placement in self._placements for arrangement in self._of_placement(placement))
+        """All arrangements, those with fewer switches first. Trainer and engine are still open."""
+        return tuple(
+            arrangement for placement in self._placements for arrangement in self._list_arrangements(placement)
+        )
 
-    def groups(self) -> Iterator[Arrangement]:
-        """The device groups of all arrangements and more: those in which nothing can train or generate among them."""
+    def list_groups(self) -> Iterator[Arrangement]:
+        """List device groups of all arrangements, including those where nothing can train or generate."""
         for placement in self._placements:
-            yield from (Arrangement(placement, *sizes) for sizes in self._splits(placement))
+            yield from (Arrangement(placement, *sizes) for sizes in self._list_splits(placement))
 
     @cached_property
     def impossible(self) -> tuple[Considered, ...]:
-        """Placements without an arrangement."""
+        """Placements without any arrangement, with reasons."""
         there = {arrangement.placement for arrangement in self.arrangements}
-        return tuple(Considered(one, self._reason(one)) for one in self._placements if one not in there)
+        return tuple(
+            Considered(placement, self._explain_impossible(placement))
+            for placement in self._placements
+            if placement not in there
+        )
 
     @cached_property
     def num_candidates(self) -> int:
-        """How many combinations there are, counted and not made."""
+        """Number of candidates, counted without building them."""
         return sum(
-            self.num_trainers(*self._trainers_see(arrangement))
-            * sum(len(self.transports(arrangement, engine)) for engine in self.engines(arrangement))
+            self.count_trainers(*self._build_trainer_key(arrangement))
+            * sum(len(self.list_transports(arrangement, engine)) for engine in self.engines(arrangement))
             for arrangement in self.arrangements
         )
 
@@ -279,25 +287,25 @@ class GpuSpace(ChoicesOfGroups):
         for arrangement in self.arrangements:
             trainers = [choice for sweep in self.sweeps(arrangement) for choice in sweep.choices]
             for engine, trainer in product(self.engines(arrangement), trainers):
-                for transport in self.transports(arrangement, engine):
+                for transport in self.list_transports(arrangement, engine):
                     yield Choice(arrangement, trainer, engine, transport)
 
     def sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
-        """What may be chosen for trained roles in an arrangement."""
-        return self.sweeps_of(*self._trainers_see(arrangement))
+        """List trainer choices in an arrangement."""
+        return self.list_group_sweeps(*self._build_trainer_key(arrangement))
 
     def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
-        """What may be chosen for the engine in an arrangement and reached by its transports, more sequences at once
-        first.
-        """
+        """List engine choices in an arrangement that its transports can reach, more concurrent sequences first."""
         modes, switches = self.sync_modes, (arrangement.sleeps, arrangement.is_async)
-        takes_weights = bool(modes.of_weights(arrangement))
+        takes_weights = bool(modes.list_weight_modes(arrangement))
         sends = takes_weights, modes.may_send_adapters
-        return self.engines_of(arrangement.num_generation, *switches, *sends, self._arranged(arrangement))
+        return self.list_group_engines(
+            arrangement.num_generation, *switches, *sends, self._list_rule_values(arrangement)
+        )
 
-    def transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
-        """Modes of weight sync to the engine."""
-        return self.sync_modes.to_engine(arrangement, engine)
+    def list_transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
+        """List weight-sync modes to an engine."""
+        return self.sync_modes.list_engine_modes(arrangement, engine)
 
     @property
     def _placements(self) -> tuple[Placement, ...]:
@@ -308,31 +316,30 @@ class GpuSpace(ChoicesOfGroups):
         wanted = self.job.placement.placement
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
 
-    def _of_placement(self, placement: Placement) -> Iterator[Arrangement]:
-        """Arrangements in which something can train and something can generate."""
+    def _list_arrangements(self, placement: Placement) -> Iterator[Arrangement]:
+        """List arrangements of a placement that have a trainer and an engine."""
         sleeps = placement is Placement.COLOCATED and self.job.rollout.sleep_level != 0
         may_be_async = self.job.placement.max_staleness > 0 and placement is Placement.DISAGGREGATED
-        for training, generation, scoring in self._splits(placement):
+        for training, generation, scoring in self._list_splits(placement):
             arrangement = Arrangement(placement, training, generation, scoring, sleeps=sleeps)
-            for is_async, offloaded in product(
-                (False, True) if may_be_async else (False,), self._offloads(arrangement)
-            ):
-                one = replace(arrangement, is_async=is_async, offloaded=offloaded)
-                is_allowed = self.rules.allows(_values_of(one))
-                if is_allowed and self.can_train(*self._trainers_see(one)) and self.engines(one):
-                    yield one
+            async_options = (False, True) if may_be_async else (False,)
+            for is_async, offloaded in product(async_options, self._list_offloads(arrangement)):
+                variant = replace(arrangement, is_async=is_async, offloaded=offloaded)
+                is_allowed = self.rules.allows(_list_arrangement_values(variant))
+                if is_allowed and self.can_train(*self._build_trainer_key(variant)) and self.engines(variant):
+                    yield variant
 
-    def _trainers_see(self, arrangement: Arrangement) -> tuple[int, int, bool, Arranged]:
-        """What of an arrangement the trainers' choices depend on."""
+    def _build_trainer_key(self, arrangement: Arrangement) -> tuple[int, int, bool, Arranged]:
+        """Build the part of an arrangement that trainer choices depend on."""
         offloads_all = arrangement.offloaded == "all"
-        return arrangement.num_training, arrangement.num_scoring, offloads_all, self._arranged(arrangement)
+        return arrangement.num_training, arrangement.num_scoring, offloads_all, self._list_rule_values(arrangement)
 
-    def _arranged(self, arrangement: Arrangement) -> Arranged:
-        """What of an arrangement a framework's rules may ask for."""
-        return tuple(_values_of(arrangement).items()) if self.has_rules else ()
+    def _list_rule_values(self, arrangement: Arrangement) -> Arranged:
+        """List an arrangement's values for the framework's rules."""
+        return tuple(_list_arrangement_values(arrangement).items()) if self.has_rules else ()
 
-    def _offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
-        """Who may move away while it waits: every role under time sharing, or frozen ones alone."""
+    def _list_offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
+        """List offload options: all roles under time sharing, or frozen ones only."""
         place = self.job.placement
         every: tuple[Offloaded, ...] = ("all",) if arrangement.placement is Placement.COLOCATED else ()
         frozen: tuple[Offloaded, ...] = ("frozen",) if self.job.frozen_roles and not arrangement.num_scoring else ()
@@ -343,54 +350,55 @@ class GpuSpace(ChoicesOfGroups):
             return ("none", *wanted)
         return wanted if place.offload_roles == "frozen" else wanted or ("none",)
 
-    def _splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:
-        """(GPUs that train, that generate, that score alone). A size that no trainer's layout divides is left out."""
-        wanted, given = self.job.placement.num_scoring_devices, self.job.placement.num_generation_devices
+    def _list_splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:
+        """List (GPUs that train, that generate, that only score). Sizes that no trainer layout divides are left out."""
+        wanted, num_generation = self.job.placement.num_scoring_devices, self.job.placement.num_generation_devices
         if placement is not Placement.DISAGGREGATED:
             if wanted in ("auto", 0):
                 yield self.num_gpus, self.num_gpus, 0
             return
-        if self.split is None and given != "auto":
+        if self.split is None and num_generation != "auto":
             alone = 0 if wanted == "auto" else int(wanted)
-            if given + alone < self.num_gpus:
-                yield self.num_gpus - given - alone, given, alone
+            if num_generation + alone < self.num_gpus:
+                yield self.num_gpus - num_generation - alone, num_generation, alone
             return
         for training, alone in product(self._training_sizes, self._scoring_sizes):
-            here = training + alone
-            if here < self.num_gpus and (self.split is None or here == self.split[0]):
+            first_pool = training + alone
+            if first_pool < self.num_gpus and (self.split is None or first_pool == self.split[0]):
                 yield training, self.num_gpus - training - alone, alone
 
     @property
     def _scoring_sizes(self) -> list[int]:
-        """GPUs that frozen roles may have for themselves."""
+        """Sizes of a separate scoring group."""
         wanted = self.job.placement.num_scoring_devices
         if wanted != "auto":
             return [int(wanted)]
         if not self.job.frozen_roles:
             return [0]
         smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
-        return [0, *(size for size in powers(largest) if size >= smallest)]
+        return [0, *(size for size in list_powers(largest) if size >= smallest)]
 
     @cached_property
     def _training_sizes(self) -> tuple[int, ...]:
-        """Sizes of a training group. Where rows must divide, those that divide the mini-batch in some layout; else any
-        on two hosts or of 16 GPUs, and of more whole hosts and powers of two, of which one side or the other has that
-        many.
+        """Sizes of a training group.
+
+        For rlplan's runtime: every size on up to two hosts or ANY_SIZE GPUs. Beyond that, whole hosts, and sizes where
+        either side is a power of two. For other trainers: sizes that divide the mini-batch in some layout.
         """
-        whole, host = self.num_gpus, self.gpus_per_host
+        num_gpus, host = self.num_gpus, self.gpus_per_host
         if self.job.is_for_rlplan:
-            if self.split is not None or whole <= max(2 * host, ANY_SIZE):
-                return tuple(range(1, whole))
-            few = {size for power in powers(whole - 1) for size in (power, whole - power)}
-            step = host * ceil_div(whole, MAX_STEPS * host)
-            return tuple(sorted(few | set(range(step, whole, step))))
+            if self.split is not None or num_gpus <= max(2 * host, ANY_SIZE):
+                return tuple(range(1, num_gpus))
+            few = {size for power in list_powers(num_gpus - 1) for size in (power, num_gpus - power)}
+            step = host * ceil_div(num_gpus, MAX_STEPS * host)
+            return tuple(sorted(few | set(range(step, num_gpus, step))))
         rollouts = self.job.workload.rollouts_per_mini_batch
         divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
-        group_sizes = {axes.ranks_per_sequence for axes in parallel_axes(self.job, self.models, self.num_gpus)}
+        group_sizes = {axes.ranks_per_sequence for axes in list_parallel_axes(self.job, self.models, self.num_gpus)}
         sizes = {divisor * group_size for divisor in divisors for group_size in group_sizes}
         return tuple(sorted(size for size in sizes if size < self.num_gpus))
 
-    def _reason(self, placement: Placement) -> str:
+    def _explain_impossible(self, placement: Placement) -> str:
         for broken in self.rules.find_broken({"placement.placement": placement.value}):
             if broken.key == "placement.placement":
                 return f"{self.job.release.title} has {' and '.join(map(word_of, broken.tried))}: {broken.why}"
@@ -399,47 +407,47 @@ class GpuSpace(ChoicesOfGroups):
         job = self.job
         alone = job.placement.num_scoring_devices
         if alone not in ("auto", 0) and placement is not Placement.DISAGGREGATED:
-            return f"placement.num_scoring_devices {alone}: no GPU scores alone where all of them train"
-        if alone != "auto" and not any(self._splits(placement)):
+            return f"placement.num_scoring_devices {alone}: all GPUs train, so none is left for scoring alone"
+        if alone != "auto" and not any(self._list_splits(placement)):
             return (
-                f"placement.num_scoring_devices {alone} leaves none of {self.num_gpus} GPUs that train or that generate"
+                f"placement.num_scoring_devices {alone} leaves none of {self.num_gpus} GPUs for training and generation"
             )
-        training, generation, _ = next(iter(self._splits(placement)), (self.num_gpus, self.num_gpus, 0))
+        training, generation, _ = next(iter(self._list_splits(placement)), (self.num_gpus, self.num_gpus, 0))
         tp, dp = (job.rollout.tp, job.rollout.attention_dp) if job.has_rollouts else (1, 1)
-        ranks = prod(int(one) for one in (tp, dp) if one != "auto")
+        ranks = prod(int(size) for size in (tp, dp) if size != "auto")
         rollouts = job.workload.rollouts_per_mini_batch
-        group_sizes = sorted({axes.ranks_per_sequence for axes in parallel_axes(job, self.models, training)})
+        group_sizes = sorted({axes.ranks_per_sequence for axes in list_parallel_axes(job, self.models, training)})
         if all(training % group_size for group_size in group_sizes):
-            return f"{_words(group_sizes)} ranks that share a sequence do not divide the {training} GPUs that train"
+            return (
+                f"{_join_numbers(group_sizes)} ranks that share a sequence do not divide the {training} GPUs that train"
+            )
         if generation % ranks:
             key = "rollout.tp" if dp in ("auto", 1) else "rollout.tp x rollout.attention_dp"
             return f"{key} {ranks} does not divide the {generation} GPUs that generate"
         if alone not in ("auto", 0) and job.backend != "deepspeed" and all(alone % size for size in group_sizes):
             return (
-                f"placement.num_scoring_devices {alone} does not divide by the {_words(group_sizes)} ranks that share "
-                "a sequence: a frozen role is cut like the policy"
+                f"placement.num_scoring_devices {alone} does not divide by the {_join_numbers(group_sizes)} ranks that "
+                "share a sequence: a frozen role is sharded like the policy"
             )
         groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
-        if not any(map(self._deals_out, groups)):
+        if not any(map(self._can_distribute, groups)):
             if job.is_for_rlplan:
-                return (
-                    f"mini_batch_size {rollouts} leaves some of the {_words(groups)} ranks that train without a rollout"
-                )
-            return f"mini_batch_size {rollouts} does not divide by the {_words(groups)} ranks that train"
+                return f"mini_batch_size {rollouts} gives some of the {_join_numbers(groups)} training ranks no rollout"
+            return f"mini_batch_size {rollouts} does not divide by the {_join_numbers(groups)} training ranks"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
 
-def options(choice: str | bool) -> tuple[bool, ...]:
-    """What a choice leaves open."""
+def list_options(choice: str | bool) -> tuple[bool, ...]:
+    """List the values of a switch that may be `auto`."""
     return (False, True) if choice == "auto" else (bool(choice),)
 
 
-def _axes_of(choice: TrainerChoice) -> Axes:
+def _read_axes(choice: TrainerChoice) -> Axes:
     return Axes(choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep)
 
 
-def _values_of(arrangement: Arrangement) -> dict[str, object]:
-    """An arrangement as keys of a job."""
+def _list_arrangement_values(arrangement: Arrangement) -> dict[str, object]:
+    """An arrangement as job keys."""
     values: dict[str, object] = {
         "placement.placement": arrangement.placement.value,
         "placement.num_scoring_devices": arrangement.num_scoring,
@@ -448,15 +456,15 @@ def _values_of(arrangement: Arrangement) -> dict[str, object]:
     return values if arrangement.offloaded == "none" else {**values, "placement.offload_roles": arrangement.offloaded}
 
 
-def _trainer_values(axes: Axes, savings: MemorySavings) -> dict[str, object]:
-    """A trainer's layout as keys of a job."""
+def _list_trainer_values(axes: Axes, savings: MemorySavings) -> dict[str, object]:
+    """A trainer's layout as job keys."""
     ranks = {f"training.{axis}": getattr(axes, axis) for axis in ("ulysses", "tp", "pp", "cp", "ep")}
     names = ("gradient_checkpointing", "offloads_optimizer", "offloads_parameters")
     return ranks | {f"training.{name}": value for name, value in zip(names, savings, strict=True)}
 
 
-def _engine_values(engine: EngineChoice) -> dict[str, object]:
-    """An engine as keys of a job."""
+def _list_engine_values(engine: EngineChoice) -> dict[str, object]:
+    """An engine as job keys."""
     return {
         "rollout.tp": engine.tp,
         "rollout.attention_dp": engine.attention_dp,
@@ -466,5 +474,5 @@ def _engine_values(engine: EngineChoice) -> dict[str, object]:
     }
 
 
-def _words(numbers: list[int]) -> str:
+def _join_numbers(numbers: list[int]) -> str:
     return " or ".join(map(str, numbers))

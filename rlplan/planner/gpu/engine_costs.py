@@ -1,17 +1,17 @@
-"""Engines by choice: what their rollouts ask for, and seconds of rollouts and switches.
+"""Memory demand and seconds of engines by choice: KV demand, rollouts and sleep switches.
 
 In: a job without its trainers, the policy, a cluster that generates, an engine's choice. Out: KvDemand, bytes, Cost.
-Left out: what else is on the GPUs (roles.py), how seconds are computed (timing/).
+Left out: other memory on these GPUs (roles.py) and the formulas of seconds (timing/).
 """
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.roles.engine import engine_pool, held_weight_bytes
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
-from rlplan.planner.gpu.facts import without_trainers
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.gpu.facts import strip_trainers
+from rlplan.planner.memo import Memo, memoize
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.ahead import RolloutsAhead
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
@@ -24,83 +24,90 @@ GENERATES = (ActionKind.GENERATE, *SWITCHES)
 
 
 class EngineCosts:
-    """Engines of one job: the same for all jobs that differ in who trains, and how."""
+    """Engines of one job. Results are shared with all jobs that differ only in their trainers."""
 
     def __init__(self, job: SettledJob, policy: ModelSpec, memo: Memo) -> None:
-        self.job, self.policy = without_trainers(job), policy
-        self.known = memo.table(EngineCosts, self.job, policy)
+        self.job, self.policy = strip_trainers(job), policy
+        self.known = memo.get_table(EngineCosts, self.job, policy)
         self.lengths = job.workload.lengths
 
-    def num_engines(self, num_generation: int, choice: EngineChoice) -> int:
-        """Engines that share the rollouts of a step."""
+    def count_engines(self, num_generation: int, choice: EngineChoice) -> int:
+        """Count engines that share the rollouts of a step."""
         return max(1, num_generation // choice.ranks)
 
-    def samples_together(self, choice: EngineChoice, num_samples: int) -> int:
-        """Samples of a prompt that share its blocks: engines deal requests out over ranks, transformers shares none."""
+    def count_shared_samples(self, choice: EngineChoice, num_samples: int) -> int:
+        """Count samples of a prompt that share its KV blocks.
+
+        Data-parallel attention spreads requests over ranks; a transformers engine shares no blocks.
+        """
         return 1 if self.job.rollout.generates_in_trainer else max(1, num_samples // choice.attention_dp)
 
-    def demand(self, num_generation: int, batches: int, choice: EngineChoice) -> tuple[KvDemand, int, int]:
-        """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with.
+    def predict_demand(self, num_generation: int, batches: int, choice: EngineChoice) -> tuple[KvDemand, int, int]:
+        """Predict (demand of one engine's rollouts, bytes that are enough, bytes required to start).
 
-        batches: of rollouts that are generated beside each other.
+        batches: batches of rollouts generated concurrently.
         """
+        # only these fields affect the demand; the rest would split the table
         cut = EngineChoice(choice.tp, 0, choice.max_num_seqs, attention_dp=choice.attention_dp)
-        return self._demand(num_generation, batches, cut)
+        return self._predict_demand(num_generation, batches, cut)
 
-    @memoized
-    def _demand(self, num_generation: int, batches: int, choice: EngineChoice) -> tuple[KvDemand, int, int]:
+    @memoize
+    def _predict_demand(self, num_generation: int, batches: int, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         workload = self.job.workload
-        share = ceil_div(self.job.num_generated_per_step * batches, self.num_engines(num_generation, choice))
+        share = ceil_div(self.job.num_generated_per_step * batches, self.count_engines(num_generation, choice))
         demand = KvDemand(
             engine_pool(self.policy, self.job.rollout, choice.tp),
             ceil_div(min(choice.max_num_seqs, share), choice.attention_dp),
             workload.usual_prompt_len,
             workload.max_prompt_len,
-            self.samples_together(choice, workload.num_samples_per_prompt),
+            self.count_shared_samples(choice, workload.num_samples_per_prompt),
             self.lengths,
         )
         return demand, demand.bytes_at(ENOUGH), demand.least_bytes
 
-    @memoized
-    def weight_bytes(self, choice: EngineChoice) -> int:
-        """Weights of one rank."""
+    @memoize
+    def count_weight_bytes(self, choice: EngineChoice) -> int:
+        """Weight bytes of one rank."""
         return held_weight_bytes(self.policy, self.job.rollout, choice)
 
-    @memoized
-    def seconds(self, cluster: Cluster, choice: EngineChoice, kv_cache: int, sleeps: bool) -> float:
-        """At least what rollouts with so much KV cache take, and the engine's switches with any."""
+    @memoize
+    def predict_seconds(self, cluster: Cluster, choice: EngineChoice, kv_cache: int, sleeps: bool) -> float:
+        """Lower bound of the engine's seconds: rollouts with `kv_cache` bytes, and switches with any."""
         if not self.job.has_rollouts:
             return 0.0
-        costs = [self.cost(ActionKind.GENERATE, cluster, choice, kv_cache)]
-        costs += [self.cost(kind, cluster, choice, 0) for kind in SWITCHES if sleeps]
+        costs = [self.predict_cost(ActionKind.GENERATE, cluster, choice, kv_cache)]
+        costs += [self.predict_cost(kind, cluster, choice, 0) for kind in SWITCHES if sleeps]
         return sum(cost.seconds for cost in costs)
 
-    def cost(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
-        """One action of an engine. kv_cache: bytes a GPU."""
+    def predict_cost(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
+        """Predict the cost of one engine action. kv_cache: bytes per GPU."""
         if kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
-            return self._generate(kind, cluster, _awake(choice), kv_cache)
-        return self._switch(kind, cluster, choice, kv_cache)
+            return self._cost_generation(kind, cluster, _strip_sleep(choice), kv_cache)
+        return self._cost_switch(kind, cluster, choice, kv_cache)
 
-    @memoized
-    def _switch(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
+    @memoize
+    def _cost_switch(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
         if kind is ActionKind.WAKE_KV_CACHE:
             return wake_kv_cost(kv_cache)
-        size, level = self.weight_bytes(choice), choice.sleep_level
-        kept = 0 if kind is ActionKind.WAKE_WEIGHTS else kv_cache
-        return sleep_cost(size, cluster, level=level, kv_bytes=kept)
+        size, level = self.count_weight_bytes(choice), choice.sleep_level
+        kept_bytes = 0 if kind is ActionKind.WAKE_WEIGHTS else kv_cache
+        return sleep_cost(size, cluster, level=level, kv_bytes=kept_bytes)
 
-    @memoized
-    def _generate(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
-        """Rollouts of a step, or of held-out prompts, on the slowest engine, and the reward of the last of them."""
-        speed, rollouts = self._speed(cluster, _like(choice)), self._rollouts(cluster, choice, kv_cache)
-        num_engines = self.num_engines(cluster.num_gpus, choice)
+    @memoize
+    def _cost_generation(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
+        """Cost of a step's or an evaluation's rollouts on the slowest engine, including the last reward."""
+        speed = self._build_speed(cluster, _strip_num_seqs(choice))
+        rollouts = self._build_rollouts(cluster, choice, kv_cache)
+        num_engines = self.count_engines(cluster.num_gpus, choice)
         if kind is ActionKind.EVALUATE:
             share = ceil_div(self.job.num_evaluated_responses, num_engines)
-            together = self.samples_together(choice, self.job.workload.num_evaluation_samples)
-            rollouts = self._rollouts(cluster, choice, kv_cache, (share, together))
-        return generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_engines) + self._reward_latency
+            together = self.count_shared_samples(choice, self.job.workload.num_evaluation_samples)
+            rollouts = self._build_rollouts(cluster, choice, kv_cache, (share, together))
+        cost = generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_engines)
+        latency_s = self.job.workload.reward_latency_s
+        return cost + Cost({Resource.HOST: latency_s}) if latency_s else cost
 
-    def least_ahead(
+    def bound_async_step(
         self,
         versions: int,
         cluster: Cluster,
@@ -108,11 +115,11 @@ class EngineCosts:
         kv_cache: int,
         beside: tuple[float, float] | None = None,
     ) -> float:
-        """No step with rollouts ahead takes fewer seconds; beside so many of (everything else, the weight sync)."""
-        return self._least_ahead(versions, cluster, _awake(choice), choice.keeps_versions, kv_cache, beside)
+        """Lower bound of a step with async rollouts. beside: seconds of (everything else, the weight sync)."""
+        return self._bound_async_step(versions, cluster, _strip_sleep(choice), choice.keeps_versions, kv_cache, beside)
 
-    @memoized
-    def _least_ahead(
+    @memoize
+    def _bound_async_step(
         self,
         versions: int,
         cluster: Cluster,
@@ -121,36 +128,39 @@ class EngineCosts:
         kv_cache: int,
         beside: tuple[float, float] | None,
     ) -> float:
-        ahead = self._ahead(versions, cluster, choice, keeps, kv_cache)
+        ahead = self._build_async_rollouts(versions, cluster, choice, keeps, kv_cache)
         return ahead.least_step_s() if beside is None else ahead.step_s(*beside)
 
-    def ahead(self, versions: int, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> RolloutsAhead:
-        """Rollouts where generation goes on beside training and new weights interrupt it."""
-        return self._ahead(versions, cluster, _awake(choice), choice.keeps_versions, kv_cache)
+    def build_async_rollouts(
+        self, versions: int, cluster: Cluster, choice: EngineChoice, kv_cache: int
+    ) -> RolloutsAhead:
+        """Build the model of async rollouts, which new weights interrupt."""
+        return self._build_async_rollouts(versions, cluster, _strip_sleep(choice), choice.keeps_versions, kv_cache)
 
-    @memoized
-    def _ahead(
+    @memoize
+    def _build_async_rollouts(
         self, versions: int, cluster: Cluster, choice: EngineChoice, keeps: bool, kv_cache: int
     ) -> RolloutsAhead:
-        speed, rollouts = self._speed(cluster, _like(choice)), self._rollouts(cluster, choice, kv_cache)
-        num_engines, latency_s = self.num_engines(cluster.num_gpus, choice), self.job.workload.reward_latency_s
+        speed = self._build_speed(cluster, _strip_num_seqs(choice))
+        rollouts = self._build_rollouts(cluster, choice, kv_cache)
+        num_engines, latency_s = self.count_engines(cluster.num_gpus, choice), self.job.workload.reward_latency_s
         return RolloutsAhead(speed, rollouts, num_engines, versions, latency_s, keeps_cache=keeps)
 
-    @memoized
-    def _speed(self, cluster: Cluster, choice: EngineChoice) -> EngineSpeed:
-        """How fast an engine is, whatever it holds at once."""
+    @memoize
+    def _build_speed(self, cluster: Cluster, choice: EngineChoice) -> EngineSpeed:
+        """Speed of an engine, independent of its number of sequences."""
         return EngineSpeed.of_job(self.job, self.policy, choice, cluster)
 
-    def _rollouts(
+    def _build_rollouts(
         self, cluster: Cluster, choice: EngineChoice, kv_cache: int, evaluated: tuple[int, int] | None = None
     ) -> EngineRollouts:
-        """An engine's share of a step, or of (held-out responses, samples of a prompt together)."""
+        """An engine's share of a step's rollouts, or of (held-out responses, samples per prompt)."""
         workload = self.job.workload
         pool, longest = engine_pool(self.policy, self.job.rollout, choice.tp), self.lengths.longest
         num_tokens = pool.num_tokens(pool.num_blocks(kv_cache), workload.max_prompt_len + longest)
         share, together = evaluated or (
-            ceil_div(self.job.num_generated_per_step, self.num_engines(cluster.num_gpus, choice)),
-            self.samples_together(choice, workload.num_samples_per_prompt),
+            ceil_div(self.job.num_generated_per_step, self.count_engines(cluster.num_gpus, choice)),
+            self.count_shared_samples(choice, workload.num_samples_per_prompt),
         )
         return EngineRollouts(
             share,
@@ -161,18 +171,13 @@ class EngineCosts:
             choice.attention_dp * num_tokens,
         )
 
-    @property
-    def _reward_latency(self) -> Cost:
-        latency = self.job.workload.reward_latency_s
-        return Cost({Resource.HOST: latency}) if latency else NOTHING
 
-
-def _awake(choice: EngineChoice) -> EngineChoice:
-    """What of an engine matters while it generates."""
+def _strip_sleep(choice: EngineChoice) -> EngineChoice:
+    """Drop the sleep level, which does not matter during generation."""
     cut = choice.has_expert_parallel, choice.attention_dp
     return EngineChoice(choice.tp, 0, choice.max_num_seqs, choice.quantization, *cut)
 
 
-def _like(choice: EngineChoice) -> EngineChoice:
-    """One that stands for all engines that differ in how many sequences they have at once."""
+def _strip_num_seqs(choice: EngineChoice) -> EngineChoice:
+    """Drop the number of sequences and the sleep level, so that one choice stands for all of them."""
     return EngineChoice(choice.tp, 0, 0, choice.quantization, choice.has_expert_parallel, choice.attention_dp)

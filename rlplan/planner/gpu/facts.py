@@ -1,7 +1,7 @@
-"""Facts: the parts of a job that bytes and seconds depend on beside a choice, as the methods that count them see it.
+"""Facts are the parts of a job that bytes and seconds depend on, in addition to a choice.
 
-In: a SettledJob. Out: the same with None where they may not look: whoever reads such a key fails, or gives the same for
-every job with these facts. Left out: rates and capacities of devices (setting.py).
+In: a SettledJob. Out: the job with all other keys set to None. A method that reads such a key fails, so cached results
+hold for every job with equal facts. Left out: rates and capacities of devices (setting.py).
 """
 
 from rlplan.spec.resolved import SettledHardware, SettledJob
@@ -22,25 +22,25 @@ OPEN = {
         *("transport", "sync_content", "max_staleness", "partial_rollouts"),
     ),
 }
-"""Keys of a job that say what may be chosen: bytes and seconds are asked with the choice itself."""
+"""Keys that state a choice. Methods for bytes and seconds take the choice as an argument instead."""
 APART = ("name", "objective", "limits")
-"""Parts of a job that no byte and no second depends on."""
+"""Parts that affect neither bytes nor seconds."""
 NOT_OF_ENGINES = ("training", "roles")
-"""Parts of a job that no engine depends on."""
+"""Parts that affect no engine."""
 
 
-def without_devices(job: SettledJob) -> SettledJob:
-    """The job on any number of its GPUs."""
+def strip_devices(job: SettledJob) -> SettledJob:
+    """Drop the number of GPUs."""
     hardware = SettledHardware.model_construct(profile=job.hardware.profile, num_devices=1, num_hosts=1)
     return job.model_copy(update={"hardware": hardware, **dict.fromkeys(APART)})
 
 
-def without_choices(job: SettledJob) -> SettledJob:
-    """The job without what the search may choose, on any number of its GPUs."""
+def strip_choices(job: SettledJob) -> SettledJob:
+    """Drop everything that the search may choose, and the number of GPUs."""
     parts = {name: getattr(job, name).model_copy(update=dict.fromkeys(keys)) for name, keys in OPEN.items()}
-    return without_devices(job).model_copy(update=parts)
+    return strip_devices(job).model_copy(update=parts)
 
 
-def without_trainers(job: SettledJob) -> SettledJob:
-    """The same without who trains, and how."""
-    return without_choices(job).model_copy(update=dict.fromkeys(NOT_OF_ENGINES))
+def strip_trainers(job: SettledJob) -> SettledJob:
+    """Drop everything that the search may choose, the number of GPUs, and the trainers."""
+    return strip_choices(job).model_copy(update=dict.fromkeys(NOT_OF_ENGINES))

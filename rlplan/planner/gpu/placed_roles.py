@@ -1,20 +1,20 @@
-"""The roles of one job on its GPUs: where they lie, what there is, and what a candidate needs of it.
+"""Memory of one job on its GPUs: process placement, capacities, and the fit of a candidate.
 
-In: a SettledJob and its setting. Out: schedules, moments, capacities, Fit of a candidate.
-Left out: how much a role holds (roles.py), which candidate is best (search.py).
+In: a SettledJob and its setting. Out: schedules, moments, capacities, Fit of a candidate. Left out: bytes per role
+(roles.py) and which candidate is best (search.py).
 """
 
 from dataclasses import replace
 
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import group_size
-from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
+from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.engine import EngineOnGpu, engine_class
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner.gpu.engine_costs import EngineCosts
-from rlplan.planner.gpu.roles import Ahead, RoleBytes, shape_of
+from rlplan.planner.gpu.roles import Ahead, RoleBytes, reduce_to_shape
 from rlplan.planner.gpu.tables import (
     DEPENDS_ON_TOKENS,
     ENGINE,
@@ -23,60 +23,59 @@ from rlplan.planner.gpu.tables import (
     Fit,
     ProcessPlace,
     RoleTable,
-    bytes_by_moment,
-    capacities_of,
     fit,
+    list_capacities,
+    sum_process_bytes,
 )
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
-from rlplan.vocabulary import ActionKind
 
 UNKNOWN = 1 << 60
-"""Bytes of a host of which nothing is known: it is not what binds."""
+"""Capacity used for a host of unknown size, so that it never is the bottleneck."""
 
 
 class Places:
-    """Where the processes of a job lie on its GPUs and hosts, and what there is."""
+    """Placement of a job's processes on GPUs and hosts, with capacities."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, roles: RoleBytes) -> None:
         self.job, self.setting, self.roles = job, setting, roles
-        self.known = roles.memo.own_table()
+        self.known = roles.memo.create_table()
 
     def ahead(self, arrangement: Arrangement) -> Ahead:
-        """What a schedule of asynchronous steps depends on beside its arrangement."""
+        """Async settings that a schedule depends on in addition to its arrangement."""
         place = self.job.placement
         return (place.max_staleness, place.partial_rollouts) if arrangement.is_async else (0, False)
 
-    @memoized
+    @memoize
     def parts(self, arrangement: Arrangement) -> ArrangementParts:
-        """What every choice in an arrangement shares."""
-        roles, shape, ahead = self.roles, shape_of(arrangement), self.ahead(arrangement)
-        schedule = roles.schedule(shape, ahead)
-        hosts = self.hosts(schedule, arrangement)
-        moments = roles.moments(shape, ahead, tuple((name, host) for name, (host, _) in hosts.items()))
+        """Parts shared by all choices in an arrangement."""
+        roles, shape, ahead = self.roles, reduce_to_shape(arrangement), self.ahead(arrangement)
+        schedule = roles.build_schedule_view(shape, ahead)
+        hosts = self.assign_hosts(schedule, arrangement)
+        moments = roles.list_moments(shape, ahead, tuple((name, host) for name, (host, _) in hosts.items()))
         host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
-        driver, others = DRIVER_HOST_BYTES + roles.rollout_buffer, self.other_capacities(schedule)
-        places = [ProcessPlace(name, alike, roles.copies(schedule, name)) for name, (_, alike) in hosts.items()]
-        trainers = tuple(one for one in places if not one.name.startswith(ENGINE))
-        engines = tuple(one for one in places if one.name.startswith(ENGINE))
+        driver, others = DRIVER_HOST_BYTES + roles.rollout_buffer, self.list_other_capacities(schedule)
+        places = [ProcessPlace(name, alike, roles.copies_states(schedule, name)) for name, (_, alike) in hosts.items()]
+        trainers = tuple(place for place in places if not place.name.startswith(ENGINE))
+        engines = tuple(place for place in places if place.name.startswith(ENGINE))
         generates_with = engine_class(self.job, arrangement.num_training)
         return ArrangementParts(
             moments,
             schedule,
-            capacities_of(moments, self.setting.capacity, host, driver, others),
-            roles.side(replace(arrangement, num_generation=0), moments, trainers, EngineOnGpu),
-            roles.side(replace(shape, num_scoring=0), moments, engines, generates_with),
+            list_capacities(moments, self.setting.capacity, host, driver, others),
+            roles.build_side(replace(arrangement, num_generation=0), moments, trainers, EngineOnGpu),
+            roles.build_side(replace(shape, num_scoring=0), moments, engines, generates_with),
         )
 
-    def hosts(self, schedule: Schedule, arrangement: Arrangement) -> dict[str, tuple[str, int]]:
-        """Of each process the host of the one that stands for all, and how many on that host are like it.
+    def assign_hosts(self, schedule: Schedule, arrangement: Arrangement) -> dict[str, tuple[str, int]]:
+        """Assign each process (host, number of equal processes on that host); one process stands for all equal ones.
 
-        Groups of their own devices have hosts of their own where there is more than one host.
+        With more than one host, groups with their own devices have their own hosts.
         """
         hosts = {}
         for index, group in enumerate(schedule.groups):
-            per_host = self.setting.pool(group.name).gpus_per_host
+            per_host = self.setting.get_pool(group.name).gpus_per_host
             host = f"host:{index}" if self.setting.num_gpus > per_host else HOST_DEVICE
             members = set(group.devices)
             for name, device in schedule.processes:
@@ -84,11 +83,11 @@ class Places:
                     hosts[name] = host, min(group_size(arrangement, group.name), per_host)
         return hosts
 
-    def other_capacities(self, schedule: Schedule) -> dict[str, int]:
-        """Bytes of devices and hosts that are not those of the training pool."""
+    def list_other_capacities(self, schedule: Schedule) -> dict[str, int]:
+        """List capacities of devices and hosts outside the training pool."""
         capacities: dict[str, int] = {}
         for index, group in enumerate(schedule.groups if self.setting.has_pools else ()):
-            pool = self.setting.pool(group.name)
+            pool = self.setting.get_pool(group.name)
             capacities |= dict.fromkeys(group.devices[:1], pool.capacity)
             if pool.host_capacity is not None:
                 capacities[f"host:{index}"] = pool.host_capacity
@@ -103,112 +102,93 @@ class GpuRoles(RoleBytes):
         self.setting, self.places = setting, Places(job, setting, self)
         self.engines = EngineCosts(job, setting.policy, memo)
 
-    def view(self, arrangement: Arrangement) -> Schedule:
-        """The view of an arrangement's schedule, whose groups have a device each: one for all sizes of the groups."""
-        return self.schedule(shape_of(arrangement), self.places.ahead(arrangement))
-
-    def every_step(self, arrangement: Arrangement) -> Schedule:
-        """The same view with what happens in every step alone."""
-        return self.schedule_of_every_step(shape_of(arrangement), self.places.ahead(arrangement))
-
-    def actions(self, arrangement: Arrangement, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """What happens in every step, of some kinds."""
-        return self.actions_in(shape_of(arrangement), self.places.ahead(arrangement), kinds)
-
-    def actions_alike(self, arrangement: Arrangement, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """The same as far as it matters how long they take."""
-        return self.alike_in(shape_of(arrangement), self.places.ahead(arrangement), kinds)
-
-    def kind(self, arrangement: Arrangement) -> tuple[object, ...]:
+    def build_kind_key(self, arrangement: Arrangement) -> tuple[Arrangement, Ahead]:
         """Key shared by arrangements that differ only in group sizes."""
-        return shape_of(arrangement), self.places.ahead(arrangement)
+        return reduce_to_shape(arrangement), self.places.ahead(arrangement)
 
     def parts(self, arrangement: Arrangement) -> ArrangementParts:
-        """What every choice in an arrangement shares."""
+        """Parts shared by all choices in an arrangement."""
         return self.places.parts(arrangement)
 
     def fit(self, candidate: Choice) -> Fit:
-        """What a candidate needs at its worst moments, and the room for its KV cache."""
+        """Predict a candidate's peaks and the room for its KV cache."""
         where, keeps = candidate.arrangement, candidate.sends_changes
-        one = self.trainer_bytes(where, candidate.trainer, keeps_sent=keeps)
-        other = self.engine_bytes(where, candidate.engine, keeps_sent=keeps)
-        return self.without_host_memory(fit(one, other, self.parts(where).capacities))
+        trainers = self.sum_trainer_bytes(where, candidate.trainer, keeps_sent=keeps)
+        other = self.sum_engine_bytes(where, candidate.engine, keeps_sent=keeps)
+        return self.subtract_host_memory(fit(trainers, other, self.parts(where).capacities))
 
-    def without_host_memory(self, need: Fit) -> Fit:
-        """The same where the GPU's memory is the host's, so that both must fit into it together."""
+    def subtract_host_memory(self, need: Fit) -> Fit:
+        """Subtract host bytes from the room of a GPU that shares the host's memory."""
         if not self.setting.gpu.shares_host_memory:
             return need
-        left = {
-            name: getattr(need, name) - need.host
-            for name in ("slack_expected", "slack_high", "room_expected", "room_high")
-        }
-        return replace(need, **left)
+        names = ("slack_expected", "slack_high", "room_expected", "room_high")
+        return replace(need, **{name: getattr(need, name) - need.host for name in names})
 
-    def trainer_bytes(self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False) -> BytesByMoment:
-        """Everything that trains and scores. keeps_sent: with what is kept where changes alone are sent."""
-        return self.held(self.parts(where).others, choice, NO_ENGINE, keeps_sent)
+    def sum_trainer_bytes(
+        self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False
+    ) -> BytesByMoment:
+        """Sum the bytes of trainers and scorers. keeps_sent: include the copies that delta sync keeps."""
+        return self.sum_bytes(self.parts(where).others, choice, NO_ENGINE, keeps_sent)
 
-    def resident_bytes(self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False) -> BytesByMoment:
-        """What every choice holds at least that differs from this one in its passes alone: states, not activations.
+    def sum_state_bytes(self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False) -> BytesByMoment:
+        """Sum the bytes of states without activations: a lower bound for all micro-batch sizes.
 
-        Counts: passes as what is left after them. At no moment is it more than any such choice holds.
+        Counts: passes as what remains after them. At no moment does it exceed any choice with the same states.
         """
-        return self.held(self.parts(where).others, choice.without_passes, NO_ENGINE, keeps_sent, DEPENDS_ON_TOKENS)
+        return self.sum_bytes(self.parts(where).others, choice.without_passes, NO_ENGINE, keeps_sent, DEPENDS_ON_TOKENS)
 
-    def engine_bytes(self, where: Arrangement, choice: EngineChoice, *, keeps_sent: bool = False) -> BytesByMoment:
-        """The engine, without its KV cache. keeps_sent: as above."""
-        return self.held(self.parts(where).engines, NO_TRAINER, choice, keeps_sent)
+    def sum_engine_bytes(self, where: Arrangement, choice: EngineChoice, *, keeps_sent: bool = False) -> BytesByMoment:
+        """Sum the bytes of the engine without its KV cache. keeps_sent: as above."""
+        return self.sum_bytes(self.parts(where).engines, NO_TRAINER, choice, keeps_sent)
 
     def nothing(self, arrangement: Arrangement) -> BytesByMoment:
-        """No bytes at any moment."""
+        """Zero bytes at every moment."""
         return self.parts(arrangement).moments.nothing
 
-    def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
-        """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
-        return self.engines.demand(arrangement.num_generation, self.versions_ahead(arrangement) or 1, choice)
+    def predict_demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
+        """Predict (demand of one engine's rollouts, bytes that are enough, bytes required to start)."""
+        return self.engines.predict_demand(
+            arrangement.num_generation, self.count_versions_ahead(arrangement) or 1, choice
+        )
 
-    def versions_ahead(self, arrangement: Arrangement) -> int:
-        """How many steps' rollouts are under way beside training, where new weights interrupt them; else 0: a batch."""
+    def count_versions_ahead(self, arrangement: Arrangement) -> int:
+        """Steps of rollouts in flight beside training if new weights interrupt them; 0 for synchronous batches."""
         staleness, interrupts = self.places.ahead(arrangement)
         return staleness if interrupts else 0
 
-    def table_of(self, arrangement: Arrangement, process: str, choice: TrainerChoice) -> RoleTable:
-        """The table of a process that trains or scores."""
-        return self.table_on(self.parts(arrangement).others, process, choice)
-
     def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
-        """What a process holds when the longest response of a micro-batch has so many tokens."""
+        """Forecast a process whose micro-batch has a longest response of `response_len` tokens."""
         where = candidate.arrangement
-        return self.forecast_of(
+        return self.forecast_role(
             process,
             candidate,
             response_len,
             kv_cache,
-            copies=self.copies(self.view(where), process),
+            copies=self.copies_states(self.parts(where).schedule, process),
             generates_with=engine_class(self.places.job, where.num_training),
         )
 
-    def oom_risk(self, candidate: Choice, kv_cache: int) -> float:
-        """Probability that some micro-batch of a step is too long.
+    def estimate_oom_risk(self, candidate: Choice, kv_cache: int) -> float:
+        """Probability that any micro-batch of a step is too long to fit.
 
         Counts: 1 - F(l)^n, l the longest response with which every moment still fits as expected, n rollouts a step.
         """
         workload = self.job.workload
         low, high = 1.0, float(workload.max_response_len)
-        if not self._fits_at(candidate, kv_cache, low):
+        if not self._check_response_len(candidate, kv_cache, low):
             return 1.0
-        if self._fits_at(candidate, kv_cache, high):
+        if self._check_response_len(candidate, kv_cache, high):
             return 0.0
         for _ in range(12):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._fits_at(candidate, kv_cache, middle) else (low, middle)
+            low, high = (middle, high) if self._check_response_len(candidate, kv_cache, middle) else (low, middle)
         return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
 
-    def _fits_at(self, candidate: Choice, kv_cache: int, response_len: float) -> bool:
-        """Whether every moment fits as expected when the longest response has so many tokens."""
+    def _check_response_len(self, candidate: Choice, kv_cache: int, response_len: float) -> bool:
+        """Whether every moment fits in expectation with a longest response of `response_len` tokens."""
         parts = self.parts(candidate.arrangement)
         total = nothing = parts.moments.nothing
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
-            total += bytes_by_moment(parts.moments.of_process(name), 1, RoleTable(forecast))
-        return self.without_host_memory(fit(total, nothing, parts.capacities)).slack_expected >= 0
+            total += sum_process_bytes(parts.moments.locate_process(name), 1, RoleTable(forecast))
+        return self.subtract_host_memory(fit(total, nothing, parts.capacities)).slack_expected >= 0

@@ -1,7 +1,7 @@
-"""What each role holds in each candidate: forecasts made once a choice, and tables that every candidate shares.
+"""Bytes of each role by choice: one forecast per choice, and tables shared by all candidates.
 
-In: the facts of a job, whatever it leaves open and however many GPUs it has. Out: schedules, forecasts, tables.
-Left out: one job on its GPUs (placed_roles.py), which candidates there are (candidates.py).
+In: the facts of a job, independent of its open choices and number of GPUs. Out: schedules, forecasts, tables. Left out:
+one job on its GPUs (placed_roles.py) and the candidates (candidates.py).
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import rank_of_role
-from rlplan.planner.gpu.facts import without_choices
+from rlplan.planner.gpu.facts import strip_choices
 from rlplan.planner.gpu.tables import (
     ENGINE,
     BytesByMoment,
@@ -31,11 +31,11 @@ from rlplan.planner.gpu.tables import (
     RoleTable,
     ScheduleMoments,
     Side,
-    as_forecast,
-    bytes_by_moment,
-    moments_of_schedule,
+    list_schedule_moments,
+    reduce_action,
+    sum_process_bytes,
 )
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedTraining, SettledJob
@@ -43,77 +43,81 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Placement, Role
 
 Ahead = tuple[int, bool]
-"""Versions that rollouts may be behind, and whether new weights interrupt them; (0, False) of synchronous steps."""
+"""(maximum staleness, whether new weights interrupt rollouts); (0, False) for synchronous steps."""
 
 
 class RoleBytes:
     """Bytes of every role of a job, by choice."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
-        self.job, self.memo = without_choices(job), memo
+        self.job, self.memo = strip_choices(job), memo
         self.models, self.policy = setting.models, setting.policy
-        self.overheads, self.engine_overheads = setting.overheads, setting.pool(GENERATION).overheads
-        self.known = memo.table(RoleBytes, self.job, self.models, self.overheads, self.engine_overheads)
+        self.overheads, self.engine_overheads = setting.overheads, setting.get_pool(GENERATION).overheads
+        self.known = memo.get_table(RoleBytes, self.job, self.models, self.overheads, self.engine_overheads)
         self.lengths = job.workload.lengths
         workload = job.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
 
-    def model_of(self, role: Role) -> ModelSpec:
-        """A role's shape: the policy's where it has none of its own."""
+    def get_model(self, role: Role) -> ModelSpec:
+        """Model of a role; the policy if the role has none of its own."""
         return self.models.get(role, self.policy)
 
-    @memoized
-    def schedule(self, shape: Arrangement, ahead: Ahead) -> Schedule:
-        """The view of all schedules whose groups are as in `shape`, which has one device in each."""
+    @memoize
+    def build_schedule_view(self, shape: Arrangement, ahead: Ahead) -> Schedule:
+        """Build the schedule for `shape`, which has one device per group."""
         staleness, interrupts = ahead
         place = self.job.placement.model_copy(update={"max_staleness": staleness, "partial_rollouts": interrupts})
         job = self.job.model_copy(update={"placement": place})
         return build_view(job, shape, has_engine=self.job.has_rollouts)
 
-    @memoized
-    def schedule_of_every_step(self, shape: Arrangement, ahead: Ahead) -> Schedule:
-        """The same view with what happens in every step alone."""
-        view = self.schedule(shape, ahead)
+    @memoize
+    def build_steady_schedule(self, shape: Arrangement, ahead: Ahead) -> Schedule:
+        """Build that schedule with only the actions of every step."""
+        view = self.build_schedule_view(shape, ahead)
         return replace(view, start=(), step=tuple(action for action in view.step if action.every == 1), finish=())
 
-    @memoized
-    def actions_in(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """What happens in every step, of some kinds."""
-        view = self.schedule(shape, ahead)
+    @memoize
+    def list_actions(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
+        """List the actions of every step of given kinds."""
+        view = self.build_schedule_view(shape, ahead)
         return tuple(action for action in view.step if action.kind in kinds and action.every == 1)
 
-    @memoized
-    def alike_in(self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]) -> tuple[Action, ...]:
-        """The same as far as it matters how long they take."""
-        return tuple(replace(as_forecast(one), repeat=one.repeat) for one in self.actions_in(shape, ahead, kinds))
+    @memoize
+    def list_similar_actions(
+        self, shape: Arrangement, ahead: Ahead, kinds: tuple[ActionKind, ...]
+    ) -> tuple[Action, ...]:
+        """List these actions reduced to what their duration depends on."""
+        return tuple(
+            replace(reduce_action(action), repeat=action.repeat) for action in self.list_actions(shape, ahead, kinds)
+        )
 
-    def copies(self, schedule: Schedule, process: str) -> bool:
-        """Whether a trained role copies its states for checkpoints, and the copy stays."""
+    def copies_states(self, schedule: Schedule, process: str) -> bool:
+        """Whether a trained role keeps a host copy of its states for checkpoints."""
         actions = schedule.step if self.job.checkpoints.every and self.job.backend == "deepspeed" else ()
-        return any(one.kind is ActionKind.SAVE_STATES and process in one.processes for one in actions)
+        return any(action.kind is ActionKind.SAVE_STATES and process in action.processes for action in actions)
 
-    @memoized
-    def moments(self, shape: Arrangement, ahead: Ahead, hosts: tuple[tuple[str, str], ...]) -> ScheduleMoments:
-        """The moments of a view. hosts: of each process."""
-        return moments_of_schedule(self.schedule(shape, ahead), dict(hosts))
+    @memoize
+    def list_moments(self, shape: Arrangement, ahead: Ahead, hosts: tuple[tuple[str, str], ...]) -> ScheduleMoments:
+        """List the moments of a schedule. hosts: (process, host) pairs."""
+        return list_schedule_moments(self.build_schedule_view(shape, ahead), dict(hosts))
 
-    @memoized
-    def side(
+    @memoize
+    def build_side(
         self,
         where: Arrangement,
         moments: ScheduleMoments,
         processes: tuple[ProcessPlace, ...],
         generates_with: type[EngineOnGpu],
     ) -> Side:
-        """One side of arrangements that differ in the sizes of the other alone."""
+        """Build one side, shared by arrangements that differ only in the sizes of the other side."""
         return Side(where, moments, processes, generates_with)
 
-    @memoized
+    @memoize
     def _moments_of_process(self, moments: ScheduleMoments, process: str) -> ProcessMoments:
-        return moments.of_process(process)
+        return moments.locate_process(process)
 
-    @memoized
-    def held(
+    @memoize
+    def sum_bytes(
         self,
         side: Side,
         trainer: TrainerChoice,
@@ -121,46 +125,56 @@ class RoleBytes:
         keeps_sent: bool = False,
         leaves_out: tuple[ActionKind, ...] = (),
     ) -> BytesByMoment:
-        """What one side holds, an engine without its KV cache. keeps_sent: with what is kept where changes alone are
-        sent. leaves_out: actions that count as what is left after them.
+        """Sum the bytes of one side, without KV cache.
+
+        keeps_sent: include the copies that delta sync keeps. leaves_out: actions that count as what remains after them.
         """
         candidate = Choice(side.where, trainer, engine, "delta" if keeps_sent else "")
         total = side.moments.nothing
-        for one in side.processes:
-            moments, table = self._moments_of_process(side.moments, one.name), self.table(one, candidate, side)
-            total += bytes_by_moment(moments, one.alike, table, leaves_out=leaves_out)
+        for process in side.processes:
+            moments, table = (
+                self._moments_of_process(side.moments, process.name),
+                self.get_table(process, candidate, side),
+            )
+            total += sum_process_bytes(moments, process.alike, table, leaves_out=leaves_out)
         return total
 
-    def table(self, process: ProcessPlace, candidate: Choice, side: Side) -> RoleTable:
-        """A process's table, one for all candidates that are alike to it."""
-        return self._table(process.name, self._as_seen(process.name, candidate), process.copies, side.generates_with)
+    def get_table(self, process: ProcessPlace, candidate: Choice, side: Side) -> RoleTable:
+        """Get a process's table, shared by all candidates that look the same to it."""
+        return self._build_table(
+            process.name, self._reduce_candidate(process.name, candidate), process.copies, side.generates_with
+        )
 
-    @memoized
-    def _table(self, process: str, candidate: Choice, copies: bool, generates_with: type[EngineOnGpu]) -> RoleTable:
+    @memoize
+    def _build_table(
+        self, process: str, candidate: Choice, copies: bool, generates_with: type[EngineOnGpu]
+    ) -> RoleTable:
         longest = float(self.job.workload.max_response_len)
+        # an engine's bytes do not depend on the response length; its KV cache is added later
         is_same = process.startswith(ENGINE) or self.usual_len >= longest
         states = replace(candidate, trainer=candidate.trainer.without_passes)
         return RoleTable(
-            self.forecast_of(process, candidate, self.usual_len, copies=copies, generates_with=generates_with),
-            None if is_same else partial(self.forecast_of, process, candidate, longest, copies=copies),
-            None if states == candidate else self._table(process, states, copies, generates_with),
-            known=self.memo.own_table(),
+            self.forecast_role(process, candidate, self.usual_len, copies=copies, generates_with=generates_with),
+            None if is_same else partial(self.forecast_role, process, candidate, longest, copies=copies),
+            None if states == candidate else self._build_table(process, states, copies, generates_with),
+            known=self.memo.create_table(),
         )
 
-    @memoized
-    def table_on(self, side: Side, process: str, choice: TrainerChoice) -> RoleTable:
-        """The table of a process that trains or scores."""
-        place = next(one for one in side.processes if one.name == process)
-        return self.table(place, Choice(side.where, choice, NO_ENGINE), side)
+    @memoize
+    def find_table(self, side: Side, process: str, choice: TrainerChoice) -> RoleTable:
+        """Find the table of a process that trains or scores."""
+        place = next(place for place in side.processes if place.name == process)
+        return self.get_table(place, Choice(side.where, choice, NO_ENGINE), side)
 
-    def _as_seen(self, process: str, candidate: Choice) -> Choice:
-        """What of a candidate matters to a process: the choice that stands for all in which it holds the same."""
+    def _reduce_candidate(self, process: str, candidate: Choice) -> Choice:
+        """Reduce a candidate to what a process's bytes depend on."""
         where, trainer = candidate.arrangement, candidate.trainer
+        # colocated and hybrid differ in their actions, not in the bytes of a process
         place = Placement.DISAGGREGATED if where.placement is Placement.DISAGGREGATED else Placement.HYBRID
         if process.startswith(ENGINE):
             return Choice(Arrangement(place, 0, 0), NO_TRAINER, candidate.engine, candidate.sync_mode)
         if process.startswith("scorer"):
-            if self.job.backend == "deepspeed":  # a frozen role's rank has whole layers and sequences
+            if self.job.backend == "deepspeed":  # frozen roles are neither tensor- nor sequence-parallel
                 stage = 3 if trainer.zero_stage == 3 else 0
                 trainer = replace(
                     NO_TRAINER, zero_stage=stage, micro_batch=trainer.micro_batch, max_tokens=trainer.max_tokens
@@ -171,7 +185,7 @@ class RoleBytes:
             Arrangement(place, where.num_training, 0, offloaded=moves), trainer, NO_ENGINE, candidate.sync_mode
         )
 
-    def forecast_of(
+    def forecast_role(
         self,
         process: str,
         candidate: Choice,
@@ -181,9 +195,9 @@ class RoleBytes:
         copies: bool = False,
         generates_with: type[EngineOnGpu] = EngineOnGpu,
     ) -> Forecast:
-        """What a process holds when the longest response of a micro-batch has so many tokens."""
+        """Forecast a process whose micro-batch has a longest response of `response_len` tokens."""
         if process.startswith(ENGINE):
-            one: Forecast = generates_with(
+            forecast: Forecast = generates_with(
                 self.policy,
                 self.job.rollout,
                 candidate.engine,
@@ -193,23 +207,23 @@ class RoleBytes:
                 kv_cache,
             )
         else:
-            one = self._forecast(process, candidate, response_len, copies=copies)
-        return keeping_sent_weights(one, self.job) if candidate.sends_changes else one
+            forecast = self._forecast(process, candidate, response_len, copies=copies)
+        return keeping_sent_weights(forecast, self.job) if candidate.sends_changes else forecast
 
     def _forecast(self, process: str, candidate: Choice, response_len: float, *, copies: bool) -> Forecast:
         arrangement, job = candidate.arrangement, self.job
-        worker, *rest = process.split("/")
+        worker, *suffix = process.split("/")
         if worker == "scorer":
-            role = Role(rest[0])
-            # under DeepSpeed a frozen role's rank has whole sequences
+            role = Role(suffix[0])
+            # under DeepSpeed, frozen roles are not sequence-parallel
             scored = candidate.with_whole_sequences if job.backend == "deepspeed" else candidate
             return ScorerOnGpu(
                 FrozenRole(
                     role,
-                    self.model_of(role),
+                    self.get_model(role),
                     job.training.dtype.num_bytes,
                     job.training.loss,
-                    self.scoring_micro_batch(role, scored, response_len),
+                    self.size_scoring_micro_batch(role, scored, response_len),
                     arrangement.num_frozen,
                     self.overheads,
                     is_sharded=candidate.trainer.zero_stage == 3 and arrangement.num_frozen > 1,
@@ -224,10 +238,10 @@ class RoleBytes:
         rank = TrainerOnGpu(
             TrainedRole(
                 role,
-                self.model_of(role),
+                self.get_model(role),
                 job.training,
                 candidate.trainer,
-                self.micro_batch(candidate, response_len),
+                self.size_micro_batch(candidate, response_len),
                 arrangement.num_training,
                 self.overheads,
                 0 if job.rollout.generates_in_trainer else job.placement.sync_bucket,
@@ -236,25 +250,25 @@ class RoleBytes:
                 puts_states_away=job.backend != "deepspeed" and arrangement.offloaded == "all",
                 frozen_adapters=tuple(job.frozen_adapters.values()) if role is Role.POLICY else (),
                 scoring=tuple(
-                    ScoringPass(scored, self.scoring_micro_batch(scored, candidate, response_len), words)
+                    ScoringPass(scored, self.size_scoring_micro_batch(scored, candidate, response_len), words)
                     for scored, words in self._scored_by[role]
                 ),
             )
         )
-        return StagedOnHost(rank, self.saved_bytes(role, candidate)) if copies else rank
+        return StagedOnHost(rank, self.count_saved_bytes(role, candidate)) if copies else rank
 
     @cached_property
     def _scored_by(self) -> dict[Role, list[tuple[Role, ScoredWords | None]]]:
-        """The roles that each trained role's ranks score, with what such a pass holds of the vocabulary."""
+        """Roles that each trained role's ranks score, with the logits that such a pass holds."""
         by_holder: dict[Role, list[tuple[Role, ScoredWords | None]]] = {role: [] for role in self.job.trained_roles}
         for role in self.job.scored_roles:
             if (holder := self.job.holder_of(role)) in by_holder:
                 by_holder[holder].append((role, self.job.scored_words(role)))
         return by_holder
 
-    def saved_bytes(self, role: Role, candidate: Choice) -> int:
-        """Bytes that a rank of a trained role writes of itself into a checkpoint."""
-        job, model = self.job, self.model_of(role)
+    def count_saved_bytes(self, role: Role, candidate: Choice) -> int:
+        """Count the bytes that a rank of a trained role writes into a checkpoint."""
+        job, model = self.job, self.get_model(role)
         trainer = trainer_of(job, role, candidate.trainer)
         offloads = {"offloads_optimizer": trainer.offloads_optimizer}
         training = cast(ResolvedTraining, job.training.model_copy(update=offloads))
@@ -263,11 +277,11 @@ class RoleBytes:
 
     @cached_property
     def takes_all_rows(self) -> bool:
-        """Whether a trainer takes the logits of prompts too."""
+        """Whether a trainer also computes logits for prompts."""
         return self.job.takes_all_rows
 
-    def micro_batch(self, candidate: Choice, response_len: float) -> MicroBatchTokens:
-        """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
+    def size_micro_batch(self, candidate: Choice, response_len: float) -> MicroBatchTokens:
+        """Size one micro-batch, padded to `response_len` or packed up to the token limit."""
         workload, trainer = self.job.workload, candidate.trainer
         is_longest = response_len >= workload.max_response_len
         length = workload.max_seq_len if is_longest else workload.usual_prompt_len + response_len
@@ -277,8 +291,8 @@ class RoleBytes:
         num = ceil_div(share, trainer.micro_batch)
         return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
-    def scoring_choice(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
-        """The choice with the size of a role's scoring passes in place of the training passes' size."""
+    def choose_scoring(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
+        """Replace the micro-batch size by that of a role's scoring passes."""
         choice = trainer_of(self.job, role, choice)
         asked, longest = self.job.scoring.pass_of(role), self.job.workload.max_seq_len
         if asked.max_tokens_per_micro_batch != "auto":
@@ -289,27 +303,27 @@ class RoleBytes:
             return replace(choice, micro_batch=size, max_tokens=size * longest if choice.max_tokens else 0)
         return choice
 
-    def scoring_micro_batch(self, role: Role, candidate: Choice, response_len: float) -> MicroBatchTokens:
-        """One micro-batch of a rank's scoring passes of a role: no more than its share of a step's rollouts."""
-        arrangement, trainer = candidate.arrangement, self.scoring_choice(role, candidate.trainer)
+    def size_scoring_micro_batch(self, role: Role, candidate: Choice, response_len: float) -> MicroBatchTokens:
+        """Size one micro-batch of scoring: at most a rank's share of a step's rollouts."""
+        arrangement, trainer = candidate.arrangement, self.choose_scoring(role, candidate.trainer)
         if trainer is candidate.trainer:
-            return self.micro_batch(candidate, response_len)
+            return self.size_micro_batch(candidate, response_len)
         groups = max(1, arrangement.num_training // trainer.ranks_per_sequence)
         share = ceil_div(self.job.workload.num_rollouts_per_step, groups)
         size = min(trainer.micro_batch, share)
         tokens = min(trainer.max_tokens, share * self.job.workload.max_seq_len)
-        return self.micro_batch(
+        return self.size_micro_batch(
             replace(candidate, trainer=replace(trainer, micro_batch=size, max_tokens=tokens)), response_len
         )
 
     @cached_property
     def usual_len(self) -> float:
-        """The longest response of a step, at its median: what a usual step's largest micro-batch is padded to."""
+        """Median of a step's longest response: the length to which its largest micro-batch is padded."""
         return self.lengths.longest_of(self.job.workload.num_rollouts_per_step)
 
 
-def shape_of(arrangement: Arrangement) -> Arrangement:
-    """One with a device in each group, which stands for all sizes of the groups."""
+def reduce_to_shape(arrangement: Arrangement) -> Arrangement:
+    """Reduce an arrangement to one device per group, which stands for all group sizes."""
     num_scoring = min(1, arrangement.num_scoring)
     switches = arrangement.offloaded, arrangement.is_async, arrangement.sleeps
     return Arrangement(arrangement.placement, 1, 1, num_scoring, *switches)

@@ -1,7 +1,7 @@
-"""Weight sync of a candidate: the modes that may be chosen, and the seconds of one, in a cluster or over a slow link.
+"""Weight sync of a candidate: possible modes, and the cost within a cluster or over a slow link.
 
-In: a SettledJob, its setting, who the clusters are. Out: modes; Cost, LinkedSync.
-Left out: how seconds are computed (timing/transfer).
+In: a SettledJob, its setting, clusters by group. Out: modes; Cost, LinkedSync. Left out: the formulas
+(timing/transfer).
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import cast
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, TRAINING
 from rlplan.planner.gpu.placed_roles import GpuRoles
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob
@@ -34,59 +34,61 @@ from rlplan.vocabulary import SyncContent, Transport
 
 
 class SyncTimes:
-    """Costs of weight syncs, one for all candidates that do not differ in what they depend on."""
+    """Costs of weight syncs, shared by candidates with equal inputs."""
 
     def __init__(
         self, job: SettledJob, setting: GpuSetting, roles: GpuRoles, cluster: Callable[[Arrangement, str], Cluster]
     ) -> None:
-        """cluster: the GPUs of a device group, with those that share their hosts."""
+        """cluster: returns a device group's GPUs, aware of others on the same hosts."""
         self.job, self.policy, self.link, self.roles, self.cluster = job, setting.policy, setting.link, roles, cluster
-        self.known = roles.memo.table(SyncTimes, self.policy, self.link)
+        self.known = roles.memo.get_table(SyncTimes, self.policy, self.link)
 
-    def cost(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        """The weight sync of new weights, with the comparison after it where every one is compared."""
+    def predict_cost(
+        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
+    ) -> Cost:
+        """Predict the cost of a weight sync, including its verification if each sync is verified."""
         if not transport:
             return NOTHING
-        setup = self._setup(arrangement, trainer, engine, transport)
-        is_ahead = self.link is not None and self.roles.versions_ahead(arrangement) > 0
+        setup = self._build_setup(arrangement, trainer, engine, transport)
+        is_ahead = self.link is not None and self.roles.count_versions_ahead(arrangement) > 0
         compares = self.job.placement.sync_verification == "every"
-        return self._whole_cost(setup, *self._clusters(arrangement), is_ahead, compares)
+        return self._sum_cost(setup, *self._get_clusters(arrangement), is_ahead, compares)
 
-    def over_link(self, candidate: Choice) -> LinkedSync | None:
-        """The weight sync where it goes over a slow link; None without one."""
+    def predict_link(self, candidate: Choice) -> LinkedSync | None:
+        """Predict the weight sync over a slow link; None without one."""
         if self.link is None or not candidate.sync_mode:
             return None
         arrangement = candidate.arrangement
-        setup = self._setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
-        return sync_over_link(self.policy, setup, self.link, *self._clusters(arrangement))
+        setup = self._build_setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
+        return sync_over_link(self.policy, setup, self.link, *self._get_clusters(arrangement))
 
-    @memoized
-    def _whole_cost(
+    @memoize
+    def _sum_cost(
         self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool, compares: bool
     ) -> Cost:
-        cost = self._cost(setup, training, generation, is_ahead)
-        return cost + self._comparison(setup, training, generation, is_ahead) if compares else cost
+        cost = self._cost_sync(setup, training, generation, is_ahead)
+        return cost + self._cost_comparison(setup, training, generation, is_ahead) if compares else cost
 
-    def _cost(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
+    def _cost_sync(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
         if self.link is None:
             return sync_cost(self.policy, setup, training, generation)
         linked = sync_over_link(self.policy, setup, self.link, training, generation)
         return linked.stops if is_ahead else linked.stops + linked.travels
 
-    def _comparison(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
-        """Comparing the engines' own parameters with the trainer's; of adapters vLLM's slots.
+    def _cost_comparison(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
+        """Cost of comparing the engines' parameters with the trainer's; for adapters, vLLM's LoRA slots.
 
-        Counts: the whole update once more, also where a sync sends what has changed alone, and what a rank of an engine
-        computes with read before and after it (2 B s / M). Source: runtime/weight_sync/engine_state.py,
-        adapter_state.py.
+        Counts: the complete update once more, even after a delta sync, and an engine rank's weights read before and
+        after it (2 B s / M). Source: runtime/weight_sync/engine_state.py, adapter_state.py.
         """
         if setup.transport == "delta":
+            # a comparison reads everything, so it travels like a full sync
             setup = replace(setup, transport="nccl" if self.link is None else "disk")
         num_bytes = setup.adapter_bytes or setup.element_bytes * self.policy.num_parameters
         read_s = 2 * num_bytes * held_share(self.policy, setup) / memory_rate(generation)
-        return self._cost(setup, training, generation, is_ahead) + Cost({Resource.MEMORY: read_s})
+        return self._cost_sync(setup, training, generation, is_ahead) + Cost({Resource.MEMORY: read_s})
 
-    def _setup(
+    def _build_setup(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
     ) -> SyncSetup:
         is_slime = self.job.release.name == "slime"
@@ -102,13 +104,13 @@ class SyncTimes:
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
             self.job.backend,
-            # SGLang takes pickled handles of each tensor; slime works bucket by bucket
+            # SGLang receives pickled handles per tensor; slime sends bucket by bucket
             loader=Loader.PICKLED if takes_handles else Loader.IN_PLACE,
             has_two_buckets=not is_slime,
             attention_dp=engine.attention_dp,
         )
 
-    def _clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
+    def _get_clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
         return self.cluster(arrangement, TRAINING), self.cluster(arrangement, GENERATION)
 
     @cached_property
@@ -121,23 +123,24 @@ class SyncTimes:
 
 
 class SyncModes:
-    """Modes of weight sync that a job leaves open."""
+    """Weight-sync modes that a job leaves open."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
-        self.job, self.setting, self.known = job, setting, memo.own_table()
+        self.job, self.setting, self.known = job, setting, memo.create_table()
 
-    def to_engine(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
-        """Modes to an engine. An adapter needs a base that was not dropped while the engine slept, and an engine with
-        slots for it.
-        """
+    def list_engine_modes(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
+        """List modes to an engine. Adapters need slots, and a base that stays loaded while the engine sleeps."""
         if engine.adapter_versions:
             return ("adapter",) if self.may_send_adapters and engine.sleep_level < 2 else ()
-        return self.of_weights(arrangement)
+        return self.list_weight_modes(arrangement)
 
-    def of_weights(self, arrangement: Arrangement) -> tuple[WeightSyncMode, ...]:
-        """Modes in which all weights are sent, or what has changed of them."""
-        shares_devices = arrangement.shares_devices
-        return self._of_weights(shares_devices, not shares_devices and self._may_send_changes(arrangement))
+    def list_weight_modes(self, arrangement: Arrangement) -> tuple[WeightSyncMode, ...]:
+        """List modes that send all weights or a delta."""
+        may_send_delta = not arrangement.shares_devices and self.job.placement.sync_content == "auto"
+        return self._list_weight_modes(
+            arrangement.shares_devices,
+            may_send_delta and self.delta_may_win(arrangement.num_training, arrangement.num_generation),
+        )
 
     @cached_property
     def may_send_adapters(self) -> bool:
@@ -147,48 +150,41 @@ class SyncModes:
         is_wanted = is_open or place.sync_content is SyncContent.ADAPTER
         return self.job.training.trains_adapters and self.job.has_rollouts and is_wanted
 
-    def _may_send_changes(self, arrangement: Arrangement) -> bool:
-        if self.job.placement.sync_content != "auto":
+    @memoize
+    def delta_may_win(self, num_training: int, num_generation: int) -> bool:
+        """Whether a delta sync between separate GPU groups may be faster than sending all weights.
+
+        Over a slow link it always may. Within a cluster it requires rlplan's runtime (no export supports it), elements
+        of at most 16 bits, and a wire slower than one thread's coding rate. Otherwise all weights arrive before the
+        changes are found: both ways gather and load alike, and overlapping stages take no less time if one takes more.
+        """
+        job, setting = self.job, self.setting
+        if setting.link is not None:
+            return True
+        if not job.is_for_rlplan or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
             return False
-        return self._changes_may_win(arrangement.num_training, arrangement.num_generation)
+        training = setting.get_partial_cluster(TRAINING, num_training)
+        generation = setting.get_partial_cluster(GENERATION, num_generation)
+        return lone_wire(training, generation).bytes_per_s < CODED_BYTES_PER_S
 
-    @memoized
-    def _changes_may_win(self, num_training: int, num_generation: int) -> bool:
-        return changes_may_win(self.job, self.setting, num_training, num_generation)
-
-    @memoized
-    def _of_weights(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
+    @memoize
+    def _list_weight_modes(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
         if not self.job.has_rollouts:
             return ("",)
-        content, given = self.job.placement.sync_content, self.job.placement.transport
+        content, transport = self.job.placement.sync_content, self.job.placement.transport
         if content is SyncContent.DELTA:
             return ("delta",)
         usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if shares_devices else ("nccl", "disk")
         if self.job.hardware.link is not None:
-            usual = ("disk",)  # files, which places pass on
-        if given != "auto":
-            found: dict[Transport, WeightSyncMode] = {
+            usual = ("disk",)  # over a slow link, places forward files
+        if transport != "auto":
+            modes: dict[Transport, WeightSyncMode] = {
                 Transport.CUDA_IPC: "cuda_ipc",
                 Transport.NCCL: "nccl",
                 Transport.DISK: "disk",
             }
-            usual = tuple(mode for name, mode in found.items() if name == given and mode in (*usual, "disk"))
+            usual = tuple(mode for name, mode in modes.items() if name == transport and mode in (*usual, "disk"))
         if content is SyncContent.ADAPTER:
             return ()
         changes: tuple[WeightSyncMode, ...] = ("delta",) if sends_changes else ()
-        return (*usual, *changes) if content == "auto" and given == "auto" else usual
-
-
-def changes_may_win(job: SettledJob, setting: GpuSetting, num_training: int, num_generation: int) -> bool:
-    """Whether it may be faster to send what has changed alone, between so many GPUs of their own, than all weights.
-
-    Over a link always. In a cluster for rlplan's own runtime (no export says it), where the wire carries less than one
-    thread codes, and elements of 16 bits or fewer: else all weights are on the other side before the changes are found,
-    for both ways gather and load alike, and stages that overlap take no less when one of them takes more.
-    """
-    if setting.link is not None:
-        return True
-    if not job.is_for_rlplan or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
-        return False
-    wire = lone_wire(setting.part(TRAINING, num_training), setting.part(GENERATION, num_generation))
-    return wire.bytes_per_s < CODED_BYTES_PER_S
+        return (*usual, *changes) if content == "auto" and transport == "auto" else usual

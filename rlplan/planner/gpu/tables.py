@@ -1,12 +1,11 @@
-"""Tables: bytes of each process at each moment of a schedule, so that a candidate is one addition a moment.
+"""Tables of bytes per process and moment, so that scoring a candidate is one addition per moment.
 
-In: forecasts, schedules. Out: RoleTable of a process, ScheduleMoments, BytesByMoment of a process, Fit of two.
-Left out: how a forecast counts (memory/roles), which candidates there are.
+In: forecasts, schedules. Out: RoleTable of a process, ScheduleMoments, BytesByMoment of a process, Fit of two parts.
+Left out: the forecasts (memory/roles) and the candidates.
 
-The moments are those of the ledger (memory/ledger.py): starting, a steady step, finishing. The first step is left out:
-optimizer states appear during it, so that no moment of it is above the same moment of a steady step. Processes that
-wait keep what they held after their last action, which for the first action of a steady step is the last of the one
-before.
+The moments are those of the ledger (memory/ledger.py): start, a steady step, finish. The first step is left out because
+optimizer states appear during it, so it never exceeds a steady step. A waiting process keeps what it held after its
+last action. At the beginning of a steady step that is the last action of the previous step.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,27 +20,27 @@ from rlplan.memory.machine.host import WORKER_HOST_BYTES
 from rlplan.memory.machine.spread import high_end
 from rlplan.memory.predict import Forecast, host_bytes
 from rlplan.memory.roles.engine import EngineOnGpu
-from rlplan.planner.memo import Table, memoized
+from rlplan.planner.memo import Table, memoize
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 ENGINE = "rollout_engine"
-"""How processes are named that generate."""
+"""Name prefix of processes that generate."""
 Slot = tuple[RunPhase, str, bool]
-"""A run phase, an action, and whether the process is inside it (its peak) or has left it (what it still holds)."""
+"""(run phase, action, whether the process is inside it): inside counts its peak, outside what it still holds."""
 DEPENDS_ON_TOKENS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
 DEPENDS_ON_GRADIENTS = (*DEPENDS_ON_TOKENS, ActionKind.OPTIMIZER_STEP)
-"""Actions whose peak is known only when the way of all gradients was followed."""
+"""Actions whose peak depends on all gradients."""
 Held = tuple[int, int, int, int, bool]
-"""Bytes of a process as expected, at the high end, on its host, there as the first of those that are alike; whether the
-KV cache is among them."""
+"""(expected bytes, worst-case bytes, host bytes, host bytes of the first of equal processes, whether KV cache is
+included)."""
 
 
 class RoleTable:
-    """Bytes of one process by action: as expected, at the high end, on the host.
+    """Bytes of one process by action: expected, worst case, and on the host.
 
-    usual: at the longest response of a usual step. longest: makes the same at the longest of all, which is asked where
-    that matters; None where both are one. states: the table of the same process with other passes, which holds as much
-    where no passes are.
+    usual: forecast at the longest response of a usual step. longest: makes the forecast at the maximum response length
+    on demand; None if both are equal. states: table of the same process with other micro-batches, used where no passes
+    run.
     """
 
     def __init__(
@@ -52,15 +51,16 @@ class RoleTable:
         *,
         known: Table | None = None,
     ) -> None:
-        """known: for results of memoized methods."""
+        """known: table for results of memoized methods."""
         self.usual, self.states, self._longest = usual, states, longest
         self.known: Table = {} if known is None else known
 
-    @memoized
-    def at(self, run_phase: RunPhase, action: Action, inside: bool) -> Held:
-        """What is held inside an action (`as_forecast`), or after it."""
+    @memoize
+    def get_bytes(self, run_phase: RunPhase, action: Action, inside: bool) -> Held:
+        """Get the bytes inside an action (`reduce_action`) or after it."""
+        # outside of passes, the micro-batch size does not matter
         if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
-            return self.states.at(run_phase, action, inside)
+            return self.states.get_bytes(run_phase, action, inside)
         asks: Callable[[Forecast], Mapping[MemoryKind, int]] = (
             (lambda forecast: forecast.peak(action, run_phase))
             if inside
@@ -76,14 +76,14 @@ class RoleTable:
 
     @cached_property
     def longest(self) -> Forecast:
-        """At the longest response of all."""
+        """Forecast at the maximum response length."""
         return self._longest() if self._longest is not None else self.usual
 
 
-def as_forecast(action: Action) -> Action:
-    """What a forecast may read of an action: its kind, its role and, of passes that score, which of them it is.
+def reduce_action(action: Action) -> Action:
+    """Reduce an action to what a forecast reads: kind, role and, for scoring passes, which one it is.
 
-    Actions of other mini-batches, groups and steps are one to it.
+    Actions of other mini-batches, groups and steps become equal.
     """
     is_named = action.kind is ActionKind.SCORE
     return Action(action.id if is_named else "", action.kind, action.role, action.phase, "", action.stream, ())
@@ -91,50 +91,50 @@ def as_forecast(action: Action) -> Action:
 
 @dataclass(frozen=True, eq=False)
 class ScheduleMoments:
-    """The distinct moments of a schedule. Compared by identity: a memo has one for schedules that are equal."""
+    """Distinct moments of a schedule. Compared by identity: a memo keeps one object per equal schedule."""
 
     actions: Mapping[tuple[RunPhase, str], Action]
     places: tuple[tuple[str, Mapping[str, Slot]], ...]
-    """(device, process -> slot) of each moment of one device of each group."""
+    """(device, process -> slot) for each moment, for one device per group."""
     hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
-    """(host, process -> slot) of each moment of a host."""
+    """(host, process -> slot) for each moment of a host."""
 
-    def of_process(self, process: str) -> "ProcessMoments":
-        """Where a process is at each moment."""
+    def locate_process(self, process: str) -> "ProcessMoments":
+        """Locate a process at each moment."""
         slots: dict[tuple[RunPhase, Action, bool], int] = {}
 
-        def index_of(there: Mapping[str, Slot]) -> int:
+        def find_slot(there: Mapping[str, Slot]) -> int:
             if (slot := there.get(process)) is None:
                 return -1
             run_phase, name, inside = slot
-            action = as_forecast(self.actions[run_phase, name])
+            action = reduce_action(self.actions[run_phase, name])
             return slots.setdefault(("start" if run_phase == "start" else "steady", action, inside), len(slots))
 
-        places = [index_of(there) for _, there in self.places]
-        hosts = [index_of(there) for _, there in self.hosts]
+        places = [find_slot(there) for _, there in self.places]
+        hosts = [find_slot(there) for _, there in self.hosts]
         return ProcessMoments(tuple(slots), tuple(places), tuple(hosts))
 
     @cached_property
     def nothing(self) -> "BytesByMoment":
-        """No bytes at any moment."""
+        """Zero bytes at every moment."""
         nothing = (0,) * len(self.places)
         return BytesByMoment(nothing, nothing, (0,) * len(self.hosts))
 
 
 @dataclass(frozen=True)
 class ProcessMoments:
-    """Where one process is at each moment of a schedule."""
+    """Slots of one process at each moment of a schedule."""
 
     slots: tuple[tuple[RunPhase, Action, bool], ...]
-    """Its distinct slots, as forecasts see them: all after the start are in a steady step."""
+    """Distinct slots as forecasts see them; after the start, all belong to a steady step."""
     places: tuple[int, ...]
-    """Index of its slot at each moment of a device; -1 where it is not there."""
+    """Slot index at each moment of a device; -1 if the process is not there."""
     hosts: tuple[int, ...]
-    """The same at each moment of a host."""
+    """Slot index at each moment of a host."""
 
 
-def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, str]) -> ScheduleMoments:
-    """The moments of a schedule. hosts: of each process."""
+def list_schedule_moments(schedule: Schedule, hosts: Mapping[str, str]) -> ScheduleMoments:
+    """List the moments of a schedule. hosts: host of each process."""
     devices = dict(schedule.processes)
     last: dict[str, Slot] = {}
     places: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
@@ -144,7 +144,7 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, str]) -> Schedul
     for where, first, second in schedule.concurrent:
         together.setdefault((where, first), set()).add(second)
         together.setdefault((where, second), set()).add(first)
-    # twice through a step: the second time its first actions find everybody where the step before has left them
+    # the step is walked twice: in the second pass, waiting processes hold what the previous step left
     parts: tuple[tuple[RunPhase, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
         ("steady", schedule.step),
@@ -155,9 +155,10 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, str]) -> Schedul
         for action in part:
             actions[run_phase, action.id] = action
             now = dict(last)
+            # actions that may overlap hold their peaks at the same time
             names = together.get((PARTS[run_phase], action.id), ())
-            for one in (*(one for one in part if one.id in names), action):
-                now |= dict.fromkeys(one.processes, (run_phase, one.id, True))
+            for concurrent in (*(running for running in part if running.id in names), action):
+                now |= dict.fromkeys(concurrent.processes, (run_phase, concurrent.id, True))
             for device in sorted({devices[process] for process in action.processes}):
                 there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)
                 places[device, there] = None
@@ -173,16 +174,16 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, str]) -> Schedul
 
 @dataclass(frozen=True, slots=True)
 class BytesByMoment:
-    """Bytes of some processes at every moment of a schedule."""
+    """Bytes of several processes at every moment of a schedule."""
 
     expected: tuple[int, ...]
-    """Of devices, as expected."""
+    """Expected bytes at device moments."""
     high: tuple[int, ...]
-    """Of devices, at the high end."""
+    """Worst-case bytes at device moments."""
     hosts: tuple[int, ...]
-    """Of hosts."""
+    """Bytes at host moments."""
     holds_kv: tuple[int, ...] = ()
-    """Moments of devices at which the KV cache is there."""
+    """Device moments at which the KV cache is allocated."""
 
     def __add__(self, other: "BytesByMoment") -> "BytesByMoment":
         return BytesByMoment(
@@ -193,59 +194,58 @@ class BytesByMoment:
         )
 
 
-def bytes_by_moment(
-    mine: ProcessMoments, alike: int, table: RoleTable, *, leaves_out: tuple[ActionKind, ...] = ()
+def sum_process_bytes(
+    moments: ProcessMoments, alike: int, table: RoleTable, *, leaves_out: tuple[ActionKind, ...] = ()
 ) -> BytesByMoment:
-    """A process at every moment of a schedule. alike: processes like it on its host. leaves_out: actions that count as
-    what is left after them: at least so much is held, however many tokens passes have.
+    """Sum a process's bytes at every moment. num_equal: equal processes on its host.
+
+    leaves_out: actions that count as what remains after them: a lower bound for any number of tokens.
     """
-    held = [
-        table.at(run_phase, action, inside and action.kind not in leaves_out)
-        for run_phase, action, inside in mine.slots
+    sizes = [
+        table.get_bytes(run_phase, action, inside and action.kind not in leaves_out)
+        for run_phase, action, inside in moments.slots
     ]
-    held.append((0, 0, 0, 0, False))
+    sizes.append((0, 0, 0, 0, False))
     return BytesByMoment(
-        tuple([held[index][0] for index in mine.places]),
-        tuple([held[index][1] for index in mine.places]),
-        tuple([alike * held[index][2] + held[index][3] for index in mine.hosts]),
-        tuple([place for place, index in enumerate(mine.places) if held[index][4]]),
+        tuple([sizes[index][0] for index in moments.places]),
+        tuple([sizes[index][1] for index in moments.places]),
+        tuple([alike * sizes[index][2] + sizes[index][3] for index in moments.hosts]),
+        tuple([place for place, index in enumerate(moments.places) if sizes[index][4]]),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Bytes without KV cache at the worst moment of a schedule, and what is left of capacity; below 0 where it
-    overflows.
-    """
+    """Peak bytes without KV cache, and the bytes left; negative if it overflows."""
 
     expected: int
     high: int
     slack_expected: int
     slack_high: int
     room_expected: int
-    """The least that is left at the moments where the KV cache is there."""
+    """Minimum of free bytes while the KV cache is allocated."""
     room_high: int
     host: int
-    """The fullest host, with what the driver holds."""
+    """Bytes of the fullest host, including the driver's."""
     slack_host: int
 
 
 @dataclass(frozen=True)
 class Capacities:
-    """Bytes that there are at each moment of a schedule."""
+    """Capacities at each moment of a schedule."""
 
     devices: tuple[int, ...]
     hosts: tuple[int, ...]
     driver: tuple[int, ...]
-    """What the driver holds on each host beside the roles."""
+    """Bytes of the driver process at each host moment."""
 
 
-def fit(one: BytesByMoment, other: BytesByMoment, there: Capacities) -> Fit:
-    """What two parts of an arrangement need together."""
-    expected, high = list(map(add, one.expected, other.expected)), list(map(add, one.high, other.high))
+def fit(first: BytesByMoment, other: BytesByMoment, there: Capacities) -> Fit:
+    """Predict the fit of two parts of an arrangement together."""
+    expected, high = list(map(add, first.expected, other.expected)), list(map(add, first.high, other.high))
     slack, slack_high = [*map(sub, there.devices, expected)], [*map(sub, there.devices, high)]
-    host = [*map(sum, zip(one.hosts, other.hosts, there.driver, strict=True))]
-    kv = one.holds_kv or other.holds_kv
+    host = [*map(sum, zip(first.hosts, other.hosts, there.driver, strict=True))]
+    kv = first.holds_kv or other.holds_kv
     return Fit(
         max(expected),
         max(high),
@@ -258,17 +258,17 @@ def fit(one: BytesByMoment, other: BytesByMoment, there: Capacities) -> Fit:
     )
 
 
-def left_of(one: BytesByMoment, other: BytesByMoment, there: Capacities, *, at_high: bool) -> tuple[int, int]:
-    """What two parts leave at least of a device, and of a host; below 0 where they do not fit together."""
-    mine, others = (one.high, other.high) if at_high else (one.expected, other.expected)
-    hosts = map(sub, map(sub, map(sub, there.hosts, there.driver), one.hosts), other.hosts)
-    return min(map(sub, map(sub, there.devices, mine), others)), min(hosts)
+def compute_left(first: BytesByMoment, other: BytesByMoment, there: Capacities, *, at_high: bool) -> tuple[int, int]:
+    """Compute the minimum bytes that two parts leave on (a device, a host); negative if they do not fit."""
+    own, others = (first.high, other.high) if at_high else (first.expected, other.expected)
+    hosts = map(sub, map(sub, map(sub, there.hosts, there.driver), first.hosts), other.hosts)
+    return min(map(sub, map(sub, there.devices, own), others)), min(hosts)
 
 
-def capacities_of(
+def list_capacities(
     moments: ScheduleMoments, capacity: int, host: int, driver: int, others: Mapping[str, int]
 ) -> Capacities:
-    """What there is at the moments of a schedule. driver: on the first host. others: where capacity differs."""
+    """List capacities at the moments of a schedule. driver: bytes on the first host. others: capacities that differ."""
     return Capacities(
         tuple(others.get(device, capacity) for device, _ in moments.places),
         tuple(others.get(name, host) for name, _ in moments.hosts),
@@ -282,19 +282,20 @@ class ProcessPlace:
 
     name: str
     alike: int
-    """Processes like it on its host, itself included."""
+    """Equal processes on its host, itself included."""
     copies: bool
-    """Whether it copies its states for checkpoints, and the copy stays."""
+    """Whether it keeps a copy of its states for checkpoints."""
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """Those that train and score, or those that generate. Compared by identity: a memo has one for all arrangements in
-    which they lie alike, whatever lies on the other side.
+    """The processes that train and score, or those that generate.
+
+    Compared by identity: a memo keeps one object for all arrangements that place them alike.
     """
 
     where: Arrangement
-    """Without the sizes of the other side's groups."""
+    """Arrangement without the other side's group sizes."""
     moments: ScheduleMoments
     processes: tuple[ProcessPlace, ...]
     generates_with: type[EngineOnGpu] = EngineOnGpu
@@ -302,11 +303,11 @@ class Side:
 
 @dataclass(frozen=True)
 class ArrangementParts:
-    """An arrangement with what every candidate in it shares."""
+    """Parts shared by all candidates in an arrangement."""
 
     moments: ScheduleMoments
     schedule: Schedule
     capacities: Capacities
     others: Side
-    """That trains and scores."""
+    """The side that trains and scores."""
     engines: Side

@@ -1,10 +1,10 @@
-"""Seconds of every action of a candidate: timing/ asked once a choice, and shared by all candidates that have it.
+"""Seconds of a candidate's actions: timing/ is called once per choice and shared by all candidates with it.
 
-In: a SettledJob, its setting, candidates with bytes of KV cache. Out: costs by action id, StepTiming, bounds.
-Left out: how seconds are computed (timing/), which candidate is best (search.py).
+In: a SettledJob, its setting, candidates with their KV cache. Out: costs by action id, StepTiming, lower bounds. Left
+out: the formulas (timing/) and which candidate is best (search.py).
 
-A step's actions belong to the trainer's choice, to the engine's, or (the weight sync alone) to both. So the seconds of
-a synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the weight sync.
+Each action of a step belongs to the trainer's choice, to the engine's choice, or to both (weight sync only). So a
+synchronous step is the sum of three terms. An async step is the larger side plus the weight sync.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from rlplan.planner.gpu.placed_roles import GpuRoles
 from rlplan.planner.gpu.roles import RoleBytes
 from rlplan.planner.gpu.sync_times import SyncTimes
 from rlplan.planner.gpu.tables import RoleTable
-from rlplan.planner.memo import Memo, memoized
+from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuPool, GpuSetting
 from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -41,94 +41,97 @@ SAVES = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.CHECKPOINT)
 
 
 class Clusters:
-    """Clusters of one kind of GPU, one object for each."""
+    """Clusters of one kind of GPU, one object per size."""
 
     def __init__(self, pool: GpuPool, memo: Memo) -> None:
-        self.gpu, self.node, self.known = pool.gpu, pool.node, memo.table(Clusters, pool.gpu, pool.node)
+        self.gpu, self.node, self.known = pool.gpu, pool.node, memo.get_table(Clusters, pool.gpu, pool.node)
 
-    @memoized
-    def of_group(self, num_gpus: int, per_host: int, beside: bool = False) -> Cluster:
-        """So many GPUs on hosts of so many. beside: it matters what else is on their hosts."""
+    @memoize
+    def get_cluster(self, num_gpus: int, per_host: int, beside: bool = False) -> Cluster:
+        """Get a cluster of `num_gpus` on hosts of `per_host`. beside: other jobs' GPUs on these hosts matter."""
         return Cluster(self.gpu, num_gpus, min(num_gpus, per_host), self.node, per_host if beside else 0)
 
 
 class TrainerCosts:
-    """Costs of what trains and scores: the same on any number of GPUs, of which the clusters are a part."""
+    """Costs of training and scoring, shared by all numbers of GPUs: clusters are arguments."""
 
     def __init__(self, roles: RoleBytes) -> None:
         self.job, self.roles, self.known = roles.job, roles, roles.known
 
-    @memoized
-    def floor(self, actions: tuple[Action, ...], training: Cluster, scoring: Cluster) -> float:
-        """No trainer takes fewer seconds for these passes: the least that any layout of its ranks could make of them.
+    @memoize
+    def bound_passes(self, actions: tuple[Action, ...], training: Cluster, scoring: Cluster) -> float:
+        """Lower bound of the seconds of passes for any layout. scoring: cluster of frozen roles."""
+        return sum(self._bound_pass(action, scoring if action.role in self.frozen else training) for action in actions)
 
-        scoring: where frozen roles are.
-        """
-        return sum(self._floor(one, scoring if one.role in self.frozen else training) for one in actions)
-
-    @memoized
-    def _floor(self, action: Action, cluster: Cluster) -> float:
-        setting, workload = self._train_setting(action.role, cluster.num_gpus, NO_TRAINER), self.job.workload
+    @memoize
+    def _bound_pass(self, action: Action, cluster: Cluster) -> float:
+        setting, workload = self._build_setting(action.role, cluster.num_gpus, NO_TRAINER), self.job.workload
         if action.kind is ActionKind.SCORE:
-            return least_seconds(setting, self._work(workload.num_rollouts_per_step, NO_TRAINER), FORWARD, cluster)
+            return least_seconds(
+                setting, self._build_shape(workload.num_rollouts_per_step, NO_TRAINER), FORWARD, cluster
+            )
         times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
-        return action.repeat * least_seconds(setting, self._work(self._num_trained, NO_TRAINER), times, cluster)
+        return action.repeat * least_seconds(setting, self._build_shape(self._num_trained, NO_TRAINER), times, cluster)
 
-    @memoized
-    def seconds(self, actions: tuple[Action, ...], training: Cluster, scoring: Cluster, choice: TrainerChoice) -> float:
-        """Passes and optimizer steps of one choice."""
-        return sum(self.cost(one, training, scoring, choice).seconds for one in actions)
+    @memoize
+    def predict_seconds(
+        self, actions: tuple[Action, ...], training: Cluster, scoring: Cluster, choice: TrainerChoice
+    ) -> float:
+        """Predict the seconds of passes and optimizer steps of one choice."""
+        return sum(self.predict_cost(action, training, scoring, choice).seconds for action in actions)
 
-    def cost(self, action: Action, training: Cluster, scoring: Cluster, choice: TrainerChoice) -> Cost:
-        """A pass over a mini-batch (or, scoring, over a step), or an optimizer step."""
+    def predict_cost(self, action: Action, training: Cluster, scoring: Cluster, choice: TrainerChoice) -> Cost:
+        """Predict the cost of a pass over a mini-batch, of scoring a step, or of an optimizer step."""
         if action.kind is ActionKind.SCORE:
             cluster = scoring if action.role in self.frozen else training
-            return self._score(action.role, action.phase, cluster, choice.without_gradients)
+            return self._cost_scoring(action.role, action.phase, cluster, choice.without_gradients)
         steps = action.kind is ActionKind.OPTIMIZER_STEP
-        cost = self._train(action.kind, action.role, training, choice.without_passes if steps else choice)
+        cost = self._cost_training(action.kind, action.role, training, choice.without_passes if steps else choice)
         return cost if action.repeat == 1 else cost.times(action.repeat)
 
-    @memoized
-    def _train(self, kind: ActionKind, role: Role, cluster: Cluster, choice: TrainerChoice) -> Cost:
-        """A mini-batch forward and backward, or an optimizer step."""
+    @memoize
+    def _cost_training(self, kind: ActionKind, role: Role, cluster: Cluster, choice: TrainerChoice) -> Cost:
+        """Cost of a mini-batch's forward and backward pass, or of an optimizer step."""
         choice = trainer_of(self.job, role, choice)
-        setting = self._train_setting(role, cluster.num_gpus, choice)
+        setting = self._build_setting(role, cluster.num_gpus, choice)
         if kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(setting, cluster)
-        cost = train_cost(setting, self._work(self._num_trained, choice), cluster)
+        cost = train_cost(setting, self._build_shape(self._num_trained, choice), cluster)
         if baseline := self.job.num_baseline_answers_per_mini_batch:
-            cost += score_cost(setting, self._work(baseline, choice), cluster)
+            cost += score_cost(setting, self._build_shape(baseline, choice), cluster)
         return cost
 
-    @memoized
-    def _score(self, role: Role, phase: Phase, cluster: Cluster, choice: TrainerChoice) -> Cost:
-        """A pass over a step's rollouts, or held-out answers, on a trained role's ranks or a frozen one's own."""
+    @memoize
+    def _cost_scoring(self, role: Role, phase: Phase, cluster: Cluster, choice: TrainerChoice) -> Cost:
+        """Cost of scoring a step's rollouts or held-out responses, on a trained role's ranks or a frozen role's own."""
         evaluated, rollouts = self.job.num_evaluated_responses, self.job.workload.num_rollouts_per_step
-        choice = self.roles.scoring_choice(role, choice)
-        work = self._work(evaluated if phase is Phase.EVALUATE else rollouts, choice)
-        setting = self._train_setting(role, cluster.num_gpus, choice)
+        choice = self.roles.choose_scoring(role, choice)
+        work = self._build_shape(evaluated if phase is Phase.EVALUATE else rollouts, choice)
+        setting = self._build_setting(role, cluster.num_gpus, choice)
         if role in (Role.REFERENCE, Role.TEACHER) and role not in self.frozen:
-            setting = replace(setting, training=self._on_the_base(role))
+            setting = replace(setting, training=self._replace_adapter(role))
         if role in self.frozen and self.job.backend == "deepspeed":
-            # AutoTP and Ulysses are for what is trained: a frozen role's rank has whole layers and sequences
+            # under DeepSpeed, AutoTP and Ulysses apply to trained roles only; frozen roles are not sharded so
             setting = replace(setting, choice=replace(choice, tp=1, ulysses=1))
         return score_cost(setting, work, cluster)
 
-    @memoized
-    def save(self, kind: ActionKind, role: Role, cluster: Cluster, choice: TrainerChoice) -> Cost:
-        """Trained states copied to the host, or copied and written where the trainer waits; a model by one rank."""
+    @memoize
+    def cost_save(self, kind: ActionKind, role: Role, cluster: Cluster, choice: TrainerChoice) -> Cost:
+        """Cost of a checkpoint: copying trained states to the host, writing them if the trainer waits, or writing a
+        model by one rank.
+        """
         if kind is ActionKind.CHECKPOINT:
-            num_bytes = self.job.training.dtype.num_bytes * self.roles.model_of(role).num_parameters
+            num_bytes = self.job.training.dtype.num_bytes * self.roles.get_model(role).num_parameters
             return checkpoint_cost(num_bytes, 1, cluster)
         where = Arrangement(Placement.HYBRID, cluster.num_gpus, 0)
-        saved = self.roles.saved_bytes(role, Choice(where, choice, NO_ENGINE))
+        saved = self.roles.count_saved_bytes(role, Choice(where, choice, NO_ENGINE))
         cost = checkpoint_cost(saved * cluster.num_gpus, cluster.num_hosts, cluster)
         waits = kind is ActionKind.WRITE_STATES
         return cost if waits else Cost({Resource.HOST_LINK: cost.parts[Resource.HOST_LINK]})
 
-    @memoized
-    def move(self, kind: ActionKind, table: RoleTable, cluster: Cluster) -> Cost:
-        """A role to the host, or back."""
+    @memoize
+    def cost_move(self, kind: ActionKind, table: RoleTable, cluster: Cluster) -> Cost:
+        """Cost of moving a role to the host or back."""
         forecast = table.usual
         if isinstance(forecast, StagedOnHost):
             forecast = forecast.rank
@@ -139,16 +142,16 @@ class TrainerCosts:
             num_bytes = forecast.weights
         return offload_cost(num_bytes, cluster, is_pinned=self.job.release.host_copies == "pinned")
 
-    def _train_setting(self, role: Role, num_ranks: int, choice: TrainerChoice) -> TrainSetting:
+    def _build_setting(self, role: Role, num_ranks: int, choice: TrainerChoice) -> TrainSetting:
         training = self.job.training if role is Role.POLICY else self._without_adapters
-        return TrainSetting(self.roles.model_of(role), role, training, choice, num_ranks, self.job.backend)
+        return TrainSetting(self.roles.get_model(role), role, training, choice, num_ranks, self.job.backend)
 
     @cached_property
     def _without_adapters(self) -> SettledTraining:
         return self.job.training.model_copy(update={"lora": None})
 
-    def _on_the_base(self, role: Role) -> SettledTraining:
-        """A frozen role on the policy's base: with its own adapter, or none; in 4 bits as that is."""
+    def _replace_adapter(self, role: Role) -> SettledTraining:
+        """Training settings of a frozen role on the policy's base: with its own adapter or none."""
         if (lora := self.job.training.lora) is None:
             return self.job.training
         own = self.job.frozen_adapters.get(role)
@@ -167,7 +170,7 @@ class TrainerCosts:
         count, num_samples = workload.rollouts_per_mini_batch, workload.num_samples_per_prompt
         return self.job.algorithm.declaration.num_trained(count, num_samples)
 
-    def _work(self, num_rollouts: int, choice: TrainerChoice) -> MiniBatchShape:
+    def _build_shape(self, num_rollouts: int, choice: TrainerChoice) -> MiniBatchShape:
         workload, lengths = self.job.workload, self.roles.lengths
         mean = workload.usual_prompt_len + lengths.mean
         return MiniBatchShape(
@@ -181,120 +184,133 @@ class TrainerCosts:
 
 
 class GpuTimes:
-    """Costs of every action of a job's candidates."""
+    """Costs of all actions of a job's candidates."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, roles: GpuRoles) -> None:
         self.job, self.setting, self.roles, self.engines = job, setting, roles, roles.engines
         self.trainers = TrainerCosts(roles)
         self._training, self._generation = (
-            Clusters(setting.pool(group), roles.memo) for group in (TRAINING, GENERATION)
+            Clusters(setting.get_pool(group), roles.memo) for group in (TRAINING, GENERATION)
         )
-        self.syncs = SyncTimes(job, setting, roles, self._neighbours)
-        self.known = roles.memo.own_table()
+        self.syncs = SyncTimes(job, setting, roles, self._get_cluster_with_neighbours)
+        self.known = roles.memo.create_table()
 
-    def timing(self, candidate: Choice, kv_cache: int) -> StepTiming:
-        """A steady step, from the view of its schedule: what happens in every step. kv_cache: bytes a GPU."""
-        return self.job_timing(self.roles.every_step(candidate.arrangement), candidate, kv_cache).step
+    def time_step(self, candidate: Choice, kv_cache: int) -> StepTiming:
+        """Time a steady step with the actions of every step. kv_cache: bytes per GPU."""
+        return self.time_schedule(
+            self.roles.build_steady_schedule(*self.roles.build_kind_key(candidate.arrangement)), candidate, kv_cache
+        ).step
 
-    def job_timing(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
-        """Of all parts of a schedule, or of a view of it. Starting and finishing take no time here but to evaluate."""
+    def time_schedule(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
+        """Time all parts of a schedule. Start and finish count only their evaluation."""
         work = self.job.workload
-        evaluating = ("start", "finish") if work.num_steps % work.evaluate_every else ("start",)  # the last one once
+        evaluating = (
+            ("start", "finish") if work.num_steps % work.evaluate_every else ("start",)
+        )  # an evaluation after the last step is not repeated at the end
         timed = {("step", phase) for phase in Phase} | {(part, Phase.EVALUATE) for part in evaluating}
         where = candidate.arrangement
-        clusters = *self._trainer_clusters(where), self.cluster(where, GENERATION)
+        clusters = *self._trainer_clusters(where), self.get_cluster(where, GENERATION)
         costs: dict[tuple[Part, str], Cost] = {
-            (part, one.id): self._cost(one, candidate, kv_cache, clusters) if (part, one.phase) in timed else NOTHING
+            (part, action.id): self._cost_action(action, candidate, kv_cache, clusters)
+            if (part, action.phase) in timed
+            else NOTHING
             for part, actions in schedule.parts
-            for one in actions
+            for action in actions
         }
-        if self.roles.versions_ahead(where):
-            self._add_rollouts_ahead(schedule, candidate, kv_cache, costs)
+        if self.roles.count_versions_ahead(where):
+            self._add_async_rollouts(schedule, candidate, kv_cache, costs)
         return time_job(schedule, costs)
 
-    def _add_rollouts_ahead(
+    def _add_async_rollouts(
         self, schedule: Schedule, candidate: Choice, kv_cache: int, costs: dict[tuple[Part, str], Cost]
     ) -> None:
-        """The cost of rollouts that go on beside a step depends on how long the rest of it takes."""
+        """Add the cost of async rollouts, which depends on the duration of the rest of the step."""
         kinds = {action.kind: action.id for action in schedule.step}
         sync_s = costs["step", kinds[ActionKind.SYNC_WEIGHTS]].seconds
         others_s = sum(costs["step", action.id].seconds for action in schedule.step if action.every == 1) - sync_s
         where, engine = candidate.arrangement, candidate.engine
-        ahead = self.engines.ahead(self.roles.versions_ahead(where), self.cluster(where, GENERATION), engine, kv_cache)
-        travels = self.syncs.over_link(candidate)
+        ahead = self.engines.build_async_rollouts(
+            self.roles.count_versions_ahead(where), self.get_cluster(where, GENERATION), engine, kv_cache
+        )
+        travels = self.syncs.predict_link(candidate)
         travel_s = travels.travels.seconds if travels else 0.0
         costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s, travel_s)
 
-    def _cost(
+    def _cost_action(
         self, action: Action, candidate: Choice, kv_cache: int, clusters: tuple[Cluster, Cluster, Cluster]
     ) -> Cost:
-        """Of one action of a step, with those alike that it stands for. clusters: that train, score and generate."""
+        """Cost of one action of a step, including its repeats. clusters: those that train, score and generate."""
         arrangement, (training, scoring, generation) = candidate.arrangement, clusters
-        if action.kind is ActionKind.GENERATE and self.roles.versions_ahead(arrangement):
-            return NOTHING  # until all others are known
+        if action.kind is ActionKind.GENERATE and self.roles.count_versions_ahead(arrangement):
+            return NOTHING  # added by _add_async_rollouts once all other costs are known
         if action.kind in (*GENERATES, ActionKind.EVALUATE):
-            return self.engines.cost(action.kind, generation, candidate.engine, kv_cache)
+            return self.engines.predict_cost(action.kind, generation, candidate.engine, kv_cache)
         if action.kind is ActionKind.SYNC_WEIGHTS:
-            return self.syncs.cost(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
+            return self.syncs.predict_cost(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
         if action.kind in TRAINS:
-            return self.trainers.cost(action, training, scoring, candidate.trainer)
-        return self._move(action, arrangement, candidate.trainer) if action.kind in (*MOVES, *SAVES) else NOTHING
+            return self.trainers.predict_cost(action, training, scoring, candidate.trainer)
+        return self._cost_move(action, arrangement, candidate.trainer) if action.kind in (*MOVES, *SAVES) else NOTHING
 
-    def trainer_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
-        """Everything of a step but rollouts, the engine's switches, the weight sync, and what may run beside all of it:
-        a value model's states are saved beside the policy's passes.
+    def predict_trainer_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
+        """Predict the seconds of a step without rollouts, engine switches and weight sync.
+
+        Work that may overlap with all of it is excluded: a value model's states are saved beside the policy's passes.
         """
-        actions = self.roles.actions(arrangement, (*MOVES, *SAVES))
-        moves = (one for one in actions if one.kind not in SAVES or one.role is Role.POLICY)
-        return self.pass_seconds(arrangement, choice) + sum(
-            self._move(action, arrangement, choice).seconds for action in moves
+        actions = self.roles.list_actions(*self.roles.build_kind_key(arrangement), (*MOVES, *SAVES))
+        moves = (action for action in actions if action.kind not in SAVES or action.role is Role.POLICY)
+        return self.predict_pass_seconds(arrangement, choice) + sum(
+            self._cost_move(action, arrangement, choice).seconds for action in moves
         )
 
-    def pass_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
-        """The same without roles that move: what is offloaded for good need not move, so that it may save time."""
-        actions = self.roles.actions_alike(arrangement, TRAINS)
-        return self.trainers.seconds(actions, *self._trainer_clusters(arrangement), choice)
+    def predict_pass_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
+        """Predict the seconds of passes alone. Moving roles is excluded because permanently offloaded states need not
+        move.
+        """
+        actions = self.roles.list_similar_actions(*self.roles.build_kind_key(arrangement), TRAINS)
+        return self.trainers.predict_seconds(actions, *self._trainer_clusters(arrangement), choice)
 
-    def floor_seconds(self, arrangement: Arrangement) -> float:
-        """No trainer takes fewer: its passes at the least that any layout of its ranks could make of them."""
-        actions = self.roles.actions_alike(arrangement, PASSES)
-        return self.trainers.floor(actions, *self._trainer_clusters(arrangement))
+    def bound_seconds(self, arrangement: Arrangement) -> float:
+        """Lower bound of the training passes for any layout of these ranks."""
+        actions = self.roles.list_similar_actions(*self.roles.build_kind_key(arrangement), PASSES)
+        return self.trainers.bound_passes(actions, *self._trainer_clusters(arrangement))
 
-    def _move(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
-        """A role to the host, or back; or states that are saved."""
+    def _cost_move(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
+        """Cost of moving a role to the host or back, or of saving states."""
         training, scoring = self._trainer_clusters(arrangement)
         if action.kind in SAVES:
-            return self.trainers.save(action.kind, action.role, training, choice.without_passes)
-        table = self.roles.table_of(arrangement, action.processes[0], choice.without_passes)
+            return self.trainers.cost_save(action.kind, action.role, training, choice.without_passes)
+        side = self.roles.parts(arrangement).others
+        table = self.roles.find_table(side, action.processes[0], choice.without_passes)
         cluster = scoring if action.role in self.trainers.frozen else training
-        return self.trainers.move(action.kind, table, cluster)
+        return self.trainers.cost_move(action.kind, table, cluster)
 
-    def least_ahead(
+    def bound_async_step(
         self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int, others_s: float, sync_s: float = 0.0
     ) -> float:
-        """No step with rollouts ahead takes fewer seconds beside so many of everything else."""
-        versions, cluster = self.roles.versions_ahead(arrangement), self.cluster(arrangement, GENERATION)
-        return self.engines.least_ahead(versions, cluster, choice, kv_cache, (others_s, sync_s))
+        """Lower bound of a step with async rollouts beside `others_s` seconds of other work."""
+        versions, cluster = self.roles.count_versions_ahead(arrangement), self.get_cluster(arrangement, GENERATION)
+        return self.engines.bound_async_step(versions, cluster, choice, kv_cache, (others_s, sync_s))
 
-    def engine_seconds(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
-        """At least what rollouts with so much KV cache take and the engine's switches with any."""
-        cluster = self.cluster(arrangement, GENERATION)
-        if versions := self.roles.versions_ahead(arrangement):
-            return self.engines.least_ahead(versions, cluster, choice, kv_cache)
-        return self.engines.seconds(cluster, choice, kv_cache, arrangement.sleeps)
+    def predict_engine_seconds(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
+        """Lower bound of the engine's seconds: rollouts with `kv_cache` bytes, and switches with any."""
+        cluster = self.get_cluster(arrangement, GENERATION)
+        if versions := self.roles.count_versions_ahead(arrangement):
+            return self.engines.bound_async_step(versions, cluster, choice, kv_cache)
+        return self.engines.predict_seconds(cluster, choice, kv_cache, arrangement.sleeps)
 
-    @memoized
+    @memoize
     def _trainer_clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
-        """The GPUs that train, and those on which frozen roles are."""
-        return self.cluster(arrangement, TRAINING), self.cluster(arrangement, scoring_group(arrangement))
+        """(cluster that trains, cluster of frozen roles)."""
+        return self.get_cluster(arrangement, TRAINING), self.get_cluster(arrangement, scoring_group(arrangement))
 
-    def cluster(self, arrangement: Arrangement, group: str) -> Cluster:
-        """The GPUs of a device group."""
+    def get_cluster(self, arrangement: Arrangement, group: str) -> Cluster:
+        """Get the cluster of a device group."""
         clusters = self._generation if group == GENERATION else self._training
-        return clusters.of_group(group_size(arrangement, group), self.setting.pool(group).gpus_per_host)
+        return clusters.get_cluster(group_size(arrangement, group), self.setting.get_pool(group).gpus_per_host)
 
-    @memoized
-    def _neighbours(self, arrangement: Arrangement, group: str) -> Cluster:
-        """The same with those that share their hosts."""
+    @memoize
+    def _get_cluster_with_neighbours(self, arrangement: Arrangement, group: str) -> Cluster:
+        """Get the cluster of a device group, aware of other GPUs on its hosts."""
         clusters = self._generation if group == GENERATION else self._training
-        return clusters.of_group(group_size(arrangement, group), self.setting.pool(group).gpus_per_host, beside=True)
+        per_host = self.setting.get_pool(group).gpus_per_host
+        return clusters.get_cluster(group_size(arrangement, group), per_host, beside=True)

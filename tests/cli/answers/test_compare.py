@@ -89,7 +89,7 @@ def test_an_old_and_an_unknown_price_are_named(rlplan: Call, tmp_path: Path) -> 
         ((JOB, *CLUSTERS, "--price", "h1000=2"), "hardware profile 'h1000' is unknown"),
         ((JOB, "--hardware", "H100"), "names no GPUs"),
         ((JOB, "--budget-per-hour", "0"), "buys nothing"),
-        ((JOB, "--hardware", "8xH100", "--budget-per-hour", "1"), "none of 1 clusters can be had"),
+        ((JOB, "--hardware", "8xH100", "--budget-per-hour", "1"), "none of 1 clusters is available"),
         (CLUSTERS, "nothing to compare"),
         (("missing.yaml", *CLUSTERS), "missing.yaml"),
         ((JOB, "workload.nonsense=1", *CLUSTERS), "nonsense"),

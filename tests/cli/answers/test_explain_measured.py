@@ -55,7 +55,7 @@ def test_what_is_printed_as_typed_parses(rlplan: Call, log: Path) -> None:
 def test_answers_at_the_cap_are_said(rlplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(ROW | {"response_length/mean": 5500.0}))
-    assert "55% of answers end at the cap of 8,192 tokens" in rlplan("explain", path, JOB).out
+    assert "55% of responses end at the cap of 8,192 tokens" in rlplan("explain", path, JOB).out
 
 
 def test_a_phase_that_the_job_lacks_points_to_another_job(rlplan: Call, tmp_path: Path) -> None:

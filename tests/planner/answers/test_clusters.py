@@ -1,4 +1,4 @@
-"""What a plan costs, by hand; what a budget buys; and the front of time against money against its definition."""
+"""Costs of plans by hand, clusters that a budget buys, and the Pareto front against its definition."""
 
 import datetime as dt
 
@@ -18,13 +18,13 @@ from tests.factories import QUICKSTART
 PRICES = read_prices(["h100=2", "l40s=1"], today=dt.date(2026, 11, 23))
 
 
-def plan_on(hardware: str, **placement: object) -> Plan:
+def make_plan(hardware: str, **placement: object) -> Plan:
     job = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "hardware": hardware, "placement": placement}
     return search_of(job_from(job)).run()
 
 
 def test_a_bill_is_hours_times_gpus_times_the_price() -> None:
-    plan = plan_on("2xH100")
+    plan = make_plan("2xH100")
     bill = bill_of(plan, PRICES)
     assert bill.dollars_per_hour == 4.0
     assert bill.dollars_per_step == pytest.approx(4.0 * plan.seconds / 3600)
@@ -38,14 +38,14 @@ def test_a_bill_is_hours_times_gpus_times_the_price() -> None:
 
 
 def test_an_unknown_price_is_none_and_named() -> None:
-    bill = bill_of(plan_on("2xH20"), PRICES)
+    bill = bill_of(make_plan("2xH20"), PRICES)
     assert (bill.dollars_per_run, bill.kwh_per_run, bill.unpriced, bill.unmetered) == (None, None, ("h20",), ("h20",))
     host = bill_of(find_plan(load_job(QUICKSTART)), PRICES)
     assert (host.unpriced, host.unmetered) == (("cpu-host",), ("cpu-host",))
 
 
 def test_two_kinds_of_gpus_are_added_up() -> None:
-    both = plan_on("2xH100 + 4xL40S", placement="disaggregated", num_generation_devices=4)
+    both = make_plan("2xH100 + 4xL40S", placement="disaggregated", num_generation_devices=4)
     assert bill_of(both, PRICES).dollars_per_hour == 2 * 2.0 + 4 * 1.0
 
 
@@ -89,8 +89,8 @@ Points = st.lists(st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9)), m
 @given(Points)
 def test_the_front_holds_what_nothing_beats(points: list[tuple[int, int] | None]) -> None:
     front = pareto_front(points)
-    known = [one for one in points if one]
-    for one, is_on in zip(points, front, strict=True):
-        beaten = one is None or any(b != one and b[0] <= one[0] and b[1] <= one[1] for b in known)
+    known = [point for point in points if point]
+    for point, is_on in zip(points, front, strict=True):
+        beaten = point is None or any(b != point and b[0] <= point[0] and b[1] <= point[1] for b in known)
         assert is_on is not beaten
     assert any(front) == bool(known)

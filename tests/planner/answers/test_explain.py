@@ -9,7 +9,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Change, ask, check_change
 from rlplan.planner.answers.explain import Explanation, explain
-from rlplan.planner.answers.families import LADDERS, list_more_devices, list_what_ifs, next_gpu
+from rlplan.planner.answers.families import LADDERS, find_next_gpu, list_more_devices, list_what_ifs
 from rlplan.planner.answers.plan_results import DEFAULTS, choice_words
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
@@ -24,16 +24,16 @@ SMALL = "Qwen/Qwen2.5-0.5B"
 SHORT = ("workload.num_prompts_per_step=16", "workload.max_response_len=512", "workload.max_prompt_len=256")
 
 
-def asked(*overrides: str, model: str = SMALL, gpus: str = "2xH100", algorithm: str = "grpo") -> JobSpec:
+def load_asked(*overrides: str, model: str = SMALL, gpus: str = "2xH100", algorithm: str = "grpo") -> JobSpec:
     return job_from({"policy": model, "hardware": gpus, "algorithm": algorithm}, (*SHORT, *overrides))
 
 
 CASES = {
-    "grpo": asked(),
-    "a node": asked(model="Qwen/Qwen2.5-7B", gpus="8xH100"),
-    "ppo": asked("roles.reward.path=Qwen/Qwen2.5-0.5B", algorithm="ppo"),
-    "dpo": asked("framework=trl", algorithm="dpo"),
-    "too small": asked(model="Qwen/Qwen2.5-7B", gpus="1xRTX4090"),
+    "grpo": load_asked(),
+    "a node": load_asked(model="Qwen/Qwen2.5-7B", gpus="8xH100"),
+    "ppo": load_asked("roles.reward.path=Qwen/Qwen2.5-0.5B", algorithm="ppo"),
+    "dpo": load_asked("framework=trl", algorithm="dpo"),
+    "too small": load_asked(model="Qwen/Qwen2.5-7B", gpus="1xRTX4090"),
 }
 
 
@@ -44,7 +44,7 @@ def found(name: str) -> Plan:
 
 
 @cache
-def explained(name: str) -> Explanation:
+def explain_example(name: str) -> Explanation:
     return explain(found(name))
 
 
@@ -55,81 +55,83 @@ fitting = pytest.mark.parametrize("name", at_night((name for name in CASES if na
 
 @cases
 def test_phases_add_up_to_the_step_and_name_the_resource_that_takes_the_most(name: str) -> None:
-    plan, why = found(name), explained(name)
+    plan, why = found(name), explain_example(name)
     assert sum(phase.seconds for phase in why.phases) == pytest.approx(plan.seconds)
     assert sum(phase.share for phase in why.phases) == pytest.approx(1)
     for phase in why.phases:
-        rest = [one.seconds for one in phase.slack]
+        rest = [slack.seconds for slack in phase.slack]
         assert phase.bound_s + sum(rest) == pytest.approx(phase.seconds)
-        assert all(one.seconds * one.grows == pytest.approx(phase.bound_s) for one in phase.slack)
-        assert all(one.grows >= 1 for one in phase.slack)
+        assert all(slack.seconds * slack.grows == pytest.approx(phase.bound_s) for slack in phase.slack)
+        assert all(slack.grows >= 1 for slack in phase.slack)
 
 
 @cases
 def test_why_a_runner_up_lost_adds_up_to_what_it_takes_longer(name: str) -> None:
-    for one in explained(name).runners_up:
-        assert sum(one.phases.values()) == pytest.approx(one.slower_s)
-        assert one.why
-        assert one.differs
+    for runner_up in explain_example(name).runners_up:
+        assert sum(runner_up.phases.values()) == pytest.approx(runner_up.slower_s)
+        assert runner_up.why
+        assert runner_up.differs
 
 
 @fitting
 def test_no_family_that_fits_is_faster_than_what_was_chosen(name: str) -> None:
-    """Beyond SAME_SPEED, within which the simpler layout is taken."""
+    """Outside SAME_SPEED; within it the simpler layout is chosen."""
     plan = found(name)
     assert plan.verdict is Verdict.FITS
-    outcomes = explained(name).families
+    outcomes = explain_example(name).families
     assert outcomes
-    for one in outcomes:
-        if one.verdict is Verdict.FITS and one.seconds is not None:
-            assert one.seconds * (1 + SAME_SPEED) >= plan.seconds * (1 - 1e-9)
+    for outcome in outcomes:
+        if outcome.verdict is Verdict.FITS and outcome.seconds is not None:
+            assert outcome.seconds * (1 + SAME_SPEED) >= plan.seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("name", at_night(CASES, but=("grpo", "dpo")))
 def test_a_family_flips_one_choice_and_is_answered_by_a_whole_search(name: str) -> None:
     plan = found(name)
-    for one in explained(name).families:
-        key, _, value = one.change.overrides[-1].partition("=")
+    for outcome in explain_example(name).families:
+        key, _, value = outcome.change.overrides[-1].partition("=")
         assert choice_words(plan.choice, plan.job, plan.asked).get(key, DEFAULTS.get(key)) != value
-        if one.plan is not None:
-            again = best_plan(changed(plan.asked, one.change.overrides))
-            assert again.seconds == pytest.approx(one.seconds)
+        if outcome.plan is not None:
+            again = best_plan(changed(plan.asked, outcome.change.overrides))
+            assert again.seconds == pytest.approx(outcome.seconds)
             assert choice_words(again.choice, again.job).get(key, DEFAULTS.get(key)) == value
 
 
 @cases
 def test_what_does_not_fit_says_by_how_much_and_what_would_help(name: str) -> None:
     spec = found(name).asked
-    for one in explained(name).families:
-        if one.verdict is Verdict.DOES_NOT_FIT:
-            assert "too much for" in one.why
-            assert "largest: " in one.why
-        if one.way_out and "'" not in one.way_out:
-            helped = best_plan(changed(spec, (*one.change.overrides, *one.way_out.split())))
+    for outcome in explain_example(name).families:
+        if outcome.verdict is Verdict.DOES_NOT_FIT:
+            assert "too much for" in outcome.why
+            assert "largest: " in outcome.why
+        if outcome.way_out and "'" not in outcome.way_out:
+            helped = best_plan(changed(spec, (*outcome.change.overrides, *outcome.way_out.split())))
             assert helped.verdict is Verdict.FITS
 
 
 @fitting
 def test_where_everything_fits_the_room_that_is_left_is_not_negative(name: str) -> None:
-    memory = explained(name).memory
+    memory = explain_example(name).memory
     assert memory.headroom_bytes >= 0
     assert memory.num_bytes + memory.headroom_bytes <= memory.capacity_bytes
-    assert explained(name).why_not == ""
+    assert explain_example(name).why_not == ""
 
 
 def test_where_nothing_fits_it_says_what_is_in_the_way() -> None:
-    why = explained("too small")
+    why = explain_example("too small")
     assert why.verdict is Verdict.DOES_NOT_FIT
     assert "too much for" in why.why_not
-    assert any(one.fits for one in why.what_ifs), "a larger GPU or adapters would fit"
+    assert any(outcome.fits for outcome in why.what_ifs), "a larger GPU or adapters would fit"
 
 
 @cases
 def test_an_explanation_is_json(name: str) -> None:
-    data = json.loads(json.dumps(explained(name).as_json()))
+    data = json.loads(json.dumps(explain_example(name).as_json()))
     assert data["schema_version"] == 1
     assert data["seconds"] == found(name).seconds
-    assert {one["change"] for one in data["families"]} == {one.change.typed for one in explained(name).families}
+    assert {outcome["change"] for outcome in data["families"]} == {
+        outcome.change.typed for outcome in explain_example(name).families
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------- what if
@@ -137,8 +139,8 @@ def test_an_explanation_is_json(name: str) -> None:
 
 def test_the_usual_what_ifs_are_asked() -> None:
     words = {change.words: change.typed for change in list_what_ifs(found("a node"))}
-    assert words["one host more"] == "hardware.num_devices=16"
-    assert words["half of the GPUs"] == "hardware.num_devices=4"
+    assert words["one more host"] == "hardware.num_devices=16"
+    assert words["half the GPUs"] == "hardware.num_devices=4"
     assert words["the next GPU"] == "hardware.profile=h200-sxm"
     assert "rollout.quantization=fp8" in words.values()
     assert "placement.max_staleness=1" in words.values()
@@ -147,7 +149,7 @@ def test_the_usual_what_ifs_are_asked() -> None:
 
 
 def test_nodes_stay_nodes_so_that_their_hosts_are_the_same() -> None:
-    plan = best_plan(asked(model="Qwen/Qwen2.5-7B", gpus="1xaws-p5"))
+    plan = best_plan(load_asked(model="Qwen/Qwen2.5-7B", gpus="1xaws-p5"))
     typed = [change.typed for change in list_what_ifs(plan)]
     assert typed[:3] == ["hardware.num_devices=16", "hardware.num_devices=4", "hardware.profile=h200-sxm"]
     assert [change.typed for change in list_more_devices(plan)] == [
@@ -161,7 +163,7 @@ def test_what_is_asked_is_answered_beside_the_rest() -> None:
     why = explain(plan, [change], more_devices=True)
     expected = best_plan(changed(plan.asked, change.overrides))
     assert why.asked[0].seconds == expected.seconds
-    assert [one.num_devices for one in why.asked[1:]] == [4, 8, 16, 32]
+    assert [outcome.num_devices for outcome in why.asked[1:]] == [4, 8, 16, 32]
 
 
 @pytest.mark.parametrize(
@@ -194,4 +196,4 @@ def test_each_rung_of_a_ladder_is_larger_or_faster_and_never_slower(ladder: tupl
         assert flops(upper) >= flops(lower) * 0.99
         assert upper.memory.value >= lower.memory.value * 0.98
         assert (upper.memory.value, flops(upper)) != (lower.memory.value, flops(lower))
-    assert next_gpu(ladder[0]) is not None
+    assert find_next_gpu(ladder[0]) is not None

@@ -31,20 +31,24 @@ def plan(name: str) -> Plan:
     return best_plan(load_job(EXAMPLES / f"{name}.yaml"))
 
 
-def rounded(value: Any) -> Any:
+def round_numbers(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, list) else value
+        return {key: round_numbers(item) for key, item in value.items()}
+    return [round_numbers(item) for item in value] if isinstance(value, list) else value
 
 
-def golden_of(plan: Plan) -> dict[str, Any]:
+def read_golden(plan: Plan) -> dict[str, Any]:
     results = results_as_json(plan)
     rivals = [
-        {"seconds": one.timing.seconds, "headroom_bytes": one.headroom_bytes, "verdict": one.verdict.value}
-        | {"differs": differences(one.choice, plan.choice, plan.job, plan.asked)}
-        for one in plan.runners_up
+        {
+            "seconds": runner_up.timing.seconds,
+            "headroom_bytes": runner_up.headroom_bytes,
+            "verdict": runner_up.verdict.value,
+        }
+        | {"differs": differences(runner_up.choice, plan.choice, plan.job, plan.asked)}
+        for runner_up in plan.runners_up
     ]
     stated = {key: results[key] for key in STATED}
     return {
@@ -60,10 +64,10 @@ def golden_of(plan: Plan) -> dict[str, Any]:
 
 
 def test_the_plan_is_the_golden_one(name: str, plan: Plan) -> None:
-    compare(GOLDENS / "plans" / f"{name}.json", one_line_an_item(rounded(golden_of(plan))))
+    compare(GOLDENS / "plans" / f"{name}.json", one_line_an_item(round_numbers(read_golden(plan))))
 
 
 def test_the_plan_of_an_example_fits_and_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
     assert plan.verdict.value == "fits"
     write_plan(plan, tmp_path / "plan.json")
-    assert golden_of(read_plan(tmp_path / "plan.json")) == golden_of(plan)
+    assert read_golden(read_plan(tmp_path / "plan.json")) == read_golden(plan)

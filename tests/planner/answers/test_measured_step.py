@@ -28,7 +28,7 @@ def plan() -> Plan:
     return search_of(JOB).run(with_others=False)
 
 
-def measured(plan: Plan, factor: float = 1.0, **lengths: float) -> MeasuredStep:
+def make_step(plan: Plan, factor: float = 1.0, **lengths: float) -> MeasuredStep:
     assert plan.timing is not None
     phases = {phase: factor * cost.seconds for phase, cost in phase_costs(plan.timing.step).items()}
     return MeasuredStep("test", 9, factor * plan.seconds, phases, lengths)
@@ -39,20 +39,20 @@ def slow(plan: Plan, **settings: str) -> Plan:
     words = choice_words(plan.choice, plan.job, plan.asked) | {
         key.replace("__", "."): value for key, value in settings.items()
     }
-    found = ask(JOB, Change(tuple(f"{key}={value}" for key, value in words.items() if value))).plan
-    assert found is not None
-    return found
+    slow_plan = ask(JOB, Change(tuple(f"{key}={value}" for key, value in words.items() if value))).plan
+    assert slow_plan is not None
+    return slow_plan
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.0, 0.99 * UNKNOWN_FACTOR])
 def test_while_too_little_was_measured_up_to_twice_the_prediction_is_normal(plan: Plan, factor: float) -> None:
-    found = explain_step(JOB, measured(plan, factor))
-    assert found.is_normal
-    assert found.causes == ()
-    assert found.gaps[0].ratio == pytest.approx(factor)
-    assert found.remarks == () if factor > 1 / UNKNOWN_FACTOR else "was less work done" in found.remarks[0]
-    assert "step up to 2.00 times" in found.normal_words
-    assert "unknown, take a factor of 2" in found.normal_words
+    report = explain_step(JOB, make_step(plan, factor))
+    assert report.is_normal
+    assert report.causes == ()
+    assert report.gaps[0].ratio == pytest.approx(factor)
+    assert report.remarks == () if factor > 1 / UNKNOWN_FACTOR else "did it do less work" in report.remarks[0]
+    assert "step up to 2.00 times" in report.normal_words
+    assert "unknown, take a factor of 2" in report.normal_words
 
 
 def test_what_is_normal_of_training_alone_follows_the_measured_error() -> None:
@@ -72,77 +72,77 @@ PACKING = {"workload__response_lengths": "{kind: constant}"}
     [
         ({"rollout__has_cuda_graphs": "false"}, "rollout", "no CUDA graphs"),
         ({"rollout__max_num_seqs": "16"}, "rollout", "too few sequences at once"),
-        ({"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "8"}, "train", "padding"),
-        ({"placement__transport": "disk"}, "sync", "staging of weights: through files"),
+        ({"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "8"}, "train", "padded micro-batches"),
+        ({"placement__transport": "disk"}, "sync", "slow weight transfer: through files"),
     ],
 )
 def test_a_slow_setting_is_named_as_the_cause(plan: Plan, settings: dict[str, str], phase: str, words: str) -> None:
-    found = explain_step(JOB, measured(slow(plan, **settings)))
-    assert found.largest is not None
-    assert found.largest.phase == phase
-    assert found.causes
-    assert found.causes[0].words.startswith(words)
-    assert found.causes[0].left == pytest.approx(1.0, rel=0.1)
+    report = explain_step(JOB, make_step(slow(plan, **settings)))
+    assert report.largest is not None
+    assert report.largest.phase == phase
+    assert report.causes
+    assert report.causes[0].words.startswith(words)
+    assert report.causes[0].left == pytest.approx(1.0, rel=0.1)
 
 
 def test_packing_off_is_the_cause_of_passes_at_the_longest(plan: Plan) -> None:
-    padded = measured(slow(plan, **PACKING))
-    usual = measured(plan)
+    padded = make_step(slow(plan, **PACKING))
+    usual = make_step(plan)
     passes = {phase: padded.phases[phase] for phase in (Phase.TRAIN, Phase.SCORE)}
-    found = explain_step(JOB, MeasuredStep("verl", 9, None, usual.phases | passes, {}))
-    assert found.largest is not None
-    assert found.largest.phase == "train"
-    assert found.causes[0].words.startswith("packing off")
+    report = explain_step(JOB, MeasuredStep("verl", 9, None, usual.phases | passes, {}))
+    assert report.largest is not None
+    assert report.largest.phase == "train"
+    assert report.causes[0].words.startswith("packing off")
 
 
 def test_every_override_of_a_cause_and_of_the_lengths_parses(plan: Plan) -> None:
-    slow_steps = MeasuredStep("verl", 9, None, {p: 3 * s for p, s in measured(plan).phases.items()}, {})
+    slow_steps = MeasuredStep("verl", 9, None, {p: 3 * s for p, s in make_step(plan).phases.items()}, {})
     lengths = {"mean_response_len": 1300.0, "cut_share": 0.03, "mean_prompt_len": 200.0}
     for phase in (Phase.ROLLOUT, Phase.TRAIN, Phase.SCORE):
-        one = MeasuredStep("verl", 9, None, {phase: slow_steps.phases[phase]}, lengths)
-        found = explain_step(JOB, one)
-        assert changed(JOB, found.overrides) != JOB
-        for cause in found.causes:
+        step = MeasuredStep("verl", 9, None, {phase: slow_steps.phases[phase]}, lengths)
+        report = explain_step(JOB, step)
+        assert changed(JOB, report.overrides) != JOB
+        for cause in report.causes:
             changed(JOB, shlex.split(cause.overrides))
 
 
 def test_what_no_setting_explains_has_no_cause(plan: Plan) -> None:
-    usual = measured(plan).phases
-    found = explain_step(JOB, MeasuredStep("verl", 9, None, usual | {Phase.ROLLOUT: 1e5}, {}))
-    assert found.largest is not None
-    assert found.causes == ()
+    usual = make_step(plan).phases
+    report = explain_step(JOB, MeasuredStep("verl", 9, None, usual | {Phase.ROLLOUT: 1e5}, {}))
+    assert report.largest is not None
+    assert report.causes == ()
 
 
 def test_seconds_that_no_timer_covers_are_a_gap_of_their_own(plan: Plan) -> None:
-    one = measured(plan)
-    found = explain_step(JOB, MeasuredStep("verl", 9, 3 * plan.seconds, one.phases, {}))
-    assert found.largest is not None
-    assert found.largest.phase == "between"
-    assert found.largest.measured_s == pytest.approx(2 * plan.seconds)
+    normal = make_step(plan)
+    report = explain_step(JOB, MeasuredStep("verl", 9, 3 * plan.seconds, normal.phases, {}))
+    assert report.largest is not None
+    assert report.largest.phase == "between"
+    assert report.largest.measured_s == pytest.approx(2 * plan.seconds)
 
 
 def test_a_step_without_phases_is_explained_as_a_whole(plan: Plan) -> None:
-    found = explain_step(JOB, MeasuredStep("TRL", 9, slow(plan, rollout__max_num_seqs="16").seconds, {}, {}))
-    assert found.largest is not None
-    assert found.largest.phase == "step"
-    assert any(cause.words.startswith("too few sequences") for cause in found.causes)
+    report = explain_step(JOB, MeasuredStep("TRL", 9, slow(plan, rollout__max_num_seqs="16").seconds, {}, {}))
+    assert report.largest is not None
+    assert report.largest.phase == "step"
+    assert any(cause.words.startswith("too few sequences") for cause in report.causes)
 
 
 def test_answers_at_the_cap_are_said(plan: Plan) -> None:
-    found = explain_step(JOB, measured(plan, 1.0, mean_response_len=6000.0, cut_share=0.55))
-    assert "55% of answers end at the cap of 8,192 tokens" in found.remarks[0]
-    assert found.plan.seconds > plan.seconds  # the longer answers are the workload's, not the runtime's
+    report = explain_step(JOB, make_step(plan, 1.0, mean_response_len=6000.0, cut_share=0.55))
+    assert "55% of responses end at the cap of 8,192 tokens" in report.remarks[0]
+    assert report.plan.seconds > plan.seconds  # the longer answers are the workload's, not the runtime's
 
 
 @pytest.mark.parametrize("lengths", [{"mean_response_len": 9000.0}, {"longest_response_len": 20_000.0},
                                      {"mean_prompt_len": 5000.0}])  # fmt: skip
 def test_a_log_with_longer_answers_than_the_job_allows_is_not_its_log(plan: Plan, lengths: dict[str, float]) -> None:
     with pytest.raises(SpecError, match="the job allows") as caught:
-        explain_step(JOB, measured(plan, 1.0, **lengths))
+        explain_step(JOB, make_step(plan, 1.0, **lengths))
     assert caught.value.way_out.startswith("workload.max_")
 
 
-def test_a_job_that_does_not_fit_has_nothing_to_be_laid_beside() -> None:
+def test_a_job_that_does_not_fit_has_no_prediction() -> None:
     job = job_from({"policy": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "hardware": "1xL4"})
     with pytest.raises(NoFeasiblePlanError, match="does not fit where it ran"):
         explain_step(job, MeasuredStep("verl", 9, 100.0, {}, {}))
@@ -155,9 +155,9 @@ def test_fitted_lengths_have_the_measured_mean_and_tail_wherever_some_have(part:
     mean = part * cap
     override = fitted_lengths(mean, cap, cut_share=share, longest=None, num_rollouts=1024)
     spec = changed(JOB, [override]).workload.response_lengths
-    found = Lengths(spec, cap)
-    at_cap = 1 - found.at_most(cap - 1)
+    lengths = Lengths(spec, cap)
+    at_cap = 1 - lengths.at_most(cap - 1)
     if share * cap * 1.3 < mean < 0.6 * cap:  # else no cut log-normal has both
-        assert found.mean == pytest.approx(mean, rel=0.1)
+        assert lengths.mean == pytest.approx(mean, rel=0.1)
         assert at_cap == pytest.approx(share, abs=0.02)
-    assert 0 < found.mean <= cap
+    assert 0 < lengths.mean <= cap

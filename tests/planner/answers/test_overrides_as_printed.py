@@ -73,11 +73,11 @@ def found(name: str) -> Plan:
     return FOUND[name]
 
 
-def words_of(typed: dict[str, str]) -> str:
+def split_words(typed: dict[str, str]) -> str:
     return shlex.join(f"{key}={value}" for key, value in typed.items())
 
 
-def overrides_in(text: str) -> list[str]:
+def find_overrides(text: str) -> list[str]:
     """Every KEY=VALUE of a sentence."""
     return [word.rstrip(",") for word in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)*=(?:\{[^}]*\}|\S+)", text)]
 
@@ -85,8 +85,8 @@ def overrides_in(text: str) -> list[str]:
 @pytest.mark.parametrize("name", at_night(BUDGETS, but=FEW))
 def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> None:
     plan = found(name)
-    for one in (plan, *plan.runners_up, *plan.pareto):
-        whole = changed(plan.asked, shlex.split(words_of(choice_words(one.choice, plan.job, plan.asked))))
+    for layout in (plan, *plan.runners_up, *plan.pareto):
+        whole = changed(plan.asked, shlex.split(split_words(choice_words(layout.choice, plan.job, plan.asked))))
         check_job(settle(whole), read_setting(settle(whole)))
     for other in (*plan.runners_up, *plan.pareto):
         changed(plan.asked, shlex.split(differences(other.choice, plan.choice, plan.job, plan.asked)))
@@ -112,19 +112,19 @@ def test_a_job_too_long_for_a_card_is_mended_by_small_adapters_and_shorter_respo
     plan = best_plan(job_from(answers, ["workload.max_response_len=30000", "hardware.host_memory=64GiB"]))
     last = plan.remedies[-1]
     assert last.change.startswith("training.lora='{rank: 16, base_dtype: nf4}' workload.max_response_len=")
-    assert last.learns_less == "cuts longer responses"
+    assert last.learns_less == "truncates longer responses"
     assert best_plan(changed(plan.asked, shlex.split(last.change))).verdict is last.verdict
 
 
 def test_where_no_small_change_helps_all_choices_are_left_to_the_search() -> None:
-    changes = [one.change for one in found("all fixed").remedies]
+    changes = [remedy.change for remedy in found("all fixed").remedies]
     assert [change.partition(" ")[0] for change in changes] == ["training.zero_stage=auto"]
 
 
 def test_what_costs_nothing_in_learning_comes_first_and_shorter_responses_last() -> None:
     costs = ["", *LEARNS_LESS.values()]
     for name in ("too small a card", "too small a host"):
-        ranks = [(one.verdict.rank, costs.index(one.learns_less)) for one in found(name).remedies]
+        ranks = [(remedy.verdict.rank, costs.index(remedy.learns_less)) for remedy in found(name).remedies]
         assert ranks == sorted(ranks)
 
 
@@ -132,11 +132,11 @@ def test_what_costs_nothing_in_learning_comes_first_and_shorter_responses_last()
 def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
     plan = found(name)
     explanation = explain(plan, more_devices=True)
-    for one in (*explanation.families, *explanation.what_ifs, *explanation.asked):
-        typed = shlex.split(one.change.typed)
+    for outcome in (*explanation.families, *explanation.what_ifs, *explanation.asked):
+        typed = shlex.split(outcome.change.typed)
         changed(plan.asked, typed)
-        if one.way_out:
-            changed(plan.asked, [*typed, *shlex.split(one.way_out)])
+        if outcome.way_out:
+            changed(plan.asked, [*typed, *shlex.split(outcome.way_out)])
     for other in explanation.runners_up:
         changed(plan.asked, shlex.split(other.differs))
 
@@ -145,8 +145,8 @@ def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
 def test_plans_of_the_examples_are_said_in_keys_of_a_budget(path: Any) -> None:
     golden, spec = json.loads(path.read_text("utf-8")), load_job(EXAMPLES / f"{path.stem}.yaml")
     assert golden["runners_up"]
-    for one in golden["runners_up"]:
-        changed(spec, shlex.split(one["differs"]))
+    for runner_up in golden["runners_up"]:
+        changed(spec, shlex.split(runner_up["differs"]))
 
 
 @pytest.mark.parametrize(("model", "gpus", "overrides", "where", "words"), REFUSED)
@@ -164,7 +164,7 @@ def test_the_way_out_of_a_refused_budget_is_made_of_its_keys(
     except SpecError:
         return  # the short form itself is refused
     refused = apply_overrides(long, overrides)
-    for override in overrides_in(caught.value.way_out):
+    for override in find_overrides(caught.value.way_out):
         _read(refused, override)
 
 
@@ -181,10 +181,10 @@ COMBINED = [
 
 
 def test_what_deepspeed_does_not_combine_has_a_way_out_for_jobs_and_for_budgets() -> None:
-    ways_out = {one.way_out for asked in COMBINED for one in asked.contradictions()}
+    ways_out = {contradiction.way_out for asked in COMBINED for contradiction in asked.contradictions()}
     assert len(ways_out) > 3
     for way_out in ways_out:
-        (override,) = overrides_in(way_out)
+        (override,) = find_overrides(way_out)
         _read(job_data(), override)
         _read({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}, override)
 
@@ -223,4 +223,4 @@ def _has_key(kind: Any, keys: Sequence[str]) -> bool:
     if field is None or len(keys) == 1:
         return field is not None
     inner = [field.annotation, *getattr(field.annotation, "__args__", ())]
-    return any(_has_key(one, keys[1:]) for one in inner)
+    return any(_has_key(value, keys[1:]) for value in inner)

@@ -33,42 +33,45 @@ def small(**overrides: str) -> JobSpec:
 )
 def test_the_value_fits_and_the_next_one_does_not_as_it_is_typed(key: str, job: Path | None) -> None:
     asked = load_job(job) if job else small(hardware__host_memory="24GiB", rollout__kv_cache_memory="2GiB")
-    found = solve(asked, key)
-    again = ask(asked, Change((found.override,)))
+    solution = solve(asked, key)
+    again = ask(asked, Change((solution.override,)))
     assert again.verdict is Verdict.FITS
-    assert again.seconds == found.plan.seconds
-    if found.next is None:
+    assert again.seconds == solution.plan.seconds
+    if solution.next is None:
         assert key == "max_num_seqs"
-        assert found.value == asked.workload.num_rollouts_per_step
+        assert solution.value == asked.workload.num_rollouts_per_step
         return
-    assert found.next.value == found.value + 1
-    beyond = ask(asked, Change((f"{found.key}={found.next.value}",)))
+    assert solution.next.value == solution.value + 1
+    beyond = ask(asked, Change((f"{solution.key}={solution.next.value}",)))
     assert beyond.verdict is not Verdict.FITS
-    assert beyond.why == found.next.why
+    assert beyond.why == solution.next.why
     if beyond.plan is not None and (short := beyond.plan.shortage) is not None:
-        assert (found.next.needed_bytes, found.next.available_bytes) == (short.needed_bytes, short.available_bytes)
-        assert found.next.needed_bytes > found.next.available_bytes
-        assert found.next.device == short.peak.scope
-        assert found.next.phase in ("rollout", "train", "score", "sync", "evaluate", "switch", "start")
+        assert (solution.next.needed_bytes, solution.next.available_bytes) == (
+            short.needed_bytes,
+            short.available_bytes,
+        )
+        assert solution.next.needed_bytes > solution.next.available_bytes
+        assert solution.next.device == short.peak.scope
+        assert solution.next.phase in ("rollout", "train", "score", "sync", "evaluate", "switch", "start")
 
 
 def test_a_rule_that_forbids_the_next_value_is_said_with_its_number() -> None:
-    found = solve(load_job(QUICKSTART), "workload.max_response_len")
-    assert found.next is not None
-    assert found.next.value == found.value + 1
-    assert "limit is 256" in found.next.why
-    assert found.next.device == ""
+    solution = solve(load_job(QUICKSTART), "workload.max_response_len")
+    assert solution.next is not None
+    assert solution.next.value == solution.value + 1
+    assert "limit is 256" in solution.next.why
+    assert solution.next.device == ""
 
 
-def test_samples_that_no_mini_batch_divides_are_stepped_over() -> None:
+def test_samples_that_no_mini_batch_divides_are_skipped() -> None:
     asked = small(hardware__host_memory="24GiB", workload__mini_batch_size="384", workload__num_samples_per_prompt="12")
-    found = solve(asked, "num_samples_per_prompt")
+    solution = solve(asked, "num_samples_per_prompt")
     work = asked.workload
     assert work.mini_batch_size is not None
     unit = work.mini_batch_size // math.gcd(work.mini_batch_size, work.num_prompts_per_step)
-    assert found.value % unit == 0
-    assert found.next is not None
-    assert found.next.value - found.value == unit
+    assert solution.value % unit == 0
+    assert solution.next is not None
+    assert solution.next.value - solution.value == unit
 
 
 @pytest.mark.nightly

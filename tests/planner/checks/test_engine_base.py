@@ -20,7 +20,7 @@ from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import gpu_job, make_job, make_plan
 from tests.memory.model.packed_base import packed_base
 from tests.memory.serving.test_shared_base import held
-from tests.planner.test_rules import asked
+from tests.planner.test_rules import build_job
 from tests.runtime.live.four_bits import METHODS
 
 ASKED: dict[str, Any] = {
@@ -43,7 +43,7 @@ def reasons(base: str, **overrides: Any) -> str:
     """Why a small job cannot."""
     job = make_job(**(ASKED | {"rollout.base_path": base} | overrides))
     choice = choice_of(job, Placement(job.placement.placement), int(job.training.zero_stage))
-    return "; ".join((*rules.job_refusals(job), *rules.choice_refusals(job, choice)))
+    return "; ".join((*rules.job_refusals(job), *rules.find_choice_refusals(job, choice)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -60,21 +60,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"training.lora": None, "placement.sync_content": "full"},
         "training.lora={rank: 16} placement.sync_content=adapter",
     ),
-    "whole weights": ({"placement.sync_content": "full"}, "over 4 bits (placement.sync_content=adapter)"),
+    "whole weights": ({"placement.sync_content": "full"}, "overwrite the 4-bit base (placement.sync_content=adapter)"),
     "fp32": ({"rollout.dtype": "float32"}, "(rollout.dtype=bfloat16)"),
     "colocated": ({"placement.placement": "colocated"}, "(placement.placement=hybrid)"),
     "several ranks": ({"rollout.tp": 2}, "(rollout.tp=1)"),
     "drawn weights": ({"policy.init": "random"}, "(policy.init=checkpoint)"),
-    "two formats": ({"rollout.quantization": "fp8"}, "its weights are quantised already"),
+    "two formats": ({"rollout.quantization": "fp8"}, "its weights are already quantized"),
     "one base": ({"rollout.shares_base": True}, "(rollout.shares_base=false)"),
 }
 
 
 @pytest.mark.parametrize(("overrides", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_have_one_is_refused_by_name(base: str, overrides: dict[str, Any], words: str) -> None:
-    said = reasons(base, **overrides)
-    assert "rollout.base_path: " in said
-    assert words in said
+    refusals = reasons(base, **overrides)
+    assert "rollout.base_path: " in refusals
+    assert words in refusals
 
 
 def test_what_a_refusal_offers_is_taken(base: str) -> None:
@@ -85,7 +85,7 @@ def test_what_a_refusal_offers_is_taken(base: str) -> None:
 def test_a_folder_of_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     other = str(packed_base(tmp_path / "other", vocab_size=128))
     with pytest.raises(RlplanError, match="vocab_size is 128 there and 64 in the policy"):
-        raise rules.refused(reasons(other))
+        raise rules.build_refusal(reasons(other))
 
 
 def test_an_engine_on_a_cpu_keeps_activations_in_16_bits(base: str) -> None:
@@ -111,13 +111,13 @@ def test_the_ledger_of_a_cpu_host_holds_packed_weights(base: str) -> None:
 def qwen_in_awq(folder: Path) -> str:
     """Qwen2.5-1.5B's config as its AWQ checkpoints have it."""
     config = load_catalogue()["Qwen/Qwen2.5-1.5B"].config
-    said = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": said}), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}), encoding="utf-8")
     return str(folder)
 
 
-def planned(rollout: dict[str, Any], hardware: str = "2xH100") -> Plan:
+def plan_engines(rollout: dict[str, Any], hardware: str = "2xH100") -> Plan:
     parts: dict[str, Any] = {"policy": "Qwen/Qwen2.5-1.5B", "hardware": hardware, **ON_GPUS}
     work = {"num_prompts_per_step": 32, "num_samples_per_prompt": 4, "max_response_len": 1024}
     placed = {**ON_GPUS["placement"], "placement": "hybrid"}
@@ -126,7 +126,7 @@ def planned(rollout: dict[str, Any], hardware: str = "2xH100") -> Plan:
 
 
 def test_on_gpus_weights_and_the_time_to_read_them_are_those_of_4_bits(tmp_path: Path) -> None:
-    whole, packed = planned({}), planned({"base_path": qwen_in_awq(tmp_path / "awq")})
+    whole, packed = plan_engines({}), plan_engines({"base_path": qwen_in_awq(tmp_path / "awq")})
     assert (packed.verdict, packed.choice.sync_mode) == (Verdict.FITS, "adapter")
     linear = 28 * (1536 * (1536 + 2 * 256) + 1536 * 1536 + 3 * 1536 * 8960)
     saved = linear * 2 - (linear // 2 + linear // 128 * 2 + linear // 128 // 2)
@@ -136,26 +136,26 @@ def test_on_gpus_weights_and_the_time_to_read_them_are_those_of_4_bits(tmp_path:
 
 
 def test_on_gpus_it_can_be_quantised_to_mxfp4_while_loading_for_adapters_alone() -> None:
-    plan = planned({"quantization": "mxfp4"})
+    plan = plan_engines({"quantization": "mxfp4"})
     assert (plan.verdict, plan.choice.sync_mode, plan.choice.engine.quantization) == (Verdict.FITS, "adapter", "mxfp4")
     arguments = engine_arguments(plan.job)
     assert arguments["quantization"] == "mxfp4"
     assert arguments["kernel_config"] == {"linear_backend_per_quant": {"mxfp4": "marlin"}}
     with pytest.raises(NoFeasiblePlanError, match=r"without training\.lora") as caught:
-        best_plan(asked(MXFP4))
+        best_plan(build_job(MXFP4))
     assert caught.value.way_out == "training.lora={rank: 16} placement.sync_content=adapter"
 
 
 def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
     rollout = {"base_path": qwen_in_awq(tmp_path / "awq"), "num_engines": 1}
-    with pytest.raises(NoFeasiblePlanError, match=r"rollout\.tp 4 would cut groups of 128 columns of 8960"):
-        planned({**rollout, "tp": 4}, "4xH100")  # 8,960 are 70 groups
-    assert planned({**rollout, "tp": 2}).verdict is Verdict.FITS
+    with pytest.raises(NoFeasiblePlanError, match=r"rollout\.tp 4 would split groups of 128 columns of 8960"):
+        plan_engines({**rollout, "tp": 4}, "4xH100")  # 8,960 are 70 groups
+    assert plan_engines({**rollout, "tp": 2}).verdict is Verdict.FITS
 
 
 def test_a_mixture_of_experts_is_refused() -> None:
     job = gpu_job({"policy": "Qwen/Qwen3-30B-A3B", "hardware": "8xH100", **ON_GPUS, **MXFP4})
-    assert any("the policy has experts, which were not tried in 4 bits" in one for one in rules.job_refusals(job))
+    assert any("the policy has experts, which are untested in 4 bits" in refusal for refusal in rules.job_refusals(job))
 
 
 def test_other_frameworks_refuse_it(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ LACKED = (
     *("training.lora.dtype=float32", "training.lora.unquantized_dtype=float32"),
     *("scoring.teacher.micro_batch_size_per_gpu=4", "scoring.policy_log_probs=never"),
 )
-"""What no framework has in common with a job that states it."""
+"""A value that no framework supports for a job that states it."""
 OVERRIDE = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_0-9]+)+=[^\s)]+")
 
 
-def planned(framework: str, *overrides: str) -> Plan:
+def make_plan(framework: str, *overrides: str) -> Plan:
     needs = [WITH_ADAPTERS] if any("lora." in override for override in overrides) else []
     return best_plan(job_from({**JOB, "framework": framework}, [*needs, *overrides]), with_others=False)
 
@@ -35,7 +35,7 @@ def planned(framework: str, *overrides: str) -> Plan:
 )
 def test_a_key_that_a_framework_lacks_is_refused_and_the_way_out_is_planned(framework: str, override: str) -> None:
     """slime has no adapters at all, which is refused before the search."""
-    plan = planned(framework, override)
+    plan = make_plan(framework, override)
     key = override.partition("=")[0]
     assert plan.verdict is Verdict.REFUSED
     (reason,) = plan.refusals
@@ -48,7 +48,7 @@ def test_a_key_that_a_framework_lacks_is_refused_and_the_way_out_is_planned(fram
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_engine_s_share_of_a_gpu_is_planned_for_every_framework(framework: str) -> None:
-    plan = planned(framework, "rollout.gpu_memory_utilization=0.6", "hardware.power_limit=400")
+    plan = make_plan(framework, "rollout.gpu_memory_utilization=0.6", "hardware.power_limit=400")
     assert plan.verdict is Verdict.FITS
     assert plan.asked.hardware.power_limit == 400
 
@@ -57,19 +57,19 @@ def test_an_engine_s_share_of_a_gpu_is_planned_for_every_framework(framework: st
 def test_a_reference_scores_in_passes_of_the_policy_s_size_where_one_key_is_of_both(framework: str) -> None:
     key = "scoring.{}.micro_batch_size_per_gpu=4"
     training = "workload.micro_batch_size_per_gpu=2"
-    with_policy = planned(framework, training, "algorithm.kl_coef=0.01", key.format("policy"))
+    with_policy = make_plan(framework, training, "algorithm.kl_coef=0.01", key.format("policy"))
     assert with_policy.job.scoring.reference.micro_batch_size_per_gpu == 4
-    alone = planned(framework, training, "algorithm.kl_coef=0.01", key.format("reference"))
+    alone = make_plan(framework, training, "algorithm.kl_coef=0.01", key.format("reference"))
     assert alone.verdict is Verdict.REFUSED
     assert "scoring.reference.micro_batch_size_per_gpu=auto" in alone.refusals[0]
 
 
 def test_verl_generates_one_step_ahead_on_gpus_of_its_own_and_draws_groups_again_for_dapo() -> None:
-    ahead = planned("verl", "placement.max_staleness=1", "placement.partial_rollouts=false")
+    ahead = make_plan("verl", "placement.max_staleness=1", "placement.partial_rollouts=false")
     assert ahead.verdict is Verdict.FITS
     assert ahead.job.placement.placement == "disaggregated"
     for override in ("placement.placement=disaggregated", "placement.max_staleness=2"):
-        assert planned("verl", override).verdict is Verdict.REFUSED
-    dapo = planned("verl", "algorithm.name=dapo")
+        assert make_plan("verl", override).verdict is Verdict.REFUSED
+    dapo = make_plan("verl", "algorithm.name=dapo")
     assert "(algorithm.max_refills=100)" in dapo.refusals[0]
-    assert planned("verl", "algorithm.name=dapo", "algorithm.max_refills=100").verdict is Verdict.FITS
+    assert make_plan("verl", "algorithm.name=dapo", "algorithm.max_refills=100").verdict is Verdict.FITS

@@ -1,10 +1,10 @@
-"""What cannot run is refused before anything is counted: with where, rule and way out, and exit code 2."""
+"""Settings that cannot run are refused before anything is predicted: with where, rule and way out, and exit code 2."""
 
 import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.checks.gpus import check_job
-from rlplan.planner.gpu.axes import parallel_axes
+from rlplan.planner.gpu.axes import list_parallel_axes
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.vocabulary import Placement
@@ -28,13 +28,13 @@ def test_a_placement_of_an_algorithm_that_generates_nothing_is_refused() -> None
 MEGATRON, FSDP2 = "training.backend=megatron", "training.backend=fsdp2"
 UNSHARED = (MEGATRON, "training.sequence_parallel=false")
 REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
-    (DENSE, "8xH100", ("training.pp=2",), "training.pp", "does not have"),
-    (DENSE, "8xH100", ("training.cp=2",), "training.cp", "does not have"),
-    (DENSE, "8xH100", ("training.ulysses=2", MEGATRON), "training.ulysses", "does not have"),
-    (DENSE, "8xH100", ("training.pp=2", FSDP2), "training.pp", "does not have"),
+    (DENSE, "8xH100", ("training.pp=2",), "training.pp", "does not support"),
+    (DENSE, "8xH100", ("training.cp=2",), "training.cp", "does not support"),
+    (DENSE, "8xH100", ("training.ulysses=2", MEGATRON), "training.ulysses", "does not support"),
+    (DENSE, "8xH100", ("training.pp=2", FSDP2), "training.pp", "does not support"),
     (DENSE, "8xH100", ("training.tp=3",), "training.tp", "4 key heads"),
     (DENSE, "8xH100", ("training.tp=3", MEGATRON), "training.tp", "does not divide"),
-    (DENSE, "8xH100", ("training.tp=16", MEGATRON), "training.tp", "one micro-batch takes 16 GPUs"),
+    (DENSE, "8xH100", ("training.tp=16", MEGATRON), "training.tp", "one micro-batch needs 16 GPUs"),
     (DENSE, "8xH100", ("training.tp=7",), "training.tp", "4 key heads"),
     ("Qwen/Qwen2.5-3B", "8xH100", ("training.tp=4",), "training.tp", "2 key heads"),
     (MIXTURE, "8xH100", ("training.tp=2",), "training.tp", "AutoTP does not cut"),
@@ -71,7 +71,7 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100 + 8xL40S + 8xA100", (), "hardware", "3 groups"),
     (DENSE, "8xH100 + 0xL40S", (), "hardware", "names no GPUs"),
     (DENSE, "-8xH100", (), "hardware", "names no GPUs"),
-    (DENSE, "16xrtx-5080", ("hardware.num_hosts=2",), "hardware.num_hosts", "the network of hosts"),
+    (DENSE, "16xrtx-5080", ("hardware.num_hosts=2",), "hardware.num_hosts", "states their network"),
 ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_two_kinds_of_gpus_have_their_own_capacities_and_hosts() -> None:
     training, generation = (next(iter(g.devices)) for g in answer.schedule.groups if g.name != "scoring")
     assert ledger.capacity_of(training) == setting.pools[0].capacity
     assert ledger.capacity_of(generation) == setting.pools[1].capacity
-    assert all(ledger.device_peak(one, "high").num_bytes <= ledger.capacity_of(one) for one in ledger.devices)
+    assert all(ledger.device_peak(device, "high").num_bytes <= ledger.capacity_of(device) for device in ledger.devices)
     assert len(ledger.hosts) >= 2
     assert setting.cluster("generation").gpu.name == "l40s"
     assert setting.cluster("training").gpu.name == setting.cluster("scoring").gpu.name == "h100-sxm"
@@ -137,13 +137,13 @@ def test_the_smaller_kind_binds_where_it_is_too_small() -> None:
     assert answer.shortage is not None
     assert answer.shortage.of == "a rtx-4090"
     assert answer.shortage.available_bytes == read_setting(answer.job).pools[1].capacity
-    assert answer.binding.scope in next(one.devices for one in answer.schedule.groups if one.name == "generation")
+    assert answer.binding.scope in next(group.devices for group in answer.schedule.groups if group.name == "generation")
 
 
 def test_experts_without_sequence_parallelism_are_offered_no_tensor_parallel_ranks() -> None:
-    def offered(*overrides: str) -> set[int]:
+    def list_stages(*overrides: str) -> set[int]:
         job = gpu_job({"policy": MIXTURE, "hardware": "8xH100", "algorithm": "grpo"}, list(overrides))
-        return {axes.tp for axes in parallel_axes(job, [read_setting(job).policy], 8)}
+        return {axes.tp for axes in list_parallel_axes(job, [read_setting(job).policy], 8)}
 
-    assert offered(*UNSHARED) == {1}
-    assert offered(MEGATRON) == {1, 2, 4, 8}
+    assert list_stages(*UNSHARED) == {1}
+    assert list_stages(MEGATRON) == {1, 2, 4, 8}

@@ -15,7 +15,7 @@ DISAGGREGATED = ((Placement.DISAGGREGATED, 2),)
 def list_layouts(job: ResolvedJob) -> tuple[tuple[tuple[Placement, int], ...], tuple[Considered, ...]]:
     """(placement, ZeRO stage) of every choice, and what is rejected."""
     choices, rejections = list_choices(job)
-    return tuple((one.arrangement.placement, one.trainer.zero_stage) for one in choices), rejections
+    return tuple((choice.arrangement.placement, choice.trainer.zero_stage) for choice in choices), rejections
 
 
 def test_hybrid_is_tried_before_disaggregated_and_colocated_last() -> None:
@@ -34,7 +34,7 @@ def test_an_offloaded_optimizer_leaves_the_stages_that_have_partitions() -> None
         make_job(**{"training.offloads_optimizer": True, "training.zero_stage": "auto"})
     )
     assert {stage for _, stage in candidates} == {2, 3}
-    assert {one.zero_stage for one in rejections} == {0, 1}
+    assert {rejection.zero_stage for rejection in rejections} == {0, 1}
 
 
 def test_what_is_impossible_at_any_stage_is_said_once() -> None:
@@ -46,7 +46,7 @@ def test_generation_beside_training_needs_devices_of_its_own() -> None:
     candidates, rejections = list_layouts(make_job(**{"placement.max_staleness": 1, **STAGE_2}))
     assert candidates == DISAGGREGATED
     assert {rejection.placement for rejection in rejections} == {Placement.HYBRID, Placement.COLOCATED}
-    assert all("only on devices of its own" in rejection.reason for rejection in rejections)
+    assert all("need separate devices for generation" in rejection.reason for rejection in rejections)
 
 
 def test_an_open_transport_goes_between_hosts_over_gloo() -> None:
@@ -65,7 +65,7 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
     [
         (
             {"placement": {"placement": "colocated", "max_staleness": 1}},
-            "generation runs beside training (placement.max_staleness) only on devices of its own",
+            "async rollouts (placement.max_staleness) need separate devices for generation",
         ),
         (
             {"placement": {"placement": "disaggregated"}, "hardware.num_devices": 1},
@@ -85,7 +85,7 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
         ),
         (
             {"rollout.speculative_tokens": 3, "placement": {"placement": "colocated"}},
-            "a colocated engine is restarted in its process, which vLLM cannot do after speculative decoding",
+            "a colocated engine restarts in its process, which vLLM cannot do after speculative decoding",
         ),
         (
             {"rollout.quantization": "fp8"},
@@ -93,11 +93,11 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
         ),
         (
             {"hardware.num_devices": 3, "placement": {"placement": "hybrid"}, "workload.mini_batch_size": 2},
-            "workload.mini_batch_size 2 leaves some of the 3 training device(s) without a rollout",
+            "workload.mini_batch_size 2 gives some of the 3 training device(s) no rollout",
         ),
         (
             {"hardware.num_devices": 4, "placement": {"placement": "disaggregated"}, "workload.mini_batch_size": 2},
-            "workload.mini_batch_size 2 leaves some of the 3 training device(s) without a rollout",
+            "workload.mini_batch_size 2 gives some of the 3 training device(s) no rollout",
         ),
     ],
 )

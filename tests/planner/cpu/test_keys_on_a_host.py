@@ -137,24 +137,24 @@ def test_each_layout_key_of_the_spec_is_said_to_work_or_to_be_refused_on_a_cpu_h
     assert sorted(known) == sorted(ALL_KEYS)
 
 
-def planned(keys: dict[str, Any]) -> str:
-    """All of a plan but its job: choice, schedule, bytes, seconds, and what DeepSpeed and vLLM are told."""
+def make_plan(keys: dict[str, Any]) -> str:
+    """A plan without its job: choice, schedule, bytes, seconds, and the settings of DeepSpeed and vLLM."""
     plan = find_plan(make_job(**keys))
     execution = execution_spec(plan)
-    told = (execution.deepspeed, execution.vllm)
-    return repr((plan.choice, plan.schedule, plan.ledger, plan.timing, plan.fit, told))
+    settings = (execution.deepspeed, execution.vllm)
+    return repr((plan.choice, plan.schedule, plan.ledger, plan.timing, plan.fit, settings))
 
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_a_key_that_works_changes_the_plan(key: str) -> None:
     value, beside = CHANGES[key]
-    assert planned(beside | {key: value}) != planned(beside)
+    assert make_plan(beside | {key: value}) != make_plan(beside)
 
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_a_key_that_a_cpu_host_cannot_have_is_refused_by_name_with_a_way_out(key: str) -> None:
     value, beside = REFUSED[key]
     with pytest.raises(RlplanError) as refused:
-        planned(beside | {key: value})
+        make_plan(beside | {key: value})
     assert key.rpartition(".")[2].split("_")[0] in str(refused.value)
     assert refused.value.way_out

@@ -20,7 +20,7 @@ def test_the_trainer_scores_the_held_out_pairs() -> None:
         (action,) = evaluations[part]  # type: ignore[index]
         assert (action.kind, action.role, action.every) == (ActionKind.SCORE, Role.POLICY, every)
     assert evaluations["step"][0].after == ("optimizer_step",)
-    assert [one.metric for one in PLAN.job.evaluations] == ["evaluate/pair_accuracy"]
+    assert [evaluation.metric for evaluation in PLAN.job.evaluations] == ["evaluate/pair_accuracy"]
 
 
 def test_its_model_has_a_scalar_head_in_place_of_the_language_head() -> None:

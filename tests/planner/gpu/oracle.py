@@ -44,7 +44,7 @@ class Tried:
 
     @property
     def key(self) -> tuple[int, float, float]:
-        """What is compared, to a nanosecond."""
+        """Values to compare, to a nanosecond."""
         return self.rank, round(self.seconds, 9), round(self.busy, 9)
 
 
@@ -64,16 +64,22 @@ class Oracle(RawSeconds):
             schedule = build_view(self.spec, arrangement, has_engine=self.spec.has_rollouts)
             actions = [action for action in schedule.step if action.every == 1]
             moments = PhaseBytes(schedule, self.setting)
-            trainers = [(one, self._trainer_bytes(moments, arrangement, one)) for one in self._trainers(arrangement)]
+            trainers = [
+                (trainer, self._trainer_bytes(moments, arrangement, trainer)) for trainer in self._trainers(arrangement)
+            ]
             copies = self._copies(moments)
             for engine in self._engines(arrangement):
-                mine, holds = self._engine_bytes(moments, arrangement, engine)
+                engine_bytes, holds = self._engine_bytes(moments, arrangement, engine)
                 for trainer, other in trainers:
                     if not self._has_framework(arrangement, trainer, engine):
                         continue
                     for sync_mode in self._sync_modes(arrangement, engine):
-                        held = (mine[0], mine[1], copies(mine[2])) if sync_mode == "delta" else mine
-                        rank, kv_cache = self._fit(moments, arrangement, engine, held, other, holds)
+                        copied = (
+                            (engine_bytes[0], engine_bytes[1], copies(engine_bytes[2]))
+                            if sync_mode == "delta"
+                            else engine_bytes
+                        )
+                        rank, kv_cache = self._fit(moments, arrangement, engine, copied, other, holds)
                         choice = Choice(arrangement, trainer, engine, sync_mode)
                         if not self._can_run(arrangement, engine, sync_mode):
                             yield Tried(REFUSED, 0.0, 0.0, choice, kv_cache)
@@ -98,7 +104,9 @@ class Oracle(RawSeconds):
                 return False
             first = count - arrangement.num_generation
             starts = range(first, count, engine.tp)
-            if engine.tp <= per_host and any(one // per_host != (one + engine.tp - 1) // per_host for one in starts):
+            if engine.tp <= per_host and any(
+                start // per_host != (start + engine.tp - 1) // per_host for start in starts
+            ):
                 return False
         if arrangement.placement is Placement.COLOCATED and not (
             self.setting.gpu.supports_sleep and engine.sleep_level
@@ -112,7 +120,7 @@ class Oracle(RawSeconds):
     # ------------------------------------------------------------------------------------------------ bytes
 
     def _engine(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int = 0) -> EngineOnGpu:
-        overheads = self.setting.pool(GENERATION).overheads
+        overheads = self.setting.get_pool(GENERATION).overheads
         model, bytes_each, bucket = (
             self.setting.policy,
             self.spec.rollout.dtype.num_bytes,
@@ -124,7 +132,7 @@ class Oracle(RawSeconds):
             comes = Incoming(adapters.staging_bytes(model, bucket), adapters)
         return EngineOnGpu(model, self.spec.rollout, engine, arrangement.placement, overheads, comes, kv_cache)
 
-    def _micro_batch_of(self, arrangement: Arrangement, choice: TrainerChoice, response: float) -> MicroBatchTokens:
+    def _size_micro_batch(self, arrangement: Arrangement, choice: TrainerChoice, response: float) -> MicroBatchTokens:
         length = self.work.usual_prompt_len + response if response < self.longest else float(self.work.max_seq_len)
         tokens = (choice.max_tokens or choice.micro_batch * length) / (choice.ulysses * choice.cp)
         share = self.work.rollouts_per_mini_batch // (arrangement.num_training // choice.ranks_per_sequence)
@@ -133,16 +141,16 @@ class Oracle(RawSeconds):
         return MicroBatchTokens(int(tokens), int(head), num > 1, num)
 
     def _others(self, arrangement: Arrangement, choice: TrainerChoice, name: str, response: float) -> Any:
-        spec, setting, micro_batch = self.spec, self.setting, self._micro_batch_of(arrangement, choice, response)
+        spec, setting, micro_batch = self.spec, self.setting, self._size_micro_batch(arrangement, choice, response)
         if name.startswith("scorer"):
             role = Role(name.split("/")[1])
             ranks = arrangement.num_scoring or arrangement.num_training
             if spec.backend == "deepspeed":  # a frozen role's rank has whole sequences, whatever the trainer does
-                micro_batch = self._micro_batch_of(arrangement, replace(choice, ulysses=1), response)
+                micro_batch = self._size_micro_batch(arrangement, replace(choice, ulysses=1), response)
             return ScorerOnGpu(
                 FrozenRole(
                     role,
-                    setting.model_of(role),
+                    setting.get_model(role),
                     spec.training.dtype.num_bytes,
                     spec.training.loss,
                     micro_batch,
@@ -157,7 +165,7 @@ class Oracle(RawSeconds):
         return TrainerOnGpu(
             TrainedRole(
                 role,
-                setting.model_of(role),
+                setting.get_model(role),
                 spec.training,
                 choice,
                 micro_batch,
@@ -185,8 +193,8 @@ class Oracle(RawSeconds):
         holds: set[int] = set()
         for name in moments.names:
             if name.startswith("rollout_engine"):
-                one = self._engine(arrangement, engine)
-                moments.add(total, name, one, one)
+                forecast = self._engine(arrangement, engine)
+                moments.add(total, name, forecast, forecast)
                 full = moments.nothing()
                 moments.add(full, name, *(self._engine(arrangement, engine, 1 << 40),) * 2)
                 holds = {i for i, (a, b) in enumerate(zip(total[0], full[0], strict=True)) if a != b}
@@ -209,21 +217,21 @@ class Oracle(RawSeconds):
             )
             for _, host, there in moments.rows
         ]
-        return lambda sizes: [one + more for one, more in zip(sizes, added, strict=True)]
+        return lambda sizes: [size + more for size, more in zip(sizes, added, strict=True)]
 
     def _fit(
         self,
         moments: "PhaseBytes",
         arrangement: Arrangement,
         engine: EngineChoice,
-        one: Bytes,
+        first: Bytes,
         other: Bytes,
         holds: list[int],
     ) -> tuple[int, int]:
-        expected = [a + b for a, b in zip(one[0], other[0], strict=True)]
-        high = [a + b for a, b in zip(one[1], other[1], strict=True)]
+        expected = [a + b for a, b in zip(first[0], other[0], strict=True)]
+        high = [a + b for a, b in zip(first[1], other[1], strict=True)]
         driver = DRIVER_HOST_BYTES + rollout_buffer_bytes(self.work.num_rollouts_per_step, self.work.max_seq_len)
-        hosts = [a + b for a, b in zip(one[2], other[2], strict=True)]
+        hosts = [a + b for a, b in zip(first[2], other[2], strict=True)]
         hosts = [size + driver * (name == "host:0") for size, name in zip(hosts, moments.hosts, strict=True)]
         left = [size - (max(hosts) if self.setting.gpu.shares_host_memory else 0) for size in moments.capacities]
         rank = 0 if all(a <= b for a, b in zip(high, left, strict=True)) else 1
@@ -234,7 +242,7 @@ class Oracle(RawSeconds):
         if not self.spec.has_rollouts:
             return rank, 0
         demand = self._demand(arrangement, engine)
-        rooms = [min((left[i] - held[i] for i in holds), default=0) for held in (expected, high)]
+        rooms = [min((left[i] - sizes[i] for i in holds), default=0) for sizes in (expected, high)]
         wants = self.spec.rollout.kv_cache_memory
         most = max(demand.bytes_at(0.99), demand.least_bytes) if wants == "auto" else wants
         least = demand.least_bytes if wants == "auto" else wants

@@ -10,7 +10,7 @@ from rlplan.planner.setting import GpuSetting
 
 PARTS = {"start": "start", "steady": "step", "finish": "finish"}
 Bytes = tuple[list[int], list[int], list[int]]
-"""At every run_phase: of the device as expected and at most, and of the host."""
+"""Bytes at each run phase: expected and worst-case bytes of the device, and bytes of the host."""
 
 
 class PhaseBytes:
@@ -24,7 +24,7 @@ class PhaseBytes:
         self.home, self.alike = {}, {}
         for name, device in devices.items():
             index, group = groups[device]
-            per_host = setting.pool(group.name).gpus_per_host
+            per_host = setting.get_pool(group.name).gpus_per_host
             self.home[name] = f"host:{index}" if setting.num_gpus > per_host else "host:0"
             self.alike[name] = min(len(group.devices), per_host)
         now: dict[str, tuple[str, Action, bool]] = {}
@@ -42,7 +42,7 @@ class PhaseBytes:
                         self.rows.append((device, host, dict(inside)))
                 now.update(dict.fromkeys(action.processes, (run_phase, action, False)))
         self.devices, self.hosts = [device for device, _, _ in self.rows], [host for _, host, _ in self.rows]
-        self.capacities = [setting.pool(groups[device][1].name).capacity for device in self.devices]
+        self.capacities = [setting.get_pool(groups[device][1].name).capacity for device in self.devices]
         self.on = devices
 
     def nothing(self) -> Bytes:
@@ -58,12 +58,12 @@ class PhaseBytes:
             run_phase, action, inside = there[name]
             key = run_phase, action.id, inside
             if key not in known:
-                held = usual.peak(action, run_phase) if inside else usual.resident(action, run_phase)
-                most = longest.peak(action, run_phase) if inside else held
+                sizes = usual.peak(action, run_phase) if inside else usual.resident(action, run_phase)
+                most = longest.peak(action, run_phase) if inside else sizes
                 high = sum(spread(kind, size)[1] for kind, size in most.items())
                 lies_there = host_bytes(usual, action, run_phase, WORKER_HOST_BYTES)
                 once = usual.on_host_of_first(action, run_phase)
-                known[key] = sum(held.values()), high, sum(lies_there.values()), sum(once.values())
+                known[key] = sum(sizes.values()), high, sum(lies_there.values()), sum(once.values())
             expected, high, on_host, of_first = known[key]
             if self.on[name] == device:
                 total[0][index] += expected

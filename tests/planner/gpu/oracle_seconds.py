@@ -26,7 +26,7 @@ class RawSeconds(RawAxes):
     """Costs of a combination's actions."""
 
     costs: dict[Any, Cost]
-    """What was worked out before."""
+    """Results computed before."""
 
     @staticmethod
     def _seconds(arrangement: Arrangement, actions: list[Action], costs: dict[str, Cost]) -> float:
@@ -62,12 +62,12 @@ class RawSeconds(RawAxes):
         (generate,) = [action.id for action in actions if action.kind is ActionKind.GENERATE]
         sync = sum(costs[action.id].seconds for action in actions if action.kind is ActionKind.SYNC_WEIGHTS)
         others = sum(costs[action.id].seconds for action in actions if action.id != generate) - sync
-        speed, one, num_engines = self._rollouts(arrangement, engine, kv_cache)
+        speed, rollouts, num_engines = self._rollouts(arrangement, engine, kv_cache)
         key = "ahead", engine, kv_cache, others, sync, arrangement.num_generation
         if key not in self.costs:
             staleness = self._staleness(arrangement)
             latency_s, keeps = self.work.reward_latency_s, engine.adapter_versions > 1
-            ahead = RolloutsAhead(speed, one, num_engines, staleness, latency_s, keeps_cache=keeps)
+            ahead = RolloutsAhead(speed, rollouts, num_engines, staleness, latency_s, keeps_cache=keeps)
             self.costs[key] = ahead.cost(others, sync)
         costs[generate] = self.costs[key]
 
@@ -93,7 +93,7 @@ class RawSeconds(RawAxes):
         return self.costs[key]
 
     def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
-        pool = self.setting.pool(group)
+        pool = self.setting.get_pool(group)
         size = arrangement.num_training
         if group in (GENERATION, SCORING):
             size = arrangement.num_generation if group == GENERATION else arrangement.num_scoring
@@ -124,8 +124,8 @@ class RawSeconds(RawAxes):
             case ActionKind.SYNC_WEIGHTS:
                 return self._sync(arrangement, trainer, engine, transport)
             case ActionKind.OFFLOAD_ROLE | ActionKind.RELOAD_ROLE:
-                one = self._others(arrangement, trainer, action.processes[0], 1.0)
-                size = one.weights if is_frozen else one.moved_bytes
+                forecast = self._others(arrangement, trainer, action.processes[0], 1.0)
+                size = forecast.weights if is_frozen else forecast.moved_bytes
                 return offload_cost(size, scoring if is_frozen else here)
         return self._compute(action, arrangement, trainer, here, scoring)
 
@@ -138,7 +138,7 @@ class RawSeconds(RawAxes):
         role, is_frozen, training = action.role, action.role in self.spec.frozen_roles, self.spec.training
         if role is not Role.POLICY:
             training = training.model_copy(update={"lora": None})
-        model, backend, rollouts = self.setting.model_of(role), self.spec.backend, self.work.rollouts_per_mini_batch
+        model, backend, rollouts = self.setting.get_model(role), self.spec.backend, self.work.rollouts_per_mini_batch
         if action.kind is ActionKind.SCORE:
             all_of_them = self._mini_batch_shape(self.work.num_rollouts_per_step, trainer)
             lora = self.spec.training.lora
@@ -148,13 +148,13 @@ class RawSeconds(RawAxes):
                 ranks = arrangement.num_scoring or arrangement.num_training
                 trainer = replace(trainer, tp=1, ulysses=1) if backend == "deepspeed" else trainer
                 return score_cost(TrainSetting(model, role, training, trainer, ranks, backend), all_of_them, scoring)
-            one = TrainSetting(model, role, training, trainer, arrangement.num_training, backend)
-            return score_cost(one, all_of_them, here)
-        one = TrainSetting(model, role, training, trainer, arrangement.num_training, backend)
+            setting = TrainSetting(model, role, training, trainer, arrangement.num_training, backend)
+            return score_cost(setting, all_of_them, here)
+        setting = TrainSetting(model, role, training, trainer, arrangement.num_training, backend)
         times = self.work.num_mini_batches - 1 if action.mini_batch == 1 else 1
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            return optimizer_cost(one, here).times(times)
-        return train_cost(one, self._mini_batch_shape(rollouts, trainer), here).times(times)
+            return optimizer_cost(setting, here).times(times)
+        return train_cost(setting, self._mini_batch_shape(rollouts, trainer), here).times(times)
 
     def _mini_batch_shape(self, rollouts: int, trainer: TrainerChoice) -> MiniBatchShape:
         mean = self.work.usual_prompt_len + self.lengths.mean
@@ -163,8 +163,8 @@ class RawSeconds(RawAxes):
         return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, head, trainer.max_tokens)
 
     def _generate(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int) -> Cost:
-        speed, one, num_engines = self._rollouts(arrangement, engine, kv_cache)
-        cost = generate_cost(speed, one) + slowest_engine_cost(speed, one, num_engines)
+        speed, rollouts, num_engines = self._rollouts(arrangement, engine, kv_cache)
+        cost = generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_engines)
         latency = self.spec.workload.reward_latency_s
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
@@ -177,11 +177,11 @@ class RawSeconds(RawAxes):
         pool = self._engine(arrangement, engine).pool
         tokens = dp * pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
         samples, prompt = max(1, self.work.num_samples_per_prompt // dp), float(self.work.usual_prompt_len)
-        one = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
+        rollouts = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
         is_own = self.spec.backend == "deepspeed"  # its engines are emitted without vLLM's custom all-reduce
         cluster = self._cluster(arrangement, GENERATION)
         speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, has_custom_all_reduce=not is_own)
-        return speed, one, num_engines
+        return speed, rollouts, num_engines
 
     def _sync(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode

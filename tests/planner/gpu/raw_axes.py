@@ -93,10 +93,10 @@ class RawAxes:
             "fsdp2": (contexts, 8, 1, contexts, 1),
             "megatron": (1, 8, 16, contexts, 64),
         }[backend]
-        given = wants.ulysses, wants.tp, wants.pp, wants.cp, wants.ep
+        stated = wants.ulysses, wants.tp, wants.pp, wants.cp, wants.ep
         ranges = [
             [size for size in POWERS if size <= most] if sync_mode == "auto" else [sync_mode]
-            for sync_mode, most in zip(given, opens, strict=True)
+            for sync_mode, most in zip(stated, opens, strict=True)
         ]
         for ulysses, tp, pp, cp, ep in product(*ranges):
             ways, ranks = ulysses * tp * pp * cp, arrangement.num_training
@@ -222,7 +222,7 @@ class RawAxes:
             yield EngineChoice(1, 0)
             return
         wants, model = self.spec.rollout, self.setting.policy
-        fp8 = ComputeDtype.FLOAT8 in self.setting.pool(GENERATION).gpu.dense_flops_per_s
+        fp8 = ComputeDtype.FLOAT8 in self.setting.get_pool(GENERATION).gpu.dense_flops_per_s
         all_seqs = POWERS[:11] if wants.max_num_seqs == "auto" else (wants.max_num_seqs,)
         cuts = product(POWERS[:6], POWERS[:7])
         for (tp, dp), level, whole, form, per_rank in product(cuts, (0, 1, 2), FLAGS, (None, "fp8"), all_seqs):
@@ -242,8 +242,8 @@ class RawAxes:
                 continue
             if seqs not in self._num_seqs(arrangement.num_generation // (tp * dp), dp):
                 continue
-            given = None if wants.quantization in ("auto", "none") else wants.quantization
-            engine = EngineChoice(tp, level, seqs, form or given, whole, dp)
+            quantization = None if wants.quantization in ("auto", "none") else wants.quantization
+            engine = EngineChoice(tp, level, seqs, form or quantization, whole, dp)
             try:
                 _ = self._engine(arrangement, engine).weight_bytes
             except SpecError:
@@ -251,7 +251,7 @@ class RawAxes:
             yield engine
 
     def _adapter_versions(self, arrangement: Arrangement) -> int:
-        """Of what is under way, each with its own, and the next; other stacks take one in the place of another."""
+        """Adapters in flight, each in its own slot, and the next one; other stacks replace one by another."""
         place = self.spec.placement
         is_beside = arrangement.is_async and place.partial_rollouts and self.spec.backend == "deepspeed"
         return 1 + place.max_staleness if is_beside else 1
@@ -268,7 +268,7 @@ class RawAxes:
         return self.spec.backend != "deepspeed" and whole and tp <= 8 and tp * dp <= 64 and divides
 
     def _num_seqs(self, num_engines: int, dp: int) -> list[int]:
-        """As many on each group that attends by itself; of several no more than a step's tokens."""
+        """Equal numbers on each data-parallel attention group; with several groups, at most a step's tokens."""
         wanted = self.spec.rollout.max_num_seqs
         if wanted != "auto":
             return [wanted]

@@ -38,12 +38,12 @@ def found(*arguments: str) -> Plan:
 @pytest.mark.parametrize(("placement", "algorithm"), in_turn(list(Placement), ("grpo", "ppo", "dpo")))
 def test_what_the_tables_add_up_to_is_what_the_ledger_says(placement: Placement, algorithm: str) -> None:
     spec = plan(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
-    one = search(spec)
-    candidates = list(one.space)
+    gpu_search = search(spec)
+    candidates = list(gpu_search.space)
     for candidate in candidates[:: max(7, len(candidates) // 60)]:
-        scored = replace(one.score(candidate), kv_cache=0)
-        whole = one.full_plan(scored)
-        need = one.roles.fit(candidate)
+        scored = replace(gpu_search.score(candidate), kv_cache=0)
+        whole = gpu_search.full_plan(scored)
+        need = gpu_search.roles.fit(candidate)
         ledger = whole.ledger
         for bound, expected in (("expected", need.expected), ("high", need.high)):
             peaks = [ledger.device_peak(device, bound) for device in ledger.devices]  # type: ignore[arg-type]
@@ -53,11 +53,11 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(placement: Placement,
 
 @pytest.mark.nightly
 def test_a_candidate_costs_a_small_part_of_a_whole_ledger_once_its_tables_are_there() -> None:
-    one = search(plan("Qwen/Qwen2.5-7B"))
-    candidates = list(islice(one.space, 500))
-    scored = [one.score(candidate) for candidate in candidates]
-    a_rating = min(_seconds(one.score, candidates) for _ in range(20)) / len(candidates)
-    a_ledger = min(_seconds(one.full_plan, scored[:20]) for _ in range(3)) / 20
+    gpu_search = search(plan("Qwen/Qwen2.5-7B"))
+    candidates = list(islice(gpu_search.space, 500))
+    scored = [gpu_search.score(candidate) for candidate in candidates]
+    a_rating = min(_seconds(gpu_search.score, candidates) for _ in range(20)) / len(candidates)
+    a_ledger = min(_seconds(gpu_search.full_plan, scored[:20]) for _ in range(3)) / 20
     assert a_rating < a_ledger / 20
 
 
@@ -102,25 +102,25 @@ def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
     assert too_small().verdict is Verdict.DOES_NOT_FIT
     assert too_small().remedies
     change = too_small().remedies[0].change.split()
-    assert best_plan(_changed(plan(*TOO_SMALL), *change)).verdict is not Verdict.DOES_NOT_FIT
+    assert best_plan(_change(plan(*TOO_SMALL), *change)).verdict is not Verdict.DOES_NOT_FIT
 
 
 def test_remedies_are_ranked_by_what_a_step_costs_then() -> None:
     remedies = too_small().remedies
-    assert len({one.num_devices for one in remedies}) > 1
-    orders = [one.order(2) for one in remedies]
+    assert len({remedy.num_devices for remedy in remedies}) > 1
+    orders = [remedy.order(2) for remedy in remedies]
     assert orders == sorted(orders)
-    for one in remedies:
-        assert one.dollars == pytest.approx(3 * one.num_devices * one.seconds / 3600)
+    for remedy in remedies:
+        assert remedy.dollars == pytest.approx(3 * remedy.num_devices * remedy.seconds / 3600)
 
 
-def _changed(spec: SettledJob, *changes: str) -> SettledJob:
+def _change(spec: SettledJob, *changes: str) -> SettledJob:
     data = {key: value for key, value in spec.model_dump(mode="json").items() if value is not None}
     return gpu_job(data, changes)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("leaner", "other"),
     [
         (("workload.max_response_len=2048",), ("workload.max_response_len=8192",)),
         (("training.gradient_checkpointing=true",), ("training.gradient_checkpointing=false",)),
@@ -130,7 +130,7 @@ def _changed(spec: SettledJob, *changes: str) -> SettledJob:
         (("training.ulysses=2",), ()),
     ],
 )
-def test_training_needs_more_where_it_must(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+def test_training_needs_more_where_it_must(leaner: tuple[str, ...], other: tuple[str, ...]) -> None:
     fixed = (
         "training.zero_stage=2",
         "training.offloads_optimizer=false",
@@ -143,7 +143,7 @@ def test_training_needs_more_where_it_must(one: tuple[str, ...], other: tuple[st
         answer = found(SMALL, "8xH200", "grpo", *fixed, *overrides)
         return answer.ledger.process_peak("policy_trainer/0").num_bytes
 
-    assert training_peak(one) < training_peak(other)
+    assert training_peak(leaner) < training_peak(other)
 
 
 def test_random_lengths_may_fit_in_expectation_only() -> None:
@@ -194,7 +194,7 @@ def test_an_engine_that_cannot_divide_its_heads_is_not_proposed() -> None:
 
 def test_one_gpu_cannot_be_disaggregated() -> None:
     impossible = search(plan(gpus="1xH100")).space.impossible
-    assert [(one.placement, one.reason) for one in impossible] == [
+    assert [(placement.placement, placement.reason) for placement in impossible] == [
         (Placement.DISAGGREGATED, "disaggregated needs at least 2 GPUs: some generate, the others train")
     ]
 
@@ -214,8 +214,8 @@ def test_master_weights_in_sixteen_bits_halve_the_states() -> None:
     def states(*overrides: str) -> int:
         ledger = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed, *overrides).ledger
         kinds = (MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
-        held = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.space == "device"]
-        return sum(max(row.resident_bytes for row in held if row.kind is kind) for kind in kinds)
+        rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.space == "device"]
+        return sum(max(row.resident_bytes for row in rows if row.kind is kind) for kind in kinds)
 
     assert states("training.master_dtype=bfloat16") == pytest.approx(states() / 2, rel=1e-6)
 

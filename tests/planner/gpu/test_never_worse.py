@@ -15,19 +15,19 @@ from tests.factories import EXAMPLES, gpu_job
 
 SEVEN_B = EXAMPLES / "grpo-7b-8xh100.yaml"
 FEW = (1, 8, 9, 17)
-"""Of one host, of two, and of more; some that nothing divides."""
+"""GPUs on one host, on two, and on more; some counts that nothing divides."""
 SHARE = 2.0
-"""Of a change of the input that a step may change by."""
+"""Largest change of a step as a multiple of the change of its input."""
 
 
-def planned(*overrides: str) -> Plan:
+def make_plan(*overrides: str) -> Plan:
     return best_plan(load_job(SEVEN_B, overrides))
 
 
 @cache
 def step_s(num_gpus: int, length: float = 1.0) -> float:
     lengths = f"workload.max_response_len={int(8192 * length)}", f"workload.response_lengths.median={int(900 * length)}"
-    plan = planned("hardware.profile=h100-sxm", f"hardware.num_devices={num_gpus}", *lengths)
+    plan = make_plan("hardware.profile=h100-sxm", f"hardware.num_devices={num_gpus}", *lengths)
     assert plan.verdict is Verdict.FITS
     assert plan.num_devices <= num_gpus
     return plan.seconds
@@ -50,7 +50,7 @@ def test_no_number_of_gpus_up_to_64_is_slower_than_fewer(length: float) -> None:
 
 
 def test_one_prompt_more_changes_a_step_in_proportion() -> None:
-    assert planned("workload.num_prompts_per_step=129").seconds == pytest.approx(step_s(8), rel=SHARE / 128)
+    assert make_plan("workload.num_prompts_per_step=129").seconds == pytest.approx(step_s(8), rel=SHARE / 128)
 
 
 @pytest.mark.nightly
@@ -66,39 +66,39 @@ def test_one_prompt_more_changes_a_step_in_proportion() -> None:
     ],
 )
 def test_a_hundredth_more_moves_a_step_by_at_most_two(num_gpus: int, change: tuple[str, ...]) -> None:
-    changed = planned("hardware.profile=h100-sxm", f"hardware.num_devices={num_gpus}", *change).seconds
+    changed = make_plan("hardware.profile=h100-sxm", f"hardware.num_devices={num_gpus}", *change).seconds
     assert changed == pytest.approx(step_s(num_gpus), rel=SHARE / 100)
 
 
 def test_gpus_that_are_left_idle_are_said_with_the_reason() -> None:
-    plan = planned("hardware=9xH100")
+    plan = make_plan("hardware=9xH100")
     assert (plan.num_devices, plan.job.hardware.num_hosts) == (8, 1)
     assert plan.asked.hardware.num_devices == 9
     idle, *others = plan.notes
-    assert idle == "uses 8 of 9 GPUs: 9 do not lie evenly on 2 hosts"
-    assert planned("hardware=8xH100").notes == tuple(others)
+    assert idle == "uses 8 of 9 GPUs: 9 do not divide evenly over 2 hosts"
+    assert make_plan("hardware=8xH100").notes == tuple(others)
 
 
 def test_hosts_that_the_job_names_are_taken_whole() -> None:
-    plan = planned("hardware.profile=h100-sxm", "hardware.num_devices=15", "hardware.num_hosts=3")
+    plan = make_plan("hardware.profile=h100-sxm", "hardware.num_devices=15", "hardware.num_hosts=3")
     assert plan.num_devices in (5, 10, 15) or plan.num_devices < 5
 
 
 def test_ranks_that_get_more_rollouts_than_others_are_said_with_a_batch_that_divides() -> None:
-    note, *_ = planned("hardware=6xH100").notes
-    found = re.fullmatch(
-        r"1,024 rollouts are dealt out over (\d+) ranks, to some one more than to others; "
-        r"workload\.num_prompts_per_step=(\d+) divides: .* a step, [+-][0-9.]+% rollouts a second",
+    note, *_ = make_plan("hardware=6xH100").notes
+    match = re.fullmatch(
+        r"1,024 rollouts do not divide evenly over (\d+) ranks; "
+        r"workload\.num_prompts_per_step=(\d+) does: .* a step, [+-][0-9.]+% rollouts a second",
         note,
     )
-    assert found is not None
-    assert int(found[2]) * 8 % int(found[1]) == 0
+    assert match is not None
+    assert int(match[2]) * 8 % int(match[1]) == 0
 
 
 def test_a_batch_that_divides_keeps_the_answers_of_a_prompt_together_where_the_algorithm_compares_them() -> None:
     top = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "online_dpo", "hardware": "8xH100"}
     overrides = ("num_prompts_per_step=60", "num_samples_per_prompt=4", "mini_batch_size=120")
-    job = gpu_job(top, [f"workload.{one}" for one in overrides])
+    job = gpu_job(top, [f"workload.{override}" for override in overrides])
     for groups in (7, 8, 16):
         other = nearest_batch(job, groups)
         assert other is not None
@@ -124,17 +124,17 @@ def test_two_pools_are_tried_in_both_orders() -> None:
 
 
 def test_a_pool_that_only_makes_a_step_longer_is_left_idle() -> None:
-    one, both = (
+    alone, both = (
         best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": f"8xh800{more}"})) for more in ("", " + 8xh20")
     )
-    assert both.seconds == one.seconds
-    assert both.notes[0].startswith("uses 8x h800-sxm alone, this is faster; with 8x h800-sxm training and 8x h20 gen")
+    assert both.seconds == alone.seconds
+    assert both.notes[0].startswith("uses 8x h800-sxm alone, which is faster; with 8x h800-sxm training and 8x h20 gen")
 
 
 def test_pools_that_no_order_can_use_are_refused() -> None:
-    with pytest.raises(SpecError, match="bfloat16, which a t4 does not compute"):
+    with pytest.raises(SpecError, match="bfloat16, which a t4 does not support"):
         best_plan(job_from({"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xT4 + 8xH100"}))
-    with pytest.raises(SpecError, match=r"1 host of 1x l4 \(generation\), and no node profile has the network"):
+    with pytest.raises(SpecError, match=r"1 host of 1x l4 \(generation\), but no node profile states their network"):
         best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100 + 1xL4"}))
 
 

@@ -38,8 +38,8 @@ def plan(link: str, backend: str = "fsdp2", num_generation: int = 8, **placement
     return best_plan(validate(JobSpec, expanded(job), file="job.yaml"), with_others=False)
 
 
-def sync_s(found: Plan) -> float:
-    return found.costs["sync_weights"].seconds
+def sync_s(linked: Plan) -> float:
+    return linked.costs["sync_weights"].seconds
 
 
 def test_without_staleness_a_step_waits_for_bytes_over_bandwidth_and_latency() -> None:
@@ -50,10 +50,10 @@ def test_without_staleness_a_step_waits_for_bytes_over_bandwidth_and_latency() -
 
 
 def test_weights_that_travel_beside_a_step_stop_it_for_seconds_but_it_is_no_shorter_than_they() -> None:
-    found = plan("590Mb/s", max_staleness=2)
-    assert sync_s(found) < 5
-    assert found.seconds >= 2 * 7_615_616_512 / 73.75e6
-    assert any("beside generation and training" in note for note in found.notes)
+    linked = plan("590Mb/s", max_staleness=2)
+    assert sync_s(linked) < 5
+    assert linked.seconds >= 2 * 7_615_616_512 / 73.75e6
+    assert any("generation and training continue" in note for note in linked.notes)
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,15 @@ def test_weights_that_travel_beside_a_step_stop_it_for_seconds_but_it_is_no_shor
     [("590Mb/s", 0, 8), ("590Mb/s", 1, 8), ("2Gb/s 4 places", 2, 8), ("590Mb/s", 2, 4096)],
 )
 def test_plan_and_simulator_agree_within_ten_percent(link: str, staleness: int, num_generation: int) -> None:
-    found = plan(link, num_generation=num_generation, max_staleness=staleness)
-    steps = simulate_plan(found, num_steps=14, seed=1).step_s[5:]
-    assert found.seconds == pytest.approx(sum(steps) / len(steps), rel=0.10)
+    linked = plan(link, num_generation=num_generation, max_staleness=staleness)
+    steps = simulate_plan(linked, num_steps=14, seed=1).step_s[5:]
+    assert linked.seconds == pytest.approx(sum(steps) / len(steps), rel=0.10)
 
 
-def test_staleness_is_the_least_that_the_link_asks_for() -> None:
-    found = plan("590Mb/s", max_staleness="auto")
-    assert found.asked.placement.max_staleness in (1, 2)
-    assert any("placement.max_staleness auto is" in note for note in found.notes)
+def test_staleness_is_the_least_that_the_link_needs() -> None:
+    linked = plan("590Mb/s", max_staleness="auto")
+    assert linked.asked.placement.max_staleness in (1, 2)
+    assert any("placement.max_staleness auto is" in note for note in linked.notes)
 
 
 def test_the_runtime_refuses_a_link_with_its_reason() -> None:

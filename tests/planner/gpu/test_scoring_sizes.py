@@ -32,7 +32,7 @@ FORCED: dict[str, Any] = {
 }
 """A layout in which no size of a scoring pass changes another choice."""
 VOCABULARY, HIDDEN = 151_936, 896
-"""Of Qwen2.5-0.5B: its config.json."""
+"""Source: config.json of Qwen2.5-0.5B."""
 LONGEST = 2048
 """Tokens of the longest sequence: 512 + 1,536."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlplan.errors import RlplanError
 from rlplan.planner.checks.gpus import check_job
-from rlplan.planner.gpu.scored_candidates import simplicity
+from rlplan.planner.gpu.scored_candidates import rank_simplicity
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
@@ -69,13 +69,14 @@ SLOW_NETWORKS = [
 
 
 @pytest.mark.parametrize(
-    "asked", [*SHARED_ATTENTION[:2], *(pytest.param(one, marks=pytest.mark.nightly) for one in SHARED_ATTENTION[2:])]
+    "asked",
+    [*SHARED_ATTENTION[:2], *(pytest.param(example, marks=pytest.mark.nightly) for example in SHARED_ATTENTION[2:])],
 )
 def test_the_search_finds_it_where_attention_may_be_data_parallel(asked: tuple[str, ...]) -> None:
     """Jobs of fewer combinations, of which engines that share experts are a large part."""
     policy, gpus, *overrides = asked
-    given = {key.partition("=")[0] for key in overrides}
-    alone = [f"training.{axis}=1" for axis in ("tp", "pp", "cp", "ep") if f"training.{axis}" not in given]
+    stated = {key.partition("=")[0] for key in overrides}
+    alone = [f"training.{axis}=1" for axis in ("tp", "pp", "cp", "ep") if f"training.{axis}" not in stated]
     top = {"policy": policy, "hardware": gpus, "algorithm": "grpo", "training": {"backend": "megatron"}}
     _compare_job(gpu_job(top, [*alone, "workload.num_prompts_per_step=32", *overrides]), 500)
 
@@ -99,24 +100,26 @@ def _compare_job(spec: SettledJob, least: int) -> str:
     setting = read_setting(spec)
     search = GpuSearch(spec, setting)
     with patch("rlplan.planner.gpu.search.SAME_SPEED", -1e-9):  # no simpler one that is as fast or a little slower
-        found = search.run(with_others=False, may_leave_idle=False)
+        answer = search.run(with_others=False, may_leave_idle=False)
     tried = list(Oracle(spec, setting).run())
     assert len(tried) >= least
-    best = min(one.key for one in tried)
+    best = min(candidate.key for candidate in tried)
     if best[0] >= 2:
-        assert found.fit.rank == 2, "of memory: the verdict of what is refused besides is `refused`"
+        assert answer.fit.rank == 2, "of memory: the verdict of what is refused besides is `refused`"
         return ""
-    alike = [one for one in tried if one.key == best]
-    chosen = search.score(found.choice)
-    mine = Tried(chosen.rank, *chosen.key, found.choice, found.kv.kv_cache_memory_bytes if found.kv else 0)
-    assert mine.key == best, f"{spec}\n{mine}\n{alike[0]}"
-    assert found.refusals or found.verdict.rank == best[0], "what is refused whatever is chosen is chosen all the same"
-    assert found.seconds == pytest.approx(best[1], rel=1e-9)
-    assert (mine.choice, mine.kv_cache) in [(one.choice, one.kv_cache) for one in alike]
-    assert mine.choice == min((one.choice for one in alike), key=simplicity)
+    alike = [candidate for candidate in tried if candidate.key == best]
+    chosen = search.score(answer.choice)
+    own = Tried(chosen.rank, *chosen.key, answer.choice, answer.kv.kv_cache_memory_bytes if answer.kv else 0)
+    assert own.key == best, f"{spec}\n{own}\n{alike[0]}"
+    assert answer.refusals or answer.verdict.rank == best[0], (
+        "what is refused whatever is chosen is chosen all the same"
+    )
+    assert answer.seconds == pytest.approx(best[1], rel=1e-9)
+    assert (own.choice, own.kv_cache) in [(candidate.choice, candidate.kv_cache) for candidate in alike]
+    assert own.choice == min((candidate.choice for candidate in alike), key=rank_simplicity)
     assert search.space.num_candidates <= len(tried)
-    assert found.stats.num_scored < len(tried) / 10
-    return found.choice.sync_mode
+    assert answer.stats.num_scored < len(tried) / 10
+    return answer.choice.sync_mode
 
 
 def _job(random: Random, most: int) -> SettledJob:

@@ -1,4 +1,4 @@
-"""What one search knows and the next one takes over changes no answer, whatever was asked before, or if nothing is."""
+"""Results that one search reuses from another change no answer, whatever was asked before."""
 
 from random import Random
 
@@ -32,7 +32,7 @@ CHANGES = (
 
 
 EXAMPLE_JOBS = ("grpo-lora-8b-1xrtx4090", "dpo-8b-8xa100", "grpo-7b-8xh100", "ppo-70b-64xh100", "grpo-671b-1024xh200")
-"""Without a memo these take 0.4, 0.3, 5, 7 and 18 seconds."""
+"""Searches without a memo take 0.4, 0.3, 5, 7 and 18 seconds."""
 
 
 def found(job: JobSpec, memo: Memo) -> tuple[object, ...]:
@@ -92,7 +92,7 @@ def test_hosts_of_other_sizes_have_tables_of_their_own(counts: tuple[int, ...]) 
 
 
 def test_a_group_has_as_many_gpus_beside_it_as_its_host_has() -> None:
-    """Of cards that no link joins: one trains on a host of two, then one of a host of four, on which three generate."""
+    """GPUs without NVLink: one trains on a host of two, then one on a host of four, where three generate."""
     top = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo"}
     apart = ("placement.placement=disaggregated", "placement.max_staleness=1", "rollout.tp=1", "training.zero_stage=2")
     few = gpu_job(top | {"hardware": "2xRTX4090"}, apart)

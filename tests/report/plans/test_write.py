@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.planner.margins import needed_bytes
 from rlplan.planner.measured_errors import step_interval
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
@@ -79,7 +78,7 @@ def test_the_page_says_how_far_seconds_may_be_off_what_is_needed_and_what_was_as
     page, plan = plan_page(budget()), budget()
     low, high = step_interval(plan) or (0.0, 0.0)
     assert dict(page.facts)["Step time"].startswith(f"{format_seconds(low)} to {format_seconds(high)} a step")
-    assert format_bytes(needed_bytes(plan)) in dict(page.facts)["GPU memory"]
+    assert format_bytes(plan.needed_bytes) in dict(page.facts)["GPU memory"]
     assert plan_page(budget(gpus="4xrtx4090")).notes == budget(gpus="4xrtx4090").notes != ()
 
 

@@ -58,8 +58,8 @@ def test_a_vision_language_model_runs_as_the_policy_alone_and_on_a_cpu_host_alon
     as_policy, as_reference = make_job(**{"policy.path": path}), make_job(roles={"reference": {"path": path}})
     on_gpus = gpu_job({"policy": "Qwen/Qwen2.5-VL-3B-Instruct", "hardware": "8xH100", "algorithm": "grpo"})
     for job, why in (
-        (as_reference, "roles.reference.path: of vision-language models the policy alone can be one"),
-        (on_gpus, "policy.path: a vision-language policy's language part is proved on CPU hosts alone"),
+        (as_reference, "roles.reference.path: only the policy can be a vision-language model"),
+        (on_gpus, "policy.path: a vision-language policy is tested on CPU hosts only"),
     ):
         assert why in " ".join(job_refusals(job))
     assert not [reason for reason in job_refusals(as_policy) if "vision" in reason]

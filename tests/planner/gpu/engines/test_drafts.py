@@ -25,11 +25,11 @@ def plan(backend: str = "fsdp2", **rollout: Any) -> Plan:
 
 
 def test_as_many_as_make_a_step_fastest_are_drafted_and_the_steps_of_others_are_named() -> None:
-    found = plan(speculative_tokens="auto", acceptance_rate=0.6)
-    chosen = found.job.rollout.speculative_tokens
+    best = plan(speculative_tokens="auto", acceptance_rate=0.6)
+    chosen = best.job.rollout.speculative_tokens
     assert chosen > 0
-    assert found.seconds < plan().seconds
-    assert any(f"rollout.speculative_tokens auto is {chosen}: a step takes" in note for note in found.notes)
+    assert best.seconds < plan().seconds
+    assert any(f"rollout.speculative_tokens auto is {chosen}; step times by value" in note for note in best.notes)
 
 
 def test_nothing_is_drafted_at_an_unknown_or_a_low_acceptance_rate() -> None:
@@ -38,17 +38,21 @@ def test_nothing_is_drafted_at_an_unknown_or_a_low_acceptance_rate() -> None:
 
 
 def test_drafts_of_an_unknown_acceptance_rate_gain_nothing_and_the_plan_says_so() -> None:
-    found = plan(speculative_tokens=3)
-    assert found.seconds >= plan().seconds
-    assert any("no rollout.acceptance_rate is stated" in note for note in found.notes)
+    best = plan(speculative_tokens=3)
+    assert best.seconds >= plan().seconds
+    assert any("rollout.acceptance_rate is not stated" in note for note in best.notes)
 
 
 def test_each_drafted_token_is_a_row_of_logits_more() -> None:
     """16 prompts of 8 samples on 8 engines: 64 sequences at once at most; a row is 14 bytes of 152,064 words."""
     few, many = (plan(speculative_tokens=count, acceptance_rate=0.6) for count in (0, 16))
     peaks = [
-        max(row.peak_bytes for row in one.ledger.rows if row.process.startswith("rollout_engine") and row.kind is KIND)
-        for one in (few, many)
+        max(
+            row.peak_bytes
+            for row in drafted.ledger.rows
+            if row.process.startswith("rollout_engine") and row.kind is KIND
+        )
+        for drafted in (few, many)
     ]
     assert peaks[1] > peaks[0]
 
