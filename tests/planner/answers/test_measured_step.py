@@ -72,7 +72,11 @@ PACKING = {"workload__response_lengths": "{kind: constant}"}
     [
         ({"rollout__has_cuda_graphs": "false"}, "rollout", "no CUDA graphs"),
         ({"rollout__max_num_seqs": "16"}, "rollout", "too few sequences at once"),
-        ({"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "8"}, "train", "padded micro-batches"),
+        (
+            {"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "8"},
+            "train",
+            "padded micro-batches",
+        ),
         ({"placement__transport": "disk"}, "sync", "slow weight transfer: through files"),
     ],
 )
