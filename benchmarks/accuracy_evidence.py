@@ -29,7 +29,7 @@ from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compa
 from rlplan.accuracy.files.reading import published_points
 from rlplan.accuracy.intervals import list_residuals, write_errors
 from rlplan.accuracy.points import Measured
-from rlplan.planner.measured_errors import LEAST_POINTS, NOMINAL, all_errors
+from rlplan.planner.measured_errors import LEAST_POINTS, NOMINAL, list_errors
 from rlplan.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,7 +137,7 @@ def _table(names: tuple[str, ...], rows: list[list[str]]) -> str:
 def list_kinds(report: AccuracyReport) -> list[list[str]]:
     """One row per kind of quantity."""
     before: dict[str, dict[str, Any]] = json.loads((ROOT / "benchmarks" / "accuracy_before.json").read_text())["kinds"]
-    factors = {error.kind: f"{error.factor:.2f}" for error in all_errors() if not error.of and error.is_known}
+    factors = {error.kind: f"{error.factor:.2f}" for error in list_errors() if not error.of and error.is_known}
     rows = []
     for kind, summary in sorted(report.summary.items()):
         rule = _rule_error(point.id for point in report.points if point.kind == kind)
@@ -157,7 +157,7 @@ def list_intervals() -> list[list[str]]:
             f"{error.factor:.2f}" if error.is_known else "unknown",
             "" if error.inside_left_out is None else f"{error.inside_left_out:.2f}",
         ]
-        for error in all_errors()
+        for error in list_errors()
     ]
 
 

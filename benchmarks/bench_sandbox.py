@@ -58,7 +58,7 @@ def parts(count: int = 100) -> list[str]:
     """Lines of a markdown table: what each program that a sandbox is made of takes by itself, ended too."""
     sandbox = Bubblewrap(1)
     runner = sandbox._runner
-    joining = sandbox._groups[0].joining if sandbox._groups else ()
+    joining = sandbox._groups[0].join_command if sandbox._groups else ()
     drop = tuple(sandbox._command(0, 0)[: sandbox._command(0, 0).index(sandbox._bwrap)])
     apart = ("--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "--")
     python = (INTERPRETER, *runner.flags[:-1])

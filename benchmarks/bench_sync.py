@@ -65,11 +65,11 @@ def make_policy(folder: Path) -> None:
 def make_job(folder: Path, content: str = "full") -> Any:
     """The job of an engine with that policy."""
     from rlplan.spec.files.job_file import load_job
-    from rlplan.spec.resolved import on_a_cpu_host
+    from rlplan.spec.resolved import resolve_on_cpu
     from rlplan.vocabulary import Dtype
 
     overrides = ("training.dtype=bfloat16", f"policy.path={folder}", f"placement.sync_content={content}")
-    job = on_a_cpu_host(load_job(ROOT / "examples" / "quickstart.yaml", overrides))
+    job = resolve_on_cpu(load_job(ROOT / "examples" / "quickstart.yaml", overrides))
     return job.model_copy(update={"rollout": job.rollout.model_copy(update={"dtype": Dtype.BFLOAT16})})
 
 
@@ -77,12 +77,12 @@ def read(pipe: Connection, folder: Path) -> None:
     """The other process, without an engine: it opens channels and reads."""
     import torch
 
-    from rlplan.memory.weight_sync.packets import policy_packets
+    from rlplan.memory.weight_sync.packets import plan_policy_packets
     from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
     torch.set_num_threads(1)
     job = make_job(folder)
-    packets = policy_packets(job, job.load_model())
+    packets = plan_policy_packets(job, job.load_model())
     receivers: list[PolicyReceiver] = []
     pipe.send("ready")
     while (message := pipe.recv()) is not None:
@@ -90,7 +90,7 @@ def read(pipe: Connection, folder: Path) -> None:
         if what == "open":
             endpoint, takes_deltas = arguments
             receivers = [PolicyReceiver(packets, torch.bfloat16, 0, takes_deltas=takes_deltas)]
-            receivers[0].open(endpoint)
+            receivers[0].connect(endpoint)
             pipe.send(None)
         else:
             total, readable_at = 0, time.monotonic()
@@ -189,18 +189,18 @@ def measure(other: Other, folder: Path, model: Any, transport: str, content: str
     """Medians of a transport and content."""
     import torch
 
-    from rlplan.memory.weight_sync.packets import policy_packets
+    from rlplan.memory.weight_sync.packets import plan_policy_packets
     from rlplan.runtime.weight_sync.channel import Endpoint, Update
     from rlplan.runtime.weight_sync.sender import PolicySender
     from rlplan.runtime.weight_sync.source import WeightSource
     from rlplan.vocabulary import Transport
 
     job = make_job(folder)
-    sender = PolicySender(policy_packets(job, job.load_model()), torch.bfloat16, sends_deltas=content == "delta")
+    sender = PolicySender(plan_policy_packets(job, job.load_model()), torch.bfloat16, sends_deltas=content == "delta")
     path = tempfile.mkdtemp(prefix="rlplan-bench-sync-")
     endpoint = sender.offer(Endpoint(Transport(transport), 1, dtype="bfloat16", path=path, timeout_s=60.0))
     other.pipe.send(("open", endpoint, content == "delta"))
-    sender.open(endpoint)
+    sender.connect(endpoint)
     other.wait()
     steps, copies = trained(model), Copies(sum(packet.bucket.num_bytes for packet in sender.packets))
     rows = []

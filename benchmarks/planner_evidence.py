@@ -14,7 +14,7 @@ from bench_planner import Case, search_seconds, shell_seconds
 from figures import RC, new_figure, save_png
 
 import rlplan
-from rlplan.report.plans.comparison import side_of, write_comparison
+from rlplan.report.plans.comparison import make_side, write_comparison
 
 FOLDER = Path(__file__).resolve().parents[1] / "reports" / "planner"
 COUNTS = (8, 64, 1024, 16384)
@@ -55,7 +55,7 @@ def main() -> None:
 def rent() -> None:
     """`rlplan compare` of the 7B example on what people rent."""
     compared = rlplan.compare(str(FOLDER.parents[1] / "examples" / "grpo-7b-8xh100.yaml"), hardware=RENTED)
-    sides = [side_of(one.plan, row) for one, row in zip(compared.results, compared.rows(), strict=True)]
+    sides = [make_side(one.plan, row) for one, row in zip(compared.results, compared.rows(), strict=True)]
     write_comparison(sides, FOLDER / "rent.html")
     found = compared.rows()
     with (FOLDER / "rent.csv").open("w", newline="") as file:

@@ -21,10 +21,10 @@ from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.rl_steps.job import rl_job
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
 from rlplan.errors import RlplanError
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,7 +96,7 @@ def published_rows() -> Iterator[tuple[Any, ...]]:
         said = f"{found.predicted:.4g}" if isinstance(found.predicted, float) else found.predicted
         error = f"{found.relative_error:.4f}" if is_step and found.relative_error is not None else ""
         published = (f"{found.measured:.4g}", found.unit) if isinstance(found.measured, float) else ("runs", "")
-        gpu = gpu_of(point)
+        gpu = find_gpu(point)
         gpus = f"{num_ranks(RunSettings(point))} {gpu.name if gpu else point.gpu}"
         yield point.id, point.model, gpus, *published, said, error, *own_choice(point)
 
@@ -110,7 +110,7 @@ def own_choice(point: MeasuredPoint) -> tuple[str, str]:
     backend, staleness = job["training"]["backend"], job["placement"].get("max_staleness", 0)
     job |= {"training": {"backend": backend}, "rollout": {}, "placement": {"max_staleness": staleness}}
     try:
-        plan = best_plan(job_from(job))
+        plan = find_best_plan(job_from(job))
     except RlplanError as error:
         return "", str(error).splitlines()[0]
     return f"{plan.seconds:.4g}", f"{plan.verdict.value}, {choice_line(plan)}"
@@ -125,7 +125,7 @@ def scan_rows() -> Iterator[tuple[Any, ...]]:
 def _step_s(num_gpus: int, length: float) -> float:
     lengths = f"workload.max_response_len={int(8192 * length)}", f"workload.response_lengths.median={int(900 * length)}"
     gpus = "hardware.profile=h100-sxm", f"hardware.num_devices={num_gpus}"
-    return best_plan(load_job(SEVEN_B, (*gpus, *lengths))).seconds
+    return find_best_plan(load_job(SEVEN_B, (*gpus, *lengths))).seconds
 
 
 def read(name: str) -> list[dict[str, str]]:

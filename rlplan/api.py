@@ -24,7 +24,7 @@ from rlplan.results import (
     EmitResult,
     EstimateResult,
     ExplainResult,
-    OfPlan,
+    PlannedResult,
     PlanResult,
     RunResult,
     ServingResult,
@@ -33,7 +33,7 @@ from rlplan.results import (
     StepResult,
 )
 from rlplan.sources import JobWords, Question, is_plan_path, read_question
-from rlplan.spec.files.job_file import changed
+from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "compare", "emit", "estimate", "explain", "explain_step", "load_run", "plan", "simulate", "solve",
 ]  # fmt: skip
 
-JobSource = str | Path | Mapping[str, Any] | Plan | OfPlan | ServingResult
+JobSource = str | Path | Mapping[str, Any] | Plan | PlannedResult | ServingResult
 """Job file (.yaml), plan file or bundle; a job as a mapping; a plan, or a result that holds one."""
 Overrides = Sequence[str] | Mapping[str, Any]
 """Dotted keys of the job: `["rollout.tp=2"]` or `{"rollout.tp": 2}`."""
@@ -65,7 +65,7 @@ def estimate(
     """
     question = _build_question("estimate", job, overrides, (model, algorithm, gpus))
     if question.serves:
-        return ServingResult(question.job, question.served())
+        return ServingResult(question.job, question.predict_engine())
     return EstimateResult(question.answer())
 
 
@@ -131,7 +131,7 @@ def explain_step(
         measured = load_run(measured)
     if isinstance(measured, RunResult):
         own = measured.plan.asked
-        asked = changed(own, _format_overrides(overrides)) if overrides else own
+        asked = override_job(own, _format_overrides(overrides)) if overrides else own
         report = explained(asked, measured.run.measured_step, measured.plan)
     else:
         step = read_log(Path(measured), fields)
@@ -153,10 +153,10 @@ def solve(
 
     Raises: as `estimate`; NoFeasiblePlanError where no value fits.
     """
-    from rlplan.planner.answers.solve import dotted_key
+    from rlplan.planner.answers.solve import expand_key
     from rlplan.planner.answers.solve import solve as solved
 
-    dotted = dotted_key(key)
+    dotted = expand_key(key)
     solution = solved(_build_question("solve", job, overrides, (model, algorithm, gpus)).job, dotted)
     return SolveResult(solution.plan, solution)
 
@@ -183,7 +183,7 @@ def simulate(
 
     question = _build_question("simulate", job, overrides, (model, algorithm, gpus))
     if question.serves:
-        return ServingResult(question.job, question.served(), question.served_load())
+        return ServingResult(question.job, question.predict_engine(), question.predict_load())
     best = question.answer()
     check_fits(best)
     return SimulateResult(best, simulate_plan(best, num_steps=steps, seed=seed))
@@ -199,24 +199,26 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     """
     from rlplan.emit.bundle import write_bundle
     from rlplan.emit.launchers import LAUNCHERS, write_launcher
-    from rlplan.foreign.export.folders import check_stack, for_stack, render_export, write_texts
-    from rlplan.planner.executable import check_fits, check_memory, executable_plan
-    from rlplan.planner.search import best_plan
+    from rlplan.foreign.export.folders import check_stack, render_export, set_framework, write_texts
+    from rlplan.planner.executable import check_fits, check_memory, require_executable
+    from rlplan.planner.search import find_best_plan
 
     question, out = _build_question("emit", job, overrides), Path(folder)
     stack = ""
     if target is not None and target not in LAUNCHERS:
         stack = check_stack(target, LAUNCHERS)
-    plan = question.plan or best_plan(for_stack(question.job, stack) if stack else question.job, with_others=False)
+    plan = question.plan or find_best_plan(
+        set_framework(question.job, stack) if stack else question.job, with_others=False
+    )
     if target is None and not plan.job.release.is_rlplan:
         stack = plan.job.release.name
     if stack:
         check_memory(plan) if plan.job.release.name != stack else check_fits(plan)
         write_texts(render_export(plan, stack).texts, out)
     elif target is None:
-        write_bundle(executable_plan(plan), out)
+        write_bundle(require_executable(plan), out)
     else:
-        write_launcher(executable_plan(plan), target, out)
+        write_launcher(require_executable(plan), target, out)
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     return EmitResult(out, tuple(files))
 
@@ -259,14 +261,14 @@ def _bind_job(source: JobSource, overrides: Overrides) -> Callable[[str], JobSpe
     """A function from a cluster to a source's job on it."""
     if isinstance(source, str | Path) and (is_run_folder(Path(source)) or is_plan_path(Path(source))):
         source = _find_result(source, ())
-    if isinstance(source, OfPlan | Plan):
+    if isinstance(source, PlannedResult | Plan):
         asked = (source if isinstance(source, Plan) else source.plan).asked
-        return lambda cluster: changed(asked, [f"hardware={cluster}", *_format_overrides(overrides)])
+        return lambda cluster: override_job(asked, [f"hardware={cluster}", *_format_overrides(overrides)])
     return lambda cluster: _build_question("compare", source, overrides, (None, None, cluster)).job
 
 
-def _find_result(source: JobSource, overrides: Overrides) -> OfPlan:
-    if isinstance(source, OfPlan) and not overrides:
+def _find_result(source: JobSource, overrides: Overrides) -> PlannedResult:
+    if isinstance(source, PlannedResult) and not overrides:
         return source
     if isinstance(source, str | Path) and is_run_folder(Path(source)) and not overrides:
         return load_run(source)
@@ -283,8 +285,8 @@ def _build_question(
     """The question for a function's arguments. named: model, algorithm, gpus. Raises: SpecError, HostError."""
     typed = _format_overrides(overrides)
     if isinstance(job, ServingResult):
-        return Question(changed(job.job, typed) if typed else job.job)
-    if isinstance(job, OfPlan | Plan):
+        return Question(override_job(job.job, typed) if typed else job.job)
+    if isinstance(job, PlannedResult | Plan):
         if typed or any((*named, objective)):
             change = next(iter(typed), None) or next(name for name in (*named, objective) if name)
             raise SpecError(

@@ -7,9 +7,9 @@ Calibration, and its profile as a file. Left out: the fit (accuracy/calibrate.py
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplan.accuracy.calibrate import SERVING, TRAINING, Calibration, Sample, calibrate, samples_of
+from rlplan.accuracy.calibrate import SERVING, TRAINING, Calibration, Sample, calibrate, make_samples
 from rlplan.accuracy.files.reading import read_points
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.errors import SpecError
 from rlplan.foreign.logs.read import is_log, read_log
 from rlplan.planner.answers.measured_step import MeasuredStep, explain_step
@@ -25,7 +25,7 @@ OF_PHASE = {Phase.TRAIN: TRAINING, Phase.ROLLOUT: SERVING}
 JOBS = (".yaml", ".yml")
 
 
-def calibrated(words: Sequence[str], out: Path) -> Calibration:
+def calibrate_profile(words: Sequence[str], out: Path) -> Calibration:
     """Fit a profile to measurements. out: the folder for the profile.
 
     Raises: SpecError, raised before any prediction if the folder already has the profile; NoFeasiblePlanError.
@@ -54,10 +54,10 @@ def calibrated(words: Sequence[str], out: Path) -> Calibration:
             samples += _sample_step(job, read_log(path), path, out)
         else:
             points = read_points(path)
-            gpus = {gpu.name for point in points if (gpu := gpu_of(point)) is not None}
+            gpus = {gpu.name for point in points if (gpu := find_gpu(point)) is not None}
             if len(gpus) == 1:
                 reserve_profile_path(gpus.pop(), out)
-            usable, others = samples_of(points)
+            usable, others = make_samples(points)
             samples += usable
             unused |= {why: unused.get(why, 0) + num for why, num in others.items()}
     return calibrate(samples, lambda name: get_gpu(name, where="the measurements"), unused)

@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.planner.answers.changes import Listener, bottleneck_of
-from rlplan.planner.answers.clusters import Bill, bill_of, hardware_words, nothing_to_rent, pareto_front, read_clusters
-from rlplan.planner.machine import search_of
+from rlplan.planner.answers.changes import Listener, describe_bottleneck
+from rlplan.planner.answers.clusters import (
+    Bill,
+    compute_bill,
+    explain_empty_selection,
+    format_hardware,
+    mark_pareto_front,
+    read_clusters,
+)
+from rlplan.planner.machine import open_search
 from rlplan.planner.memo import Memo
-from rlplan.results import OfPlan, PlanResult, Result
+from rlplan.results import PlannedResult, PlanResult, Result
 from rlplan.spec.hardware.prices import Prices, read_prices
 from rlplan.spec.job import JobSpec
 
@@ -52,7 +59,7 @@ class Clusters:
         is_asked = bool(words) or budget is not None
         typed, left_out = read_clusters(words, known, budget) if is_asked else ((), {})
         if is_asked and not typed:
-            raise nothing_to_rent(words, left_out)
+            raise explain_empty_selection(words, left_out)
         return Clusters(typed, left_out, known, is_asked)
 
 
@@ -70,7 +77,7 @@ class NotBuilt:
 class CompareResult(Result):
     """Plans, simulations and runs side by side, one per row."""
 
-    results: tuple[OfPlan, ...]
+    results: tuple[PlannedResult, ...]
     """Compared results, in the order of the arguments."""
     clusters: Clusters
     """Clusters of the comparison, and prices."""
@@ -80,7 +87,7 @@ class CompareResult(Result):
     """Costs of each result."""
 
     def __post_init__(self) -> None:
-        bills = tuple(bill_of(result.plan, self.clusters.prices, result.step_s) for result in self.results)
+        bills = tuple(compute_bill(result.plan, self.clusters.prices, result.step_s) for result in self.results)
         object.__setattr__(self, "bills", bills)
 
     @property
@@ -92,7 +99,7 @@ class CompareResult(Result):
             else None
             for result, bill in zip(self.results, self.bills, strict=True)
         ]
-        return pareto_front(points)
+        return mark_pareto_front(points)
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows with: name, kind (planned, simulated, measured), devices, verdict, step_s, tokens_per_s, peak_bytes and
@@ -106,9 +113,9 @@ class CompareResult(Result):
             result.compared()
             | bill.as_json()
             | {
-                "hardware": hardware_words(result.plan),
+                "hardware": format_hardware(result.plan),
                 "is_on_front": is_on_front,
-                "why": next(iter(result.plan.refusals), "") or bottleneck_of(result.plan),
+                "why": next(iter(result.plan.refusals), "") or describe_bottleneck(result.plan),
                 "overrides": " ".join(f"{key}={value}" for key, value in result.overrides.items()),
             }
             for result, bill, is_on_front in zip(self.results, self.bills, self.front, strict=True)
@@ -141,7 +148,7 @@ def plan_clusters(
     A job that is invalid on a cluster (such as more ranks than GPUs) has no plan there. Raises: RlplanError if it has
     none on any cluster.
     """
-    results: list[OfPlan] = []
+    results: list[PlannedResult] = []
     not_built: list[NotBuilt] = []
     memo = Memo()
     questions = [(job, cluster) for job in jobs for cluster in clusters.typed]
@@ -149,7 +156,7 @@ def plan_clusters(
         if listen is not None:
             listen(done, len(questions), cluster)
         try:
-            results.append(PlanResult(search_of(job(cluster), memo).run(with_others=False)))
+            results.append(PlanResult(open_search(job(cluster), memo).run(with_others=False)))
         except RlplanError as error:
             not_built.append(NotBuilt(cluster, error))
     if not results:

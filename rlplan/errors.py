@@ -59,7 +59,7 @@ class MisspeltError(SpecError):
 
     key = ""
     word: str | None = None
-    given = ""
+    value_text = ""
 
 
 class NoFeasiblePlanError(RlplanError):
@@ -99,7 +99,7 @@ EXTRAS = {"pandas": "report", "jinja2": "report"} | dict.fromkeys(
 """Packages that are not in every installation, and the extra that installs each."""
 
 
-def missing_extra(package: str) -> HostError:
+def build_missing_extra(package: str) -> HostError:
     """The error for a package of EXTRAS that is not installed."""
     way_out = "run `make setup` in a checkout" if EXTRAS[package] == "cpu" else "pip install 'rlplan[report]'"
     return HostError(

@@ -33,7 +33,7 @@ Record = TypeVar("Record")
 
 
 @contextmanager
-def opened(path: Path, what: str) -> Iterator[BinaryIO]:
+def open_regular(path: Path, what: str) -> Iterator[BinaryIO]:
     """A regular file, open while it is read. what: its name in messages. Raises: SpecError."""
     try:
         file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - Path.open takes no opener
@@ -61,12 +61,12 @@ def explain_path_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        if (refusal := path_refusal(error)) is None:
+        if (refusal := describe_path_error(error)) is None:
             raise
         raise refusal from error
 
 
-def path_refusal(error: BaseException) -> SpecError | None:
+def describe_path_error(error: BaseException) -> SpecError | None:
     """The message for an error caused by a path itself; None for any other error."""
     if isinstance(error, ValueError) and "null byte" in str(error):
         return _error(Path("a path"), "a path holds a null byte", PATH_RULE, PATH_WAY_OUT)
@@ -103,7 +103,7 @@ def read_bytes(path: Path, what: str, *, limit: int) -> bytes:
     """The contents of a file. Raises: SpecError where it is missing, not a regular file, or larger than `limit`
     bytes.
     """
-    with opened(path, what) as file:
+    with open_regular(path, what) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size) if 0 < size <= limit else b""
         if size > limit or file.read(1):  # it grew, or is a kernel file, whose size is 0
@@ -122,7 +122,7 @@ def read_text(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> str:
 
 def read_lines(path: Path, what: str, *, limit: int, max_line: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
     """(number from 1, line without its end), one at a time. Raises: SpecError where a line or the file is too large."""
-    with opened(path, what) as file:
+    with open_regular(path, what) as file:
         if os.fstat(file.fileno()).st_size > limit:
             raise _too_large(path, what, limit)
         number = 0

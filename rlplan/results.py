@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rlplan.errors import EXTRAS, missing_extra
-from rlplan.planner.answers.plan_results import choice_words, differences, estimate_as_json
-from rlplan.planner.measured_errors import step_interval
+from rlplan.errors import EXTRAS, build_missing_extra
+from rlplan.planner.answers.plan_results import diff_choices, estimate_as_json, list_overrides
+from rlplan.planner.measured_errors import predict_step_interval
 from rlplan.planner.plan import Plan, dump_plan, write_plan
 from rlplan.units import format_bytes, format_seconds
 
@@ -68,7 +68,7 @@ class Result(ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class OfPlan(Result):
+class PlannedResult(Result):
     """A result that belongs to a plan."""
 
     plan: Plan
@@ -102,7 +102,7 @@ class OfPlan(Result):
     @property
     def overrides(self) -> dict[str, str]:
         """The layout as overrides of the job."""
-        return choice_words(self.plan.choice, self.plan.job, self.plan.asked)
+        return list_overrides(self.plan.choice, self.plan.job, self.plan.asked)
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -131,13 +131,13 @@ class OfPlan(Result):
             "tokens_per_s": self.plan.tokens_per_s or None,
             "peak_bytes": self.peak_bytes,
             "capacity_bytes": self.capacity_bytes,
-            "step_interval_s": step_interval(self.plan),
+            "step_interval_s": predict_step_interval(self.plan),
             "peak_interval_bytes": self.plan.interval(),
         }
 
 
 @dataclass(frozen=True, repr=False)
-class EstimateResult(OfPlan):
+class EstimateResult(PlannedResult):
     """Bytes by kind, process and action. A row: one row of the ledger."""
 
     def rows(self) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ class EstimateResult(OfPlan):
 
 
 @dataclass(frozen=True, repr=False)
-class PlanResult(OfPlan):
+class PlanResult(PlannedResult):
     """The chosen layout and the runners-up. A row: one layout."""
 
     def rows(self) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ class PlanResult(OfPlan):
                 layout.peak_bytes,
                 layout.headroom_bytes,
                 layout.verdict,
-                differences(layout.choice, plan.choice, plan.job, plan.asked),
+                diff_choices(layout.choice, plan.choice, plan.job, plan.asked),
             )
             for layout in plan.runners_up
         ]
@@ -188,7 +188,7 @@ class PlanResult(OfPlan):
 
 
 @dataclass(frozen=True, repr=False)
-class ExplainResult(OfPlan):
+class ExplainResult(PlannedResult):
     """The bottleneck of a plan, and the effect of changes. A row: one change."""
 
     explanation: "Explanation"
@@ -207,7 +207,7 @@ class ExplainResult(OfPlan):
 
 
 @dataclass(frozen=True, repr=False)
-class SolveResult(OfPlan):
+class SolveResult(PlannedResult):
     """The largest value of a key that fits, with its plan. A row: one value that was tried."""
 
     solution: "Solution"
@@ -234,7 +234,7 @@ class SolveResult(OfPlan):
 
 
 @dataclass(frozen=True, repr=False)
-class SimulateResult(OfPlan):
+class SimulateResult(PlannedResult):
     """Steps in simulated time. A row: one step."""
 
     simulation: "SimulationResult"
@@ -253,14 +253,14 @@ class SimulateResult(OfPlan):
         """The output of `rlplan simulate --json`."""
         return self.simulation.as_json()
 
-    def compared(self) -> dict[str, Any]:
+    def build_comparison_row(self) -> dict[str, Any]:
         """The result's row in a comparison."""
         trained = self.simulation.num_tokens / self.simulation.seconds if self.simulation.seconds else None
         return super().compared() | {"kind": "simulated", "tokens_per_s": trained}
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult(OfPlan):
+class RunResult(PlannedResult):
     """A finished or running run and its plan. A row: one step with its timings."""
 
     run: "RunFolder"
@@ -297,7 +297,7 @@ class RunResult(OfPlan):
         """The final status and the rows; `rlplan report --json` has more."""
         return {"run": self.run.name, "status": asdict(self.run.status), "rows": self.rows()}
 
-    def compared(self) -> dict[str, Any]:
+    def build_comparison_row(self) -> dict[str, Any]:
         """The result's row in a comparison."""
         rates = [row["throughput/tokens_per_sec"] for row in self.run.timings if "throughput/tokens_per_sec" in row]
         speed = median(rates[1:] or rates) if rates else None
@@ -305,7 +305,7 @@ class RunResult(OfPlan):
 
 
 @dataclass(frozen=True, repr=False)
-class StepResult(OfPlan):
+class StepResult(PlannedResult):
     """A measured step compared with its prediction. A row: one phase."""
 
     report: "StepReport"
@@ -420,7 +420,7 @@ def _dataframes() -> Any:
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        raise missing_extra(error.name) from None
+        raise build_missing_extra(error.name) from None
     return dataframes
 
 

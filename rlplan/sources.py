@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import SpecError
-from rlplan.reading import exists, opened
+from rlplan.reading import exists, open_regular
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
-from rlplan.spec.files.stages import chosen_stage, open_inputs, stages_of
+from rlplan.spec.files.stages import find_chosen_stage, list_open_inputs, stages_of
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import MAX_ID, bundled_id, load_catalogue, nearest_id
+from rlplan.spec.models.catalogue import MAX_ID, find_bundled_id, find_nearest_id, load_catalogue
 
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
@@ -55,13 +55,13 @@ class Question:
         """Whether the job is a standalone engine, which has no plan: `serve` and `serve_load` answer it."""
         return self.plan is None and self.job.release.serves
 
-    def served(self) -> "Served":
+    def predict_engine(self) -> "Served":
         """The engine of a serving job, whether or not it starts. Raises: SpecError."""
         from rlplan.planner.serving import serve
 
         return serve(self.job)
 
-    def served_load(self) -> "ServedLoad":
+    def predict_load(self) -> "ServedLoad":
         """The engine's latencies at the job's request concurrency. Raises: SpecError, NoFeasiblePlanError."""
         from rlplan.planner.serving import serve_load
 
@@ -69,8 +69,8 @@ class Question:
 
     def answer(self, *, with_pareto: bool = False) -> "Plan":
         """The plan that was read, or the best one, whatever its verdict. Raises: SpecError, NoFeasiblePlanError."""
-        from rlplan.planner.machine import search_of
-        from rlplan.planner.search import best_plan
+        from rlplan.planner.machine import open_search
+        from rlplan.planner.search import find_best_plan
 
         if self.serves:
             clients = self.job.workload.num_concurrent_requests
@@ -81,10 +81,12 @@ class Question:
                 way_out="framework=rlplan" + (" workload.num_concurrent_requests=null" if clients else ""),
             )
         if self.plan is None:
-            return best_plan(self.job, with_pareto=with_pareto)
+            return find_best_plan(self.job, with_pareto=with_pareto)
         if not with_pareto or self.plan.pareto:
             return self.plan
-        return self.plan.model_copy(update={"pareto": search_of(self.job).of(self.plan).pareto()})
+        return self.plan.model_copy(
+            update={"pareto": open_search(self.job).restrict_to_plan(self.plan).find_pareto_front()}
+        )
 
 
 def read_question(verb: str, asked: JobWords, objective: str | None = None, fetch: Fetch | None = None) -> Question:
@@ -92,7 +94,7 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
 
     Raises: SpecError, HostError.
     """
-    fetch = fetch or fetched  # configs are enough to plan
+    fetch = fetch or fetch_model  # configs are enough to plan
     keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
     keys["framework"] = asked.framework
     named = {key: value for key, value in keys.items() if value is not None}
@@ -124,7 +126,7 @@ def _is_json_by_content(path: Path) -> bool:
     """Whether a file is a plan, whatever its name. A job written as JSON has the ending .yaml."""
     if path.suffix in (".yaml", ".yml") or not path.is_file():  # a pipe cannot be read twice
         return False
-    with opened(path, "the file") as file:
+    with open_regular(path, "the file") as file:
         return file.read(1) == b"{"
 
 
@@ -140,18 +142,18 @@ def _read_plan(path: Path) -> "Plan":
     return read_plan(path / "plan.json")
 
 
-def executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "Plan":
+def find_executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "Plan":
     """The executable plan of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
-    from rlplan.planner.executable import executable_plan
+    from rlplan.planner.executable import require_executable
 
-    return executable_plan(read_question(verb, asked, fetch=fetch).answer())
+    return require_executable(read_question(verb, asked, fetch=fetch).answer())
 
 
 def check_inputs(path: Path, overrides: Sequence[str]) -> None:
     """Raises: SpecError for a stage of a job file that needs a model which an earlier stage has yet to train."""
     stages = stages_of(read_yaml(path, "the job file"), str(path))
-    for stage in (stage for stage in stages if stage.name == chosen_stage(overrides)):
-        for key, name in open_inputs(stage, overrides, stages).items():
+    for stage in (stage for stage in stages if stage.name == find_chosen_stage(overrides)):
+        for key, name in list_open_inputs(stage, overrides, stages).items():
             raise SpecError(
                 f"{key} is the model of stage {name}, which has not run yet",
                 where=str(path),
@@ -212,13 +214,13 @@ def _nothing_asked(verb: str, override: str | None) -> SpecError:
     )
 
 
-def fetched(name: str, folder: Path, key: str) -> str:
+def fetch_model(name: str, folder: Path, key: str) -> str:
     """The path of a hub id's config, after downloading it; a path or bundled id is unchanged. key: the key that names
     it.
 
     Raises: SpecError, HostError.
     """
-    if bundled_id(name) or not is_hub_id(name, folder):
+    if find_bundled_id(name) or not is_hub_id(name, folder):
         return name
     from rlplan.runtime.models.hub import fetch_config
 
@@ -230,8 +232,8 @@ def is_hub_id(name: str, folder: Path) -> bool:
     if name in load_catalogue():
         return not (folder / name).exists()
     parts = Path(name).parts if len(name) <= MAX_ID and "\0" not in name else ()
-    if bundled_id(name) or len(parts) != 2 or (folder / parts[0]).exists():
+    if find_bundled_id(name) or len(parts) != 2 or (folder / parts[0]).exists():
         return False
-    from rlplan.runtime.models.hub import looks_like_an_id
+    from rlplan.runtime.models.hub import looks_like_id
 
-    return looks_like_an_id(name) and not nearest_id(name)  # a bundled id in another case is a typo
+    return looks_like_id(name) and not find_nearest_id(name)  # a bundled id in another case is a typo

@@ -180,10 +180,10 @@ class Dtype(StrEnum):
         return 4 if self is Dtype.FLOAT32 else 2
 
 
-def words_of(name: str) -> str:
+def format_name(name: str) -> str:
     """A name of this file in words, for terminals, pages and charts.
 
-    >>> words_of(MemoryKind.KV_CACHE), words_of("sync_weights"), words_of(MemoryKind.COMM_BUFFERS)
+    >>> format_name(MemoryKind.KV_CACHE), format_name("sync_weights"), format_name(MemoryKind.COMM_BUFFERS)
     ('KV cache', 'sync weights', 'comm buffers')
     """
     special = {"kv_cache": "KV cache", "cuda_graphs": "CUDA graphs"}

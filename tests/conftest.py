@@ -11,7 +11,7 @@ import pytest_timeout
 from hypothesis import settings
 from rlplan_cli.__main__ import FEW_COLLECTIONS
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.repository.side_by_side import FilesTogether, place_of
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
@@ -50,7 +50,7 @@ def pytest_runtest_setup() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
     """A test's whole time, too, follows how slow the machine is."""
-    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=scaled(settings.timeout)))
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=scale_seconds(settings.timeout)))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -15,9 +15,9 @@ from rlplan.spec.files.job_file import job_from
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec, load_model
-from rlplan.spec.models.adapters import ALL_LINEAR, adapted_modules, lora_parameters
+from rlplan.spec.models.adapters import ALL_LINEAR, adapted_modules, list_lora_parameters
 from rlplan.spec.parts.adapter_files import CONFIG_FILE, PEFT_PREFIX, WEIGHTS_FILE
-from rlplan.spec.resolved import ResolvedJob, SettledJob, on_a_cpu_host, settle
+from rlplan.spec.resolved import ResolvedJob, SettledJob, resolve_on_cpu, settle
 from rlplan.units import MIB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ def make_adapter(
     import numpy as np
     from safetensors.numpy import save_file
 
-    parameters = lora_parameters(load_model(EXAMPLES / "models" / "sorter"), rank, targets)
+    parameters = list_lora_parameters(load_model(EXAMPLES / "models" / "sorter"), rank, targets)
     generator = np.random.default_rng(seed)
     drawn = {PEFT_PREFIX + p.name: generator.normal(0, scale, p.shape).astype("float32") for p in parameters}
     folder.mkdir(parents=True)
@@ -103,7 +103,7 @@ def make_job(**overrides: Any) -> ResolvedJob:
 
     On GPUs everything is resolved as on a CPU host, so that tests say what they want to differ.
     """
-    return on_a_cpu_host(ask_job(**overrides))
+    return resolve_on_cpu(ask_job(**overrides))
 
 
 def ask_job(**overrides: Any) -> JobSpec:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.reading import MAX_JSON_VALUES, check_values, opened, read_bytes, read_lines, read_records, read_text
+from rlplan.reading import MAX_JSON_VALUES, check_values, open_regular, read_bytes, read_lines, read_records, read_text
 
 
 @pytest.fixture(params=["a pipe", "a device", "a link to a device", "a terminal"])
@@ -57,7 +57,7 @@ def test_a_file_that_fails_while_it_is_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(SpecError, match=r"it cannot be read: Input[\s\S]*where: .*file"),
-        opened(tmp_path / "file", "it"),
+        open_regular(tmp_path / "file", "it"),
     ):
         raise OSError(5, "Input/output error")
     with pytest.raises(SpecError, match="it cannot be read: embedded null"):

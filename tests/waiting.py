@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from rlplan.runtime.processes.machine_speed import slowdown
+from rlplan.runtime.processes.machine_speed import measure_slowdown
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -24,12 +24,12 @@ class Patience:
     """
 
     def __init__(self, seconds: float, beyond_s: float = 0.0) -> None:
-        self.seconds, self._begun, self._slowdown = seconds, time.monotonic() + beyond_s, slowdown()
+        self.seconds, self._begun, self._slowdown = seconds, time.monotonic() + beyond_s, measure_slowdown()
 
     def left_s(self) -> float:
         """Seconds that are left; 0 once they have passed."""
         if (left := self._left_s()) == 0.0:
-            self._slowdown = max(self._slowdown, slowdown(max_age_s=0.0))
+            self._slowdown = max(self._slowdown, measure_slowdown(max_age_s=0.0))
             left = self._left_s()
         return left
 

@@ -23,7 +23,7 @@ from benchmarks.constants.trainers import CONSTANTS, set_constant
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import published_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.spec.hardware.catalogue import FOLDER_VARIABLE, profile_folder
 
 FILE = Path(__file__).with_name("left_out.json")
@@ -53,7 +53,7 @@ def _of_pairs() -> Iterator[dict[str, float]]:
 
 
 def _is_of(point: MeasuredPoint, pair: dict[str, Any]) -> bool:
-    gpu, words = gpu_of(point), str(point.settings.get("precision") or "bf16").lower()
+    gpu, words = find_gpu(point), str(point.settings.get("precision") or "bf16").lower()
     names = (point.model or "").rpartition("/")[2] == pair["model"] and gpu is not None and gpu.name == pair["gpu"]
     return names and words in pair["format"]
 

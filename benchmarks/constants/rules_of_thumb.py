@@ -14,21 +14,21 @@ Source: Rajbhandari et al. 2020 (16 bytes); Korthikanti et al. 2022 (34 bytes a 
 2020 (6 FLOPs). The rest is what people calculate with before they run a job.
 """
 
-from rlplan.accuracy.named_models import model_of
+from rlplan.accuracy.named_models import find_point_model
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import job_of, plan_of
+from rlplan.accuracy.predict import plan_point_job, validate_job
 from rlplan.accuracy.registry import CannotPredict, Prediction
 from rlplan.accuracy.serving_points import latency_job
 from rlplan.accuracy.settings import unit_bytes
 from rlplan.accuracy.training.job import training_job
-from rlplan.accuracy.training.throughput import in_unit, step_job
+from rlplan.accuracy.training.throughput import convert_to_unit, step_job
 from rlplan.errors import SpecError
-from rlplan.memory.serving.engine import engine_memory
+from rlplan.memory.serving.engine import predict_engine_memory
 from rlplan.memory.serving.weights import engine_weight_bytes
-from rlplan.planner.answers.model_flops import peak_flops_per_s
+from rlplan.planner.answers.model_flops import read_peak_flops_per_s
 from rlplan.planner.serving import ServingJob
 from rlplan.spec.model import Parameter
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.timing.training.flops import linear_flops
 from rlplan.units import GIB
 
@@ -48,11 +48,11 @@ def rule_of_thumb(point: MeasuredPoint) -> Prediction | None:
 
 
 def _peak(point: MeasuredPoint) -> float:
-    job, model = training_job(point), model_of(point)
+    job, model = training_job(point), find_point_model(point)
     training, work = job["training"], job["workload"]
     adapters: tuple[Parameter, ...] = ()
     if (lora := training.get("lora")) is not None:
-        adapters = lora_parameters(model, lora["rank"], lora["target_modules"])
+        adapters = list_lora_parameters(model, lora["rank"], lora["target_modules"])
     trained = sum(tensor.numel for tensor in adapters) if adapters else model.num_parameters
     frozen = model.num_parameters if adapters else 0
     num_ranks = 1 if training.get("fsdp_size") == 1 else job["hardware"]["num_devices"]
@@ -65,18 +65,18 @@ def _peak(point: MeasuredPoint) -> float:
 
 
 def _throughput(point: MeasuredPoint) -> float:
-    plan = plan_of(step_job(point))
+    plan = plan_point_job(step_job(point))
     passes = 4 if plan.choice.trainer.gradient_checkpointing else 3
     num_tokens = plan.job.workload.num_rollouts_per_step * plan.job.workload.max_seq_len
     flops = passes * linear_flops(plan.job.load_model()) * num_tokens
-    seconds = flops / (plan.num_devices * PEAK_SHARE * peak_flops_per_s(plan))
-    return in_unit(point.measured.unit, plan, seconds)
+    seconds = flops / (plan.num_devices * PEAK_SHARE * read_peak_flops_per_s(plan))
+    return convert_to_unit(point.measured.unit, plan, seconds)
 
 
 def _time_per_token(point: MeasuredPoint) -> float:
-    server = ServingJob(job_of(latency_job(point)))
+    server = ServingJob(validate_job(latency_job(point)))
     weights = engine_weight_bytes(server.model, server.cut.layout, 2, server.quantization, 0)
-    memory = engine_memory(server.model, server.settings)
+    memory = predict_engine_memory(server.model, server.settings)
     blocks = memory.pool.blocks_of_sequence(server.work.usual_prompt_len + server.work.usual_response_len // 2)
     read = weights + server.loop.num_clients / server.attention_dp * blocks * memory.pool.bytes_per_block
     return 1000 * read / server.pool.cluster.memory_bytes_per_s

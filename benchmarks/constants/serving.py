@@ -19,7 +19,7 @@ from statistics import fmean
 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import job_of
+from rlplan.accuracy.predict import validate_job
 from rlplan.accuracy.serving_points import latency_job
 from rlplan.memory.serving.versions import VllmVersion
 from rlplan.planner.serving import ServingJob
@@ -74,7 +74,7 @@ def read_rows() -> list[Row]:
     measured: dict[tuple[Pair, object], list[tuple[MeasuredPoint, ServingJob]]] = {}
     for point in bundled_points():
         if point.kind in ("serving_tpot", "throughput_infer"):
-            server = ServingJob(job_of(latency_job(point)))
+            server = ServingJob(validate_job(latency_job(point)))
             form = server.quantization.form.name if server.quantization else "bf16"
             pair = ((point.model or "").rpartition("/")[2], server.pool.gpu.name, form)
             setting = (server.cut, server.version, server.loop)

@@ -118,7 +118,7 @@ CONSTANTS = (
 def _forget() -> None:
     """Plans and kernels that were found with another value."""
     forget_plans()
-    kernels.kernels_of.cache_clear()
+    kernels.choose_kernels.cache_clear()
 
 
 @contextmanager

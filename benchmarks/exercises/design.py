@@ -4,7 +4,7 @@ In: examples/ppo-70b-64xh100.yaml. Out: parts of docs/exercises.md. Left out: th
 """
 
 from benchmarks.exercises.plans import a_pass, choice, example, kinds, table
-from rlplan.planner.answers.plan_results import choice_words, phase_costs
+from rlplan.planner.answers.plan_results import list_overrides, sum_phase_costs
 from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes, format_rate, format_seconds
 
@@ -43,7 +43,7 @@ def design() -> str:
         ("a step", f"{format_seconds(plan.seconds)}, {format_rate(plan.tokens_per_s)}"),
         (
             "as printed",
-            " ".join(f"`{key}={value}`" for key, value in choice_words(plan.choice, plan.job).items()),
+            " ".join(f"`{key}={value}`" for key, value in list_overrides(plan.choice, plan.job).items()),
         ),
     ]
     return table(("question", "answer"), rows)
@@ -66,7 +66,7 @@ def design_time() -> str:
             f"{cost.seconds / plan.seconds:.0%}",
             cost.bound_by.value.replace("_", " "),
         )
-        for phase, cost in phase_costs(plan.timing.step).items()
+        for phase, cost in sum_phase_costs(plan.timing.step).items()
     ]
     return table(("phase", "seconds", "part of the step", "mostly"), rows)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from benchmarks.exercises.plans import GB, choice, commands, decimal, example, kinds, peak_of, table
 from rlplan.planner.plan import Plan
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import MemoryKind
@@ -66,7 +66,7 @@ def left_out_answer() -> str:
     model = resolve_model("meta-llama/Llama-2-7b-hf")
     count = model.num_parameters
     value = count - model.vocab_size * model.hidden_size + model.hidden_size
-    adapters = sum(tensor.numel for tensor in lora_parameters(model, 64, "all-linear"))
+    adapters = sum(tensor.numel for tensor in list_lora_parameters(model, 64, "all-linear"))
     moments, masters, gradients = (decimal(size * count) for size in (8, 4, 2))
     sentences = (
         f"The model has {count:,} parameters. Adam's two fp32 moments are 8 bytes of each: {moments}, not 28 GB.",

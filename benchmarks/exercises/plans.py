@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlplan.errors import RlplanError
 from rlplan.memory.ledger import Peak
-from rlplan.planner.machine import search_of
+from rlplan.planner.machine import open_search
 from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
@@ -29,7 +29,7 @@ def example(name: str, *overrides: str) -> Plan | str:
 def asked(spec: JobSpec) -> Plan | str:
     """The best plan of a job; or, in words, why there can be none."""
     try:
-        return search_of(spec).run(with_others=False)
+        return open_search(spec).run(with_others=False)
     except RlplanError as error:
         return str(error).splitlines()[0]
 

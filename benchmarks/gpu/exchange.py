@@ -21,7 +21,7 @@ from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.worker_device import forget_cache
+from rlplan.runtime.workers.worker_device import empty_device_cache
 from rlplan.spec.model import Parameter
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import Transport
@@ -70,7 +70,7 @@ def measure_sync(case: Case, device: torch.device, used_before: int | None) -> d
         receiver = context.Process(target=_receive, args=(case, str(device), endpoint, updates, answers), daemon=True)
         receiver.start()
         _answer(answers)  # it has opened the channel: from the first update on its file has no name
-        sender.open(endpoint)
+        sender.connect(endpoint)
         differences, seconds, report = [], [], None
         for serial in range(1, NUM_UPDATES + 1):
             (-policy(tokens).mean()).backward()
@@ -108,7 +108,7 @@ def _receive(case: Case, device: str, endpoint: Endpoint, updates: Any, answers:
         policy, tokens = _policy(case, torch.device(device), seed=1)
         places = dict(policy.named_parameters())
         receiver = PolicyReceiver(_packets(case, policy), DTYPE, 0)
-        receiver.open(endpoint)
+        receiver.connect(endpoint)
         answers.put([])
         with torch.no_grad():
             while True:
@@ -148,12 +148,12 @@ def measure_offload(case: Case, device: torch.device, used_before: int | None) -
     sums, offloaded = [int(state.sum()) for state in states], OffloadedStates()
     storages = [state.untyped_storage() for state in states]
     held, times = [_held(device)], []
-    for act in (lambda: offloaded.offload(storages, in_memory=True), offloaded.bring_back):
+    for act in (lambda: offloaded.offload(storages, in_memory=True), offloaded.reload):
         started = time.perf_counter()
         act()
         finish(device)
         times.append(time.perf_counter() - started)
-        forget_cache(device)
+        empty_device_cache(device)
         held.append(_held(device))
     if [int(state.sum()) for state in states] != sums:
         raise RuntimeError("offloaded states came back as others")

@@ -21,9 +21,9 @@ from benchmarks.gpu.cases import Case
 from benchmarks.gpu.children import Result
 from rlplan.emit.bundle import write_bundle
 from rlplan.errors import HostError, RlplanError
-from rlplan.planner.executable import executable_plan
+from rlplan.planner.executable import require_executable
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan, find_plan
+from rlplan.planner.search import find_best_plan, find_plan
 from rlplan.runtime.host.detect import detect
 from rlplan.runtime.host.doctor import missing_packages
 from rlplan.spec.base import validate
@@ -130,7 +130,7 @@ def plan_on_gpu(placement: str, gpu: str, num_steps: int = WORKLOAD["num_steps"]
         "rollout": {"has_cuda_graphs": False},
         "placement": PLACEMENTS[placement],
     }
-    return executable_plan(best_plan(validate(JobSpec, data, file="jobs.py").resolved(EXAMPLES)))
+    return require_executable(find_best_plan(validate(JobSpec, data, file="jobs.py").resolve_paths(EXAMPLES)))
 
 
 def plan_on_cpu(placement: str, num_steps: int = WORKLOAD["num_steps"]) -> Plan:
@@ -148,7 +148,7 @@ def plan_on_cpu(placement: str, num_steps: int = WORKLOAD["num_steps"]) -> Plan:
         | {"mini_batch_size": 32, "micro_batch_size_per_gpu": 8, "num_steps": num_steps},
         "placement": place,
     }
-    return find_plan(validate(JobSpec, data, file="jobs.py").resolved(EXAMPLES))
+    return find_plan(validate(JobSpec, data, file="jobs.py").resolve_paths(EXAMPLES))
 
 
 def run(name: str, plan: Plan, folder: Path, limit_s: float) -> dict[str, Any]:

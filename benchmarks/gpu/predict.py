@@ -5,20 +5,20 @@ that is missing is not predicted. Left out: `reserved` and `process`, which `rlp
 """
 
 from benchmarks.gpu.cases import LORA_RANK, Case
-from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.frozen import Frozen, frozen_of
+from rlplan.memory.model.block_families import list_blocks
+from rlplan.memory.model.frozen import Frozen, describe_adapters
 from rlplan.memory.model.logits import rows_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
-from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
-from rlplan.memory.trainers.sharding import Sizes, rank_state_under_zero, sizes_of
-from rlplan.memory.trainers.step_peak import RankState, largest_of, snapshots
+from rlplan.memory.trainers.sharding import Sizes, build_zero_state, measure_sizes
+from rlplan.memory.trainers.step_peak import RankState, find_largest, take_snapshots
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.model import ModelSpec, Parameter, model_from_config
-from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
+from rlplan.spec.models.adapters import list_lora_parameters, list_value_parameters
 from rlplan.spec.models.kv import kv_elements_per_token
 from rlplan.vocabulary import Loss, MemoryKind
 
@@ -48,22 +48,22 @@ def needed_bytes(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
 def _training(case: Case) -> dict[str, float]:
     model = model_of(case)
-    adapters = lora_parameters(model, LORA_RANK) if case.method == "lora" else ()
+    adapters = list_lora_parameters(model, LORA_RANK) if case.method == "lora" else ()
     frozen = model.parameters if adapters else ()
-    sizes = sizes_of(
+    sizes = measure_sizes(
         model.parameters,
         model.num_layers,
         is_tied=model.has_tied_embeddings,
         adapters=adapters,
         frozen_bytes=BYTES * sum(parameter.numel for parameter in frozen),
     )
-    shape = _shape(case, model, frozen_of(adapters, BYTES) if adapters else None)
+    shape = _shape(case, model, describe_adapters(adapters, BYTES) if adapters else None)
     if case.stage is None:
         rank_state, host = _rank_state_under_torch(sizes), 0
     else:
         rank_state, host = _rank_state_under_deepspeed(case, adapters or model.parameters, frozen)
     answer: dict[str, float] = {
-        "allocated_bytes": sum(largest_of(snapshots(rank_state, shape).values()).values()),
+        "allocated_bytes": sum(find_largest(take_snapshots(rank_state, shape).values()).values()),
         "resident_bytes": sum(rank_state.resident.values()),
     }
     if host:
@@ -98,13 +98,13 @@ def _rank_state_under_deepspeed(
         offloads_parameters=case.offload == "all",
     )
     states = ZeroStates(settings, tuple(trainable), tuple(frozen))
-    return rank_state_under_zero(states), states.after_step().host_bytes
+    return build_zero_state(states), states.after_step().host_bytes
 
 
 def _scoring(case: Case) -> dict[str, float]:
     model = model_of(case)
     is_value = case.action == "score-value"
-    parameters = value_head_parameters(model) if is_value else model.parameters
+    parameters = list_value_parameters(model) if is_value else model.parameters
     weights = BYTES * sum(parameter.numel for parameter in parameters)
     shape = _shape(case, model, None, Loss.NONE)
     peak = score_peak_bytes(shape)
@@ -117,7 +117,7 @@ def _scoring(case: Case) -> dict[str, float]:
 
 def _shape(case: Case, model: ModelSpec, frozen: Frozen | None, loss: Loss | None = None) -> MicroBatchShape:
     loss = loss or Loss(case.loss)
-    first, *more = blocks_of(model)
+    first, *more = list_blocks(model)
     return MicroBatchShape(
         first.block,
         first.num,
@@ -138,7 +138,7 @@ def _serving(case: Case, profile: GpuProfile | None) -> dict[str, float]:
     Assumes: asleep and without graphs nothing but the context stays.
     """
     model = model_of(case)
-    weights = engine_weight_bytes(model, engine_layout(), BYTES) + rotary_table_bytes(model, BYTES)
+    weights = engine_weight_bytes(model, build_engine_layout(), BYTES) + rotary_table_bytes(model, BYTES)
     per_token = BYTES * sum(kv_elements_per_token(model).values())
     answer: dict[str, float] = {"weight_bytes": weights, "kv_bytes_per_token": per_token}
     if case.gives_kv_bytes:

@@ -23,7 +23,7 @@ from benchmarks.learning.record import (
     find_controls,
 )
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.resolved import on_a_cpu_host
+from rlplan.spec.resolved import resolve_on_cpu
 
 
 def main() -> int:
@@ -49,7 +49,7 @@ def main() -> int:
 
 def run(name: str, case: str, overrides: tuple[str, ...]) -> Curve:
     """A job's own number of steps; a few at learning rate 0, where one step is as all of them."""
-    job = on_a_cpu_host(load_job(JOBS[name], overrides))
+    job = resolve_on_cpu(load_job(JOBS[name], overrides))
     num_steps = EVERY if case == LEARNING_RATE_0 else job.workload.num_steps
     trained = InProcess(job)
     accuracy = [trained.accuracy()]

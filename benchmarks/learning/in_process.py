@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from rlplan.runtime.data.prompt_sets import load_prompts
-from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.data.text_tokens import read_end_tokens
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
-from rlplan.runtime.learning.mini_batch import deal_out, deal_out_scored, train_sample
+from rlplan.runtime.learning.mini_batch import assign_rollouts, assign_samples, make_train_sample
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.rewards.total import finish_rewards
@@ -31,7 +31,7 @@ from rlplan.runtime.rollout.experience import (
     SequencePair,
     WeightSpan,
 )
-from rlplan.runtime.rollout.groups import Group, GroupMaker, gather
+from rlplan.runtime.rollout.groups import Group, GroupMaker, gather_groups
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.runtime.workers.scorer import Scorer
 from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
@@ -105,7 +105,7 @@ class InProcess:
         torch.manual_seed(job.seed)
         self.job, self.prompts = job, load_prompts(job)
         self.requests = RequestMaker(job, self.prompts)
-        self.ends = end_tokens(Path(job.policy.path))
+        self.ends = read_end_tokens(Path(job.policy.path))
         self.reward_pool = RewardPool(job)
         self.groups = GroupMaker(job, self.requests.prompt, self.ends)
         self.engine = AutoModelForCausalLM.from_pretrained(job.policy.path, dtype=torch.float32)
@@ -127,7 +127,7 @@ class InProcess:
             words, described = self.groups.words, self.prompts.environment
             chat = ChatTurns(Path(job.policy.path), words, described.schemas) if self.prompts.has_chats else None
             fleet: Any = PlainFleet(self._complete_turns)
-            self.talks = Conversations(fleet, pool, words, self.requests.named, chat, job.workload.max_prompt_len)
+            self.talks = Conversations(fleet, pool, words, self.requests.find_prompt, chat, job.workload.max_prompt_len)
         self.next, self.steps_done = 0, 0
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class InProcess:
         """Greedy, on the held-out prompts; of a reward model on the held-out pairs."""
         if self.trains_scalar:
             return self._pair_accuracy()
-        completions = self._complete(self.requests.evaluation())
+        completions = self._complete(self.requests.evaluation_requests())
         rollouts = [
             Rollout(prompt, 0, completion, self.groups.words.text(completion.chosen))
             for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True)
@@ -165,7 +165,7 @@ class InProcess:
         return sum(ranked) / len(ranked)
 
     def _step(self) -> None:
-        groups = gather(self.job.workload.num_prompts_per_step, self._more, self.job.max_refills, lambda _: None)
+        groups = gather_groups(self.job.workload.num_prompts_per_step, self._more, self.job.max_refills, lambda _: None)
         for index, group in enumerate(groups):
             group.place(index)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -185,8 +185,8 @@ class InProcess:
         numbers = range(self.next, self.next + count)
         self.next += count
         if not self.job.algorithm.declaration.has_rollouts:
-            return [self.requests.answers(number) for number in numbers]
-        completions = self._complete([self.requests.rollouts(number) for number in numbers])
+            return [self.requests.answer_group(number) for number in numbers]
+        completions = self._complete([self.requests.rollout_request(number) for number in numbers])
         groups = [self.groups.make(each) for each in zip(numbers, completions, strict=True)]
         for group in groups:
             self.reward_pool.judge([*group.rollouts, *group.baselines])
@@ -207,7 +207,7 @@ class InProcess:
                 rollout.scores[role] = scores
 
     def _score_policy(self, rollouts: list[Rollout]) -> None:
-        (packs,) = deal_out_scored(rollouts, self.job, 1)
+        (packs,) = assign_rollouts(rollouts, self.job, 1)
         passes = [[SequencePair(r.prompt.tokens, r.completion.tokens, r.completion.observed) for r in p] for p in packs]
         scored = self.policy.score_passes(passes)
         for rollout, scores in zip((rollout for pack in packs for rollout in pack), scored, strict=True):
@@ -216,8 +216,8 @@ class InProcess:
     def _train(self, trainer: PolicyTrainer, rollouts: list[Rollout]) -> None:
         size = self.job.workload.mini_batch_size
         for first in range(0, len(rollouts), size):
-            samples = [train_sample(r, is_first_update=not first) for r in rollouts[first : first + size]]
-            (passes,) = deal_out(samples, self.job, 1)
+            samples = [make_train_sample(r, is_first_update=not first) for r in rollouts[first : first + size]]
+            (passes,) = assign_samples(samples, self.job, 1)
             trainer.forward_backward([samples for samples, _ in passes], [weights for _, weights in passes])
             trainer.engine.apply()
 

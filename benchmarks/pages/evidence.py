@@ -15,9 +15,9 @@ from rlplan_cli.ui.server import Server
 
 import rlplan
 from benchmarks.pages.chromium import Chromium
-from rlplan.report.plans.comparison import side_of, write_comparison
+from rlplan.report.plans.comparison import make_side, write_comparison
 from rlplan.report.plans.simulated import read_simulated_plan
-from rlplan.report.plans.write import write_report_of, write_simulation_report
+from rlplan.report.plans.write import write_plan_report, write_simulation_report
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "pages"
@@ -32,13 +32,13 @@ def main() -> None:
     plan, split = rlplan.plan(JOB), rlplan.plan(JOB, ASYNCHRONOUS)
     result = FOLDER / "simulation.json"
     result.write_text(json.dumps(rlplan.simulate(split, steps=6).as_json()))
-    pages = {"plan": write_report_of(plan.plan, "plan.json", FOLDER).page.rename(FOLDER / "plan.html")}
+    pages = {"plan": write_plan_report(plan.plan, "plan.json", FOLDER).page.rename(FOLDER / "plan.html")}
     if simulation := write_simulation_report(result, FOLDER):
         pages["simulation"] = simulation.page.rename(FOLDER / "simulation.html")
     pages["comparison"] = FOLDER / "comparison.html"
     simulated = read_simulated_plan(json.loads(result.read_text()), result)
-    sides = [side_of(one.plan, one.compared() | {"name": name}) for name, one in (("shared", plan), ("apart", split))]
-    write_comparison([*sides, side_of(simulated, {"name": "apart"})], pages["comparison"])
+    sides = [make_side(one.plan, one.compared() | {"name": name}) for name, one in (("shared", plan), ("apart", split))]
+    write_comparison([*sides, make_side(simulated, {"name": "apart"})], pages["comparison"])
     for name in ("simulation.json", "report.json", "trace.json"):
         (FOLDER / name).unlink()
     with Chromium() as browser, Server(0) as server:

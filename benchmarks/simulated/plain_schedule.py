@@ -6,7 +6,7 @@ In: sizes. Out: a Schedule of the one builder, without evaluation. Left out: byt
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import NO_TRAINER, Arrangement, Choice, EngineChoice
 from rlplan.dataflow.schedule import Schedule
-from rlplan.planner.answers.simulated_plan import without_evaluation
+from rlplan.planner.answers.simulated_plan import drop_evaluation
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.resolved import settle
 from rlplan.vocabulary import Placement
@@ -22,4 +22,4 @@ def plain_schedule(
     job = settle(job_from({"policy": "Qwen/Qwen2.5-0.5B", "hardware": f"{num_gpus}xH100"}, sizes))
     arrangement = Arrangement(placement, num_training, num_generation)
     choice = Choice(arrangement, NO_TRAINER, EngineChoice(tp, 0), "nccl")
-    return without_evaluation(build_schedule(job, choice))
+    return drop_evaluation(build_schedule(job, choice))

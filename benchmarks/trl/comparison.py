@@ -25,7 +25,7 @@ from benchmarks.trl.report import REPORT, WORK, rate, read_results, write_report
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
+from rlplan.spec.resolved import ResolvedJob, resolve_on_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "benchmarks" / "trl" / "job.yaml"
@@ -106,10 +106,10 @@ def prepare(work: Path, name: str, num_steps: int) -> ResolvedJob:
     overrides = [*JOBS[name], f"workload.num_steps={num_steps}", f"data.prompts={name}.jsonl"]
     for file in (f"{name}.jsonl", "heldout.jsonl"):
         (work / file).touch()
-    load = on_a_cpu_host(load_job(work / "job.yaml", overrides)).workload
+    load = resolve_on_cpu(load_job(work / "job.yaml", overrides)).workload
     write_prompts(work / f"{name}.jsonl", load.num_prompts_per_step * num_steps, load.max_prompt_len)
     write_prompts(work / "heldout.jsonl", 1, load.max_prompt_len, seed=1)
-    return on_a_cpu_host(load_job(work / "job.yaml", overrides))
+    return resolve_on_cpu(load_job(work / "job.yaml", overrides))
 
 
 def name_of(setting: Setting) -> str:
@@ -198,7 +198,9 @@ def lengths_of(job: ResolvedJob, step: int) -> list[int]:
     """Tokens of each rollout of a step, as our run draws them."""
     requests, count = RequestMaker(job, load_prompts(job)), job.workload.num_prompts_per_step
     return [
-        length for number in range((step - 1) * count, step * count) for length in requests.rollouts(number).lengths
+        length
+        for number in range((step - 1) * count, step * count)
+        for length in requests.rollout_request(number).lengths
     ]
 
 

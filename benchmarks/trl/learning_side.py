@@ -18,13 +18,13 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
 
 from rlplan.runtime.data.prompt_sets import load_prompts
-from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.data.text_tokens import read_end_tokens
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.runtime.rollout.groups import GroupMaker
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
+from rlplan.spec.resolved import ResolvedJob, resolve_on_cpu
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -35,7 +35,7 @@ class Task:
         self.job = job
         self.prompts = load_prompts(job)
         self.requests = RequestMaker(job, self.prompts)
-        self.ends = end_tokens(Path(job.policy.path))
+        self.ends = read_end_tokens(Path(job.policy.path))
         self.maker = GroupMaker(job, self.requests.prompt, self.ends)
         self.reward_pool = RewardPool(job)
 
@@ -151,7 +151,7 @@ def main(settings_file: str) -> None:
     """Train, and print the curve."""
     settings = json.loads(Path(settings_file).read_text())
     torch.set_num_threads(settings["num_threads"])
-    job = on_a_cpu_host(load_job(Path(settings["job"]), settings["overrides"]))
+    job = resolve_on_cpu(load_job(Path(settings["job"]), settings["overrides"]))
     task = Task(job)
     tokenizer = AutoTokenizer.from_pretrained(job.policy.path)
     rows = task.rows()

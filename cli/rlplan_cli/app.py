@@ -27,10 +27,10 @@ from rlplan.errors import (
     MisspeltError,
     RlplanError,
     SpecError,
-    missing_extra,
+    build_missing_extra,
 )
 from rlplan.printable import PrintableStream
-from rlplan.reading import path_refusal
+from rlplan.reading import describe_path_error
 from rlplan.version import __version__
 
 COMMANDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("commands.json").read_text("utf-8"))
@@ -194,7 +194,7 @@ def _run(debug: bool) -> int:
     except Exception as error:
         if isinstance(error, _PipeError) and any(map(_has_no_reader, (sys.stdout, sys.stderr))):
             raise BrokenPipeError from error  # a pipe to a lost process raises the same error, but is a bug
-        if failure := _disk_error(error) or path_refusal(error):
+        if failure := _disk_error(error) or describe_path_error(error):
             if debug:
                 traceback.print_exc()
             show_error(failure)
@@ -202,7 +202,7 @@ def _run(debug: bool) -> int:
         if debug:
             raise
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-            show_error(missing_extra(error.name))
+            show_error(build_missing_extra(error.name))
             return HostError.exit_code
         print(
             f"a bug in rlplan: {type(error).__name__}: {error}\n"
@@ -214,9 +214,9 @@ def _run(debug: bool) -> int:
 
 def _translate(error: MisspeltError) -> RlplanError:
     """Add rlplan's word to a refused word of another framework. The tables of words are only loaded for it."""
-    from rlplan.foreign.meant import in_our_words
+    from rlplan.foreign.meant import add_hint
 
-    return in_our_words(error)
+    return add_hint(error)
 
 
 def _disk_error(error: Exception) -> RlplanError | None:

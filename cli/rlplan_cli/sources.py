@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplan.errors import HostError
-from rlplan.sources import JobWords, Question, executable, fetched, is_hub_id
+from rlplan.sources import JobWords, Question, fetch_model, find_executable, is_hub_id
 from rlplan.sources import read_question as read_words
 from rlplan.spec.files.job_file import Fetch
-from rlplan.spec.files.stages import Stage, chosen_stage, stages_of
+from rlplan.spec.files.stages import Stage, find_chosen_stage, stages_of
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import MODELS
 from rlplan_cli.options import JobArguments
@@ -39,7 +39,7 @@ def split_stages(asked: JobArguments) -> list[tuple[str, JobArguments]]:
 def read_stages(source: object, overrides: Sequence[str]) -> tuple[Stage, ...]:
     """Read the stages of a job file; none if one stage is chosen, or if it is not a job file. Raises: SpecError."""
     path = Path(source) if isinstance(source, str | Path) else None
-    if path is None or path.suffix not in (".yaml", ".yml") or not path.is_file() or chosen_stage(overrides):
+    if path is None or path.suffix not in (".yaml", ".yml") or not path.is_file() or find_chosen_stage(overrides):
         return ()
     return stages_of(read_yaml(path, "the job file"), str(path))
 
@@ -52,24 +52,24 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
 
     nearest = Nearest(asked.hardware, asked.model)
     settings = read_source(asked.file, asked.source, asked.outside or (), nearest)
-    return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetched)
+    return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetch_model)
 
 
 def resolve_model(name: str, folder: Path, key: str) -> str:
     """Resolve a model to the path that a run uses: its own, or one in the hub's cache; otherwise that of its config."""
-    return _find_local(name, folder) or fetched(name, folder, key)
+    return _find_local(name, folder) or fetch_model(name, folder, key)
 
 
 def _find_local(name: str, folder: Path) -> str | None:
-    from rlplan.runtime.models.snapshots import cached_model
+    from rlplan.runtime.models.snapshots import find_cached_model
 
     if not is_hub_id(name, folder) or (folder / MODELS / name).exists():
         return name
-    cached = cached_model(name)
+    cached = find_cached_model(name)
     return None if cached is None else str(cached)
 
 
-def with_models(
+def plan_with_models(
     verb: str, source: Path, overrides: tuple[str, ...], address: str | None, *, downloads: bool = True
 ) -> "Plan":
     """Return the plan to run, after downloading the models that are named by hub id and not in the hub's cache.
@@ -89,7 +89,7 @@ def with_models(
             absent.append(name)
         return resolve_model(name, folder, key)
 
-    plan = executable(verb, asked, resolve)
+    plan = find_executable(verb, asked, resolve)
     if absent:
         from rlplan.planner.executable import check_complete
         from rlplan.runtime.driver.preflight import check_packages
@@ -108,7 +108,7 @@ def with_models(
             )
         for name in dict.fromkeys(absent):
             download_model(name, f"{source}: {name}", note)
-        plan = executable(verb, asked, resolve)
+        plan = find_executable(verb, asked, resolve)
     if downloads and (data := plan.job.data) is not None:
         download_data((place for _, place in data.files), f"{source}: data", note)
     return plan

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.errors import SpecError
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import format_bytes
@@ -96,7 +96,7 @@ class Calibration:
         }
 
 
-def samples_of(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str, int]]:
+def make_samples(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str, int]]:
     """Samples of measured points, and the number of unusable points by reason."""
     points = tuple(points)
     samples: list[Sample] = []
@@ -111,7 +111,7 @@ def samples_of(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str,
 
 
 def _make_sample(point: MeasuredPoint, error: float) -> Sample | None:
-    group, gpu, bounds = OF_KIND.get(point.kind), gpu_of(point), point.measured.bounds
+    group, gpu, bounds = OF_KIND.get(point.kind), find_gpu(point), point.measured.bounds
     if group is None or gpu is None or bounds is None or error <= -1:
         return None
     measured, size = fmean(bounds), point.measured.bytes_per_unit
@@ -214,7 +214,7 @@ def _move_constants(profile: GpuProfile, fit: Fit) -> GpuProfile:
     return profile
 
 
-def value_words(fit: Fit) -> str:
+def describe_value(fit: Fit) -> str:
     """The change of a fit in words."""
     if fit.group == CONTEXT:
         return f"{'+' if fit.value >= 0 else '-'}{format_bytes(abs(round(fit.value)))}"

@@ -12,7 +12,7 @@ from importlib import import_module
 from statistics import fmean, median
 from typing import Any
 
-from rlplan.accuracy.named_models import model_of
+from rlplan.accuracy.named_models import find_point_model
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
 from rlplan.accuracy.settings_read import find_unread, list_assumed, watch_settings
@@ -226,7 +226,7 @@ def _find_stratum(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum
     if isinstance(answer, Prediction) and answer.stratum is not None:
         return answer.stratum
     try:
-        return Stratum(is_moe=model_of(point).experts is not None)
+        return Stratum(is_moe=find_point_model(point).experts is not None)
     except (CannotPredict, RlplanError):
         return Stratum(is_moe=False)
 

@@ -6,9 +6,16 @@ In: a point with a job. Out: the plan's prediction for the phase or the worker. 
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import device_peak, phase_seconds, plan_of, predict_bytes, predict_seconds, worker_peak
+from rlplan.accuracy.predict import (
+    device_peak,
+    phase_seconds,
+    plan_point_job,
+    predict_bytes,
+    predict_seconds,
+    worker_peak,
+)
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.planner.measured_errors import stratum_of
+from rlplan.planner.measured_errors import find_stratum
 from rlplan.vocabulary import Phase
 
 PHASES = {
@@ -25,19 +32,19 @@ PHASES = {
 @predicts("phase_time")
 def predict_phase(point: MeasuredPoint) -> Prediction:
     """Seconds of a phase of a steady-state step, or of the whole step."""
-    plan, phase = plan_of(_get_job(point)), str(point.settings.get("of"))
+    plan, phase = plan_point_job(_get_job(point)), str(point.settings.get("of"))
     if phase == "step":
-        return Prediction(predict_seconds(plan), stratum=stratum_of(plan, point.quantity))
+        return Prediction(predict_seconds(plan), stratum=find_stratum(plan, point.quantity))
     if phase not in PHASES:
         raise CannotPredict(f"phase {phase!r} is none of {', '.join(PHASES)}, step")
     seconds = phase_seconds(plan)
-    return Prediction(sum(seconds.get(part, 0.0) for part in PHASES[phase]), stratum=stratum_of(plan, point.quantity))
+    return Prediction(sum(seconds.get(part, 0.0) for part in PHASES[phase]), stratum=find_stratum(plan, point.quantity))
 
 
 @predicts("role_peak")
 def predict_role_peak(point: MeasuredPoint) -> Prediction:
     """Peak bytes of a worker on one GPU, or of all workers together."""
-    plan, worker, statistic = plan_of(_get_job(point)), str(point.settings.get("of")), point.measured.statistic
+    plan, worker, statistic = plan_point_job(_get_job(point)), str(point.settings.get("of")), point.measured.statistic
     if worker == "device":
         return predict_bytes(point, device_peak(plan), plan)
     counted = Statistic.ALLOCATED if statistic is Statistic.UNSTATED else statistic

@@ -8,11 +8,11 @@ from typing import Any
 
 from rlplan.accuracy.named_models import find_config, make_policy
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import job_of
+from rlplan.accuracy.predict import validate_job
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import Settings
-from rlplan.spec.base import shorten
-from rlplan.spec.models.adapters import linear_layers, lora_parameters, value_head_parameters
+from rlplan.spec.base import shorten_value
+from rlplan.spec.models.adapters import list_linear_layers, list_lora_parameters, list_value_parameters
 
 _SCALES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 RANKS = ("lora_r", "lora_rank", "r", "rank")
@@ -24,16 +24,18 @@ HEADS = ("head", "value_head", "reward_head", "critic", "role")
 def predict_parameters(point: MeasuredPoint) -> Prediction:
     """Stored parameters, parameters per token, or trained parameters of adapters, as the unit says."""
     settings, words = Settings(point), point.measured.unit.lower()
-    job = job_of(counted_job(point))
+    job = validate_job(counted_job(point))
     model, lora = job.load_model(), job.training.lora
     if lora is not None and "total" not in words:
-        count = sum(tensor.numel for tensor in lora_parameters(model, lora.rank, lora.target_modules))
+        count = sum(tensor.numel for tensor in list_lora_parameters(model, lora.rank, lora.target_modules))
     elif "trainable" in words and "full" not in settings.word("method", "full").lower():
-        raise CannotPredict(f"the rank of method {shorten(settings.word('method'))} is not stated, or it has none")
+        raise CannotPredict(
+            f"the rank of method {shorten_value(settings.word('method'))} is not stated, or it has none"
+        )
     elif "active" in words:
         count = model.num_active_parameters
     elif _has_value_head(settings, words):
-        count = sum(tensor.numel for tensor in value_head_parameters(model))
+        count = sum(tensor.numel for tensor in list_value_parameters(model))
     else:
         count = model.num_parameters
     scale = next((_SCALES[word] for word in re.findall(r"[a-z]+", words)[:1] if word in _SCALES), 1)
@@ -63,9 +65,9 @@ def _find_targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
     """The adapted layers, by their names in the model."""
     stated = next((settings.raw(key) for key in TARGETS if key in settings), "all-linear")
     if not isinstance(stated, str | list):
-        raise CannotPredict(f"the adapted layers are {shorten(stated)}, neither a name nor a list of names")
+        raise CannotPredict(f"the adapted layers are {shorten_value(stated)}, neither a name nor a list of names")
     words = re.split(r"[\s,]+", stated.strip()) if isinstance(stated, str) else [str(name) for name in stated]
-    tensors = linear_layers(job_of(job).load_model())
+    tensors = list_linear_layers(validate_job(job).load_model())
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in tensors}
     names = [name if name in known or f"{name}_proj" not in known else f"{name}_proj" for name in words]
     return "all-linear" if names in (["all-linear"], ["all", "linear"]) else names

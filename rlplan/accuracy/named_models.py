@@ -15,7 +15,7 @@ from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.catalogue import load_catalogue
 
@@ -42,7 +42,7 @@ QUANTIZATION_KEYS = ("quantization", "quant", "weights", "precision", "dtype")
 """Settings that name a format of weights."""
 
 
-def model_of(point: MeasuredPoint) -> ModelSpec:
+def find_point_model(point: MeasuredPoint) -> ModelSpec:
     """The model of a point, from its setting `config` or by name. Raises: CannotPredict, SpecError."""
     config = point.settings.get("config")
     if isinstance(config, dict):
@@ -61,7 +61,7 @@ def make_policy(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
 
     longest: tokens of the longest sequence; a model with a shorter limit gets this one.
     """
-    model = model_of(point)
+    model = find_point_model(point)
     policy: dict[str, Any] = {"path": point.model or "model"}
     config = point.settings.get("config")
     cut = _LAYERS.search(point.model or "")
@@ -85,7 +85,9 @@ def _cut_layers(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, A
     config = dict(find_config(name))
     stated = point.settings.get("layers")
     if stated is not None and stated != num_layers:
-        raise CannotPredict(f"the model has {num_layers} layers by its name, setting 'layers' is {shorten(stated)}")
+        raise CannotPredict(
+            f"the model has {num_layers} layers by its name, setting 'layers' is {shorten_value(stated)}"
+        )
     key = next((key for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config), "num_hidden_layers")
     config[key] = num_layers
     if "layer_types" in config:
@@ -109,7 +111,7 @@ def has_quantized_name(point: MeasuredPoint) -> bool:
     """Whether a point's checkpoint is quantized by its config or its name."""
     name = point.model or ""
     is_named = unquantized_name(name) != name or QUANTIZED_AS_PUBLISHED.search(name.lower()) is not None
-    return is_named or model_of(point).quantization is not None
+    return is_named or find_point_model(point).quantization is not None
 
 
 @cache
@@ -119,7 +121,7 @@ def model_by_name(name: str) -> ModelSpec:
     >>> [model_by_name(name).num_layers for name in ("Qwen/Qwen3-32B-FP8", "Qwen2.5-1.5B-class", "Llama 2 7B")]
     [64, 28, 32]
     """
-    return model_from_config(dict(find_config(name)), where=f"model {shorten(name)}")
+    return model_from_config(dict(find_config(name)), where=f"model {shorten_value(name)}")
 
 
 def find_config(name: str) -> dict[str, Any]:
@@ -139,7 +141,9 @@ def find_config(name: str) -> dict[str, Any]:
                 return configs[by_key[wanted]]
         if base := _find_base(plain):
             return configs[base]
-    raise CannotPredict(f"model {shorten(name)} is not in the catalogue; give its config.json as the setting `config`")
+    raise CannotPredict(
+        f"model {shorten_value(name)} is not in the catalogue; give its config.json as the setting `config`"
+    )
 
 
 def make_key(name: str, *, has_dates: bool = True) -> str:

@@ -13,8 +13,8 @@ from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction
 from rlplan.accuracy.settings import unit_bytes
 from rlplan.memory.ledger import LedgerRow, RunPhase
-from rlplan.planner.machine import search_of
-from rlplan.planner.measured_errors import stratum_of
+from rlplan.planner.machine import open_search
+from rlplan.planner.measured_errors import find_stratum
 from rlplan.planner.plan import Plan
 from rlplan.planner.serving import Served, ServedLoad, serve, serve_load
 from rlplan.spec.base import validate
@@ -26,19 +26,19 @@ NOT_TENSORS = (MemoryKind.CONTEXT, MemoryKind.PROCESS)
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 
 
-def plan_of(job: Mapping[str, Any]) -> Plan:
+def plan_point_job(job: Mapping[str, Any]) -> Plan:
     """The plan of a job, whatever its verdict. Raises: RlplanError for a wrong job, or one without any layout."""
     return _plan_text(json.dumps(job, sort_keys=True))
 
 
 @lru_cache(maxsize=512)
 def _plan_text(text: str) -> Plan:
-    return search_of(job_of(json.loads(text))).run(with_others=False, may_leave_idle=False)
+    return open_search(validate_job(json.loads(text))).run(with_others=False, may_leave_idle=False)
 
 
-def job_of(job: Mapping[str, Any]) -> JobSpec:
+def validate_job(job: Mapping[str, Any]) -> JobSpec:
     """The validated job of a mapping. Raises: SpecError."""
-    return validate(JobSpec, JobSpec.long_form(job), file="the point's job", way_out="correct the point")
+    return validate(JobSpec, JobSpec.expand_short_forms(job), file="the point's job", way_out="correct the point")
 
 
 def forget_plans() -> None:
@@ -54,7 +54,7 @@ def serve_job(job: Mapping[str, Any]) -> Served:
 
 @lru_cache(maxsize=64)
 def _serve_text(text: str) -> Served:
-    return serve(job_of(json.loads(text)))
+    return serve(validate_job(json.loads(text)))
 
 
 def simulate_load(job: Mapping[str, Any]) -> ServedLoad:
@@ -64,7 +64,7 @@ def simulate_load(job: Mapping[str, Any]) -> ServedLoad:
 
 @lru_cache(maxsize=64)
 def _simulate_text(text: str) -> ServedLoad:
-    return serve_load(job_of(json.loads(text)))
+    return serve_load(validate_job(json.loads(text)))
 
 
 def find_actions(plan: Plan, *kinds: ActionKind, role: Role = Role.POLICY) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def _find_bytes(
     process: str = f"{Role.POLICY}_trainer/0",
     is_resident: bool = False,
 ) -> dict[MemoryKind, int]:
-    rows = plan.ledger.rows_of(process)
+    rows = plan.ledger.find_rows(process)
     sizes = _sum_by_kind(
         (row for row in rows if (row.run_phase, row.action_id) == (run_phase, action)), is_resident=is_resident
     )
@@ -145,14 +145,14 @@ def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident:
 def held_by_engine(plan: Plan, kind: ActionKind, *, is_resident: bool = False) -> dict[MemoryKind, int]:
     """Bytes by kind of a rank of a rollout engine in an action of a steady-state step, or after it (is_resident)."""
     [action, *_] = find_actions(plan, kind)
-    rows = [row for row in plan.ledger.rows_of("rollout_engine/0") if row.action_id == action]
+    rows = [row for row in plan.ledger.find_rows("rollout_engine/0") if row.action_id == action]
     usual = [row for row in rows if row.run_phase == "steady"]
     return _sum_by_kind(usual or [row for row in rows if row.run_phase == "first"], is_resident=is_resident)
 
 
 def context_of_process(plan: Plan) -> int:
     """Bytes of the CUDA context of the policy trainer; an engine in the same process has no other."""
-    started = (row for row in plan.ledger.rows_of(f"{Role.POLICY}_trainer/0") if row.run_phase == "start")
+    started = (row for row in plan.ledger.find_rows(f"{Role.POLICY}_trainer/0") if row.run_phase == "start")
     return _sum_by_kind(started, is_resident=True).get(MemoryKind.CONTEXT, 0)
 
 
@@ -169,7 +169,7 @@ def predict_bytes(point: MeasuredPoint, sizes: Mapping[MemoryKind, int], plan: P
     """The prediction for bytes by kind, in the point's unit."""
     unit = unit_bytes(point)
     parts = {kind.value: size / unit for kind, size in sizes.items() if size}
-    return Prediction(sum(sizes.values()) / unit, parts=parts, stratum=stratum_of(plan, point.quantity))
+    return Prediction(sum(sizes.values()) / unit, parts=parts, stratum=find_stratum(plan, point.quantity))
 
 
 def predict_seconds(plan: Plan) -> float:
@@ -203,7 +203,7 @@ def worker_peak(plan: Plan, worker: str, statistic: Statistic) -> dict[MemoryKin
     Raises: CannotPredict for a worker that the job lacks.
     """
     process = f"{worker}/0"
-    actions = {row.action_id for row in plan.ledger.rows_of(process) if row.run_phase == "steady"}
+    actions = {row.action_id for row in plan.ledger.find_rows(process) if row.run_phase == "steady"}
     if not actions:
         known = sorted({name.rpartition("/")[0] for name in plan.ledger.processes})
         raise CannotPredict(f"the job has no worker {worker!r}: {', '.join(known)}")

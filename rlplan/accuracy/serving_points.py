@@ -12,13 +12,13 @@ host of 8 GPUs with 8/tp engines: its concurrency is that of all engines togethe
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import QUANTIZATION_KEYS, has_quantized_name, make_policy, model_of
+from rlplan.accuracy.named_models import QUANTIZATION_KEYS, find_point_model, has_quantized_name, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import serve_job, simulate_load
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
-from rlplan.accuracy.settings import Settings, gpu_of, total_bytes, unit_bytes
+from rlplan.accuracy.settings import Settings, find_gpu, total_bytes, unit_bytes
 from rlplan.accuracy.training.job import make_hardware
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import GIB
 
@@ -61,7 +61,7 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
         return Prediction(memory.max_concurrency)
     if "token" in unit:
         return Prediction(memory.num_tokens)
-    raise CannotPredict(f"unit {shorten(unit)} is neither a size nor tokens, blocks or sequences")
+    raise CannotPredict(f"unit {shorten_value(unit)} is neither a size nor tokens, blocks or sequences")
 
 
 @predicts("serving_tpot", "serving_ttft", "throughput_infer")
@@ -69,7 +69,7 @@ def predict_latency(point: MeasuredPoint) -> Prediction:
     """Mean milliseconds per output token (TPOT), or to the first token (TTFT), as the unit says."""
     unit = point.measured.unit.lower()
     if not unit.startswith("ms") or ("tpot" not in unit and "ttft" not in unit):
-        raise CannotPredict(f"unit {shorten(point.measured.unit)} is neither ms TPOT nor ms TTFT")
+        raise CannotPredict(f"unit {shorten_value(point.measured.unit)} is neither ms TPOT nor ms TTFT")
     latency = simulate_load(latency_job(point)).latency
     return Prediction(1e3 * (latency.first_token_s if "ttft" in unit else latency.token_s))
 
@@ -79,7 +79,7 @@ def judge_saturation(point: MeasuredPoint) -> Prediction | Refusal:
     """The verdict whether requests wait for the KV cache; it is right if they do, because a wait was measured."""
     unit = point.measured.unit.lower()
     if "queue" not in unit and "exhaust" not in unit:
-        return Refusal(f"unit {shorten(unit)} does not say whether requests waited for the cache")
+        return Refusal(f"unit {shorten_value(unit)} does not say whether requests waited for the cache")
     waits = simulate_load(latency_job(point)).waits_for_cache
     return Prediction("exhausted" if waits else "enough", is_right=waits)
 
@@ -92,7 +92,7 @@ def engine_job(point: MeasuredPoint) -> dict[str, Any]:
         "pp": settings.degree("pp", "pipeline_parallel_size"),
         "cp": settings.degree("decode_context_parallel", "dcp", "decode_context_parallel_size"),
     }
-    length = settings.read_count("max_model_len", 0, at_least=0) or model_of(point).max_position_embeddings
+    length = settings.read_count("max_model_len", 0, at_least=0) or find_point_model(point).max_position_embeddings
     rollout = ranks | _read_formats(settings) | _read_limits(settings, length)
     rollout["engine_version"] = _read_release(settings, is_any=point.kind in ANY_RELEASE)
     if settings.degree("ep") > 1:
@@ -158,9 +158,9 @@ def _read_limits(settings: Settings, length: int) -> dict[str, Any]:
 
 def latency_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a row of latencies. Raises: CannotPredict."""
-    settings, gpu = Settings(point), gpu_of(point)
+    settings, gpu = Settings(point), find_gpu(point)
     if gpu is None:
-        raise CannotPredict(f"GPU {shorten(point.gpu)} has no profile")
+        raise CannotPredict(f"GPU {shorten_value(point.gpu)} has no profile")
     _refuse_others(settings)
     key = settings.first(("batch_size", "concurrency", "num_clients"))
     if key is None:
@@ -168,7 +168,7 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
     tp, is_sweep = settings.degree("tp_size", "tp", "tensor_parallel_size"), settings.raw("moe_tp_size") == 0
     whole = settings.degree("moe_ep_size") if settings.raw("moe_ep_size") else settings.degree("ep")
     replicas = settings.read_count("attention_dp_size", 1) if settings.raw("attention_dp_size") else 1
-    has_experts = model_of(point).experts is not None
+    has_experts = find_point_model(point).experts is not None
     num_gpus = max(tp, GPUS_OF_A_SWEEP // tp * tp) if is_sweep else tp * replicas
     prompt, response = settings.read_count("isl"), settings.read_count("osl")
     quantization = _read_served_format(point, settings, has_experts=has_experts)
@@ -199,7 +199,7 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
 
 def _refuse_others(settings: Settings) -> None:
     if settings.word("backend", "vllm").lower() != "vllm":
-        raise CannotPredict(f"the constants are vLLM's, not {shorten(settings.word('backend'))}'s")
+        raise CannotPredict(f"the constants are vLLM's, not {shorten_value(settings.word('backend'))}'s")
     if settings.word("mode", "agg").lower() not in ("agg", "aggregated", ""):
         raise CannotPredict("disaggregated prefill and decode are not timed")
     if settings.degree("pp_size", "pp") > 1:

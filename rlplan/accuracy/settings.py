@@ -10,7 +10,7 @@ from typing import Any
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.errors import SpecError
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import GIB
@@ -128,7 +128,7 @@ class Settings:
 
     @staticmethod
     def _describe_fault(key: str, value: Any, rule: str) -> str:
-        state = "is not stated" if value is None else f"is {shorten(value)}"
+        state = "is not stated" if value is None else f"is {shorten_value(value)}"
         return f"setting '{key}' {state}; it must be {rule}"
 
 
@@ -156,11 +156,11 @@ def unit_bytes(point: MeasuredPoint) -> int:
     """Bytes of one unit of the measurement. Raises: CannotPredict for a unit that is no size."""
     size = point.measured.bytes_per_unit
     if size is None:
-        raise CannotPredict(f"unit {shorten(point.measured.unit)} is no size")
+        raise CannotPredict(f"unit {shorten_value(point.measured.unit)} is no size")
     return size
 
 
-def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
+def find_gpu(point: MeasuredPoint) -> GpuProfile | None:
     """The profile of the GPU that a point names in the source's words; None for an unknown one.
 
     >>> gpu_of(MeasuredPoint(id="a", kind="k", gpu="2x RTX 4090", measured={"value": 1, "unit": "GiB"})).name
@@ -194,7 +194,7 @@ def total_bytes(point: MeasuredPoint) -> int:
             return int(settings.number(key, low=0.1) * GIB)
     if match := _TOTAL.search(point.gpu or ""):
         return int(float(match.group(1)) * GIB)
-    profile = gpu_of(point)
+    profile = find_gpu(point)
     if profile is None:
-        raise CannotPredict(f"the memory of '{shorten(point.gpu)}' is not known, and no setting says it")
+        raise CannotPredict(f"the memory of '{shorten_value(point.gpu)}' is not known, and no setting says it")
     return profile.memory.value

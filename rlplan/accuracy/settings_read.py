@@ -13,7 +13,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.without_effect import why_without_effect
 from rlplan.errors import did_you_mean
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 
 OF_TRAINING = ("train_peak", "train_steady", "throughput_train")
 
@@ -129,7 +129,7 @@ def find_unread(point: MeasuredPoint) -> dict[str, str]:
         if why is None:
             near = did_you_mean(name, sorted(asked))
             raise CannotPredict(
-                f"setting '{name}' is {shorten(value)}, which no formula of {point.kind} reads, and a prediction "
+                f"setting '{name}' is {shorten_value(value)}, which no formula of {point.kind} reads, and a prediction "
                 f"without it would be of another run.{near} Remarks belong under `note`"
             )
         reasons[name] = why

@@ -21,7 +21,7 @@ SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.CHECKPOINT
 
 def build_schedule(job: SettledJob, choice: Choice) -> Schedule:
     """Build the schedule of a job under a choice."""
-    graph = build_step_graph(job, needs_all_ranks=choice.hands_over_each, has_engine=bool(choice.sync_mode))
+    graph = build_step_graph(job, needs_all_ranks=choice.all_ranks_send, has_engine=bool(choice.sync_mode))
     groups, layouts = place(job, choice)
     arrangement = choice.arrangement
     return locate_calls(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
@@ -95,7 +95,7 @@ def _build_step_calls(job: SettledJob, needs_all_ranks: bool, counts_repeats: bo
     calls = _build_experience_calls(job)
     before = calls[0].id
     for role in job.scored_roles:  # sequential, because the roles compute on the same devices
-        holder = job.holder_of(role)
+        holder = job.find_holder(role)
         runs_on = None if holder is role else holder
         calls.append(Call(f"score/{role}", ActionKind.SCORE, role, Phase.SCORE, after=(before,), runs_on=runs_on))
         before = f"score/{role}"

@@ -50,10 +50,10 @@ class Arrangement:
         return self.num_training + self.num_scoring + num_separate
 
 
-def usual_expert_tp(tp: int, ep: int) -> int:
+def choose_expert_tp(tp: int, ep: int) -> int:
     """Expert tensor parallel size where a job does not set `training.etp`.
 
-    >>> usual_expert_tp(8, 1), usual_expert_tp(8, 4)
+    >>> choose_expert_tp(8, 1), choose_expert_tp(8, 4)
     (8, 1)
     """
     return 1 if ep > 1 else tp
@@ -95,7 +95,7 @@ class TrainerChoice:
 
         Without `training.etp` experts are whole under expert parallelism, and cut over tp otherwise.
         """
-        return self.etp or usual_expert_tp(self.tp, self.ep)
+        return self.etp or choose_expert_tp(self.tp, self.ep)
 
     @property
     def expert_ranks(self) -> int:
@@ -194,12 +194,12 @@ class Choice:
         return self.sync_mode == "delta"
 
     @property
-    def with_whole_sequences(self) -> "Choice":
+    def without_ulysses(self) -> "Choice":
         """The same choice without Ulysses, as rlplan's own runtime runs a frozen role."""
         return replace(self, trainer=replace(self.trainer, ulysses=1))
 
     @property
-    def hands_over_each(self) -> bool:
+    def all_ranks_send(self) -> bool:
         """Whether every trainer rank sends weights, each to the engine on its own device."""
         arrangement = self.arrangement
         on_own_device = arrangement.shares_devices and self.sync_mode in ("cuda_ipc", "adapter", "delta")

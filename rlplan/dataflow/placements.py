@@ -72,7 +72,7 @@ def keep_first_process(layout: RoleLayout) -> RoleLayout:
     return replace(layout, devices=layout.devices[:1], dp=1, tp=1)
 
 
-def trainer_of(job: SettledJob, role: Role, trainer: TrainerChoice) -> TrainerChoice:
+def find_trainer_choice(job: SettledJob, role: Role, trainer: TrainerChoice) -> TrainerChoice:
     """The trainer settings of a role. The value model overrides the policy's by `roles.value.training`."""
     stated = job.roles.value.training
     if role is not Role.VALUE:
@@ -93,19 +93,19 @@ def _build_trainer_layout(
     job: SettledJob, choice: Choice, role: Role, worker: Worker, group: DeviceGroup
 ) -> RoleLayout:
     """The layout of a trained role: a rank on each device, grouped into data parallel replicas."""
-    trainer = trainer_of(job, role, choice.trainer)
+    trainer = find_trainer_choice(job, role, choice.trainer)
     replicas = len(group.devices) // trainer.ranks_per_sequence
     return RoleLayout(role, worker, group.name, group.devices, replicas, trainer.tp, trainer.zero_stage)
 
 
-def group_size(arrangement: Arrangement, group: str) -> int:
+def count_group_devices(arrangement: Arrangement, group: str) -> int:
     """Number of devices in a device group of an arrangement."""
     if group == GENERATION:
         return arrangement.num_generation
     return arrangement.num_scoring if group == SCORING else arrangement.num_training
 
 
-def scoring_group(arrangement: Arrangement) -> str:
+def find_scoring_group(arrangement: Arrangement) -> str:
     """The device group of the frozen roles."""
     return SCORING if arrangement.num_scoring else SHARED if arrangement.shares_devices else TRAINING
 

@@ -84,7 +84,7 @@ class Action:
     repeat: int = 1
     """Consecutive equal actions that this one represents in a view (build.py), itself included; otherwise 1."""
 
-    def happens_in(self, step: int) -> bool:
+    def runs_in_step(self, step: int) -> bool:
         """Whether this action runs in RL step `step`, counted from 1. Start and finish actions ask with 0."""
         return step < 1 or (step >= self.first and step % self.every == 0)
 
@@ -139,9 +139,9 @@ class Schedule:
                 pairs += [(part, name, other) for other in others]
         return tuple(pairs)
 
-    def actions_of(self, step: int) -> tuple[Action, ...]:
+    def list_actions(self, step: int) -> tuple[Action, ...]:
         """The actions of an RL step. An action that waits for a skipped one inherits what that one waits for."""
-        skipped = {action.id: action.after for action in self.step if not action.happens_in(step)}
+        skipped = {action.id: action.after for action in self.step if not action.runs_in_step(step)}
 
         def resolve(names: tuple[str, ...]) -> tuple[str, ...]:
             dependencies = [resolve(skipped[name]) if name in skipped else (name,) for name in names]
@@ -153,7 +153,7 @@ class Schedule:
             if action.id not in skipped
         )
 
-    def with_processes(self, names: Collection[str]) -> "Schedule":
+    def keep_processes(self, names: Collection[str]) -> "Schedule":
         """The same schedule reduced to some of its processes, such as one of each kind."""
 
         def keep(actions: tuple[Action, ...]) -> tuple[Action, ...]:
@@ -166,7 +166,7 @@ class Schedule:
         start, step, finish = map(keep, (self.start, self.step, self.finish))
         return replace(self, layouts=layouts, start=start, step=step, finish=finish)
 
-    def layout(self, worker: str, role: Role = Role.POLICY) -> RoleLayout:
+    def find_layout(self, worker: str, role: Role = Role.POLICY) -> RoleLayout:
         """The layout of a role's worker. Raises: KeyError."""
         for layout in self.layouts:
             if layout.worker == worker and layout.role == role:

@@ -21,7 +21,7 @@ from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.errors import EmitError, SpecError
 from rlplan.planner.plan import Plan, read_plan, write_plan
 from rlplan.reading import MAX_SPEC_BYTES, read_text
-from rlplan.spec.base import read_json, shorten, writing
+from rlplan.spec.base import explain_write_errors, read_json, shorten_value
 
 LAUNCH_SCRIPT = """#!/usr/bin/env bash
 # Runs this bundle, exactly as it stands, with the rlplan of the active environment.
@@ -46,7 +46,7 @@ def write_bundle(plan: Plan, folder: Path) -> None:
     files = _render_files(spec, folder)
     for name in ("plan.json", *files):
         _refuse_links(folder, name)
-    with writing(folder):
+    with explain_write_errors(folder):
         for engine in ENGINES:
             (folder / engine).mkdir(parents=True, exist_ok=True)
             # an older bundle in this folder may have had other roles
@@ -60,7 +60,7 @@ def write_bundle(plan: Plan, folder: Path) -> None:
 
 def _render_files(spec: ExecutionSpec, folder: Path) -> dict[str, str]:
     """Render every file but plan.json, by its path in the bundle. The text depends on the plan and the folder only."""
-    portable = spec.model_copy(update={"job": spec.job.relative_to(folder)})
+    portable = spec.model_copy(update={"job": spec.job.make_relative(folder)})
     return {
         "execution.json": _dump(json.loads(portable.model_dump_json(exclude={*ENGINES, "ray"}))),
         **{f"deepspeed/{role}.json": _dump(config) for role, config in spec.deepspeed.items()},
@@ -108,7 +108,7 @@ def _check_script(folder: Path, script: str) -> None:
             ((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1]), (1, ("", script))
         )
         raise SpecError(
-            f"launch.sh: line {number} is {shorten(actual)}, the plan gives {shorten(expected)}",
+            f"launch.sh: line {number} is {shorten_value(actual)}, the plan gives {shorten_value(expected)}",
             where=f"{folder / 'launch.sh'}: {number}",
             rule="all bundles have the same launch.sh",
             way_out=f"`{emit_again(folder)}` restores it; keep a script of your own outside the bundle",
@@ -147,7 +147,7 @@ def _refuse_links(folder: Path, name: str) -> None:
     for place in (name, name.rpartition("/")[0]):
         if place and (folder / place).is_symlink():
             raise SpecError(
-                f"{place} is a link to {shorten(str((folder / place).readlink()))}",
+                f"{place} is a link to {shorten_value(str((folder / place).readlink()))}",
                 where=str(folder / place),
                 rule="a bundle's files and folders are real files and folders inside it",
                 way_out=f"`{emit_again(folder, f'{folder}-again')}` writes a bundle without links",

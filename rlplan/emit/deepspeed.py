@@ -25,7 +25,7 @@ def deepspeed_config(job: ResolvedJob, schedule: Schedule, role: Role = Role.POL
     `managed_gradient_accumulation: false` makes each `step()` the boundary, so micro-batches of different sizes can be
     accumulated.
     """
-    algorithm, layout = job.algorithm, schedule.layout(f"{role}_trainer", role)
+    algorithm, layout = job.algorithm, schedule.find_layout(f"{role}_trainer", role)
     on_gpus = job.device_kind == "cuda"
     is_value = role is Role.VALUE and algorithm.value_learning_rate is not None
     learning_rate = algorithm.value_learning_rate if is_value else algorithm.learning_rate
@@ -103,7 +103,7 @@ def zero_section(training: ResolvedTraining, stage: int, *, on_gpus: bool = Fals
 
     On a CPU `overlap_comm` is off, and ZeRO-3 neither prefetches nor keeps parameters: gloo computes and sends on the
     same cores, so both would only use more memory. On GPUs the settings are those that
-    `memory.roles.states.zero_settings` counts: DeepSpeed's own defaults except for the buckets.
+    `memory.roles.states.build_zero_settings` counts: DeepSpeed's own defaults except for the buckets.
     """
     if stage == 0:
         return {"stage": 0}

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.planner.plan import Plan
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.version import __version__
 
 KeyPath = tuple[str, ...]
@@ -24,7 +24,7 @@ def check_unchanged(folder: Path, file: str, plan: Plan, expected: Any, actual: 
     if difference is None:
         return
     key, what = difference
-    path = ".".join(shorten(part, 40).strip("'\"") for part in key) or "(top level)"
+    path = ".".join(shorten_value(part, 40).strip("'\"") for part in key) or "(top level)"
     is_job_key = file == "execution.json" and key[:1] == ("job",) and len(key) > 1
     raise SpecError(
         f"{file}: {path} {what}",
@@ -62,7 +62,7 @@ def emit_again(folder: Path, into: str = "") -> str:
 def _describe_version(plan: Plan) -> str:
     if plan.rlplan_version == __version__:
         return ""
-    return f" (The plan was written by rlplan {shorten(plan.rlplan_version)}, this is {__version__}.)"
+    return f" (The plan was written by rlplan {shorten_value(plan.rlplan_version)}, this is {__version__}.)"
 
 
 def _is_same(expected: Any, actual: Any) -> bool:
@@ -77,4 +77,4 @@ def _is_same(expected: Any, actual: Any) -> bool:
 def _quote(value: Any) -> str:
     """Format a value as in the JSON file, shortened where it is long."""
     is_plain = value is None or isinstance(value, bool | float)
-    return json.dumps(value) if is_plain else shorten(value, 100)
+    return json.dumps(value) if is_plain else shorten_value(value, 100)

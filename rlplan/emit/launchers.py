@@ -18,7 +18,7 @@ from typing import Any
 from rlplan.emit.bundle import write_bundle
 from rlplan.errors import EmitError
 from rlplan.planner.plan import Plan
-from rlplan.spec.base import writing
+from rlplan.spec.base import explain_write_errors
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.hardware.profile import NodeProfile
@@ -83,7 +83,7 @@ def write_launcher(plan: Plan, target: str, folder: Path) -> None:
     per_host = hardware.num_devices // hardware.num_hosts
     on_gpus = plan.job.device_kind == "cuda"
     text = render_launcher(target, plan.job.name, hardware.num_hosts, per_host, gpu if on_gpus else None)
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_bundle(plan, folder / BUNDLE)
     readme = (
@@ -91,6 +91,6 @@ def write_launcher(plan: Plan, target: str, folder: Path) -> None:
         f"{hardware.num_hosts} host(s). Start it with `{launcher['command']}`, {launcher['note']}.\n\n"
         f"`{BUNDLE}/` holds the run; it needs models and data at its paths on every host.\n"
     )
-    with writing(folder):
+    with explain_write_errors(folder):
         (folder / launcher["file"]).write_text(text, encoding="utf-8")
         (folder / "README.md").write_text(readme, encoding="utf-8")

@@ -38,7 +38,7 @@ COMMON_ENVIRONMENT = {
 _FEW_MATMULS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 """Cache sizes for compiled bf16 matmuls in oneDNN, and in torch above it. Each shape and number of rows has an entry,
 and row counts differ from pass to pass. With the default of 1024 a trainer grows with every new row count; 32 hold the
-shapes of one pass and cost no time (docs/decisions.md, "Compiled matmuls in bf16 on a CPU"; torch 2.13)."""
+shapes of one pass and cost no time (docs/lab-notes.md, "Compiled matmuls in bf16 on a CPU"; torch 2.13)."""
 
 WORKER_ENVIRONMENT = {
     "policy_trainer": {"DS_ACCELERATOR": "cpu", **_FEW_MATMULS},
@@ -175,7 +175,7 @@ def _count_threads_per_gpu(plan: Plan) -> int:
 
 def _islands(job: ResolvedJob, bundles: tuple[dict[str, float], ...]) -> tuple[tuple[int, ...], ...]:
     """Group the bundles that hold anything by their host."""
-    hosts = [job.hardware.host_of(index) for index in range(len(bundles))]
+    hosts = [job.hardware.find_host(index) for index in range(len(bundles))]
     islands = (
         tuple(index for index, bundle_host in enumerate(hosts) if bundle_host == host and bundles[index]["CPU"])
         for host in dict.fromkeys(hosts)

@@ -5,7 +5,7 @@ In: a ResolvedJob. Out: a plain dict for `vllm.LLM(**arguments)`, without the mo
 
 from typing import Any
 
-from rlplan.memory.weight_sync.adapters import engine_adapters, engine_lora_rank
+from rlplan.memory.weight_sync.adapters import find_engine_adapters, round_lora_rank
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Placement
 
@@ -109,8 +109,8 @@ def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:
 
 def _adapter_arguments(job: ResolvedJob) -> dict[str, Any]:
     """LoRA arguments where only adapters are synced: one slot for each adapter version that exists at the same time."""
-    adapters = engine_adapters(job)
+    adapters = find_engine_adapters(job)
     if adapters is None:
         return {}
-    rank = engine_lora_rank(adapters.lora.rank)
+    rank = round_lora_rank(adapters.lora.rank)
     return {"enable_lora": True, "max_loras": adapters.num_versions, "max_lora_rank": rank}

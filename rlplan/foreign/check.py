@@ -21,20 +21,20 @@ from rlplan.foreign.pipeline import read_stages
 from rlplan.foreign.settings import Settings, parse_word
 from rlplan.foreign.table import ReleasedDefault, Remedy
 from rlplan.foreign.vllm.served import LENGTH, serve
-from rlplan.frameworks.profile import known_versions
+from rlplan.frameworks.profile import list_versions
 from rlplan.frameworks.rules import matches
 from rlplan.planner.answers.plan_results import results_as_json
-from rlplan.planner.executable import does_not_fit
-from rlplan.planner.machine import search_of
+from rlplan.planner.executable import explain_misfit
+from rlplan.planner.machine import open_search
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import assumptions
+from rlplan.planner.search import list_assumptions
 from rlplan.planner.serving import Served
 from rlplan.spec.files.job_file import Fetch, job_from
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.parts.training import given_ranks
+from rlplan.spec.parts.training import count_ranks
 from rlplan.spec.resolved import settle
 from rlplan.units import ceil_div
 
@@ -121,7 +121,7 @@ class Checked:
         return answer | {"fits_at_lengths": self.shorter} | self.imported.as_json()
 
 
-def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
+def import_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
     """The imported configuration and its job. Raises: SpecError, NoFeasiblePlanError."""
     imported = convert(settings, asked.hardware, asked.model)
     try:
@@ -151,7 +151,7 @@ def _limit_passes(job: JobSpec) -> JobSpec:
     tokens = training.max_tokens_per_micro_batch
     if tokens == "auto" or work.response_lengths.kind != "constant":
         return job
-    ranks = prod(given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp"))
+    ranks = prod(count_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp"))
     # a larger pass would never be filled: a rank trains only its share of a mini-batch
     share = ceil_div(work.rollouts_per_mini_batch * ranks, job.hardware.num_devices)
     most = int(share * (work.usual_prompt_len + work.lengths.mean))
@@ -174,7 +174,7 @@ def check(settings: Settings, asked: Asked) -> Checked:
     if plan is not None:
         plan = plan.model_copy(
             update={
-                "notes": (*plan.notes, *assumptions(plan)),
+                "notes": (*plan.notes, *list_assumptions(plan)),
                 "not_counted": (*plan.not_counted, *imported.not_counted),
             }
         )
@@ -245,7 +245,7 @@ def _list_other_releases(
         yield words, in_release, asked, {default.key: settings.value(default.follows)}
     if any(word.startswith("framework=") for word in asked.overrides):
         return
-    counted, newer = plan.job, known_versions(plan.job.release.name)
+    counted, newer = plan.job, list_versions(plan.job.release.name)
     for before, version in zip(reversed(newer), list(reversed(newer))[1:], strict=False):
         label = f"{counted.release.name}@{version}"
         settled = settle(plan.asked.model_copy(update={"framework": label}))
@@ -288,8 +288,8 @@ def _find_shorter_lengths(settings: Settings, asked: Asked, plan: Plan | None) -
 
 def plan_as_given(settings: Settings, asked: Asked) -> Plan:
     """The plan of a configuration as it stands. Raises: SpecError, NoFeasiblePlanError."""
-    _, job = imported_job(settings, asked)
-    plan = search_of(job).run(with_others=False, may_leave_idle=False)
+    _, job = import_job(settings, asked)
+    plan = open_search(job).run(with_others=False, may_leave_idle=False)
     return plan.model_copy(update={"refusals": ()})  # refusals concern exports, and an imported file needs none
 
 
@@ -462,7 +462,7 @@ def _find_their_values(imported: Imported, asked: Asked, ours: str, wanted: Any)
     return None
 
 
-def typed_values(values: Mapping[str, Any]) -> str:
+def format_assignments(values: Mapping[str, Any]) -> str:
     """Values in the syntax of a Hydra command line: `key=value`."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
@@ -479,20 +479,20 @@ def check_fits(checked: Checked) -> None:
     changes = ", or ".join(format_options(change.values) for change in checked.changes)
     way_out = f"each of these alone helps: {changes}" if changes else OTHERS
     if checked.served is not None:
-        raise checked.served.refusal(way_out)
+        raise checked.served.build_refusal(way_out)
     if checked.plan is None:
         error = checked.refusal
         assert error is not None, "what has no plan has a reason"
         raise replace_way_out(error, way_out if changes else error.way_out or OTHERS)
     if checked.elsewhere is not None:
-        error, title = does_not_fit(checked.elsewhere.plan), checked.imported.settings.table.title
+        error, title = explain_misfit(checked.elsewhere.plan), checked.imported.settings.table.title
         raise NoFeasiblePlanError(
             f"{Verdict.IN_EXPECTATION.value}: {checked.elsewhere.words}, {error.what}",
             where=error.where,
             rule=f"the file names no release, so it must fit with every release of {title}",
             way_out=way_out,
         )
-    raise replace_way_out(does_not_fit(checked.plan), way_out)
+    raise replace_way_out(explain_misfit(checked.plan), way_out)
 
 
 def replace_way_out(error: RlplanError, way_out: str) -> NoFeasiblePlanError:

@@ -17,11 +17,11 @@ from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import Row
 from rlplan.foreign.unknown import is_known, strip_marks
 from rlplan.foreign.unread.roles import find_differing_roles
-from rlplan.frameworks.rules import word_of
-from rlplan.spec.base import shorten
-from rlplan.spec.files.job_forms import hardware_of
-from rlplan.spec.hardware.catalogue import count_and_name
-from rlplan.spec.models.catalogue import bundled_id, model_path, nearest_id
+from rlplan.frameworks.rules import format_value
+from rlplan.spec.base import shorten_value
+from rlplan.spec.files.job_forms import expand_hardware
+from rlplan.spec.hardware.catalogue import split_count
+from rlplan.spec.models.catalogue import find_bundled_id, find_model_path, find_nearest_id
 from rlplan.units import MIB
 
 _PACKED = re.compile(r"-(FP8|INT4|NVFP4)$", re.IGNORECASE)
@@ -184,7 +184,7 @@ def _convert_value(settings: Settings, row: Row, value: Any, notes: list[str]) -
     if value is None:
         return None
     if row.map is not None:
-        word = word_of(value)
+        word = format_value(value)
         if word in row.map:
             return row.map[word]
         if row.otherwise is None:
@@ -258,7 +258,7 @@ def _refuse_indivisible(settings: Settings, row: Row, value: Any) -> SpecError:
 def _refuse(settings: Settings, key: str, value: Any, rule: str, way_out: str = "") -> SpecError:
     table = settings.table
     return SpecError(
-        f"{key} is {shorten(strip_marks(word_of(value)))}",
+        f"{key} is {shorten_value(strip_marks(format_value(value)))}",
         where=settings.place(key) or f"{settings.file} ({table.title}'s default)",
         rule=f"{rule} (table of {table.title} {table.version})",
         way_out=way_out or f"correct it in the file, or --set {key}=VALUE",
@@ -268,22 +268,23 @@ def _refuse(settings: Settings, key: str, value: Any, rule: str, way_out: str = 
 def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
     """A model by its id, its folder, or the last part of a path that is not on this machine."""
     end = PurePosixPath(name.rstrip("/")).name
-    if model_path(name) is not None or bundled_id(name):
-        return bundled_id(name) or name
-    known = nearest_id(end)
+    if find_model_path(name) is not None or find_bundled_id(name):
+        return find_bundled_id(name) or name
+    known = find_nearest_id(end)
     if known and is_known(end):
         if known != name:
             origin = "" if settings.place(row.key) else f" ({settings.table.title}'s default, for it is not given)"
             notes.append(f"{row.key} = {strip_marks(name)}{origin} is taken for {known}, by its name")
         return known
-    unpacked = nearest_id(_PACKED.sub("", end)) if _PACKED.search(end) else ""
+    unpacked = find_nearest_id(_PACKED.sub("", end)) if _PACKED.search(end) else ""
     if unpacked and is_known(end):
         notes.append(_describe_packed(settings, row, name, unpacked))
         return unpacked
     if name.count("/") == 1 and is_known(name) and not name.startswith(("~", "/", ".")):
         return name
     raise SpecError(
-        f"{row.key} is {shorten(strip_marks(name))}, which is neither on this machine nor the name of a bundled model",
+        f"{row.key} is {shorten_value(strip_marks(name))}, which is neither on this machine nor the name of a bundled "
+        "model",
         where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
         rule="a hub id, a folder with a config.json, or a path that ends with the name of a bundled model",
         way_out=f"--set {row.key}=ORG/NAME, or --model ORG/NAME for the policy",
@@ -307,7 +308,7 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
     """The GPUs of the command line; their number is the command line's, else the file's."""
     table, where = settings.table, "command line: --hardware"
     rows, count, hosts = table.rows, None, None
-    is_counted = "+" in hardware or count_and_name(hardware) is not None
+    is_counted = "+" in hardware or split_count(hardware) is not None
     try:
         count = find_first(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
         hosts = find_first(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
@@ -321,7 +322,7 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
             rule=f"{table.title} takes the number from its launcher",
             way_out=f"--hardware 8x{hardware or 'H100'}",
         )
-    keys = hardware_of(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
+    keys = expand_hardware(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
     second = keys.get("generation", {}).get("num_devices", 0)
     if count is not None and not second and keys["num_devices"] == count[0].value + _sum(settings, count[1].aside):
         keys["num_devices"] = count[0].value
@@ -338,7 +339,7 @@ def _list_left(settings: Settings) -> tuple[Left, ...]:
     rows = (row for alternatives in table.rows.values() for row in alternatives)
     known = frozenset(key for row in rows for key in row.keys)
     return tuple(
-        Left(key, strip_marks(word_of(entry.value)), entry.place, table.why_without_counterpart(key))
+        Left(key, strip_marks(format_value(entry.value)), entry.place, table.why_without_counterpart(key))
         for key, entry in settings.entries.items()
         if key not in known
     )
@@ -348,7 +349,7 @@ def _read_fraction(entry: Taken) -> float:
     value = entry.value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise SpecError(
-            f"{entry.key} is {shorten(value)}",
+            f"{entry.key} is {shorten_value(value)}",
             where=entry.place or "upstream's default",
             rule="a fraction of a GPU's memory, above 0 and at most 1",
             way_out=f"--set {entry.key}=0.5",

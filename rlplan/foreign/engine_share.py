@@ -8,8 +8,8 @@ import math
 
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.foreign.convert import MEMORY, Share
-from rlplan.memory.model.quantized_checkpoints import quantization_by_word
-from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
+from rlplan.memory.model.quantized_checkpoints import parse_quantization
+from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
 from rlplan.memory.serving.versions import parse_version
 from rlplan.planner.plan import Plan
 from rlplan.planner.setting import read_pools
@@ -59,9 +59,9 @@ def _size_engine(job: JobSpec, share: float, version: str) -> EngineMemory:
         max_model_len=job.workload.max_seq_len,
         enforce_eager=rollout.has_cuda_graphs is False,
         version=parse_version(version),
-        quantization=quantization_by_word(rollout.quantization, where="rollout.quantization"),
+        quantization=parse_quantization(rollout.quantization, where="rollout.quantization"),
     )
-    return engine_memory(job.load_model(), settings)
+    return predict_engine_memory(job.load_model(), settings)
 
 
 def find_share(plan: Plan, version: str, *, is_static: bool) -> float:

@@ -8,11 +8,11 @@ from typing import Any
 
 from rlplan.foreign.convert import MEMORY, Imported
 from rlplan.foreign.documents import flatten_keys
-from rlplan.frameworks.rules import word_of
+from rlplan.frameworks.rules import format_value
 from rlplan.spec.job import JobSpec
 
 
-def job_text(imported: Imported, job: JobSpec) -> str:
+def write_job_text(imported: Imported, job: JobSpec) -> str:
     """The text of the job file, with the KV cache in bytes instead of the engine's fraction of the GPU."""
     table, origins = imported.settings.table, {entry.ours: entry for entry in imported.taken}
     lines = [
@@ -54,4 +54,4 @@ def _format_value(value: Any) -> str:
 def _format_comment(taken: Any) -> str:
     if taken is None or not taken.key:
         return "" if taken is None or not taken.place else f"  # {taken.place}"
-    return f"  # {taken.key} = {word_of(taken.theirs)}" + ("" if taken.place else " (default)")
+    return f"  # {taken.key} = {format_value(taken.theirs)}" + ("" if taken.place else " (default)")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.foreign.convert import SHARES
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
-from rlplan.frameworks.rules import word_of
+from rlplan.frameworks.rules import format_value
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
 
@@ -78,10 +78,10 @@ class _Hint(NamedTuple):
     """The way out."""
 
 
-def in_our_words(error: MisspeltError) -> SpecError:
+def add_hint(error: MisspeltError) -> SpecError:
     """The refusal with rlplan's key in its way out, where a stack has the refused word."""
     nearest = min(_find_hints(error.key.replace("-", "_"), error.word), default=None)
-    way_out = _find_misplaced(error.key, error.given) if error.word is None else ""
+    way_out = _find_misplaced(error.key, error.value_text) if error.word is None else ""
     if error.word is None and not way_out and (nearest is None or nearest.distance):
         common = COMMON.get(error.key.rpartition(".")[2]) or (not nearest and COMMON.get(error.key.partition(".")[0]))
         way_out = f"write {common}" if common else ""
@@ -119,7 +119,9 @@ def _find_hints(key: str, word: str | None) -> Iterator[_Hint]:
                 if word is None:
                     yield from _find_key_hints(table, ours, row, key)
                 elif ours == key and row.map is not None and word in row.map:
-                    yield _Hint(0, 0, f"write {ours}={word_of(row.map[word])} for {row.key}={word} of {table.title}")
+                    yield _Hint(
+                        0, 0, f"write {ours}={format_value(row.map[word])} for {row.key}={word} of {table.title}"
+                    )
 
 
 def _find_key_hints(table: Table, ours: str, row: Row, key: str) -> Iterator[_Hint]:
@@ -134,13 +136,13 @@ def _find_key_hints(table: Table, ours: str, row: Row, key: str) -> Iterator[_Hi
     if row.convert in SHARES:
         text += ", in bytes of KV cache (such as 20GiB), or auto"
     elif row.map:
-        text += " (" + ", ".join(f"{theirs} is {word_of(value)}" for theirs, value in row.map.items()) + ")"
+        text += " (" + ", ".join(f"{theirs} is {format_value(value)}" for theirs, value in row.map.items()) + ")"
     if row.key in (key, rest):
         yield _Hint(elsewhere, others, text)
     elif row.key.rpartition(".")[2] == rest:
         yield _Hint(1 + elsewhere, others, text)
     elif row.map is not None and key in row.map:
-        yield _Hint(4, others, f"write {ours}={word_of(row.map[key])} for {row.key}={key} of {table.title}")
+        yield _Hint(4, others, f"write {ours}={format_value(row.map[key])} for {row.key}={key} of {table.title}")
     elif key in row.when:
         yield _Hint(5, others, f"write {ours}: {key} of {table.title} goes with it")
     elif key.partition(".")[0] in table.roots and "." in key:

@@ -1,8 +1,8 @@
 """Layers of Megatron's pipeline stages: as a plan counts them, and in a stack's keys.
 
 Megatron splits layers evenly and refuses a remainder, unless the first or the last stage has a number of its own. A
-plan gives the last stage fewer layers (`trained_stages`). An export therefore writes that number, and a file without
-one is an error upstream.
+plan gives the last stage fewer layers (`split_training_stages`). An export therefore writes that number; a
+file without it is an error upstream.
 
 In: Settings, a model, stages. Out: keys to write; the stages of a file, SpecError where Megatron refuses them.
 Left out: stages of virtual pipelines and `pipeline_model_parallel_layout`, which are taken as given.
@@ -16,8 +16,8 @@ from rlplan.foreign.table import Table
 from rlplan.planner.plan import Plan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.shards import trained_stages
-from rlplan.spec.parts.training import given_ranks
+from rlplan.spec.models.shards import split_training_stages
+from rlplan.spec.parts.training import count_ranks
 
 
 def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
@@ -25,12 +25,12 @@ def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
     pp = plan.choice.trainer.pp
     if plan.job.backend != "megatron" or not table.stages or pp == 1 or model.num_layers % pp == 0:
         return {}
-    return {table.stages["last"]: len(trained_stages(model, pp)[-1])}
+    return {table.stages["last"]: len(split_training_stages(model, pp)[-1])}
 
 
 def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
     """A note where a file's stages differ from the counted ones. Raises: SpecError where Megatron refuses them."""
-    table, pp = settings.table, given_ranks(job.training.pp)
+    table, pp = settings.table, count_ranks(job.training.pp)
     if job.backend != "megatron" or not table.stages or pp == 1:
         return ""
     if any(settings.value(key) for key in table.stages.get("layout", "").split()):
@@ -43,7 +43,7 @@ def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
         raise _refuse_split(settings, model, pp, ends)
     stages = [*([ends["first"]] if "first" in ends else []), *[each] * num_others]
     stages += [ends["last"]] if "last" in ends else []
-    counted = [len(layers) for layers in trained_stages(model, pp)]
+    counted = [len(layers) for layers in split_training_stages(model, pp)]
     if stages == counted:
         return ""
     return (
@@ -54,7 +54,7 @@ def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
 
 def _refuse_split(settings: Settings, model: ModelSpec, pp: int, ends: dict[str, int]) -> SpecError:
     table = settings.table
-    last = len(trained_stages(model, pp)[-1])
+    last = len(split_training_stages(model, pp)[-1])
     given_ends = ", ".join(f"{table.stages[name]} = {size}" for name, size in ends.items())
     even = max(size for size in range(1, pp + 1) if model.num_layers % size == 0)
     pipeline = next(row.key for row in table.rows["training.pp"] if row.key)

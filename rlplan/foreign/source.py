@@ -29,7 +29,7 @@ from rlplan.foreign.trl.launched import add_launcher, is_server, read_server
 from rlplan.foreign.trl.trainers import choose_table, is_trl
 from rlplan.foreign.trl.training_arguments import add_accelerate
 from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 
 NEAREST = Nearest()
 MOST_STRANGE = 0.6
@@ -135,7 +135,7 @@ def _apply_outside(settings: Settings, outside: Mapping[str, str], names: Set[st
         elif name not in names:
             hint = did_you_mean(key, table.keys | settings.entries.keys())
             raise SpecError(
-                f"--set {shorten(name)} has no effect: {table.title}'s keys that are read have none of that name",
+                f"--set {shorten_value(name)} has no effect: {table.title}'s keys that are read have none of that name",
                 where="command line: --set",
                 rule=f"a variable of the script, or a key that is read or that the file gives.{hint}",
                 way_out="leave it out, or correct it",

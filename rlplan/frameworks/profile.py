@@ -136,10 +136,10 @@ class FrameworkRelease:
         return "megatron" if has_experts and "megatron" in self.backends else self.backends[0]
 
 
-def switch_to(backend: Backend) -> str:
+def suggest_trainer(backend: Backend) -> str:
     """Overrides that plan a job for a trainer, whatever framework it names.
 
-    >>> switch_to("megatron")
+    >>> suggest_trainer("megatron")
     'framework=verl training.backend=megatron'
     """
     name = next(name for name in ("rlplan", "verl") if backend in find_release(name).backends)
@@ -178,7 +178,7 @@ def split_label(label: str) -> tuple[str, str]:
         instead = near.split("'")[1] if near else "verl"
         raise UnknownFrameworkError(f"unknown framework {word!r}: {', '.join(NAMES)}.{near}", instead)
     if version and not re.fullmatch(r"v?\d+(\.\d+){0,3}(\.?(a|b|rc|post|dev)\d*)*", version):
-        newest = known_versions(name)[-1]
+        newest = list_versions(name)[-1]
         raise UnknownFrameworkError(f"{version!r} is not a version: write {name}@{newest}, or only {name}", name)
     return name, version.removeprefix("v")
 
@@ -201,10 +201,10 @@ def note_unread_release(label: str) -> str:
     return f"framework {label}: planned as {release.title} {release.version}, {which}"
 
 
-def known_versions(name: str) -> tuple[str, ...]:
+def list_versions(name: str) -> tuple[str, ...]:
     """Releases of a framework that were read, oldest first.
 
-    >>> known_versions("openrlhf")[0]
+    >>> list_versions("openrlhf")[0]
     '0.5'
     """
     return tuple(str(entry["version"]) for entry in _read_profile(name)["releases"])

@@ -41,7 +41,7 @@ class Rule:
         return self.searched or self.only
 
 
-def word_of(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as typed on a command line: `true`, `null`, `8`."""
     return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
 
@@ -68,7 +68,7 @@ def matches(value: Any, wanted: Any) -> bool:
         return bool(value > bound if wanted[0] == ">" else value < bound)
     if _is_number(value) and _is_number(wanted):
         return bool(value == wanted)  # 0 and 0.0
-    return word_of(value).lower() == word_of(wanted).lower()
+    return format_value(value).lower() == format_value(wanted).lower()
 
 
 def _is_number(value: Any) -> bool:
@@ -87,7 +87,7 @@ class RuleBook:
     def __bool__(self) -> bool:
         return bool(self._rules)
 
-    def beside(self, changes: Mapping[str, Any]) -> "RuleBook":
+    def replace_values(self, changes: Mapping[str, Any]) -> "RuleBook":
         """The rules with other values of some keys."""
         return RuleBook(self._rules, lambda key: changes[key] if key in changes else self._value_of(key))
 

@@ -75,11 +75,11 @@ class LedgerRow:
     resident_high_bytes: int | None = None
     """Upper bound of `resident_bytes`; None where they are as certain as their source."""
 
-    def resident_at(self, bound: Bound) -> int:
+    def get_resident(self, bound: Bound) -> int:
         """Resident bytes, as expected or at their upper bound. They have no lower bound."""
         return self.resident_bytes if bound != "high" or self.resident_high_bytes is None else self.resident_high_bytes
 
-    def peak_at(self, bound: Bound) -> int:
+    def get_peak(self, bound: Bound) -> int:
         """Peak bytes, as expected or at a bound."""
         other = {"low": self.low_bytes, "expected": None, "high": self.high_bytes}[bound]
         return self.peak_bytes if other is None else other
@@ -131,15 +131,15 @@ class MemoryLedger:
 
     schema_version: int = LEDGER_SCHEMA_VERSION
 
-    def capacity_of(self, device: str) -> int:
+    def get_device_capacity(self, device: str) -> int:
         """Capacity of a device in bytes."""
         return dict(self.capacities).get(device, self.device_capacity)
 
-    def host_capacity_of(self, host: str) -> int:
+    def get_host_capacity(self, host: str) -> int:
         """Capacity of a host in bytes."""
         return dict(self.capacities).get(host, self.host_capacity)
 
-    def rows_of(self, process: str) -> tuple[LedgerRow, ...]:
+    def find_rows(self, process: str) -> tuple[LedgerRow, ...]:
         """The rows of a process. A process without rows equals the first rank of its layout and gets that one's."""
         first = f"{process.rpartition('/')[0]}/0"
         return self._by_process.get(process) or self._by_process.get(first, ())
@@ -187,7 +187,9 @@ class MemoryLedger:
     def find_fullest_device(self) -> Peak:
         """The peak of the device with the least room, as expected. A steady step wins a tie."""
         peaks = (self.device_peak(device) for device in self.devices)
-        return max(peaks, key=lambda peak: (peak.num_bytes - self.capacity_of(peak.scope), peak.run_phase == "steady"))
+        return max(
+            peaks, key=lambda peak: (peak.num_bytes - self.get_device_capacity(peak.scope), peak.run_phase == "steady")
+        )
 
     @cached_property
     def fullest(self) -> Peak:
@@ -306,7 +308,7 @@ class _Moment:
 def _count_rows(rows: list[LedgerRow], is_active: bool, times: Times, bound: Bound) -> Iterator[tuple[LedgerRow, int]]:
     for row in rows:
         if number := times(row):
-            yield row, number * (row.peak_at(bound) if is_active else row.resident_at(bound))
+            yield row, number * (row.get_peak(bound) if is_active else row.get_resident(bound))
 
 
 def _count_on_device(device: str) -> Times:

@@ -23,23 +23,23 @@ Bytes = Mapping[MemoryKind, int]
 class Forecast(Protocol):
     """Predicts the bytes of one process by kind, on its device and on its host."""
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes after the action."""
         ...
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes at the process's peak inside the action."""
         ...
 
-    def loaded(self, action: Action) -> Bytes:
+    def predict_loaded(self, action: Action) -> Bytes:
         """Bytes inside the action before the process repacks its weights; empty for a process that repacks none."""
         return {}
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes in the host's memory; empty where the device's memory is the host's."""
         return {}
 
-    def on_host_of_first(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_first_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Additional bytes in the host's memory that only the first of several equal processes holds."""
         return {}
 
@@ -99,7 +99,7 @@ def predict_ledger(
 
 def _list_run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPhase, tuple[Action, ...]]]:
     yield "start", schedule.start
-    yield "first", tuple(action for action in schedule.step if action.happens_in(1))
+    yield "first", tuple(action for action in schedule.step if action.runs_in_step(1))
     if num_steps > 1:
         yield "steady", schedule.step
     yield "finish", schedule.finish
@@ -107,11 +107,15 @@ def _list_run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPh
 
 def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[LedgerRow]:
     usual = process.usual
-    resident, peak, loaded = usual.resident(action, run_phase), usual.peak(action, run_phase), usual.loaded(action)
+    resident, peak, loaded = (
+        usual.predict_resident(action, run_phase),
+        usual.predict_peak(action, run_phase),
+        usual.predict_loaded(action),
+    )
     if process.keeps_heap:  # only the peak: a worker trims its heap when an action ends
         peak = _add_holes(peak, resident)
     ends = process.between
-    low, high = [forecast.peak(action, run_phase) for forecast in ends] if ends else (peak, peak)
+    low, high = [forecast.predict_peak(action, run_phase) for forecast in ends] if ends else (peak, peak)
     row = partial(
         LedgerRow,
         run_phase=run_phase,
@@ -140,7 +144,7 @@ def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterat
             )
     if process.host is not None:
         per_process = host_bytes(usual, action, run_phase, process.host_libraries)
-        for number, sizes in ((process.num_alike, per_process), (1, usual.on_host_of_first(action, run_phase))):
+        for number, sizes in ((process.num_alike, per_process), (1, usual.predict_first_host(action, run_phase))):
             for kind, size in sizes.items():
                 yield row(
                     device=process.host,
@@ -155,7 +159,7 @@ def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterat
 
 def host_bytes(forecast: Forecast, action: Action, run_phase: RunPhase, libraries: int) -> Bytes:
     """Bytes that one process takes of the host's memory, `libraries` included."""
-    return {**forecast.on_host(action, run_phase), MemoryKind.PROCESS: libraries}
+    return {**forecast.predict_host(action, run_phase), MemoryKind.PROCESS: libraries}
 
 
 def _add_holes(peak: Bytes, resident: Bytes) -> Bytes:

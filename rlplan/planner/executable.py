@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner import rules
-from rlplan.planner.answers.plan_results import choice_words
+from rlplan.planner.answers.plan_results import list_overrides
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.plan import Plan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
-from rlplan.vocabulary import Role, words_of
+from rlplan.vocabulary import Role, format_name
 
 MAX_REMEDIES = 6
 """Most remedies named in an error message; a page lists all."""
@@ -37,16 +37,16 @@ def check_memory(plan: Plan) -> None:
     not share.
     """
     if not plan.memory_fits:
-        raise does_not_fit(plan)
+        raise explain_misfit(plan)
 
 
-def executable_plan(plan: Plan) -> Plan:
+def require_executable(plan: Plan) -> Plan:
     """Return the plan if it can run.
 
     Raises: NoFeasiblePlanError if it does not fit, EmitError if its framework or rlplan's own runtime refuses it.
     """
     check_fits(plan)
-    for reason in chain(rules.job_refusals(plan.job), rules.find_choice_refusals(plan.job, plan.choice)):
+    for reason in chain(rules.find_job_refusals(plan.job), rules.find_choice_refusals(plan.job, plan.choice)):
         raise rules.build_refusal(reason)  # a plan for another framework never passed these rules
     return plan
 
@@ -61,12 +61,12 @@ def check_executable(job: ResolvedJob, where: str) -> None:
 
 def check_complete(job: JobSpec, where: str, absent: Collection[str] = ()) -> None:
     """Check that a job states everything a run needs. absent: keys of models to be downloaded. Raises: SpecError."""
-    for what, key, rule, way_out in missing(job):
+    for what, key, rule, way_out in list_missing(job):
         if key not in absent:
             raise SpecError(what, where=f"{where}: {key}", rule=rule, way_out=way_out)
 
 
-def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
+def list_missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
     """List what a run needs in addition to a plan and the job lacks, as (what, key, rule, way out)."""
     for key, path in job.named_models.items():
         if Path(path).is_file():
@@ -92,11 +92,11 @@ def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
         )
 
 
-def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
+def explain_misfit(plan: Plan) -> NoFeasiblePlanError:
     """Build the error for a plan that does not fit: everything that is too small, and the remedies."""
     shortages = plan.shortages
     assert shortages, "what does not fit is short of something"
-    peak, chosen = shortages[0].peak, choice_words(plan.choice, plan.job, plan.asked)
+    peak, chosen = shortages[0].peak, list_overrides(plan.choice, plan.job, plan.asked)
     words = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in chosen.items())
     process, role, kind, size = peak.rows[0]
     ways_out = ", or ".join(remedy.change for remedy in plan.remedies[:MAX_REMEDIES])
@@ -107,7 +107,7 @@ def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
         f"{plan.model_name}{' fits in expectation only: it' * plan.fit.may_fit} needs {needs}; the peak is in "
         f"{peak.action_id} "
         f"({peak.run_phase}; {words})",
-        where=f"largest: {words_of(kind)} of {role} in {process}, {format_bytes(size)}",
+        where=f"largest: {format_name(kind)} of {role} in {process}, {format_bytes(size)}",
         rule="the peak of a step must fit into each device and host, and one longest sequence into the KV cache",
         way_out=(f"each of these alone helps: {ways_out}" if ways_out else others) + accepts,
     )

@@ -16,7 +16,7 @@ MAX_FALLBACKS = 6
 """Changes after which a run gives up. Each one restarts all processes."""
 
 
-def next_plan(plan: Plan) -> tuple[str, Plan] | None:
+def find_next_plan(plan: Plan) -> tuple[str, Plan] | None:
     """Find the next (override, plan with it), the mildest first; None if nothing is left.
 
     Skipping checkpoint copies and smaller micro-batches cost least. Offloading the optimizer is next, then less KV

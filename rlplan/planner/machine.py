@@ -14,7 +14,7 @@ from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.spec.job import JobSpec
-from rlplan.spec.resolved import on_a_cpu_host, settle
+from rlplan.spec.resolved import resolve_on_cpu, settle
 from rlplan.units import format_seconds
 
 STALENESS = (0, 1, 2, 4, 8)
@@ -43,11 +43,11 @@ class Search(Protocol):
         """Find the best candidate with a better verdict than `verdict`; None if there is none."""
         ...
 
-    def pareto(self) -> tuple[Alternative, ...]:
+    def find_pareto_front(self) -> tuple[Alternative, ...]:
         """List the fastest candidates that fit in the worst case at increasing headroom."""
         ...
 
-    def of(self, plan: Plan) -> "Search":
+    def restrict_to_plan(self, plan: Plan) -> "Search":
         """The search restricted to the devices of a plan: fewer GPUs, or another use of two kinds of GPUs."""
         ...
 
@@ -56,7 +56,7 @@ class Search(Protocol):
         ...
 
 
-def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
+def open_search(asked: JobSpec, memo: Memo | None = None) -> Search:
     """Open the search for a job. memo: shared with searches for similar jobs.
 
     Raises: SpecError for the first part of the job that cannot run.
@@ -73,7 +73,7 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
 
         _check_runs_on_a_host(asked)
 
-        return HostSearch(on_a_cpu_host(asked), asked)
+        return HostSearch(resolve_on_cpu(asked), asked)
     from rlplan.planner.checks.gpus import check_job
     from rlplan.planner.gpu.search import GpuSearch
     from rlplan.planner.setting import read_setting
@@ -108,18 +108,18 @@ def _choose_framework(asked: JobSpec, memo: Memo) -> Search:
     """Open the search for rlplan's runtime, or for verl if rlplan cannot run the policy or the trainer."""
     own = _set_key(asked, "framework", "rlplan")
     if asked.device_kind == "cpu":
-        return search_of(own, memo)
+        return open_search(own, memo)
     if not asked.release.is_rlplan:
-        return search_of(_set_key(asked, "framework", asked.release.label), memo)
+        return open_search(_set_key(asked, "framework", asked.release.label), memo)
     from rlplan.planner.gpu.search import GpuSearch
-    from rlplan.planner.rules import model_refusals
+    from rlplan.planner.rules import find_model_refusals
 
     job = settle(own)
-    reason = next(model_refusals(job), None)
+    reason = next(find_model_refusals(job), None)
     if reason is None:
-        return search_of(own, memo)
+        return open_search(own, memo)
     label = find_release("verl").label
-    search = search_of(_set_key(asked, "framework", label), memo)
+    search = open_search(_set_key(asked, "framework", label), memo)
     assert isinstance(search, GpuSearch), "models of CPU hosts are for rlplan's own runtime"
     search.chosen_words = (f"framework auto is {label}: {reason}", *search.chosen_words)
     return search
@@ -130,16 +130,16 @@ def _try_values(asked: JobSpec, key: str, memo: Memo) -> Search:
     from rlplan.planner.gpu.search import GpuSearch
 
     if asked.device_kind == "cpu" or not asked.has_rollouts or not _can_win(asked, key):
-        return search_of(_set_key(asked, key, 0), memo)
+        return open_search(_set_key(asked, key, 0), memo)
     results: dict[int, tuple[int, float]] = {}
     for value in ONE_BY_ONE[key]:
-        plan = search_of(_set_key(asked, key, value), memo).run(with_others=False)
+        plan = open_search(_set_key(asked, key, value), memo).run(with_others=False)
         results[value] = plan.verdict.rank, plan.seconds
     # (rank, seconds): a better verdict wins over speed
     best_rank, fastest = min(results.values())
     limit = fastest * (1 + SAME_SPEED)
     chosen = next(value for value, (rank, seconds) in results.items() if rank == best_rank and seconds <= limit)
-    search = search_of(_set_key(asked, key, chosen), memo)
+    search = open_search(_set_key(asked, key, chosen), memo)
     assert isinstance(search, GpuSearch), "a CPU host has no such key to search"
     steps = ", ".join(f"{value}: {format_seconds(seconds)}" for value, (_, seconds) in results.items())
     search.chosen_words += (f"{key} auto is {chosen}; step times by value: {steps}",)
@@ -153,7 +153,7 @@ def _can_win(asked: JobSpec, key: str) -> bool:
     return asked.rollout.acceptance_rate is not None
 
 
-def settled_like(asked: JobSpec, planned: JobSpec) -> JobSpec:
+def settle_keys(asked: JobSpec, planned: JobSpec) -> JobSpec:
     """Copy the keys that are settled before a search from a planned job, if `asked` leaves them open.
 
     A plan keeps the job that was asked except for these keys.

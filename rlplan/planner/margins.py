@@ -7,7 +7,7 @@ In: GPUs, jobs and choices. Out: bytes, sort keys, jobs with simpler layouts. Le
 from collections.abc import Iterator
 
 from rlplan.dataflow.choice import Choice
-from rlplan.spec.hardware.catalogue import find_profile, usual_node
+from rlplan.spec.hardware.catalogue import find_profile, find_usual_node
 from rlplan.spec.hardware.profile import GpuProfile, NodeProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import SettledJob
@@ -40,7 +40,7 @@ def find_assumed_host(job: SettledJob) -> NodeProfile | None:
     if job.device_kind == "cpu" or job.hardware.host_memory is not None:
         return None
     profile = find_profile(job.hardware.profile, where="hardware.profile")
-    node = profile if isinstance(profile, NodeProfile) else usual_node(job.load_gpu())
+    node = profile if isinstance(profile, NodeProfile) else find_usual_node(job.load_gpu())
     return node if node is not None and node.host_memory.provenance is Provenance.ASSUMED else None
 
 

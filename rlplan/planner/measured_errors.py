@@ -124,7 +124,7 @@ def forget_errors() -> None:
     _read_errors.cache_clear()
 
 
-def all_errors() -> tuple[MeasuredError, ...]:
+def list_errors() -> tuple[MeasuredError, ...]:
     """All strata with an interval, and the kinds with too few points."""
     return tuple(_read_errors().values())
 
@@ -141,7 +141,7 @@ def find_error(kind: str, stratum: Stratum) -> MeasuredError:
     return MeasuredError(kind, "", UNKNOWN_FACTOR, num_points, num_sources)
 
 
-def stratum_of(plan: "Plan", kind: str) -> Stratum:
+def find_stratum(plan: "Plan", kind: str) -> Stratum:
     """Find the stratum of a quantity of a plan.
 
     The trainer backend decides peaks and training seconds; the framework decides the seconds of steps with rollouts.
@@ -156,18 +156,18 @@ def _has_experts(plan: "Plan") -> bool:
         return False
 
 
-def step_error(plan: "Plan") -> MeasuredError:
+def find_step_error(plan: "Plan") -> MeasuredError:
     """Find the error of a plan's step seconds."""
     kind = STEP if plan.job.has_rollouts else TRAINING
-    return _build_unknown_error(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
+    return _build_unknown_error(kind) if plan.is_on_host else find_error(kind, find_stratum(plan, kind))
 
 
 def find_phase_error(plan: "Plan", phase: Phase) -> MeasuredError:
     """Find the error of a phase's seconds; for a job that only trains, the error of its step."""
     if not plan.job.has_rollouts:
-        return step_error(plan)
+        return find_step_error(plan)
     kind = PHASES.get(phase, f"phase_{phase.value}")
-    return _build_unknown_error(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
+    return _build_unknown_error(kind) if plan.is_on_host else find_error(kind, find_stratum(plan, kind))
 
 
 def find_peak_error(plan: "Plan") -> MeasuredError:
@@ -175,7 +175,7 @@ def find_peak_error(plan: "Plan") -> MeasuredError:
     actions = (action for _, part in plan.schedule.parts for action in part)
     action = next(action for action in actions if action.id == plan.binding.action_id)
     kind = PEAK if action.phase in TRAINER_PHASES else ENGINE_PEAK
-    return find_error(kind, stratum_of(plan, kind))
+    return find_error(kind, find_stratum(plan, kind))
 
 
 def predict_peak_interval(plan: "Plan") -> tuple[int, int]:
@@ -197,6 +197,6 @@ def _build_unknown_error(kind: str) -> MeasuredError:
     return MeasuredError(f"{kind} on CPU hosts", "", UNKNOWN_FACTOR, 0, 0)
 
 
-def step_interval(plan: "Plan") -> tuple[float, float] | None:
+def predict_step_interval(plan: "Plan") -> tuple[float, float] | None:
     """Range in seconds that holds nine of ten steps; None if the plan predicts no seconds."""
-    return None if plan.timing is None else step_error(plan).interval(plan.seconds)
+    return None if plan.timing is None else find_step_error(plan).interval(plan.seconds)

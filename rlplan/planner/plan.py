@@ -20,10 +20,10 @@ from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.measured_errors import predict_peak_interval
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, Remedy, SearchStats, Shortage, Verdict
-from rlplan.spec.base import Spec, read_json, shorten, validate, writing
+from rlplan.spec.base import Spec, explain_write_errors, read_json, shorten_value, validate
 from rlplan.spec.fingerprints import Fingerprints
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import named_model
+from rlplan.spec.models.catalogue import format_model_name
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import Cost
 from rlplan.timing.job import JobTiming
@@ -109,7 +109,7 @@ class Plan(Spec):
     @property
     def model_name(self) -> str:
         """The policy's id, or the name of its folder."""
-        return named_model(self.asked.policy.path)
+        return format_model_name(self.asked.policy.path)
 
     @property
     def devices(self) -> str:
@@ -186,7 +186,7 @@ class Plan(Spec):
 
     def _get_capacity(self, peak: Peak) -> int:
         ledger = self.ledger
-        return ledger.host_capacity_of(peak.scope) if self.is_on_host else ledger.capacity_of(peak.scope)
+        return ledger.get_host_capacity(peak.scope) if self.is_on_host else ledger.get_device_capacity(peak.scope)
 
     @property
     def host_capacity(self) -> int | None:
@@ -210,7 +210,7 @@ class Plan(Spec):
         if self.is_on_host:
             return self.binding.num_bytes, self.binding.num_bytes
         ledger, capacity = self.ledger, self.binding_capacity
-        devices = [device for device in ledger.devices if ledger.capacity_of(device) == capacity]
+        devices = [device for device in ledger.devices if ledger.get_device_capacity(device) == capacity]
         low = max(ledger.device_peak(device, "low").num_bytes for device in devices)
         return low, max(ledger.device_peak(device, "high").num_bytes for device in devices)
 
@@ -233,7 +233,8 @@ class Plan(Spec):
         if self.is_on_host:
             return self.binding_capacity - self.binding.num_bytes
         return min(
-            ledger.capacity_of(device) - ledger.device_peak(device, "high").num_bytes for device in ledger.devices
+            ledger.get_device_capacity(device) - ledger.device_peak(device, "high").num_bytes
+            for device in ledger.devices
         )
 
     @property
@@ -257,7 +258,7 @@ class Plan(Spec):
         for host in ledger.hosts if self.host_capacity is not None else ():
             if host == peak.scope:
                 continue  # a CPU host is its own device, already reported above
-            if (taken := ledger.host_peak(host)).num_bytes > (room := ledger.host_capacity_of(host)):
+            if (taken := ledger.host_peak(host)).num_bytes > (room := ledger.get_host_capacity(host)):
                 yield Shortage("a host's memory", taken.num_bytes, room, taken, is_of_host=True)
         # vLLM refuses to start below this size, even if the GPU has room for everything else
         if self.kv is not None and self.kv.kv_cache_memory_bytes < self.kv.least_bytes:
@@ -269,8 +270,8 @@ class Plan(Spec):
             return
         is_named = self.is_on_host or peak.num_bytes > capacity
         highs = [] if is_named else [ledger.device_peak(device, "high") for device in ledger.devices]
-        for most in sorted(highs, key=lambda high: ledger.capacity_of(high.scope) - high.num_bytes)[:1]:
-            if most.num_bytes > (room := ledger.capacity_of(most.scope)):
+        for most in sorted(highs, key=lambda high: ledger.get_device_capacity(high.scope) - high.num_bytes)[:1]:
+            if most.num_bytes > (room := ledger.get_device_capacity(most.scope)):
                 words = f"{self._name_device(most)} in the worst case, with the longest lengths"
                 yield Shortage(words, most.num_bytes, room, most)
 
@@ -281,7 +282,7 @@ class Plan(Spec):
             (ledger.device_peak(device, "high") for device in ledger.devices),
             key=lambda device_peak: device_peak.num_bytes,
         )
-        needed, room = peak.num_bytes + taken, ledger.capacity_of(peak.scope)
+        needed, room = peak.num_bytes + taken, ledger.get_device_capacity(peak.scope)
         if needed > room:
             words = "the memory that a GPU shares with its host, in the worst case"
             yield Shortage(words, needed, room, peak, is_of_host=True)
@@ -298,7 +299,7 @@ class Plan(Spec):
     @property
     def shown_schedule(self) -> Schedule:
         """The schedule with the processes of the ledger: one stands for all equal ranks of a role."""
-        return self.schedule.with_processes(self.ledger.processes)
+        return self.schedule.keep_processes(self.ledger.processes)
 
 
 def _shrink_row(row: LedgerRow, num_bytes: int) -> LedgerRow:
@@ -309,19 +310,19 @@ def _shrink_row(row: LedgerRow, num_bytes: int) -> LedgerRow:
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Write a plan as JSON with paths relative to the file's folder. Raises: SpecError on a write error."""
-    with writing(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump_plan(plan, path.parent) + "\n", encoding="utf-8")
 
 
 def dump_plan(plan: Plan, folder: Path) -> str:
     """Serialize a plan with paths relative to `folder`, plus its results for readers and tools."""
-    jobs = {"asked": plan.asked.relative_to(folder), "job": plan.job.relative_to(folder)}
+    jobs = {"asked": plan.asked.make_relative(folder), "job": plan.job.make_relative(folder)}
     stored = {"results": results_as_json(plan)} | plan.model_copy(update=jobs).model_dump(mode="json")
-    return json.dumps({"schema_version": PLAN_SCHEMA_VERSION, "digest": digest_of(stored), **stored}, indent=1)
+    return json.dumps({"schema_version": PLAN_SCHEMA_VERSION, "digest": compute_digest(stored), **stored}, indent=1)
 
 
-def digest_of(stored: dict[str, Any]) -> str:
+def compute_digest(stored: dict[str, Any]) -> str:
     """SHA-256 of a plan file's content without version and digest, keys sorted."""
     return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
 
@@ -333,21 +334,21 @@ def read_plan(path: Path) -> Plan:
     # 3.0 == 3, so the type is checked too
     if type(version) is not int or version != PLAN_SCHEMA_VERSION:
         raise SpecError(
-            f"plan schema version is {shorten(version)}",
+            f"plan schema version is {shorten_value(version)}",
             where=f"{path}: schema_version",
             rule=f"this rlplan ({__version__}) reads version {PLAN_SCHEMA_VERSION}",
             way_out=AGAIN,
         )
     fields = {key: value for key, value in data.items() if key not in _APART}
     plan = validate(Plan, fields, file=str(path), way_out=AGAIN)
-    if data.get("digest") != digest_of({key: data[key] for key in data if key not in _APART[:2]}):
+    if data.get("digest") != compute_digest({key: data[key] for key in data if key not in _APART[:2]}):
         raise SpecError(
             "the plan was changed after it was made",
             where=f"{path}: digest",
             rule="plan files must not be edited; digest is the SHA-256 of the rest of the file",
             way_out=f"change the job file, and {AGAIN}",
         )
-    jobs = {"asked": plan.asked.resolved(path.parent), "job": plan.job.resolved(path.parent)}
+    jobs = {"asked": plan.asked.resolve_paths(path.parent), "job": plan.job.resolve_paths(path.parent)}
     return plan.model_copy(update=jobs)
 
 

@@ -56,11 +56,11 @@ class Verdict(Enum):
 
         def fits(bound: Literal["expected", "high"]) -> bool:
             peaks = (ledger.device_peak(device, bound) for device in ledger.devices)
-            return all(peak.num_bytes + taken <= ledger.capacity_of(peak.scope) for peak in peaks)
+            return all(peak.num_bytes + taken <= ledger.get_device_capacity(peak.scope) for peak in peaks)
 
         rank = max(at_least, 0 if fits("high") else 1 if fits("expected") else 2)
         peaks = map(ledger.host_peak, ledger.hosts)
-        if ledger.host_capacity and any(peak.num_bytes > ledger.host_capacity_of(peak.scope) for peak in peaks):
+        if ledger.host_capacity and any(peak.num_bytes > ledger.get_host_capacity(peak.scope) for peak in peaks):
             rank = 2
         return list(Verdict)[rank]
 
@@ -137,8 +137,8 @@ class KvReport:
             num_blocks=blocks,
             num_tokens=attention_dp * demand.pool.num_tokens(blocks, longest),
             max_num_seqs=attention_dp * demand.num_seqs,
-            expected_bytes=demand.bytes_at(0.5),
-            enough_bytes=demand.bytes_at(ENOUGH),
+            expected_bytes=demand.predict_bytes(0.5),
+            enough_bytes=demand.predict_bytes(ENOUGH),
             preemption_risk=demand.preemption_risk(kv_cache),
             tp=tp,
             attention_dp=attention_dp,

@@ -11,14 +11,14 @@ from itertools import chain, islice
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.planner.machine import search_of
+from rlplan.planner.machine import open_search
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Remedy, Verdict
-from rlplan.spec.files.job_file import changed
+from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.training import LoraSpec
-from rlplan.spec.resolved import on_a_cpu_host
+from rlplan.spec.resolved import resolve_on_cpu
 from rlplan.units import MIB, ceil_div
 
 MORE_GPUS = (2, 4, 8, 16)
@@ -69,7 +69,7 @@ def list_changes(spec: JobSpec, needed_bytes: int = 0) -> Iterator[Kind]:
 
 
 def _list_host_changes(spec: JobSpec, needed_bytes: int) -> Iterator[Kind]:
-    job = on_a_cpu_host(spec)
+    job = resolve_on_cpu(spec)
     if job.checkpoints.every and job.checkpoints.writes != "waiting":
         yield ["checkpoints.writes=waiting"]
     yield [f"rollout.kv_cache_memory={size}MiB" for size in _list_halves(job.rollout.kv_cache_memory // MIB)]
@@ -211,7 +211,7 @@ def find_fitting_plan(asked: JobSpec, change: str, memo: Memo) -> Plan | None:
     """
     worse = Verdict.DOES_NOT_FIT if asked.limits.accepts_oom_risk else Verdict.IN_EXPECTATION
     try:
-        plan = search_of(changed(asked, shlex.split(change)), memo).find_better_plan(worse)
+        plan = open_search(override_job(asked, shlex.split(change)), memo).find_better_plan(worse)
     except RlplanError:
         return None
     return plan if plan is not None and plan.fits else None

@@ -1,24 +1,24 @@
 """Translation between a choice and a resolved job, whose keys state every choice.
 
 In: a SettledJob and a Choice, or a ResolvedJob. Out: the other. The schedule of (job, choice) equals
-`build_schedule(resolve(job, choice), choice_of(...))`. Left out: which choice is best (the searches) and whether it
+`build_schedule(resolve(job, choice), read_choice(...))`. Left out: which choice is best (the searches) and whether it
 can run (rules.py).
 """
 
 from typing import Any, cast
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, WeightSyncMode
-from rlplan.memory.weight_sync.adapters import engine_adapters
+from rlplan.memory.weight_sync.adapters import find_engine_adapters
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
-from rlplan.spec.resolved import ResolvedJob, SettledHardware, SettledJob, with_values
+from rlplan.spec.resolved import ResolvedJob, SettledHardware, SettledJob, fill_choices
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, SyncContent, Transport
 
 CONTENTS = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}
 
 
-def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice:
+def read_choice(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice:
     """Read the choice that a resolved job states, with a given placement and ZeRO stage."""
     place, training, rollout = job.placement, job.training, job.rollout
     count = all_devices = job.hardware.num_devices
@@ -50,7 +50,7 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
     )
     quantization = None if rollout.quantization == "none" else rollout.quantization
     cut = rollout.has_expert_parallel, rollout.attention_dp
-    adapters = engine_adapters(job)
+    adapters = find_engine_adapters(job)
     versions = adapters.num_versions if adapters else 0
     engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, *cut, versions)
     return Choice(
@@ -125,14 +125,14 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
         if own or place.num_scoring_devices == "auto"
         else place.num_scoring_devices,
         "max_staleness": place.max_staleness if arrangement.is_async else 0,
-        "sync_senders": "each" if choice.hands_over_each else "one",
+        "sync_senders": "each" if choice.all_ranks_send else "one",
         "sync_content": CONTENTS.get(choice.sync_mode, SyncContent.FULL),
     }
     placement |= _resolve_offload(job, choice) | _resolve_transport(job, choice)
     values = {"workload": sizes, "training": training, "rollout": rollout, "placement": placement}
     if not job.is_for_rlplan:
         values["scoring"] = _resolve_scoring(job, trainer)
-    return with_values(_restrict_devices(job, arrangement), values)
+    return fill_choices(_restrict_devices(job, arrangement), values)
 
 
 def _resolve_scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _resolve_scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
     size = {"micro_batch_size_per_gpu": trainer.micro_batch}
     if trainer.max_tokens:
         size = {"max_tokens_per_micro_batch": trainer.max_tokens}
-    asked = {role: job.scoring.pass_of(role) for role in job.scored_roles}
+    asked = {role: job.scoring.get_pass(role) for role in job.scored_roles}
     return {role.value: sizes.model_copy(update=size) for role, sizes in asked.items() if not sizes.is_stated}
 
 

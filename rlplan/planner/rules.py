@@ -2,7 +2,7 @@
 them.
 
 In: a job, a choice. Out: reasons; none if the choice can run. Left out: memory, and rules about a single key (spec/).
-`job_refusals` lists reasons that hold for every choice, `find_choice_refusals` those against one choice.
+`find_job_refusals` lists reasons that hold for every choice, `find_choice_refusals` those against one choice.
 """
 
 from collections.abc import Iterator
@@ -40,13 +40,13 @@ MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
 
 
-def job_refusals(job: SettledJob) -> Iterator[str]:
+def find_job_refusals(job: SettledJob) -> Iterator[str]:
     """Reasons why rlplan's runtime cannot run a job with any choice."""
     if not job.is_for_rlplan:
-        but = next((f", which refuses {reason}" for reason in model_refusals(job)), "")
+        but = next((f", which refuses {reason}" for reason in find_model_refusals(job)), "")
         yield f"framework {job.framework}: bundles run on rlplan's own runtime (framework=rlplan){but}"
         return
-    yield from model_refusals(job)
+    yield from find_model_refusals(job)
     yield from _check_images(job)
     yield from _check_trainer(job)
     yield from find_runtime_refusals(job)
@@ -80,7 +80,7 @@ def list_refusals(job: SettledJob, choice: Choice) -> tuple[str, ...]:
     """
     if not job.is_for_rlplan:
         return tuple(find_export_refusals(job, choice))
-    return (*job_refusals(job), *find_choice_refusals(job, choice))
+    return (*find_job_refusals(job), *find_choice_refusals(job, choice))
 
 
 def build_refusal(reason: str, *, is_for_rlplan: bool = True) -> EmitError:
@@ -109,7 +109,7 @@ def find_stage_refusal(job: SettledJob, choice: Choice) -> str:
     return next((conflict.reason for conflict in asked.contradictions()), "") or find_shared_stage_refusal(job, choice)
 
 
-def model_refusals(job: SettledJob) -> Iterator[str]:
+def find_model_refusals(job: SettledJob) -> Iterator[str]:
     """Reasons why rlplan's runtime cannot run the job's models."""
     if job.policy.config is not None:
         yield "policy.config: a run needs the model itself (policy.path, a folder with its config.json and weights)"

@@ -10,14 +10,14 @@ from typing import Any
 from rlplan.dataflow.build import build_schedule
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.cpu.candidates import list_choices
-from rlplan.planner.executable import executable_plan
-from rlplan.planner.machine import search_of
+from rlplan.planner.executable import require_executable
+from rlplan.planner.machine import open_search
 from rlplan.planner.margins import HOST_COMPLICATIONS, drop_host_choices, find_assumed_host, has_complication
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import list_remedies
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.fingerprints import take_fingerprints
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.conduct import MAX_TIMEOUT_S
@@ -30,7 +30,9 @@ DEADLINE_FACTOR = 4.0
 of 2 covers policies whose responses are much longer than stated: an untrained policy runs to the length limit."""
 
 
-def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = True, memo: Memo | None = None) -> Plan:
+def find_best_plan(
+    asked: JobSpec, *, with_pareto: bool = False, with_others: bool = True, memo: Memo | None = None
+) -> Plan:
     """Find the best plan of a job, whatever its verdict. If it does not fit in the worst case, add remedies, the
     mildest first.
 
@@ -39,19 +41,19 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = 
     Raises: SpecError (the job is wrong), NoFeasiblePlanError (no layout can be built).
     """
     memo = memo or Memo()
-    search = search_of(asked, memo)
+    search = open_search(asked, memo)
     plan = add_deadlines(search.run(with_others=with_others))
     updates: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
     if with_pareto:
-        updates["pareto"] = search.of(plan).pareto()
+        updates["pareto"] = search.restrict_to_plan(plan).find_pareto_front()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # more memory does not lift a refusal
         updates["remedies"] = list_remedies(plan, memo)
     uncorrected = plan.job.uncorrected_staleness
-    updates["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *assumptions(plan, memo))
+    updates["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *list_assumptions(plan, memo))
     return plan.model_copy(update=updates)
 
 
-def assumptions(plan: Plan, memo: Memo | None = None) -> Iterator[str]:
+def list_assumptions(plan: Plan, memo: Memo | None = None) -> Iterator[str]:
     """Describe a host memory size that is only assumed, and the plan without offloading to it."""
     node = find_assumed_host(plan.job)
     if node is None:
@@ -67,7 +69,7 @@ def assumptions(plan: Plan, memo: Memo | None = None) -> Iterator[str]:
 def _predict_without_host(plan: Plan, memo: Memo | None) -> str:
     """Verdict and step time of the job with nothing offloaded to the host."""
     try:
-        other = search_of(drop_host_choices(plan.asked), memo).run(with_others=False)
+        other = open_search(drop_host_choices(plan.asked), memo).run(with_others=False)
     except NoFeasiblePlanError:
         return Verdict.DOES_NOT_FIT.value
     step = f", {format_seconds(other.seconds)} a step" if other.fit is not Verdict.DOES_NOT_FIT else ""
@@ -103,7 +105,7 @@ def find_plan(asked: JobSpec) -> Plan:
 
     Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits), EmitError (its framework refuses it).
     """
-    return executable_plan(best_plan(asked))
+    return require_executable(find_best_plan(asked))
 
 
 def check_schedule(plan: Plan, where: str) -> None:
@@ -113,7 +115,11 @@ def check_schedule(plan: Plan, where: str) -> None:
         return
     raise SpecError(
         "the schedule of the plan does not follow from its job"
-        + (f" (it was made by rlplan {shorten(plan.rlplan_version)})" if plan.rlplan_version != __version__ else ""),
+        + (
+            f" (it was made by rlplan {shorten_value(plan.rlplan_version)})"
+            if plan.rlplan_version != __version__
+            else ""
+        ),
         where=f"{where}: schedule",
         rule="placement, layouts and actions follow from the job and must not be edited",
         way_out="change the job (placement.placement, training.zero_stage, …) and plan it again: rlplan plan JOB",

@@ -15,14 +15,18 @@ from typing import Any
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.frameworks.profile import split_label
 from rlplan.memory.model.quantization import Quantization
-from rlplan.memory.model.quantized_checkpoints import quantization_by_name, quantization_by_word, quantization_of_spec
-from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
+from rlplan.memory.model.quantized_checkpoints import (
+    convert_quantization_spec,
+    find_quantization_by_name,
+    parse_quantization,
+)
+from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
 from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.setting import GpuPool, read_pools
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.catalogue import named_model
+from rlplan.spec.models.catalogue import format_model_name
 from rlplan.spec.resolved import settle
 from rlplan.timing.serving.counts import EngineCut, engine_counts
 from rlplan.timing.serving.load import ClosedLoop, Latency, closed_loop_latency
@@ -105,7 +109,7 @@ class Served:
             "short": self.short,
         }
 
-    def refusal(self, way_out: str) -> NoFeasiblePlanError:
+    def build_refusal(self, way_out: str) -> NoFeasiblePlanError:
         """Build the error for an engine that does not start."""
         return NoFeasiblePlanError(
             f"vllm serve {self.model} does not start on {self.num_given}x {self.gpu}: {self.short}",
@@ -187,12 +191,12 @@ class ServingJob:
         """Quantization of the weights: from the checkpoint's config or name, else the requested format."""
         spec = self.model.quantization
         if spec is not None:
-            return quantization_of_spec(spec, where="policy")
+            return convert_quantization_spec(spec, where="policy")
         # without a config, the name is the only hint: "...-AWQ", "...-FP8"
-        named = quantization_by_name(
+        named = find_quantization_by_name(
             "/".join(Path(self.job.policy.path).parts[-2:])
         )  # a downloaded folder ends with the model's id
-        return named or quantization_by_word(self.rollout.quantization, where="rollout.quantization")
+        return named or parse_quantization(self.rollout.quantization, where="rollout.quantization")
 
     @property
     def has_whole_experts(self) -> bool:
@@ -242,7 +246,7 @@ class ServingJob:
     @cached_property
     def memory(self) -> EngineMemory:
         """Memory of one rank of the engine."""
-        return engine_memory(self.model, self.settings)
+        return predict_engine_memory(self.model, self.settings)
 
     @property
     def cut(self) -> EngineCut:
@@ -312,7 +316,7 @@ def serve(job: JobSpec) -> Served:
     """Predict the memory of the engine that a job starts. Raises: SpecError."""
     engine = ServingJob(job)
     return Served(
-        named_model(job.policy.path),
+        format_model_name(job.policy.path),
         job.hardware.profile,
         engine.num_gpus,
         job.hardware.num_devices,

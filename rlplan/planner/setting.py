@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.margins import get_reserve
-from rlplan.spec.hardware.catalogue import find_profile, get_gpu, usual_node
+from rlplan.spec.hardware.catalogue import find_profile, find_usual_node, get_gpu
 from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.parts.placement import LinkSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.power import limited_gpu
+from rlplan.timing.network.power import limit_gpu_power
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Role
 
@@ -68,13 +68,13 @@ class GpuSetting:
         """Pool of a device group of a schedule."""
         return self.pools[-1] if group == GENERATION else self.pools[0]
 
-    def cluster(self, group: str) -> Cluster:
+    def get_cluster(self, group: str) -> Cluster:
         """Rates of a device group."""
         return self.get_pool(group).cluster
 
     def get_partial_cluster(self, group: str, num_gpus: int) -> Cluster:
         """Rates of `num_gpus` GPUs of a device group."""
-        cluster = self.cluster(group)
+        cluster = self.get_cluster(group)
         per_host = cluster.gpus_per_host
         return replace(cluster, num_gpus=num_gpus, gpus_per_host=min(num_gpus, per_host), host_gpus=per_host)
 
@@ -169,8 +169,8 @@ def read_pools(job: SettledJob) -> tuple[GpuPool, ...]:
 
 def _read_pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> GpuPool:
     named = find_profile(profile, where="hardware.profile")
-    gpu = limited_gpu(get_gpu(profile, where="hardware.profile"), job.hardware.power_limit)
-    node = named if isinstance(named, NodeProfile) else usual_node(gpu)
+    gpu = limit_gpu_power(get_gpu(profile, where="hardware.profile"), job.hardware.power_limit)
+    node = named if isinstance(named, NodeProfile) else find_usual_node(gpu)
     limit = job.hardware.memory
     # a stated limit never overrides the reserve
     room = gpu.memory.value - get_reserve(gpu)
@@ -180,7 +180,7 @@ def _read_pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> G
     return GpuPool(gpu, num_gpus, capacity, gpus_per_host, host_memory, node)
 
 
-def gpus_of(job: SettledJob) -> tuple[int, GpuProfile, int]:
+def read_gpus(job: SettledJob) -> tuple[int, GpuProfile, int]:
     """Read (number of training GPUs, their profile, usable bytes per GPU). Raises: SpecError."""
     first = read_pools(job)[0]
     return first.num_gpus, first.gpu, first.capacity

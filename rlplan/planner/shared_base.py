@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import SpecError
-from rlplan.memory.serving.shared_base import why_not_shared
+from rlplan.memory.serving.shared_base import find_unshareable_part
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement
 
@@ -44,7 +44,7 @@ def _check_job(job: SettledJob) -> Iterator[str]:
     if job.takes_images:
         yield "data.image_column: the tower's weights are not shared"
     try:
-        has = why_not_shared(job.load_model())
+        has = find_unshareable_part(job.load_model())
     except SpecError:
         return  # the check that reads the model reports the error
     if has:

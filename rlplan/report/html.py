@@ -15,7 +15,7 @@ from rlplan.report import style
 from rlplan.report.evaluations import change_text, value_text
 from rlplan.units import format_bytes, format_seconds
 from rlplan.version import __version__
-from rlplan.vocabulary import words_of
+from rlplan.vocabulary import format_name
 
 # uPlot first, because the other scripts use it when they load
 SCRIPTS = ("uplot.min.js", "charts.js", "timeline.js", "curves.js", "page.js")
@@ -23,12 +23,12 @@ SCRIPTS = ("uplot.min.js", "charts.js", "timeline.js", "curves.js", "page.js")
 
 def render(template: str, **values: Any) -> str:
     """Render a page."""
-    text: str = environment().get_template(template).render(version=__version__, **values)
+    text: str = make_environment().get_template(template).render(version=__version__, **values)
     return text
 
 
 @cache
-def environment() -> Environment:
+def make_environment() -> Environment:
     """The template environment of all pages: autoescaped values, formats of numbers."""
     jinja = Environment(
         loader=FunctionLoader(lambda name: _file("templates", name)), autoescape=True, undefined=StrictUndefined,
@@ -50,7 +50,7 @@ def environment() -> Environment:
         "evaluated": lambda value, is_share: _or_dash(lambda v: value_text(v, is_share=is_share))(value),
         "changed": lambda value, is_share: _or_dash(lambda v: change_text(v, is_share=is_share))(value),
         "ratio": _or_dash(lambda value: f"{value:.2f}"),
-        "name": words_of,
+        "name": format_name,
         "raw": lambda value: "" if value is None or pd.isna(value) else value,
     }
     return jinja

@@ -20,7 +20,7 @@ from typing import Any
 from rlplan.report import timeline
 from rlplan.report.timeline import TracedSchedule
 from rlplan.trace import Span
-from rlplan.vocabulary import ActionKind, words_of
+from rlplan.vocabulary import ActionKind, format_name
 
 FIRST_TID = 1_000
 """Thread numbers start here. A thread with the number of its process would be the main thread and take its name."""
@@ -131,7 +131,7 @@ class _Writer:
         for device, space in sorted({(row.device, row.space) for row in self.traced.ledger.rows}):
             levels = timeline.predicted_levels(self.traced, (space,), device=device)
             for kind, values in sorted(levels.sum_by_kind(levels.processes).items()):
-                name = f"predicted {words_of(kind)}" + (" in host memory" if space == "host" else "")
+                name = f"predicted {format_name(kind)}" + (" in host memory" if space == "host" else "")
                 self._add_counter(name, device, zip(levels.edges.tolist(), [*values.tolist(), 0.0], strict=True))
 
     def add_measured(self) -> None:
@@ -144,7 +144,7 @@ class _Writer:
                 latest[key][(sample.process, sample.role)] = sample.num_bytes
                 points[key].append((max(sample.at_s, self.spans[0].start_s), sum(latest[key].values())))
         for (device, kind), counter in sorted(points.items()):
-            self._add_counter(f"measured {words_of(kind)}", device, counter)
+            self._add_counter(f"measured {format_name(kind)}", device, counter)
 
     def _add_counter(self, name: str, device: str, points: Iterable[tuple[float, float]]) -> None:
         """Add a counter of bytes with an event for each change."""

@@ -17,7 +17,7 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.answers.measured_step import MeasuredStep
 from rlplan.planner.plan import Plan, read_run_plan
 from rlplan.reading import MAX_RUN_BYTES, check_numbers, read_number, read_records, read_text
-from rlplan.timing.measured import join_seconds, measured_seconds
+from rlplan.timing.measured import collect_durations, join_seconds
 from rlplan.trace import Trace
 from rlplan.vocabulary import Phase
 
@@ -73,7 +73,7 @@ class RunFolder:
         """Medians of the measured steps, without the first one where there are others."""
         plan = self.plan
         always = {action.action_id for action in plan.timing.step.actions} if plan.timing else set()
-        seconds = measured_seconds(self.schedule, self.trace.spans, self.timings)
+        seconds = collect_durations(self.schedule, self.trace.spans, self.timings)
         phases: dict[Phase, float] = {}
         for row in join_seconds(self.schedule, plan.timing, seconds):
             if row.part == "step" and row.action_id in always:

@@ -19,7 +19,7 @@ from rlplan.report.plans.page import Tile
 from rlplan.report.plans.plan_page import list_alternatives
 from rlplan.report.summary import Findings
 from rlplan.units import format_bytes, format_rate, format_seconds
-from rlplan.vocabulary import words_of
+from rlplan.vocabulary import format_name
 
 TEMPLATE = "report.html.j2"
 FLAT_POINTS = 0.05
@@ -94,7 +94,7 @@ def _exactness_tile(kinds: list[dict[str, Any]]) -> Tile:
     samples, exact = sum(kind["num_samples"] for kind in kinds), sum(kind["is_exact"] for kind in kinds)
     if not samples:
         return Tile("Persistent kinds exact", "unknown", "none was measured")
-    wrong = ", ".join(words_of(kind["kind"]) for kind in kinds if not kind["is_exact"])
+    wrong = ", ".join(format_name(kind["kind"]) for kind in kinds if not kind["is_exact"])
     note = f"not exact or not measured: {wrong}" if wrong else f"to the byte, in all of {samples:,} samples"
     return Tile("Persistent kinds exact", f"{exact} of {len(kinds)}", note, "bad" if wrong else "good")
 

@@ -1,4 +1,4 @@
-"""Colours of all charts, for each memory kind, phase and resource; their names are `vocabulary.words_of`.
+"""Colours of all charts, for each memory kind, phase and resource; their names are `vocabulary.format_name`.
 
 In: enums and words. Out: colours, titles. Left out: charts (memory.py), the page's own colours (page.css).
 

@@ -17,7 +17,7 @@ from rlplan.report.evaluations import evaluations, outcome
 from rlplan.report.run_folder import RunFolder, read_run_folder, unique_labels
 from rlplan.report.timeline import measured_levels
 from rlplan.spec.parts.rewards import Evaluation
-from rlplan.timing.measured import FIRST, join_seconds, measured_seconds
+from rlplan.timing.measured import FIRST, collect_durations, join_seconds
 from rlplan.version import __version__
 from rlplan.vocabulary import MemoryKind
 
@@ -142,7 +142,7 @@ def seconds_per_action(findings: Findings) -> list[dict[str, Any]]:
     seconds; shares of overlapping actions may sum to more than 1.
     """
     run = findings.run
-    measured = measured_seconds(run.plan.schedule, run.trace.spans, run.timings)
+    measured = collect_durations(run.plan.schedule, run.trace.spans, run.timings)
     steps = findings.timings
     later = steps[steps["step"] > FIRST]
     total_s = (later if len(later) else steps)["step_s"].sum() if "step_s" in steps else 0.0

@@ -137,7 +137,7 @@ def predicted_levels(
 def _count_bytes(row: LedgerRow, bound: Bound) -> tuple[int, int]:
     """Bytes (during the action, after it). In host memory, a row counts for all processes that it represents."""
     times = row.num_alike if row.space == "host" else 1
-    return row.peak_at(bound) * times, row.resident_at(bound) * times
+    return row.get_peak(bound) * times, row.get_resident(bound) * times
 
 
 def measured_levels(traced: TracedSchedule) -> Levels:

@@ -14,7 +14,7 @@ import pandas as pd
 from rlplan.report import dataframes, perfetto
 from rlplan.report.run_page import render_page
 from rlplan.report.summary import Findings, find, summarize
-from rlplan.spec.base import writing
+from rlplan.spec.base import explain_write_errors
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> 
     findings = find(run_dir, compare)
     summary = summarize(findings)
     files = ReportFiles.within(out_dir)
-    with writing(out_dir):
+    with explain_write_errors(out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
         dataframes.steps(findings.run).to_csv(files.metrics, index=False, lineterminator="\n")
         _memory_table(findings).to_csv(files.memory, index=False, lineterminator="\n")

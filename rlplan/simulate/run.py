@@ -22,7 +22,7 @@ from rlplan.simulate.engine_pool import EnginePool
 from rlplan.simulate.record import Recorder
 from rlplan.simulate.result import GroupUse, SimulationResult
 from rlplan.simulate.setting import Asynchrony, SimulationSetting
-from rlplan.simulate.staleness import StalenessCounts, must_be_waited_for, num_allowed
+from rlplan.simulate.staleness import StalenessCounts, must_wait, num_allowed
 from rlplan.vocabulary import ActionKind, Phase
 
 Play = Generator[Event, Any, None]
@@ -96,7 +96,7 @@ class _Run:
         for step in range(1, self.setting.num_steps + 1):
             ends: dict[str, Event] = {}
             for action in self.setting.schedule.step:
-                if action.happens_in(step):
+                if action.runs_in_step(step):
                     before = [ends[name] for name in action.after if name in ends]
                     ends[action.id] = self.env.process(self._run_in_order(action, step, before))
             yield AllOf(self.env, list(ends.values()))
@@ -149,14 +149,14 @@ class _Run:
         assert self.setting.rollouts is not None
         remaining = sorted(self.queue, key=lambda group: group.number)[per_take:]
         begun = [*self.unfinished.values(), *(group.rollouts[0].version for group in remaining)]
-        return must_be_waited_for(begun, self.version, asynchrony.max_staleness, self.setting.rollouts.num_prompts)
+        return must_wait(begun, self.version, asynchrony.max_staleness, self.setting.rollouts.num_prompts)
 
     def _part(self, step: int, take: int, num_takes: int) -> list[tuple[Action, float]]:
         """Actions of one take: all of its mini-batches, and its share of everything else."""
         num_mini = self.setting.num_mini_batches
         part = []
         for action in self.setting.rest:
-            if action.happens_in(step):
+            if action.runs_in_step(step):
                 if num_takes == 1 or action.mini_batch is None:
                     part.append((action, 1.0 / num_takes))
                 elif action.mini_batch * num_takes // num_mini == take:

@@ -5,7 +5,7 @@ are simulated in full.
 
 Engines are alike and take prompts in order, so an engine in the sample has the same number and lengths of rollouts as
 in a full simulation. One thing differs: the slowest of fewer engines is faster, by 0.6 to 1.0 % of a step with half of
-the engines and 1.6 % with a quarter (docs/decisions.md, A part of the engines). Costs of other actions are not scaled.
+the engines and 1.6 % with a quarter (docs/lab-notes.md, A part of the engines). Costs of other actions are not scaled.
 """
 
 from dataclasses import replace

@@ -149,7 +149,7 @@ class SimulationSetting:
 
 def num_engines(schedule: Schedule) -> int:
     """Rollout engines of a schedule: data-parallel ranks of the engine's layout. Raises: KeyError without one."""
-    return schedule.layout("rollout_engine").dp
+    return schedule.find_layout("rollout_engine").dp
 
 
 def _check_rollouts(rollouts: StepRollouts | None, speed: Speed | None) -> None:

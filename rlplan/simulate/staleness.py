@@ -30,7 +30,7 @@ def num_allowed(version: int, max_staleness: float, num_prompts: int) -> int:
     return math.floor((version + 1 + max_staleness) * num_prompts + 1e-9)
 
 
-def must_be_waited_for(begun_under: Iterable[int], version: int, max_staleness: float, num_prompts: int) -> bool:
+def must_wait(begun_under: Iterable[int], version: int, max_staleness: float, num_prompts: int) -> bool:
     """Whether a step must wait for older groups, because the groups that it leaves out would become too old.
 
     Counts: of the groups left out, finished or not, the k-th oldest (from 0) is trained under version + 1 + k //
@@ -39,7 +39,7 @@ def must_be_waited_for(begun_under: Iterable[int], version: int, max_staleness: 
     begun_under: start versions of the groups left out. Source: own; published systems bound only the start of groups.
     Differs: a rule for the next step alone lets newer groups go first until older ones no longer fit.
 
-    >>> must_be_waited_for([1, 2], 2, 1, 1), must_be_waited_for([2], 2, 1, 1), must_be_waited_for([2, 2], 2, 1, 1)
+    >>> must_wait([1, 2], 2, 1, 1), must_wait([2], 2, 1, 1), must_wait([2, 2], 2, 1, 1)
     (True, False, True)
     """
     return any(

@@ -35,12 +35,12 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @classmethod
-    def long_form(cls, data: Any) -> Any:
+    def expand_short_forms(cls, data: Any) -> Any:
         """Parsed data with short forms expanded; unchanged unless a spec has short forms."""
         return data
 
     @classmethod
-    def by_default(cls) -> Self:
+    def create_default(cls) -> Self:
         """An instance with all defaults. It is not validated, since building a validator takes a millisecond."""
         return cls.model_construct()
 
@@ -59,7 +59,7 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
     become tuples.
     """
     if not isinstance(data, dict):
-        actual = "empty" if data is None else f"{type(data).__name__} {shorten(data)}"
+        actual = "empty" if data is None else f"{type(data).__name__} {shorten_value(data)}"
         raise SpecError(
             f"{kind.__name__} is {actual}, not a mapping of keys to values",
             where=file,
@@ -67,7 +67,7 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
             way_out=way_out
             or "write `key: value` lines, as docs/job.md does; scripts of other stacks: `rlplan check FILE`",
         )
-    data = kind.long_form(data)
+    data = kind.expand_short_forms(data)
     _refuse_large_numbers(data, kind, file)
     try:
         # default=str: a YAML date becomes text, so that pydantic reports it with its key
@@ -76,7 +76,7 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
         raise _as_spec_error(error, kind, data, file, way_out) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(
-            f"{kind.__name__} holds a value that JSON cannot represent: {shorten(str(error), 120)}",
+            f"{kind.__name__} holds a value that JSON cannot represent: {shorten_value(str(error), 120)}",
             where=file,
             rule="keys are strings, values are numbers, strings, lists and mappings",
             way_out=way_out or "write plain keys and values",
@@ -119,7 +119,7 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         what, rule = first["msg"].removeprefix("Value error, "), "the keys of a job agree with each other"
         way_out = first.get("ctx", {}).get("way_out") or way_out or "change one of the values"
     else:
-        what, rule = f"{path} is {shorten(first['input'])}", _rule(first)
+        what, rule = f"{path} is {shorten_value(first['input'])}", _rule(first)
         way_out = suggest_value(kind, first, path)
     if others:
         more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
@@ -133,7 +133,7 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
     way_out = suggest_example(kind, first, path, near[1] if near else "") or way_out
     misspelt = MisspeltError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
     misspelt.key, misspelt.word = _leaf(path, first["input"]) if is_key else path, None
-    misspelt.given = value_text
+    misspelt.value_text = value_text
     if not is_key and isinstance(first["input"], str):
         misspelt.word = first["input"]
     return misspelt if is_key or misspelt.word else SpecError(what, where=misspelt.where, rule=rule, way_out=way_out)
@@ -205,7 +205,7 @@ _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 200, 200, 40
 
 
-def shorten(value: Any, limit: int = 60) -> str:
+def shorten_value(value: Any, limit: int = 60) -> str:
     """`repr` for a message, cut to `limit` characters however large or deep the value is."""
     try:
         text = _SHORT.repr(value)
@@ -234,7 +234,7 @@ def parse_json(text: str, *, what: str, where: str, takes_infinity: bool = False
         return json.loads(text, parse_constant=parse_constant, object_pairs_hook=_refuse_repeated_keys)
     except (ValueError, RecursionError) as error:
         raise SpecError(
-            f"{what} is not JSON: {shorten(str(error), 120)}",
+            f"{what} is not JSON: {shorten_value(str(error), 120)}",
             where=where,
             rule="one JSON value, each key once in its object, no NaN",
             way_out="repair or replace the file",
@@ -242,7 +242,7 @@ def parse_json(text: str, *, what: str, where: str, takes_infinity: bool = False
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError while writing into a message. Raises: SpecError naming the path; RunError if the disk is full."""
     try:
         yield
@@ -266,5 +266,5 @@ def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {shorten(twice)} occurs twice")
+        raise ValueError(f"the key {shorten_value(twice)} occurs twice")
     return mapping

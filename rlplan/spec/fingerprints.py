@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlplan.errors import SpecError
-from rlplan.reading import opened
+from rlplan.reading import open_regular
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.hardware.profile import Profile
@@ -82,7 +82,7 @@ def unversioned_fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:DIGEST_LENGTH]
 
 
-def is_model_of(folder: Path, fingerprint: str) -> bool:
+def matches_fingerprint(folder: Path, fingerprint: str) -> bool:
     """Whether a folder's model has a fingerprint. Raises: SpecError when a file cannot be read."""
     take = model_fingerprint if fingerprint.startswith(RULE) else unversioned_fingerprint
     return take(folder) == fingerprint
@@ -108,7 +108,7 @@ def _explaining_files() -> Iterator[None]:
 
 
 def _add_whole(digest: "hashlib._Hash", path: Path) -> None:
-    with opened(path, path.name) as file:
+    with open_regular(path, path.name) as file:
         while piece := file.read(READ_BYTES):
             digest.update(piece)
 
@@ -116,7 +116,7 @@ def _add_whole(digest: "hashlib._Hash", path: Path) -> None:
 def _add_pieces(digest: "hashlib._Hash", path: Path) -> None:
     size = path.stat().st_size
     digest.update(f"{path.name}\0{size}\0".encode())
-    with opened(path, path.name) as file:
+    with open_regular(path, path.name) as file:
         for index in range(NUM_PIECES):
             # the last piece ends with the file; in a file shorter than a piece all of them are the whole file
             file.seek(index * max(0, size - PIECE_BYTES) // max(1, NUM_PIECES - 1))

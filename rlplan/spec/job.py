@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from rlplan.errors import did_you_mean
 from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.files.hub_data import HUB_DATA, find_hub_address
-from rlplan.spec.files.job_forms import expanded
+from rlplan.spec.files.job_forms import expand_job
 from rlplan.spec.files.renamed import refuse_old_keys
 from rlplan.spec.job_parts import PolicySpec
 from rlplan.spec.job_roles import JobRoles
@@ -45,10 +45,10 @@ class JobSpec(JobRoles):
     """One RL job. Its parts are documented on their own classes and in docs/job.md."""
 
     @classmethod
-    def long_form(cls, data: Any) -> Any:
+    def expand_short_forms(cls, data: Any) -> Any:
         """A parsed job with its short forms expanded. Raises: SpecError where it has keys of an older version."""
         refuse_old_keys(data)
-        return expanded(data)
+        return expand_job(data)
 
     @model_validator(mode="after")
     def _group_is_large_enough(self) -> Self:
@@ -193,7 +193,7 @@ class JobSpec(JobRoles):
     def _scoring_passes_have_a_size(self) -> Self:
         longest = self.workload.max_seq_len
         for role in (role for role in Role if role is not Role.VERIFIER):
-            size, tokens = self.scoring.pass_of(role).sizes
+            size, tokens = self.scoring.get_pass(role).sizes
             if tokens == "auto":
                 continue
             key = f"scoring.{role}.max_tokens_per_micro_batch"
@@ -240,7 +240,7 @@ class JobSpec(JobRoles):
 
     @model_validator(mode="after")
     def _roles_are_used(self) -> Self:
-        if self.roles.value != ValueSpec.by_default() and not self.algorithm.declaration.has_value:
+        if self.roles.value != ValueSpec.create_default() and not self.algorithm.declaration.has_value:
             having = ", ".join(name for name, declared in ALGORITHMS.items() if declared.has_value)
             raise ValueError(f"roles.value: {self.algorithm.name} has no value model; {having} has")
         if self.algorithm.value_warmup_steps and self.roles.value.shares_backbone:
@@ -351,7 +351,7 @@ class JobSpec(JobRoles):
         changed["rollout"] = self.rollout.model_copy(update=rollout)
         return self.model_copy(update=changed)
 
-    def resolved(self, folder: Path) -> Self:
+    def resolve_paths(self, folder: Path) -> Self:
         """A copy with absolute paths, read relative to `folder`; a bundled model's id becomes its folder in
         `models/`.
         """
@@ -366,7 +366,7 @@ class JobSpec(JobRoles):
 
         return self.map_paths(place, place_of_model, lambda path: find_hub_address(path, root) or place(path))
 
-    def relative_to(self, folder: Path) -> Self:
+    def make_relative(self, folder: Path) -> Self:
         """A copy with paths relative to `folder`, for writing the job into it."""
         return self.map_paths(lambda path: os.path.relpath(path, folder.resolve()))
 

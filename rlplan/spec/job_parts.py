@@ -60,7 +60,7 @@ class JobParts(Spec):
     """The model to train."""
     hardware: HardwareSpec
     """GPUs or CPU host of the job."""
-    algorithm: AlgorithmSpec = AlgorithmSpec.by_default()
+    algorithm: AlgorithmSpec = AlgorithmSpec.create_default()
     """Training algorithm and its hyperparameters."""
     framework: str = Field(default="auto", min_length=1, max_length=40)
     """Framework that runs the job, optionally with its release: `rlplan`, `verl@0.9` (rlplan/frameworks). It determines
@@ -68,33 +68,33 @@ class JobParts(Spec):
     else verl."""
     objective: Objective = "step_time"
     """Quantity that the planner minimizes on GPUs; tokens_per_s is maximized."""
-    workload: WorkloadSpec = WorkloadSpec.by_default()
+    workload: WorkloadSpec = WorkloadSpec.create_default()
     """Batch sizes and lengths."""
-    training: TrainingSpec = TrainingSpec.by_default()
+    training: TrainingSpec = TrainingSpec.create_default()
     """Trainer settings."""
-    rollout: RolloutSpec = RolloutSpec.by_default()
+    rollout: RolloutSpec = RolloutSpec.create_default()
     """Rollout engine settings."""
-    scoring: ScoringSpec = ScoringSpec.by_default()
+    scoring: ScoringSpec = ScoringSpec.create_default()
     """Micro-batch sizes of scoring passes."""
-    placement: PlacementSpec = PlacementSpec.by_default()
+    placement: PlacementSpec = PlacementSpec.create_default()
     """Device sharing and weight synchronization."""
-    roles: RolesSpec = RolesSpec.by_default()
+    roles: RolesSpec = RolesSpec.create_default()
     """Reference, reward, value and teacher models."""
     data: DataSpec | None = None
     """Data sets to train and evaluate on."""
     rewards: tuple[RewardSpec, ...] = ()
     """Rule-based rewards."""
-    limits: LimitsSpec = LimitsSpec.by_default()
+    limits: LimitsSpec = LimitsSpec.create_default()
     """Timeouts and tolerated failures."""
-    preflight: PreflightSpec = PreflightSpec.by_default()
+    preflight: PreflightSpec = PreflightSpec.create_default()
     """Checks before step 1."""
-    checkpoints: CheckpointsSpec = CheckpointsSpec.by_default()
+    checkpoints: CheckpointsSpec = CheckpointsSpec.create_default()
     """Checkpoints and exports."""
     early_stopping: EarlyStoppingSpec | None = None
     """Early stopping; None: the run makes all its steps."""
-    metrics: MetricsSpec = MetricsSpec.by_default()
+    metrics: MetricsSpec = MetricsSpec.create_default()
     """Destinations of metrics."""
-    controls: ControlsSpec = ControlsSpec.by_default()
+    controls: ControlsSpec = ControlsSpec.create_default()
     """Control experiments."""
 
     @field_validator("framework")

@@ -20,10 +20,10 @@ from rlplan.spec.model import (
     model_from_config,
     replace_positions,
 )
-from rlplan.spec.models.adapters import adapted_modules, lora_parameters
+from rlplan.spec.models.adapters import adapted_modules, list_lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.parts.adapter_files import check_same_adapter, held_beside, read_adapter
-from rlplan.spec.parts.rewards import Evaluation, list_evaluations, list_ranking_evaluations, runs_elsewhere
+from rlplan.spec.parts.adapter_files import check_same_adapter, list_frozen_adapters, read_adapter
+from rlplan.spec.parts.rewards import Evaluation, list_evaluations, list_ranking_evaluations, needs_processes
 from rlplan.spec.parts.roles import START_ADAPTER, load_role_model, replace_head
 from rlplan.spec.parts.training import LoraSpec, check_sharing
 from rlplan.units import ceil_div
@@ -59,7 +59,7 @@ class JobRoles(JobParts):
         """Whether there is a rollout engine. On a CPU host, jobs without rollouts have one for evaluations."""
         return self.has_rollouts or (not self.is_on_gpus and not self.algorithm.declaration.trains_scalar)
 
-    def num_trained_by(self, num_shares: int) -> int:
+    def count_trained(self, num_shares: int) -> int:
         """Rollouts of a mini-batch in the largest of `num_shares` shares; the two rollouts of a pair stay in one
         share.
         """
@@ -132,7 +132,7 @@ class JobRoles(JobParts):
     @property
     def has_reward_processes(self) -> bool:
         """Whether rewards run in separate processes."""
-        return any(runs_elsewhere(reward) for reward in self.rewards)
+        return any(needs_processes(reward) for reward in self.rewards)
 
     @property
     def named_models(self) -> dict[str, str]:
@@ -180,7 +180,7 @@ class JobRoles(JobParts):
         """(trained, frozen) parameters of a role's module, in its order. Raises: SpecError."""
         if role is not Role.POLICY:
             return model.parameters, ()
-        has_head = Role.VALUE in self.scored_roles and self.holder_of(Role.VALUE) is Role.POLICY
+        has_head = Role.VALUE in self.scored_roles and self.find_holder(Role.VALUE) is Role.POLICY
         head = (Parameter("value_head.weight", (1, model.hidden_size)),) if has_head else ()
         adapters = self.adapter_parameters(model)
         frozen = (*model.parameters, *self.frozen_adapter_parameters(model)) if adapters else ()
@@ -193,7 +193,7 @@ class JobRoles(JobParts):
             return ()
         if lora.path is not None:
             check_same_adapter(model, lora, read_adapter(Path(lora.path), where="training.lora.path"))
-        return lora_parameters(model, lora.rank, lora.target_modules)
+        return list_lora_parameters(model, lora.rank, lora.target_modules)
 
     @property
     def frozen_adapters(self) -> dict[Role, LoraSpec]:
@@ -212,7 +212,7 @@ class JobRoles(JobParts):
 
     def frozen_adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
         """Parameters of these roles' adapters for a model. Raises: SpecError."""
-        return held_beside(model, {role.value: adapter for role, adapter in self.frozen_adapters.items()})
+        return list_frozen_adapters(model, {role.value: adapter for role, adapter in self.frozen_adapters.items()})
 
     def adapted_modules(self, model: ModelSpec) -> list[str]:
         """Names of the linear layers with an adapter, as in PEFT's `target_modules`."""
@@ -238,14 +238,14 @@ class JobRoles(JobParts):
     def frozen_roles(self) -> tuple[Role, ...]:
         """Scored roles with a model and processes of their own that are never trained."""
         trained = self.algorithm.declaration.trained_roles
-        return tuple(role for role in self.scored_roles if self.holder_of(role) is role and role not in trained)
+        return tuple(role for role in self.scored_roles if self.find_holder(role) is role and role not in trained)
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:
         """Roles with an optimizer and processes of their own."""
-        return tuple(role for role in self.algorithm.declaration.trained_roles if self.holder_of(role) is role)
+        return tuple(role for role in self.algorithm.declaration.trained_roles if self.find_holder(role) is role)
 
-    def holder_of(self, role: Role) -> Role:
+    def find_holder(self, role: Role) -> Role:
         """The role whose processes compute this one: itself, or the policy if it uses the policy's weights."""
         if role is Role.VALUE and self.roles.value.shares_backbone:
             return Role.POLICY

@@ -31,7 +31,7 @@ class RunLengths(Spec):
     response_lengths: HistogramLengths
 
 
-def lengths_of_run(folder: Path) -> tuple[str, ...]:
+def read_run_lengths(folder: Path) -> tuple[str, ...]:
     """Overrides with a run's lengths: their distribution on GPUs, otherwise their mean.
 
     Raises: SpecError when the folder holds none.
@@ -61,7 +61,7 @@ def lengths_of_run(folder: Path) -> tuple[str, ...]:
     return tuple(f"workload.{key}={json.dumps(value)}" for key, value in workload.items())
 
 
-def fitted_lengths(
+def fit_lengths(
     mean: float,
     cap: int,
     *,
@@ -78,7 +78,7 @@ def fitted_lengths(
     `longest`, and whose mean, once capped, is the measured one. Bisection finds its deviation; if none gives that mean,
     the closest is taken.
 
-    >>> fitted_lengths(500.0, 1024, cut_share=None, longest=None, num_rollouts=8)
+    >>> fit_lengths(500.0, 1024, cut_share=None, longest=None, num_rollouts=8)
     'workload.response_lengths={kind: constant, value: 500}'
     """
     share, limit = cut_share or 0.0, float(cap)

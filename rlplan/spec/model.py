@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import Field
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import Spec, shorten
+from rlplan.spec.base import Spec, shorten_value
 from rlplan.spec.models.bundled import load_catalogue
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
-from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
+from rlplan.spec.models.dimensions import WHOLE, Layout, compute_sizes
 from rlplan.spec.models.families.family import FAMILIES
 from rlplan.spec.models.families.image_sizes import takes_images
 from rlplan.spec.models.families.towers import list_tower_tensors
@@ -103,7 +103,7 @@ class ModelSpec(Spec):
     @cached_property
     def tensors(self) -> tuple[Parameter, ...]:
         """Every tensor that a checkpoint stores, including buffers."""
-        return self.held_tensors(WHOLE)
+        return self.list_rank_tensors(WHOLE)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -158,7 +158,7 @@ class ModelSpec(Spec):
         # Nemotron-H alternates attention and MLP layers; in all other families each layer has both.
         return (self.attention_kinds.count(NONE) or self.num_layers) - with_experts
 
-    def takes_keys(self, layer: int) -> bool:
+    def reuses_keys(self, layer: int) -> bool:
         """Whether a layer uses keys and values of an earlier layer."""
         return self.shared_keys is not None and layer >= self.num_layers - self.shared_keys.num_layers
 
@@ -166,7 +166,7 @@ class ModelSpec(Spec):
         """Kind of a layer's attention."""
         return self.attention_kinds[layer] if self.attention_kinds else FULL
 
-    def held_tensors(
+    def list_rank_tensors(
         self, layout: Layout, layers: range | None = None, *, has_first: bool = True, has_last: bool = True
     ) -> tuple[Parameter, ...]:
         """Tensors of the given layers on one rank of a layout. Raises: SpecError for sizes that do not divide.
@@ -174,7 +174,7 @@ class ModelSpec(Spec):
         has_first, has_last: whether the rank holds the modules before the layers (embeddings, vision tower) and after
         them. A tied table that is only held at the end is listed there, as `lm_head`.
         """
-        family, sizes, conditions = FAMILIES[self.architecture], sizes_of(self, layout), self._conditions
+        family, sizes, conditions = FAMILIES[self.architecture], compute_sizes(self, layout), self._conditions
         tensors = list(list_tensors(family.before, sizes, conditions)) if has_first else []
         by_kind: dict[frozenset[str], list[Parameter]] = {}
         for layer in layers if layers is not None else range(self.num_layers):
@@ -214,7 +214,7 @@ class ModelSpec(Spec):
     def _layer_conditions(self, layer: int) -> set[str]:
         experts, indexers = self._layer_sets
         names = {self.attention_kind(layer)}
-        if self.takes_keys(layer) and self.shared_keys:
+        if self.reuses_keys(layer) and self.shared_keys:
             names |= {"shared_keys", "wide"} if self.shared_keys.widens_mlp else {"shared_keys"}
         return names | ({"experts"} if layer in experts else set()) | ({"indexer"} if layer in indexers else set())
 
@@ -270,7 +270,7 @@ def is_for_images(folder: Path) -> bool:
     return takes_images(_read_folder(folder))
 
 
-def load_whole(folder: Path) -> ModelSpec:
+def load_with_tower(folder: Path) -> ModelSpec:
     """ModelSpec of a vision-language model including its tower. Raises: SpecError."""
     return model_from_config(_read_folder(folder), where=str(folder))
 
@@ -336,7 +336,11 @@ def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
     ):
         if is_refused:
             value = config.get(key)
-            what = f"architecture {architecture!r}" if key == "architectures" else f"{key} is {shorten(value)}, which"
+            what = (
+                f"architecture {architecture!r}"
+                if key == "architectures"
+                else f"{key} is {shorten_value(value)}, which"
+            )
             raise SpecError(
                 f"{what} can be planned but not run",
                 where=f"{where}: {key}",

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
-from rlplan.spec.base import read_json, shorten
+from rlplan.spec.base import read_json, shorten_value
 
 CHAT_TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
@@ -137,7 +137,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     data = read_json(path, "the tokenizer's configuration", limit=MAX_TEMPLATE_BYTES) if path.exists() else {}
     if not isinstance(data, dict):
         raise SpecError(
-            f"the tokenizer's configuration is {shorten(data)}",
+            f"the tokenizer's configuration is {shorten_value(data)}",
             where=str(path),
             rule="a JSON object",
             way_out="copy the model's tokenizer there again",

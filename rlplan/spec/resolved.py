@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 from rlplan.errors import SpecError
-from rlplan.frameworks.profile import ScoredWords, switch_to
+from rlplan.frameworks.profile import ScoredWords, suggest_trainer
 from rlplan.frameworks.rules import RuleBook
 from rlplan.spec.base import Spec, validate
-from rlplan.spec.hardware.catalogue import find_profile, get_gpu, get_profile, usual_node
+from rlplan.spec.hardware.catalogue import find_profile, find_usual_node, get_gpu, get_profile
 from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.algorithm import AlgorithmSpec
@@ -145,10 +145,10 @@ class SettledHardware(HardwareSpec):
         """Devices per host; the last host may have fewer."""
         return ceil_div(self.num_devices, self.num_hosts)
 
-    def host_of(self, device: int) -> int:
+    def find_host(self, device: int) -> int:
         """The host of a device; devices fill hosts in order and as evenly as possible.
 
-        >>> [SettledHardware(profile="cpu-host", num_devices=5, num_hosts=2).host_of(device) for device in range(5)]
+        >>> [SettledHardware(profile="cpu-host", num_devices=5, num_hosts=2).read_host(device) for device in range(5)]
         [0, 0, 0, 1, 1]
         """
         return device * self.num_hosts // self.num_devices
@@ -159,10 +159,10 @@ class SettledJob(JobSpec):
 
     framework: str = "rlplan"
     hardware: SettledHardware
-    algorithm: SettledAlgorithm = SettledAlgorithm.by_default()
-    training: SettledTraining = SettledTraining.by_default()
-    rollout: SettledRollout = SettledRollout.by_default()
-    placement: SettledPlacement = SettledPlacement.by_default()
+    algorithm: SettledAlgorithm = SettledAlgorithm.create_default()
+    training: SettledTraining = SettledTraining.create_default()
+    rollout: SettledRollout = SettledRollout.create_default()
+    placement: SettledPlacement = SettledPlacement.create_default()
 
     def scored_words(self, role: Role) -> ScoredWords | None:
         """Vocabulary-sized tensors that a log-prob pass of a role holds; None: as many as the loss holds without
@@ -361,7 +361,7 @@ def settle(job: JobSpec) -> SettledJob:
     return settled.model_copy(update={"algorithm": algorithm})
 
 
-def rule_book(job: JobSpec) -> RuleBook:
+def build_rule_book(job: JobSpec) -> RuleBook:
     """The rules of the job's framework, with the job's values."""
     rules = job.release.rules
     if not job.has_rollouts:
@@ -369,9 +369,9 @@ def rule_book(job: JobSpec) -> RuleBook:
     return RuleBook(rules, lambda key: _read_value(job, key))
 
 
-def search_rules(job: JobSpec) -> RuleBook:
+def build_search_rules(job: JobSpec) -> RuleBook:
     """The rules that a search obeys; those of rlplan's own runtime concern keys that no search chooses."""
-    return RuleBook((), lambda key: _read_value(job, key)) if job.release.is_rlplan else rule_book(job)
+    return RuleBook((), lambda key: _read_value(job, key)) if job.release.is_rlplan else build_rule_book(job)
 
 
 def _read_value(job: JobSpec, key: str) -> Any:
@@ -396,7 +396,7 @@ def _is_large_to_vllm(gpu: GpuProfile) -> bool:
 
 def _set_framework_values(job: JobSpec) -> JobSpec:
     """The job with open keys set where its framework allows only one value."""
-    for key, value in rule_book(job).settle().items():
+    for key, value in build_rule_book(job).settle().items():
         job = _set_value(job, key.split("."), value)
     return job
 
@@ -419,7 +419,7 @@ def _backend(job: JobSpec) -> Backend:
             f"training.backend is {asked}, framework {release.label} trains with {' or '.join(release.backends)}",
             where="training.backend",
             rule=f"the trainers of {release.title} (rlplan/frameworks/{release.name}.yaml)",
-            way_out=f"training.backend={release.backends[0]}, or {switch_to(asked)}",
+            way_out=f"training.backend={release.backends[0]}, or {suggest_trainer(asked)}",
         )
     return asked
 
@@ -438,13 +438,13 @@ def _importance(job: SettledJob) -> Literal["none", "truncate"]:
     return "truncate" if differs and samples_elsewhere else "none"
 
 
-def with_values(job: SettledJob, values: dict[str, dict[str, Any]]) -> ResolvedJob:
+def fill_choices(job: SettledJob, values: dict[str, dict[str, Any]]) -> ResolvedJob:
     """The job with `values`, by part and key, in place of open choices."""
     deadlines = {key: least for key, least in LEAST_SECONDS.items() if getattr(job.limits, key) == "auto"}
     return _narrow(job, ResolvedJob, {"limits": deadlines, **values})
 
 
-def on_a_cpu_host(job: JobSpec) -> ResolvedJob:
+def resolve_on_cpu(job: JobSpec) -> ResolvedJob:
     """The job of a CPU host with its open choices resolved, except those that its plan decides."""
     if isinstance(job, ResolvedJob):
         return job
@@ -458,7 +458,7 @@ def on_a_cpu_host(job: JobSpec) -> ResolvedJob:
     if tokens == "auto":
         tokens = values["workload"]["micro_batch_size_per_gpu"] * settled.workload.max_seq_len
     values["training"]["max_tokens_per_micro_batch"] = tokens
-    return with_values(settled, values)
+    return fill_choices(settled, values)
 
 
 def _passes(job: SettledJob) -> dict[str, Any]:
@@ -478,7 +478,7 @@ def _num_hosts(job: JobSpec, kind: Kind) -> int:
     if kind == "cpu":
         return 1
     named = find_profile(job.hardware.profile, where="hardware.profile")
-    node = named if isinstance(named, NodeProfile) else usual_node(get_gpu(named.name, where="hardware.profile"))
+    node = named if isinstance(named, NodeProfile) else find_usual_node(get_gpu(named.name, where="hardware.profile"))
     return 1 if node is None else ceil_div(job.hardware.num_devices, node.num_gpus)
 
 

@@ -38,7 +38,7 @@ class ActionSeconds:
         return self.predicted_s / self.median_s if self.predicted_s is not None and self.median_s > 0 else None
 
 
-def measured_seconds(schedule: Schedule, spans: Iterable[Span], rows: Iterable[Mapping[str, Any]]) -> Durations:
+def collect_durations(schedule: Schedule, spans: Iterable[Span], rows: Iterable[Mapping[str, Any]]) -> Durations:
     """Collect the seconds of each execution, without the first step.
 
     The driver's own measurement (`seconds/ACTION` of a row) wins, because it includes the calls. Actions without one,

@@ -13,7 +13,14 @@ from rlplan.accuracy.compare import load_predictors, predict
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.measured_jobs import PHASES
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import job_of, peak_in_training, plan_of, predict_bytes, serve_job, simulate_load
+from rlplan.accuracy.predict import (
+    peak_in_training,
+    plan_point_job,
+    predict_bytes,
+    serve_job,
+    simulate_load,
+    validate_job,
+)
 from rlplan.accuracy.registry import Prediction, find_predictor, known_kinds
 from rlplan.accuracy.rl_steps.job import rl_job
 from rlplan.accuracy.rl_steps.weight_sync import sync_job
@@ -24,7 +31,7 @@ from rlplan.accuracy.training.job import training_job
 from rlplan.accuracy.training.scores import score_job
 from rlplan.accuracy.training.throughput import step_job
 from rlplan.accuracy.unpredicted_points import REASONS
-from rlplan.results import OfPlan, ServingResult
+from rlplan.results import PlannedResult, ServingResult
 from rlplan.vocabulary import Role
 from tests.factories import ROOT
 
@@ -35,7 +42,7 @@ VALUE_TYPES = {
 }
 """All that rlplan.accuracy imports of memory/ and timing/, and why."""
 ASKED = {
-    "rlplan.planner.machine.search_of": "plan_of",
+    "rlplan.planner.machine.open_search": "plan_of",
     "rlplan.planner.serving.serve": "served_of",
     "rlplan.planner.serving.serve_load": "load_of",
 }
@@ -171,8 +178,8 @@ def job_file(folder: Path, job: Mapping[str, Any]) -> Path:
 def test_a_point_and_the_same_point_as_a_job_file_have_the_same_bytes_and_seconds(tmp_path: Path, kind: str) -> None:
     name, read = PLANNED[kind]
     job = read(first_point(kind, name))
-    as_point, as_file = plan_of(job), rlplan.plan(job_file(tmp_path, job))
-    assert isinstance(as_file, OfPlan)
+    as_point, as_file = plan_point_job(job), rlplan.plan(job_file(tmp_path, job))
+    assert isinstance(as_file, PlannedResult)
     assert as_file.plan.choice == as_point.choice
     assert as_file.plan.ledger == as_point.ledger
     assert as_file.plan.timing == as_point.timing
@@ -194,4 +201,6 @@ def test_an_engine_s_point_and_its_job_file_have_the_same_bytes_and_seconds(tmp_
 
 def test_a_count_of_parameters_is_of_the_model_that_the_job_loads() -> None:
     assert predict_bundled("params-llama32-3b-lora-r32-qv").value == 9_175_040
-    assert job_of({"policy": "Qwen/Qwen3-32B", "hardware": "1xH100"}).load_model().num_parameters == 32_762_123_264
+    assert (
+        validate_job({"policy": "Qwen/Qwen3-32B", "hardware": "1xH100"}).load_model().num_parameters == 32_762_123_264
+    )

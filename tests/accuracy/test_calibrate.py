@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlplan.accuracy.calibrate import CONTEXT, SERVING, TRAINING, Calibration, Sample, calibrate, samples_of
+from rlplan.accuracy.calibrate import CONTEXT, SERVING, TRAINING, Calibration, Sample, calibrate, make_samples
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.errors import SpecError
 from rlplan.spec.hardware.catalogue import get_gpu
@@ -81,6 +81,6 @@ def test_published_points_are_samples_of_seconds_or_bytes_and_others_are_counted
     chosen = [
         point for point in bundled_points() if point.id.startswith(("titan-t", "agilerl-smollm2", "foundry-7b-h"))
     ]
-    samples, unused = samples_of([*chosen, *(point for point in bundled_points() if point.kind == "param_count")])
+    samples, unused = make_samples([*chosen, *(point for point in bundled_points() if point.kind == "param_count")])
     assert {sample.group for sample in samples} == {TRAINING, CONTEXT}
     assert any("param_count" in why for why in unused)

@@ -7,10 +7,10 @@ import pytest
 from rlplan.accuracy.compare import AccuracyReport, compare, compare_point, relative_error
 from rlplan.accuracy.named_models import has_quantized_name, model_by_name
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import job_of
+from rlplan.accuracy.predict import validate_job
 from rlplan.accuracy.registry import CannotPredict, Prediction
 from rlplan.accuracy.serving_points import engine_job
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.planner.serving import ServingJob
 
 
@@ -105,7 +105,7 @@ def test_a_config_of_a_point_says_how_its_weights_are_quantised() -> None:
     }
     point = make_point(settings={"config": config, "tp": 1})
     assert has_quantized_name(point)
-    quantized = ServingJob(job_of(engine_job(point))).quantization
+    quantized = ServingJob(validate_job(engine_job(point))).quantization
     assert quantized is not None
     assert (quantized.form.name, quantized.form.block) == ("awq", (1, 64))
 
@@ -141,7 +141,7 @@ def test_the_unit_says_what_was_counted(unit: str, statistic: Statistic) -> None
     ],
 )
 def test_gpus_are_found_by_the_words_of_logs_and_issues(words: str, profile: str | None) -> None:
-    gpu = gpu_of(make_point(gpu=words))
+    gpu = find_gpu(make_point(gpu=words))
     assert (gpu.name if gpu else None) == profile
 
 

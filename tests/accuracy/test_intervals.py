@@ -22,7 +22,7 @@ from rlplan.accuracy.intervals import (
     share_inside,
 )
 from rlplan.accuracy.points import Measured, MeasuredPoint
-from rlplan.planner.measured_errors import LEAST_POINTS, UNKNOWN_FACTOR, Stratum, all_errors
+from rlplan.planner.measured_errors import LEAST_POINTS, UNKNOWN_FACTOR, Stratum, list_errors
 from tests.accuracy.bundled import published_report
 
 DENSE, MOE = Stratum(is_moe=False), Stratum(is_moe=True)
@@ -115,7 +115,7 @@ def published_residuals() -> tuple[Residual, ...]:
 
 
 def test_the_kept_intervals_are_those_of_the_published_points() -> None:
-    assert all_errors() == compute_errors(published_residuals()), "run `make accuracy`"
+    assert list_errors() == compute_errors(published_residuals()), "run `make accuracy`"
 
 
 def test_85_to_95_percent_of_the_points_of_each_stratum_lie_inside_the_interval_without_their_source() -> None:
@@ -123,7 +123,7 @@ def test_85_to_95_percent_of_the_points_of_each_stratum_lie_inside_the_interval_
     by_kind: dict[str, list[Residual]] = defaultdict(list)
     for residual in published_residuals():
         by_kind[residual.kind].append(residual)
-    known = {error.kind for error in all_errors() if error.is_known}
+    known = {error.kind for error in list_errors() if error.is_known}
     shares = {
         (kind, of): (share_inside(by_kind[kind], of, points), 0.5 / len(points))
         for kind in known

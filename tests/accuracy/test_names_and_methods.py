@@ -9,7 +9,7 @@ from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.named_models import model_by_name, shape_entries
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 
 POINTS = {point.id: point for point in bundled_points()}
 PEFT = POINTS["peft-lora-rank10-target-mlp"].model_copy(update={"id": "peft"})
@@ -71,7 +71,7 @@ def test_a_name_that_may_be_another_shape_is_refused(name: str) -> None:
     ],
 )
 def test_a_gpu_is_known_by_its_spellings_and_never_by_another_size(gpu: str, profile: str | None) -> None:
-    known = gpu_of(PEFT.model_copy(update={"gpu": gpu}))
+    known = find_gpu(PEFT.model_copy(update={"gpu": gpu}))
     assert (known.name if known else None) == profile
 
 

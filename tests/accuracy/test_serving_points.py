@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare_point, load_predictors
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import job_of, simulate_load
+from rlplan.accuracy.predict import simulate_load, validate_job
 from rlplan.accuracy.serving_points import latency_job
 from rlplan.planner.serving import ServedLoad, ServingJob
 from tests.accuracy.bundled import bundled_report
@@ -81,7 +81,7 @@ def make_point(**changes: Any) -> MeasuredPoint:
 
 
 def make_server(asked: MeasuredPoint) -> ServingJob:
-    return ServingJob(job_of(latency_job(asked)))
+    return ServingJob(validate_job(latency_job(asked)))
 
 
 def load_of_point(asked: MeasuredPoint) -> ServedLoad:

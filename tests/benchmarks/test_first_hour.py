@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gpu.cases import FIRST_HOUR, Case, cases_of
 from benchmarks.gpu.first_hour import PART_LIMIT_S
 from benchmarks.gpu.jobs import run_step
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "first_hour.py"), "--tiny", "--device", "cpu"]
@@ -30,7 +30,7 @@ def dry_run(folder: Path, absent: Path, *parts: str) -> subprocess.CompletedProc
         [*COMMAND, *chosen, "--out", str(folder)],
         capture_output=True,
         text=True,
-        timeout=scaled(300),
+        timeout=scale_seconds(300),
         check=False,
         env=os.environ | {"PYTHONPATH": str(absent), "OMP_NUM_THREADS": "1"},
     )
@@ -85,5 +85,5 @@ def test_a_whole_step_is_not_begun_where_engines_are_missing(tmp_path: Path) -> 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", STEPS)
 def test_a_whole_step_runs_in_each_placement(tmp_path: Path, name: str) -> None:
-    result = run_step(Case(name, name, is_tiny=True), "cpu", tmp_path / "run", scaled(110))
+    result = run_step(Case(name, name, is_tiny=True), "cpu", tmp_path / "run", scale_seconds(110))
     assert (result.status, result.measured["num_steps"]) == ("measured", 1), result.reason

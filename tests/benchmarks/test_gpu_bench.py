@@ -17,7 +17,7 @@ from benchmarks.gpu.records import SERVING_POINTS, TRAINING_POINTS, points_of
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import read_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.hardware.catalogue import get_gpu, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from tests.waiting import wait_for
@@ -35,7 +35,7 @@ def dry_run(folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
     command = [*RUN, *chosen, "--out", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=scaled(DEADLINE_S), check=False, env=environment
+        command, capture_output=True, text=True, timeout=scale_seconds(DEADLINE_S), check=False, env=environment
     )
 
 
@@ -150,7 +150,7 @@ def test_vllm_starts_with_random_weights_and_has_the_tokens_that_were_predicted(
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
     children = importlib.import_module("benchmarks.gpu.children")
     case = dataclasses.replace(cases_of("logprob", is_tiny=True)[0], num_tokens=10**14)
-    result = children.run_case(case, "cpu", None, scaled(60), tmp_path / "log")
+    result = children.run_case(case, "cpu", None, scale_seconds(60), tmp_path / "log")
     assert result.status == "out_of_memory", result
 
 
@@ -169,7 +169,7 @@ def test_a_case_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
         wait_for(lambda: cases_running(tmp_path), 60)
     finally:
         process.kill()
-        process.wait(timeout=scaled(30))
+        process.wait(timeout=scale_seconds(30))
     wait_for(lambda: not cases_running(tmp_path), 60)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rlplan_cli import app
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import ROOT
 
 RLPLAN = Path(sys.executable).parent / "rlplan"
@@ -51,7 +51,7 @@ def start(*arguments: object, **environment: str) -> Answer:
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=scale_seconds(60),
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)

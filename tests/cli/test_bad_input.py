@@ -12,7 +12,7 @@ import pytest
 
 from rlplan.emit.bundle import write_bundle
 from rlplan.planner.plan import write_plan
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, make_plan, write_config, write_job
 from tests.repository.at_night import at_night
@@ -267,7 +267,7 @@ def test_a_missing_extra_is_one_message_with_the_command_that_installs_it(tmp_pa
         [sys.executable, "-c", program, "report", tmp_path],
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=scale_seconds(60),
         check=False,
     )
     answer = Answer(done.returncode, done.stdout, done.stderr)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.emit.bundle import write_bundle
-from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.checkpoints.identity import describe_identity
 from tests.cli.conftest import Call
 from tests.cli.test_bad_input import check
 from tests.factories import QUICKSTART, make_plan, write_job
@@ -20,7 +20,7 @@ def earlier(tmp_path: Path) -> Path:
     """A run of `write_job` with two checkpoints, which was stopped."""
     plan = make_plan()
     for step in (1, 2):
-        save(tmp_path / "earlier", step, identity=identity_of(plan.job))
+        save(tmp_path / "earlier", step, identity=describe_identity(plan.job))
     write_bundle(plan, tmp_path / "earlier" / "bundle")
     return tmp_path / "earlier"
 

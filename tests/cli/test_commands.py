@@ -19,9 +19,9 @@ from rlplan_cli.render import terminal
 from rlplan.emit.bundle import read_bundle
 from rlplan.planner.answers.plan_results import estimate_as_json
 from rlplan.planner.plan import read_plan
-from rlplan.planner.search import best_plan, find_plan
+from rlplan.planner.search import find_best_plan, find_plan
 from rlplan.runtime.host.finding import Finding
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.hardware.catalogue import get_profile, load_profiles
 from rlplan.units import format_bytes, format_seconds
@@ -108,7 +108,7 @@ def test_without_a_command_the_help_is_shown(rlplan: Call) -> None:
 
 def test_estimate_prints_the_library_s_value(rlplan: Call) -> None:
     value = json_of(rlplan("estimate", QUICKSTART, "--json"))
-    assert value == json.loads(json.dumps(estimate_as_json(best_plan(load_job(QUICKSTART)))))
+    assert value == json.loads(json.dumps(estimate_as_json(find_best_plan(load_job(QUICKSTART)))))
     assert value["schema_version"] == 4
 
 
@@ -281,7 +281,7 @@ def test_a_reader_that_has_gone_hears_no_complaint_and_leaves_the_exit_code_of_s
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=scale_seconds(60),
         check=False,
     )
     assert (done.stderr, done.returncode) == ("", 141)
@@ -290,7 +290,7 @@ def test_a_reader_that_has_gone_hears_no_complaint_and_leaves_the_exit_code_of_s
 def test_a_reader_that_leaves_early_has_what_it_wanted() -> None:
     command = shlex.join([sys.executable, "-m", "rlplan_cli", "estimate", str(QUICKSTART), "--json"])
     words = ["bash", "-c", f"set -o pipefail; {command} | head -c 100"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=scaled(60), check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=scale_seconds(60), check=False)
     assert (done.stderr, len(done.stdout), done.returncode) == ("", 100, 141)
 
 

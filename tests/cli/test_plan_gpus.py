@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.plan import read_plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import EXAMPLES
@@ -64,7 +64,7 @@ def test_a_written_plan_says_what_can_be_done_with_it(rlplan: Call, tmp_path: Pa
 
 def test_a_file_asks_the_same_as_the_library(rlplan: Call) -> None:
     results = data_of(rlplan("plan", EXAMPLE, "--json"))["results"]
-    assert results == json.loads(json.dumps(results_as_json(best_plan(load_job(EXAMPLE)))))
+    assert results == json.loads(json.dumps(results_as_json(find_best_plan(load_job(EXAMPLE)))))
 
 
 def test_a_plan_is_shown_and_estimated_as_the_budget_it_was_made_of(rlplan: Call, plan: Path) -> None:

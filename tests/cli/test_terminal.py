@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.cli.conftest import RLPLAN
 from tests.factories import EXAMPLES, QUICKSTART, ROOT
 from tests.repository.at_night import at_night
@@ -42,7 +42,7 @@ def in_terminal(columns: int, *arguments: Any, **environment: str) -> str:
             break
         written += part
     os.close(leader)
-    process.wait(timeout=scaled(60))
+    process.wait(timeout=scale_seconds(60))
     return written.decode().replace("\r\n", "\n")
 
 

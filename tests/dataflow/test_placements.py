@@ -4,14 +4,14 @@ import pytest
 
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.dataflow.placements import place
-from rlplan.planner.resolve import choice_of
+from rlplan.planner.resolve import read_choice
 from rlplan.vocabulary import Placement, Role
 from tests.factories import make_job
 
 
 def lay_out(placement: Placement, **overrides: object) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
     job = make_job(**overrides)
-    return place(job, choice_of(job, placement, 2))
+    return place(job, read_choice(job, placement, 2))
 
 
 def place_roles(num_devices: int, placement: Placement, **overrides: object) -> dict[str, RoleLayout]:
@@ -55,7 +55,7 @@ def test_generation_and_scoring_get_the_devices_that_the_job_gives_them() -> Non
     job = make_job(
         **{"hardware.num_devices": 8, "placement.num_generation_devices": 3, "placement.num_scoring_devices": 1}
     )
-    groups, layouts = place(job, choice_of(job, Placement.DISAGGREGATED, 2))
+    groups, layouts = place(job, read_choice(job, Placement.DISAGGREGATED, 2))
     assert [(group.name, len(group.devices)) for group in groups] == [
         ("training", 4),
         ("scoring", 1),

@@ -4,14 +4,14 @@ import pytest
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule
-from rlplan.planner.resolve import choice_of
+from rlplan.planner.resolve import read_choice
 from rlplan.vocabulary import ActionKind, Placement, Role, Stream
 from tests.factories import make_job
 
 
 def make_schedule(placement: Placement = Placement.HYBRID, **overrides: object) -> Schedule:
     job = make_job(**overrides)
-    return build_schedule(job, choice_of(job, placement, 2))
+    return build_schedule(job, read_choice(job, placement, 2))
 
 
 SCHEDULES = {
@@ -87,16 +87,16 @@ def test_an_action_happens_in_the_steps_that_its_rhythm_names() -> None:
     evaluate = next(
         action for action in make_schedule(**{"workload.evaluate_every": 3}).step if action.id == "evaluate"
     )
-    assert [step for step in range(1, 10) if evaluate.happens_in(step)] == [3, 6, 9]
-    assert evaluate.happens_in(0)
-    assert evaluate.happens_in(-1)
+    assert [step for step in range(1, 10) if evaluate.runs_in_step(step)] == [3, 6, 9]
+    assert evaluate.runs_in_step(0)
+    assert evaluate.runs_in_step(-1)
     generate = make_schedule().step[0]
-    assert all(generate.happens_in(step) for step in range(1, 10))
+    assert all(generate.runs_in_step(step) for step in range(1, 10))
 
 
 def test_a_layout_is_found_by_worker_and_role() -> None:
     schedule = SCHEDULES["hybrid"]
-    assert schedule.layout("policy_trainer").dp == 2
-    assert schedule.layout("scorer", Role.REFERENCE).devices == ("cpu:0",)
+    assert schedule.find_layout("policy_trainer").dp == 2
+    assert schedule.find_layout("scorer", Role.REFERENCE).devices == ("cpu:0",)
     with pytest.raises(KeyError, match="scorer of policy"):
-        schedule.layout("scorer")
+        schedule.find_layout("scorer")

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.base import Spec
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
@@ -107,12 +107,12 @@ def run_commands(text: str, folder: Path, within_s: float) -> None:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=scaled(within_s),
+                timeout=scale_seconds(within_s),
                 check=False,
             )
             said = done.stdout + done.stderr
             assert [line for line in answer.splitlines() if folded(line) not in folded(said)] == [], said
-    assert time.monotonic() - began < scaled(within_s)
+    assert time.monotonic() - began < scale_seconds(within_s)
 
 
 def folded(text: str) -> str:

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from rlplan.errors import SpecError
-from rlplan.planner.executable import missing
+from rlplan.planner.executable import list_missing
 from rlplan.planner.search import find_plan
-from rlplan.runtime.data.layouts import Columns, detect, read_row
+from rlplan.runtime.data.layouts import Columns, detect_layout, read_row
 from rlplan.runtime.rewards.assertions.functions import FUNCTIONS
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.files.yaml import parse_yaml
@@ -121,8 +121,8 @@ def test_every_key_of_a_prompt_row_is_documented() -> None:
     line = re.search(r"```json\n(.*)\n```", section(JOB_PAGE, "Prompt files"))
     assert line
     row = json.loads(line.group(1))
-    assert detect(set(row), Columns()) == "rlplan"
-    assert read_row("rlplan", 1, row, Columns(), given="").id == "train-0000"
+    assert detect_layout(set(row), Columns()) == "rlplan"
+    assert read_row("rlplan", 1, row, Columns(), answer_kind="").id == "train-0000"
 
 
 def minimal_job() -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_the_minimal_job_is_minimal(tmp_path: Path) -> None:
             load_job(file)
     for path in ((name,) for name in ("data", "rewards")):
         file.write_text(json.dumps(without(job, path)))
-        assert list(missing(load_job(file))), "what a run needs, and a plan does not"
+        assert list(list_missing(load_job(file))), "what a run needs, and a plan does not"
 
 
 def test_the_functions_that_assertions_may_use_are_listed() -> None:

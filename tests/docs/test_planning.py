@@ -5,11 +5,11 @@ import typing
 from pathlib import Path
 
 import pytest
-from rlplan_cli.render.terminal import name_of
+from rlplan_cli.render.terminal import name_resource
 
 from rlplan.planner.plan import dump_plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job_parts import Objective
 from rlplan.timing.cost import Resource
@@ -22,7 +22,7 @@ PAGE = read(DOCS / "planning.md")
 
 def test_every_resource_is_explained_by_the_word_that_a_table_has_for_it() -> None:
     assert [row[0] for row in rows(section(PAGE, "Asking for a plan"))][: len(Resource)] == [
-        name_of(one, is_on_host=False) for one in Resource
+        name_resource(one, is_on_host=False) for one in Resource
     ]
 
 
@@ -45,6 +45,6 @@ def test_an_example_on_gpus_fits(path: Path) -> None:
 
 
 def test_every_key_of_a_plan_file_is_documented() -> None:
-    data = json.loads(dump_plan(best_plan(load_job(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
+    data = json.loads(dump_plan(find_best_plan(load_job(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
     documented = {word for row in rows(section(PAGE, "The plan file")) for word in words(row[0])}
     assert documented == set(data)

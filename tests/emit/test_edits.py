@@ -11,7 +11,7 @@ import pytest
 from rlplan.emit.bundle import LAUNCH_SCRIPT, read_bundle, write_bundle
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import EmitError, SpecError
-from rlplan.planner.plan import Plan, digest_of, read_plan
+from rlplan.planner.plan import Plan, compute_digest, read_plan
 from tests.cli.conftest import Call, rlplan
 from tests.emit.hostile_edits import HOSTILE
 from tests.factories import make_plan
@@ -56,7 +56,7 @@ def edit(path: Path, key: str, value: Any) -> None:
     part = read_value(data, ".".join(parents)) if parents else data
     part[int(last) if isinstance(part, list) else last] = value
     if path.name == "plan.json":
-        data["digest"] = digest_of(
+        data["digest"] = compute_digest(
             {key: value for key, value in data.items() if key not in ("schema_version", "digest")}
         )
     path.write_text(json.dumps(data))

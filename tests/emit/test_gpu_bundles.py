@@ -11,10 +11,10 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.memory.roles.states import zero_settings
-from rlplan.planner.executable import executable_plan
+from rlplan.memory.roles.states import build_zero_settings
+from rlplan.planner.executable import require_executable
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import ActionKind
@@ -24,7 +24,7 @@ NAMES = ("grpo-7b-8xh100", "ppo-70b-64xh100", "grpo-lora-8b-1xrtx4090", "dpo-8b-
 
 
 def make_gpu_plan(name: str, *overrides: str) -> Plan:
-    return executable_plan(best_plan(load_job(EXAMPLES / f"{name}.yaml", overrides)))
+    return require_executable(find_best_plan(load_job(EXAMPLES / f"{name}.yaml", overrides)))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -47,11 +47,11 @@ def test_deepspeed_reads_its_configs_and_counts_what_the_forecast_counts(bundle:
 
     for role, config in bundle.deepspeed.items():
         zero = DeepSpeedZeroConfig(**config["zero_optimization"])
-        job, layout = bundle.job, bundle.schedule.layout("policy_trainer")
+        job, layout = bundle.job, bundle.schedule.find_layout("policy_trainer")
         if role == "policy" and layout.zero_stage:
             choice = TrainerChoice(layout.zero_stage, False, False, False, 1)
             training = SettledTraining(reduce_bucket_size=job.training.reduce_bucket_size)
-            counted = zero_settings(training, choice, len(layout.devices))
+            counted = build_zero_settings(training, choice, len(layout.devices))
             assert zero.reduce_bucket_size == zero.allgather_bucket_size == counted.reduce_bucket_size
             assert zero.overlap_comm == counted.overlaps
             if zero.stage == 3:
@@ -117,7 +117,7 @@ def test_an_engine_s_ranks_lie_on_one_host(bundle: ExecutionSpec) -> None:
     ranks = [worker.bundle for worker in bundle.ray.workers if worker.worker == "rollout_engine"]
     tp = bundle.job.rollout.tp
     for first in range(0, len(ranks), tp):
-        assert len({bundle.job.hardware.host_of(device) for device in ranks[first : first + tp]}) == 1
+        assert len({bundle.job.hardware.find_host(device) for device in ranks[first : first + tp]}) == 1
 
 
 def test_an_engine_sleeps_before_others_compute_and_wakes_weights_first(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rlplan.emit.execution import execution_spec
 from rlplan.emit.launchers import LAUNCHERS, read_launcher, write_launcher
 from rlplan.errors import EmitError
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES, make_plan
 from tests.repository.at_night import at_night
@@ -25,7 +25,7 @@ KNOWN = YAML(typ="safe").load(Path(__file__).parent / "launcher_fields.yaml")
 @pytest.fixture(scope="module", params=["grpo-7b-8xh100", "ppo-70b-64xh100", "small"])
 def plan(request: pytest.FixtureRequest) -> Plan:
     """One host of GPUs, eight of them, and one of a CPU."""
-    return make_plan() if request.param == "small" else best_plan(load_job(EXAMPLES / f"{request.param}.yaml"))
+    return make_plan() if request.param == "small" else find_best_plan(load_job(EXAMPLES / f"{request.param}.yaml"))
 
 
 def check_fields(data: dict[str, Any], known: dict[str, str]) -> None:
@@ -88,8 +88,8 @@ APART = ("placement.placement=disaggregated", "placement.num_generation_devices=
 def test_hosts_that_differ_and_gpus_without_a_name_are_refused(tmp_path: Path) -> None:
     job = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["hardware=8xH100 + 8xL40S", *APART])
     with pytest.raises(EmitError, match="hosts that are all alike"):
-        write_launcher(best_plan(job), "slurm", tmp_path / "a")
-    other = best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["hardware=8xH20"]))
+        write_launcher(find_best_plan(job), "slurm", tmp_path / "a")
+    other = find_best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["hardware=8xH20"]))
     with pytest.raises(EmitError, match="SkyPilot's name of h20 is not known"):
         write_launcher(other, "skypilot", tmp_path / "b")
     assert list(tmp_path.iterdir()) == []

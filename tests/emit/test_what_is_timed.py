@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.planner.executable import executable_plan
+from rlplan.planner.executable import require_executable
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.files.job_file import load_job
 from rlplan.timing.serving.generation import EngineSpeed
@@ -28,12 +28,12 @@ WITH_CUSTOM = {"CUSTOM", "QUICK_REDUCE", "AITER_CUSTOM"}
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml"))
+    return find_best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml"))
 
 
 @pytest.fixture(scope="module")
 def execution(plan: Plan) -> ExecutionSpec:
-    return execution_spec(executable_plan(plan))
+    return execution_spec(require_executable(plan))
 
 
 def read_source(name: str) -> str:
@@ -54,7 +54,7 @@ def test_the_ways_to_all_reduce_are_those_of_the_pinned_vllm() -> None:
 
 def test_every_way_but_the_one_that_is_timed_is_off(plan: Plan, execution: ExecutionSpec) -> None:
     setting = read_setting(plan.job)
-    timed = EngineSpeed.of_job(plan.job, setting.policy, plan.choice.engine, setting.cluster("shared"))
+    timed = EngineSpeed.from_job(plan.job, setting.policy, plan.choice.engine, setting.get_cluster("shared"))
     arguments = execution.vllm["policy"]
     assert timed.has_custom_all_reduce is not arguments["disable_custom_all_reduce"]
     assert timed.has_custom_all_reduce is False

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.foreign.check import Asked, Checked, check, check_fits, imported_job
+from rlplan.foreign.check import Asked, Checked, check, check_fits, import_job
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.units import GIB
 from rlplan.vocabulary import MemoryKind
 from tests.foreign.scripts import verl_script
@@ -52,8 +52,8 @@ def test_changes_are_the_smallest_of_their_kind(tmp_path: Path) -> None:
 
 def test_the_plan_of_an_imported_job_is_mended_by_small_changes_and_resets_nothing(tmp_path: Path) -> None:
     """Remedies that do not change learning come first, and those for the given GPUs before more GPUs."""
-    _, job = imported_job(read_source(verl_script(tmp_path, {MICRO: 64}), None), Asked("H100"))
-    remedies = best_plan(job, with_others=False).remedies
+    _, job = import_job(read_source(verl_script(tmp_path, {MICRO: 64}), None), Asked("H100"))
+    remedies = find_best_plan(job, with_others=False).remedies
     assert remedies[0].change.startswith("workload.micro_batch_size_per_gpu=")
     resets = [remedy.change.count("=auto") > 1 for remedy in remedies]
     assert resets == sorted(resets)
@@ -74,11 +74,11 @@ def test_an_engine_that_takes_too_much_beside_a_trainer_that_stays_is_told_to_ta
 
 def test_the_share_of_the_gpu_is_vllm_s_own(tmp_path: Path) -> None:
     settings = read_source(verl_script(tmp_path, {UTILIZATION: 0.5}), None)
-    _, job = imported_job(settings, Asked("H100"))
+    _, job = import_job(settings, Asked("H100"))
     kv = job.rollout.kv_cache_memory
     assert isinstance(kv, int)
     assert 25 * GIB < kv < 35 * GIB  # half of 79.2 GiB less half of 14.2 GiB of weights and vLLM's passes
-    _, wider = imported_job(settings, Asked("H100", None, ("rollout.kv_cache_memory=8GiB",)))
+    _, wider = import_job(settings, Asked("H100", None, ("rollout.kv_cache_memory=8GiB",)))
     assert wider.rollout.kv_cache_memory == 8 * GIB
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import NoFeasiblePlanError
-from rlplan.foreign.check import Asked, Checked, check, check_fits, imported_job
+from rlplan.foreign.check import Asked, Checked, check, check_fits, import_job
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
@@ -130,6 +130,6 @@ def test_a_batch_of_deepspeed_s_is_one_optimizer_step_of_a_job_whatever_its_size
     """Its file says the trainer alone: a step of the job around it has whole ones, of passes that DeepSpeed derives."""
     settings = {"train_batch_size": batch, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
     (tmp_path / "ds.json").write_text(json.dumps(settings))
-    _, job = imported_job(read_source(tmp_path / "ds.json", None), Asked("8xH100", "Qwen/Qwen2.5-1.5B"))
+    _, job = import_job(read_source(tmp_path / "ds.json", None), Asked("8xH100", "Qwen/Qwen2.5-1.5B"))
     assert job.workload.rollouts_per_mini_batch == batch
     assert job.workload.micro_batch_size_per_gpu == batch // 8

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import MisspeltError
-from rlplan.foreign.meant import in_our_words
+from rlplan.foreign.meant import add_hint
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.files.yaml import apply_overrides
 
@@ -14,7 +14,7 @@ def way_out(override: str) -> str:
     answers: dict[str, Any] = {"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}
     with pytest.raises(MisspeltError) as caught:
         job_from(answers, [override])
-    return in_our_words(caught.value).way_out
+    return add_hint(caught.value).way_out
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from rlplan.errors import EmitError, SpecError
-from rlplan.foreign.check import Asked, check, imported_job
+from rlplan.foreign.check import Asked, check, import_job
 from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.source import read_source
 from rlplan.planner.executable import check_fits
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from tests.foreign.export.plans import ASKED, STARTED, make_plan
 
@@ -42,7 +42,7 @@ def test_a_stack_cuts_experts_as_the_plan_counts_them(stack: str, tp: int, ep: i
     written = export_plan(plan, stack).settings
     assert (written.get(EXPERTS[stack], DEFAULT[stack]) or tp) == plan.choice.trainer.expert_tp == etp
     write_export(plan, stack, tmp_path)
-    _, job = imported_job(read_source(tmp_path / STARTED[stack], None), Asked("8xH100"))
+    _, job = import_job(read_source(tmp_path / STARTED[stack], None), Asked("8xH100"))
     assert (job.training.tp, job.training.ep, job.training.etp) == (tp, ep, etp)
 
 
@@ -84,7 +84,7 @@ def test_layers_that_do_not_divide_are_said_with_the_last_stage(stack: str, mode
 def plan_stages(stack: str, model: str, *more: str) -> Plan:
     words = (*ASKED[stack], "training.backend=megatron", "training.pp=16", "workload.num_prompts_per_step=512")
     job = job_from({"policy": model, "hardware": "256xH200", "algorithm": "grpo"}, (*words, *more))
-    return best_plan(job, with_others=False)
+    return find_best_plan(job, with_others=False)
 
 
 def test_a_plan_with_stages_that_no_key_says_is_refused_with_a_number_that_is_taken() -> None:
@@ -108,7 +108,7 @@ def test_an_uneven_split_without_keys_is_refused_as_megatron_refuses_it(tmp_path
         check(read_source(script, None), Asked("H200"))
     assert f"{LAST['verl']}=10" in caught.value.way_out
     settings = read_source(script, None).replace_values({LAST["verl"]: 10})
-    assert not any("layers are counted" in note for note in imported_job(settings, Asked("H200"))[0].notes)
+    assert not any("layers are counted" in note for note in import_job(settings, Asked("H200"))[0].notes)
     other = {LAST["verl"]: 4, LAST["verl"].replace("last", "first"): 6}
-    notes = imported_job(read_source(script, None).replace_values(other), Asked("H200"))[0].notes
+    notes = import_job(read_source(script, None).replace_values(other), Asked("H200"))[0].notes
     assert any("6, 6 x 14, 4 layers are counted as 7 x 12, 10" in note for note in notes)

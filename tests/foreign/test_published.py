@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.check import Asked, import_job
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import SOURCES, load_table
-from rlplan.planner.machine import search_of
+from rlplan.planner.machine import open_search
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.yaml import read_yaml
 from tests.factories import ROOT
@@ -54,8 +54,8 @@ def find_verdict(index: int, folder: Path) -> tuple[Verdict, str]:
         prompt, response = entry["lengths"]
         constant = f"workload.response_lengths={{kind: constant, value: {response}}}"
         lengths = (f"workload.mean_prompt_len={prompt}", constant)
-    _, job = imported_job(read_source(script, source), Asked(entry["hardware"], entry.get("model"), lengths))
-    plan = search_of(job).run(with_others=False)
+    _, job = import_job(read_source(script, source), Asked(entry["hardware"], entry.get("model"), lengths))
+    plan = open_search(job).run(with_others=False)
     short = plan.shortage
     return plan.fit, "" if short is None else f"{short.of}, in {short.peak.action_id}"
 

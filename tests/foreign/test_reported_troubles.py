@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.foreign.check import Asked, Checked, check, imported_job
+from rlplan.foreign.check import Asked, Checked, check, import_job
 from rlplan.foreign.logs.read import read_log
 from rlplan.foreign.source import read_source
 from rlplan.planner.answers.measured_step import StepReport, explain_step
-from rlplan.planner.machine import search_of
+from rlplan.planner.machine import open_search
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
 
@@ -32,7 +32,7 @@ def answer(file: str, hardware: str, *settings: str, overrides: tuple[str, ...] 
 
 
 def import_report(file: str, hardware: str, *overrides: str) -> JobSpec:
-    _, job = imported_job(read_source(REPORTS / file, None), Asked(hardware, None, overrides))
+    _, job = import_job(read_source(REPORTS / file, None), Asked(hardware, None, overrides))
     return job
 
 
@@ -85,7 +85,7 @@ def test_a_step_of_dapo_counts_redrawn_groups_and_the_log_prob_pass() -> None:
         "workload.response_lengths={kind: lognormal, median: 2489, sigma: 0.906}",
         "workload.mean_prompt_len=180",
     )
-    plan = search_of(import_report("dapo795.sh", "128xA800", *lengths)).run(with_others=False)
+    plan = open_search(import_report("dapo795.sh", "128xA800", *lengths)).run(with_others=False)
     assert plan.job.num_generated_per_step == 3 * plan.job.workload.num_rollouts_per_step
     assert 31 * 60 / 1.77 < plan.seconds < 31 * 60 / 0.6
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.check import Asked, import_job
 from rlplan.foreign.convert import convert
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.settings import parse_word
@@ -86,7 +86,7 @@ def test_a_script_of_a_trainer_with_given_answers_is_a_job_without_rollouts(
     """Defaults of TRL 1.16.0, trainer/*_config.py; eight GPUs times 4 sequences times 2 accumulated."""
     path = tmp_path / "train.py"
     path.write_text(GIVEN.format(name=name))
-    _, job = imported_job(read_source(path, None), Asked("8xH100"))
+    _, job = import_job(read_source(path, None), Asked("8xH100"))
     assert (job.algorithm.name, job.algorithm.learning_rate, job.algorithm.kl_coef) == (
         algorithm,
         learning_rate,
@@ -105,7 +105,7 @@ def test_a_program_of_trl_s_says_which_trainer_it_starts(tmp_path: Path, start: 
     path.write_text(
         f"{start} --model_name_or_path Qwen/Qwen2.5-7B-Instruct --per_device_train_batch_size 2 --packing\n"
     )
-    imported, job = imported_job(read_source(path, None), Asked("8xH100"))
+    imported, job = import_job(read_source(path, None), Asked("8xH100"))
     assert (job.algorithm.name, job.workload.num_prompts_per_step, job.has_engine) == ("sft", 16, False)
     assert [left.key for left in imported.left] == ["packing"]
 

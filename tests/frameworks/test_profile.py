@@ -14,16 +14,16 @@ from rlplan.frameworks.profile import (
     Step,
     UnknownFrameworkError,
     find_release,
-    known_versions,
+    list_versions,
     note_unread_release,
-    switch_to,
+    suggest_trainer,
 )
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.vocabulary import Loss
 from tests.docs.documentation import DOCS, read, rows, section, words
 
-RELEASES = [f"{name}@{version}" for name in NAMES for version in known_versions(name)]
+RELEASES = [f"{name}@{version}" for name in NAMES for version in list_versions(name)]
 PAGE = read(DOCS / "frameworks.md")
 JOB = {"policy": "Qwen/Qwen2.5-0.5B", "hardware": "8xH100", "algorithm": "grpo"}
 
@@ -48,7 +48,7 @@ def test_every_release_names_where_its_step_and_its_logits_were_read(label: str)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_releases_stand_from_the_oldest_to_the_newest(name: str) -> None:
-    releases = [find_release(f"{name}@{version}") for version in known_versions(name)]
+    releases = [find_release(f"{name}@{version}") for version in list_versions(name)]
     assert all(before.date <= after.date for before, after in pairwise(releases))
     assert find_release(name) == releases[-1]
 
@@ -122,7 +122,7 @@ def test_every_statement_of_a_profile_is_a_field_and_has_a_place_on_the_page() -
 
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2", "megatron"])
 def test_the_words_that_switch_to_a_trainer_do(backend: str) -> None:
-    assert job_from(JOB, switch_to(backend).split()).backend == backend  # type: ignore[arg-type]
+    assert job_from(JOB, suggest_trainer(backend).split()).backend == backend  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_release_that_was_not_read_is_noted(label: str, note: str) -> None:
 
 
 def test_the_plan_notes_a_release_that_was_not_read() -> None:
-    plan = best_plan(job_from(JOB, ["framework=verl@0.5.3"]), with_others=False)
+    plan = find_best_plan(job_from(JOB, ["framework=verl@0.5.3"]), with_others=False)
     assert note_unread_release("verl@0.5.3") in plan.notes
     assert plan.job.framework == "verl@0.5.3"
     assert plan.job.release == find_release("verl@0.4")
@@ -155,5 +155,5 @@ def test_the_page_lists_every_framework_with_its_trainers_and_releases() -> None
         release = find_release(name)
         assert title.startswith(release.title)
         assert backends == list(release.backends)
-        assert release.is_rlplan or versions.split(", ") == list(known_versions(name))
+        assert release.is_rlplan or versions.split(", ") == list(list_versions(name))
     assert set(listed) == set(NAMES)

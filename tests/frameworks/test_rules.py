@@ -45,7 +45,7 @@ def test_a_stated_value_that_is_lacking_is_named_and_leaves_the_search_alone() -
     rules = book(SLEEPS, placement__placement="colocated", rollout__sleep_level=1)
     assert [(rule.key, value) for rule, value in rules.find_lacking()] == [("rollout.sleep_level", 1)]
     assert rules.allows({"rollout.sleep_level": 1})
-    assert not list(rules.beside({"rollout.sleep_level": 2}).find_lacking())
+    assert not list(rules.replace_values({"rollout.sleep_level": 2}).find_lacking())
 
 
 @pytest.mark.parametrize("name", NAMES)

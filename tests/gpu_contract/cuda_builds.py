@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.planner.executable import executable_plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.executable import require_executable
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
 from tests.gpu_contract.fake_cuda import load_driver, take_platform
@@ -81,7 +81,7 @@ def name_of(case: tuple[Path, tuple[str, ...]]) -> str:
 @pytest.fixture(scope="module", params=CASES, ids=name_of)
 def emitted(request: pytest.FixtureRequest) -> ExecutionSpec:
     path, overrides = request.param
-    plan = executable_plan(best_plan(load_job(path, overrides)))
+    plan = require_executable(find_best_plan(load_job(path, overrides)))
     assert plan.job.backend == "deepspeed", "the job's `auto` is another framework: it is none of this contract"
     return execution_spec(plan)
 
@@ -147,7 +147,7 @@ def test_deepspeed_compiles_its_adam_for_the_host(tmp_path: Path, monkeypatch: p
 
 def test_ray_shows_a_process_its_own_gpu_whatever_the_host_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
-    plan = executable_plan(best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml")))
+    plan = require_executable(find_best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml")))
     environment = execution_spec(plan).ray.workers[0].environment
     import ray
 

@@ -165,5 +165,5 @@ def test_devices_and_hosts_of_another_kind_have_their_own_capacity() -> None:
     ledger = MemoryLedger(
         (), 80, 2000, shares_host_memory=False, order=(), capacities=(("cuda:8", 48), ("host:1", 900))
     )
-    assert (ledger.capacity_of("cuda:0"), ledger.capacity_of("cuda:8")) == (80, 48)
-    assert (ledger.host_capacity_of("host:0"), ledger.host_capacity_of("host:1")) == (2000, 900)
+    assert (ledger.get_device_capacity("cuda:0"), ledger.get_device_capacity("cuda:8")) == (80, 48)
+    assert (ledger.get_host_capacity("host:0"), ledger.get_host_capacity("host:1")) == (2000, 900)

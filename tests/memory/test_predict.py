@@ -16,7 +16,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.memory.predict import Forecast, Process, predict_ledger
 from rlplan.memory.roles.ledger import predict_cpu_ledger
-from rlplan.planner.resolve import choice_of
+from rlplan.planner.resolve import read_choice
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement, Role
 from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_profile
@@ -29,7 +29,7 @@ def make_ledger(
     placement: Placement = Placement.HYBRID, model: dict[str, Any] | None = None, **overrides: Any
 ) -> MemoryLedger:
     job = make_job(**overrides)
-    schedule = build_schedule(job, choice_of(job, placement, 2))
+    schedule = build_schedule(job, read_choice(job, placement, 2))
     return predict_cpu_ledger(job, make_model(**(model or {})), make_profile(), schedule)
 
 
@@ -290,7 +290,7 @@ def test_a_larger_micro_batch_never_needs_less_while_gradients_are_accumulated(s
 def test_a_trainer_in_16_bits_holds_its_compiled_matmuls() -> None:
     def slack(dtype: str) -> int:
         ledger = make_ledger(training={"dtype": dtype})
-        rows = [row for row in ledger.rows_of("policy_trainer/0") if row.kind is MemoryKind.FRAGMENTATION]
+        rows = [row for row in ledger.find_rows("policy_trainer/0") if row.kind is MemoryKind.FRAGMENTATION]
         return {row.resident_bytes for row in rows}.pop()
 
     assert slack("bfloat16") - slack("float32") == 14 * MIB
@@ -345,16 +345,16 @@ def test_the_environment_s_processes_count_on_the_host_all_the_time() -> None:
 class Overdrawn(Forecast):
     """A forecast whose formula subtracts more than there is."""
 
-    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         return {MemoryKind.WEIGHTS: 10}
 
-    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         return {MemoryKind.WEIGHTS: 10, MemoryKind.GRADIENTS: -1}
 
 
 def test_bytes_below_zero_never_become_a_row_of_the_ledger() -> None:
     job = make_job()
-    schedule = build_schedule(job, choice_of(job, Placement.HYBRID, 2))
+    schedule = build_schedule(job, read_choice(job, Placement.HYBRID, 2))
     process = Process("policy_trainer/0", "cpu:0", Role.POLICY, Overdrawn())
     with pytest.raises(AssertionError, match="fewer than 0 bytes"):
         predict_ledger(schedule, [process], (), LEDGER, 1)

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import DEADLINE_FACTOR, best_plan
+from rlplan.planner.search import DEADLINE_FACTOR, find_best_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import LEAST_SECONDS
 from tests.factories import EXAMPLES, QUICKSTART
@@ -13,7 +13,7 @@ from tests.factories import EXAMPLES, QUICKSTART
 
 @cache
 def make_plan(*overrides: str) -> Plan:
-    return best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", overrides))
+    return find_best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", overrides))
 
 
 LONG = ("workload.num_prompts_per_step=4096", "workload.mini_batch_size=32768")
@@ -34,13 +34,13 @@ def test_an_action_may_take_four_times_what_is_predicted() -> None:
 
 
 def test_loading_large_models_from_a_slow_disk_may_take_long() -> None:
-    plan = best_plan(load_job(EXAMPLES / "ppo-70b-64xh100.yaml"))
+    plan = find_best_plan(load_job(EXAMPLES / "ppo-70b-64xh100.yaml"))
     limit_s, predicted_s = plan.job.limits.start_timeout_s, longest(plan, of_the_start=True)
     assert limit_s >= max(300, predicted_s * DEADLINE_FACTOR)
 
 
 def test_a_small_job_keeps_the_least_deadlines() -> None:
-    limits = best_plan(load_job(QUICKSTART)).job.limits
+    limits = find_best_plan(load_job(QUICKSTART)).job.limits
     assert {key: getattr(limits, key) for key in LEAST_SECONDS} == LEAST_SECONDS
 
 

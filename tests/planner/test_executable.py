@@ -8,9 +8,9 @@ import pytest
 from rlplan.emit.vllm import engine_arguments
 from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
 from rlplan.planner.cpu.candidates import list_choices
-from rlplan.planner.executable import check_executable, executable_plan
+from rlplan.planner.executable import check_executable, require_executable
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Transport
 from tests.factories import EXAMPLES
@@ -35,7 +35,7 @@ def budget(**parts: Any) -> Plan:
     data: dict[str, Any] = dict(SMALL)
     for key, part in parts.items():
         data[key] = {**data.get(key, {}), **part} if isinstance(part, dict) else part
-    return best_plan(job_from(data))
+    return find_best_plan(job_from(data))
 
 
 def kinds(plan: Plan) -> list[ActionKind]:
@@ -67,12 +67,12 @@ CASES = {
 @pytest.mark.parametrize("parts", CASES.values(), ids=CASES)
 def test_the_job_s_plan_is_where_the_budget_put_it_and_holds_as_much(parts: dict[str, Any]) -> None:
     chosen = budget(**parts)
-    plan = executable_plan(chosen)
+    plan = require_executable(chosen)
     step = chosen.choice.arrangement
     assert plan.schedule.placement is step.placement
     assert plan.zero_stage == chosen.choice.trainer.zero_stage
-    assert plan.schedule.layout("policy_trainer").dp == step.num_training
-    engine = plan.schedule.layout("rollout_engine")
+    assert plan.schedule.find_layout("policy_trainer").dp == step.num_training
+    engine = plan.schedule.find_layout("rollout_engine")
     assert engine.dp * engine.tp == step.num_generation
     assert plan.job.rollout.kv_cache_memory == chosen.kv.kv_cache_memory_bytes  # type: ignore[union-attr]
     own, theirs = plan.ledger, chosen.ledger
@@ -82,8 +82,8 @@ def test_the_job_s_plan_is_where_the_budget_put_it_and_holds_as_much(parts: dict
 
 
 def test_an_example_holds_to_the_byte_what_its_budget_says() -> None:
-    chosen = best_plan(load_job(EXAMPLES / "ppo-70b-64xh100.yaml"))
-    plan = executable_plan(chosen)
+    chosen = find_best_plan(load_job(EXAMPLES / "ppo-70b-64xh100.yaml"))
+    plan = require_executable(chosen)
     peak = plan.ledger.device_peak("cuda:0")
     assert (peak.num_bytes, peak.action_id) == (chosen.binding.num_bytes, "train_forward_backward/0")
     assert len(plan.schedule.processes) == 5 * 64
@@ -92,7 +92,7 @@ def test_an_example_holds_to_the_byte_what_its_budget_says() -> None:
 
 
 def test_a_colocated_engine_sleeps_and_wakes_in_three_actions() -> None:
-    plan = executable_plan(budget(placement=COLOCATED))
+    plan = require_executable(budget(placement=COLOCATED))
     chain = kinds(plan)
     assert chain.index(ActionKind.SLEEP_ENGINE) < chain.index(ActionKind.RELOAD_ROLE)
     after = chain[chain.index(ActionKind.WAKE_WEIGHTS) :]
@@ -106,7 +106,7 @@ def test_a_colocated_engine_sleeps_and_wakes_in_three_actions() -> None:
 
 
 def test_parked_frozen_roles_are_there_only_while_they_score() -> None:
-    plan = executable_plan(budget(placement={"placement": "hybrid", "offload": "host", "offload_roles": "frozen"}))
+    plan = require_executable(budget(placement={"placement": "hybrid", "offload": "host", "offload_roles": "frozen"}))
     names = [action.id for action in plan.schedule.step]
     first = names.index("reload_role/reference")
     assert names[first : first + 3] == ["reload_role/reference", "score/reference", "offload_role/reference"]
@@ -115,21 +115,21 @@ def test_parked_frozen_roles_are_there_only_while_they_score() -> None:
 
 
 def test_every_rank_hands_over_to_the_engine_on_its_own_gpu() -> None:
-    plan = executable_plan(budget(placement={"placement": "hybrid"}))
+    plan = require_executable(budget(placement={"placement": "hybrid"}))
     assert plan.job.sync_transport is Transport.CUDA_IPC
     sync = next(action for action in plan.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS)
     assert len(sync.processes) == 16
 
 
 def test_generation_runs_ahead_where_the_budget_lets_it() -> None:
-    plan = executable_plan(budget(**CASES["asynchronous"]))
+    plan = require_executable(budget(**CASES["asynchronous"]))
     assert plan.schedule.async_rollouts is not None
     assert plan.schedule.async_rollouts.max_staleness == 2
     assert plan.job.sync_transport is Transport.NCCL
 
 
 def test_models_are_looked_for_under_their_ids() -> None:
-    job = executable_plan(budget(roles={"reward": {"path": "Qwen/Qwen2.5-0.5B"}})).job
+    job = require_executable(budget(roles={"reward": {"path": "Qwen/Qwen2.5-0.5B"}})).job
     here = Path.cwd() / "models" / "Qwen"
     assert job.policy.path == str(here / "Qwen2.5-1.5B")
     assert job.roles.reward.path == str(here / "Qwen2.5-0.5B")
@@ -138,7 +138,7 @@ def test_models_are_looked_for_under_their_ids() -> None:
 
 @pytest.mark.parametrize(("lacks", "words"), [("data", "no training data"), ("rewards", "one of the three is needed")])
 def test_what_a_run_needs_and_a_plan_does_not_is_named(lacks: str, words: str) -> None:
-    plan = executable_plan(budget(**{lacks: None if lacks == "data" else []}))
+    plan = require_executable(budget(**{lacks: None if lacks == "data" else []}))
     with pytest.raises(SpecError, match=words):
         check_executable(plan.job, "the plan")
 
@@ -155,11 +155,11 @@ def test_what_a_run_needs_and_a_plan_does_not_is_named(lacks: str, words: str) -
 )
 def test_what_the_runtime_lacks_is_said(parts: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        executable_plan(budget(**parts))
+        require_executable(budget(**parts))
 
 
 def test_a_job_that_contradicts_itself_on_gpus_is_refused() -> None:
-    job = executable_plan(budget(placement={"placement": "hybrid"})).job
+    job = require_executable(budget(placement={"placement": "hybrid"})).job
     for change, words in (
         ({"transport": Transport.NCCL}, "shared GPUs use cuda_ipc"),
         ({"sync_senders": "one"}, "needs each"),
@@ -178,13 +178,13 @@ def test_a_colocated_engine_that_never_sleeps_is_not_offered() -> None:
 @pytest.mark.parametrize(("placement", "copies"), [({"placement": "hybrid"}, True), (COLOCATED, False)])
 def test_checkpoints_lie_in_the_host_s_memory_until_they_are_written(placement: dict[str, Any], copies: bool) -> None:
     """A pinned copy of every rank's master weights and moments, or none where phases time-share memory."""
-    plan = executable_plan(budget(placement=placement, checkpoints={"every": 1}))
+    plan = require_executable(budget(placement=placement, checkpoints={"every": 1}))
     saving = next(action for action in plan.schedule.step if action.id == "save_states")
     assert saving.kind is (ActionKind.SAVE_STATES if copies else ActionKind.WRITE_STATES)
     rows = [row for row in plan.ledger.rows if row.kind is MemoryKind.CHECKPOINT_STAGING]
     assert bool(rows) is copies
     trained = sum(parameter.numel for parameter in plan.job.load_model().parameters)
-    least = 12 * trained // plan.schedule.layout("policy_trainer").dp
+    least = 12 * trained // plan.schedule.find_layout("policy_trainer").dp
     assert all(row.space == "host" and least <= row.resident_bytes < 2 * least + 4096 for row in rows)
     assert plan.timing is not None
     cost = plan.timing.cost("step", "save_states")
@@ -198,7 +198,7 @@ def test_adapters_alone_are_handed_over_beside_open_requests() -> None:
     plan = budget(**lora, placement=ahead)
     assert (plan.choice.sync_mode, plan.choice.arrangement.is_async) == ("adapter", True)
     assert plan.choice.engine.adapter_versions == 3
-    assert engine_arguments(executable_plan(plan).job)["max_loras"] == 3
+    assert engine_arguments(require_executable(plan).job)["max_loras"] == 3
     # Slots of rank 16 in bf16: 18,464,768 elements beside 28 layers, 2 x 16 x (151,936 + 1,536) beside the tables.
     assert engine_staging(plan) == 3 * 2 * (18_464_768 + 4_911_104) // plan.choice.engine.tp
     waits = budget(**lora, placement={**ahead, "sync_content": "adapter", "partial_rollouts": False})
@@ -216,7 +216,7 @@ def engine_staging(plan: Plan) -> int:
 def test_a_gpu_and_a_host_that_share_their_memory_are_short_of_it_together() -> None:
     """Each fits into 119 GiB alone: 4B without gradient checkpointing on a GB10."""
     job = job_from({"policy": "Qwen/Qwen3-4B", "hardware": "1xgb10"}, ["training.gradient_checkpointing=false"])
-    plan = best_plan(job, with_others=False)
+    plan = find_best_plan(job, with_others=False)
     assert [short.is_of_host for short in plan.shortages] == [True]
     with pytest.raises(NoFeasiblePlanError, match="of the memory that a GPU shares with its host"):
-        executable_plan(plan)
+        require_executable(plan)

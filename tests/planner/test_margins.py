@@ -10,7 +10,7 @@ from rlplan.planner.margins import (
     SAME_SPEED,
     get_reserve,
 )
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.hardware.catalogue import get_gpu
 from tests.factories import gpu_job
@@ -27,13 +27,13 @@ def test_errors_of_seconds_are_larger_than_what_counts_as_equally_fast() -> None
 def test_a_gpu_with_outputs_for_a_display_keeps_more_free() -> None:
     assert get_reserve(get_gpu("h100-sxm", where="")) == RESERVE
     assert get_reserve(get_gpu("rtx-4090", where="")) == DISPLAY_RESERVE > RESERVE
-    plan = best_plan(gpu_job(CARD))
+    plan = find_best_plan(gpu_job(CARD))
     assert plan.binding_capacity == plan.job.load_gpu().memory.value - DISPLAY_RESERVE
 
 
 def test_the_7b_example_gives_up_seconds_that_nobody_can_measure_for_room() -> None:
     job = load_job(ROOT / "examples" / "grpo-7b-8xh100.yaml", [])
-    plan = best_plan(job)
+    plan = find_best_plan(job)
     enough = ENOUGH_ROOM * plan.binding_capacity
     fastest = min(plan.runners_up, key=lambda runner_up: runner_up.seconds)
     assert fastest.seconds < plan.seconds <= fastest.seconds * (1 + SAME_SPEED)
@@ -41,7 +41,7 @@ def test_the_7b_example_gives_up_seconds_that_nobody_can_measure_for_room() -> N
 
 
 def test_what_the_kv_cache_fills_is_told_apart_from_what_is_needed() -> None:
-    plan = best_plan(gpu_job(CARD, ["placement.placement=hybrid"]))
+    plan = find_best_plan(gpu_job(CARD, ["placement.placement=hybrid"]))
     assert plan.kv is not None
     more = plan.kv.kv_cache_memory_bytes - plan.kv.least_bytes
     assert more > 0
@@ -50,6 +50,6 @@ def test_what_the_kv_cache_fills_is_told_apart_from_what_is_needed() -> None:
 
 def test_a_host_that_was_assumed_is_said_with_what_goes_without_it() -> None:
     words = ["policy=Qwen/Qwen2.5-3B"]
-    [note] = [note for note in best_plan(gpu_job(CARD, words)).notes if "assumes hosts of 256 GiB" in note]
+    [note] = [note for note in find_best_plan(gpu_job(CARD, words)).notes if "assumes hosts of 256 GiB" in note]
     assert "with nothing offloaded it" in note
-    assert not best_plan(gpu_job(CARD, [*words, "hardware.host_memory=64GiB"])).notes
+    assert not find_best_plan(gpu_job(CARD, [*words, "hardware.host_memory=64GiB"])).notes

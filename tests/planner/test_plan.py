@@ -12,7 +12,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.answers.plan_results import estimate_as_json, results_as_json
 from rlplan.planner.plan import Plan, dump_plan, read_plan, write_plan
-from rlplan.planner.search import best_plan, find_plan
+from rlplan.planner.search import find_best_plan, find_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES, QUICKSTART, make_plan
 
@@ -22,7 +22,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "no reference": lambda: make_plan(**{"algorithm.kl_coef": 0}),
     "quickstart": lambda: find_plan(load_job(QUICKSTART)),
     "memory-bound": lambda: find_plan(load_job(EXAMPLES / "memory-bound.yaml")),
-    "does not fit a host": lambda: best_plan(load_job(QUICKSTART, ["hardware.memory=1GiB"])),
+    "does not fit a host": lambda: find_best_plan(load_job(QUICKSTART, ["hardware.memory=1GiB"])),
     "two GPUs": lambda: make_gpu_job(),
     "ppo": lambda: make_gpu_job("workload.mini_batch_size=256", algorithm="ppo"),
     "dpo": lambda: make_gpu_job(algorithm="dpo"),
@@ -37,7 +37,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
 
 
 def make_gpu_job(*overrides: str, **parts: str) -> Plan:
-    return best_plan(job_from({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100"} | parts, overrides))
+    return find_best_plan(job_from({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100"} | parts, overrides))
 
 
 @cache

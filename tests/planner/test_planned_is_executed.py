@@ -11,10 +11,10 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.planner.executable import executable_plan
+from rlplan.planner.executable import require_executable
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan, find_plan
+from rlplan.planner.search import find_best_plan, find_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
 from rlplan.timing.job import JobTiming
@@ -58,9 +58,9 @@ def check(asked: JobSpec, folder: Path) -> None:
     except NoFeasiblePlanError:
         return
     if asked.device_kind == "cuda":
-        plan = best_plan(asked)
+        plan = find_best_plan(asked)
         assert said(plan.schedule, plan.ledger, plan.timing) == _read(planned), "the page says what is emitted"
-        planned = executable_plan(plan)
+        planned = require_executable(plan)
     write_bundle(planned, folder)
     executed = read_plan(folder / "plan.json")
     assert _read(executed) == _read(planned)
@@ -145,8 +145,8 @@ def test_each_of_many_random_jobs_that_fits_is_emitted(first: int, tmp_path: Pat
     for seed in range(first, first + 50):
         asked = random_job(seed)
         try:
-            plan = best_plan(asked)
+            plan = find_best_plan(asked)
         except NoFeasiblePlanError:
             continue
         if plan.verdict is Verdict.FITS:
-            write_bundle(executable_plan(plan), tmp_path / str(seed))
+            write_bundle(require_executable(plan), tmp_path / str(seed))

@@ -15,10 +15,10 @@ from rlplan.frameworks.profile import find_release
 from rlplan.planner import rules
 from rlplan.planner.answers.changes import Change, ask
 from rlplan.planner.answers.plan_results import estimate_as_json
-from rlplan.planner.executable import check_fits, executable_plan
+from rlplan.planner.executable import check_fits, require_executable
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan, find_plan
+from rlplan.planner.search import find_best_plan, find_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.job import JobSpec
 from tests.factories import EXAMPLES, make_job, write_config
@@ -78,7 +78,7 @@ def test_a_job_that_names_no_framework_is_planned_for_one_that_runs_its_policy(
     policy: str, hardware: str, backend: str
 ) -> None:
     parts = {"policy": policy, "hardware": hardware, "framework": "auto"}
-    plan = best_plan(build_job(parts), with_others=False)
+    plan = find_best_plan(build_job(parts), with_others=False)
     assert (plan.job.backend, plan.verdict) == (backend, Verdict.FITS)
     newest_verl = find_release("verl").label
     notes = [note for note in plan.notes if note.startswith(f"framework auto is {newest_verl}: policy.path ")]
@@ -88,18 +88,18 @@ def test_a_job_that_names_no_framework_is_planned_for_one_that_runs_its_policy(
         with pytest.raises(
             EmitError, match=r"framework=rlplan\), which refuses policy.path .*tested on CPU hosts only"
         ):
-            executable_plan(plan)
+            require_executable(plan)
 
 
 @pytest.mark.parametrize(("parts", "words"), at_night(REFUSED.values(), but=[*REFUSED.values()][::2]), ids=REFUSED)
 def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(parts: dict[str, Any], words: str) -> None:
-    plan = best_plan(build_job(parts))
+    plan = find_best_plan(build_job(parts))
     assert plan.verdict is Verdict.REFUSED
     assert any(words in reason for reason in plan.refusals)
     stated = estimate_as_json(plan)
     assert (stated["verdict"], stated["refusals"]) == ("refused", list(plan.refusals))
     assert not plan.remedies, "no bytes help"
-    for refuse in (check_fits, executable_plan):
+    for refuse in (check_fits, require_executable):
         with pytest.raises(EmitError, match="refused: ") as caught:
             refuse(plan)
         assert caught.value.exit_code == 3
@@ -109,27 +109,27 @@ def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(par
 
 @pytest.mark.parametrize("backend", OTHER_TRAINERS)
 def test_a_framework_that_has_it_does_not_refuse_it(backend: str) -> None:
-    plan = best_plan(build_job({**REFUSED["experts"][0], "framework": "verl", "training": {"backend": backend}}))
+    plan = find_best_plan(build_job({**REFUSED["experts"][0], "framework": "verl", "training": {"backend": backend}}))
     assert plan.verdict is plan.fit
     assert not plan.refusals
 
 
 def test_a_base_in_4_bits_is_counted_for_verl_and_refused() -> None:
     training = {"backend": "fsdp2", "lora": {"rank": 8, "base_dtype": "nf4"}}
-    plan = best_plan(build_job({"framework": "verl", "training": training}))
+    plan = find_best_plan(build_job({"framework": "verl", "training": training}))
     assert plan.verdict is Verdict.REFUSED
     assert "training.lora.base_dtype nf4: an export for verl has auto" in plan.refusals[0]
 
 
 def test_a_framework_that_lacks_it_refuses_it_too() -> None:
-    plan = best_plan(build_job({**REFUSED["two kinds of GPUs"][0], "framework": "verl"}))
+    plan = find_best_plan(build_job({**REFUSED["two kinds of GPUs"][0], "framework": "verl"}))
     assert plan.verdict is Verdict.REFUSED
     assert any("no key tells two kinds of GPUs apart" in reason for reason in plan.refusals)
 
 
 def test_another_trainer_of_the_framework_is_a_remedy() -> None:
     one_gpu = {"policy": "meta-llama/Llama-2-7b-hf", "hardware": "1xA100-80GB", "framework": "trl"}
-    assert "training.backend=deepspeed" in [remedy.change for remedy in best_plan(build_job(one_gpu)).remedies]
+    assert "training.backend=deepspeed" in [remedy.change for remedy in find_best_plan(build_job(one_gpu)).remedies]
 
 
 def test_a_change_that_leads_to_a_refusal_says_so_and_is_no_remedy() -> None:
@@ -141,17 +141,17 @@ def test_a_change_that_leads_to_a_refusal_says_so_and_is_no_remedy() -> None:
 
 def test_a_cpu_host_refuses_with_the_same_error() -> None:
     job = make_job(**{"rollout.kv_dtype": "fp8"})
-    (reason,) = rules.job_refusals(job)
+    (reason,) = rules.find_job_refusals(job)
     with pytest.raises(EmitError, match="the engine has it on GPUs only") as caught:
         find_plan(job)
     assert reason in caught.value.what
 
 
 def test_a_config_without_weights_is_estimated_and_emit_says_what_is_missing(tmp_path: Path) -> None:
-    plan = best_plan(build_job({"policy": str(EXAMPLES / "models" / "decoder-160m" / "config.json")}))
+    plan = find_best_plan(build_job({"policy": str(EXAMPLES / "models" / "decoder-160m" / "config.json")}))
     assert plan.verdict is Verdict.FITS
     with pytest.raises(SpecError, match=r"policy\.path is a config alone"):
-        write_bundle(executable_plan(plan), tmp_path)
+        write_bundle(require_executable(plan), tmp_path)
 
 
 DENSE = (
@@ -224,13 +224,13 @@ def any_job(seed: int) -> JobSpec:
 def check(seed: int, folder: Path) -> Verdict | None:
     """The verdict on a random job, which says the truth; None where two of its choices contradict each other."""
     try:
-        plan = best_plan(any_job(seed))
+        plan = find_best_plan(any_job(seed))
     except (SpecError, NoFeasiblePlanError):
         return None
     if plan.verdict is Verdict.REFUSED:
         _check_refused(plan)
     elif plan.job.backend == "deepspeed" and plan.verdict is not Verdict.DOES_NOT_FIT:
-        plan = executable_plan(plan)
+        plan = require_executable(plan)
         write_bundle(plan, folder)
         assert read_bundle(folder).schedule == plan.schedule
     return plan.verdict
@@ -238,7 +238,7 @@ def check(seed: int, folder: Path) -> Verdict | None:
 
 def _check_refused(plan: Plan) -> None:
     with pytest.raises(EmitError, match="refused: "):
-        executable_plan(plan)
+        require_executable(plan)
 
 
 @pytest.mark.parametrize("seeds", at_night((range(4), range(4, 40)), but=1))
@@ -275,4 +275,4 @@ def test_a_shape_that_no_kernel_of_the_engine_takes_is_known_before_anything_sta
     tmp_path: Path, overrides: dict[str, Any], reason: str
 ) -> None:
     job = make_job(**{"policy.path": str(write_config(tmp_path, **overrides))})
-    assert [refusal for refusal in rules.job_refusals(job) if reason in refusal]
+    assert [refusal for refusal in rules.find_job_refusals(job) if reason in refusal]

@@ -11,7 +11,7 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan, find_plan
+from rlplan.planner.search import find_best_plan, find_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.units import MIB, format_bytes
 from rlplan.vocabulary import Phase, Placement
@@ -188,7 +188,7 @@ def test_each_of_two_ranks_caches_half_of_the_heads_and_needs_half_of_the_memory
 
 
 def test_what_does_not_fit_is_a_plan_with_that_verdict_and_remedies_that_were_tried() -> None:
-    plan = best_plan(load_job(QUICKSTART, ["hardware.memory=2000MiB"]))
+    plan = find_best_plan(load_job(QUICKSTART, ["hardware.memory=2000MiB"]))
     assert plan.verdict is Verdict.DOES_NOT_FIT
     assert plan.shortage is not None
     assert plan.shortage.of == "a host's memory"
@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_a_plan_with_that_verdict_and_remedies_that_were_tr
 
 
 def test_trades_of_time_against_headroom_give_up_one_for_the_other() -> None:
-    bounds = best_plan(load_job(QUICKSTART), with_pareto=True).pareto
+    bounds = find_best_plan(load_job(QUICKSTART), with_pareto=True).pareto
     assert [layout.seconds for layout in bounds] == sorted(layout.seconds for layout in bounds)
     assert [layout.headroom_bytes for layout in bounds] == sorted(layout.headroom_bytes for layout in bounds)
 

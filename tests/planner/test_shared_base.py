@@ -8,8 +8,8 @@ from rlplan.dataflow.choice import Choice
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner import rules
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.resolve import choice_of
-from rlplan.planner.search import best_plan
+from rlplan.planner.resolve import read_choice
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.vocabulary import ActionKind, Placement
 from tests.factories import make_job, make_plan
@@ -27,7 +27,7 @@ ON_GPUS = {
 def reasons(**overrides: Any) -> str:
     """Why a small job cannot."""
     job = make_job(**(SHARES | overrides))
-    choice: Choice = choice_of(job, Placement(job.placement.placement), int(job.training.zero_stage))
+    choice: Choice = read_choice(job, Placement(job.placement.placement), int(job.training.zero_stage))
     return "; ".join(rules.find_choice_refusals(job, choice))
 
 
@@ -57,11 +57,11 @@ def test_what_cannot_share_a_base_is_refused_by_name(overrides: dict[str, Any], 
 def test_a_policy_with_experts_is_refused_on_gpus_too() -> None:
     parts = {"policy": "Qwen/Qwen3-30B-A3B", "hardware": "8xH200", **ON_GPUS}
     with pytest.raises(NoFeasiblePlanError, match=r"rollout\.shares_base: the policy has experts"):
-        best_plan(build_job(parts))
+        find_best_plan(build_job(parts))
 
 
 def test_on_gpus_it_is_planned_hybrid_with_an_engine_on_each_trainer_s_gpu() -> None:
-    plan = best_plan(build_job(ON_GPUS | {"hardware": "2xH100"}))
+    plan = find_best_plan(build_job(ON_GPUS | {"hardware": "2xH100"}))
     assert (plan.verdict, plan.choice.arrangement.placement) == (Verdict.FITS, Placement.HYBRID)
     assert (plan.choice.engine.ranks, plan.choice.engines, plan.choice.sync_mode) == (1, 2, "adapter")
     assert plan.choice.trainer.zero_stage < 3
@@ -70,7 +70,7 @@ def test_on_gpus_it_is_planned_hybrid_with_an_engine_on_each_trainer_s_gpu() -> 
 
 def test_other_frameworks_refuse_it() -> None:
     with pytest.raises(SpecError, match=r"rollout\.shares_base with verl"):
-        best_plan(
+        find_best_plan(
             job_from(
                 {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", **ON_GPUS},
                 ["framework=verl", "training.backend=fsdp2"],

@@ -7,10 +7,10 @@ import pytest
 
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import execution_spec
-from rlplan.planner.executable import executable_plan
+from rlplan.planner.executable import require_executable
 from rlplan.planner.plan import read_plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
@@ -51,11 +51,11 @@ def _check(model: str, algorithm: str, gpus: str, folder: Path) -> None:
     data = {"prompts": DATA["train"], "heldout": DATA["heldout"]}
     rewards = [{"kind": "answer_matcher"}]
     asked = {"policy": model, "algorithm": algorithm, "hardware": gpus, "data": data, "rewards": rewards}
-    budget = best_plan(job_from(asked))
+    budget = find_best_plan(job_from(asked))
     if budget.verdict is not Verdict.FITS:
         assert gpus.startswith(("1x", "2x")) or "32B" in model, "none of the larger ones is too small"
         return
-    plan = executable_plan(budget)
+    plan = require_executable(budget)
     assert plan.schedule.placement is budget.choice.arrangement.placement
     assert plan.zero_stage == budget.choice.trainer.zero_stage
     for device in budget.ledger.devices:

@@ -15,9 +15,9 @@ from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedu
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.planner.plan import Plan, write_plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.resolve import choice_of
+from rlplan.planner.resolve import read_choice
 from rlplan.spec.job import JobSpec
-from rlplan.spec.resolved import on_a_cpu_host
+from rlplan.spec.resolved import resolve_on_cpu
 from rlplan.trace import MemorySample, Span, record_line
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind, MemoryKind, Placement, Provenance, Role
@@ -145,9 +145,9 @@ def make_plan(shape: RunShape, folder: Path) -> Plan:
             "controls": {"shuffle_rewards": shape.shuffle_rewards},
         }
     )
-    job = on_a_cpu_host(asked)
+    job = resolve_on_cpu(asked)
     placement = Placement.DISAGGREGATED if shape.num_devices > 1 else Placement.HYBRID
-    choice = choice_of(job, placement, 2)
+    choice = read_choice(job, placement, 2)
     schedule = build_schedule(job, choice)
     ledger = _ledger(schedule, shape)
     return Plan(asked=asked, job=job, choice=choice, schedule=schedule, ledger=ledger, fit=Verdict.FITS)
@@ -218,7 +218,7 @@ def _trace_lines(plan: Plan, shape: RunShape) -> Iterator[str]:
     now = 2.0
     for step, actions in _steps_done(plan, shape):
         ends = {action.id: now for action in actions}
-        for action in (action for action in actions if action.happens_in(step)):
+        for action in (action for action in actions if action.runs_in_step(step)):
             start = max([now, *(ends[before] for before in action.after)])
             ends[action.id] = start + SECONDS[action.kind] * (1 + 0.08 * math.sin(step + 1))
             for index, (process, device) in enumerate(_processes(plan.schedule, action)):
@@ -299,7 +299,7 @@ def _timing_rows(plan: Plan, shape: RunShape) -> list[dict[str, float]]:
     rows = []
     for step, actions in _steps_done(plan, shape):
         if step != 0:
-            seconds = {f"seconds/{action.id}": SECONDS[action.kind] for action in actions if action.happens_in(step)}
+            seconds = {f"seconds/{action.id}": SECONDS[action.kind] for action in actions if action.runs_in_step(step)}
             total = sum(seconds.values())
             rows.append(
                 {"step": step, "step_s": total, "throughput/tokens_per_sec": 9000 + 40 * math.sin(step), **seconds}

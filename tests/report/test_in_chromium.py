@@ -9,9 +9,9 @@ import pytest
 
 import rlplan
 from benchmarks.pages.chromium import WIDTHS, Chromium
-from rlplan.report.plans.comparison import side_of, write_comparison
+from rlplan.report.plans.comparison import make_side, write_comparison
 from rlplan.report.plans.simulated import read_simulated_plan
-from rlplan.report.plans.write import write_report_of, write_simulation_report
+from rlplan.report.plans.write import write_plan_report, write_simulation_report
 from rlplan.report.write import write_report
 from tests.report.factory import RunShape, make_empty_run, make_run
 from tests.repository.at_night import at_night
@@ -37,14 +37,14 @@ def _pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     simulation = write_simulation_report(folder / "result.json", folder / "simulation")
     assert simulation
     sides = [
-        side_of(plan.plan, plan.compared()),
-        side_of(read_simulated_plan(json.loads((folder / "result.json").read_text()), folder / "result.json"), {}),
-        *(side_of(result.run, result.compared()) for result in map(rlplan.load_run, runs)),
+        make_side(plan.plan, plan.compared()),
+        make_side(read_simulated_plan(json.loads((folder / "result.json").read_text()), folder / "result.json"), {}),
+        *(make_side(result.run, result.build_comparison_row()) for result in map(rlplan.load_run, runs)),
     ]
     write_comparison(sides, folder / "comparison.html")
     return {
         "comparison": folder / "comparison.html",
-        "plan": write_report_of(plan.plan, "plan.json", folder / "plan").page,
+        "plan": write_plan_report(plan.plan, "plan.json", folder / "plan").page,
         "simulation": simulation.page,
         "run": write_report(runs[0], folder / "run", runs[1:]).page,
         "empty run": write_report(make_empty_run(folder / "empty"), folder / "empty-report").page,

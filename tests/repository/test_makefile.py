@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = """#!/bin/sh
@@ -33,7 +33,7 @@ def make_test(folder: Path, fast: int, engines: int) -> tuple[int, list[str], st
     command = ["make", *(word for name in ready for word in ("-o", name)), "test", f"VENV={folder / 'venv'}", "ARGS=-x"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=scaled(60), check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=scale_seconds(60), check=False
     )
     return done.returncode, calls.read_text().splitlines(), done.stdout
 
@@ -67,7 +67,12 @@ def test_what_is_told_at_the_end_names_the_tests_that_failed(tmp_path: Path) -> 
     environment = os.environ | {"RLPLAN_TEST_RESULTS": str(results), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={tmp_path}", "-p", "tests.conftest"]
     done = subprocess.run(
-        [*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=scaled(60), check=False
+        [*command, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=scale_seconds(60),
+        check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert results.read_text().splitlines() == [

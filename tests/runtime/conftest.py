@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from rlplan.planner.plan import Plan, read_plan
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.trace import Trace
 from tests.runtime.runs.architectures import job_of
 
@@ -115,7 +115,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str], folder: Path) -> FinishedRun:
     """Wait for a command; its whole process group is killed when it does not end in time."""
     try:
-        stdout, stderr = process.communicate(timeout=scaled(DEADLINE_S))
+        stdout, stderr = process.communicate(timeout=scale_seconds(DEADLINE_S))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
@@ -163,7 +163,7 @@ def run_once(run_job: Runner, shared: Path) -> Runner:
 
     def run(job: str, *arguments: str) -> FinishedRun:
         record = shared / f"run-{hashlib.sha256(repr((job, arguments)).encode()).hexdigest()[:16]}.json"
-        with FileLock(record.with_suffix(".lock"), timeout=scaled(2 * DEADLINE_S)):
+        with FileLock(record.with_suffix(".lock"), timeout=scale_seconds(2 * DEADLINE_S)):
             if not record.exists():
                 made = run_job(job, *arguments)
                 record.write_text(json.dumps([str(made.folder), made.exit_code, made.stdout, made.stderr]))

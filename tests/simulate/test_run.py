@@ -76,7 +76,7 @@ def test_a_job_on_a_cpu_is_simulated_by_its_graph() -> None:
     result = simulate(SimulationSetting(schedule, costs, num_steps=2))
     ends: dict[str, float] = {}
     for action in schedule.step:
-        if action.happens_in(2):
+        if action.runs_in_step(2):
             ends[action.id] = 1.0 + max((ends[name] for name in action.after if name in ends), default=0.0)
     assert result.step_s[1] >= max(ends.values())
     assert {span.action_id for span in result.trace.spans if span.step == 2} == set(ends)

@@ -10,7 +10,7 @@ import pytest
 
 from rlplan.errors import RunError, SpecError
 from rlplan.reading import MAX_SPEC_BYTES, read_text
-from rlplan.spec.base import ByteCount, Spec, read_json, shorten, validate, writing
+from rlplan.spec.base import ByteCount, Spec, explain_write_errors, read_json, shorten_value, validate
 from rlplan.spec.resolved import ResolvedJob
 
 
@@ -108,7 +108,7 @@ def test_a_large_value_is_not_printed_whole() -> None:
     deep: list[Any] = []
     for _ in range(20_000):
         deep = [deep]
-    assert len(shorten(deep)) < 80
+    assert len(shorten_value(deep)) < 80
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_what_is_not_json_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    with pytest.raises(SpecError) as caught, writing(file / "plan.json"):
+    with pytest.raises(SpecError) as caught, explain_write_errors(file / "plan.json"):
         (file / "sub").mkdir()
     assert caught.value.what == f"{file / 'plan.json'} cannot be written: Not a directory"
     assert caught.value.where == str(file / "sub")
@@ -169,7 +169,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_no_fault_of_what_was_asked_for(number: int) -> None:
-    with pytest.raises(RunError, match=r"plan.json cannot be written: .*(space|quota)"), writing(Path("plan.json")):
+    with (
+        pytest.raises(RunError, match=r"plan.json cannot be written: .*(space|quota)"),
+        explain_write_errors(Path("plan.json")),
+    ):
         raise OSError(number, os.strerror(number))
 
 
@@ -183,7 +186,7 @@ def list_specs() -> list[type[Spec]]:
 
 @pytest.mark.parametrize("kind", [each for each in list_specs() if each.__module__.startswith("rlplan.")])
 def test_what_is_made_by_default_is_what_the_validator_makes(kind: type[Spec]) -> None:
-    default, validated = kind.by_default(), kind()
+    default, validated = kind.create_default(), kind()
     assert default == validated
     assert default.model_fields_set == validated.model_fields_set == set()
     assert default.model_dump(mode="json") == validated.model_dump(mode="json")

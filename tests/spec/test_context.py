@@ -3,8 +3,8 @@
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner.rules import model_refusals
-from rlplan.planner.search import best_plan
+from rlplan.planner.rules import find_model_refusals
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import settle
@@ -33,10 +33,10 @@ def test_a_context_that_is_overridden_is_the_limit_whether_longer_or_shorter() -
 
 def test_a_context_that_is_overridden_is_planned_for_trainers_of_others_alone() -> None:
     asked = job("policy.max_position_embeddings=16384")
-    assert next(model_refusals(settle(asked))).startswith(
+    assert next(find_model_refusals(settle(asked))).startswith(
         "policy.max_position_embeddings: the runtime uses the value in"
     )
-    assert best_plan(asked, with_others=False).job.backend == "fsdp2"
+    assert find_best_plan(asked, with_others=False).job.backend == "fsdp2"
 
 
 def test_a_table_of_learned_positions_has_as_many_rows_as_the_context_that_is_overridden() -> None:

@@ -10,7 +10,7 @@ from rlplan.errors import SpecError
 from rlplan.planner.plan import dump_plan, read_plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.declaration import Algorithm, read_declaration
-from rlplan.spec.files.job_file import changed, load_job
+from rlplan.spec.files.job_file import load_job, override_job
 from rlplan.spec.parts.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.vocabulary import Role
 from tests.factories import ROOT, make_job, make_plan, write_job
@@ -63,7 +63,7 @@ def test_the_path_alone_brings_the_declared_name(file: Path, algorithm: Any) -> 
     """Whatever the job was trained by before: in an override, and laid over a job that was read already."""
     job_file = write_job(file.parent, **({} if algorithm is None else {"algorithm": algorithm}))
     assert load_job(job_file, ["algorithm.path=mine.py:MINE"]).algorithm.name == "mine"
-    other = changed(load_job(job_file), [f"algorithm.path={file}:MINE"])
+    other = override_job(load_job(job_file), [f"algorithm.path={file}:MINE"])
     assert (other.algorithm.name, other.trained_roles) == ("mine", (Role.POLICY, Role.VALUE))
     assert other.algorithm.path == f"{file.resolve()}:MINE"
 
@@ -190,7 +190,7 @@ def test_of_pairs_only_the_best_and_the_worst_are_trained(
     """64 rollouts: eight groups of eight are 16 answers of pairs, which three shares take as 3, 3 and 2 pairs."""
     keys = {"workload.num_samples_per_prompt": num_samples, "workload.num_prompts_per_step": 64 // num_samples}
     job = make_job(**{"algorithm.name": name, "algorithm.kl_coef": 0.1, "workload.mini_batch_size": 64, **keys})
-    assert job.num_trained_by(shares) == trained
+    assert job.count_trained(shares) == trained
 
 
 @pytest.mark.parametrize(

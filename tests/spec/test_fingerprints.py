@@ -9,7 +9,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.plan import read_plan, write_plan
-from rlplan.spec.fingerprints import is_model_of, model_fingerprint, profile_fingerprint
+from rlplan.spec.fingerprints import matches_fingerprint, model_fingerprint, profile_fingerprint
 from rlplan.spec.model_files import identifying_files
 from tests.factories import make_job, make_plan, make_profile
 from tests.spec.test_model_files import names_in_transformers
@@ -100,10 +100,10 @@ def digest_of_the_first_rule(folder: Path) -> str:
 
 def test_digests_without_a_version_are_compared_by_the_rule_that_made_them(policy: Path) -> None:
     before = digest_of_the_first_rule(policy)
-    assert is_model_of(policy, before)
-    assert is_model_of(policy, model_fingerprint(policy))
+    assert matches_fingerprint(policy, before)
+    assert matches_fingerprint(policy, model_fingerprint(policy))
     (policy / "config.json").write_text("{}")
-    assert not is_model_of(policy, before)
+    assert not matches_fingerprint(policy, before)
 
 
 def test_another_value_in_a_profile_shows() -> None:

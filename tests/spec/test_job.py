@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlplan.errors import SpecError
-from rlplan.planner.executable import missing
+from rlplan.planner.executable import list_missing
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FormatCheckerSpec
-from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
+from rlplan.spec.resolved import ResolvedJob, resolve_on_cpu
 from rlplan.units import GIB, MIB
 from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, job_data, make_job, write_config, write_job
 
@@ -43,7 +43,7 @@ def test_the_quickstart_is_read_as_it_is_written() -> None:
 
 @pytest.mark.parametrize("path", JOB_EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_loads_with_its_model_and_profile(path: Path) -> None:
-    job = on_a_cpu_host(load_job(path))
+    job = resolve_on_cpu(load_job(path))
     assert job.name == path.stem
     assert job.load_model().num_parameters > 0
     assert job.load_profile().name == job.hardware.profile
@@ -325,15 +325,15 @@ def test_relative_paths_are_read_from_the_folder_of_the_job(tmp_path: Path) -> N
 def test_paths_made_relative_and_absolute_again_are_the_same(parts: list[str], folder_parts: list[str]) -> None:
     job = make_job().map_paths(lambda _: os.path.normpath(Path("/srv/jobs").joinpath(*parts)))
     folder = Path("/srv/rlplan-tests").joinpath(*folder_parts)
-    portable = job.relative_to(folder)
+    portable = job.make_relative(folder)
     assert not portable.policy.path.startswith("/")
-    assert portable.resolved(folder) == job
+    assert portable.resolve_paths(folder) == job
 
 
 def test_without_rewards_a_reward_model_or_a_teacher_stands_in() -> None:
-    (lacks,) = missing(make_job(rewards=[]))
+    (lacks,) = list_missing(make_job(rewards=[]))
     assert "one of the three is needed" in lacks[0]
-    assert not list(missing(make_job(rewards=[], **{"roles.teacher.path": "other"})))
+    assert not list(list_missing(make_job(rewards=[], **{"roles.teacher.path": "other"})))
     assert make_job(rewards=[], **{"roles.teacher.path": "other"}).scored_roles == ("reference", "teacher")
 
 
@@ -363,9 +363,9 @@ def test_roles_that_would_not_be_used_are_refused(overrides: dict[str, Any], rea
 
 
 def test_paths_of_roles_move_with_the_job(tmp_path: Path) -> None:
-    job = make_job(**{"roles.reward.path": "judge", "roles.reference.path": "anchor"}).resolved(tmp_path)
+    job = make_job(**{"roles.reward.path": "judge", "roles.reference.path": "anchor"}).resolve_paths(tmp_path)
     assert job.roles.paths == {"reference": str(tmp_path / "anchor"), "reward": str(tmp_path / "judge")}
-    assert job.relative_to(tmp_path).roles.paths == {"reference": "anchor", "reward": "judge"}
+    assert job.make_relative(tmp_path).roles.paths == {"reference": "anchor", "reward": "judge"}
 
 
 @pytest.mark.parametrize("key", ["path", "adapter"])

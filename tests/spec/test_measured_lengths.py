@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.measured_lengths import lengths_of_run
+from rlplan.spec.measured_lengths import read_run_lengths
 from tests.factories import EXAMPLES
 
 
@@ -19,24 +19,24 @@ def run_folder(path: Path) -> Path:
 
 
 def test_a_run_s_lengths_become_the_workload_s(tmp_path: Path) -> None:
-    job = load_job(EXAMPLES / "quickstart.yaml", lengths_of_run(run_folder(tmp_path)))
+    job = load_job(EXAMPLES / "quickstart.yaml", read_run_lengths(run_folder(tmp_path)))
     assert (job.workload.usual_prompt_len, job.workload.usual_response_len) == (7, 4)
     assert job.workload.response_lengths.quantile(1.0) == 6
 
 
 def test_prompts_alone_are_enough(tmp_path: Path) -> None:
     (run_folder(tmp_path) / "lengths.json").unlink()
-    assert lengths_of_run(tmp_path) == ("workload.mean_prompt_len=7",)
+    assert read_run_lengths(tmp_path) == ("workload.mean_prompt_len=7",)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"mean_response_len": 0}', '{"response_lengths": NaN}'])
 def test_a_file_of_another_shape_is_one_message(tmp_path: Path, content: str) -> None:
     (run_folder(tmp_path) / "lengths.json").write_text(content)
     with pytest.raises(SpecError) as caught:
-        lengths_of_run(tmp_path)
+        read_run_lengths(tmp_path)
     assert "lengths.json" in caught.value.where
 
 
 def test_a_folder_without_lengths_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds no lengths"):
-        lengths_of_run(tmp_path)
+        read_run_lengths(tmp_path)

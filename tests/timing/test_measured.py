@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlplan.timing.measured import join_seconds, measured_seconds
+from rlplan.timing.measured import collect_durations, join_seconds
 from rlplan.trace import Span
 from tests.factories import make_plan
 
@@ -20,7 +20,7 @@ def test_a_span_lasts_from_the_first_process_to_the_last_and_rows_of_the_driver_
         span("generate", 2, 10.0, 11.0, "rollout_engine/0"),
     ]
     rows = [{"step": -1}, {"step": 2, "seconds/generate": 1.25}]
-    durations = measured_seconds(plan.schedule, spans, rows)
+    durations = collect_durations(plan.schedule, spans, rows)
     assert durations == {
         ("start", "start_trainer"): [9.0],
         ("step", "generate"): [1.25],
@@ -31,8 +31,8 @@ def test_a_span_lasts_from_the_first_process_to_the_last_and_rows_of_the_driver_
 def test_the_first_step_counts_only_where_there_is_no_other() -> None:
     plan = make_plan()
     rows = [{"step": step, "seconds/generate": seconds} for step, seconds in ((1, 9.0), (2, 1.0), (3, 3.0))]
-    assert measured_seconds(plan.schedule, [], rows) == {("step", "generate"): [1.0, 3.0]}
-    assert measured_seconds(plan.schedule, [], rows[:1]) == {("step", "generate"): [9.0]}
+    assert collect_durations(plan.schedule, [], rows) == {("step", "generate"): [1.0, 3.0]}
+    assert collect_durations(plan.schedule, [], rows[:1]) == {("step", "generate"): [9.0]}
 
 
 def test_each_measured_action_meets_its_own_prediction() -> None:

@@ -16,20 +16,20 @@ from rlplan.accuracy.files.reading import read_points
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.errors import SpecError
 from rlplan.foreign.source import read_source
-from rlplan.planner.plan import digest_of, read_plan
+from rlplan.planner.plan import compute_digest, read_plan
 from rlplan.report.run_folder import read_run_folder
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
 from rlplan.runtime.data import tables
 from rlplan.runtime.data.layouts import Columns
-from rlplan.runtime.data.loading import Wanted, load_rows
-from rlplan.runtime.data.role_tokenizers import token_ids
-from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.data.loading import RowNeeds, load_rows
+from rlplan.runtime.data.role_tokenizers import read_token_ids
+from rlplan.runtime.data.text_tokens import read_end_tokens
 from rlplan.spec.base import read_json
 from rlplan.spec.declaration import read_declaration
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.fingerprints import model_fingerprint
 from rlplan.spec.hardware.catalogue import read_profile
-from rlplan.spec.measured_lengths import lengths_of_run
+from rlplan.spec.measured_lengths import read_run_lengths
 from rlplan.spec.model import read_model
 from rlplan.spec.models.headers import read_checkpoint
 from tests.accuracy.files.test_reading import V0_LOG, V1_LOG
@@ -95,7 +95,9 @@ def _with_marked_paths(path: Path) -> bytes:
 def _with_its_digest(data: bytes) -> bytes:
     try:
         stored = json.loads(data)
-        stored["digest"] = digest_of({key: stored[key] for key in stored if key not in ("schema_version", "digest")})
+        stored["digest"] = compute_digest(
+            {key: stored[key] for key in stored if key not in ("schema_version", "digest")}
+        )
         return json.dumps(stored).encode()
     except (ValueError, TypeError, LookupError, RecursionError):
         return data
@@ -115,8 +117,10 @@ def _of_models() -> dict[str, Reader]:
             (_json(index),),
             {"one.safetensors": _safetensors({"a": [4]})},
         ),
-        "tokens": Reader("tokenizer.json", lambda path: token_ids(path.parent), (read["tokenizer.json"],)),
-        "ends": Reader("generation_config.json", lambda path: end_tokens(path.parent), (b'{"eos_token_id": [2, 7]}',)),
+        "tokens": Reader("tokenizer.json", lambda path: read_token_ids(path.parent), (read["tokenizer.json"],)),
+        "ends": Reader(
+            "generation_config.json", lambda path: read_end_tokens(path.parent), (b'{"eos_token_id": [2, 7]}',)
+        ),
         "fingerprint": Reader("tokenizer.json", lambda path: model_fingerprint(path.parent), (b"{}",)),
     }
 
@@ -144,7 +148,7 @@ def _of_data() -> dict[str, Reader]:
     def load(path: Path) -> None:
         rows = path.read_bytes()
         pairs = b"chosen" in rows
-        load_rows(path, Columns(), path.parent, Wanted("pair" if pairs else "", answers=not pairs))
+        load_rows(path, Columns(), path.parent, RowNeeds("pair" if pairs else "", answers=not pairs))
 
     lines = tuple(b"\n".join(json.dumps(row).encode() for row in [row, row]) for row in rows)
     lists = tuple(json.dumps([row, row]).encode() for row in rows)
@@ -152,7 +156,9 @@ def _of_data() -> dict[str, Reader]:
         "data: lines": Reader("rows.jsonl", load, lines),
         "data: a list": Reader("rows.json", load, lists),
         "data: its own list of files": Reader(
-            "state.json", lambda path: _ends_in_words(lambda: tables._files(path.parent)), (b'{"_data_files": ["a"]}',)
+            "state.json",
+            lambda path: _ends_in_words(lambda: tables._find_files(path.parent)),
+            (b'{"_data_files": ["a"]}',),
         ),
     }
 
@@ -209,9 +215,9 @@ def _of_runs(folder: Path) -> dict[str, Reader]:
         found[f"run: {name}"] = Reader(name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True)
     lengths = {"mean_response_len": 3, "response_lengths": {"kind": "histogram", "edges": [1, 5, 9], "counts": [1, 2]}}
     return found | {
-        "run: lengths.json": Reader("lengths.json", lambda path: lengths_of_run(path.parent), (_json(lengths),)),
+        "run: lengths.json": Reader("lengths.json", lambda path: read_run_lengths(path.parent), (_json(lengths),)),
         "run: data.json": Reader(
-            "data.json", lambda path: lengths_of_run(path.parent), (_json({"prompt_len": {"mean": 3.5, "max": 9}}),)
+            "data.json", lambda path: read_run_lengths(path.parent), (_json({"prompt_len": {"mean": 3.5, "max": 9}}),)
         ),
         "run: any JSON": Reader("x.json", lambda path: read_json(path, "it"), (_json({"a": [1, {"b": None}]}),)),
     }

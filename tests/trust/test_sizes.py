@@ -11,7 +11,7 @@ from rlplan.errors import SpecError
 from rlplan.reading import MAX_JSON_VALUES
 from rlplan.report.run_folder import read_run_folder
 from rlplan.runtime.data.layouts import Columns
-from rlplan.runtime.data.loading import Wanted, load_rows
+from rlplan.runtime.data.loading import RowNeeds, load_rows
 from rlplan.spec.base import read_json
 from rlplan.spec.files.job_file import load_job
 from tests.cli.conftest import Call, rlplan
@@ -69,7 +69,7 @@ def test_a_small_table_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> N
     pa.parquet.write_table(pa.table({"prompt": prompts}), path, compression="zstd")
     assert path.stat().st_size < 200_000
     with pytest.raises(SpecError, match=r"its rows take more than 100 times|too much memory|malloc|realloc"):
-        load_rows(path, Columns(), EXAMPLES / "models" / "sorter", Wanted())
+        load_rows(path, Columns(), EXAMPLES / "models" / "sorter", RowNeeds())
 
 
 def test_json_of_too_many_values_is_refused_by_every_reader_of_it(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_json_of_too_many_values_is_refused_by_every_reader_of_it(tmp_path: Path
     for read in (
         lambda: read_json(tmp_path / "p.json", "it", limit=1 << 30),
         lambda: read_points(tmp_path / "p.json"),
-        lambda: load_rows(tmp_path / "rows.json", Columns(), tmp_path, Wanted()),
+        lambda: load_rows(tmp_path / "rows.json", Columns(), tmp_path, RowNeeds()),
     ):
         with pytest.raises(SpecError, match="more than 4000000 values"):
             read()

@@ -62,7 +62,7 @@ def command(
 
 def _trace(question: "Question") -> "TraceEstimate":
     from rlplan.errors import SpecError
-    from rlplan.spec.models.catalogue import model_path
+    from rlplan.spec.models.catalogue import find_model_path
 
     if not question.job.is_on_gpus:
         raise SpecError(
@@ -72,7 +72,7 @@ def _trace(question: "Question") -> "TraceEstimate":
             way_out="leave --trace out, or set GPUs: hardware=8xH100",
         )
     path = question.job.policy.path
-    if model_path(path) is None:
+    if find_model_path(path) is None:
         raise SpecError(
             f"model '{path}' is not a path",
             where="policy.path",

@@ -15,17 +15,17 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Convert another framework's configuration into a job. Lists the keys without a counterpart; runs nothing."""
-    from rlplan.foreign.check import imported_job
-    from rlplan.foreign.job_text import job_text
-    from rlplan.spec.base import writing
+    from rlplan.foreign.check import import_job
+    from rlplan.foreign.job_text import write_job_text
+    from rlplan.spec.base import explain_write_errors
     from rlplan_cli.render.foreign import show_account
     from rlplan_cli.render.terminal import note, print_json
     from rlplan_cli.sources import read_foreign
 
-    imported, job = imported_job(*read_foreign(asked))
-    text = job_text(imported, job)
+    imported, job = import_job(*read_foreign(asked))
+    text = write_job_text(imported, job)
     if out is not None:
-        with writing(out):
+        with explain_write_errors(out):
             out.write_text(text, encoding="utf-8")
     if as_json:
         print_json({"schema_version": 1, **imported.as_json(), "job": imported.data})

@@ -68,9 +68,9 @@ def command(
 
 
 def _add_lengths(job: JobArguments, run: Path) -> JobArguments:
-    from rlplan.spec.measured_lengths import lengths_of_run
+    from rlplan.spec.measured_lengths import read_run_lengths
 
-    return replace(job, overrides=[*lengths_of_run(run), *(job.overrides or ())])
+    return replace(job, overrides=[*read_run_lengths(run), *(job.overrides or ())])
 
 
 def _refuse_stages(out: Path, name: str) -> SpecError:

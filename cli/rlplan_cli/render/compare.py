@@ -10,9 +10,9 @@ from typing import Any
 from rich.text import Text
 
 from rlplan.comparison import CompareResult
-from rlplan.planner.measured_errors import step_error
+from rlplan.planner.measured_errors import find_step_error
 from rlplan.planner.plan_parts import Verdict
-from rlplan.results import OfPlan
+from rlplan.results import PlannedResult
 from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import format_verdict
@@ -42,7 +42,7 @@ def _show_intervals(comparison: CompareResult, rows: list[dict[str, Any]]) -> No
     for row, result in zip(rows, comparison.results, strict=True):
         if row["step_interval_s"] is not None and result.plan.verdict.may_fit:
             low, high = map(format_seconds, row["step_interval_s"])
-            ranges.setdefault(step_error(result.plan).words, []).append(f"{row['devices']} {low} to {high}")
+            ranges.setdefault(find_step_error(result.plan).words, []).append(f"{row['devices']} {low} to {high}")
     for words, clusters in ranges.items():
         show_fact("Step time", f"{', '.join(clusters)} ({words})")
 
@@ -68,7 +68,7 @@ def _show_table(comparison: CompareResult, rows: list[dict[str, Any]]) -> None:
     show_left_out(name for name in COLUMNS if name not in columns)
 
 
-def _cell(name: str, row: Mapping[str, Any], result: OfPlan) -> str | Text:
+def _cell(name: str, row: Mapping[str, Any], result: PlannedResult) -> str | Text:
     if name == "verdict":
         return format_verdict(result.plan.verdict)
     return COLUMNS[name](row) if result.plan.verdict.may_fit else UNKNOWN

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rlplan.memory.ledger import LedgerRow
-from rlplan.planner.answers.plan_results import needed_words
+from rlplan.planner.answers.plan_results import describe_needed_memory
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import KvReport
 from rlplan.units import GIB, format_bytes
-from rlplan.vocabulary import MemoryKind, words_of
+from rlplan.vocabulary import MemoryKind, format_name
 from rlplan_cli.render.plan import format_fullness, format_peak_range, name_loss, show_headline, show_others
 from rlplan_cli.render.terminal import (
     NARROW,
@@ -103,7 +103,7 @@ def _show_binding(plan: Plan) -> None:
     table = new_table("kind", *(() if is_compact else map(_short_name, processes)), "total", title=title)
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
     for process, _, kind, size in peak.rows:
-        cells = sizes[words_of(kind)]
+        cells = sizes[format_name(kind)]
         cells[process] = cells.get(process, 0) + size
     for name, cells in sorted(sizes.items(), key=lambda item: -sum(item[1].values())):
         shown = [] if is_compact else [_size(cells[process]) if process in cells else "-" for process in processes]
@@ -147,7 +147,7 @@ def _short_name(process: str) -> str:
 def _show_risks(plan: Plan) -> None:
     """Show KV cache, lengths, host and disk, one line each."""
     kv = plan.kv
-    if needed := needed_words(plan):
+    if needed := describe_needed_memory(plan):
         show_fact("GPU", needed)
     if kv is not None:
         show_fact(
@@ -166,7 +166,7 @@ def _show_risks(plan: Plan) -> None:
     host, count = plan.ledger.host_peak(), plan.job.hardware.num_hosts
     room = " (its size is unknown without a node profile, so it is not checked)"
     if plan.host_capacity is not None:
-        room = f" of {format_bytes(plan.ledger.host_capacity_of(host.scope))}"
+        room = f" of {format_bytes(plan.ledger.get_host_capacity(host.scope))}"
     hosts = f" on each of {count} hosts" if count > 1 else ""
     disk = f"a checkpoint takes {format_bytes(plan.checkpoint_bytes)} on disk"
     swap = f", swapped states {format_bytes(plan.swap_bytes)} on each host" if plan.swap_bytes else ""
@@ -187,7 +187,7 @@ def show_trace(estimate: "TraceEstimate") -> None:
     table = new_table("kind", "one GPU", "source", title="Training peak", left=("source",))
     for kind, size in sorted(estimate.rows.items(), key=lambda item: -item[1]):
         traced = kind is MemoryKind.ACTIVATIONS
-        table.add_row(words_of(kind), format_bytes(size), "trace" if traced else "formulas")
+        table.add_row(format_name(kind), format_bytes(size), "trace" if traced else "formulas")
     stdout.print(table)
     words = "Activations include logits and temporaries. Rollouts and scoring are not included."
     show_text(Text(words, style="dim"))

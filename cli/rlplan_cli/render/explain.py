@@ -13,7 +13,16 @@ from rlplan.planner.plan import Plan
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import format_verdict, show_speed
-from rlplan_cli.render.terminal import NARROW, join_parts, name_of, new_table, show_fact, show_text, show_typed, stdout
+from rlplan_cli.render.terminal import (
+    NARROW,
+    join_parts,
+    name_resource,
+    new_table,
+    show_fact,
+    show_text,
+    show_typed,
+    stdout,
+)
 
 NUM_RUNNERS_UP = 5
 LEFT = ("meaning", "verdict")
@@ -35,7 +44,7 @@ def _show_phases(plan: Plan, phases: Sequence[PhaseBottleneck]) -> None:
         return
 
     def word(resource: str) -> str:
-        return name_of(Resource(resource), is_on_host=plan.is_on_host)
+        return name_resource(Resource(resource), is_on_host=plan.is_on_host)
 
     names = ("phase", "seconds", "share", "bound by", "slack of others")
     table = new_table(*names, title="Bottleneck of each phase", left=("bound by", "slack of others"))

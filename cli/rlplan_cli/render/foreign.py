@@ -5,7 +5,7 @@ In: Imported, Checked. Out: the answer on stdout, the account of keys on stderr.
 
 from itertools import groupby
 
-from rlplan.foreign.check import Checked, typed_values
+from rlplan.foreign.check import Checked, format_assignments
 from rlplan.foreign.convert import Imported
 from rlplan.units import format_bytes
 from rlplan_cli.render.plan import format_fullness, format_peak_range, show_errors, show_headline
@@ -38,7 +38,7 @@ def show_check(checked: Checked) -> None:
         print("Each of these changes alone makes it fit, the mildest first:")
     for change in checked.changes:
         size = format_bytes(change.num_bytes)
-        show_change(typed_values(change.values), f"{change.plan.verdict.value}, {size}")
+        show_change(format_assignments(change.values), f"{change.plan.verdict.value}, {size}")
     if checked.changes:
         first = checked.changes[0].values.items()
         show_fact("To try the first", "add " + " ".join(f"--set {key}={value}" for key, value in first))

@@ -10,16 +10,16 @@ from rich.text import Text
 
 from rlplan.planner.answers.plan_results import (
     PARALLEL_AXES,
-    differences,
-    error_words,
-    needed_words,
-    peak_words,
-    phase_costs,
+    describe_needed_memory,
+    describe_peak_error,
+    describe_step_error,
+    diff_choices,
+    sum_phase_costs,
 )
 from rlplan.planner.checks.trainers import NAMES
 from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.margins import SAME_SPEED
-from rlplan.planner.measured_errors import step_interval
+from rlplan.planner.measured_errors import predict_step_interval
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.units import format_bytes, format_seconds
@@ -27,7 +27,7 @@ from rlplan_cli.render.terminal import (
     NARROW,
     join_parts,
     list_parts,
-    name_of,
+    name_resource,
     new_table,
     show_change,
     show_fact,
@@ -55,7 +55,7 @@ def show_plan(plan: Plan, *, top: int) -> None:
     words = f"peak {format_fullness(plan)} on the fullest {fullest}, in {peak.action_id}{format_peak_range(plan)}"
     if plan.kv is not None:
         words += f"; KV cache {format_bytes(plan.kv.kv_cache_memory_bytes)} per engine rank"
-    if needed := needed_words(plan):
+    if needed := describe_needed_memory(plan):
         words += f"; {needed}"
     show_fact("Memory", words)
     show_errors(plan)
@@ -66,7 +66,7 @@ def show_plan(plan: Plan, *, top: int) -> None:
 
 def show_errors(plan: Plan) -> None:
     """Show the ranges of step time and peak, and the measurements behind them."""
-    for name, words in (("Step time", error_words(plan)), ("Peak", peak_words(plan))):
+    for name, words in (("Step time", describe_step_error(plan)), ("Peak", describe_peak_error(plan))):
         if words:
             show_fact(name, words)
 
@@ -126,7 +126,7 @@ def _format_speed(plan: Plan) -> tuple[str, str]:
     dollars, hours = plan.dollars_per_million_tokens, plan.gpu_hours_per_million_tokens
     cost = f", {hours:.3g} GPU-hours per million tokens" if dollars is None else f", ${dollars:.3g} per million tokens"
     speed = f", {plan.tokens_per_s:,.0f} tokens/s (prompts included)"
-    low, high = map(format_seconds, step_interval(plan) or (0.0, 0.0))
+    low, high = map(format_seconds, predict_step_interval(plan) or (0.0, 0.0))
     details = f" (range {low} to {high}){speed}" + ("" if plan.is_on_host else cost)
     return f"{format_seconds(plan.seconds)} per step", details
 
@@ -200,12 +200,12 @@ def _show_phases(plan: Plan) -> None:
     seconds, step = plan.seconds or 1.0, plan.timing.step
     names = ("phase", "seconds", "of the step", "bound by", "breakdown")
     table = new_table(*names, title="Steady step by phase", left=("bound by", "breakdown"))
-    costs = phase_costs(step)
+    costs = sum_phase_costs(step)
     widest = max((len(format_seconds(cost.seconds)) for cost in costs.values()), default=0)
     widths = len("rollout"), max(widest, len("seconds")), len("of the step"), len("device memory")
     room = stdout.width - sum(widths) - 3 * len(names)
     for phase, cost in costs.items():
-        share, bound = f"{cost.seconds / seconds:.0%}", name_of(cost.bound_by, is_on_host=plan.is_on_host)
+        share, bound = f"{cost.seconds / seconds:.0%}", name_resource(cost.bound_by, is_on_host=plan.is_on_host)
         parts = join_parts(list_parts(cost, is_on_host=plan.is_on_host), room)
         table.add_row(phase.value, format_seconds(cost.seconds), share, bound, parts)
     stdout.print(table)
@@ -264,7 +264,7 @@ def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title
             cells[:2] = [format_seconds(layout.seconds), f"{more:+.1%}"]
             is_as_fast |= more < 0 and layout.choice != plan.choice
         cells.append(layout.verdict.value)
-        differs = differences(layout.choice, plan.choice, plan.job, plan.asked) or "the chosen layout"
+        differs = diff_choices(layout.choice, plan.choice, plan.job, plan.asked) or "the chosen layout"
         typed.append((str(len(typed) + 1), differs))
         table.add_row(*((typed[-1][0], *cells) if is_narrow else (*cells, differs)))
     stdout.print(table)

@@ -12,7 +12,7 @@ def answer_served(question: Question, *, as_json: bool, has_load: bool = False) 
 
     Raises: SpecError, NoFeasiblePlanError when the engine does not start.
     """
-    result = ServingResult(question.job, question.served(), question.served_load() if has_load else None)
+    result = ServingResult(question.job, question.predict_engine(), question.predict_load() if has_load else None)
     if as_json:
         print_json(result.as_json())
     else:
@@ -20,7 +20,9 @@ def answer_served(question: Question, *, as_json: bool, has_load: bool = False) 
         if result.load is not None:
             show_load(result.load)
     if not result.fits:
-        raise result.served.refusal("larger GPUs, more of them, a smaller model, or a shorter workload.max_prompt_len")
+        raise result.served.build_refusal(
+            "larger GPUs, more of them, a smaller model, or a shorter workload.max_prompt_len"
+        )
 
 
 def show_served(served: Served) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from rlplan.planner.answers.plan_results import phase_costs
+from rlplan.planner.answers.plan_results import sum_phase_costs
 from rlplan.planner.plan import Plan
 from rlplan.simulate.result import SimulationResult
 from rlplan.timing.cost import Cost
@@ -24,7 +24,7 @@ def show_simulation(plan: Plan, result: SimulationResult) -> None:
     show_speed(plan)
     _show_steps(result)
     _show_part(result)
-    _show_phases(plan.timing.step, phase_costs(plan.timing.step), result)
+    _show_phases(plan.timing.step, sum_phase_costs(plan.timing.step), result)
     _show_groups(result)
     _show_rollouts(result)
 

@@ -20,7 +20,7 @@ from rlplan.errors import RlplanError
 from rlplan.printable import printable
 from rlplan.timing.cost import Cost, Resource
 from rlplan.units import format_bytes, format_seconds
-from rlplan.vocabulary import MemoryKind, words_of
+from rlplan.vocabulary import MemoryKind, format_name
 
 PIPE_WIDTH = 120
 """Width in characters when it is not known: in a pipe or a file."""
@@ -186,23 +186,23 @@ ON_A_HOST = {Resource.HOST: "fresh memory", Resource.LATENCY: "Python and calls"
 """Names of resources in tables, where they differ from the resource's own name."""
 
 
-def name_of(resource: Resource, *, is_on_host: bool) -> str:
+def name_resource(resource: Resource, *, is_on_host: bool) -> str:
     """The name of a resource on a host or a GPU."""
     special = {Resource.IDLE: "waiting"} | (ON_A_HOST if is_on_host else ON_GPUS)
-    return special.get(resource) or words_of(resource.value)
+    return special.get(resource) or format_name(resource.value)
 
 
 def list_parts(cost: Cost, *, is_on_host: bool) -> list[str]:
     """List the three largest parts of a cost, such as `compute 12.1 s`; parts below 1 % are left out."""
     parts = sorted(cost.parts.items(), key=lambda item: -item[1])
     shown = [(resource, part) for resource, part in parts if part >= 0.01 * cost.seconds][:3]
-    return [f"{name_of(resource, is_on_host=is_on_host)} {format_seconds(part)}" for resource, part in shown]
+    return [f"{name_resource(resource, is_on_host=is_on_host)} {format_seconds(part)}" for resource, part in shown]
 
 
 def list_sizes(sizes: Mapping[MemoryKind, int]) -> list[str]:
     """List sizes such as `KV cache 32.0 MiB`, largest first."""
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
-    return [f"{words_of(kind)} {format_bytes(size)}" for kind, size in ordered if size]
+    return [f"{format_name(kind)} {format_bytes(size)}" for kind, size in ordered if size]
 
 
 def show_fact(head: str, text: str) -> None:

@@ -80,7 +80,7 @@ class Asked:
         from rlplan.spec.job import JobSpec
 
         short: dict[str, Any] = {"schema_version": 2, **{FIELDS[name]: value for name, value in self.named.items()}}
-        long, opened = JobSpec.long_form(short), {word.partition(".")[0].strip() for word in self.overrides}
+        long, opened = JobSpec.expand_short_forms(short), {word.partition(".")[0].strip() for word in self.overrides}
         yaml, out = YAML(), io.StringIO()
         yaml.dump(apply_overrides({key: (long if key in opened else short)[key] for key in short}, self.overrides), out)
         return out.getvalue()
@@ -106,7 +106,7 @@ def answer(fields: Mapping[str, str]) -> dict[str, Any]:
 
 def _render_plan(asked: Asked) -> str:
     """Render the best plan, without the next best ones, each of which would take a search."""
-    from rlplan.planner.search import best_plan
+    from rlplan.planner.search import find_best_plan
     from rlplan.report import html
     from rlplan.report.plans.forecast import forecast
     from rlplan.report.plans.plan_page import plan_page
@@ -114,5 +114,5 @@ def _render_plan(asked: Asked) -> str:
     from rlplan.sources import JobWords, read_question
 
     words = JobWords(overrides=[*asked.overrides], **asked.named)
-    plan = best_plan(read_question("plan", words).job, with_others=False)
+    plan = find_best_plan(read_question("plan", words).job, with_others=False)
     return html.render("plan_parts.html.j2", page=plan_page(plan), drawing=draw(forecast(plan, "the form")))

@@ -14,7 +14,7 @@ from rlplan.accuracy.files.measured_jobs import read_job_points
 from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
-from rlplan.spec.base import read_json, shorten, validate
+from rlplan.spec.base import read_json, shorten_value, validate
 
 MAX_FILE_BYTES = 64 << 20
 """Larger than any file of points or start-up log; a larger file is refused."""
@@ -89,14 +89,14 @@ def _read_latencies(text: str, path: Path) -> list[MeasuredPoint]:
                 raise _refuse_csv(f"a row has not the header's {len(header)} fields and an id", path, line)
             points += [_make_latency(row, column, path, line) for column in _LATENCIES]
     except csv.Error as error:
-        raise _refuse_csv(f"not CSV: {shorten(str(error))}", path, reader.line_num) from None
+        raise _refuse_csv(f"not CSV: {shorten_value(str(error))}", path, reader.line_num) from None
     return points
 
 
 def _make_latency(row: dict[str, str], column: str, path: Path, line: int) -> MeasuredPoint:
     value = _parse_number(row[column])
     if not isinstance(value, int | float) or not 0 < value < 1e12:
-        raise _refuse_csv(f"{column} is {shorten(row[column])}, not a number above 0", path, line)
+        raise _refuse_csv(f"{column} is {shorten_value(row[column])}, not a number above 0", path, line)
     name = _LATENCIES[column]
     left_out = {"id", "model_path", "system", *_LATENCIES}
     if len(row["id"]) > MAX_ID:

@@ -15,10 +15,10 @@ from typing import Any
 from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
-from rlplan.spec.base import shorten
-from rlplan.spec.hardware.catalogue import usual_node
+from rlplan.spec.base import shorten_value
+from rlplan.spec.hardware.catalogue import find_usual_node
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths
 
 USUAL_PROMPT = 200
@@ -128,10 +128,10 @@ def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:
 
 def _make_hardware(point: MeasuredPoint, count: int) -> str:
     """The GPUs in short form: `12xhgx-h20`, or `6xh20` where they do not fill hosts. Raises: CannotPredict."""
-    gpu = gpu_of(point)
+    gpu = find_gpu(point)
     if gpu is None:
-        raise CannotPredict(f"no profile of the GPU '{shorten(point.gpu)}'")
-    node = usual_node(gpu)
+        raise CannotPredict(f"no profile of the GPU '{shorten_value(point.gpu)}'")
+    node = find_usual_node(gpu)
     if node is None or count % node.num_gpus:
         return f"{count}x{gpu.name}"
     return f"{count // node.num_gpus}x{node.name}"

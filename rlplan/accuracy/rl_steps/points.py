@@ -7,19 +7,19 @@ Left out: checkpoints, evaluation, rewards, the driver's time between phases.
 import re
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import phase_seconds, plan_of, predict_seconds
+from rlplan.accuracy.predict import phase_seconds, plan_point_job, predict_seconds
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.rl_steps.job import count_steps, rl_job
-from rlplan.planner.measured_errors import stratum_of
+from rlplan.planner.measured_errors import find_stratum
 
 
 @predicts("rl_step_time")
 def predict_rl_step(point: MeasuredPoint) -> Prediction:
     """The time of a step or of a stage."""
-    plan = plan_of(rl_job(point))
+    plan = plan_point_job(rl_job(point))
     scale = count_steps(point, plan.job.workload.num_rollouts_per_step) / parse_seconds(point.measured.unit)
     parts = {phase.value: seconds * scale for phase, seconds in phase_seconds(plan).items()}
-    return Prediction(predict_seconds(plan) * scale, parts=parts, stratum=stratum_of(plan, point.quantity))
+    return Prediction(predict_seconds(plan) * scale, parts=parts, stratum=find_stratum(plan, point.quantity))
 
 
 @predicts("rl_fits")
@@ -30,7 +30,7 @@ def predict_fit(point: MeasuredPoint) -> Prediction:
     """
     if not isinstance(point.measured.value, bool):
         raise CannotPredict(f"measured is {point.measured.value!r}; a point of kind rl_fits says true or false")
-    plan = plan_of(rl_job(point))
+    plan = plan_point_job(rl_job(point))
     return Prediction(plan.fit.value, is_right=plan.memory_fits == point.measured.value)
 
 

@@ -8,13 +8,13 @@ import math
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import make_policy, model_of
+from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import find_actions, plan_of
+from rlplan.accuracy.predict import find_actions, plan_point_job
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
-from rlplan.accuracy.settings import Settings, gpu_of
+from rlplan.accuracy.settings import Settings, find_gpu
 from rlplan.errors import SpecError
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import ceil_div
@@ -38,12 +38,14 @@ def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
     """Seconds of one weight sync, or GB/s where a rate was measured."""
     unit = UNIT.match(point.measured.unit.strip())
     if unit is None:
-        return Refusal(f"unit {shorten(point.measured.unit)} is no duration")
-    plan = plan_of(sync_job(point))
+        return Refusal(f"unit {shorten_value(point.measured.unit)} is no duration")
+    plan = plan_point_job(sync_job(point))
     [action, *_] = find_actions(plan, ActionKind.SYNC_WEIGHTS)
     seconds = plan.costs[action].seconds
     if unit.group(1) == "GB/s":
-        return Prediction(model_of(point).num_parameters * Settings(point).element_bytes("dtype") / seconds / 1e9)
+        return Prediction(
+            find_point_model(point).num_parameters * Settings(point).element_bytes("dtype") / seconds / 1e9
+        )
     return Prediction(seconds * (1000 if unit.group(1) == "ms" else 1))
 
 
@@ -86,7 +88,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         },
         "rollout": {
             "engine": "sglang" if words.has("sglang") else "auto",
-            "tp": ranks or math.gcd(min(USUAL_TP, generation or training), model_of(point).num_heads),
+            "tp": ranks or math.gcd(min(USUAL_TP, generation or training), find_point_model(point).num_heads),
             "attention_dp": 1,
         },
         "placement": placement,
@@ -140,11 +142,11 @@ def _read_ranks(point: MeasuredPoint) -> tuple[int, int | None]:
 
 def _find_gpu(point: MeasuredPoint) -> GpuProfile:
     """The GPU, also from a text such as `H100 nodes (8x), IB`. Raises: CannotPredict."""
-    if gpu := gpu_of(point):
+    if gpu := find_gpu(point):
         return gpu
     for word in re.findall(r"[a-z]+\d+[a-z]*", (point.gpu or "").lower()):
         try:
             return get_gpu(word, where=point.id)
         except SpecError:
             continue
-    raise CannotPredict(f"no profile is known for '{shorten(point.gpu)}'")
+    raise CannotPredict(f"no profile is known for '{shorten_value(point.gpu)}'")

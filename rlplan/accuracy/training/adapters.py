@@ -11,9 +11,9 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.accuracy.training.trainers import AGILERL, Trainer
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.adapters import EXPERTS, linear_layers, lora_parameters
+from rlplan.spec.models.adapters import EXPERTS, list_linear_layers, list_lora_parameters
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TARGETS = (
@@ -59,11 +59,11 @@ def read_lora(point: MeasuredPoint, model: ModelSpec, trainer: Trainer) -> dict[
         return None
     words = set(re.findall(r"[a-z0-9]+", settings.word("adapters").lower()))
     if unknown := words - {"policy", "reference", "adapter", "adapters", "and", "lora", "fp32", "bf16"}:
-        raise CannotPredict(f"setting 'adapters' says {shorten(min(unknown))}, which a job cannot express")
+        raise CannotPredict(f"setting 'adapters' says {shorten_value(min(unknown))}, which a job cannot express")
     if "reference" in words and trainer is not AGILERL:
         raise CannotPredict("a second set of adapters: a job cannot express that for a training step alone")
     if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
-        raise CannotPredict(f"setting 'lora_scope' is {shorten(scope)}; known are all and language_model")
+        raise CannotPredict(f"setting 'lora_scope' is {shorten_value(scope)}; known are all and language_model")
     targets, rank = _read_targets(settings, point, model, trainer)
     key = settings.first(DROPOUTS)
     lora: dict[str, Any] = {"rank": rank, "target_modules": _map_names(model, targets)}
@@ -97,7 +97,7 @@ def _trains_lora(settings: RunSettings, hint: str) -> bool:
     _check_algorithm(settings, has_lora=has_lora)
     if not has_lora and "method" in settings and not (FULL & set(words)):
         raise CannotPredict(
-            f"method {shorten(settings.raw('method'))} is not modelled: a job trains all weights, or LoRA"
+            f"method {shorten_value(settings.raw('method'))} is not modelled: a job trains all weights, or LoRA"
         )
     return has_lora
 
@@ -158,14 +158,16 @@ def _read_stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, 
     names = [name.strip().lower() for name in names]
     if len(names) == 1 and re.fullmatch(r"all([ \-_](linear|layers|targets))?", names[0]):
         return ALL_LINEAR
-    known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
+    known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in list_linear_layers(model)}
     spelled = {short.lower(): name for name in known for short in (name, name.removesuffix("_proj"))}
     targets = tuple(dict.fromkeys(spelled[name] for name in names if name in spelled))
     if not targets and isinstance(value, str) and "," not in value:
         return None  # a remark, such as `see config`
     for name in names:
         if name not in spelled or not any(re.search(place, spelled[name]) for place in _PLACES.values()):
-            raise CannotPredict(f"setting '{key}' names layer {shorten(name)}, which is not modelled in this model")
+            raise CannotPredict(
+                f"setting '{key}' names layer {shorten_value(name)}, which is not modelled in this model"
+            )
     return targets
 
 
@@ -183,7 +185,7 @@ def _find_listed(text: str) -> tuple[str, ...] | None:
 def _infer_targets(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
     """The first common set of layers with this number of parameters, at the stated rank or a power of two."""
     for targets in TARGETS:
-        per_rank = sum(p.numel for p in lora_parameters(model, 1, _map_names(model, targets)))
+        per_rank = sum(p.numel for p in list_lora_parameters(model, 1, _map_names(model, targets)))
         implied = trainable // per_rank
         if trainable == per_rank * implied and (implied == rank if rank else implied.bit_count() == 1):
             return targets, implied
@@ -193,7 +195,7 @@ def _infer_targets(model: ModelSpec, trainable: int, rank: int | None) -> tuple[
 def _map_names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
     """The model's names of the layers that correspond to Llama's."""
     wanted = {place for place, pattern in _PLACES.items() for target in targets if re.search(pattern, target)}
-    known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
+    known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in list_linear_layers(model)}
     if set(targets) <= known:
         return sorted(targets)
     names = {name for name in known for place in wanted if re.search(f"^({_PLACES[place]})", name)}

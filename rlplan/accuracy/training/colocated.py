@@ -17,11 +17,11 @@ from rlplan.accuracy.predict import (
     find_actions,
     held_by_engine,
     held_on_device,
-    plan_of,
+    plan_point_job,
     predict_bytes,
 )
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.job import training_job
 from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
 from rlplan.planner.plan import Plan
@@ -92,7 +92,7 @@ def find_version(settings: RunSettings) -> str | None:
 
 def known_gpu(point: MeasuredPoint) -> GpuProfile:
     """The GPU. Raises: CannotPredict for an unknown GPU, or one without NVML's number for its driver."""
-    gpu = gpu_of(point)
+    gpu = find_gpu(point)
     if gpu is None:
         raise CannotPredict("the GPU is not known, and with it the context that NVML counts")
     if gpu.nvml_memory is None:
@@ -115,13 +115,13 @@ def predict_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_reside
 
 def predict_update(point: MeasuredPoint) -> Prediction:
     """NVML's peak during an update, with the engine asleep."""
-    return predict_nvml(point, plan_of(colocated_job(point)), *TRAINS)
+    return predict_nvml(point, plan_point_job(colocated_job(point)), *TRAINS)
 
 
 @predicts("sleeping_engine_residual", "rollout_peak")
 def predict_engine(point: MeasuredPoint) -> Prediction:
     """NVML's memory of a sleeping engine, or its peak during generation; the trainer is offloaded in both cases."""
-    plan, is_asleep = plan_of(colocated_job(point, has_passes=False)), point.kind == "sleeping_engine_residual"
+    plan, is_asleep = plan_point_job(colocated_job(point, has_passes=False)), point.kind == "sleeping_engine_residual"
     kind = ActionKind.SLEEP_ENGINE if is_asleep else ActionKind.GENERATE
     sizes = held_by_engine(plan, kind, is_resident=is_asleep)
     sizes[MemoryKind.CONTEXT] = sizes.get(MemoryKind.CONTEXT, 0) + context_of_process(plan)

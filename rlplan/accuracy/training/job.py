@@ -7,10 +7,10 @@ job can express. Left out: bytes and seconds (predict.py).
 import re
 from typing import Any, cast
 
-from rlplan.accuracy.named_models import make_policy, model_of
+from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.adapters import read_lora
 from rlplan.accuracy.training.settings import (
     ACCUMULATION,
@@ -108,7 +108,7 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
 
     has_passes: whether passes were measured, so that tokens and recomputation matter, and not only states.
     """
-    settings, trainer, model = RunSettings(point), find_trainer(point), model_of(point)
+    settings, trainer, model = RunSettings(point), find_trainer(point), find_point_model(point)
     _check_attention(settings, trainer, model)
     layout = Layout(settings)
     tokens, recomputed = Tokens(1, 2), cast("str | tuple[str, ...]", NONE)
@@ -148,7 +148,7 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
 
 def make_hardware(point: MeasuredPoint, count: int) -> dict[str, Any]:
     """The `hardware` of the point's job, with its stated power limit and hosts."""
-    gpu, settings, text = gpu_of(point), RunSettings(point), (point.gpu or "").lower()
+    gpu, settings, text = find_gpu(point), RunSettings(point), (point.gpu or "").lower()
     if gpu is None:
         settings.assume("gpu", USUAL_GPU)
     hardware: dict[str, Any] = {"profile": gpu.name if gpu else USUAL_GPU, "num_devices": count}

@@ -6,12 +6,12 @@ In: a point of kind `max_model_size`. Out: the size of the largest OPT policy wh
 import re
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import plan_of
+from rlplan.accuracy.predict import plan_point_job
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.job import make_hardware
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.models.catalogue import find_model, load_catalogue
 
 PROMPT = RESPONSE = 256
@@ -22,7 +22,7 @@ PROMPT = RESPONSE = 256
 def predict_largest(point: MeasuredPoint) -> Prediction:
     """The size of the largest OPT whose PPO step fits on one GPU, such as `13b`."""
     settings = RunSettings(point)
-    if num_ranks(settings) > 1 or gpu_of(point) is None:
+    if num_ranks(settings) > 1 or find_gpu(point) is None:
         raise CannotPredict("the largest model is predicted for one known GPU")
     if "ppo" not in settings.word("algo").lower() or "zero-offload" not in settings.word("offload").lower():
         raise CannotPredict("only PPO with ZeRO-Offload is predicted")
@@ -59,7 +59,7 @@ def _fits(point: MeasuredPoint, actor: str, critic: str) -> bool:
         "rollout": {"engine": "transformers" if settings.says("hybrid_engine") else "auto"},
         "placement": {"placement": "hybrid"},
     }
-    return plan_of(job).fit.may_fit
+    return plan_point_job(job).fit.may_fit
 
 
 def _list_opts() -> list[str]:
@@ -72,6 +72,6 @@ def _find_opt(name: str) -> str:
     """The bundled OPT nearest to the size that a name such as `OPT-350M` states. Raises: CannotPredict."""
     match = re.search(r"(\d+(?:\.\d+)?)\s*([mb])\b", name.lower())
     if match is None:
-        raise CannotPredict(f"the size of the critic is not stated: {shorten(name)}")
+        raise CannotPredict(f"the size of the critic is not stated: {shorten_value(name)}")
     size = float(match.group(1)) * (10**6 if match.group(2) == "m" else 10**9)
     return min(_list_opts(), key=lambda opt: abs(find_model(opt).num_parameters - size))

@@ -7,9 +7,9 @@ Left out: reading settings (job.py), an engine that sleeps in the same process (
 import re
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import held_between_steps, peak_in_training, plan_of, predict_bytes
+from rlplan.accuracy.predict import held_between_steps, peak_in_training, plan_point_job, predict_bytes
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.colocated import predict_update
 from rlplan.accuracy.training.job import training_job
 from rlplan.accuracy.training.trainers import AGILERL, find_trainer
@@ -27,16 +27,16 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
     statistic = find_statistic(point)
     if find_trainer(point) is AGILERL and statistic is Statistic.PROCESS:
         return predict_update(point)
-    if statistic is Statistic.PROCESS and gpu_of(point) is None:
+    if statistic is Statistic.PROCESS and find_gpu(point) is None:
         raise CannotPredict("the GPU is not known, and with it the context that nvidia-smi counts")
-    plan = plan_of(training_job(point))
+    plan = plan_point_job(training_job(point))
     return predict_bytes(point, peak_in_training(plan, statistic), plan)
 
 
 @predicts("train_steady")
 def predict_steady(point: MeasuredPoint) -> Prediction:
     """Bytes of a rank between two steps."""
-    plan = plan_of(training_job(point, has_passes=False))
+    plan = plan_point_job(training_job(point, has_passes=False))
     sizes = held_between_steps(plan, Statistic.ALLOCATED)
     sizes = {kind: size for kind, size in sizes.items() if kind is not MemoryKind.COMM_BUFFERS}
     return predict_bytes(point, sizes, plan)

@@ -7,11 +7,11 @@ from typing import Any
 
 from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import held_by_scorer, plan_of, predict_bytes
+from rlplan.accuracy.predict import held_by_scorer, plan_point_job, predict_bytes
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.training.job import make_hardware, stated_loss
 from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_precision, read_tokens
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.vocabulary import Role
 
 SCALAR_ROLES = ("value", "critic", "reward")
@@ -36,7 +36,7 @@ def _predict(point: MeasuredPoint, *, is_resident: bool) -> Prediction:
     role = Role.REWARD if _read_role(settings) in SCALAR_ROLES else Role.REFERENCE
     stated = point.measured.statistic
     statistic = Statistic.ALLOCATED if stated is Statistic.UNSTATED else stated
-    plan = plan_of(score_job(point, role, has_passes=not is_resident))
+    plan = plan_point_job(score_job(point, role, has_passes=not is_resident))
     return predict_bytes(point, held_by_scorer(plan, role, statistic, is_resident=is_resident), plan)
 
 
@@ -80,7 +80,7 @@ def _read_role(settings: RunSettings) -> str:
     """The role of the pass. Raises: CannotPredict for other roles and for several GPUs."""
     role = settings.word("role", "policy").lower()
     if role not in ROLES:
-        raise CannotPredict(f"role {shorten(role)} is none of {', '.join(ROLES)}")
+        raise CannotPredict(f"role {shorten_value(role)} is none of {', '.join(ROLES)}")
     if num_ranks(settings) > 1 or settings.degree("tp") > 1:
         raise CannotPredict("only passes on one GPU are modelled")
     return role

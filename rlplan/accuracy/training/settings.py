@@ -12,7 +12,7 @@ from typing import Any, get_args
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import Settings
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.parts.training import RecomputedModule
 from rlplan.vocabulary import Dtype
 
@@ -218,7 +218,7 @@ def parse_recompute(value: Any, key: str = "recompute") -> Recomputed:
         name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth", "recompute")
     ):
         return FULL
-    raise CannotPredict(f"setting '{key}' is {shorten(value)}; known are full, selective and none")
+    raise CannotPredict(f"setting '{key}' is {shorten_value(value)}; known are full, selective and none")
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
     if not any(
         name in word for name in ("bf16", "fp16", "bfloat16", "float16", "16-true", "half", "fp8", "float8", "nvfp4")
     ):
-        raise CannotPredict(f"setting '{key}' is {shorten(word)}, which is not modelled")
+        raise CannotPredict(f"setting '{key}' is {shorten_value(word)}, which is not modelled")
     return Precision(Dtype.FLOAT32 if has_master else narrow, narrow)
 
 
@@ -288,4 +288,4 @@ def read_optimizer(settings: RunSettings) -> str:
             return "muon"
         if "adam" in word or "lora" in word or "distributed optimizer" in word:  # LoRA+ and LoRA-FA are AdamW
             return "adamw"
-    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which a job cannot express")
+    raise CannotPredict(f"setting 'optimizer' is {shorten_value(word)}, which a job cannot express")

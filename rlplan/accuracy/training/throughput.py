@@ -6,9 +6,9 @@ In: a point. Out: the step of its job's plan in the point's unit. Left out: data
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import model_of
+from rlplan.accuracy.named_models import find_point_model
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import plan_of, predict_seconds
+from rlplan.accuracy.predict import plan_point_job, predict_seconds
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.training.job import GLOBAL_BATCH, is_bridge, training_job
 from rlplan.accuracy.training.settings import (
@@ -21,8 +21,8 @@ from rlplan.accuracy.training.settings import (
     num_ranks,
 )
 from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, find_trainer
-from rlplan.planner.answers.model_flops import model_flops, peak_flops_per_s
-from rlplan.planner.measured_errors import stratum_of
+from rlplan.planner.answers.model_flops import count_model_flops, read_peak_flops_per_s
+from rlplan.planner.measured_errors import find_stratum
 from rlplan.planner.plan import Plan
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import NONE
@@ -40,9 +40,9 @@ GPUS_OF_A_HOST = 8
 @predicts("throughput_train")
 def predict_throughput(point: MeasuredPoint) -> Prediction:
     """Throughput of a published training run."""
-    plan = plan_of(step_job(point))
-    value = in_unit(point.measured.unit, plan, predict_seconds(plan))
-    return Prediction(value, stratum=stratum_of(plan, point.quantity))
+    plan = plan_point_job(step_job(point))
+    value = convert_to_unit(point.measured.unit, plan, predict_seconds(plan))
+    return Prediction(value, stratum=find_stratum(plan, point.quantity))
 
 
 def step_job(point: MeasuredPoint) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def step_job(point: MeasuredPoint) -> dict[str, Any]:
         raise CannotPredict(
             "prime-rl synchronizes its host for every layer and token, which no job or framework profile describes"
         )
-    settings, trainer, model = RunSettings(point), find_trainer(point), model_of(point)
+    settings, trainer, model = RunSettings(point), find_trainer(point), find_point_model(point)
     job = training_job(point)
     training: dict[str, Any] = job["training"]
     stage = _read_zero_stage(settings, trainer)
@@ -68,7 +68,7 @@ def step_job(point: MeasuredPoint) -> dict[str, Any]:
     return job
 
 
-def in_unit(unit: str, plan: Plan, seconds: float) -> float:
+def convert_to_unit(unit: str, plan: Plan, seconds: float) -> float:
     """A step's throughput in a source's unit. Raises: CannotPredict."""
     word = unit.lower().replace(" per ", "/").replace(" ", "")
     word = re.sub(r"sec(ond)?s?(?![a-z])", "s", word)
@@ -84,11 +84,11 @@ def in_unit(unit: str, plan: Plan, seconds: float) -> float:
         return 1000 * seconds
     if re.match(r"s(/|$)", word):
         return seconds
-    flops = model_flops(plan) / seconds / plan.num_devices
+    flops = count_model_flops(plan) / seconds / plan.num_devices
     if re.match(r"p?tflop|teraflop", word):
         return flops / 1e12
     if "mfu" in word or (word.startswith("%") and "peak" in word):
-        return 100 * flops / peak_flops_per_s(plan)
+        return 100 * flops / read_peak_flops_per_s(plan)
     raise CannotPredict(f"unit {unit!r} is no throughput that is known")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training.settings import RunSettings
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 
 STAGE = ("zero_stage", "zero", "stage", "deepspeed_stage")
 COUNTS = {
@@ -32,7 +32,7 @@ def read_stage(settings: RunSettings) -> int | None:
     match = re.search(r"\d+", value) if isinstance(value, str) else None
     stage = int(match.group()[:9]) if match else settings.read_count(key, at_least=0)
     if stage > 3:
-        raise CannotPredict(f"setting '{key}' is {shorten(value)}; stages are 0 to 3")
+        raise CannotPredict(f"setting '{key}' is {shorten_value(value)}; stages are 0 to 3")
     return stage
 
 

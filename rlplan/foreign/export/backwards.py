@@ -18,14 +18,14 @@ from rlplan.foreign.pipeline import write_stages
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
 from rlplan.frameworks.profile import find_release
-from rlplan.frameworks.rules import matches, word_of
-from rlplan.planner.checks.frameworks import word_changes
+from rlplan.frameworks.rules import format_value, matches
+from rlplan.planner.checks.frameworks import format_changes
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import validate
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import model_path, named_model
+from rlplan.spec.models.catalogue import find_model_path, format_model_name
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
@@ -38,9 +38,9 @@ _OTHERS = "another target, of which `rlplan emit --help` has the list"
 
 def _refuse_lost(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> EmitError:
     """The refusal of keys that the stack cannot express, with the values that import reads back."""
-    words = [f"{key} = {wanted.get(key, 'null')} ({word_of(value)} is read back)" for key, value in lost.items()]
+    words = [f"{key} = {wanted.get(key, 'null')} ({format_value(value)} is read back)" for key, value in lost.items()]
     changes = [
-        "training.lora=null" if key == ADAPTERS and value is None else f"{key}={word_of(value)}"
+        "training.lora=null" if key == ADAPTERS and value is None else f"{key}={format_value(value)}"
         for key, value in lost.items()
     ]
     makes_less = any(key.startswith("workload.") and key != _ROLLOUTS for key in lost)
@@ -48,7 +48,7 @@ def _refuse_lost(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[st
         f"{table.title} has no settings for {', '.join(words[:4])}",
         where=f"plan of {plan.job.name}, target {table.title} {table.version}",
         rule="the exported settings import as the plan's job",
-        way_out=_OTHERS if makes_less else f"plan the job with values that it has: {word_changes(changes)}",
+        way_out=_OTHERS if makes_less else f"plan the job with values that it has: {format_changes(changes)}",
     )
 
 
@@ -153,7 +153,7 @@ def _list_unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> It
 def _list_defaults(plan: Plan) -> dict[str, Any]:
     """The job keys of a job with defaults only."""
     answers = {"policy": plan.model_name, "hardware": "8xH100", "algorithm": plan.job.algorithm.name}
-    return flatten_keys(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
+    return flatten_keys(validate(JobSpec, JobSpec.expand_short_forms(answers), file="defaults").model_dump(mode="json"))
 
 
 _OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", "roles.")
@@ -165,8 +165,8 @@ def _list_wanted(plan: Plan, table: Table) -> dict[str, Any]:
     Passes are sized in rollouts or in tokens, whichever the plan chose and the stack supports.
     """
     wanted = {key: value for key, value in flatten_keys(plan.job.model_dump(mode="json")).items() if value is not None}
-    wanted["policy.path"] = plan.asked.policy.path if model_path(plan.asked.policy.path) else plan.model_name
-    wanted |= {f"roles.{role}.path": named_model(path) for role, path in plan.job.roles.paths.items()}
+    wanted["policy.path"] = plan.asked.policy.path if find_model_path(plan.asked.policy.path) else plan.model_name
+    wanted |= {f"roles.{role}.path": format_model_name(path) for role, path in plan.job.roles.paths.items()}
     wanted.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
         wanted[_ROLLOUTS] = _find_even_passes(plan, table)
@@ -212,7 +212,7 @@ def _find_even_passes(plan: Plan, table: Table) -> int:
     Raises: EmitError where the job sets a number that does not divide it.
     """
     work, micro = plan.job.workload, plan.job.workload.micro_batch_size_per_gpu
-    share = max(1, work.mini_batch_size // plan.schedule.layout("policy_trainer").dp)
+    share = max(1, work.mini_batch_size // plan.schedule.find_layout("policy_trainer").dp)
     even = next(size for size in range(min(micro, share), 0, -1) if share % size == 0)
     if plan.choice.trainer.max_tokens is None and even != micro:
         raise EmitError(
@@ -268,7 +268,9 @@ def _write_row(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dic
         return None if theirs is None else {**written, row.key: theirs}
     constant = row.value * prod(wanted[factor] for factor in row.times) if row.times else row.value
     is_number = isinstance(constant, int | float) and not isinstance(constant, bool) and not isinstance(value, bool)
-    return written if word_of(constant) == word_of(value) or (is_number and constant == value) else None  # 0 and 0.0
+    return (
+        written if format_value(constant) == format_value(value) or (is_number and constant == value) else None
+    )  # 0 and 0.0
 
 
 def _satisfy(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -288,8 +290,8 @@ def _satisfy(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[s
 def _invert(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> Any:
     """The foreign value for a job value; None without one."""
     if row.map is not None:
-        words = [theirs for theirs, ours in row.map.items() if word_of(ours) == word_of(value)]
-        current = word_of(settings.entries[row.key].value) if row.key in settings.entries else ""
+        words = [theirs for theirs, ours in row.map.items() if format_value(ours) == format_value(value)]
+        current = format_value(settings.entries[row.key].value) if row.key in settings.entries else ""
         word = current if current in words else next(iter(words), None)
         return {"true": True, "false": False}.get(word, word) if word is not None else None
     if row.convert in SHARES:
@@ -316,7 +318,7 @@ def _invert(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[s
 
 
 def _are_equal(first: Any, second: Any) -> bool:
-    return bool(first == second) or word_of(first) == word_of(second)
+    return bool(first == second) or format_value(first) == format_value(second)
 
 
 def _add_hosts(settings: Settings, plan: Plan) -> Settings:
@@ -379,7 +381,7 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
     }
     keys = [key for key in rows if key in wanted and not key.startswith("hardware.")]
     must_say = _list_required_keys(settings, plan, wanted)
-    sized = tuple(f"scoring.{role}." for role in plan.job.scored_roles if plan.asked.scoring.pass_of(role).is_stated)
+    sized = tuple(f"scoring.{role}." for role in plan.job.scored_roles if plan.asked.scoring.get_pass(role).is_stated)
     stated = [key for key in keys if key in back or key.startswith((*_MUST_SAY, *sized))]
     stated += [key for key in must_say if key not in stated]
     lost = {key: back.get(key) for key in stated if not _are_equal(back.get(key), wanted[key]) and key not in _UNSAID}

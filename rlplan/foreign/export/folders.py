@@ -15,8 +15,8 @@ from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.export.backwards import Export, export_plan
 from rlplan.foreign.table import get_table_name, load_table
 from rlplan.planner.plan import Plan
-from rlplan.spec.base import writing
-from rlplan.spec.files.job_file import changed
+from rlplan.spec.base import explain_write_errors
+from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 
 
@@ -211,10 +211,10 @@ def _convert_lists(value: Any) -> Any:
     return list(parts.values()) if parts and all(key.isdigit() for key in parts) else parts
 
 
-def for_stack(job: JobSpec, stack: str) -> JobSpec:
+def set_framework(job: JobSpec, stack: str) -> JobSpec:
     """The job with the stack's framework, where its own is `auto`."""
     table = load_table(stack)
-    return changed(job, [f"framework={table.framework}"]) if table.trains and job.framework == "auto" else job
+    return override_job(job, [f"framework={table.framework}"]) if table.trains and job.framework == "auto" else job
 
 
 def check_stack(target: str, others: Sequence[str] = ()) -> str:
@@ -254,7 +254,7 @@ def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
 
 def write_texts(texts: Mapping[str, str], folder: Path) -> list[Path]:
     """Write the files of a rendered export. Raises: SpecError where the folder cannot be written."""
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")

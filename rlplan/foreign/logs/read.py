@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.planner.answers.measured_step import MeasuredStep
 from rlplan.reading import read_text
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.vocabulary import Phase
 
@@ -183,14 +183,14 @@ def _parse_own_field(text: str) -> tuple[str, tuple[str, float]]:
     name, _, unit = rest.rpartition(":") if meaning not in LENGTHS else (rest, "", "s")
     if meaning not in MEANINGS or not rest:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' has no known meaning",
+            f"'{shorten_value(text)[1:-1]}' has no known meaning",
             where="command line: --field",
             rule=f"MEANING=NAME:UNIT; meanings: {', '.join(MEANINGS)}.{did_you_mean(meaning, MEANINGS)}",
             way_out="for example --field rollout=gen_ms:ms",
         )
     if unit not in UNITS or not name:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' has no known unit",
+            f"'{shorten_value(text)[1:-1]}' has no known unit",
             where="command line: --field",
             rule=f"seconds of a phase need a unit after the name: {', '.join(UNITS)}; lengths are tokens",
             way_out=f"--field {meaning}={name or rest}:s",
@@ -205,7 +205,7 @@ def _check_own_meanings(
         if name not in names:
             raise _refuse(
                 path,
-                f"no row has the field '{shorten(name)[1:-1]}'",
+                f"no row has the field '{shorten_value(name)[1:-1]}'",
                 f"a field of the log.{did_you_mean(name, names)}",
                 f"fields there: {', '.join(sorted(names)[:12])}",
             )

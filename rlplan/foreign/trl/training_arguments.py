@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplan.foreign.documents import read_document
 from rlplan.foreign.settings import Given
-from rlplan.frameworks.rules import word_of
+from rlplan.frameworks.rules import format_value
 from rlplan.reading import is_file
 
 KIND, DEEPSPEED, FSDP = "accelerate.distributed_type", "accelerate.deepspeed_config.", "accelerate.fsdp_config."
@@ -116,7 +116,7 @@ def _convert_deepspeed(inner: Mapping[str, Given]) -> dict[str, Given]:
 
 def _convert_fsdp(words: Given) -> Iterator[tuple[str, Given]]:
     """Accelerate's keys for `fsdp="full_shard auto_wrap offload"`, or for a list of these words."""
-    text: Any = word_of(words.value)
+    text: Any = format_value(words.value)
     yield KIND, Given("FSDP", words.place)
     if "auto_wrap" in text:
         yield from ((key, Given(value, words.place)) for key, value in _WRAPPED.items())

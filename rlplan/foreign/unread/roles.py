@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings
-from rlplan.frameworks.rules import word_of
+from rlplan.frameworks.rules import format_value
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.vocabulary import Role
 
@@ -100,8 +100,8 @@ def _find_differences(settings: Settings, role: Role) -> Iterator[Difference]:
         if not stated and own and role is Role.VALUE:  # upstream's critic does not inherit the policy's value
             stated, value = own, settings.defaults.get(own, settings.defaults.get(key))
         policy = settings.resolve(key)
-        if value is not None and word_of(value).lower() != word_of(policy).lower():
-            words = f"{stated}={word_of(value)} ({word_of(policy)} for the policy)"
+        if value is not None and format_value(value).lower() != format_value(policy).lower():
+            words = f"{stated}={format_value(value)} ({format_value(policy)} for the policy)"
             yield Difference(words, _may_take_more(stated, value, policy))
 
 

@@ -24,8 +24,8 @@ from rlplan.frameworks.rules import matches
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import read_yaml
-from rlplan.spec.hardware.catalogue import count_and_name
-from rlplan.spec.models.catalogue import bundled_id, nearest_id
+from rlplan.spec.hardware.catalogue import split_count
+from rlplan.spec.models.catalogue import find_bundled_id, find_nearest_id
 
 FILE = Path(__file__).parent / "stacks.yaml"
 ALGORITHM_WORDS = Path(__file__).parent / "algorithms.yaml"
@@ -129,7 +129,7 @@ class Nearest(NamedTuple):
         ('rlplan estimate --model Qwen/Qwen3-4B --algorithm sft --gpus 4xA100', '8xA100')
         """
         gpus = self.hardware or USUAL_GPUS
-        if "+" not in gpus and count_and_name(gpus) is None:
+        if "+" not in gpus and split_count(gpus) is None:
             gpus = f"8x{gpus}"
         base = ["rlplan", "estimate", "--model", self.model or model, "--algorithm", algorithm, "--gpus", gpus]
         return " ".join((shlex.join(base), *words))
@@ -250,7 +250,7 @@ def _find_model(reads: Readable, entries: Mapping[str, Given]) -> str:
     name = _find_value(entries, reads.model)
     if not isinstance(name, str) or not is_known(name) or "$" in name:
         return MODEL
-    known = bundled_id(name) or nearest_id(PurePosixPath(name.rstrip("/")).name)
+    known = find_bundled_id(name) or find_nearest_id(PurePosixPath(name.rstrip("/")).name)
     is_hub_id = name.count("/") == 1 and not name.startswith(("~", "/", "."))
     return known or (name if is_hub_id else MODEL)
 

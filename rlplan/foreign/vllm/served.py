@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rlplan.foreign.convert import Imported
 from rlplan.foreign.settings import Settings
-from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
+from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
 from rlplan.planner.serving import Served, ServingJob
 from rlplan.spec.job import JobSpec
 from rlplan.units import GIB
@@ -40,7 +40,7 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     )
     if cuts_experts:
         asked = _share_experts(asked, tp, dp)
-    on_host = _read_offloaded_bytes(settings, engine_memory(model, asked))
+    on_host = _read_offloaded_bytes(settings, predict_engine_memory(model, asked))
     freed = replace(asked, total_bytes=asked.total_bytes + int(on_host / (share or 1.0)))
     notes = [note for key, note in _UNCOUNTED.items() if settings.value(key) not in (None, False)]
     if cuts_experts:
@@ -54,7 +54,7 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
         job.hardware.num_devices,
         length,
         on_host,
-        engine_memory(model, freed),
+        predict_engine_memory(model, freed),
         asked.total_bytes,
         tuple(notes),
     )

@@ -65,7 +65,7 @@ def batch_request_bytes(job: ResolvedJob) -> int:
     """Bytes of the request with all responses of a batch, as JSON: those of a step, or of all held-out prompts.
 
     Counts: n x (2 x prompt x text + response x (text + id)), the prompt once as text and once as a chat.
-    Source: runtime/rewards/judge.py, `request_about`. Assumes: TEXT_BYTES a token. Differs: data columns do not count.
+    Source: runtime/rewards/judge.py, `make_request`. Assumes: TEXT_BYTES a token. Differs: data columns do not count.
 
     >>> from types import SimpleNamespace as Some
     >>> work = Some(num_rollouts_per_step=1024, max_prompt_len=0, max_response_len=1000)

@@ -14,7 +14,7 @@ collected yet. Measured on four models of 40 to 154 M parameters: 0.0 to 0.9."""
 COMPILED_MATMUL_BYTES = 14 << 20
 """Bytes of matmuls that oneDNN compiles in a 16-bit training process, which caches 32 of them and 32 of torch's own
 (`rlplan.emit.ray`). fp32 matmuls use neither cache. Measured: 14 MB after 60 different numbers of rows
-(docs/decisions.md, "Compiled matmuls in bf16 on a CPU")."""
+(docs/lab-notes.md, "Compiled matmuls in bf16 on a CPU")."""
 
 HEAP_SHARE_PERCENT = 40
 """Holes of a kept heap, in percent of an action's temporary tensors: gaps between long-lived and short-lived tensors.
@@ -24,7 +24,7 @@ TRAINING_HOLES_BYTES = 110 << 20
 TRAINING_HOLES_PERCENT = 25, 130
 """Holes of a training pass or an optimizer's step: bytes, and percent of the temporary tensors and of the gradients at
 the peak. Each gradient stays in the middle of the memory that its pass frees, and the next passes have other lengths.
-Source: runs of two models in bf16 (docs/decisions.md, "Holes of a heap that is kept")."""
+Source: runs of two models in bf16 (docs/lab-notes.md, "Holes of a heap that is kept")."""
 
 
 def heap_bytes(passing_bytes: int, gradient_bytes: int = 0) -> int:

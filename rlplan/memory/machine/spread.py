@@ -36,10 +36,10 @@ def spread(kind: MemoryKind, num_bytes: int) -> tuple[int, int]:
     return num_bytes * low // 100, ceil_div(num_bytes * high, 100)
 
 
-def high_end(sizes: Mapping[MemoryKind, int]) -> int:
+def sum_high_ends(sizes: Mapping[MemoryKind, int]) -> int:
     """Sum of the high ends of all kinds' intervals (`spread`).
 
-    >>> high_end({MemoryKind.ACTIVATIONS: 1000, MemoryKind.WEIGHTS: 1000})
+    >>> sum_high_ends({MemoryKind.ACTIVATIONS: 1000, MemoryKind.WEIGHTS: 1000})
     2070
     """
     total = 0

@@ -52,20 +52,20 @@ GPT_OSS_WIDTHS = 7
 `_apply_gate`)."""
 
 
-def traits_of(model: ModelSpec) -> Traits:
+def find_traits(model: ModelSpec) -> Traits:
     """Fields of `Block` in which a model's layers differ from Llama's; empty where no table describes them."""
     return TRAITS.get(model.architecture) or OTHER_MODULES.get(model.architecture, {})
 
 
 @lru_cache(maxsize=256)
-def blocks_of(model: ModelSpec, layers: range | None = None, *, has_own_modules: bool = False) -> tuple[Layers, ...]:
+def list_blocks(model: ModelSpec, layers: range | None = None, *, has_own_modules: bool = False) -> tuple[Layers, ...]:
     """The kinds of layers of a model (or of some of its layers), in the order in which they first appear.
 
     has_own_modules: the trainer runs modules of its own instead of transformers' (`OTHER_MODULES`). Raises: SpecError
     for a refused family.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> [(layers.num, layers.block.experts is None) for layers in blocks_of(find_model("deepseek-ai/DeepSeek-V3"))]
+    >>> [(layers.num, layers.block.experts is None) for layers in list_blocks(find_model("deepseek-ai/DeepSeek-V3"))]
     [(3, True), (58, False)]
     """
     if not (has_own_modules and model.architecture in OTHER_MODULES):
@@ -78,7 +78,7 @@ def blocks_of(model: ModelSpec, layers: range | None = None, *, has_own_modules:
         block = _set_attention(model, dense, model.attention_kind(layer))
         if layer in with_experts:
             block = replace(block, experts=experts)
-        if model.takes_keys(layer) and model.shared_keys:
+        if model.reuses_keys(layer) and model.shared_keys:
             widening = 2 if model.shared_keys.widens_mlp else 1
             block = replace(block, has_keys=False, intermediate=widening * block.intermediate)
         counts[block] = counts.get(block, 0) + 1
@@ -98,7 +98,7 @@ def _build_dense_block(model: ModelSpec) -> Block:
         qk_norm="full" if is_wide else "heads" if per_head else "none",
         latent=_build_latent(model),
     )
-    block = replace(plain, **traits_of(model))
+    block = replace(plain, **find_traits(model))
     block = replace(block, rotary_bytes=block.rotary_bytes * model.head_dim)
     return _adapt_falcon(model, block) if model.architecture == "FalconForCausalLM" else block
 
@@ -180,5 +180,5 @@ def cut_layers(
     model: ModelSpec, layers: range | None, cut: LayerCut, *, is_fused: bool = False, has_own_modules: bool = False
 ) -> tuple[Layers, ...]:
     """The kinds of layers of a stage on one rank. layers: None for all. is_fused: fused kernels. Raises: SpecError."""
-    kinds = blocks_of(model, layers, has_own_modules=has_own_modules)
+    kinds = list_blocks(model, layers, has_own_modules=has_own_modules)
     return cut.cut_layers(replace(kind, block=kind.block.fuse()) if is_fused else kind for kind in kinds)

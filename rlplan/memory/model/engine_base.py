@@ -17,10 +17,10 @@ from functools import lru_cache
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import AWQ, GPTQ, INT4_GROUP_128, Quantization, WeightFormat
-from rlplan.memory.model.quantized_checkpoints import quantization_by_word, quantization_of_spec
+from rlplan.memory.model.quantized_checkpoints import convert_quantization_spec, parse_quantization
 from rlplan.memory.serving.tensors import list_fused_members
 from rlplan.spec.model import ModelSpec, Parameter
-from rlplan.spec.models.catalogue import model_path, resolve_model
+from rlplan.spec.models.catalogue import find_model_path, resolve_model
 from rlplan.spec.models.config import read_config
 from rlplan.spec.models.headers import has_weights, read_checkpoint
 from rlplan.spec.models.quantization import QuantizationSpec
@@ -42,24 +42,24 @@ VALUES = ("rope_theta", "rope_scaling", "rope_parameters", "rms_norm_eps", "hidd
 """Keys of config.json that change the output of the same weights."""
 
 
-def engine_quantization(rollout: SettledRollout, word: str | None) -> Quantization | None:
+def find_engine_quantization(rollout: SettledRollout, word: str | None) -> Quantization | None:
     """The format of an engine's weights: that of `rollout.base_path`, otherwise the one that `word` names.
 
     Raises: SpecError.
     """
     if rollout.base_path is not None:
-        return base_quantization(rollout.base_path)
-    return quantization_by_word(word or "", where="rollout.quantization")
+        return read_base_quantization(rollout.base_path)
+    return parse_quantization(word or "", where="rollout.quantization")
 
 
-def base_quantization(path: str) -> Quantization:
+def read_base_quantization(path: str) -> Quantization:
     """The format of a 4-bit base, as an engine holds it. Raises: SpecError."""
     return _read_base_quantization(path, _read_stamp(path))
 
 
 def _read_stamp(path: str) -> int:
     """Modification time of a model's config, a cache key that expires with the file; 0 for a bundled model."""
-    location = model_path(path)
+    location = find_model_path(path)
     config = None if location is None else location / "config.json" if location.is_dir() else location
     return config.stat().st_mtime_ns if config is not None and config.is_file() else 0
 
@@ -73,7 +73,7 @@ def _read_base_quantization(path: str, stamp: int) -> Quantization:
     if reason := _find_unsupported_part(spec):
         raise _build_error(path, reason)
     plain = frozenset(name.removesuffix(".weight") for name in _read_shapes(path) if name.endswith(".weight"))
-    listed = quantization_of_spec(spec, where=path).ignored
+    listed = convert_quantization_spec(spec, where=path).ignored
     return Quantization(_convert_format(spec), ignored=plain or listed)
 
 
@@ -109,7 +109,7 @@ def _find_unsupported_part(spec: QuantizationSpec) -> str:
 
 
 @lru_cache(maxsize=64)
-def packed_tensors(model: ModelSpec, scheme: Quantization | None) -> tuple[Parameter, ...]:
+def list_packed_tensors(model: ModelSpec, scheme: Quantization | None) -> tuple[Parameter, ...]:
     """The engine's 4-bit tensors, fused as the engine fuses them.
 
     All members of a fused tensor are quantized, or none. Source: vLLM 0.32.0, quant_utils.py, `is_layer_skipped`, which
@@ -131,10 +131,10 @@ def repacking_bytes(model: ModelSpec, scheme: Quantization | None) -> int:
     Counts: each of its weights as an int32, twice (unpacked, and shifted). Source: vLLM 0.32.0, auto_awq.py,
     `_convert_awq_to_standard_format`, and kernels/linear/mixed_precision/cpu.py, `_process_gptq_weights_w4a16`.
     """
-    return 2 * 4 * max((tensor.numel for tensor in packed_tensors(model, scheme)), default=0)
+    return 2 * 4 * max((tensor.numel for tensor in list_packed_tensors(model, scheme)), default=0)
 
 
-def why_not_the_base(model: ModelSpec, policy: str, path: str) -> str:
+def find_base_mismatch(model: ModelSpec, policy: str, path: str) -> str:
     """Why a folder is not the policy in 4 bits, with both values; empty where it may be.
 
     policy: the policy's own folder. Raises: SpecError where one of the two cannot be read.
@@ -145,7 +145,7 @@ def why_not_the_base(model: ModelSpec, policy: str, path: str) -> str:
 @lru_cache(maxsize=8)
 def _find_base_mismatch(model: ModelSpec, paths: tuple[str, str], stamps: tuple[int, int]) -> str:
     policy, path = paths
-    scheme, base = base_quantization(path), resolve_model(path, where=KEY)
+    scheme, base = read_base_quantization(path), resolve_model(path, where=KEY)
     for name in SIZES:
         own, theirs = getattr(model, name), getattr(base, name)
         if own != theirs:
@@ -158,7 +158,7 @@ def _find_base_mismatch(model: ModelSpec, paths: tuple[str, str], stamps: tuple[
 
 def _compare_values(policy: str, path: str) -> Iterator[tuple[str, tuple[object, object]]]:
     """(key, (the policy's value, the base's value)) of keys that both configs have."""
-    folders = [model_path(place) for place in (policy, path)]
+    folders = [find_model_path(place) for place in (policy, path)]
     if None in folders:
         return
     own, theirs = (read_config(f / "config.json" if f.is_dir() else f) for f in folders if f is not None)
@@ -169,7 +169,7 @@ def _compare_values(policy: str, path: str) -> Iterator[tuple[str, tuple[object,
 
 def _read_shapes(path: str) -> Mapping[str, tuple[int, ...]]:
     """Shapes of a checkpoint's tensors by name; empty for a config without weights. Raises: SpecError."""
-    folder = model_path(path)
+    folder = find_model_path(path)
     if folder is None or not folder.is_dir() or not has_weights(folder):
         return {}
     return {tensor.name: tensor.shape for tensor in read_checkpoint(folder)}

@@ -139,13 +139,13 @@ def _mlp_bytes(block: Block, element_bytes: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def frozen_of(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
+def describe_adapters(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
     """Describe the adapters of a layer by their names, in the model's type.
 
     Counts: per token e*r for each output of an A matrix, which its B matrix reads.
 
     >>> names = ("layers.0.q_proj.lora_A.weight", "layers.0.q_proj.lora_B.weight")
-    >>> frozen_of((Parameter(names[0], (8, 64)), Parameter(names[1], (64, 8))), 2).more_token_bytes
+    >>> describe_adapters((Parameter(names[0], (8, 64)), Parameter(names[1], (64, 8))), 2).more_token_bytes
     16
     """
     adapts_experts = any(adapter.component is Component.EXPERTS for adapter in adapters)

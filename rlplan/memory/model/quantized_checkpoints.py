@@ -15,7 +15,7 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.memory.model import quantization as q
 from rlplan.memory.model.quantization import Quantization, WeightFormat
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.models.quantization import QuantizationSpec
 
 EXPERTS = r"\.experts(\.|$)"
@@ -54,10 +54,10 @@ _SPELLINGS = re.compile(r"^bnb[. ]|(?<=.)[ -.](w8a8|int4|4-?bit)$")
 """Redundant parts of a word: litgpt's prefix (`bnb.nf4`), and repeated bits (`AWQ 4-bit`, `fp8 W8A8`)."""
 
 
-def quantization_by_name(name: str) -> Quantization | None:
+def find_quantization_by_name(name: str) -> Quantization | None:
     """The quantization of a published checkpoint by its name; None where the name implies none.
 
-    >>> quantization_by_name("Qwen/Qwen3-32B-FP8").form.name, quantization_by_name("Qwen/Qwen3-32B")
+    >>> find_quantization_by_name("Qwen/Qwen3-32B-FP8").form.name, find_quantization_by_name("Qwen/Qwen3-32B")
     ('fp8-block', None)
     """
     for pattern, scheme in _NAMES:
@@ -66,12 +66,12 @@ def quantization_by_name(name: str) -> Quantization | None:
     return None
 
 
-def quantization_by_word(word: str, *, where: str) -> Quantization | None:
+def parse_quantization(word: str, *, where: str) -> Quantization | None:
     """The usual scheme of a format, applied to every linear layer. Raises: SpecError for an unknown word.
 
-    >>> quantization_by_word("nf4-dq", where="here").form.name, quantization_by_word("bf16", where="here")
+    >>> parse_quantization("nf4-dq", where="here").form.name, parse_quantization("bf16", where="here")
     ('nf4-dq', None)
-    >>> [quantization_by_word(word, where="here").form.name for word in ("fp8 dynamic", "w4a16_awq", "gptq int4")]
+    >>> [parse_quantization(word, where="here").form.name for word in ("fp8 dynamic", "w4a16_awq", "gptq int4")]
     ['fp8-channel', 'awq', 'gptq']
     """
     text = _SPELLINGS.sub("", word.strip().lower())
@@ -82,7 +82,7 @@ def quantization_by_word(word: str, *, where: str) -> Quantization | None:
     scheme = _WORDS.get(text) or next((scheme for pattern, scheme in _PATTERNS if re.search(pattern, squeezed)), None)
     if scheme is None:
         raise SpecError(
-            f"quantisation '{shorten(word)[1:-1]}' is unknown",
+            f"quantisation '{shorten_value(word)[1:-1]}' is unknown",
             where=where,
             rule=f"known: {', '.join(_WORDS)}, or none",
             way_out="use one of them, or the checkpoint's published name",
@@ -90,13 +90,13 @@ def quantization_by_word(word: str, *, where: str) -> Quantization | None:
     return scheme
 
 
-def quantization_of_spec(spec: QuantizationSpec, *, where: str) -> Quantization:
+def convert_quantization_spec(spec: QuantizationSpec, *, where: str) -> Quantization:
     """The quantization that a checkpoint's own config states: method, group size and excluded modules.
 
     Raises: SpecError for a method that is not counted.
 
     >>> spec = QuantizationSpec(method="fp8", strategy="block", left_out=("lm_head",))
-    >>> quantization_of_spec(spec, where="config.json").form.name
+    >>> convert_quantization_spec(spec, where="config.json").form.name
     'fp8-block'
     """
     left_out = frozenset(name.removeprefix("re:").strip(".*^$\\").replace("\\.", ".") for name in spec.left_out)
@@ -110,7 +110,7 @@ def _find_format(spec: QuantizationSpec, where: str) -> WeightFormat:
         methods = dict.fromkeys(method for when, _ in _CONFIGS for method in when["method"])
         named = ", ".join(method for method in methods if method != "compressed-tensors")
         raise SpecError(
-            f"quantisation '{shorten(words)[1:-1]}' is not counted",
+            f"quantisation '{shorten_value(words)[1:-1]}' is not counted",
             where=f"{where}: quantization_config",
             rule=f"counted: {named}, and compressed-tensors of 8 bits or 4-bit groups",
             way_out="use another checkpoint, or the unquantised model",

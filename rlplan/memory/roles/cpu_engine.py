@@ -12,7 +12,12 @@ from functools import cached_property
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.overheads import set_slack
-from rlplan.memory.model.engine_base import engine_quantization, find_loaded_form, packed_tensors, repacking_bytes
+from rlplan.memory.model.engine_base import (
+    find_engine_quantization,
+    find_loaded_form,
+    list_packed_tensors,
+    repacking_bytes,
+)
 from rlplan.memory.model.params import (
     engine_parameter_bytes,
     expert_bytes,
@@ -23,18 +28,18 @@ from rlplan.memory.model.params import (
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.serving.generation import (
+    build_host_pool,
     compiled_kernel_bytes,
     count_batch_sizes,
     engine_activation_bytes,
-    host_pool,
     mapped_checkpoint_bytes,
     sampler_bytes,
 )
-from rlplan.memory.weight_sync.adapters import engine_adapters
+from rlplan.memory.weight_sync.adapters import find_engine_adapters
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter
-from rlplan.spec.models.catalogue import model_path
+from rlplan.spec.models.catalogue import find_model_path
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind
 
@@ -47,7 +52,7 @@ class EngineForecast(Forecast):
         self.job, self.model, self.profile, self.has_arena = job, model, profile, has_arena
         self.element_bytes, self.tp = job.rollout.dtype.num_bytes, job.rollout.tp
 
-    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Bytes after the action. A stopped engine keeps its libraries and compiled kernels."""
         if action.kind is ActionKind.STOP_ENGINE:
             return self._overheads(action, run_phase)
@@ -63,17 +68,17 @@ class EngineForecast(Forecast):
             return slots
         return slots + copies + self._staging_bytes
 
-    def loaded(self, action: Action) -> dict[MemoryKind, int]:
+    def predict_loaded(self, action: Action) -> dict[MemoryKind, int]:
         """Bytes of every parameter as loaded, before the start repacks it."""
         if action.kind is not ActionKind.START_ENGINE:
             return {}
         return {MemoryKind.WEIGHTS: self._loaded_bytes}
 
-    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Bytes at the process's peak inside the action."""
         # The peak of a stop is the moment before it, when the engine is as it was after generating.
         stops = action.kind is ActionKind.STOP_ENGINE
-        sizes = self.resident(replace(action, kind=ActionKind.GENERATE) if stops else action, run_phase)
+        sizes = self.predict_resident(replace(action, kind=ActionKind.GENERATE) if stops else action, run_phase)
         largest, (widening, narrowing) = self._largest_bytes, self._expert_bytes
         if action.kind is ActionKind.START_ENGINE:
             loading, largest = self._loaded_bytes, max(largest, widening)
@@ -102,7 +107,7 @@ class EngineForecast(Forecast):
     @cached_property
     def _settled(self) -> dict[MemoryKind, int]:
         model, element_bytes, tp, rollout = self.model, self.element_bytes, self.tp, self.job.rollout
-        pool = host_pool(model, rollout)
+        pool = build_host_pool(model, rollout)
         cache = pool.num_blocks(rollout.kv_cache_memory) * pool.bytes_per_block  # whole blocks
         if rollout.shares_base:  # the trainer's row counts the shared memory (serving/shared_base.py)
             return {MemoryKind.WEIGHTS: 0, MemoryKind.PACKED_WEIGHTS: 0, MemoryKind.KV_CACHE: cache}
@@ -129,11 +134,11 @@ class EngineForecast(Forecast):
 
     @cached_property
     def _scheme(self) -> Quantization | None:
-        return engine_quantization(self.job.rollout, None)
+        return find_engine_quantization(self.job.rollout, None)
 
     @property
     def _in_4_bits(self) -> tuple[Parameter, ...]:
-        return packed_tensors(self.model, self._scheme)
+        return list_packed_tensors(self.model, self._scheme)
 
     @cached_property
     def _largest_bytes(self) -> int:
@@ -147,7 +152,7 @@ class EngineForecast(Forecast):
         job = self.job
         if job.rollout.shares_base:
             return 0
-        folder = model_path(job.rollout.base_path or job.policy.path)
+        folder = find_model_path(job.rollout.base_path or job.policy.path)
         is_drawn = job.rollout.base_path is None and job.policy.init == "random"
         return mapped_checkpoint_bytes(folder, self.model, is_drawn=is_drawn)
 
@@ -161,7 +166,7 @@ class EngineForecast(Forecast):
 
     @cached_property
     def _adapter_bytes(self) -> tuple[int, int]:
-        adapters = engine_adapters(self.job)
+        adapters = find_engine_adapters(self.job)
         return (adapters.slot_bytes(self.model, self.tp), adapters.copy_bytes(self.model)) if adapters else (0, 0)
 
     @cached_property

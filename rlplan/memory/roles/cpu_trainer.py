@@ -14,7 +14,7 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, set_slack
 from rlplan.memory.model.block import FLOAT_BYTES
-from rlplan.memory.model.frozen import frozen_of
+from rlplan.memory.model.frozen import describe_adapters
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import add
 from rlplan.memory.roles.scorer import build_cpu_shape, pass_bytes
@@ -22,9 +22,9 @@ from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
-from rlplan.memory.trainers.sharding import rank_state_under_zero
-from rlplan.memory.trainers.step_peak import find_passes_peak, largest_of, snapshots
-from rlplan.memory.trainers.training import gathered_weight_bytes, merging_bytes, rank_of_role
+from rlplan.memory.trainers.sharding import build_zero_state
+from rlplan.memory.trainers.step_peak import find_largest, find_passes_peak, take_snapshots
+from rlplan.memory.trainers.training import build_role_rank, gathered_weight_bytes, merging_bytes
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
@@ -62,7 +62,7 @@ class TrainerForecast(Forecast):
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.layout = layout
         cut, shard = (layout.tp, layout.zero_stage, layout.num_shards), rank // layout.tp
-        self.trained = rank_of_role(job, layout.role, model, cut, shard, training=job.training)
+        self.trained = build_role_rank(job, layout.role, model, cut, shard, training=job.training)
         if job.rollout.shares_base and layout.role is Role.POLICY:
             # The trainer holds the engine's layout of the base, with its padding, and other roles' adapters on it.
             e = job.training.dtype.num_bytes
@@ -71,11 +71,9 @@ class TrainerForecast(Forecast):
             self.trained = replace(self.trained, states=replace(self.trained.states, frozen_bytes=base))
         self.states = self.trained.states
         accumulates = self._share * job.workload.max_seq_len > job.max_tokens_per_micro_batch
-        self.rank_state = replace(
-            rank_state_under_zero(self.states, CPU, reduces_in_step=True), accumulates=accumulates
-        )
+        self.rank_state = replace(build_zero_state(self.states, CPU, reduces_in_step=True), accumulates=accumulates)
 
-    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Bytes after the action."""
         sizes = self._sum_states(action, run_phase)
         if action.kind is ActionKind.OFFLOAD_ROLE:
@@ -92,15 +90,15 @@ class TrainerForecast(Forecast):
             sizes[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
         return sizes
 
-    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Bytes at the process's peak inside the action."""
-        sizes = self.resident(action, run_phase)
+        sizes = self.predict_resident(action, run_phase)
         if action.kind is ActionKind.START_TRAINER:
             sizes[MemoryKind.COMM_BUFFERS] = self._loading_bytes(sizes)
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             sizes[MemoryKind.GRADIENTS] = self._sum_states(action, run_phase).get(MemoryKind.GRADIENTS, 0)
             is_first = not self._has_stepped(action, run_phase)
-            sizes = find_passes_peak(snapshots(self.rank_state, self.shape, resident=sizes, is_first=is_first))
+            sizes = find_passes_peak(take_snapshots(self.rank_state, self.shape, resident=sizes, is_first=is_first))
         elif action.kind is ActionKind.SCORE:
             sizes[MemoryKind.LOGITS] = pass_bytes(self.job, self.shape, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
@@ -133,7 +131,7 @@ class TrainerForecast(Forecast):
     @property
     def _share(self) -> int:
         """Rollouts that the rank trains on per mini-batch."""
-        return self.job.num_trained_by(self.layout.dp)
+        return self.job.count_trained(self.layout.dp)
 
     @cached_property
     def shape(self) -> MicroBatchShape:
@@ -147,7 +145,7 @@ class TrainerForecast(Forecast):
             num_tokens=num_tokens,
             num_head_tokens=min(self._share * workload.max_response_len, num_tokens),
             recompute=Recompute.FULL if training.gradient_checkpointing else Recompute.NONE,
-            frozen=frozen_of(adapters, e) if adapters else None,
+            frozen=describe_adapters(adapters, e) if adapters else None,
             ulysses=training.ulysses,
             has_entropy_gradient=bool(job.algorithm.entropy_coef),
             dequantised=self.trained.dequantised,
@@ -160,10 +158,10 @@ class TrainerForecast(Forecast):
 
     def _update_peak(self, resident: Mapping[MemoryKind, int], *, is_first: bool) -> dict[MemoryKind, int]:
         """The largest moment of the optimizer's step. In the first step Adam's moments appear after the reduction."""
-        by_place = snapshots(self.rank_state, self.shape, resident=resident)
+        by_place = take_snapshots(self.rank_state, self.shape, resident=resident)
         late = MemoryKind.OPTIMIZER if is_first and self._has_late_moments else None
         before = {kind: size for kind, size in by_place.get(Place.REDUCE, {}).items() if kind is not late}
-        return largest_of((before, by_place[Place.STEP]))
+        return find_largest((before, by_place[Place.STEP]))
 
     def _loading_bytes(self, resident: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the states while the DeepSpeed engine is built: the larger of loading and building.
@@ -229,8 +227,8 @@ class TrainerForecast(Forecast):
 class ValueForecast(TrainerForecast):
     """A trainer rank that sends no weights: of a value model, or of a policy without an engine."""
 
-    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Bytes after the action, without weight sync staging."""
-        sizes = super().resident(action, run_phase)
+        sizes = super().predict_resident(action, run_phase)
         sizes.pop(MemoryKind.SYNC_STAGING, None)
         return sizes

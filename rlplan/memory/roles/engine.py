@@ -19,7 +19,7 @@ from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.model.engine_base import engine_quantization
+from rlplan.memory.model.engine_base import find_engine_quantization
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads, sync_staging
@@ -37,7 +37,7 @@ from rlplan.memory.serving.peaks import (
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
-from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
@@ -56,7 +56,7 @@ class Incoming:
     """The adapters of an engine that receives only these; None where whole weights arrive."""
 
 
-def incoming(job: SettledJob, model: ModelSpec, choice: EngineChoice) -> Incoming:
+def find_incoming(job: SettledJob, model: ModelSpec, choice: EngineChoice) -> Incoming:
     """The weight sync buffers of an engine choice."""
     e, bucket, lora = job.rollout.dtype.num_bytes, job.placement.sync_bucket, job.training.lora
     if not choice.adapter_versions or lora is None:
@@ -81,7 +81,7 @@ class EngineOnGpu(Forecast):
         self.model, self.rollout, self.choice, self.placement = model, rollout, choice, placement
         self.overheads, self.incoming, self.kv_cache = overheads, incoming, kv_cache
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU after the action."""
         awake = self._awake
         if action.kind is ActionKind.SLEEP_ENGINE:
@@ -92,11 +92,11 @@ class EngineOnGpu(Forecast):
             awake[MemoryKind.FRAGMENTATION] = self.activation_bytes
         return add(self.asleep, awake)
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU at the peak inside the action."""
         if action.kind is ActionKind.SLEEP_ENGINE:
             return add(self.asleep, self._awake)
-        sizes = self.resident(action, run_phase)
+        sizes = self.predict_resident(action, run_phase)
         if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE, ActionKind.EVALUATE):
             sizes.pop(MemoryKind.FRAGMENTATION, None)  # the batch reuses the segments that the allocator cached
             sizes = add(sizes, {MemoryKind.ACTIVATIONS: self.activation_bytes})
@@ -125,7 +125,7 @@ class EngineOnGpu(Forecast):
         compared = {**started, MemoryKind.WEIGHTS: own_weights, MemoryKind.KV_CACHE: 0, MemoryKind.ACTIVATIONS: 0}
         return max(started, compared, key=lambda sizes: sum(sizes.values()))
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes in the host's memory: adapters, and the weights and slots of an engine asleep at level 1."""
         adapters = self.incoming.adapters
         sizes = {MemoryKind.SYNC_STAGING: adapters.copy_bytes(self.model, pinned_bytes)} if adapters else {}
@@ -203,7 +203,7 @@ class EngineOnGpu(Forecast):
     @property
     def pool(self) -> CachePool:
         """The blocks of the rank's KV cache."""
-        return engine_pool(self.model, self.rollout, self.choice.tp)
+        return build_rank_pool(self.model, self.rollout, self.choice.tp)
 
 
 def held_weight_bytes(model: ModelSpec, rollout: SettledRollout, choice: EngineChoice) -> int:
@@ -217,10 +217,10 @@ def held_weight_bytes(model: ModelSpec, rollout: SettledRollout, choice: EngineC
 def own_weight_bytes(model: ModelSpec, rollout: SettledRollout, choice: EngineChoice) -> int:
     """Bytes of the parameters and rotary table of a rank with weights of its own."""
     cut = choice.tp, choice.expert_ranks, choice.attention_dp
-    return loaded_bytes(model, cut, rollout.dtype.num_bytes, engine_quantization(rollout, choice.quantization))
+    return loaded_bytes(model, cut, rollout.dtype.num_bytes, find_engine_quantization(rollout, choice.quantization))
 
 
-def engine_pool(model: ModelSpec, rollout: SettledRollout, tp: int) -> CachePool:
+def build_rank_pool(model: ModelSpec, rollout: SettledRollout, tp: int) -> CachePool:
     """The blocks of a rank's KV cache."""
     element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
     # The cache key has only the sizes: hashing a pydantic model for every candidate would cost more than the pool.
@@ -239,11 +239,13 @@ def loaded_bytes(model: ModelSpec, cut: tuple[int, int, int], element_bytes: int
     cut: tensor parallel size, expert parallel size (1 where each expert is cut over tp), data-parallel attention size.
     """
     tp, ep, attention_dp = cut
-    parameters = engine_weight_bytes(model, engine_layout(tp, ep=ep, attention_dp=attention_dp), element_bytes, scheme)
+    parameters = engine_weight_bytes(
+        model, build_engine_layout(tp, ep=ep, attention_dp=attention_dp), element_bytes, scheme
+    )
     return parameters + rotary_table_bytes(model, element_bytes)
 
 
-def engine_class(job: SettledJob, num_training: int) -> type[EngineOnGpu]:
+def choose_engine_class(job: SettledJob, num_training: int) -> type[EngineOnGpu]:
     """The forecast for generation: an engine, or the trainer, which first gathers weights that are sharded."""
     if not job.rollout.generates_in_trainer:
         return EngineOnGpu
@@ -256,18 +258,18 @@ class GenerationInTrainer(EngineOnGpu):
 
     gathers = False
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Empty: generation leaves nothing on the GPU."""
         return {}
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU at the peak inside the action."""
         if action.kind not in (ActionKind.GENERATE, ActionKind.EVALUATE):
             return {}
         sizes = {MemoryKind.KV_CACHE: self.kv_cache, MemoryKind.ACTIVATIONS: self.activation_bytes}
         return sizes | ({MemoryKind.WEIGHTS: self.weight_bytes} if self.gathers else {})
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Empty: generation uses no host memory."""
         return {}
 

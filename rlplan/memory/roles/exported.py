@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from rlplan.dataflow.choice import TrainerChoice, usual_expert_tp
+from rlplan.dataflow.choice import TrainerChoice, choose_expert_tp
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
 from rlplan.memory.roles.process import Bytes
@@ -29,8 +29,8 @@ from rlplan.memory.trainers.sharding import (
 )
 from rlplan.memory.trainers.zero import States
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
-from rlplan.spec.models.adapters import lora_parameters
-from rlplan.spec.models.shards import stage_tensors, trained_stages
+from rlplan.spec.models.adapters import list_lora_parameters
+from rlplan.spec.models.shards import list_stage_tensors, split_training_stages
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.units import ceil_div
@@ -148,7 +148,7 @@ class MegatronSettings:
     @property
     def cut(self) -> StageCut:
         """The parallel sizes that cut the model's tensors."""
-        return StageCut(self.tp, self.pp, self.ep, self.etp or usual_expert_tp(self.tp, self.ep))
+        return StageCut(self.tp, self.pp, self.ep, self.etp or choose_expert_tp(self.tp, self.ep))
 
     @property
     def state_ranks(self) -> int:
@@ -196,7 +196,7 @@ def build_megatron_rank(
     dense, experts, frozen = sizes.dense, sizes.experts, 0
     if lora is not None:
         numels = {True: 0, False: 0}
-        for adapter in lora_parameters(model, lora.rank, lora.target_modules):
+        for adapter in list_lora_parameters(model, lora.rank, lora.target_modules):
             numels[adapter.component is Component.EXPERTS] += adapter.numel
         frozen = dense + experts
         dense = ceil_div(numels[False], settings.tp * settings.pp)
@@ -250,8 +250,8 @@ def _stage_share(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tup
     """Trained tensors of a rank of a stage."""
     tp, pp, ep, etp = cut
     layout = Layout(tp=tp, pp=pp, ep=ep, etp=etp, vocab_multiple=VOCABULARY_MULTIPLE * tp)
-    stages = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
-    share = tuple(tensor for tensor in stage_tensors(model, layout, stage, stages) if not tensor.is_buffer)
+    stages = split_training_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
+    share = tuple(tensor for tensor in list_stage_tensors(model, layout, stage, stages) if not tensor.is_buffer)
     return replace_head(share, role, model.hidden_size) if stage == pp - 1 else share
 
 
@@ -290,7 +290,7 @@ def build_megatron_states(
     """
     rank = build_megatron_rank(model, role, lora, settings, stage)
     rank_state = build_megatron_state(rank)
-    adapters: tuple[Parameter, ...] = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
+    adapters: tuple[Parameter, ...] = list_lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     offloaded: Bytes = {}
     if settings.offloads_optimizer:
         pinned = pinned_bytes(4 * rank.num_updated) if lora else _pinned_copies(model, role, settings, stage)

@@ -35,13 +35,13 @@ class _WithCopy(Forecast):
 
     rank: Forecast
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Mapping[MemoryKind, int]:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Mapping[MemoryKind, int]:
         """The rank's own forecast."""
-        return self.rank.resident(action, run_phase)
+        return self.rank.predict_resident(action, run_phase)
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Mapping[MemoryKind, int]:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Mapping[MemoryKind, int]:
         """The rank's own forecast."""
-        return self.rank.peak(action, run_phase)
+        return self.rank.predict_peak(action, run_phase)
 
 
 class StagedOnHost(_WithCopy):
@@ -50,9 +50,9 @@ class StagedOnHost(_WithCopy):
     def __init__(self, rank: Forecast, saved_bytes: int) -> None:
         self.rank, self.staging = rank, pinned_bytes(saved_bytes)
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The rank's own host memory, and the copy."""
-        return add(self.rank.on_host(action, run_phase), {MemoryKind.CHECKPOINT_STAGING: self.staging})
+        return add(self.rank.predict_host(action, run_phase), {MemoryKind.CHECKPOINT_STAGING: self.staging})
 
 
 class KeepsSentWeights(_WithCopy):
@@ -61,12 +61,12 @@ class KeepsSentWeights(_WithCopy):
     def __init__(self, rank: Forecast, num_bytes: int, *, is_first: bool = False) -> None:
         self.rank, self.num_bytes, self.is_first = rank, num_bytes, is_first
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The rank's own host memory, and the copy where every rank has one."""
-        on_rank = self.rank.on_host(action, run_phase)
+        on_rank = self.rank.predict_host(action, run_phase)
         return dict(on_rank) if self.is_first else add(on_rank, self._copy(action))
 
-    def on_host_of_first(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_first_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The copy where only the first rank has one."""
         return self._copy(action) if self.is_first else {}
 
@@ -74,7 +74,7 @@ class KeepsSentWeights(_WithCopy):
         return {} if action.kind in _BEFORE else {MemoryKind.SYNC_STAGING: self.num_bytes}
 
 
-def keeping_sent_weights(rank: Forecast, job: SettledJob) -> Forecast:
+def add_sent_weights(rank: Forecast, job: SettledJob) -> Forecast:
     """Add the copy that a delta weight sync needs to a rank of the policy's trainer or an engine, if it keeps one."""
     # A rank may already be wrapped with its checkpoint copy; the kind of copy depends on the rank inside.
     trainer = rank.rank if isinstance(rank, StagedOnHost) else rank

@@ -18,8 +18,8 @@ from rlplan.memory.roles.cpu_trainer import TrainerForecast, ValueForecast
 from rlplan.memory.roles.scorer import ScorerForecast
 from rlplan.memory.roles.tower import WithTower, image_pass_bytes, tower_bytes
 from rlplan.spec.hardware.profile import HardwareProfile, SourcedBytes
-from rlplan.spec.model import ModelSpec, load_whole
-from rlplan.spec.models.families.image_sizes import rule_of
+from rlplan.spec.model import ModelSpec, load_with_tower
+from rlplan.spec.models.families.image_sizes import read_image_rule
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Provenance, Role
 
@@ -28,7 +28,7 @@ _ON_GPUS = dict.fromkeys(
 )
 
 
-def gpu_process(
+def build_gpu_process(
     layout: RoleLayout, host: str, num_alike: int, forecasts: tuple[Forecast, Forecast, Forecast]
 ) -> Process:
     """The first process of a layout. forecasts: at the shortest, expected and longest sequence lengths."""
@@ -85,7 +85,7 @@ def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, 
     if job.hardware.num_hosts == 1:
         return ()
     devices = dict.fromkeys(device for _, device in schedule.processes)
-    pairs = [(device, f"host:{job.hardware.host_of(int(device.partition(':')[2]))}") for device in devices]
+    pairs = [(device, f"host:{job.hardware.find_host(int(device.partition(':')[2]))}") for device in devices]
     return (*pairs, *((f"host:{host}", f"host:{host}") for host in range(job.hardware.num_hosts)))
 
 
@@ -122,7 +122,7 @@ def _add_tower(job: ResolvedJob, forecast: Forecast, *, is_engine: bool) -> Fore
     if not job.takes_images or job.data is None:
         return forecast
     folder = Path(job.policy.path)
-    full_model, rule = load_whole(folder), rule_of(folder, job.data.max_image_pixels)
+    full_model, rule = load_with_tower(folder), read_image_rule(folder, job.data.max_image_pixels)
     element_bytes = (job.rollout if is_engine else job.training).dtype.num_bytes
     # vLLM's encoder cache has room for the embeddings of one batch of tokens.
     cache = job.rollout.max_num_batched_tokens * full_model.hidden_size * element_bytes if is_engine else 0

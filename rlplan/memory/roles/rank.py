@@ -26,7 +26,7 @@ from rlplan.memory.roles.exported import (
     build_megatron_states,
 )
 from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads, sync_staging
-from rlplan.memory.roles.states import FixedStates, fixed_states, zero_settings
+from rlplan.memory.roles.states import FixedStates, build_fixed_states, build_zero_settings
 from rlplan.memory.trainers.micro_batch import (
     Place,
     gather_buffer_bytes,
@@ -35,13 +35,13 @@ from rlplan.memory.trainers.micro_batch import (
     score_peak_bytes,
 )
 from rlplan.memory.trainers.nvme import keep_on_host
-from rlplan.memory.trainers.shape import MicroBatchShape, Recompute, recompute_named
-from rlplan.memory.trainers.step_peak import RankState, find_passes_peak, find_update_peak, snapshots
+from rlplan.memory.trainers.shape import MicroBatchShape, Recompute, parse_recompute
+from rlplan.memory.trainers.step_peak import RankState, find_passes_peak, find_update_peak, take_snapshots
 from rlplan.memory.trainers.zero import States
 from rlplan.memory.weight_sync.resharding import gathered_part_bytes
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.shards import trained_stages
+from rlplan.spec.models.shards import split_training_stages
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.units import ceil_div
@@ -99,7 +99,7 @@ class TrainedRole:
     in_transfer_group: bool = False
     """Whether the role sends weights to other devices."""
     backend: Backend = "deepspeed"
-    puts_states_away: bool = False
+    offloads_states: bool = False
     """Whether only weights are on the GPU outside of training: gradients are dropped, states are on the host. Source:
     verl's `offload_megatron_optimizer` and `load_grad=False` after update_actor; NeMo-RL's `offload_before_refit`;
     slime's sleep."""
@@ -143,7 +143,7 @@ class TrainedRole:
         """The recomputation policy, and the modules that are recomputed individually."""
         if not self.choice.gradient_checkpointing:
             return Recompute.NONE, frozenset()
-        return recompute_named(self.training.recomputed)
+        return parse_recompute(self.training.recomputed)
 
     @property
     def is_cut(self) -> bool:
@@ -170,8 +170,8 @@ class TrainedRole:
             )
         if self.backend == "fsdp2":
             return build_fsdp_states(model, role, lora, build_fsdp_settings(training, choice, self.num_ranks))
-        settings = zero_settings(training, choice, self.num_ranks)
-        return fixed_states(model, role, lora, settings, choice.tp, self.frozen_adapters)
+        settings = build_zero_settings(training, choice, self.num_ranks)
+        return build_fixed_states(model, role, lora, settings, choice.tp, self.frozen_adapters)
 
     def build_shape(self, stage: "PipelineStage", fixed: FixedStates) -> MicroBatchShape:
         """The shape of one micro-batch on a rank of a stage.
@@ -264,7 +264,7 @@ def list_stages(
     >>> [(stage.index, len(stage.layers), stage.in_flight) for stage in list_stages(v3, 16, 8)]
     [(0, 4, 8), (1, 4, 8), (15, 1, 1)]
     """
-    layers = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
+    layers = split_training_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
     sparse = frozenset(model.experts.layers) if model.experts else frozenset()
     largest = max(range(pp), key=lambda stage: len(layers[stage]))
     fullest = max(range(pp), key=lambda stage: (len(sparse & frozenset(layers[stage])), len(layers[stage])))
@@ -288,19 +288,19 @@ class RankOnGpu(Forecast):
     def __init__(self, trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> None:
         self.trained, self.stage, self.fixed = trained, stage, fixed
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU after the action."""
         sizes = {} if action.kind is ActionKind.OFFLOAD_ROLE else self._find_states(action, run_phase).device
         return self._add_overheads(sizes, run_phase)
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU at the peak inside the action."""
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             return self._add_overheads(self._largest_snapshot(run_phase), run_phase)
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return self._add_overheads(find_update_peak(self.rank_state, self.shape), run_phase)
         if action.kind is ActionKind.START_TRAINER:
-            return self.resident(action, run_phase)
+            return self.predict_resident(action, run_phase)
         sizes = self._add_overheads(self._waiting.device, run_phase)
         if action.kind is ActionKind.SCORE:
             sizes[MemoryKind.LOGITS] = score_peak_bytes(self._scoring_shape(action.role))
@@ -310,7 +310,7 @@ class RankOnGpu(Forecast):
             sizes = add(sizes, sync)
         return sizes
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes of this rank in the host's memory: offloaded states, and all states while the role is offloaded.
 
         Counts: `FixedStates.offloaded`; at the start the loaded weights, whole or (cut) a layer at a time; weights that
@@ -325,7 +325,7 @@ class RankOnGpu(Forecast):
             sizes = add(sizes, {MemoryKind.ACTIVATIONS: pinned_bytes(_offloaded_activations(self.shape))})
         elif action.kind is ActionKind.OFFLOAD_ROLE:
             sizes = add(sizes, pin_sizes(self.moved))
-        elif self.trained.puts_states_away and action.kind in _WITHOUT_STATES:
+        elif self.trained.offloads_states and action.kind in _WITHOUT_STATES:
             sizes = add(sizes, pin_sizes({kind: size for kind, size in self.moved.items() if kind in _STATES}))
         elif action.kind is ActionKind.CHECKPOINT:
             sizes = add(sizes, {MemoryKind.SYNC_STAGING: self.fixed.share_bytes})
@@ -357,7 +357,7 @@ class RankOnGpu(Forecast):
     @cached_property
     def snapshots(self) -> dict[Place, Bytes]:
         """Memory snapshots of a step. See `step_peak.snapshots`."""
-        return snapshots(self.rank_state, self.shape)
+        return take_snapshots(self.rank_state, self.shape)
 
     @property
     def staging(self) -> int:
@@ -377,7 +377,7 @@ class RankOnGpu(Forecast):
     @property
     def moved(self) -> Bytes:
         """Bytes that move to the host and back when the role is offloaded. Dropped gradients are not copied."""
-        dropped = MemoryKind.GRADIENTS if self.trained.puts_states_away else None
+        dropped = MemoryKind.GRADIENTS if self.trained.offloads_states else None
         return {kind: size for kind, size in self.fixed.after_step.device.items() if kind is not dropped}
 
     def _largest_snapshot(self, run_phase: RunPhase) -> Bytes:
@@ -396,7 +396,7 @@ class RankOnGpu(Forecast):
         state = self.fixed.reserved_state
         if state is None:
             return {}
-        reserved = snapshots(replace(state, accumulates=True), self.shape)
+        reserved = take_snapshots(replace(state, accumulates=True), self.shape)
         in_use = {place: sum(sizes.values()) for place, sizes in self.snapshots.items()}
         return {place: max(0, sum(reserved[place].values()) - size) for place, size in in_use.items()}
 
@@ -432,7 +432,7 @@ class RankOnGpu(Forecast):
         return element_bytes * shape.num_tokens * width
 
     def _find_states(self, action: Action, run_phase: RunPhase) -> States:
-        if self.trained.puts_states_away and action.kind in _WITHOUT_STATES:
+        if self.trained.offloads_states and action.kind in _WITHOUT_STATES:
             return self._waiting
         if run_phase == "start" or (run_phase == "first" and action.kind is ActionKind.RELOAD_ROLE):
             return self.fixed.after_build
@@ -443,7 +443,7 @@ class RankOnGpu(Forecast):
     @cached_property
     def _waiting(self) -> States:
         """Memory outside of training: all states, or only the weights."""
-        if not self.trained.puts_states_away:
+        if not self.trained.offloads_states:
             return self.fixed.after_step
         return States({kind: size for kind, size in self.moved.items() if kind not in _STATES})
 

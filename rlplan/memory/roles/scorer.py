@@ -27,7 +27,7 @@ from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRol
 from rlplan.memory.roles.states import replace_head
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
-from rlplan.memory.trainers.training import frozen_states
+from rlplan.memory.trainers.training import build_frozen_states
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware.profile import GpuOverheads, HardwareProfile
 from rlplan.spec.model import ModelSpec
@@ -72,9 +72,9 @@ class ScorerForecast(Forecast):
     ) -> None:
         """shares: whether the processes shard the weights (ZeRO-3); otherwise each has all of them."""
         self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
-        self.states = frozen_states(job.training, model, num_processes) if shares else None
+        self.states = build_frozen_states(job.training, model, num_processes) if shares else None
 
-    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Bytes after the action. An offloaded scorer holds no weights."""
         imports = self.profile.process_overheads
         # Scorers that are spread over devices import DeepSpeed, as trainers do.
@@ -97,9 +97,9 @@ class ScorerForecast(Forecast):
     def _largest_numel(self) -> int:
         return max(tensor.numel for tensor in self.model.parameters)
 
-    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Bytes at the process's peak inside the action."""
-        sizes = self.resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
+        sizes = self.predict_resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
         if action.kind is ActionKind.SCORE:
             shape = build_cpu_shape(self.model, self.job.training.dtype.num_bytes)
             sizes[MemoryKind.LOGITS] = pass_bytes(self.job, shape, self.num_processes)
@@ -175,14 +175,14 @@ class ScorerOnGpu(Forecast):
         self.kept_bytes = frozen.kept_bytes or frozen.element_bytes
         self.largest_layer = self.kept_bytes * (frozen.model.num_parameters // frozen.model.num_layers)
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU after the action."""
         sizes = self._overheads()
         if action.kind is not ActionKind.OFFLOAD_ROLE:
             sizes[MemoryKind.WEIGHTS] = self.weights
         return sizes
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU at the peak inside the action."""
         sizes = self._overheads() | {MemoryKind.WEIGHTS: self.weights}
         if action.kind is not ActionKind.SCORE:
@@ -191,7 +191,7 @@ class ScorerOnGpu(Forecast):
         sizes[MemoryKind.WEIGHTS] = fullest.weights
         return add(sizes, {MemoryKind.COMM_BUFFERS: fullest.gathered, MemoryKind.LOGITS: fullest.pass_bytes})
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes in the host's memory: the weights while they are loaded, and while the role is offloaded."""
         if action.kind is ActionKind.START_SCORER:
             return {MemoryKind.SYNC_STAGING: self.weights if self.num_ranks == 1 else self.largest_layer}

@@ -9,18 +9,18 @@ from functools import cached_property, lru_cache
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.model.frozen import Frozen, frozen_of
+from rlplan.memory.model.frozen import Frozen, describe_adapters
 from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
 from rlplan.memory.roles.process import Bytes, add
 from rlplan.memory.trainers.nvme import swap_buffer_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
-from rlplan.memory.trainers.sharding import Sizes, rank_state_under_zero, sizes_of
+from rlplan.memory.trainers.sharding import Sizes, build_zero_state, measure_sizes
 from rlplan.memory.trainers.step_peak import RankState
-from rlplan.memory.trainers.training import autotp_parameters
+from rlplan.memory.trainers.training import cut_autotp_parameters
 from rlplan.memory.trainers.zero import States, ZeroSettings, ZeroStates
 from rlplan.spec.model import Component, ModelSpec, Parameter
-from rlplan.spec.models.adapters import lora_parameters
-from rlplan.spec.parts.adapter_files import held_beside
+from rlplan.spec.models.adapters import list_lora_parameters
+from rlplan.spec.parts.adapter_files import list_frozen_adapters
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import MemoryKind, Role
@@ -63,12 +63,12 @@ class FixedStates:
     def find_adapters(self, element_bytes: int) -> Frozen:
         """The adapters beside frozen weights; cached, because a model has thousands of adapter tensors."""
         if element_bytes not in self._frozen:
-            self._frozen[element_bytes] = frozen_of(self.adapters, element_bytes)
+            self._frozen[element_bytes] = describe_adapters(self.adapters, element_bytes)
         return self._frozen[element_bytes]
 
 
 @lru_cache(maxsize=1024)
-def fixed_states(
+def build_fixed_states(
     model: ModelSpec,
     role: Role,
     lora: LoraSpec | None,
@@ -81,7 +81,7 @@ def fixed_states(
     tp: AutoTP size. beside: frozen adapters of other roles on the same base.
     """
     parameters, adapters, sizes = measure_trained_sizes(model, role, lora, settings.weight_bytes, tp)
-    others = held_beside(model, {str(index): adapter for index, adapter in enumerate(beside)})
+    others = list_frozen_adapters(model, {str(index): adapter for index, adapter in enumerate(beside)})
     frozen = (*parameters, *others) if adapters else ()
     base = BASE_FORMATS.get(lora.base_dtype) if lora else None
     states = ZeroStates(
@@ -90,7 +90,7 @@ def fixed_states(
         frozen,
         frozen_bytes=frozen_bytes(frozen, lora.unquantized_bytes(settings.weight_bytes) if lora else 0, base),
     )
-    rank_state = rank_state_under_zero(states, reduces_in_step=True)
+    rank_state = build_zero_state(states, reduces_in_step=True)
     backward = states.after_backward()
     if settings.stage == 1:
         # Stage 1 allocates its bucket in the backward pass and keeps it until the step (`setup_buckets`).
@@ -128,9 +128,9 @@ def measure_trained_sizes(
     model: ModelSpec, role: Role, lora: LoraSpec | None, element_bytes: int, tp: int = 1
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], Sizes]:
     """(parameters of a rank, adapters, sizes) of a trained role."""
-    parameters = replace_head(autotp_parameters(model, tp), role, model.hidden_size)
-    adapters = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
-    sizes = sizes_of(
+    parameters = replace_head(cut_autotp_parameters(model, tp), role, model.hidden_size)
+    adapters = list_lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
+    sizes = measure_sizes(
         parameters,
         model.num_layers,
         is_tied=model.has_tied_embeddings,
@@ -158,7 +158,7 @@ def sum_offloaded_states(states: ZeroStates) -> Bytes:
     return sizes
 
 
-def zero_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
+def build_zero_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
     """DeepSpeed's settings for a choice. Tensor parallel ranks do not shard each other's states."""
     element_bytes = training.dtype.num_bytes
     return ZeroSettings(

@@ -52,21 +52,21 @@ class WithTower(Forecast):
     cache: int = 0
     """Bytes of image embeddings that an engine caches."""
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes after the action."""
-        return self._add_weights(self.decoder.resident(action, run_phase))
+        return self._add_weights(self.decoder.predict_resident(action, run_phase))
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes at the process's peak inside the action."""
-        sizes = self._add_weights(self.decoder.peak(action, run_phase))
+        sizes = self._add_weights(self.decoder.predict_peak(action, run_phase))
         if action.kind in WITH_PASSES:
             own = sizes.get(MemoryKind.ACTIVATIONS, 0)
             sizes[MemoryKind.ACTIVATIONS] = max(own, self.in_flight) + self.cache
         return sizes
 
-    def loaded(self, action: Action) -> Bytes:
+    def predict_loaded(self, action: Action) -> Bytes:
         """Bytes inside the action before the process repacks its weights."""
-        return self._add_weights(self.decoder.loaded(action))
+        return self._add_weights(self.decoder.predict_loaded(action))
 
     def _add_weights(self, sizes: Bytes) -> dict[MemoryKind, int]:
         """Add the tower's weights wherever the decoder's are in memory."""

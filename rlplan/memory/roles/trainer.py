@@ -26,17 +26,17 @@ class TrainerOnGpu(Forecast):
         self.trained = trained
         self.ranks = tuple(RankOnGpu(trained, stage, trained.find_fixed_states(stage)) for stage in stages)
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU after the action."""
-        return self._find_fullest(lambda rank: rank.resident(action, run_phase))
+        return self._find_fullest(lambda rank: rank.predict_resident(action, run_phase))
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU at the peak inside the action."""
-        return self._find_fullest(lambda rank: rank.peak(action, run_phase))
+        return self._find_fullest(lambda rank: rank.predict_peak(action, run_phase))
 
-    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def predict_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes of one rank in the host's memory: offloaded states, and all states while the role is offloaded."""
-        return self._find_fullest(lambda rank: rank.on_host(action, run_phase))
+        return self._find_fullest(lambda rank: rank.predict_host(action, run_phase))
 
     @property
     def moved_bytes(self) -> int:

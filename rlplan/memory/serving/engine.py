@@ -23,10 +23,10 @@ from rlplan.memory.serving.peaks import (
 )
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, find_default_limits
-from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout
-from rlplan.spec.models.shards import stage_layers
+from rlplan.spec.models.shards import split_layers
 from rlplan.units import MIB, ceil_div, format_bytes
 
 DEFAULT_UTILIZATION = {False: 0.9, True: 0.92}
@@ -115,14 +115,14 @@ class EngineMemory:
         return self.num_blocks / self.pool.blocks_of_sequence(self.max_model_len, self.in_flight)
 
 
-def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
+def predict_engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
     """Predict the memory of an engine's rank with the fewest blocks. Raises: SpecError where sizes do not divide.
 
     A budget below zero gives no blocks.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> settings = EngineSettings(80 << 30, gpu_memory_utilization=0.9, max_model_len=8192)
-    >>> memory = engine_memory(find_model("meta-llama/Llama-3.1-8B"), settings)
+    >>> memory = predict_engine_memory(find_model("meta-llama/Llama-3.1-8B"), settings)
     >>> memory.weights, memory.rope_table, memory.pool.bytes_per_block
     (16060522496, 33554432, 2097152)
     >>> memory.kv_budget  # ceil(0.9 * 80 GiB) - model - 1024*128256*14 - 2*8192*4096 - 70 MiB - 102 * 32 * 300 KiB
@@ -131,7 +131,7 @@ def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
     (27767, 444272, True)
     """
     _check(settings)
-    layout = engine_layout(settings.tp, settings.pp, settings.ep, settings.attention_dp)
+    layout = build_engine_layout(settings.tp, settings.pp, settings.ep, settings.attention_dp)
     stages = [_predict_stage(model, settings, layout, stage) for stage in range(settings.pp)]
     return min(stages, key=lambda memory: memory.num_blocks)
 
@@ -184,7 +184,7 @@ def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, s
     )
     encoder = encoder_peak_bytes(model, rank_limits.max_num_batched_tokens) if is_first else 0
     other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
-    layers = stage_layers(model.num_layers, settings.pp)[stage]
+    layers = split_layers(model.num_layers, settings.pp)[stage]
     captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
     is_eager = settings.enforce_eager
     graphs = cuda_graph_bytes(

@@ -15,7 +15,7 @@ from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.headers import has_weights, read_index
-from rlplan.spec.models.kv import layer_caches
+from rlplan.spec.models.kv import list_layer_caches
 from rlplan.spec.resolved import ResolvedJob, ResolvedRollout
 from rlplan.units import ceil_div
 
@@ -25,12 +25,12 @@ def kv_bytes_per_token(model: ModelSpec, element_bytes: int) -> int:
 
     Counts: 2 * L * k * d * e; MLA's latent. Left out: linear layers.
     """
-    return sum(cache.elements_per_token + cache.index_elements_per_token for cache in layer_caches(model)) * (
+    return sum(cache.elements_per_token + cache.index_elements_per_token for cache in list_layer_caches(model)) * (
         element_bytes
     )
 
 
-def host_pool(model: ModelSpec, rollout: ResolvedRollout) -> CachePool:
+def build_host_pool(model: ModelSpec, rollout: ResolvedRollout) -> CachePool:
     """The blocks of a CPU rank's KV cache, with every state in the cache's dtype."""
     e = rollout.dtype.num_bytes
     return build_cache_pool(model, tp=rollout.tp, element_bytes=e, state_bytes=e, block_size=rollout.block_size)

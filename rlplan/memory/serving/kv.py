@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.kv import LayerCache, layer_caches
+from rlplan.spec.models.kv import LayerCache, list_layer_caches
 from rlplan.spec.models.parts import FULL, LINEAR, NONE
 from rlplan.units import ceil_div, round_up
 
@@ -132,7 +132,7 @@ def build_cache_pool(
     >>> pool.bytes_per_block, [group.num_layers for group in pool.groups]
     (393216, [12, 12])
     """
-    caches = layer_caches(model, tp)
+    caches = list_layer_caches(model, tp)
     chosen = [caches[layer] for layer in layers] if layers is not None else list(caches)
     chosen = [cache for cache in chosen if cache.kind != NONE]
     size = block_size or (MLA_BLOCK if model.latent_attention else DEFAULT_BLOCK)

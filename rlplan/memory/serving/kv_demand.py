@@ -49,7 +49,7 @@ class KvDemand:
         windows = (group.num_blocks(length) for group in self.pool.groups if group.kind != FULL)
         return self.num_seqs * sum(windows)
 
-    def bytes_at(self, share: float) -> int:
+    def predict_bytes(self, share: float) -> int:
         """Bytes that the demand does not exceed in a share of steps; 0.5 gives the expected demand.
 
         Counts: for each group of full-attention layers the prompts' blocks, the responses' at the quantile of their

@@ -9,7 +9,7 @@ ranks, e bytes of an element, k experts of a token, Ie width of an expert.
 
 from rlplan.memory.serving.versions import VllmVersion
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.dimensions import Layout, sizes_of
+from rlplan.spec.models.dimensions import Layout, compute_sizes
 from rlplan.units import KIB, MIB, ceil_div
 
 RESIDUAL_COPIES = 2.9
@@ -74,7 +74,7 @@ def prefill_peak_bytes(
     109772800
     """
     layout = Layout(tp=tp, ep=ep, attention_dp=attention_dp, vocab_multiple=64)
-    share, own_tokens = sizes_of(model, layout).share, ceil_div(num_tokens, attention_dp)
+    share, own_tokens = compute_sizes(model, layout).share, ceil_div(num_tokens, attention_dp)
     mlp = 2 * share["I"] if model.shared_keys and model.shared_keys.widens_mlp else share["I"]
     widths = [3 * mlp, 2 * share["q"] + 2 * share["kv"]]
     exchanged = 0
@@ -176,7 +176,7 @@ def expert_workspace_bytes(model: ModelSpec, tp: int, num_tokens: int, element_b
     """
     if not model.experts:
         return 0
-    width, hidden = sizes_of(model, Layout(tp=tp, ep=ep, vocab_multiple=64)).share["Ie"], model.hidden_size
+    width, hidden = compute_sizes(model, Layout(tp=tp, ep=ep, vocab_multiple=64)).share["Ie"], model.hidden_size
     return element_bytes * num_tokens * model.experts.num_active * (max(width, hidden) + max(2 * width, hidden))
 
 

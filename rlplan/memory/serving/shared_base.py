@@ -35,7 +35,7 @@ class SharedTensor:
 
 
 @lru_cache(maxsize=8)
-def shared_layout(model: ModelSpec, element_bytes: int) -> tuple[SharedTensor, ...]:
+def build_shared_layout(model: ModelSpec, element_bytes: int) -> tuple[SharedTensor, ...]:
     """The engine's tensors in the order of `list_engine_tensors`, each starting on the next cache line."""
     layout, end = [], 0
     for tensor, members in list_fused_members(model):
@@ -55,11 +55,11 @@ def shared_base_bytes(model: ModelSpec, element_bytes: int) -> int:
     >>> shared_base_bytes(find_model("Qwen/Qwen3-0.6B"), 2)  # 2 * 596,049,920: 151,936 words are 64 * 2374
     1192099840
     """
-    last = shared_layout(model, element_bytes)[-1]
+    last = build_shared_layout(model, element_bytes)[-1]
     return round_up(last.start + last.num_bytes, CACHE_LINE)
 
 
-def why_not_shared(model: ModelSpec) -> str:
+def find_unshareable_part(model: ModelSpec) -> str:
     """The part of a model that vLLM stores differently from the trainer; empty if every weight is the same on both
     sides.
 

@@ -45,7 +45,7 @@ _WITH_ALIBI = ("MPTForCausalLM", "MptForCausalLM", "BloomForCausalLM")
 def list_engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Every parameter of one rank, by Hugging Face's name, or vLLM's if it fuses several. Raises: SpecError.
 
-    Counts: `held_tensors`, projections of the same input stacked along their first dimension.
+    Counts: `list_rank_tensors`, projections of the same input stacked along their first dimension.
     Assumes: experts are cut over tp, without expert parallelism. Differs: vLLM transposes GPT-2's projections.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -54,7 +54,7 @@ def list_engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     >>> rows["model.layers.0.self_attn.qkv_proj.weight"]  # 32 heads over 16 ranks, one of 8 key heads: (2+1+1)*128
     (512, 4096)
     """
-    return tuple(_fuse(model.held_tensors(Layout(tp=tp, vocab_multiple=VOCABULARY_MULTIPLE))))
+    return tuple(_fuse(model.list_rank_tensors(Layout(tp=tp, vocab_multiple=VOCABULARY_MULTIPLE))))
 
 
 def _fuse(tensors: Iterable[Parameter]) -> list[Parameter]:
@@ -76,7 +76,7 @@ def _group_tensors(tensors: Iterable[Parameter]) -> dict[str, list[Parameter]]:
 
 def list_fused_members(model: ModelSpec) -> tuple[tuple[Parameter, tuple[Parameter, ...]], ...]:
     """(tensor, its members) for each of `list_engine_tensors` without tensor parallelism."""
-    members = _group_tensors(model.held_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))).values()
+    members = _group_tensors(model.list_rank_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))).values()
     return tuple(zip(list_engine_tensors(model), map(tuple, members), strict=True))
 
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec
 from rlplan.units import GIB
 
@@ -152,7 +152,7 @@ def parse_version(text: str) -> VllmVersion:
     major, minor, patch = (int(part or 0) for part in match.groups())
     if (major, minor) < OLDEST:
         raise SpecError(
-            f"vLLM {shorten(text)} is not modelled",
+            f"vLLM {shorten_value(text)} is not modelled",
             where="vllm",
             rule=f"{OLDEST[0]}.{OLDEST[1]} and newer: before, the profiler counted what the allocator had cached",
             way_out="measure it, or use a newer version",

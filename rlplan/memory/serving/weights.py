@@ -10,12 +10,12 @@ from rlplan.memory.model.quantization import Quantization, weight_bytes
 from rlplan.memory.serving.tensors import VOCABULARY_MULTIPLE, stored_bytes
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
-from rlplan.spec.models.shards import stage_tensors
+from rlplan.spec.models.shards import list_stage_tensors
 from rlplan.spec.models.tensors import Component
 from rlplan.units import round_up
 
 
-def engine_layout(tp: int = 1, pp: int = 1, ep: int = 1, attention_dp: int = 1) -> Layout:
+def build_engine_layout(tp: int = 1, pp: int = 1, ep: int = 1, attention_dp: int = 1) -> Layout:
     """The Layout in which vLLM cuts a model. ep: tp x attention_dp where expert parallelism is on, otherwise 1."""
     return Layout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, vocab_multiple=VOCABULARY_MULTIPLE)
 
@@ -29,10 +29,10 @@ def engine_weight_bytes(
     Source: the format of each tensor (quantization.py). Differs: `Model loading took` also has the rotary table.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> engine_weight_bytes(find_model("meta-llama/Llama-3.1-8B"), engine_layout(), 2)  # 2 * 8,030,261,248
+    >>> engine_weight_bytes(find_model("meta-llama/Llama-3.1-8B"), build_engine_layout(), 2)  # 2 * 8,030,261,248
     16060522496
     """
-    tensors = stage_tensors(model, layout, stage)
+    tensors = list_stage_tensors(model, layout, stage)
     if scheme is not None and scheme.form == quantization.MXFP4 and model.experts:
         width = model.experts.intermediate_size // (layout.tp if layout.ep == 1 else 1)
         tensors = tuple(_pad_experts(tensor, model.hidden_size, width) for tensor in tensors)

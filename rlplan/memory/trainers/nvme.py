@@ -38,10 +38,10 @@ def keep_on_host(host: Mapping[MemoryKind, int], buffers: int) -> dict[MemoryKin
     return {kind: size for kind, size in host.items() if kind not in _ON_DISK} | {MemoryKind.COMM_BUFFERS: buffers}
 
 
-def on_disk_bytes(host: Mapping[MemoryKind, int]) -> int:
+def disk_bytes(host: Mapping[MemoryKind, int]) -> int:
     """Bytes of a rank's states on disk: master weights, moments, offloaded parameters.
 
-    >>> on_disk_bytes({MemoryKind.OPTIMIZER: 8, MemoryKind.MASTER_WEIGHTS: 4, MemoryKind.GRADIENTS: 4})
+    >>> disk_bytes({MemoryKind.OPTIMIZER: 8, MemoryKind.MASTER_WEIGHTS: 4, MemoryKind.GRADIENTS: 4})
     12
     """
     return sum(size for kind, size in host.items() if kind in _ON_DISK)

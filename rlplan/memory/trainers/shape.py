@@ -30,10 +30,10 @@ class Recompute(StrEnum):
     ATTENTION = "attention"
 
 
-def recompute_named(word: str | tuple[str, ...]) -> tuple[Recompute, frozenset[str]]:
+def parse_recompute(word: str | tuple[str, ...]) -> tuple[Recompute, frozenset[str]]:
     """Parse `training.recomputed`: a policy, and modules that are recomputed individually.
 
-    >>> recompute_named("layers")[0], recompute_named(("mlp",))
+    >>> parse_recompute("layers")[0], parse_recompute(("mlp",))
     (<Recompute.FULL: 'full'>, (<Recompute.ATTENTION: 'attention'>, frozenset({'mlp'})))
     """
     if isinstance(word, tuple):
@@ -75,7 +75,7 @@ class MicroBatchShape:
     micro_batches_in_flight: int = 1
     softcaps_logits: bool = False
     more: tuple[Layers, ...] = ()
-    """Layers of other kinds (block_families.py, `blocks_of`), in their order."""
+    """Layers of other kinds (block_families.py, `list_blocks`), in their order."""
     rows_at_once: RowsAtOnce = ROWS_ON_GPU
     """Rows of logits that a row-chunked loss holds at a time (model/logits.py)."""
     selects_rows: bool = False

@@ -55,7 +55,7 @@ class Sizes:
         return sum(self.trainable)
 
 
-def sizes_of(
+def measure_sizes(
     parameters: Sequence[Parameter],
     num_layers: int,
     *,
@@ -66,7 +66,7 @@ def sizes_of(
     """Sizes of a model trained in full, or of adapters beside frozen weights of `frozen_bytes`.
 
     >>> model = [Parameter("model.embed_tokens.weight", (10, 4)), Parameter("model.layers.0.w", (4, 4))]
-    >>> sizes = sizes_of(model, 1, is_tied=True)
+    >>> sizes = compute_sizes(model, 1, is_tied=True)
     >>> sizes.num_trainable, sizes.root, sizes.layer, sizes.table
     (56, 40, 16, 40)
     """
@@ -248,14 +248,14 @@ def build_megatron_state(rank: MegatronRank) -> RankState:
     )
 
 
-def rank_state_under_zero(states: ZeroStates, machine: Machine = CUDA, *, reduces_in_step: bool = False) -> RankState:
+def build_zero_state(states: ZeroStates, machine: Machine = CUDA, *, reduces_in_step: bool = False) -> RankState:
     """A DeepSpeed rank with a fused step. reduces_in_step: stage 1 reduces in the step, as in rlplan's runtime.
 
     Counts: the states of `ZeroStates` on the device; gradients by `ZeroWalk`.
 
     >>> from rlplan.memory.trainers.zero import ZeroSettings
     >>> states = ZeroStates(ZeroSettings(1, 2, reduce_bucket_size=10), (Parameter("a", (1000,)),))
-    >>> rank_state = rank_state_under_zero(states)
+    >>> rank_state = build_zero_state(states)
     >>> max(moment.buffers for moment in rank_state.moments(1) if moment.place == "step")  # 500 * 4
     2000
     """

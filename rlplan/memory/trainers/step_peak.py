@@ -86,7 +86,7 @@ class RankState:
         return tuple(moment for moment in self.moments(0) if moment.place in UPDATE)
 
 
-def snapshots(
+def take_snapshots(
     rank_state: RankState,
     shape: MicroBatchShape,
     *,
@@ -131,16 +131,16 @@ def _build_snapshot(
     return {kind: size for kind, size in snapshot.items() if size}
 
 
-def largest_of(candidates: Iterable[MemorySnapshot]) -> MemorySnapshot:
+def find_largest(candidates: Iterable[MemorySnapshot]) -> MemorySnapshot:
     """The snapshot with the most bytes."""
     return max(candidates, key=lambda snapshot: sum(snapshot.values()))
 
 
 def find_passes_peak(by_place: Mapping[Place, MemorySnapshot]) -> MemorySnapshot:
     """The largest snapshot of the forward and backward pass."""
-    return largest_of(snapshot for place, snapshot in by_place.items() if place not in UPDATE)
+    return find_largest(snapshot for place, snapshot in by_place.items() if place not in UPDATE)
 
 
 def find_update_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
     """The largest snapshot of the optimizer's step."""
-    return largest_of(_take_snapshots(rank_state, shape, rank_state.update, rank_state.resident).values())
+    return find_largest(_take_snapshots(rank_state, shape, rank_state.update, rank_state.resident).values())

@@ -31,7 +31,7 @@ class TrainedRank:
         return self.states.settings.weight_bytes
 
 
-def trained_rank(
+def build_trained_rank(
     training: ResolvedTraining,
     model: ModelSpec,
     stage: int,
@@ -64,16 +64,16 @@ def trained_rank(
     return TrainedRank(model, states, adapters, dequantized_numel(frozen, base))
 
 
-def rank_of_role(
+def build_role_rank(
     job: SettledJob, role: Role, model: ModelSpec, cut: tuple[int, int, int], shard: int, *, training: ResolvedTraining
 ) -> TrainedRank:
     """One rank of a trained role of a job. cut: tensor parallel size, ZeRO stage, ranks that shard the states."""
     tp, stage, num_shards = cut
     parameters = cut_parameters(model, tp, job.trained_parameters(role, model))
-    return trained_rank(training, model, stage, num_shards, shard, parameters)
+    return build_trained_rank(training, model, stage, num_shards, shard, parameters)
 
 
-def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -> ZeroStates:
+def build_frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -> ZeroStates:
     """A rank of a frozen model whose weights all ranks shard. Source: `rlplan.emit.deepspeed.frozen_config`."""
     settings = ZeroSettings(
         stage=3,
@@ -86,7 +86,7 @@ def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -
     return ZeroStates(settings, (), frozen=model.parameters)
 
 
-def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
+def cut_autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
     """Parameters of one rank under DeepSpeed's AutoTP: decoder projections cut, embeddings and head whole.
 
     Counts: a share of each decoder projection; norms whole.
@@ -97,12 +97,12 @@ def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> model = find_model("Qwen/Qwen2.5-0.5B")  # table 136,134,656, norms 49 * 896, halves of 357,854,208
-    >>> sum(tensor.numel for tensor in autotp_parameters(model, 2))
+    >>> sum(tensor.numel for tensor in cut_autotp_parameters(model, 2))
     315105664
     """
     if tp == 1:
         return model.parameters
-    share = (tensor for tensor in model.held_tensors(Layout(tp=tp)) if not tensor.is_buffer)
+    share = (tensor for tensor in model.list_rank_tensors(Layout(tp=tp)) if not tensor.is_buffer)
     pairs = zip(model.parameters, share, strict=True)
     uncut = (Component.EMBEDDINGS, Component.HEAD)
     return tuple(full if full.component in uncut else part for full, part in pairs)
@@ -112,7 +112,7 @@ def cut_parameters(
     model: ModelSpec, tp: int, parameters: tuple[tuple[Parameter, ...], tuple[Parameter, ...]]
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
     """(trained, frozen) parameters of one of `tp` tensor parallel ranks. Raises: SpecError."""
-    own = {parameter.name: parameter for parameter in autotp_parameters(model, tp)}
+    own = {parameter.name: parameter for parameter in cut_autotp_parameters(model, tp)}
     trained, frozen = (tuple(own.get(parameter.name, parameter) for parameter in part) for part in parameters)
     return trained, frozen
 
@@ -128,7 +128,7 @@ def gathered_weight_bytes(rank: TrainedRank) -> int:
     >>> model = find_model("Qwen/Qwen3-0.6B")
     >>> parts = cut_parameters(model, 2, (model.parameters, ()))
     >>> training = SettledTraining(dtype="float32", tp=2)
-    >>> gathered_weight_bytes(trained_rank(training, model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
+    >>> gathered_weight_bytes(build_trained_rank(training, model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
     25165824
     """
     own = {parameter.name: parameter.numel for parameter in rank.states.trainable}
@@ -144,11 +144,11 @@ def merging_bytes(rank: TrainedRank) -> int:
     Source: `rlplan.runtime.models.adapters`. Assumes: one weight at a time.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> from rlplan.spec.models.adapters import lora_parameters
+    >>> from rlplan.spec.models.adapters import list_lora_parameters
     >>> from rlplan.spec.resolved import ResolvedTraining, SettledTraining
     >>> model = find_model("Qwen/Qwen3-0.6B")
-    >>> parts = (lora_parameters(model, 8, ["q_proj"]), model.parameters)
-    >>> merging_bytes(trained_rank(SettledTraining(dtype="float32"), model, 2, 1, 0, parts))  # 12 * 2048 * 1024
+    >>> parts = (list_lora_parameters(model, 8, ["q_proj"]), model.parameters)
+    >>> merging_bytes(build_trained_rank(SettledTraining(dtype="float32"), model, 2, 1, 0, parts))  # 12 * 2048 * 1024
     25165824
     """
     adapted = {parameter.name.split(".lora_")[0] + ".weight" for parameter in rank.adapters}

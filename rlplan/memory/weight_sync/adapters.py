@@ -10,11 +10,11 @@ Symbols: r rank of the adapter, R the next one that vLLM has slots for, h hidden
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlplan.memory.serving.weights import engine_layout
+from rlplan.memory.serving.weights import build_engine_layout
 from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.adapters import lora_parameters
-from rlplan.spec.models.shards import stage_tensors
+from rlplan.spec.models.adapters import list_lora_parameters
+from rlplan.spec.models.shards import list_stage_tensors
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import ResolvedJob, SettledJob
 from rlplan.vocabulary import SyncContent
@@ -22,12 +22,12 @@ from rlplan.vocabulary import SyncContent
 ENGINE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-def engine_lora_rank(rank: int) -> int:
+def round_lora_rank(rank: int) -> int:
     """Round an adapter's rank up to one that vLLM has slots for. Ranks above all of them (planner/rules.py) stay.
 
     Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`.
 
-    >>> engine_lora_rank(8), engine_lora_rank(9)
+    >>> round_lora_rank(8), round_lora_rank(9)
     (8, 16)
     """
     return min((size for size in ENGINE_LORA_RANKS if size >= rank), default=rank)
@@ -37,7 +37,7 @@ def num_adapter_versions(max_staleness: int) -> int:
     """Maximum number of adapter versions in an engine: those of rollouts under way, and the newest.
 
     Counts: s + 1. A rollout finishes under the version that it began with. Before version v + 1 arrives, step v has
-    taken its rollouts, including all that began before v + 1 - s (simulate/staleness.py, `must_be_waited_for`). So the
+    taken its rollouts, including all that began before v + 1 - s (simulate/staleness.py, `must_wait`). So the
     rollouts under way began with one of the s versions up to v.
 
     >>> num_adapter_versions(0), num_adapter_versions(2)
@@ -63,8 +63,8 @@ class EngineAdapters:
         Source: vLLM 0.32.0, `create_lora_weights` in lora/layers/base_linear.py, column_parallel_linear.py,
         vocab_parallel_embedding.py and logits_processor.py, with `max_loras`. Measured on a live engine: the same.
         """
-        rank = engine_lora_rank(self.lora.rank)
-        tensors = stage_tensors(model, engine_layout(tp), 0)
+        rank = round_lora_rank(self.lora.rank)
+        tensors = list_stage_tensors(model, build_engine_layout(tp), 0)
         linear = sum(rank * sum(tensor.shape) for tensor in tensors if tensor.is_linear)
         tables = 2 * rank * (model.vocab_size + model.hidden_size)
         return self.num_versions * (linear + tables) * self.element_bytes
@@ -77,16 +77,16 @@ class EngineAdapters:
         Source: vLLM 0.32.0, lora/model_manager.py, `max_cpu_loras`, by default `max_loras`. Measured: the same.
         Assumes: the maximum number of versions; none before the first arrives.
         """
-        pairs = lora_parameters(model, self.lora.rank, self.lora.target_modules)
+        pairs = list_lora_parameters(model, self.lora.rank, self.lora.target_modules)
         return self.num_versions * sum(tensor_bytes(tensor.numel * self.element_bytes) for tensor in pairs)
 
     def staging_bytes(self, model: ModelSpec, bucket_bytes: int) -> int:
         """Bytes of the bucket in which one version arrives."""
-        pairs = lora_parameters(model, self.lora.rank, self.lora.target_modules)
+        pairs = list_lora_parameters(model, self.lora.rank, self.lora.target_modules)
         return staging_bytes(plan_buckets(pairs, self.element_bytes, bucket_bytes))
 
 
-def adapter_versions(job: SettledJob) -> int:
+def count_adapter_versions(job: SettledJob) -> int:
     """Adapter versions in a job's engines: `num_adapter_versions` with partial rollouts, otherwise 1.
 
     Without partial rollouts a weight sync waits for all rollouts. Engines of other frameworks replace an adapter in
@@ -96,9 +96,9 @@ def adapter_versions(job: SettledJob) -> int:
     return num_adapter_versions(job.placement.max_staleness) if keeps_versions else 1
 
 
-def engine_adapters(job: ResolvedJob) -> EngineAdapters | None:
+def find_engine_adapters(job: ResolvedJob) -> EngineAdapters | None:
     """The adapters in a job's engines if a weight sync sends only adapters; otherwise None."""
     lora = job.training.lora
     if lora is None or job.placement.sync_content is not SyncContent.ADAPTER:
         return None
-    return EngineAdapters(lora, adapter_versions(job), job.rollout.dtype.num_bytes)
+    return EngineAdapters(lora, count_adapter_versions(job), job.rollout.dtype.num_bytes)

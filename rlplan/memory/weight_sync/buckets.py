@@ -70,14 +70,14 @@ def _group_layers(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
     """Parameters that must be sent together: those of one decoder layer. Parameters outside the layers are separate."""
     groups: dict[str, list[Parameter]] = {}
     for parameter in parameters:
-        groups.setdefault(layer_of(parameter.name), []).append(parameter)
+        groups.setdefault(name_layer(parameter.name), []).append(parameter)
     return list(groups.values())
 
 
-def layer_of(name: str) -> str:
+def name_layer(name: str) -> str:
     """The name of a parameter's decoder layer; the parameter's own name outside the layers.
 
-    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("model.norm.weight")
+    >>> name_layer("model.layers.3.mlp.up_proj.weight"), name_layer("model.norm.weight")
     ('model.layers.3', 'model.norm.weight')
     """
     parts = name.split(".")

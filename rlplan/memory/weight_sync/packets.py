@@ -68,7 +68,7 @@ def arena_bytes(packets: Sequence[Packet]) -> int:
     return max(packet.start + packet.bucket.num_bytes for packet in packets)
 
 
-def policy_packets(job: ResolvedJob, model: ModelSpec) -> tuple[Packet, ...]:
+def plan_policy_packets(job: ResolvedJob, model: ModelSpec) -> tuple[Packet, ...]:
     """A job's packets of adapters or weights, in the engine's element type: the trainer converts while it copies."""
     sends_adapters = job.placement.sync_content is SyncContent.ADAPTER
     parameters = job.adapter_parameters(model) if sends_adapters else model.parameters
@@ -82,7 +82,7 @@ def sync_staging_bytes(job: ResolvedJob, model: ModelSpec) -> int:
     which deltas are computed and to which they are applied. Source: `rlplan.runtime.weight_sync`.
     Assumes: shared memory counts on both sides, as the operating system counts it for each process.
     """
-    packets = policy_packets(job, model)
+    packets = plan_policy_packets(job, model)
     largest = max(packet.bucket.num_bytes for packet in packets)
     staging = largest if job.sync_transport is Transport.DISK else arena_bytes(packets)
     if job.placement.sync_content is SyncContent.DELTA:

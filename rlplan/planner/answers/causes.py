@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlplan.planner.answers.changes import Change, ask
-from rlplan.planner.answers.plan_results import choice_words, phase_costs
+from rlplan.planner.answers.plan_results import list_overrides, sum_phase_costs
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.spec.job import JobSpec
@@ -50,7 +50,7 @@ def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tupl
     now = _predict_seconds(plan, phase)
     if not now:
         return ()
-    chosen = choice_words(plan.choice, plan.job, plan.asked)
+    chosen = list_overrides(plan.choice, plan.job, plan.asked)
     causes, memo = [], Memo()
     for words, settings in _list_hypotheses(job, plan, phase):
         typed = tuple(f"{key}={value}" for key, value in {**chosen, **settings}.items() if value)
@@ -77,7 +77,9 @@ def _predict_seconds(plan: Plan, phase: str) -> float:
         return 0.0
     if phase == "step":
         return plan.seconds
-    return next((cost.seconds for timed, cost in phase_costs(plan.timing.step).items() if timed.value == phase), 0.0)
+    return next(
+        (cost.seconds for timed, cost in sum_phase_costs(plan.timing.step).items() if timed.value == phase), 0.0
+    )
 
 
 def _list_hypotheses(job: JobSpec, plan: Plan, phase: str) -> Iterator[tuple[str, Settings]]:

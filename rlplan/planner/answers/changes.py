@@ -11,15 +11,15 @@ from itertools import chain, islice
 from typing import Any
 
 from rlplan.errors import RlplanError, SpecError
-from rlplan.planner.machine import search_of
+from rlplan.planner.machine import open_search
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import find_fitting_plan, list_changes, list_resets
-from rlplan.spec.files.job_file import changed
+from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 from rlplan.units import format_bytes
-from rlplan.vocabulary import words_of
+from rlplan.vocabulary import format_name
 
 MAX_REMEDIES = 11
 """Remedies tried for a change that does not fit; each one is a search."""
@@ -91,13 +91,13 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False, memo: Mem
     """Plan the changed job; an invalid change is an outcome too. memo: shared with searches for similar jobs."""
     memo = memo or Memo()
     try:
-        other = changed(spec, change.overrides)
-        plan = search_of(other, memo).run(with_others=False)
+        other = override_job(spec, change.overrides)
+        plan = open_search(other, memo).run(with_others=False)
     except RlplanError as error:
         return Outcome(change, why=f"{error.what}: {error.rule}" if error.rule else error.what)
     why = way_out = ""
     if plan.verdict is not Verdict.FITS:
-        why = next(iter(plan.refusals), "") or bottleneck_of(plan)
+        why = next(iter(plan.refusals), "") or describe_bottleneck(plan)
     if finds_way_out and not plan.fits and not plan.refusals:
         way_out = _first_way_out(plan, change, memo)
     return Outcome(change, plan.num_devices, plan.verdict, plan.seconds, plan.headroom_bytes, why, way_out, plan)
@@ -105,8 +105,8 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False, memo: Mem
 
 def check_change(spec: JobSpec, change: Change) -> None:
     """Raise SpecError if a typed change is invalid, not merely too large."""
-    other = changed(spec, change.overrides)
-    search_of(other)
+    other = override_job(spec, change.overrides)
+    open_search(other)
     if other == spec:
         raise SpecError(
             f"'{change.typed}' changes nothing",
@@ -125,7 +125,7 @@ def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
     return changes
 
 
-def bottleneck_of(plan: Plan) -> str:
+def describe_bottleneck(plan: Plan) -> str:
     """Describe everything that is too small, by how much, and its largest part; empty if the plan fits in the worst
     case.
     """
@@ -135,7 +135,7 @@ def bottleneck_of(plan: Plan) -> str:
         needed, room = short.needed_bytes, short.available_bytes
         words.append(
             f"{format_bytes(needed - room)} too much for {short.of} in {short.peak.action_id}: {format_bytes(needed)} "
-            f"needed, {format_bytes(room)} available; largest: {words_of(kind)} of {process}, {format_bytes(size)}"
+            f"needed, {format_bytes(room)} available; largest: {format_name(kind)} of {process}, {format_bytes(size)}"
         )
     return "; ".join(words)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.planner.plan import Plan
-from rlplan.spec.base import shorten
-from rlplan.spec.files.job_forms import hardware_of
+from rlplan.spec.base import shorten_value
+from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.prices import WAY_OUT, Price, Prices
 
@@ -78,7 +78,7 @@ class Bill:
         return asdict(self)
 
 
-def bill_of(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
+def compute_bill(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
     """Compute the cost of a plan. step_s: simulated or measured seconds of a step, instead of the predicted ones.
 
     Counts: every GPU for every second of the run, whether it works or waits.
@@ -87,7 +87,7 @@ def bill_of(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
     31.92
     """
     pools = _list_pools(plan)
-    quoted_prices = {gpu: prices.of(gpu, plan.asked.hardware.price_per_gpu_hour) for gpu, _, _ in pools}
+    quoted_prices = {gpu: prices.find_price(gpu, plan.asked.hardware.price_per_gpu_hour) for gpu, _, _ in pools}
     unpriced = tuple(gpu for gpu, price in quoted_prices.items() if price is None)
     unmetered = tuple(gpu for gpu, _, watts in pools if watts is None)
     dollars = {gpu: price.dollars for gpu, price in quoted_prices.items() if price}
@@ -123,7 +123,7 @@ def _list_pools(plan: Plan) -> list[tuple[str, int, int | None]]:
     return [(gpu.name, count, gpu.power.value if gpu.power else None) for gpu, count in gpus]
 
 
-def hardware_words(plan: Plan) -> str:
+def format_hardware(plan: Plan) -> str:
     """Format the devices of a plan for `hardware=`; for a CPU host, its profile's name."""
     pools = _list_pools(plan)
     return pools[0][0] if plan.is_on_host else " + ".join(f"{count}x{gpu}" for gpu, count, _ in pools)
@@ -149,11 +149,11 @@ def _build_quote(gpu: str, price: Price, today: dt.date) -> Quote:
     return Quote(gpu, price.dollars, price.source, price.date, price.age_days(today), price.is_old(today))
 
 
-def pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ...]:
+def mark_pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ...]:
     """Mark each (time, money) that no other point beats in one value without losing in the other. None is never on the
     front.
 
-    >>> pareto_front([(1, 9), (2, 4), (3, 5), None, (2, 4)])
+    >>> mark_pareto_front([(1, 9), (2, 4), (3, 5), None, (2, 4)])
     (True, True, False, False, True)
     """
 
@@ -200,7 +200,7 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
 
 def _expand_cluster(word: str) -> str:
     """Expand a cluster to `NxGPU`. Raises: SpecError."""
-    long = hardware_of(word, where=WHERE)
+    long = expand_hardware(word, where=WHERE)
     is_plain = _GPUS.match(word) and "generation" not in long
     return f"{long['num_devices']}x{long['profile']}" if is_plain else word
 
@@ -222,21 +222,21 @@ def _buy_cluster(word: str, prices: Prices, budget: float) -> tuple[str, str]:
 
 def _sum_hourly_prices(cluster: str, prices: Prices) -> float | None:
     """Sum the hourly prices of a cluster's GPUs; None if one has no price."""
-    long: dict[str, Any] = hardware_of(cluster, where=WHERE)
+    long: dict[str, Any] = expand_hardware(cluster, where=WHERE)
     total = 0.0
     for pool in (long, long.get("generation")):
         if pool is None:
             continue
-        price = prices.of(get_gpu(pool["profile"], where=WHERE).name)
+        price = prices.find_price(get_gpu(pool["profile"], where=WHERE).name)
         if price is None:
             return None
         total += price.dollars * pool["num_devices"]
     return total
 
 
-def nothing_to_rent(typed: Sequence[str], left_out: dict[str, str]) -> SpecError:
+def explain_empty_selection(typed: Sequence[str], left_out: dict[str, str]) -> SpecError:
     """Build the error for an empty selection of clusters."""
-    words = "; ".join(f"{shorten(name)[1:-1]}: {why}" for name, why in list(left_out.items())[:8])
+    words = "; ".join(f"{shorten_value(name)[1:-1]}: {why}" for name, why in list(left_out.items())[:8])
     return SpecError(
         f"none of {len(left_out)} clusters is available" if left_out else "no cluster is named",
         where=WHERE if typed else "command line: --budget-per-hour",

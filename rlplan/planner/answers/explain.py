@@ -9,21 +9,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
+from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, describe_bottleneck
 from rlplan.planner.answers.families import list_families, list_more_devices, list_what_ifs
-from rlplan.planner.answers.plan_results import choice_words, differences, phase_costs
+from rlplan.planner.answers.plan_results import diff_choices, list_overrides, sum_phase_costs
 from rlplan.planner.cpu.candidates import ORDER_WORDS
-from rlplan.planner.machine import Search, search_of
+from rlplan.planner.machine import Search, open_search
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import AGAIN, Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import Cost
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes, format_seconds
 from rlplan.version import __version__
-from rlplan.vocabulary import words_of
+from rlplan.vocabulary import format_name
 
 EXPLANATION_SCHEMA_VERSION = 1
 
@@ -138,7 +138,7 @@ def explain(
     Each change is a separate search; `listen` is called before each.
     """
     memo = Memo()
-    spec, search = _fix_devices(plan), search_of(plan.asked, memo).of(plan)
+    spec, search = _fix_devices(plan), open_search(plan.asked, memo).restrict_to_plan(plan)
     _check_current(plan, search)
     families, what_ifs = list(list_families(plan)), list(list_what_ifs(plan))
     questions = [*asked, *(list_more_devices(plan) if more_devices else ())]
@@ -157,13 +157,13 @@ def explain(
     return Explanation(
         verdict=plan.verdict,
         seconds=plan.seconds,
-        chosen=choice_words(plan.choice, plan.job, plan.asked),
+        chosen=list_overrides(plan.choice, plan.job, plan.asked),
         phases=tuple(
             _explain_phase(name, cost, plan.seconds)
             for name, cost in _list_costs(plan.timing.step if plan.timing else None).items()
         ),
         memory=_explain_memory(plan),
-        why_not=next(iter(plan.refusals), "") or bottleneck_of(plan),
+        why_not=next(iter(plan.refusals), "") or describe_bottleneck(plan),
         runners_up=tuple(_explain_runner_up(alternative, plan) for alternative in plan.runners_up),
         families=answer(families, finds_way_out=True),
         what_ifs=answer(what_ifs),
@@ -192,15 +192,15 @@ def _check_current(plan: Plan, search: Search) -> None:
         raise SpecError(
             f"the plan states {format_seconds(plan.seconds)} a step, the current prediction is {format_seconds(now)}",
             where="the plan: timing",
-            rule=f"the plan was made by rlplan {shorten(plan.rlplan_version)}, this is {__version__}: a formula, a "
-            "profile or the model changed since",
+            rule=f"the plan was made by rlplan {shorten_value(plan.rlplan_version)}, this is {__version__}: "
+            "a formula, a profile or the model changed since",
             way_out=AGAIN,
         )
 
 
 def _list_costs(timing: StepTiming | None) -> dict[str, Cost]:
     """Costs by phase name; empty if no seconds are known."""
-    return {} if timing is None else {phase.value: cost for phase, cost in phase_costs(timing).items()}
+    return {} if timing is None else {phase.value: cost for phase, cost in sum_phase_costs(timing).items()}
 
 
 def _explain_phase(name: str, cost: Cost, step: float) -> PhaseBottleneck:
@@ -220,10 +220,10 @@ def _explain_memory(plan: Plan) -> MemoryBottleneck:
         num_bytes=peak.num_bytes,
         capacity_bytes=plan.binding_capacity,
         headroom_bytes=plan.headroom_bytes,
-        largest=f"{words_of(kind)} of {process}",
+        largest=f"{format_name(kind)} of {process}",
         largest_bytes=size,
         host_bytes=host.num_bytes,
-        host_headroom_bytes=plan.ledger.host_capacity_of(host.scope) - host.num_bytes if is_apart else None,
+        host_headroom_bytes=plan.ledger.get_host_capacity(host.scope) - host.num_bytes if is_apart else None,
     )
 
 
@@ -235,7 +235,7 @@ def _explain_runner_up(alternative: Alternative, plan: Plan) -> RunnerUp:
     }
     slower = alternative.seconds - plan.seconds
     return RunnerUp(
-        differs=differences(alternative.choice, plan.choice, plan.job, plan.asked),
+        differs=diff_choices(alternative.choice, plan.choice, plan.job, plan.asked),
         seconds=alternative.seconds,
         slower_s=slower,
         phases={name: seconds for name, seconds in phases.items() if seconds},

@@ -6,7 +6,7 @@ In: a Plan. Out: Changes. Left out: their outcomes (changes.py).
 from collections.abc import Iterator
 
 from rlplan.planner.answers.changes import Change
-from rlplan.planner.answers.plan_results import choice_words
+from rlplan.planner.answers.plan_results import list_overrides
 from rlplan.planner.checks.trainers import AXES
 from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, list_quantizations, list_zero_stages
 from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
@@ -69,7 +69,7 @@ def find_next_gpu(name: str) -> str | None:
 
 def list_families(plan: Plan) -> Iterator[Change]:
     """List the alternatives to each open choice."""
-    spec, words = plan.asked, choice_words(plan.choice, plan.job, plan.asked)
+    spec, words = plan.asked, list_overrides(plan.choice, plan.job, plan.asked)
     if spec.has_rollouts and spec.placement.placement == "auto":
         for placement in Placement:
             if placement is not plan.choice.arrangement.placement:

@@ -16,13 +16,13 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
-from rlplan.planner.answers.changes import bottleneck_of
-from rlplan.planner.machine import search_of
-from rlplan.planner.measured_errors import MeasuredError, find_phase_error, step_error
+from rlplan.planner.answers.changes import describe_bottleneck
+from rlplan.planner.machine import open_search
+from rlplan.planner.measured_errors import MeasuredError, find_phase_error, find_step_error
 from rlplan.planner.plan import Plan
-from rlplan.spec.files.job_file import changed
+from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
-from rlplan.spec.measured_lengths import fitted_lengths
+from rlplan.spec.measured_lengths import fit_lengths
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_seconds
 from rlplan.vocabulary import Phase
@@ -144,7 +144,7 @@ class StepReport:
     @property
     def error(self) -> MeasuredError:
         """Usual error of step predictions; for phases see `find_phase_error`."""
-        return step_error(self.plan)
+        return find_step_error(self.plan)
 
     @property
     def normal_words(self) -> str:
@@ -178,9 +178,9 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | N
     cannot belong to this job, NoFeasiblePlanError if the job does not fit.
     """
     overrides = _list_length_overrides(asked, measured.lengths)
-    job = changed(asked, overrides) if overrides else asked
+    job = override_job(asked, overrides) if overrides else asked
     try:
-        plan = search_of(job).run(with_others=False)
+        plan = open_search(job).run(with_others=False)
     except SpecError:
         if executed_plan is None:
             raise
@@ -209,7 +209,7 @@ def _sum_by_timer(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, flo
 
 
 def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
-    high = step_error(plan).high
+    high = find_step_error(plan).high
     gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, high)]
     named = [phase for phase in Phase if phase in measured.phases and (measured.phases[phase] or phase in predicted)]
     gaps += [
@@ -243,7 +243,7 @@ def _list_length_overrides(asked: JobSpec, lengths: Mapping[str, float]) -> tupl
     if mean >= 1:
         words.append(f"workload.mean_response_len={min(round(mean), work.max_response_len)}")
         words.append(
-            fitted_lengths(
+            fit_lengths(
                 min(mean, work.max_response_len),
                 work.max_response_len,
                 cut_share=lengths.get("cut_share"),
@@ -259,6 +259,6 @@ def _explain_missing_prediction(plan: Plan) -> NoFeasiblePlanError:
     if plan.timing is None:
         what, rule = "no seconds are predicted for this job", f"profile '{plan.job.hardware.profile}' has no rates"
     else:
-        what, rule = "the job does not fit where it ran", bottleneck_of(plan) or "; ".join(plan.refusals)
+        what, rule = "the job does not fit where it ran", describe_bottleneck(plan) or "; ".join(plan.refusals)
     way_out = "name the layout that ran (`rlplan plan JOB` lists what makes it fit), or another profile"
     return NoFeasiblePlanError(what, where="the job", rule=rule, way_out=way_out)

@@ -9,7 +9,7 @@ from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
 
 
-def model_flops(plan: Plan) -> float:
+def count_model_flops(plan: Plan) -> float:
     """Count the model FLOPs of a step as three forward passes.
 
     Counts: 6 P a token and causal attention. Source: Kaplan et al. 2020; Narayanan et al. 2021, appendix.
@@ -22,6 +22,6 @@ def model_flops(plan: Plan) -> float:
     return 3 * workload.num_rollouts_per_step * (a_token * length + attention_flops(model, lengths))
 
 
-def peak_flops_per_s(plan: Plan) -> float:
+def read_peak_flops_per_s(plan: Plan) -> float:
     """Read the dense bf16 peak of one GPU, in FLOP/s."""
     return plan.job.load_gpu().flops_per_s(ComputeDtype.BFLOAT16)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from rlplan.dataflow.choice import Choice
 from rlplan.memory.ledger import LedgerRow, Peak
 from rlplan.planner.margins import find_assumed_host, get_reserve
-from rlplan.planner.measured_errors import MeasuredError, find_peak_error, find_phase_error, step_error
+from rlplan.planner.measured_errors import MeasuredError, find_peak_error, find_phase_error, find_step_error
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import NOTHING, Cost
@@ -50,7 +50,7 @@ def choice_as_json(choice: Choice) -> dict[str, Any]:
     return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
 
 
-def choice_words(choice: Choice, job: JobSpec, asked: JobSpec | None = None) -> dict[str, str]:
+def list_overrides(choice: Choice, job: JobSpec, asked: JobSpec | None = None) -> dict[str, str]:
     """List the overrides that lead to a choice, by key, without those equal to DEFAULTS.
 
     job: the resolved job. asked: the job that the overrides are typed onto; `job` if omitted.
@@ -97,14 +97,14 @@ def _list_engine_overrides(choice: Choice, asked: JobSpec) -> dict[str, Any]:
     }
 
 
-def differences(choice: Choice, other: Choice, job: JobSpec, asked: JobSpec | None = None) -> str:
+def diff_choices(choice: Choice, other: Choice, job: JobSpec, asked: JobSpec | None = None) -> str:
     """Format the overrides that turn `other` into `choice`. A key that `choice` lacks gets its default."""
-    own, others = choice_words(choice, job, asked), choice_words(other, job, asked)
+    own, others = list_overrides(choice, job, asked), list_overrides(other, job, asked)
     words = {key: own.get(key, DEFAULTS.get(key, "none")) for key in (*own, *others)}
     return " ".join(f"{key}={value}" for key, value in words.items() if value != others.get(key, DEFAULTS.get(key)))
 
 
-def phase_costs(timing: StepTiming) -> dict[Phase, Cost]:
+def sum_phase_costs(timing: StepTiming) -> dict[Phase, Cost]:
     """Sum the costs of each phase that takes time, in the order of the step."""
     costs: dict[Phase, Cost] = {}
     for action in timing.actions:
@@ -117,7 +117,7 @@ def timing_as_json(timing: StepTiming) -> dict[str, Any]:
     return {
         "seconds": timing.seconds,
         "idle_s": timing.idle_s,
-        "phases": {phase.value: _cost_as_json(cost) for phase, cost in phase_costs(timing).items()},
+        "phases": {phase.value: _cost_as_json(cost) for phase, cost in sum_phase_costs(timing).items()},
         "actions": [
             {"id": action.action_id, "phase": action.phase.value, "start_s": action.start_s}
             | _cost_as_json(action.cost)
@@ -162,14 +162,14 @@ def results_as_json(plan: "Plan") -> dict[str, Any]:
 
 def _step_error(plan: "Plan") -> dict[str, Any] | None:
     """Range of the step's seconds; a factor of 2 if the error is unknown."""
-    return None if plan.timing is None else _seconds_as_json(step_error(plan), plan.seconds)
+    return None if plan.timing is None else _seconds_as_json(find_step_error(plan), plan.seconds)
 
 
 def _phase_errors(plan: "Plan") -> dict[str, Any] | None:
     """Range of each phase's seconds."""
     if plan.timing is None:
         return None
-    costs = phase_costs(plan.timing.step)
+    costs = sum_phase_costs(plan.timing.step)
     return {phase.value: _seconds_as_json(find_phase_error(plan, phase), cost.seconds) for phase, cost in costs.items()}
 
 
@@ -178,16 +178,16 @@ def _seconds_as_json(error: MeasuredError, seconds: float) -> dict[str, Any]:
     return {"low_s": low_s, "high_s": high_s, **error.as_json()}
 
 
-def error_words(plan: "Plan") -> str:
+def describe_step_error(plan: "Plan") -> str:
     """Describe the range of the step and its source; empty without seconds."""
     if plan.timing is None:
         return ""
-    error = step_error(plan)
+    error = find_step_error(plan)
     low, high = map(format_seconds, error.interval(plan.seconds))
     return f"{low} to {high} a step: {error.words}"
 
 
-def peak_words(plan: "Plan") -> str:
+def describe_peak_error(plan: "Plan") -> str:
     """Describe the range of the peak, its source, and whether it exceeds the GPU; empty on a CPU host."""
     if plan.is_on_host:
         return ""
@@ -198,7 +198,7 @@ def peak_words(plan: "Plan") -> str:
     return words
 
 
-def needed_words(plan: "Plan") -> str:
+def describe_needed_memory(plan: "Plan") -> str:
     """Describe the memory a GPU really needs, without optional KV cache; empty on a CPU host."""
     if plan.is_on_host:
         return ""
@@ -252,7 +252,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "oom_risk_of_run": plan.oom_risk_of_run,
         "devices": plan.devices,
         "num_devices": plan.num_devices,
-        "chosen": choice_words(plan.choice, plan.job, plan.asked),
+        "chosen": list_overrides(plan.choice, plan.job, plan.asked),
         "kv_cache": None if plan.kv is None else asdict(plan.kv),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "swap_bytes_per_host": plan.swap_bytes,

@@ -16,7 +16,7 @@ from rlplan.simulate.sampled import simulate_sampled
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import Speed
 from rlplan.timing.cpu.engine import CpuEngine
-from rlplan.timing.serving.generation import EngineSpeed, prefilled
+from rlplan.timing.serving.generation import EngineSpeed, time_prefill
 from rlplan.timing.serving.step import StepLoad
 from rlplan.vocabulary import ActionKind
 
@@ -61,7 +61,7 @@ class DataParallelSpeed:
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
         """Predict the prefill of `num_tokens` prompt tokens spread over the ranks."""
-        return sum(prefilled(self.engine, self.num_copies * num_tokens, self.prompt_len))
+        return sum(time_prefill(self.engine, self.num_copies * num_tokens, self.prompt_len))
 
 
 def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
@@ -85,7 +85,7 @@ def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:
             rule="a simulation needs the seconds of each action",
             way_out="rlplan profiles measure makes a profile of this host",
         )
-    schedule, generates = without_evaluation(plan.schedule), plan.job.has_rollouts
+    schedule, generates = drop_evaluation(plan.schedule), plan.job.has_rollouts
     played = {action.id for action in schedule.step if action.kind is ActionKind.GENERATE}
     async_rollouts = schedule.async_rollouts
     return SimulationSetting(
@@ -144,19 +144,19 @@ def _build_speed(plan: Plan) -> Speed:
     """Build the speed model of one engine."""
     if plan.is_on_host:
         from rlplan.timing.cpu.actions import CpuTimes
-        from rlplan.timing.cpu.host import host_of
+        from rlplan.timing.cpu.host import read_host
 
-        host = host_of(plan.job.load_profile())
+        host = read_host(plan.job.load_profile())
         assert host is not None, "a plan with seconds is of a profile with rates"
         return CpuSpeed(CpuTimes(plan.job, plan.job.load_model(), host, plan.schedule).engine)
     from rlplan.planner.setting import read_setting
     from rlplan.timing.serving.generation import EngineSpeed
 
     setting = read_setting(plan.job)
-    group, size = setting.cluster(GENERATION), plan.choice.arrangement.num_generation
+    group, size = setting.get_cluster(GENERATION), plan.choice.arrangement.num_generation
     cluster = replace(group, num_gpus=size, gpus_per_host=min(size, group.gpus_per_host))
     choice, work = plan.choice.engine, plan.job.workload
-    speed = EngineSpeed.of_job(plan.job, setting.policy, choice, cluster)
+    speed = EngineSpeed.from_job(plan.job, setting.policy, choice, cluster)
     if choice.attention_dp == 1:
         return speed
     assert plan.kv is not None, "where there is an engine there is a KV cache"
@@ -166,6 +166,6 @@ def _build_speed(plan: Plan) -> Speed:
     return DataParallelSpeed(speed, together, float(work.usual_prompt_len), copies)
 
 
-def without_evaluation(schedule: Schedule) -> Schedule:
+def drop_evaluation(schedule: Schedule) -> Schedule:
     """The schedule without evaluation, which some steps run on engines that generate in the others."""
     return replace(schedule, step=tuple(action for action in schedule.step if action.kind not in _APART))

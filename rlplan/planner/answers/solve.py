@@ -14,10 +14,10 @@ from math import gcd
 from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError, did_you_mean
-from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
+from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, describe_bottleneck
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.workload import MAX_COUNT
 
@@ -91,7 +91,7 @@ def solve(asked: JobSpec, key: str, listen: Listener | None = None) -> Solution:
 
     Raises: SpecError for another key or a job that generates nothing, NoFeasiblePlanError if no value fits.
     """
-    question = _Question(asked, dotted_key(key), listen)
+    question = _Question(asked, expand_key(key), listen)
     best, beyond = question.find_bounds()
     while (middle := question.find_next_value(best, beyond)) is not None:
         best, beyond = (middle, beyond) if question.fits(middle) else (best, middle)
@@ -101,12 +101,12 @@ def solve(asked: JobSpec, key: str, listen: Listener | None = None) -> Solution:
     return Solution(question.key, best, chosen, broken, tuple(question.outcomes.values()))
 
 
-def dotted_key(key: str) -> str:
+def expand_key(key: str) -> str:
     """Expand a short key. Raises: SpecError."""
     if key in KEYS or key in KEYS.values():
         return KEYS.get(key, key)
     raise SpecError(
-        f"'{shorten(key)[1:-1]}' cannot be solved for",
+        f"'{shorten_value(key)[1:-1]}' cannot be solved for",
         where="command line",
         rule=f"one of {', '.join(KEYS)}.{did_you_mean(key.rpartition('.')[2], KEYS)}",
         way_out="for example: rlplan solve max_response_len job.yaml",
@@ -216,4 +216,6 @@ def _find_breaking(value: int, outcome: Outcome) -> Breaking:
     phase = next((action.phase.value for _, part in outcome.plan.schedule.parts for action in part
                   if action.id == short.peak.action_id), "")  # fmt: skip
     needed, room = short.needed_bytes, short.available_bytes
-    return Breaking(value, phase, short.peak.action_id, short.peak.scope, needed, room, bottleneck_of(outcome.plan))
+    return Breaking(
+        value, phase, short.peak.action_id, short.peak.scope, needed, room, describe_bottleneck(outcome.plan)
+    )

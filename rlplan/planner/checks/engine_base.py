@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import SpecError
-from rlplan.memory.model.engine_base import KEY, base_quantization, packed_tensors, why_not_the_base
+from rlplan.memory.model.engine_base import KEY, find_base_mismatch, list_packed_tensors, read_base_quantization
 from rlplan.memory.model.quantization import Quantization
-from rlplan.memory.serving.shared_base import why_not_shared
+from rlplan.memory.serving.shared_base import find_unshareable_part
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.resolved import SettledJob
@@ -82,17 +82,17 @@ def _check_models(job: SettledJob) -> Iterator[str]:
         model = job.load_model()
     except SpecError:
         return  # the check that reads the model reports the error
-    if has := why_not_shared(model):
+    if has := find_unshareable_part(model):
         yield f"the policy has {has}, which are untested in 4 bits"
         return
     base = job.rollout.base_path
     if base is None:
         return
     try:
-        if reason := why_not_the_base(model, job.policy.path, base):
+        if reason := find_base_mismatch(model, job.policy.path, base):
             yield f"{base} is not the policy in 4 bits: {reason}"
         elif job.device_kind == "cpu":
-            yield from _check_cpu_kernel(model, base_quantization(base))
+            yield from _check_cpu_kernel(model, read_base_quantization(base))
         if resolve_model(base, where=KEY).vision is not None:
             yield "a vision-language model"
     except SpecError as error:
@@ -101,7 +101,7 @@ def _check_models(job: SettledJob) -> Iterator[str]:
 
 def _check_cpu_kernel(model: ModelSpec, scheme: Quantization) -> Iterator[str]:
     """Check shapes against vLLM's CPU kernel."""
-    for tensor in packed_tensors(model, scheme):
+    for tensor in list_packed_tensors(model, scheme):
         rows, columns = tensor.shape
         if rows % CPU_MULTIPLE or columns % CPU_MULTIPLE:
             yield f"{tensor.name} is {rows} x {columns}: on a CPU both must divide by {CPU_MULTIPLE}"
@@ -122,4 +122,4 @@ def _check_groups(job: SettledJob, tp: int) -> str:
 
 def _count_group_columns(path: str) -> int:
     """Columns that share a scale; 1 if a whole row has one scale and may be split anywhere."""
-    return base_quantization(path).form.block[1] or 1
+    return read_base_quantization(path).form.block[1] or 1

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from rlplan.dataflow.choice import Choice
 from rlplan.frameworks.profile import NAMES, find_release
-from rlplan.frameworks.rules import Rule, RuleBook, word_of
+from rlplan.frameworks.rules import Rule, RuleBook, format_value
 from rlplan.planner.checks.placements import Problem
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.base import Spec
 from rlplan.spec.models.shards import has_even_stages
-from rlplan.spec.resolved import SettledJob, rule_book
+from rlplan.spec.resolved import SettledJob, build_rule_book
 
 ALGORITHM = "algorithm.name"
 _LAYOUT = (
@@ -34,10 +34,10 @@ def changes_learning(key: str) -> bool:
     return not key.startswith(_LAYOUT) or key.startswith((*_LEARNED, "placement.max_staleness"))
 
 
-def word_changes(overrides: Sequence[str]) -> str:
+def format_changes(overrides: Sequence[str]) -> str:
     """Format overrides as a way out, with those that change learning marked.
 
-    >>> word_changes(["training.backend=fsdp2", "algorithm.kl_in=loss"])
+    >>> format_changes(["training.backend=fsdp2", "algorithm.kl_in=loss"])
     'training.backend=fsdp2 and (this changes what is learned) algorithm.kl_in=loss'
     """
     layout = [shlex.quote(override) for override in overrides if not changes_learning(override.partition("=")[0])]
@@ -48,7 +48,7 @@ def word_changes(overrides: Sequence[str]) -> str:
 
 def check_framework(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Find all stated values that the framework does not support."""
-    book = rule_book(job)
+    book = build_rule_book(job)
     lacking = {rule.key: (rule, value) for rule, value in book.find_lacking() if not rule.reads_more}
     if not lacking:
         return
@@ -59,13 +59,13 @@ def check_framework(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         ", ".join(lacking),
         f"{title} {job.release.version}: "
         + "; ".join(f"{rule.key} is {_format_allowed(rule)} ({rule.why})" for rule in rules),
-        _format_frameworks(job) if _lacks_algorithm(book) else word_changes(_list_changes(book)),
+        _format_frameworks(job) if _lacks_algorithm(book) else format_changes(_list_changes(book)),
     )
 
 
 def find_runtime_refusals(job: SettledJob) -> Iterator[str]:
     """Reasons why rlplan's runtime does not support stated values, each with the change that removes it."""
-    book = rule_book(job)
+    book = build_rule_book(job)
     way_out = " ".join(_list_changes(book))
     yield from (f"{rule.key} {_format_value(value)}: {rule.why} ({way_out})" for rule, value in book.find_lacking())
 
@@ -75,7 +75,7 @@ def find_export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
 
     Each reason ends with the changes after which an export writes everything.
     """
-    book, changes, reasons = rule_book(job), list[str](), list[str]()
+    book, changes, reasons = build_rule_book(job), list[str](), list[str]()
     for rule, value in book.find_lacking():
         allowed = f"an export for {job.release.title} has {_format_allowed(rule)}"
         reasons.append(f"{rule.key} {_format_value(value)}: {allowed}: {rule.why}")
@@ -83,7 +83,7 @@ def find_export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     counts_rollouts = job.release.scores_in_units_of_training and not choice.trainer.max_tokens
     for role in job.scored_roles if counts_rollouts else ():
         key = f"scoring.{role}.max_tokens_per_micro_batch"
-        if (tokens := job.scoring.pass_of(role).max_tokens_per_micro_batch) != "auto":
+        if (tokens := job.scoring.get_pass(role).max_tokens_per_micro_batch) != "auto":
             reasons.append(f"{key} {tokens}: micro-batches are counted in rollouts, as in training")
             changes.append(f"{key}=auto")
     pp = choice.trainer.pp
@@ -105,12 +105,12 @@ def _lacks_algorithm(book: RuleBook) -> bool:
 
 def _format_value(value: object) -> str:
     """Format a value for a message."""
-    return "{...}" if isinstance(value, Spec) else word_of(value)
+    return "{...}" if isinstance(value, Spec) else format_value(value)
 
 
 def _format_allowed(rule: Rule) -> str:
     """Format the values that a rule allows; `=KEY` is the value of that key."""
-    return " or ".join(word_of(value).removeprefix("=") for value in rule.only)
+    return " or ".join(format_value(value).removeprefix("=") for value in rule.only)
 
 
 def _list_changes(book: RuleBook) -> list[str]:
@@ -119,9 +119,11 @@ def _list_changes(book: RuleBook) -> list[str]:
     """
     changes: dict[str, object] = {}
     # a change can activate another rule; a key that returns cannot be cured and ends the loop
-    while (lacking := next(book.beside(changes).find_lacking(), None)) is not None and lacking[0].key not in changes:
-        changes[lacking[0].key] = book.beside(changes).cure(lacking[0])
-    return [f"{key}={word_of(value)}" for key, value in changes.items()]
+    while (lacking := next(book.replace_values(changes).find_lacking(), None)) is not None and lacking[
+        0
+    ].key not in changes:
+        changes[lacking[0].key] = book.replace_values(changes).cure(lacking[0])
+    return [f"{key}={format_value(value)}" for key, value in changes.items()]
 
 
 def _format_frameworks(job: SettledJob) -> str:
@@ -134,4 +136,4 @@ def _format_frameworks(job: SettledJob) -> str:
 def _lacks_learning(job: SettledJob, name: str) -> bool:
     """Whether a framework lacks something of a job that changes what is learned."""
     there = job.model_copy(update={"framework": find_release(name).label})
-    return any(changes_learning(rule.key) for rule, _ in rule_book(there).find_lacking())
+    return any(changes_learning(rule.key) for rule, _ in build_rule_book(there).find_lacking())

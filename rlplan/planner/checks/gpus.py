@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from rlplan.dataflow.placements import GENERATION
 from rlplan.errors import SpecError
-from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.planner.checks import frameworks, placements, trainers
 from rlplan.planner.checks.placements import Problem
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.hardware.profile import ComputeDtype
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.parts.lengths import ConstantLengths
-from rlplan.spec.parts.training import given_ranks
+from rlplan.spec.parts.training import count_ranks
 from rlplan.spec.resolved import SettledJob
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Dtype
@@ -30,7 +30,7 @@ def check_job(job: SettledJob, setting: GpuSetting) -> None:
 
 def _check_lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     lengths, longest = job.workload.response_lengths, job.workload.max_response_len
-    if lengths != ConstantLengths.by_default() and lengths.quantile(0.0) > longest:
+    if lengths != ConstantLengths.create_default() and lengths.quantile(0.0) > longest:
         yield (
             f"the shortest response has {lengths.quantile(0.0):,.0f} tokens, the longest allowed {longest:,}",
             "workload.response_lengths",
@@ -63,7 +63,7 @@ def _check_dtypes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def _check_sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    heads, ulysses = setting.policy.num_heads, given_ranks(job.training.ulysses)
+    heads, ulysses = setting.policy.num_heads, count_ranks(job.training.ulysses)
     if heads % ulysses:
         yield (
             f"training.ulysses is {ulysses}, the model has {heads} attention heads",
@@ -86,7 +86,7 @@ def _check_adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     lora = job.training.lora
     if lora is not None and lora.target_modules:
         try:
-            lora_parameters(setting.policy, lora.rank, lora.target_modules)
+            list_lora_parameters(setting.policy, lora.rank, lora.target_modules)
         except SpecError as error:
             yield error.what, f"training.lora.{error.where}", error.rule, error.way_out
     if lora is not None and not lora.target_modules:
@@ -120,7 +120,7 @@ def _check_engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
     if rollout.tp != "auto":
         try:
-            engine_weight_bytes(setting.policy, engine_layout(int(rollout.tp)), 2)
+            engine_weight_bytes(setting.policy, build_engine_layout(int(rollout.tp)), 2)
         except SpecError as error:
             yield error.what, "rollout.tp", error.rule, "rollout.tp=auto, or another number"
     if rollout.sleep_level not in ("auto", 0) and placement not in ("auto", "colocated"):

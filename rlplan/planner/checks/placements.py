@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from rlplan.dataflow.placements import GENERATION
 from rlplan.errors import SpecError
-from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.parts.training import given_ranks
+from rlplan.spec.parts.training import count_ranks
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import SyncContent, Transport
 
@@ -125,7 +125,7 @@ def check_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
     elif rollout.tp != "auto":
         try:
-            engine_weight_bytes(model, engine_layout(int(rollout.tp), ep=int(rollout.tp)), 2)
+            engine_weight_bytes(model, build_engine_layout(int(rollout.tp), ep=int(rollout.tp)), 2)
         except SpecError as error:
             yield error.what, "rollout.tp, rollout.has_expert_parallel", error.rule, "rollout.tp=auto"
 
@@ -133,7 +133,7 @@ def check_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 def _check_attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
     """Check data-parallel attention: shared experts and limits that divide."""
     rollout, where = job.rollout, "rollout.attention_dp"
-    what, dp = f"{where} is {rollout.attention_dp}", given_ranks(rollout.attention_dp)
+    what, dp = f"{where} is {rollout.attention_dp}", count_ranks(rollout.attention_dp)
     if model.experts is None:
         yield (
             f"{what}, but the model has no experts",
@@ -158,9 +158,9 @@ def _check_attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
                 "each data-parallel attention rank needs an equal share",
                 f"rollout.{key}={-(-limit // dp) * dp}",
             )
-    tp = given_ranks(rollout.tp)
+    tp = count_ranks(rollout.tp)
     try:
-        engine_weight_bytes(model, engine_layout(tp, ep=tp * dp, attention_dp=dp), 2)
+        engine_weight_bytes(model, build_engine_layout(tp, ep=tp * dp, attention_dp=dp), 2)
     except SpecError as error:
         yield error.what, f"rollout.tp, {where}", error.rule, f"rollout.tp=auto {where}=auto"
 

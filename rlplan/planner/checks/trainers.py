@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from math import prod
 
 from rlplan.errors import SpecError
-from rlplan.frameworks.profile import switch_to
+from rlplan.frameworks.profile import suggest_trainer
 from rlplan.planner.checks.placements import Problem
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.model import Layout, ModelSpec
-from rlplan.spec.parts.training import given_ranks, sharing_refusals
+from rlplan.spec.parts.training import count_ranks, find_sharing_conflicts
 from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.vocabulary import Backend
 
@@ -56,7 +56,7 @@ def check_axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Check parallel axes that the backend lacks, and sizes that the model or the GPUs do not divide by."""
     training = job.training
     yield from check_missing_axes(job)
-    sizes = {axis: given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
+    sizes = {axis: count_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
     ranks = prod(sizes.values())
     if ranks > setting.pools[0].num_gpus:
         words = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
@@ -74,9 +74,9 @@ def check_missing_axes(job: SettledJob) -> Iterator[Problem]:
     """Find parallel axes that the job's backend lacks, on GPUs and on CPU hosts."""
     training, backend = job.training, job.backend
     for axis in ("ulysses", "tp", "pp", "cp", "ep"):
-        num_ranks = given_ranks(getattr(training, axis))
+        num_ranks = count_ranks(getattr(training, axis))
         if num_ranks > 1 and axis not in AXES[backend]:
-            others = [switch_to(name) for name in AXES if axis in AXES[name]]
+            others = [suggest_trainer(name) for name in AXES if axis in AXES[name]]
             yield (
                 f"training.{axis} is {num_ranks}, which {NAMES[backend]} does not support",
                 f"training.{axis}",
@@ -88,7 +88,7 @@ def check_missing_axes(job: SettledJob) -> Iterator[Problem]:
             f"training.etp is {training.etp}, which {NAMES[backend]} does not support",
             "training.etp",
             "only Megatron-Core has expert tensor parallelism",
-            "training.etp=1" + (f", or {switch_to('megatron')}" if job.device_kind == "cuda" else ""),
+            "training.etp=1" + (f", or {suggest_trainer('megatron')}" if job.device_kind == "cuda" else ""),
         )
 
 
@@ -99,7 +99,7 @@ def check_sharded_copies(job: SettledJob) -> Iterator[Problem]:
             f"training.fsdp_size is {job.training.fsdp_size}, the trainer is {NAMES[job.backend]}",
             "training.fsdp_size",
             "only FSDP2 shards states within groups of ranks",
-            "training.fsdp_size=null" + (f", or {switch_to('fsdp2')}" if job.device_kind == "cuda" else ""),
+            "training.fsdp_size=null" + (f", or {suggest_trainer('fsdp2')}" if job.device_kind == "cuda" else ""),
         )
 
 
@@ -120,11 +120,11 @@ def check_own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]
 
 
 def _check_tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
-    tp = given_ranks(job.training.tp)
+    tp = count_ranks(job.training.tp)
     if tp == 1:
         return
     try:
-        model.held_tensors(Layout(tp=tp), range(0))
+        model.list_rank_tensors(Layout(tp=tp), range(0))
     except SpecError as error:
         yield error.what, "training.tp", error.rule, "training.tp=auto, or another number"
     if job.backend == "deepspeed" and model.experts is not None:
@@ -132,7 +132,7 @@ def _check_tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Proble
             f"training.tp is {tp} with a model with {model.experts.num_experts} experts a layer",
             "training.tp",
             "DeepSpeed's AutoTP shards linear layers only; stacked experts would stay whole on every rank",
-            f"training.tp=1, or {switch_to('megatron')}",
+            f"training.tp=1, or {suggest_trainer('megatron')}",
         )
     if job.backend == "megatron" and model.experts is not None and not job.training.sequence_parallel:
         yield (
@@ -149,19 +149,22 @@ def check_deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         return
     asked = job.training.combination()
     trained = [setting.get_model(role) for role in job.algorithm.declaration.trained_roles]
-    sharing = (contradiction for model in trained for contradiction in sharing_refusals(model, asked.ulysses, asked.tp))
+    sharing = (
+        contradiction for model in trained for contradiction in find_sharing_conflicts(model, asked.ulysses, asked.tp)
+    )
     for contradiction in (*asked.contradictions(), *sharing):
         yield (
             contradiction.what,
             contradiction.where,
             contradiction.rule,
-            contradiction.way_out + (f", or {switch_to('megatron')}" if contradiction.where == "training.tp" else ""),
+            contradiction.way_out
+            + (f", or {suggest_trainer('megatron')}" if contradiction.where == "training.tp" else ""),
         )
 
 
 def _check_pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     training, model = job.training, setting.policy
-    pp, ep, tp = (given_ranks(num_ranks) for num_ranks in (training.pp, training.ep, training.tp))
+    pp, ep, tp = (count_ranks(num_ranks) for num_ranks in (training.pp, training.ep, training.tp))
     if pp > model.num_layers:
         yield (
             f"training.pp is {pp}, the model has {model.num_layers} layers",
@@ -201,7 +204,7 @@ def _check_expert_tp(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     training, model = job.training, setting.policy
     if training.etp == "auto" or model.experts is None:
         return
-    etp, ep, pp = int(training.etp), given_ranks(training.ep), given_ranks(training.pp)
+    etp, ep, pp = int(training.etp), count_ranks(training.ep), count_ranks(training.pp)
     if job.backend != "megatron":
         return
     if model.experts.intermediate_size % etp:

@@ -11,7 +11,7 @@ from itertools import chain
 from rlplan.dataflow.choice import Choice
 from rlplan.planner import rules
 from rlplan.planner.plan_parts import Considered
-from rlplan.planner.resolve import choice_of
+from rlplan.planner.resolve import read_choice
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Placement
 
@@ -28,13 +28,13 @@ def list_choices(job: ResolvedJob) -> tuple[tuple[Choice, ...], tuple[Considered
     stages = AUTO_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
     choices, impossible = [], []
     for placement in sorted(wanted, key=ORDER.index):
-        first = choice_of(job, placement, stages[0])
-        reason = next(chain(rules.job_refusals(job), rules.find_choice_refusals(job, first)), "")
+        first = read_choice(job, placement, stages[0])
+        reason = next(chain(rules.find_job_refusals(job), rules.find_choice_refusals(job, first)), "")
         if reason:  # these rules do not depend on the stage
             impossible.append(Considered(placement, reason))
             continue
         for stage in stages:
-            choice = choice_of(job, placement, stage)
+            choice = read_choice(job, placement, stage)
             if reason := rules.find_stage_refusal(job, choice):
                 impossible.append(Considered(placement, reason, stage))
             else:

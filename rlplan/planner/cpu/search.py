@@ -13,7 +13,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.roles.ledger import predict_cpu_ledger
-from rlplan.memory.serving.generation import host_pool
+from rlplan.memory.serving.generation import build_host_pool
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner import plan_parts, rules
 from rlplan.planner.cpu.candidates import list_choices
@@ -56,7 +56,7 @@ class HostSearch:
     def _others(self) -> dict[Role, ModelSpec]:
         return self.job.load_role_models()
 
-    def of(self, plan: Plan) -> "HostSearch":
+    def restrict_to_plan(self, plan: Plan) -> "HostSearch":
         """Return self: a CPU host's devices are always used as given."""
         return self
 
@@ -70,7 +70,7 @@ class HostSearch:
         reasons.
         """
         if not self.choices:
-            for reason in rules.job_refusals(self.job):
+            for reason in rules.find_job_refusals(self.job):
                 raise rules.build_refusal(reason)
             raise plan_parts.explain_impossible(self.impossible)
         fitting = [plan for plan in self._plans if plan.fit is Verdict.FITS]
@@ -102,7 +102,7 @@ class HostSearch:
         plan = self.run(with_others=False)
         return plan if plan.verdict.rank < verdict.rank else None
 
-    def pareto(self) -> tuple[plan_parts.Alternative, ...]:
+    def find_pareto_front(self) -> tuple[plan_parts.Alternative, ...]:
         """List the choices that fit and that no other beats in both seconds and headroom, the fastest first."""
         front: list[Plan] = []
         for plan in sorted(self._plans, key=lambda plan: (plan.seconds, plan.binding.num_bytes)):
@@ -143,7 +143,7 @@ class HostSearch:
         if not job.has_rollouts:
             return None
         demand = KvDemand(
-            host_pool(self.model, rollout),
+            build_host_pool(self.model, rollout),
             min(rollout.max_num_seqs, ceil_div(work.num_rollouts_per_step, rollout.num_engines)),
             work.usual_prompt_len,
             work.max_prompt_len,
@@ -184,7 +184,7 @@ def _explain_rejection(plan: Plan, best: Plan) -> str:
 
 def _check_kv_cache(job: ResolvedJob, model: ModelSpec) -> None:
     """Raise SpecError if the KV cache cannot hold one longest sequence and vLLM's null block."""
-    rollout, length, pool = job.rollout, job.workload.max_seq_len, host_pool(model, job.rollout)
+    rollout, length, pool = job.rollout, job.workload.max_seq_len, build_host_pool(model, job.rollout)
     needed = ceil_div(length, rollout.block_size) + 1  # vLLM 0.32.0 v1/core/block_pool.py, `null_block`
     blocks = pool.num_blocks(rollout.kv_cache_memory)
     if blocks < needed:

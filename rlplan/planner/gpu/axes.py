@@ -13,14 +13,14 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from rlplan.dataflow.choice import usual_expert_tp
+from rlplan.dataflow.choice import choose_expert_tp
 from rlplan.errors import SpecError
-from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.shards import has_even_stages
-from rlplan.spec.parts.training import Combination, sharing_refusals
+from rlplan.spec.parts.training import Combination, find_sharing_conflicts
 from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.vocabulary import Backend
 
@@ -55,7 +55,7 @@ class Axes(NamedTuple):
     @property
     def expert_ranks(self) -> int:
         """Ranks of a pipeline stage that share the experts."""
-        return self.ep * (self.etp or usual_expert_tp(self.tp, self.ep))
+        return self.ep * (self.etp or choose_expert_tp(self.tp, self.ep))
 
     @property
     def ranks_per_sequence(self) -> int:
@@ -121,7 +121,7 @@ def _list_axes(
 def _can_share(model: ModelSpec, axes: Axes, *, has_adapters: bool) -> bool:
     """Whether DeepSpeed supports this combination of Ulysses and tensor parallelism at some ZeRO stage."""
     asked = Combination(None, trains_adapters=has_adapters, ulysses=axes.ulysses, tp=axes.tp)
-    return not any((*sharing_refusals(model, axes.ulysses, axes.tp), *asked.contradictions()))
+    return not any((*find_sharing_conflicts(model, axes.ulysses, axes.tp), *asked.contradictions()))
 
 
 def _keep_divisible(sizes: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
@@ -218,7 +218,7 @@ def _can_hold(model: ModelSpec, axes: EngineAxes) -> bool:
     if model.num_heads % tp:
         return False
     try:
-        engine_weight_bytes(model, engine_layout(tp, ep=tp * dp if has_experts else 1, attention_dp=dp), 2)
+        engine_weight_bytes(model, build_engine_layout(tp, ep=tp * dp if has_experts else 1, attention_dp=dp), 2)
     except SpecError:
         return False
     return True

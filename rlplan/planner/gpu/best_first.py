@@ -106,7 +106,7 @@ class PairBounds:
     @property
     def _least_syncs(self) -> Iterator[float]:
         """Seconds of the fastest sync to any engine, from sharded and from full weights."""
-        firsts = [sweep.choices[0] for sweep in self.space.sweeps(self.arrangement)]
+        firsts = [sweep.choices[0] for sweep in self.space.list_sweeps(self.arrangement)]
         return map(self.engines.least_sync_s, {choice.zero_stage == 3: choice for choice in firsts}.values())
 
     def _get_engine(self, row: int, index: int, others_s: float) -> EngineEntry | None:

@@ -16,8 +16,8 @@ from math import prod
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
-from rlplan.frameworks.rules import SHARE, word_of
-from rlplan.memory.weight_sync.adapters import adapter_versions
+from rlplan.frameworks.rules import SHARE, format_value
+from rlplan.memory.weight_sync.adapters import count_adapter_versions
 from rlplan.planner.gpu.axes import (
     Axes,
     can_cut,
@@ -33,7 +33,7 @@ from rlplan.planner.gpu.sync_times import SyncModes
 from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.resolved import SettledJob, search_rules
+from rlplan.spec.resolved import SettledJob, build_search_rules
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement
 
@@ -75,7 +75,7 @@ class GroupChoices:
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
         self.job, self.model, self.gpu = strip_devices(job), setting.policy, setting.get_pool(GENERATION).gpu
-        self.models, self.rules = (setting.policy, *setting.models.values()), search_rules(job)
+        self.models, self.rules = (setting.policy, *setting.models.values()), build_search_rules(job)
         self.has_rules = bool(self.rules)
         self.known = memo.get_table(GroupChoices, self.job, self.models, self.gpu)
 
@@ -197,7 +197,7 @@ class GroupChoices:
         arranged: Arranged = (),
     ) -> tuple[EngineChoice, ...]:
         """List engine choices that can receive full weights or adapters."""
-        versions = (0, adapter_versions(self.job) if is_async else 1)
+        versions = (0, count_adapter_versions(self.job) if is_async else 1)
         every = product(self._build_engines(generation, sleeps, arranged), versions)
         return tuple(
             replace(engine, adapter_versions=number) if number else engine
@@ -279,22 +279,22 @@ class GpuSpace(GroupChoices):
         """Number of candidates, counted without building them."""
         return sum(
             self.count_trainers(*self._build_trainer_key(arrangement))
-            * sum(len(self.list_transports(arrangement, engine)) for engine in self.engines(arrangement))
+            * sum(len(self.list_transports(arrangement, engine)) for engine in self.list_engines(arrangement))
             for arrangement in self.arrangements
         )
 
     def __iter__(self) -> Iterator[Choice]:
         for arrangement in self.arrangements:
-            trainers = [choice for sweep in self.sweeps(arrangement) for choice in sweep.choices]
-            for engine, trainer in product(self.engines(arrangement), trainers):
+            trainers = [choice for sweep in self.list_sweeps(arrangement) for choice in sweep.choices]
+            for engine, trainer in product(self.list_engines(arrangement), trainers):
                 for transport in self.list_transports(arrangement, engine):
                     yield Choice(arrangement, trainer, engine, transport)
 
-    def sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
+    def list_sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
         """List trainer choices in an arrangement."""
         return self.list_group_sweeps(*self._build_trainer_key(arrangement))
 
-    def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
+    def list_engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
         """List engine choices in an arrangement that its transports can reach, more concurrent sequences first."""
         modes, switches = self.sync_modes, (arrangement.sleeps, arrangement.is_async)
         takes_weights = bool(modes.list_weight_modes(arrangement))
@@ -326,7 +326,7 @@ class GpuSpace(GroupChoices):
             for is_async, offloaded in product(async_options, self._list_offloads(arrangement)):
                 variant = replace(arrangement, is_async=is_async, offloaded=offloaded)
                 is_allowed = self.rules.allows(_list_arrangement_values(variant))
-                if is_allowed and self.can_train(*self._build_trainer_key(variant)) and self.engines(variant):
+                if is_allowed and self.can_train(*self._build_trainer_key(variant)) and self.list_engines(variant):
                     yield variant
 
     def _build_trainer_key(self, arrangement: Arrangement) -> tuple[int, int, bool, Arranged]:
@@ -401,7 +401,7 @@ class GpuSpace(GroupChoices):
     def _explain_impossible(self, placement: Placement) -> str:
         for broken in self.rules.find_broken({"placement.placement": placement.value}):
             if broken.key == "placement.placement":
-                return f"{self.job.release.title} has {' and '.join(map(word_of, broken.tried))}: {broken.why}"
+                return f"{self.job.release.title} has {' and '.join(map(format_value, broken.tried))}: {broken.why}"
         if placement is Placement.DISAGGREGATED and self.num_gpus < 2:
             return "disaggregated needs at least 2 GPUs: some generate, the others train"
         job = self.job

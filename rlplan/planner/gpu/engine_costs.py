@@ -5,7 +5,7 @@ Left out: other memory on these GPUs (roles.py) and the formulas of seconds (tim
 """
 
 from rlplan.dataflow.choice import EngineChoice
-from rlplan.memory.roles.engine import engine_pool, held_weight_bytes
+from rlplan.memory.roles.engine import build_rank_pool, held_weight_bytes
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.planner.gpu.facts import strip_trainers
 from rlplan.planner.memo import Memo, memoize
@@ -56,14 +56,14 @@ class EngineCosts:
         workload = self.job.workload
         share = ceil_div(self.job.num_generated_per_step * batches, self.count_engines(num_generation, choice))
         demand = KvDemand(
-            engine_pool(self.policy, self.job.rollout, choice.tp),
+            build_rank_pool(self.policy, self.job.rollout, choice.tp),
             ceil_div(min(choice.max_num_seqs, share), choice.attention_dp),
             workload.usual_prompt_len,
             workload.max_prompt_len,
             self.count_shared_samples(choice, workload.num_samples_per_prompt),
             self.lengths,
         )
-        return demand, demand.bytes_at(ENOUGH), demand.least_bytes
+        return demand, demand.predict_bytes(ENOUGH), demand.least_bytes
 
     @memoize
     def count_weight_bytes(self, choice: EngineChoice) -> int:
@@ -149,14 +149,14 @@ class EngineCosts:
     @memoize
     def _build_speed(self, cluster: Cluster, choice: EngineChoice) -> EngineSpeed:
         """Speed of an engine, independent of its number of sequences."""
-        return EngineSpeed.of_job(self.job, self.policy, choice, cluster)
+        return EngineSpeed.from_job(self.job, self.policy, choice, cluster)
 
     def _build_rollouts(
         self, cluster: Cluster, choice: EngineChoice, kv_cache: int, evaluated: tuple[int, int] | None = None
     ) -> EngineRollouts:
         """An engine's share of a step's rollouts, or of (held-out responses, samples per prompt)."""
         workload = self.job.workload
-        pool, longest = engine_pool(self.policy, self.job.rollout, choice.tp), self.lengths.longest
+        pool, longest = build_rank_pool(self.policy, self.job.rollout, choice.tp), self.lengths.longest
         num_tokens = pool.num_tokens(pool.num_blocks(kv_cache), workload.max_prompt_len + longest)
         share, together = evaluated or (
             ceil_div(self.job.num_generated_per_step, self.count_engines(cluster.num_gpus, choice)),

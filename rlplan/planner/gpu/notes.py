@@ -72,7 +72,7 @@ class PlanNotes:
         if not choice.sends_changes or self.setting.link is not None:
             return
         arrangement, trainer, engine = choice.arrangement, choice.trainer, choice.engine
-        predict_cost = self.search.of(self.plan).times.syncs.predict_cost
+        predict_cost = self.search.restrict_to_plan(self.plan).times.syncs.predict_cost
         full_s = min(predict_cost(arrangement, trainer, engine, mode).seconds for mode in ("nccl", "disk"))
         delta_s = predict_cost(arrangement, trainer, engine, choice.sync_mode).seconds
         yield (
@@ -137,7 +137,7 @@ class PlanNotes:
         other = nearest_batch(job, groups)
         if other is not None and plan.timing is not None:
             cache = plan.kv.kv_cache_memory_bytes if plan.kv else 0
-            seconds = self.search.of(plan).replace_job(other).predict_step_s(plan.choice, cache)
+            seconds = self.search.restrict_to_plan(plan).replace_job(other).predict_step_s(plan.choice, cache)
             prompts = other.workload.num_prompts_per_step
             speedup = plan.seconds * prompts / (seconds * job.workload.num_prompts_per_step) - 1
             words += (

@@ -7,11 +7,11 @@ In: a SettledJob and its setting. Out: schedules, moments, capacities, Fit of a 
 from dataclasses import replace
 
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
-from rlplan.dataflow.placements import group_size
+from rlplan.dataflow.placements import count_group_devices
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.engine import EngineOnGpu, engine_class
+from rlplan.memory.roles.engine import EngineOnGpu, choose_engine_class
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner.gpu.engine_costs import EngineCosts
 from rlplan.planner.gpu.roles import Ahead, RoleBytes, reduce_to_shape
@@ -59,7 +59,7 @@ class Places:
         places = [ProcessPlace(name, alike, roles.copies_states(schedule, name)) for name, (_, alike) in hosts.items()]
         trainers = tuple(place for place in places if not place.name.startswith(ENGINE))
         engines = tuple(place for place in places if place.name.startswith(ENGINE))
-        generates_with = engine_class(self.job, arrangement.num_training)
+        generates_with = choose_engine_class(self.job, arrangement.num_training)
         return ArrangementParts(
             moments,
             schedule,
@@ -80,7 +80,7 @@ class Places:
             members = set(group.devices)
             for name, device in schedule.processes:
                 if device in members:
-                    hosts[name] = host, min(group_size(arrangement, group.name), per_host)
+                    hosts[name] = host, min(count_group_devices(arrangement, group.name), per_host)
         return hosts
 
     def list_other_capacities(self, schedule: Schedule) -> dict[str, int]:
@@ -110,7 +110,7 @@ class GpuRoles(RoleBytes):
         """Parts shared by all choices in an arrangement."""
         return self.places.parts(arrangement)
 
-    def fit(self, candidate: Choice) -> Fit:
+    def predict_fit(self, candidate: Choice) -> Fit:
         """Predict a candidate's peaks and the room for its KV cache."""
         where, keeps = candidate.arrangement, candidate.sends_changes
         trainers = self.sum_trainer_bytes(where, candidate.trainer, keeps_sent=keeps)
@@ -156,7 +156,7 @@ class GpuRoles(RoleBytes):
         staleness, interrupts = self.places.ahead(arrangement)
         return staleness if interrupts else 0
 
-    def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
+    def forecast_process(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
         """Forecast a process whose micro-batch has a longest response of `response_len` tokens."""
         where = candidate.arrangement
         return self.forecast_role(
@@ -165,7 +165,7 @@ class GpuRoles(RoleBytes):
             response_len,
             kv_cache,
             copies=self.copies_states(self.parts(where).schedule, process),
-            generates_with=engine_class(self.places.job, where.num_training),
+            generates_with=choose_engine_class(self.places.job, where.num_training),
         )
 
     def estimate_oom_risk(self, candidate: Choice, kv_cache: int) -> float:
@@ -182,13 +182,13 @@ class GpuRoles(RoleBytes):
         for _ in range(12):
             middle = (low + high) / 2
             low, high = (middle, high) if self._check_response_len(candidate, kv_cache, middle) else (low, middle)
-        return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
+        return 1.0 - self.lengths.compute_probability(low) ** workload.num_rollouts_per_step
 
     def _check_response_len(self, candidate: Choice, kv_cache: int, response_len: float) -> bool:
         """Whether every moment fits in expectation with a longest response of `response_len` tokens."""
         parts = self.parts(candidate.arrangement)
         total = nothing = parts.moments.nothing
         for name, _ in parts.schedule.processes:
-            forecast = self.forecast(name, candidate, response_len, kv_cache)
+            forecast = self.forecast_process(name, candidate, response_len, kv_cache)
             total += sum_process_bytes(parts.moments.locate_process(name), 1, RoleTable(forecast))
         return self.subtract_host_memory(fit(total, nothing, parts.capacities)).slack_expected >= 0

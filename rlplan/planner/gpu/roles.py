@@ -10,18 +10,18 @@ from typing import cast
 
 from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice
-from rlplan.dataflow.placements import GENERATION, trainer_of
+from rlplan.dataflow.placements import GENERATION, find_trainer_choice
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.engine import EngineOnGpu, incoming
-from rlplan.memory.roles.kept_copies import StagedOnHost, keeping_sent_weights
+from rlplan.memory.roles.engine import EngineOnGpu, find_incoming
+from rlplan.memory.roles.kept_copies import StagedOnHost, add_sent_weights
 from rlplan.memory.roles.rank import MicroBatchTokens, ScoringPass, TrainedRole
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
-from rlplan.memory.trainers.training import rank_of_role
+from rlplan.memory.trainers.training import build_role_rank
 from rlplan.planner.gpu.facts import strip_choices
 from rlplan.planner.gpu.tables import (
     ENGINE,
@@ -203,12 +203,12 @@ class RoleBytes:
                 candidate.engine,
                 candidate.arrangement.placement,
                 self.engine_overheads,
-                incoming(self.job, self.policy, candidate.engine),
+                find_incoming(self.job, self.policy, candidate.engine),
                 kv_cache,
             )
         else:
             forecast = self._forecast(process, candidate, response_len, copies=copies)
-        return keeping_sent_weights(forecast, self.job) if candidate.sends_changes else forecast
+        return add_sent_weights(forecast, self.job) if candidate.sends_changes else forecast
 
     def _forecast(self, process: str, candidate: Choice, response_len: float, *, copies: bool) -> Forecast:
         arrangement, job = candidate.arrangement, self.job
@@ -216,7 +216,7 @@ class RoleBytes:
         if worker == "scorer":
             role = Role(suffix[0])
             # under DeepSpeed, frozen roles are not sequence-parallel
-            scored = candidate.with_whole_sequences if job.backend == "deepspeed" else candidate
+            scored = candidate.without_ulysses if job.backend == "deepspeed" else candidate
             return ScorerOnGpu(
                 FrozenRole(
                     role,
@@ -234,7 +234,7 @@ class RoleBytes:
                 )
             )
         role = Role(worker.removesuffix("_trainer"))
-        candidate = replace(candidate, trainer=trainer_of(job, role, candidate.trainer))
+        candidate = replace(candidate, trainer=find_trainer_choice(job, role, candidate.trainer))
         rank = TrainerOnGpu(
             TrainedRole(
                 role,
@@ -247,7 +247,7 @@ class RoleBytes:
                 0 if job.rollout.generates_in_trainer else job.placement.sync_bucket,
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
                 backend=job.backend,
-                puts_states_away=job.backend != "deepspeed" and arrangement.offloaded == "all",
+                offloads_states=job.backend != "deepspeed" and arrangement.offloaded == "all",
                 frozen_adapters=tuple(job.frozen_adapters.values()) if role is Role.POLICY else (),
                 scoring=tuple(
                     ScoringPass(scored, self.size_scoring_micro_batch(scored, candidate, response_len), words)
@@ -262,18 +262,18 @@ class RoleBytes:
         """Roles that each trained role's ranks score, with the logits that such a pass holds."""
         by_holder: dict[Role, list[tuple[Role, ScoredWords | None]]] = {role: [] for role in self.job.trained_roles}
         for role in self.job.scored_roles:
-            if (holder := self.job.holder_of(role)) in by_holder:
+            if (holder := self.job.find_holder(role)) in by_holder:
                 by_holder[holder].append((role, self.job.scored_words(role)))
         return by_holder
 
     def count_saved_bytes(self, role: Role, candidate: Choice) -> int:
         """Count the bytes that a rank of a trained role writes into a checkpoint."""
         job, model = self.job, self.get_model(role)
-        trainer = trainer_of(job, role, candidate.trainer)
+        trainer = find_trainer_choice(job, role, candidate.trainer)
         offloads = {"offloads_optimizer": trainer.offloads_optimizer}
         training = cast(ResolvedTraining, job.training.model_copy(update=offloads))
         cut = trainer.tp, trainer.zero_stage, candidate.arrangement.num_training // trainer.tp
-        return saved_bytes(rank_of_role(job, role, model, cut, 0, training=training).states)
+        return saved_bytes(build_role_rank(job, role, model, cut, 0, training=training).states)
 
     @cached_property
     def takes_all_rows(self) -> bool:
@@ -287,14 +287,14 @@ class RoleBytes:
         length = workload.max_seq_len if is_longest else workload.usual_prompt_len + response_len
         tokens = (trainer.max_tokens or trainer.micro_batch * length) / trainer.num_token_shards
         head = tokens if self.takes_all_rows else tokens * response_len / length
-        share = self.job.num_trained_by(candidate.arrangement.num_training // trainer.ranks_per_sequence)
+        share = self.job.count_trained(candidate.arrangement.num_training // trainer.ranks_per_sequence)
         num = ceil_div(share, trainer.micro_batch)
         return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
     def choose_scoring(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
         """Replace the micro-batch size by that of a role's scoring passes."""
-        choice = trainer_of(self.job, role, choice)
-        asked, longest = self.job.scoring.pass_of(role), self.job.workload.max_seq_len
+        choice = find_trainer_choice(self.job, role, choice)
+        asked, longest = self.job.scoring.get_pass(role), self.job.workload.max_seq_len
         if asked.max_tokens_per_micro_batch != "auto":
             tokens = int(asked.max_tokens_per_micro_batch)
             return replace(choice, micro_batch=max(1, tokens // longest), max_tokens=tokens)
@@ -319,7 +319,7 @@ class RoleBytes:
     @cached_property
     def usual_len(self) -> float:
         """Median of a step's longest response: the length to which its largest micro-batch is padded."""
-        return self.lengths.longest_of(self.job.workload.num_rollouts_per_step)
+        return self.lengths.estimate_longest(self.job.workload.num_rollouts_per_step)
 
 
 def reduce_to_shape(arrangement: Arrangement) -> Arrangement:

@@ -11,10 +11,10 @@ from typing import Literal
 from rlplan.dataflow.choice import NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import HOST_DEVICE
-from rlplan.memory.roles.engine import EngineOnGpu, engine_class
-from rlplan.memory.roles.states import fixed_states, zero_settings
+from rlplan.memory.roles.engine import EngineOnGpu, choose_engine_class
+from rlplan.memory.roles.states import build_fixed_states, build_zero_settings
 from rlplan.memory.serving.kv_demand import KvDemand
-from rlplan.memory.trainers.nvme import on_disk_bytes
+from rlplan.memory.trainers.nvme import disk_bytes
 from rlplan.planner.gpu.engine_costs import EngineCosts
 from rlplan.planner.gpu.placed_roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu.roles import Ahead, RoleBytes, reduce_to_shape
@@ -262,7 +262,7 @@ class CandidateScorer:
 
     def score(self, candidate: Choice) -> ScoredCandidate:
         """Predict a candidate's memory, KV cache, verdict and step time."""
-        need = self.roles.fit(candidate)
+        need = self.roles.predict_fit(candidate)
         rank = 0 if need.slack_high >= 0 else 1 if need.slack_expected >= 0 else 2
         if need.slack_host < 0:
             rank = 2
@@ -279,12 +279,14 @@ class CandidateScorer:
         training, trainer, setting = self.job.training, choice.trainer, self.setting
         if training.offload_device != "nvme" or not trainer.offloads_optimizer:
             return 0
-        settings = zero_settings(training, trainer, choice.arrangement.num_training)
+        settings = build_zero_settings(training, trainer, choice.arrangement.num_training)
         ranks = min(choice.arrangement.num_training, setting.gpus_per_host)
         lora = {Role.POLICY: training.lora}
         models = {role: setting.get_model(role) for role in self.job.trained_roles}
-        parts = (fixed_states(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items())
-        return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
+        parts = (
+            build_fixed_states(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items()
+        )
+        return ranks * sum(disk_bytes(part.after_step.host) for part in parts)
 
     def size_free_kv_cache(
         self, arrangement: Arrangement, engine: EngineChoice, expected: int, high: int
@@ -301,7 +303,7 @@ class CandidateScorer:
         if rollout.gpu_memory_utilization is None or rollout.generates_in_trainer:
             return rollout.kv_cache_memory
         total = self.setting.get_pool(GENERATION).gpu.memory.value
-        on_gpu = self.roles.forecast(f"{ENGINE}/0", Choice(arrangement, NO_TRAINER, engine), 1.0)
+        on_gpu = self.roles.forecast_process(f"{ENGINE}/0", Choice(arrangement, NO_TRAINER, engine), 1.0)
         assert isinstance(on_gpu, EngineOnGpu), "this process is an engine"
         return on_gpu.kv_budget(total, rollout.gpu_memory_utilization)
 
@@ -314,7 +316,7 @@ class CandidateScorer:
         """
         shape = replace(reduce_to_shape(arrangement), num_scoring=0, offloaded="none")
         cluster, capacity = self.times.get_cluster(arrangement, GENERATION), self.setting.get_pool(GENERATION).capacity
-        generates_with = engine_class(self.job, arrangement.num_training)
+        generates_with = choose_engine_class(self.job, arrangement.num_training)
         kind = shape, self.roles.places.ahead(arrangement), generates_with
         entry, wanted = self.alone.build_entry, self._read_wanted_kv_cache
         entries = (entry(kind, cluster, capacity, wanted(arrangement, engine), engine, rank) for engine in engines)
@@ -338,7 +340,7 @@ class CandidateScorer:
         Counts: the peak of a GPU, with room for one longest sequence during generation, over a training GPU's capacity;
         and the fullest host over a host's capacity.
         """
-        need = need or self.roles.fit(candidate)
+        need = need or self.roles.predict_fit(candidate)
         lacks = -need.slack_expected
         if self.job.has_rollouts:
             lacks = max(

@@ -21,7 +21,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
-from rlplan.memory.roles.ledger import gpu_process, predict_gpu_ledger
+from rlplan.memory.roles.ledger import build_gpu_process, predict_gpu_ledger
 from rlplan.planner import rules
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import NEVER, BestFirst, PairBounds
@@ -228,7 +228,7 @@ class GpuSearch:
                 continue
             yield GpuSearch(job, setting, self.asked, self.memo)
 
-    def of(self, plan: Plan) -> "GpuSearch":
+    def restrict_to_plan(self, plan: Plan) -> "GpuSearch":
         """The search on the GPUs of a plan of this job."""
         if not self.setting.has_pools:
             return self.restrict_gpus(plan.num_devices)
@@ -275,7 +275,7 @@ class GpuSearch:
 
     def _run(self, *, with_others: bool) -> Plan:
         if not self.space.arrangements:
-            raise explain_impossible(self.space.impossible, rules.job_refusals(self.job))
+            raise explain_impossible(self.space.impossible, rules.find_job_refusals(self.job))
         result = self.find_best()
         best, stream = self.find_simplest(), result.stream
         faster = () if best is result.plan else (result.candidate,)
@@ -316,7 +316,7 @@ class GpuSearch:
         self.scorer.num_misfits = MANY_MISFITS + 1
         for rank in range(verdict.rank):
             for scored in self.open_stream(rank):
-                plan = self.full_plan(scored)
+                plan = self.build_plan(scored)
                 if plan.fit.rank <= rank:
                     return plan
         return None
@@ -332,17 +332,17 @@ class GpuSearch:
         for rank in (0, 1):
             stream = self.open_stream(rank)
             for scored in stream:
-                plan = self.full_plan(scored)
+                plan = self.build_plan(scored)
                 if plan.fit.rank <= rank:
                     return Best(plan, scored, stream, num_scored)
             num_scored += stream.num_scored
         nearest = self.find_nearest()
         if isinstance(nearest, str):
             nearest_one = Considered(self.space.arrangements[0].placement, nearest)
-            raise explain_impossible((nearest_one,), rules.job_refusals(self.job))
-        return Best(self.full_plan(nearest), nearest, None, num_scored)
+            raise explain_impossible((nearest_one,), rules.find_job_refusals(self.job))
+        return Best(self.build_plan(nearest), nearest, None, num_scored)
 
-    def pareto(self) -> tuple[Alternative, ...]:
+    def find_pareto_front(self) -> tuple[Alternative, ...]:
         """List the fastest candidate that fits in the worst case at each headroom in HEADROOM_SHARES, if headroom costs
         time.
 
@@ -388,14 +388,14 @@ class GpuSearch:
         reason = ""
         for arrangement in self.space.arrangements:
             if placement in (None, arrangement.placement):
-                sweeps = self.space.sweeps(arrangement)
+                sweeps = self.space.list_sweeps(arrangement)
                 most_savings = max(sum(sweep.savings) for sweep in sweeps)
-                floor = find_engine_floor(self.scorer, arrangement, self.space.engines(arrangement))
+                floor = find_engine_floor(self.scorer, arrangement, self.space.list_engines(arrangement))
                 # the last choice of a sweep has the smallest micro-batch
                 for trainer in (sweep.choices[-1] for sweep in sweeps if sum(sweep.savings) == most_savings):
                     if best is not None and self.scorer.overflows_more(arrangement, trainer, floor, best[0][0]):
                         continue
-                    for engine in self.space.engines(arrangement):
+                    for engine in self.space.list_engines(arrangement):
                         transport = self.space.list_transports(arrangement, engine)[0]
                         candidate = Choice(arrangement, trainer, engine, transport)
                         reason = next(rules.find_choice_refusals(self.job, candidate), "")
@@ -404,7 +404,7 @@ class GpuSearch:
                             best = (excess, candidate) if best is None or excess < best[0] else best
         return self.score(best[1]) if best is not None else reason
 
-    def full_plan(self, scored: ScoredCandidate) -> Plan:
+    def build_plan(self, scored: ScoredCandidate) -> Plan:
         """Build the plan of a scored candidate with its full ledger."""
         candidate = scored.choice
         schedule = build_schedule(self.job, candidate)
@@ -441,9 +441,9 @@ class GpuSearch:
         for layout in schedule.layouts:
             name = layout.processes[0][0]
             short, usual, longest = (
-                self.roles.forecast(name, scored.choice, length, scored.kv_cache) for length in three
+                self.roles.forecast_process(name, scored.choice, length, scored.kv_cache) for length in three
             )
-            processes.append(gpu_process(layout, *hosts[name], (short, usual, longest)))
+            processes.append(build_gpu_process(layout, *hosts[name], (short, usual, longest)))
         empty = MemoryLedger(
             rows=(),
             device_capacity=self.setting.capacity,
@@ -482,7 +482,7 @@ class GpuSearch:
         )
         if roomiest is None or self._roominess(roomiest) >= self._roominess(self.score(plan.choice)):
             return plan
-        other = self.full_plan(roomiest)
+        other = self.build_plan(roomiest)
         return other if other.verdict is Verdict.FITS else plan
 
     def _roominess(self, scored: ScoredCandidate) -> tuple[object, ...]:
@@ -502,7 +502,7 @@ class GpuSearch:
             if (
                 scored := next(self._derive_search(job, self.setting).open_stream(0).read_until(limit), None)
             ) is not None:
-                other = self.full_plan(scored)
+                other = self.build_plan(scored)
                 plan = other if other.verdict is Verdict.FITS else plan
         return plan
 
@@ -525,7 +525,7 @@ class GpuSearch:
 
     def compute_headroom(self, scored: ScoredCandidate) -> int:
         """Bytes that a GPU has left at its worst-case peak, KV cache included."""
-        need = self.roles.fit(scored.choice)
+        need = self.roles.predict_fit(scored.choice)
         return min(need.slack_high, need.room_high - scored.kv_cache) if self.job.has_rollouts else need.slack_high
 
     def _explain_placement(self, placement: Placement, chosen_s: float) -> Considered:

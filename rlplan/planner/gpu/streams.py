@@ -49,7 +49,7 @@ class Engines:
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
         self.scorer, self.arrangement = scorer, arrangement
-        entries = scorer.list_engine_entries(arrangement, space.engines(arrangement), rank)
+        entries = scorer.list_engine_entries(arrangement, space.list_engines(arrangement), rank)
         self.entries = sorted(entries, key=EngineEntry.order)
         by_mode = {
             (entry.choice.tp, entry.choice.attention_dp, entry.choice.quantization, mode): (entry.choice, mode)
@@ -251,7 +251,7 @@ def _fits(
 def _list_chains(space: GpuSpace, arrangement: Arrangement) -> dict[tuple[object, ...], Chain]:
     """List the sweeps of each layout by memory savings."""
     chains: dict[tuple[object, ...], Chain] = {}
-    for sweep in space.sweeps(arrangement):
+    for sweep in space.list_sweeps(arrangement):
         chains.setdefault(_build_chain_key(sweep), {})[sweep.savings] = sweep
     return chains
 

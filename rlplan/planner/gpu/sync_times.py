@@ -14,7 +14,7 @@ from rlplan.dataflow.placements import GENERATION, TRAINING
 from rlplan.planner.gpu.placed_roles import GpuRoles
 from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
@@ -29,7 +29,7 @@ from rlplan.timing.transfer.weight_sync import (
     memory_rate,
     sync_cost,
 )
-from rlplan.timing.transfer.wires import lone_wire
+from rlplan.timing.transfer.wires import find_sender_wire
 from rlplan.vocabulary import SyncContent, Transport
 
 
@@ -118,7 +118,7 @@ class SyncTimes:
         lora = self.job.training.lora
         if lora is None:
             return 0
-        adapters = lora_parameters(self.policy, lora.rank, lora.target_modules)
+        adapters = list_lora_parameters(self.policy, lora.rank, lora.target_modules)
         return sum(tensor.numel for tensor in adapters) * self.job.rollout.dtype.num_bytes
 
 
@@ -165,7 +165,7 @@ class SyncModes:
             return False
         training = setting.get_partial_cluster(TRAINING, num_training)
         generation = setting.get_partial_cluster(GENERATION, num_generation)
-        return lone_wire(training, generation).bytes_per_s < CODED_BYTES_PER_S
+        return find_sender_wire(training, generation).bytes_per_s < CODED_BYTES_PER_S
 
     @memoize
     def _list_weight_modes(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:

@@ -17,7 +17,7 @@ from rlplan.dataflow.choice import Arrangement
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import PARTS, RunPhase
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
-from rlplan.memory.machine.spread import high_end
+from rlplan.memory.machine.spread import sum_high_ends
 from rlplan.memory.predict import Forecast, host_bytes
 from rlplan.memory.roles.engine import EngineOnGpu
 from rlplan.planner.memo import Table, memoize
@@ -62,16 +62,16 @@ class RoleTable:
         if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
             return self.states.get_bytes(run_phase, action, inside)
         asks: Callable[[Forecast], Mapping[MemoryKind, int]] = (
-            (lambda forecast: forecast.peak(action, run_phase))
+            (lambda forecast: forecast.predict_peak(action, run_phase))
             if inside
-            else (lambda forecast: forecast.resident(action, run_phase))
+            else (lambda forecast: forecast.predict_resident(action, run_phase))
         )
         usual = asks(self.usual)
         is_same = self._longest is None or not inside or action.kind not in DEPENDS_ON_GRADIENTS
         longest = usual if is_same else asks(self.longest)
-        high = high_end(longest)
+        high = sum_high_ends(longest)
         host = sum(host_bytes(self.usual, action, run_phase, WORKER_HOST_BYTES).values())
-        of_first = sum(self.usual.on_host_of_first(action, run_phase).values())
+        of_first = sum(self.usual.predict_first_host(action, run_phase).values())
         return sum(usual.values()), high, host, of_first, MemoryKind.KV_CACHE in usual
 
     @cached_property

@@ -11,7 +11,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
-from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group, trainer_of
+from rlplan.dataflow.placements import (
+    GENERATION,
+    TRAINING,
+    count_group_devices,
+    find_scoring_group,
+    find_trainer_choice,
+)
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.roles.kept_copies import StagedOnHost
 from rlplan.memory.roles.scorer import ScorerOnGpu
@@ -92,7 +98,7 @@ class TrainerCosts:
     @memoize
     def _cost_training(self, kind: ActionKind, role: Role, cluster: Cluster, choice: TrainerChoice) -> Cost:
         """Cost of a mini-batch's forward and backward pass, or of an optimizer step."""
-        choice = trainer_of(self.job, role, choice)
+        choice = find_trainer_choice(self.job, role, choice)
         setting = self._build_setting(role, cluster.num_gpus, choice)
         if kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(setting, cluster)
@@ -301,16 +307,16 @@ class GpuTimes:
     @memoize
     def _trainer_clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
         """(cluster that trains, cluster of frozen roles)."""
-        return self.get_cluster(arrangement, TRAINING), self.get_cluster(arrangement, scoring_group(arrangement))
+        return self.get_cluster(arrangement, TRAINING), self.get_cluster(arrangement, find_scoring_group(arrangement))
 
     def get_cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         """Get the cluster of a device group."""
         clusters = self._generation if group == GENERATION else self._training
-        return clusters.get_cluster(group_size(arrangement, group), self.setting.get_pool(group).gpus_per_host)
+        return clusters.get_cluster(count_group_devices(arrangement, group), self.setting.get_pool(group).gpus_per_host)
 
     @memoize
     def _get_cluster_with_neighbours(self, arrangement: Arrangement, group: str) -> Cluster:
         """Get the cluster of a device group, aware of other GPUs on its hosts."""
         clusters = self._generation if group == GENERATION else self._training
         per_host = self.setting.get_pool(group).gpus_per_host
-        return clusters.get_cluster(group_size(arrangement, group), per_host, beside=True)
+        return clusters.get_cluster(count_group_devices(arrangement, group), per_host, beside=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rlplan.memory.ledger import MemoryLedger, Peak
-from rlplan.planner.answers.plan_results import phase_costs
+from rlplan.planner.answers.plan_results import sum_phase_costs
 from rlplan.report import style
 from rlplan.report.dataframes import is_fine_peak, predicted_memory
 from rlplan.report.run_folder import RunFolder
 from rlplan.timing.cost import Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes, format_seconds
-from rlplan.vocabulary import MemoryKind, words_of
+from rlplan.vocabulary import MemoryKind, format_name
 
 MAX_ROWS = 24
 
@@ -119,7 +119,7 @@ def _error_words(peak: "pd.Series[object]", prefix: str) -> tuple[str, bool]:
 def make_kind_segments(sizes: Mapping[str, int]) -> tuple[Segment, ...]:
     """Segments in stacking order."""
     return tuple(
-        Segment(words_of(kind), color, sizes[kind], exact_words(sizes[kind]))
+        Segment(format_name(kind), color, sizes[kind], exact_words(sizes[kind]))
         # the order of KIND_COLORS is the order of the stack
         for kind, color in style.KIND_COLORS.items()
         if sizes.get(kind)
@@ -128,7 +128,7 @@ def make_kind_segments(sizes: Mapping[str, int]) -> tuple[Segment, ...]:
 
 def waits(timing: StepTiming | None) -> Bars:
     """Bars with one row per phase of a steady step, split by the resource that its seconds wait for."""
-    costs = phase_costs(timing) if timing else {}
+    costs = sum_phase_costs(timing) if timing else {}
     total = sum(cost.seconds for cost in costs.values())
     return Bars(
         "What limits a steady step",
@@ -146,7 +146,9 @@ def waits(timing: StepTiming | None) -> Bars:
 def make_resource_segments(parts: Mapping[Resource, float]) -> tuple[Segment, ...]:
     """Segments in the order of the resources."""
     return tuple(
-        Segment(words_of(resource.value), style.RESOURCE_COLORS[resource], parts[resource], f"{parts[resource]:.6g} s")
+        Segment(
+            format_name(resource.value), style.RESOURCE_COLORS[resource], parts[resource], f"{parts[resource]:.6g} s"
+        )
         for resource in Resource
         if parts.get(resource)
     )

@@ -16,7 +16,7 @@ from rlplan.report import timeline as clock
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes
-from rlplan.vocabulary import MemoryKind, words_of
+from rlplan.vocabulary import MemoryKind, format_name
 
 MAX_LANES = 24
 """Most processes that are drawn; a note gives the total number."""
@@ -116,11 +116,11 @@ def _bars(lane: "Lane", actions: _Names) -> dict[str, Any]:
 
 def _describe_action(name: str, phase: int, cost: Cost | None, is_measured: bool) -> dict[str, Any]:
     """Describe an action; a measured one includes its predicted seconds."""
-    row: dict[str, Any] = {"name": words_of(name), "phase": phase}
+    row: dict[str, Any] = {"name": format_name(name), "phase": phase}
     if is_measured and cost:
         row["predicted"] = _clock(cost.seconds)
     if cost and cost.seconds and cost.bound_by is not Resource.IDLE:
-        row["note"] = f"{words_of(cost.bound_by.value)}-bound"
+        row["note"] = f"{format_name(cost.bound_by.value)}-bound"
     return row
 
 
@@ -134,7 +134,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
     kinds = [
         {
             "kind": kind,
-            "name": words_of(kind),
+            "name": format_name(kind),
             "color": style.KIND_COLORS[MemoryKind(kind)],
             "source": scene.sources.get(kind, ""),
             "changes": changes(values),

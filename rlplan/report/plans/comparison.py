@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.planner.answers.plan_results import phase_costs
+from rlplan.planner.answers.plan_results import sum_phase_costs
 from rlplan.planner.plan import Plan
 from rlplan.report import html, style
 from rlplan.report.drawn import bars
@@ -20,7 +20,7 @@ from rlplan.report.plans.forecast import forecast
 from rlplan.report.plans.simulated import SimulatedPlan
 from rlplan.report.plans.write import draw, draw_simulated_plan
 from rlplan.report.run_folder import RunFolder, unique_labels
-from rlplan.spec.base import writing
+from rlplan.spec.base import explain_write_errors
 from rlplan.units import format_seconds
 
 TEMPLATE = "comparison.html.j2"
@@ -46,7 +46,7 @@ class Side:
     """Measured run, where there is one."""
 
 
-def side_of(source: Plan | SimulatedPlan | RunFolder, row: Row) -> Side:
+def make_side(source: Plan | SimulatedPlan | RunFolder, row: Row) -> Side:
     """Make one side. row: may be empty for a simulation, which supplies its own values."""
     if isinstance(source, RunFolder):
         phases = {str(phase): seconds for phase, seconds in source.measured_step.phases.items()}
@@ -61,14 +61,14 @@ def side_of(source: Plan | SimulatedPlan | RunFolder, row: Row) -> Side:
             "peak_bytes": bars.fullest(source.ledger).num_bytes, "capacity_bytes": None,
         }  # fmt: skip
         return Side(own | dict(row), source.ledger, phases, draw_simulated_plan(source).timeline)
-    costs = phase_costs(source.timing.step) if source.timing and source.seconds else {}
+    costs = sum_phase_costs(source.timing.step) if source.timing and source.seconds else {}
     (chart, *_) = draw(forecast(source, str(row["name"]))).timeline["others"]
     return Side(row, source.ledger, {str(phase): cost.seconds for phase, cost in costs.items()}, chart)
 
 
 def write_comparison(sides: Sequence[Side], path: Path) -> None:
     """Write the page. Raises: SpecError where it cannot be written."""
-    with writing(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(comparison_page(sides), encoding="utf-8")
 

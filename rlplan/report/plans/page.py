@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlplan.memory.ledger import MemoryLedger, Peak, RunPhase
-from rlplan.planner.answers.plan_results import phase_costs
+from rlplan.planner.answers.plan_results import sum_phase_costs
 from rlplan.report import style
 from rlplan.timing.cost import Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes
-from rlplan.vocabulary import MemoryKind, words_of
+from rlplan.vocabulary import MemoryKind, format_name
 
 PAGE_SCHEMA_VERSION = 1
 NEGLIGIBLE = 0.001
@@ -160,14 +160,14 @@ WHEN = {"start": "at the start", "first": "in the first step", "steady": "in eve
 
 def phase_rows(timing: StepTiming | None) -> tuple[PhaseRow, ...]:
     """Make one row per phase, in order; shares are of all seconds, including concurrent ones."""
-    costs = phase_costs(timing) if timing else {}
+    costs = sum_phase_costs(timing) if timing else {}
     total = sum(cost.seconds for cost in costs.values())
     return tuple(
         PhaseRow(
             str(phase),
             cost.seconds,
             cost.seconds / total,
-            words_of(cost.bound_by.value),
+            format_name(cost.bound_by.value),
             {
                 resource.value: seconds
                 for resource, seconds in cost.parts.items()
@@ -196,7 +196,7 @@ def action_rows(
                 phase,
                 time.start_s if time else None,
                 time.cost.seconds if time else None,
-                "" if bound is Resource.IDLE else words_of(bound.value),
+                "" if bound is Resource.IDLE else format_name(bound.value),
                 expected.get(action),
                 high.get(action),
                 hosts.get(action),

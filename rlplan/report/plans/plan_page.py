@@ -3,13 +3,19 @@
 In: a Plan. Out: a Page. Left out: computation; the plan holds all numbers.
 """
 
-from rlplan.planner.answers.plan_results import choice_words, differences, error_words, needed_words, peak_words
+from rlplan.planner.answers.plan_results import (
+    describe_needed_memory,
+    describe_peak_error,
+    describe_step_error,
+    diff_choices,
+    list_overrides,
+)
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.report import style
 from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, describe_place, phase_rows
 from rlplan.units import format_bytes, format_rate, format_seconds
-from rlplan.vocabulary import words_of
+from rlplan.vocabulary import format_name
 
 _MOODS = {
     Verdict.FITS: "good",
@@ -68,7 +74,7 @@ def list_alternatives(plan: Plan) -> tuple[OtherRow, ...]:
 
 def _tiles(plan: Plan) -> tuple[Tile, ...]:
     (low, high), peak, host = plan.interval(), plan.binding, plan.ledger.host_peak()
-    tiles = [Tile("Verdict", plan.verdict.value, f"binds in {words_of(peak.action_id)}", _MOODS[plan.verdict])]
+    tiles = [Tile("Verdict", plan.verdict.value, f"binds in {format_name(peak.action_id)}", _MOODS[plan.verdict])]
     if plan.timing is not None and plan.seconds:
         slowest = max(phase_rows(plan.timing.step), key=lambda row: row.seconds)
         note = f"{style.format_percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound"
@@ -83,10 +89,12 @@ def _tiles(plan: Plan) -> tuple[Tile, ...]:
         tiles.append(Tile("Fullest GPU", format_bytes(peak.num_bytes), note, _MOODS[plan.verdict]))
     else:
         tiles.append(
-            Tile("Fullest process", format_bytes(fullest.num_bytes), f"{fullest.scope}, {words_of(fullest.action_id)}")
+            Tile(
+                "Fullest process", format_bytes(fullest.num_bytes), f"{fullest.scope}, {format_name(fullest.action_id)}"
+            )
         )
     room = plan.host_capacity
-    note = f"{words_of(host.action_id)}, {'host unknown' if room is None else 'of ' + format_bytes(room)}"
+    note = f"{format_name(host.action_id)}, {'host unknown' if room is None else 'of ' + format_bytes(room)}"
     return (*tiles, Tile("Fullest host", format_bytes(host.num_bytes), note))
 
 
@@ -98,7 +106,7 @@ def _choices(plan: Plan) -> tuple[tuple[str, str], ...]:
     if plan.job.frozen_roles:
         rows[0] = ("Devices", f"{rows[0][1]}; frozen: {', '.join(plan.job.frozen_roles)}")
     by_part: dict[str, list[str]] = {}
-    for key, value in choice_words(plan.choice, plan.job, plan.asked).items():
+    for key, value in list_overrides(plan.choice, plan.job, plan.asked).items():
         by_part.setdefault(key.partition(".")[0], []).append(f"{key}={value}")
     rows += [(part.capitalize(), " ".join(words)) for part, words in by_part.items()]
     if plan.kv is not None:
@@ -120,7 +128,7 @@ def _places(plan: Plan) -> tuple[Place, ...]:
             f"One GPU of {len(group.devices)}" + f", {group.name}" * many,
             ledger.device_peak(group.devices[0]),
             ledger,
-            ledger.capacity_of(group.devices[0]),
+            ledger.get_device_capacity(group.devices[0]),
         )
         for group in groups
     ]
@@ -132,9 +140,9 @@ def _places(plan: Plan) -> tuple[Place, ...]:
 
 def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
     rows = [
-        ("Step time", error_words(plan)),
-        ("Peak of a GPU", peak_words(plan)),
-        ("GPU memory", needed_words(plan)),
+        ("Step time", describe_step_error(plan)),
+        ("Peak of a GPU", describe_peak_error(plan)),
+        ("GPU memory", describe_needed_memory(plan)),
     ]
     rows = [(name, words) for name, words in rows if words]
     if plan.kv is not None:
@@ -165,7 +173,7 @@ def _other(plan: Plan, other: Alternative) -> OtherRow:
     slower, room = other.seconds - plan.seconds, format_bytes(max(0, other.headroom_bytes))
     words = f"{format_seconds(abs(slower))} {'slower' if slower >= 0 else 'faster'}, " if other.timing else ""
     return OtherRow(
-        differences(other.choice, plan.choice, plan.job, plan.asked) or "other devices of the scoring roles",
+        diff_choices(other.choice, plan.choice, plan.job, plan.asked) or "other devices of the scoring roles",
         other.verdict.value,
         other.seconds if other.timing else None,
         f"{words}{room} of headroom",

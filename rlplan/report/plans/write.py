@@ -20,7 +20,7 @@ from rlplan.report.plans.page import Page
 from rlplan.report.plans.plan_page import plan_page
 from rlplan.report.plans.simulated import SimulatedPlan, is_simulation, read_simulated_plan, simulation_page
 from rlplan.report.timeline import TracedSchedule, Window
-from rlplan.spec.base import read_json, writing
+from rlplan.spec.base import explain_write_errors, read_json
 
 TEMPLATE = "plan.html.j2"
 MAX_BYTES = 1 << 29
@@ -60,19 +60,19 @@ def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
 
     Raises: SpecError where the file is not JSON, or where writing fails.
     """
-    simulated = simulated_plan(path)
+    simulated = read_simulation(path)
     if simulated is None:
         return None
     return _write(simulated, draw_simulated_plan(simulated), simulation_page(simulated), path.name, out_dir)
 
 
-def simulated_plan(path: Path) -> SimulatedPlan | None:
+def read_simulation(path: Path) -> SimulatedPlan | None:
     """Read a simulation file; None where it is something else. Raises: SpecError where it is not JSON."""
     data = read_json(path, "the plan", limit=MAX_BYTES)
     return read_simulated_plan(data, path) if is_simulation(data) else None
 
 
-def write_report_of(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
+def write_plan_report(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
     """Write the report of a plan. name: the file it was read from. Raises: SpecError where writing fails."""
     predicted = forecast(plan, name)
     return _write(predicted, draw(predicted), plan_page(plan), name, out_dir)
@@ -80,7 +80,7 @@ def write_report_of(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
 
 def _write(traced: TracedSchedule, drawing: Drawing, page: Page, name: str, out_dir: Path) -> PlanFiles:
     files = PlanFiles.within(out_dir)
-    with writing(files.page):
+    with explain_write_errors(files.page):
         out_dir.mkdir(parents=True, exist_ok=True)
         write_trace(traced, files.trace)
         files.summary.write_text(json.dumps(asdict(page), indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -39,15 +39,15 @@ def prove(folder: Path) -> dict[str, Any]:
     """Run the probe. Returns: {"mean", "max"} of |trainer's log-prob - engine's|, or {"differs": text}."""
     try:
         with _stage("transformers does not build it"):
-            _draw(folder, folder / "start", seed=1)
-            model = _draw(folder, folder / "sent", seed=2)
+            _create_model(folder, folder / "start", seed=1)
+            model = _create_model(folder, folder / "sent", seed=2)
             _check_names(model, folder)
         with _stage("vLLM does not serve it"):
             llm = _start_engine(folder / "start")
         with _stage("vLLM does not load the trainer's weights"):
             _sync_weights(model, llm)
         with _stage("vLLM does not generate with it"):
-            samples = _generate(llm, _longest(folder) - NUM_TOKENS)
+            samples = _generate(llm, _max_sequence_len(folder) - NUM_TOKENS)
         with _stage("the trainer has no log-probs of it"):
             return _compare(model, samples)
     except _DifferenceError as error:
@@ -66,20 +66,20 @@ def _stage(what: str) -> Iterator[None]:
         raise _DifferenceError(f"{what}: {type(error).__name__}: {reason[:MAX_REASON]}") from error
 
 
-def _draw(folder: Path, out: Path, seed: int) -> Any:
+def _create_model(folder: Path, out: Path, seed: int) -> Any:
     """Write a small model with random weights, and load it as a trainer does."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlplan.runtime.models.start_checkpoint import load_language_model, save_policy
-    from rlplan.runtime.weight_sync.source import WeightSource, kept_buffers
+    from rlplan.runtime.weight_sync.source import WeightSource, persistent_buffers
 
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)), dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * SPREAD)
-        for _, buffer in kept_buffers(model):  # equal in both models, because weight sync does not send buffers
+        for _, buffer in persistent_buffers(model):  # equal in both models, because weight sync does not send buffers
             buffer.copy_(torch.linspace(-SPREAD, SPREAD, buffer.numel()).view_as(buffer))
     save_policy(model.config, WeightSource(model), out, folder)
     return load_language_model(str(out))
@@ -107,7 +107,7 @@ def _start_engine(folder: Path) -> Any:
     from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels
 
     register_cpu_kernels()
-    max_len = _longest(folder)
+    max_len = _max_sequence_len(folder)
     return LLM(
         model=str(folder),
         dtype="float32",
@@ -128,7 +128,7 @@ def _start_engine(folder: Path) -> Any:
     )
 
 
-def _longest(folder: Path) -> int:
+def _max_sequence_len(folder: Path) -> int:
     """Length of the longest sequence in tokens; limited by the model's positions."""
     return min(MAX_TOKENS, read_model(folder).max_position_embeddings)
 

@@ -21,9 +21,9 @@ from rlplan.runtime.admission.shrinking import shrink_config
 from rlplan.runtime.host.doctor import VLLM_PACKAGES
 from rlplan.runtime.host.finding import installed_version
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
-from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.safe_path import SAFE_PATH, module_command
-from rlplan.spec.base import shorten
+from rlplan.runtime.processes.machine_speed import scale_seconds
+from rlplan.runtime.processes.safe_path import SAFE_PATH, make_module_command
+from rlplan.spec.base import shorten_value
 from rlplan.spec.models.config import read_config
 from rlplan.spec.models.language_part import language_config
 from rlplan.spec.resolved import ResolvedJob
@@ -39,21 +39,21 @@ SHIPPED = Path(__file__).with_name("proved.json")
 
 
 def check_admission(job: ResolvedJob) -> None:
-    """Check that the policy's architecture is proved. Raises: SpecError, HostError; see `refuse_unproved`."""
+    """Check that the policy's architecture is proved. Raises: SpecError, HostError; see `check_architecture`."""
     if job.has_rollouts and job.device_kind == "cpu":
         folder = Path(job.policy.path)
         config = read_config(folder / "config.json" if folder.is_dir() else folder)
-        refuse_unproved(language_config(config), job.policy.path)
+        check_architecture(language_config(config), job.policy.path)
 
 
-def refuse_unproved(config: dict[str, Any], where: str) -> None:
+def check_architecture(config: dict[str, Any], where: str) -> None:
     """Probe a config's architecture, unless there is a proof; store the proof.
 
     Raises: SpecError where trainer and engine differ; HostError where the probe gives no result.
     """
     small = shrink_config(config)
     key = proof_key(small)
-    if key in _read_shipped_proofs() or (_cache() / f"{key}.json").is_file():
+    if key in _read_shipped_proofs() or (_cache_folder() / f"{key}.json").is_file():
         return
     result = run_probe(small)
     limits = LIMITS[Dtype.FLOAT32]
@@ -69,7 +69,7 @@ def refuse_unproved(config: dict[str, Any], where: str) -> None:
             rule=f"trainer and engine have the same weights, and log-probs within {limits.mean:g} in fp32",
             way_out="run another model; docs/runtime.md lists architectures that run",
         )
-    _keep(key, {"architecture": config["architectures"][0], **result})
+    _store_proof(key, {"architecture": config["architectures"][0], **result})
 
 
 def proof_key(small: dict[str, Any]) -> str:
@@ -88,17 +88,17 @@ def run_probe(small: dict[str, Any]) -> dict[str, Any]:
     threads = {"OMP_NUM_THREADS": str(min(4, len(os.sched_getaffinity(0)))), "VLLM_LOGGING_LEVEL": "ERROR"}
     with tempfile.TemporaryDirectory(prefix="rlplan-probe-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(small))
-        command = module_command("rlplan.runtime.admission.probe", folder)
+        command = make_module_command("rlplan.runtime.admission.probe", folder)
         try:
             done = subprocess.run(
-                command, env=environment | threads, capture_output=True, text=True, timeout=scaled(DEADLINE_S)
+                command, env=environment | threads, capture_output=True, text=True, timeout=scale_seconds(DEADLINE_S)
             )
         except subprocess.TimeoutExpired as error:
             raise _report_no_answer(f"it took more than {error.timeout:.0f} s") from None
     answers = [line for line in done.stdout.splitlines() if line.startswith(SAYS)]
     if not answers:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise _report_no_answer(f"exit status {done.returncode}: {shorten(last, 200)}")
+        raise _report_no_answer(f"exit status {done.returncode}: {shorten_value(last, 200)}")
     result: dict[str, Any] = json.loads(answers[-1].removeprefix(SAYS))
     return result
 
@@ -123,16 +123,16 @@ def _read_shipped_proofs() -> frozenset[str]:
     return frozenset(json.loads(SHIPPED.read_text("utf-8")))
 
 
-def _cache() -> Path:
+def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlplan" / "proofs"
 
 
-def _keep(key: str, proof: dict[str, Any]) -> None:
+def _store_proof(key: str, proof: dict[str, Any]) -> None:
     """Store a proof. If the cache cannot be written, the next run probes again."""
     try:
-        _cache().mkdir(parents=True, exist_ok=True)
-        partial = _cache() / f"{key}.{os.getpid()}"
+        _cache_folder().mkdir(parents=True, exist_ok=True)
+        partial = _cache_folder() / f"{key}.{os.getpid()}"
         partial.write_text(json.dumps(proof))
-        partial.replace(_cache() / f"{key}.json")
+        partial.replace(_cache_folder() / f"{key}.json")
     except OSError:
         return

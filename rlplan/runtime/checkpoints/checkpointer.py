@@ -20,12 +20,12 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
-from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.checkpoints.identity import describe_identity
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RUN, Manifest, RoleStates, RunState, StoredFile, states_name
 from rlplan.runtime.checkpoints.tensor_file import compute_digest
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.measure.memory_meter import Measurement
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.run_folder.disk_errors import disk_error
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.vocabulary import ActionKind
@@ -51,7 +51,7 @@ class Checkpointer:
         self._staging = threading.Lock()
         saves = any(action.kind in SAVING for action in spec.schedule.step)
         # taken at the start: a data file that changes during the run must not change the identity
-        self._identity = identity_of(spec.job) if saves else {}
+        self._identity = describe_identity(spec.job) if saves else {}
 
     def prepare(self, action: Action, resumption: Resumption | None) -> list[Measurement]:
         """Load a role's states into its started trainer, and reserve memory for the copy that is saved."""
@@ -100,14 +100,14 @@ class Checkpointer:
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait until the checkpoint in progress is committed or has failed. timeout_s: None takes SETTLE_S."""
         if self._thread is not None:
-            self._thread.join(scaled(SETTLE_S) if timeout_s is None else timeout_s)
+            self._thread.join(scale_seconds(SETTLE_S) if timeout_s is None else timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
 
     def close(self) -> None:
         """Stop committing, and wait shortly for the thread."""
         self._is_closed = True
-        self.settle(scaled(CLOSE_S))
+        self.settle(scale_seconds(CLOSE_S))
 
     def _alarm(self, step: int, error: Exception, place: Path) -> None:
         """Write an alarm. Raises: RunError when even the alarm cannot be written."""

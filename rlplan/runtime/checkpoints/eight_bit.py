@@ -13,14 +13,14 @@ import torch
 from rlplan.errors import SpecError
 from rlplan.memory.trainers.optimizers import quantized_bytes
 from rlplan.runtime.checkpoints.fragments import TrainedFragments
-from rlplan.runtime.checkpoints.stored_states import memory_of
+from rlplan.runtime.checkpoints.stored_states import view_bytes
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
 
 STATES = ("state1", "state2", "absmax1", "absmax2")
 """The codes of both moments and their scales. A small tensor has fp32 moments and no scales."""
 
 
-def moments_of(states: TrainedFragments) -> Iterator[tuple[str, torch.Tensor]]:
+def iterate_moments(states: TrainedFragments) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) of everything that Adam keeps in 8 bits; nothing before its first step, or in fp32."""
     if states.has_eight_bits:
         for index, owner in enumerate(states.owners):
@@ -45,7 +45,7 @@ def bring_back(states: TrainedFragments, own: TensorFile | None, num_steps: int)
         states.adam.init_state(group, owner, 0, 0)
         states.adam.state[owner]["step"] = num_steps
     group["params"] = listed
-    for name, tensor in moments_of(states):
+    for name, tensor in iterate_moments(states):
         stored = None if own is None else own.tensors.get(name)
         if own is None or stored is None or stored.numel != tensor.numel():
             raise SpecError(
@@ -55,6 +55,6 @@ def bring_back(states: TrainedFragments, own: TensorFile | None, num_steps: int)
                 way_out="resume with that hardware.num_devices and training.zero_stage",
             )
         on_cpu = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
-        own.read_into(name, 0, memory_of(on_cpu))
+        own.read_into(name, 0, view_bytes(on_cpu))
         if on_cpu is not tensor:
             tensor.copy_(on_cpu)

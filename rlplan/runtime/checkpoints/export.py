@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, SpecError
-from rlplan.memory.trainers.training import autotp_parameters
+from rlplan.memory.trainers.training import cut_autotp_parameters
 from rlplan.planner.plan import read_plan
 from rlplan.runtime.checkpoints.finding import Resumption, find_best, find_checkpoint
 from rlplan.runtime.checkpoints.fragments import MASTER, part_name
@@ -30,7 +30,7 @@ from rlplan.runtime.models.start_checkpoint import (
     save_policy,
 )
 from rlplan.runtime.weight_sync.source import WeightSource
-from rlplan.spec.base import shorten, writing
+from rlplan.spec.base import explain_write_errors, shorten_value
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
@@ -50,7 +50,7 @@ def export_policy(run_folder: Path, out: Path, *, takes_best: bool = False) -> R
         model = _load_filled(start if start.is_dir() else Path(job.policy.path), job, paths)
         model.to(getattr(torch, job.training.dtype.value))
         source = MergedWeights(model) if job.training.trains_adapters else WeightSource(model)
-        with writing(out):
+        with explain_write_errors(out):
             save_policy(model.config, source, out, Path(job.policy.path))
             merge_into_whole_model(out, Path(job.policy.path))
             if job.training.trains_adapters:
@@ -61,7 +61,7 @@ def export_policy(run_folder: Path, out: Path, *, takes_best: bool = False) -> R
 @contextmanager
 def _new_folder(out: Path) -> Iterator[None]:
     """Provide a new or empty folder for the block; restore its former state if the block fails. Raises: SpecError."""
-    with writing(out):
+    with explain_write_errors(out):
         is_there = out.exists() or out.is_symlink()
         if is_there and not (out.is_dir() and not any(out.iterdir())):
             raise SpecError(
@@ -84,13 +84,13 @@ def _new_folder(out: Path) -> Iterator[None]:
 def _load_filled(folder: Path, job: ResolvedJob, paths: Sequence[str]) -> Any:
     """Load the model from a folder and fill in the weights of a checkpoint's files. Raises: SpecError."""
     tp = job.training.tp
-    shard_shapes = {parameter.name: parameter.shape for parameter in autotp_parameters(job.load_model(), tp)}
+    shard_shapes = {parameter.name: parameter.shape for parameter in cut_autotp_parameters(job.load_model(), tp)}
     try:
         load = load_scalar_model if job.algorithm.declaration.trains_scalar else load_language_model
         model = load(str(folder), torch.float32)
     except Exception as error:  # the libraries raise nothing more specific
         raise SpecError(
-            f"the run's initial policy cannot be loaded: {shorten(str(error), 200)}",
+            f"the run's initial policy cannot be loaded: {shorten_value(str(error), 200)}",
             where=str(folder),
             rule="the model's folder must still be where the run read it",
             way_out="put its files back",

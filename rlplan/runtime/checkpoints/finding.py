@@ -24,7 +24,7 @@ from rlplan.runtime.checkpoints.manifest import (
     Manifest,
     Pointer,
     RunState,
-    checkpoints_of,
+    checkpoints_folder,
     folder_name,
     parse_step,
 )
@@ -71,7 +71,7 @@ def find_checkpoint(run_folder: Path, identity: Mapping[str, str] | None = None)
     Raises: SpecError; ForeignCheckpointError when every checkpoint is intact but belongs to another job.
     """
     check_run_folder(run_folder)
-    folders, problems = _list_candidates(checkpoints_of(run_folder))
+    folders, problems = _list_candidates(checkpoints_folder(run_folder))
     foreign: list[ForeignCheckpointError] = []
     for folder in folders:
         try:
@@ -86,7 +86,7 @@ def find_checkpoint(run_folder: Path, identity: Mapping[str, str] | None = None)
         raise foreign[0]
     raise SpecError(
         f"no checkpoint to resume from in {run_folder}: {'; '.join(problems) or 'there is none'}",
-        where=str(checkpoints_of(run_folder)),
+        where=str(checkpoints_folder(run_folder)),
         rule="an intact checkpoint of the job; a run writes one every `checkpoints.every` steps",
         way_out="run the job again; checkpoints.every=1 writes a checkpoint after each step",
     )
@@ -95,7 +95,7 @@ def find_checkpoint(run_folder: Path, identity: Mapping[str, str] | None = None)
 def find_best(run_folder: Path) -> Resumption:
     """Find the checkpoint with the best `checkpoints.best_metric`. Raises: SpecError when it is missing or damaged."""
     check_run_folder(run_folder)
-    path = checkpoints_of(run_folder) / BEST
+    path = checkpoints_folder(run_folder) / BEST
     if not path.is_file():
         raise SpecError(
             f"{run_folder} has kept no best checkpoint",

@@ -19,7 +19,7 @@ from rlplan.runtime.checkpoints.manifest import (
     POINTER,
     Manifest,
     Pointer,
-    checkpoints_of,
+    checkpoints_folder,
     folder_name,
     parse_step,
 )
@@ -28,7 +28,7 @@ from rlplan.spec.base import Spec
 
 class CheckpointFolder:
     def __init__(self, run_folder: Path, keep_last: int) -> None:
-        self.root, self.keep_last = checkpoints_of(run_folder), keep_last
+        self.root, self.keep_last = checkpoints_folder(run_folder), keep_last
 
     def stage(self, step: int) -> Path:
         """Create an empty folder for a new checkpoint, and delete what an earlier run left unfinished."""

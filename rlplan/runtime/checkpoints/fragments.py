@@ -37,7 +37,7 @@ class Fragment:
     offset: int
     """Index of the fragment's first element in `owner`."""
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
         """View this fragment in a tensor of the owner's size."""
         return tensor.detach().view(-1).narrow(0, self.offset, self.numel)
 
@@ -88,7 +88,7 @@ class TrainedFragments:
     def values(self, kind: str, fragment: Fragment) -> torch.Tensor | None:
         """View one fragment's values of a kind; None for moments before Adam's first step."""
         tensor = fragment.owner if kind == MASTER else self.adam.state[fragment.owner].get(kind)
-        return None if tensor is None else fragment.of(tensor)
+        return None if tensor is None else fragment.view(tensor)
 
     @property
     def num_steps(self) -> int:

@@ -10,8 +10,8 @@ from functools import reduce
 from pathlib import Path
 
 from rlplan.errors import SpecError
-from rlplan.reading import opened
-from rlplan.runtime.models.snapshots import located
+from rlplan.reading import open_regular
+from rlplan.runtime.models.snapshots import locate_data
 from rlplan.spec.fingerprints import RULE, model_fingerprint, unversioned_fingerprint
 from rlplan.spec.parts.adapter_files import WEIGHTS_FILE
 from rlplan.spec.parts.data import DataSpec
@@ -41,7 +41,7 @@ class ForeignCheckpointError(SpecError):
     """The checkpoint belongs to another job."""
 
 
-def identity_of(job: ResolvedJob) -> dict[str, str]:
+def describe_identity(job: ResolvedJob) -> dict[str, str]:
     """Describe a job by short texts. Raises: SpecError when a file cannot be read."""
     return {
         "policy.path": model_fingerprint(Path(job.policy.path)),
@@ -113,7 +113,7 @@ def _describe_changeable(job: ResolvedJob) -> dict[str, str]:
 
 def _prompts(data: DataSpec) -> str:
     """Digest of the training prompts. With several data sets, names and weights count too: they set the order."""
-    digests = [_digest(located(source.path, "data.prompts")) for source in data.sources]
+    digests = [_digest(locate_data(source.path, "data.prompts")) for source in data.sources]
     if len(digests) == 1:
         return digests[0]
     parts = zip(data.sources, digests, strict=True)
@@ -155,7 +155,7 @@ def _digest(path: Path) -> str:
         for part in sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]:
             if part != path:
                 digest.update(f"{part.relative_to(path)}\0{part.stat().st_size}\0".encode())
-            with opened(part, "the data") as file:
+            with open_regular(part, "the data") as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
     except OSError as error:

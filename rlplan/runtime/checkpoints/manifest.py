@@ -174,5 +174,5 @@ def states_name(role: str, rank: int, num_ranks: int) -> str:
     return f"{role}-{rank:05d}-of-{num_ranks:05d}.safetensors"
 
 
-def checkpoints_of(run_folder: Path) -> Path:
+def checkpoints_folder(run_folder: Path) -> Path:
     return run_folder / "checkpoints"

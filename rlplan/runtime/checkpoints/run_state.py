@@ -14,7 +14,7 @@ from rlplan.errors import SpecError
 from rlplan.reading import MAX_RUN_BYTES, read_bytes
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RunState, StreamState
-from rlplan.runtime.rollout.buffer import numbers_of
+from rlplan.runtime.rollout.buffer import list_buffered_prompts
 from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.runtime.rollout.rollout_stream import RolloutStream
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
@@ -34,7 +34,7 @@ def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: Rollout
     return state, buffer
 
 
-def give_state(checkpoint: Resumption, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> str:
+def restore_state(checkpoint: Resumption, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> str:
     """Restore what `take_state` collected. Returns a sentence on the prompts that are generated again, or nothing."""
     state = checkpoint.state
     weight_sync.version = state.version
@@ -44,7 +44,7 @@ def give_state(checkpoint: Resumption, weight_sync: WeightSync, fleet: Fleet, st
         count = 0 if state.stream is None else len(_list_untaken(checkpoint, state.stream))
         return f"{count} prompt(s) that were generated ahead are generated again" if count else ""
     if state.stream is None:
-        stream.begin_at(state.step, state.num_replaced)
+        stream.start_after(state.step, state.num_replaced)
         return ""
     with _reading(checkpoint) as buffer:
         stream.restore(state.stream, buffer, state.step)
@@ -75,7 +75,7 @@ def check_order(checkpoint: Resumption, num_prompts: int) -> None:
 def _list_untaken(checkpoint: Resumption, stream: StreamState) -> list[int]:
     """Numbers of prompts that were started and that no step has taken."""
     with _reading(checkpoint) as buffer:
-        return sorted([*stream.again, *numbers_of(buffer)])
+        return sorted([*stream.again, *list_buffered_prompts(buffer)])
 
 
 @contextmanager

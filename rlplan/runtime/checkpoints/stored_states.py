@@ -58,12 +58,12 @@ class StoredStates:
         for first, numel, file, key in self._parts[(kind, name)]:
             low, high = max(start, first), min(end, first + numel)
             if low < high:
-                file.read_into(key, low - first, memory_of(values.narrow(0, low - start, high - low)))
+                file.read_into(key, low - first, view_bytes(values.narrow(0, low - start, high - low)))
         if not is_direct:
             target.detach().copy_(values.view(target.shape))
 
 
-def memory_of(tensor: torch.Tensor) -> memoryview:
+def view_bytes(tensor: torch.Tensor) -> memoryview:
     """View a contiguous CPU tensor's bytes in place."""
     size = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B") if size else memoryview(b"")

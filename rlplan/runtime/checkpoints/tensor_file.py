@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.reading import opened
+from rlplan.reading import open_regular
 from rlplan.runtime.checkpoints.manifest import StoredFile
 from rlplan.runtime.run_folder.disk_errors import writing_file
 
@@ -99,7 +99,7 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with opened(path, path.name) as file:
+        with open_regular(path, path.name) as file:
             self._descriptor = os.dup(file.fileno())  # `opened` closes its file after the block
         try:
             self.tensors = self._read_header(os.fstat(self._descriptor).st_size)

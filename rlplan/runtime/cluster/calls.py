@@ -15,7 +15,7 @@ from rlplan.errors import RlplanError, RunError
 from rlplan.runtime.cluster.liveness import Liveness
 from rlplan.runtime.fault_tolerance.supervision import TRAINERS, LostGroupError, LostProcessError
 from rlplan.runtime.measure.memory_meter import Measurement
-from rlplan.runtime.processes.machine_speed import patiently
+from rlplan.runtime.processes.machine_speed import wait_patiently
 from rlplan.spec.resolved import ResolvedLimits
 
 PULSE_S = 2.0
@@ -185,7 +185,7 @@ class Calls:
     def _read_log(self, process: str) -> Path:
         return self.log_folder / f"{process.replace('/', '-')}.log"
 
-    def measured(self, calls: Sequence[Call], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
+    def gather_measured(self, calls: Sequence[Call], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
         """Wait for (results, measurements) of calls started with `perform`."""
         answers = self.gather(calls, timeout_s)
         return [result for result, _ in answers], [measurement for _, measurement in answers]
@@ -246,7 +246,7 @@ def _answer(reference: Any) -> float | None:
 def _fetch(reference: Any) -> Any:
     import ray
 
-    return patiently(lambda seconds: ray.get(reference, timeout=seconds), FETCH_S, ray.exceptions.GetTimeoutError)
+    return wait_patiently(lambda seconds: ray.get(reference, timeout=seconds), FETCH_S, ray.exceptions.GetTimeoutError)
 
 
 _PROGRESS = re.compile(r"\d+%\|")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 
 GONE_S = 5.0
 """Seconds that Ray gets to report a death itself; scaled."""
@@ -26,7 +26,7 @@ class Liveness:
     """Tracks the processes that one wait depends on. stall_s: seconds that a process may be stopped."""
 
     def __init__(self, stall_s: float) -> None:
-        self._limits = {"gone": scaled(GONE_S), "stopped": stall_s}
+        self._limits = {"gone": scale_seconds(GONE_S), "stopped": stall_s}
         self._since: dict[tuple[str, str], float] = {}
 
     def check(self, pids: Mapping[str, int]) -> tuple[str, str] | None:
@@ -36,12 +36,12 @@ class Liveness:
         too.
         """
         now = time.monotonic()
-        failing = {(name, state) for name, pid in pids.items() if (state := state_of(pid))}
+        failing = {(name, state) for name, pid in pids.items() if (state := describe_state(pid))}
         self._since = {key: self._since.get(key, now) for key in sorted(failing)}
         return next((key for key, since in self._since.items() if now - since >= self._limits[key[1]]), None)
 
 
-def state_of(pid: int) -> str:
+def describe_state(pid: int) -> str:
     """Return `gone`, `stopped`, or an empty string for a process without a known problem."""
     import psutil
 

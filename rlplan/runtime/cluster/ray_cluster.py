@@ -25,10 +25,10 @@ from rlplan.runtime.cluster.islands import Host, add_up, deal_islands
 from rlplan.runtime.cluster.liveness import Liveness, dead_service, service_pids
 from rlplan.runtime.cluster.network import LOOPBACK, own_addresses
 from rlplan.runtime.cluster.ray_serializers import WORKER_HOOK, keep_arrow_out
-from rlplan.runtime.processes.child_processes import child_processes, send_signal
+from rlplan.runtime.processes.child_processes import list_child_processes, send_signal
 from rlplan.runtime.processes.interrupts import raise_received
-from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.safe_path import ray_job
+from rlplan.runtime.processes.machine_speed import scale_seconds
+from rlplan.runtime.processes.safe_path import make_ray_job
 
 if TYPE_CHECKING:
     import psutil
@@ -81,9 +81,9 @@ class Cluster:
         self.groups: list[Any] = []
         self._places: dict[int, tuple[int, int]] = {}
         self._children: list[psutil.Process] = []
-        self.foreign_pids = {child.pid for child in child_processes()}
+        self.foreign_pids = {child.pid for child in list_child_processes()}
 
-    def keep_for(self, placement: RayPlacement) -> None:
+    def keep_or_close(self, placement: RayPlacement) -> None:
         """Keep Ray and the reservation for the next worker group if they can serve it; otherwise close.
 
         A local Ray is kept if none of its processes has ended. A joined cluster may have lost a host, so hosts are
@@ -107,7 +107,7 @@ class Cluster:
             _start_alone(placement)
         else:
             _join(self.address)
-        self._reserve(placement, min(timeout_s, scaled(RESERVE_S)))
+        self._reserve(placement, min(timeout_s, scale_seconds(RESERVE_S)))
 
     def strategy(self, bundle: int) -> Any:
         """Ray's scheduling strategy for a process of a bundle."""
@@ -134,7 +134,7 @@ class Cluster:
     def list_children(self) -> "list[psutil.Process]":
         """All processes that this run started. They are remembered, so orphans stay known."""
         known = self.foreign_pids | {child.pid for child in self._children}
-        self._children += [child for child in child_processes() if child.pid not in known]
+        self._children += [child for child in list_child_processes() if child.pid not in known]
         return self._children
 
     def close(self) -> None:
@@ -147,8 +147,8 @@ class Cluster:
         # ray.shutdown has no deadline, so it runs in a thread.
         ending = threading.Thread(target=self._leave, daemon=True)
         ending.start()
-        ending.join(scaled(STOP_S))
-        _, alive = psutil.wait_procs(children, timeout=scaled(STOP_S / 2))
+        ending.join(scale_seconds(STOP_S))
+        _, alive = psutil.wait_procs(children, timeout=scale_seconds(STOP_S / 2))
         kill(alive)
         self.placement, self.groups, self._children = None, [], []
 
@@ -187,7 +187,7 @@ def kill(processes: "Sequence[psutil.Process]") -> None:
 
     for process in processes:
         send_signal(process, signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=scaled(STOP_S / 2))
+    psutil.wait_procs(processes, timeout=scale_seconds(STOP_S / 2))
 
 
 def list_hosts() -> list[Host]:
@@ -249,7 +249,7 @@ def _init(**options: Any) -> None:
 
     keep_arrow_out()
     options |= {"log_to_driver": False, "logging_level": logging.ERROR}
-    ray.init(runtime_env=WORKER_HOOK, job_config=ray_job(), **options)
+    ray.init(runtime_env=WORKER_HOOK, job_config=make_ray_job(), **options)
 
 
 def _check_loopback() -> None:

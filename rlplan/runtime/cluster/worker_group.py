@@ -15,12 +15,12 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.cluster.calls import CALLS_AT_ONCE, Call, Calls
-from rlplan.runtime.cluster.liveness import state_of
+from rlplan.runtime.cluster.liveness import describe_state
 from rlplan.runtime.cluster.network import Hello
 from rlplan.runtime.cluster.ray_cluster import STOP_S, Cluster, is_ray_up, kill
 from rlplan.runtime.measure.memory_meter import Measurement
-from rlplan.runtime.processes.child_processes import find_process, is_copy, with_their_children
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.child_processes import add_descendants, find_process, is_copy
+from rlplan.runtime.processes.machine_speed import scale_seconds
 
 _WORKER_CLASSES = {
     "policy_trainer": "rlplan.runtime.workers.trainer.policy_trainer:PolicyTrainer",
@@ -72,7 +72,7 @@ class WorkerGroup(Calls):
     def everywhere(self, action: Action, call: Callable[..., Sequence[Any]]) -> tuple[list[Any], list[Measurement]]:
         """Call every process of an action concurrently; `call(rank)` returns the method and its arguments."""
         calls = [self.perform(process, *call(rank)) for rank, process in enumerate(action.processes)]
-        return self.measured(calls, self.deadline_s(action))
+        return self.gather_measured(calls, self.deadline_s(action))
 
     def rendezvous(self, action: Action, port: int) -> tuple[str, int]:
         """Open a rendezvous for an action's ranks at the first one's address. port: 0 takes a free one."""
@@ -94,7 +94,7 @@ class WorkerGroup(Calls):
     def lost(self) -> list[str]:
         """List this host's processes that are gone. When one rank dies, the failures of others may arrive first."""
         here = self._here()
-        return [process for process, pid in self.pids.items() if pid in here and state_of(pid) == "gone"]
+        return [process for process, pid in self.pids.items() if pid in here and describe_state(pid) == "gone"]
 
     def system_bytes(self) -> int | None:
         """Resident bytes of Ray's own processes on this host; None for a joined cluster."""
@@ -102,7 +102,7 @@ class WorkerGroup(Calls):
 
         if self.cluster.address is not None:
             return None
-        not_ray = {*self.pids.values(), *with_their_children({*self.pids_outside_ray(), *self.cluster.foreign_pids})}
+        not_ray = {*self.pids.values(), *add_descendants({*self.pids_outside_ray(), *self.cluster.foreign_pids})}
         total = 0
         for child in self.cluster.list_children():
             try:
@@ -122,12 +122,12 @@ class WorkerGroup(Calls):
 
         self._is_closed = True
         if is_ray_up() and self.dead_service() is None:
-            workers = [process for process in map(find_process, with_their_children(self._here())) if process]
+            workers = [process for process in map(find_process, add_descendants(self._here())) if process]
             # ray.kill has no deadline, so it runs in a thread.
             ending = threading.Thread(target=self._end_actors, daemon=True)
             ending.start()
-            ending.join(scaled(STOP_S))
-            kill(psutil.wait_procs(workers, timeout=scaled(STOP_S / 2))[1])
+            ending.join(scale_seconds(STOP_S))
+            kill(psutil.wait_procs(workers, timeout=scale_seconds(STOP_S / 2))[1])
         self.actors.clear()
 
     def _end_actors(self) -> None:

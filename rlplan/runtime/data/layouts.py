@@ -99,11 +99,13 @@ class DataRow:
     """Row number in its file, from 1."""
 
 
-def likely_prompt(cells: Cells) -> str:
+def guess_prompt_column(cells: Cells) -> str:
     """The column that probably holds the prompt: one with a common name, else the longest text; empty without one.
 
-    >>> likely_prompt({"answer": "a long text of a solution", "question": "How many?"}), likely_prompt({"n": 1})
-    ('question', '')
+    >>> guess_prompt_column({"answer": "a long text of a solution", "question": "How many?"})
+    'question'
+    >>> guess_prompt_column({"n": 1})
+    ''
     """
     named = {name: value for name, value in cells.items() if len(name) <= MAX_WHY}  # names that fit in a message
     texts = {name: value for name, value in named.items() if isinstance(value, str) and name not in ANSWERS}
@@ -111,7 +113,7 @@ def likely_prompt(cells: Cells) -> str:
     return usual[0] if usual else max(texts, key=lambda name: len(texts[name]), default="")
 
 
-def detect(names: set[str], columns: Columns) -> str:
+def detect_layout(names: set[str], columns: Columns) -> str:
     """The layout of a table, detected from its columns. Raises: BadRowError for an unknown layout."""
     if columns.prompt or columns.answer:
         return "columns"
@@ -128,7 +130,7 @@ def detect(names: set[str], columns: Columns) -> str:
     raise BadRowError(f"no column holds a prompt; the columns are {some}{more}")
 
 
-def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given: Given = "") -> DataRow:
+def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, answer_kind: Given = "") -> DataRow:
     """Convert a row. number: row number from 1, its id if it has none. answer_kind: answers that it must hold.
 
     Raises: BadRowError.
@@ -145,13 +147,13 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
     if prompt is None and "messages" in cells:  # TRL's conversational format for SFT
         prompt, cells = _split_messages(cells)
     answer, answer_name = _find_answer(layout, cells, columns)
-    if given == "pair" or (given == "unpaired" and "chosen" in cells):
+    if answer_kind == "pair" or (answer_kind == "unpaired" and "chosen" in cells):
         prompt, chosen, rejected = _read_pair(cells, prompt)
         used |= {"chosen", "rejected"}
-    elif given == "answer":
+    elif answer_kind == "answer":
         prompt, chosen = _read_target(cells, prompt, answer)
         used |= {"completion", "chosen", "rejected"}
-    elif given:
+    elif answer_kind:
         completion, is_good = _read_completion(cells, "completion"), _unwrap(cells.get("label"))
         if not isinstance(is_good, bool):
             raise BadRowError("label must be true or false: whether the completion is good")

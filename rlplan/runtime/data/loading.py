@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.layouts import BadRowError, Chat, Columns, DataRow, detect, likely_prompt, read_row
+from rlplan.runtime.data.layouts import (
+    BadRowError,
+    Chat,
+    Columns,
+    DataRow,
+    detect_layout,
+    guess_prompt_column,
+    read_row,
+)
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.tables import read_table
 from rlplan.runtime.images.in_rows import split_into_parts
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.declaration import Given
 from rlplan.spec.model_files import chat_template, tokenizer_config
 
@@ -37,7 +45,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowNeeds:
     """Requirements of a job's algorithm and rewards on every row."""
 
     answer_kind: Given = ""
@@ -71,7 +79,7 @@ class Chats:
         return chat if has_system else [{"role": "system", "content": str(self.system)}, *chat]
 
 
-def load_rows(path: Path, columns: Columns, model_folder: Path, needs: Wanted, chats: Chats = Chats()) -> Loaded:
+def load_rows(path: Path, columns: Columns, model_folder: Path, needs: RowNeeds, chats: Chats = Chats()) -> Loaded:
     """The rows of a table. Raises: SpecError that lists bad rows; HostError when a package is missing."""
     rows: list[DataRow] = []
     faults: list[tuple[int, str]] = []
@@ -81,17 +89,17 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, needs: Wanted, c
         try:
             if isinstance(cells, str):
                 raise BadRowError(cells)
-            near = near or likely_prompt(cells)
+            near = near or guess_prompt_column(cells)
             # The first readable row decides; later rows of a JSON file that lack its columns are bad rows.
-            layout = layout or detect(set(cells), columns)
-            row = read_row(layout, number, cells, columns, given=needs.answer_kind)
+            layout = layout or detect_layout(set(cells), columns)
+            row = read_row(layout, number, cells, columns, answer_kind=needs.answer_kind)
             _check_answer(row, needs)
             if row.images and not isinstance(row.prompt, str):
                 split_into_parts(row.prompt, len(row.images))  # checks the number of marks; rendering splits again
             if row.id in first_with and "id" not in cells:  # verl's index counts within one source
                 row = replace(row, id=f"{row.id}-row-{number}")
             if row.id in first_with:
-                raise BadRowError(f"id {shorten(row.id)} is also the id of row {first_with[row.id]}")
+                raise BadRowError(f"id {shorten_value(row.id)} is also the id of row {first_with[row.id]}")
             first_with[row.id] = number
             rows.append(row)
         except BadRowError as error:
@@ -115,7 +123,7 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, needs: Wanted, c
     return _render_prompts([replace(row, prompt=chats.apply(row.prompt)) for row in rows], layout, model_folder, chats)
 
 
-def _check_answer(row: DataRow, needs: Wanted) -> None:
+def _check_answer(row: DataRow, needs: RowNeeds) -> None:
     if needs.answers and row.answer is None:
         raise BadRowError("no answer (answer, label, solution or ground_truth)")
     if needs.answers and not str(row.answer).strip():

@@ -36,7 +36,7 @@ class Mixture:
         self._turns_of = lru_cache(maxsize=2)(self._draw_turns)
         self._order_of = lru_cache(maxsize=2 * len(shares))(self._draw_order)
 
-    def row(self, number: int) -> int:
+    def find_row(self, number: int) -> int:
         """Index of the n-th prompt, from 0, in the concatenated rows of all data sets."""
         epoch, index = divmod(number, self.num_rows)
         source, place = self._turns_of(epoch)[index]

@@ -23,8 +23,8 @@ from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import START_S, Deadline, LineProcess, NoAnswerError
-from rlplan.runtime.processes.machine_speed import patiently
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.machine_speed import wait_patiently
+from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.spec.models.families.image_sizes import ImageRule
 
 MORE_BYTES = 1 << 31
@@ -43,7 +43,7 @@ class ModelText:
         self.folder = folder
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         variables = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-        command = module_command("rlplan.runtime.data.model_text")
+        command = make_module_command("rlplan.runtime.data.model_text")
         self._process = LineProcess(
             command, self._log, MAX_ANSWER_BYTES, os.environ | variables | {"HF_HUB_OFFLINE": "1"}
         )
@@ -101,7 +101,7 @@ class ModelText:
         """The process's answer, which may be an error. Raises: NoAnswerError."""
         # Sending blocks while the process still starts, so it has the longer deadline.
         self._process.send(json.dumps(request), Deadline(START_S))
-        return patiently(lambda wait: self._process.receive(Deadline(wait)), seconds, NoAnswerError)
+        return wait_patiently(lambda wait: self._process.receive(Deadline(wait)), seconds, NoAnswerError)
 
     def _ask(self, request: dict[str, Any], seconds: float, *, is_chat: bool) -> dict[str, Any]:
         try:

@@ -19,9 +19,9 @@ from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.pool import NOTHING, EnvironmentDescription, describe_environment
-from rlplan.runtime.models.snapshots import located
+from rlplan.runtime.models.snapshots import locate_data
 from rlplan.runtime.rollout.experience import Prompt
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.declaration import Given
 from rlplan.spec.resolved import ResolvedJob
 
@@ -34,7 +34,7 @@ class PromptSets:
     heldout: tuple[Prompt, ...]
     """Held-out prompts in the same order."""
 
-    said: tuple[str, ...] = ()
+    log_lines: tuple[str, ...] = ()
     """A line about each file that was read."""
 
     columns: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
 
         def read(place: str, name: str, *, answer_kind: Given = "", is_judged: bool = True) -> tuple[Prompt, ...]:
             prompts, line, columns = tokenize_file(
-                located(place, "data"), job, tokenizer, chats, answer_kind=answer_kind
+                locate_data(place, "data"), job, tokenizer, chats, answer_kind=answer_kind
             )
             log_lines.append(line)
             judged.extend([columns] * is_judged)
@@ -89,7 +89,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
     sets = PromptSets(sum(train, ()), sum(heldout, ()), tuple(log_lines), frozenset.intersection(*judged), environment)
     _check_turns(sets, job)
     _check_sets(sets, job)
-    mixture_of(sets.train, job)
+    build_mixture(sets.train, job)
     return sets
 
 
@@ -112,7 +112,7 @@ def _split(train: Sequence[tuple[Prompt, ...]], max_heldout: int, seed: int) -> 
     return [tuple(prompt for prompt in part if prompt.question not in questions) for part, _ in parts], heldout
 
 
-def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
+def build_mixture(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
     """The order of the training prompts. Raises: SpecError for an unusable weight or difficulty."""
     data = job.needed_data
     counts = [len([*prompts]) for _, prompts in groupby(train, key=lambda prompt: prompt.source)]
@@ -140,7 +140,7 @@ def _read_difficulties(train: Sequence[Prompt], job: ResolvedJob) -> list[float]
     for prompt, value in zip(train, values, strict=True):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise SpecError(
-                f"{column} of {shorten(prompt.id)} is {'missing' if value is None else shorten(value)}",
+                f"{column} of {shorten_value(prompt.id)} is {'missing' if value is None else shorten_value(value)}",
                 where="data.difficulty_column",
                 rule="a column with a number in every training row",
                 way_out="add it, or name another column",
@@ -193,7 +193,7 @@ def _check_sets(sets: PromptSets, job: ResolvedJob) -> None:
     shared = {prompt.question for prompt in sets.train} & {prompt.question for prompt in sets.heldout}
     if shared:
         raise SpecError(
-            f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared)[0])}",
+            f"{len(shared)} held-out prompts are also training prompts, such as {shorten_value(min(shared)[0])}",
             where=", ".join(data.heldout_sets.values()) or "data.prompts",
             rule="held-out prompts are not trained on",
             way_out="remove them from one of the two",

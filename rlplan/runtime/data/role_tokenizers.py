@@ -13,7 +13,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.rollout.experience import Rollout, SequencePair
-from rlplan.spec.base import read_json, shorten
+from rlplan.spec.base import read_json, shorten_value
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
@@ -27,7 +27,7 @@ def check_role_tokenizers(job: ResolvedJob) -> None:
     for role, path in job.roles.paths.items():
         if role not in job.scored_roles:
             continue
-        theirs = token_ids(Path(path))
+        theirs = read_token_ids(Path(path))
         if theirs is None:
             raise SpecError(
                 f"the {role} has no tokenizer",
@@ -35,22 +35,22 @@ def check_role_tokenizers(job: ResolvedJob) -> None:
                 rule="a role's folder has a tokenizer.json, which is compared with the policy's",
                 way_out="copy the model's tokenizer there",
             )
-        if role is not Role.REWARD and theirs != token_ids(policy):
-            raise _make_mismatch_error(role, path, token_ids(policy) or {}, theirs)
+        if role is not Role.REWARD and theirs != read_token_ids(policy):
+            raise _make_mismatch_error(role, path, read_token_ids(policy) or {}, theirs)
     _check_vocabulary(job)
-    if rereads(job):  # the driver loads this tokenizer in the run, so try it in a child process first
+    if needs_retokenizing(job):  # the driver loads this tokenizer in the run, so try it in a child process first
         with ModelText(Path(job.roles.paths[Role.REWARD])) as tokenizer:
             tokenizer.tokens("a text")
 
 
-def rereads(job: ResolvedJob) -> bool:
+def needs_retokenizing(job: ResolvedJob) -> bool:
     """Whether the reward model has another tokenizer than the policy, and so re-tokenizes texts."""
     path = job.roles.paths.get(Role.REWARD)
-    return path is not None and token_ids(Path(path)) != token_ids(Path(job.policy.path))
+    return path is not None and read_token_ids(Path(path)) != read_token_ids(Path(job.policy.path))
 
 
 @lru_cache(maxsize=8)
-def token_ids(folder: Path) -> dict[str, int] | None:
+def read_token_ids(folder: Path) -> dict[str, int] | None:
     """Ids of all tokens in a folder's `tokenizer.json`; None without the file. Raises: SpecError."""
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -67,7 +67,7 @@ def token_ids(folder: Path) -> dict[str, int] | None:
         return ids
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SpecError(
-            f"the tokenizer cannot be read: {type(error).__name__}: {shorten(str(error))}",
+            f"the tokenizer cannot be read: {type(error).__name__}: {shorten_value(str(error))}",
             where=str(path),
             rule="a tokenizer.json of the tokenizers library",
             way_out="copy the model's tokenizer there again",
@@ -80,10 +80,10 @@ class RoleReaders:
     def __init__(self, job: ResolvedJob) -> None:
         self.job = job
         self.num_cut = 0
-        self.rereads = rereads(job)
+        self.rereads = needs_retokenizing(job)
         self._words = TextTokenizer(Path(job.roles.paths.get(Role.REWARD, "")))
 
-    def sequence(self, role: Role, rollout: Rollout) -> SequencePair:
+    def make_sequence(self, role: Role, rollout: Rollout) -> SequencePair:
         """Tokens of prompt and response in the role's vocabulary."""
         if role is not Role.REWARD or not self.rereads:
             prompt, completion = rollout.prompt, rollout.completion
@@ -101,10 +101,10 @@ class RoleReaders:
 
 def _check_vocabulary(job: ResolvedJob) -> None:
     """Check that every token that a role may get has a row in its embedding table. Raises: SpecError."""
-    policy = token_ids(Path(job.policy.path)) or {}
+    policy = read_token_ids(Path(job.policy.path)) or {}
     largest = max(policy.values(), default=-1)
     for role, model in job.load_role_models().items():
-        own = token_ids(Path(job.roles.paths[Role.REWARD])) or {} if role is Role.REWARD else policy
+        own = read_token_ids(Path(job.roles.paths[Role.REWARD])) or {} if role is Role.REWARD else policy
         needed = max(own.values(), default=-1) if role is Role.REWARD else largest
         if needed >= model.vocab_size:
             raise SpecError(

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import HostError, SpecError
-from rlplan.reading import check_values, opened, read_bytes, read_lines
+from rlplan.reading import check_values, open_regular, read_bytes, read_lines
 from rlplan.runtime.data.layouts import NoText, make_printable
 from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import describe_exit
-from rlplan.runtime.processes.safe_path import module_command
-from rlplan.spec.base import read_json, shorten
+from rlplan.runtime.processes.safe_path import make_module_command
+from rlplan.spec.base import read_json, shorten_value
 
 MAX_DATA_BYTES = 1 << 30
 """Most bytes of a line-based file, and of the unpacked rows of a table."""
@@ -56,7 +56,7 @@ def read_table(path: Path, image_column: str | None = None) -> Iterator[tuple[in
     """
     try:
         if not path.is_dir():
-            with opened(path, "the data"):
+            with open_regular(path, "the data"):
                 pass  # raises an error for the user if there is no such file
         if path.is_dir() or path.suffix in (".parquet", ".arrow"):
             yield from _read_in_child(path, image_column)
@@ -86,7 +86,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
         rows = csv.reader(text, delimiter=DELIMITERS[path.suffix], strict=True)
         names = next(rows, [])
         if doubled := [name for name, count in Counter(names).items() if count > 1]:
-            raise UnreadableTextError(f"the column {shorten(doubled[0])} occurs twice in the first line")
+            raise UnreadableTextError(f"the column {shorten_value(doubled[0])} occurs twice in the first line")
         for number, cells in enumerate((row for row in rows if row), 1):
             if len(cells) == len(names):
                 yield number, dict(zip(names, cells, strict=True))
@@ -126,7 +126,7 @@ def _check_row(value: Any, what: str) -> dict[str, Any] | str:
     while left:
         each = left.pop()
         if isinstance(each, _Doubled):
-            return f"the key {shorten(each.key)} occurs twice in one object"
+            return f"the key {shorten_value(each.key)} occurs twice in one object"
         left.extend(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
     return value
 
@@ -152,7 +152,9 @@ def _parse_line(line: bytes) -> dict[str, Any] | str:
 def _read_in_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Rows from the child process, as a stream: neither process holds more than a batch of them."""
     with tempfile.TemporaryFile() as errors:
-        command = module_command("rlplan.runtime.data.tables", str(path), *([image_column] if image_column else []))
+        command = make_module_command(
+            "rlplan.runtime.data.tables", str(path), *([image_column] if image_column else [])
+        )
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
             deadline = threading.Timer(TIMEOUT_S, process.kill)  # reading its output would otherwise block forever
             deadline.start()
@@ -194,7 +196,7 @@ def _make_error(path: Path, why: str) -> SpecError:
     )
 
 
-def _files(path: Path) -> list[Path]:
+def _find_files(path: Path) -> list[Path]:
     """The parquet or arrow files of a folder; a data set with splits gives its training split."""
     if path.is_file():
         return [path]
@@ -223,7 +225,7 @@ def _read_names(file: Path, key: str) -> list[str]:
     for part in parts:
         name = part.get("filename") if isinstance(part, dict) else part
         if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
-            raise SystemExit(f"{file.name}: {key} names {shorten(name)}, which is not a plain file name")
+            raise SystemExit(f"{file.name}: {key} names {shorten_value(name)}, which is not a plain file name")
         names.append(name)
     return names
 
@@ -281,7 +283,7 @@ def print_rows(path: Path, image_column: str | None = None) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    files = _files(path)
+    files = _find_files(path)
     if missing := [file.name for file in files if not file.is_file()]:
         raise SystemExit(f"{missing[0]} is not a file")
     stored = sum(file.stat().st_size for file in files)

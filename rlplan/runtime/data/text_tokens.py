@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import read_json, shorten
+from rlplan.spec.base import read_json, shorten_value
 from rlplan.spec.models.config import MAX_CONFIG_BYTES
 from rlplan.spec.models.language_part import language_config
 
@@ -39,7 +39,7 @@ class TextTokenizer:
         return text if len(encoded.ids) <= most else text[: encoded.offsets[most - 1][1]]
 
 
-def end_tokens(model_folder: Path) -> frozenset[int]:
+def read_end_tokens(model_folder: Path) -> frozenset[int]:
     """End-of-sequence tokens from the model's configuration. Raises: SpecError."""
     tokens: set[int] = set()
     for name in ("config.json", "generation_config.json"):
@@ -49,7 +49,7 @@ def end_tokens(model_folder: Path) -> frozenset[int]:
         ends = value if isinstance(value, list) else [] if value is None else [value]
         if not isinstance(data, dict) or not all(type(end) is int and end >= 0 for end in ends):
             raise SpecError(
-                f"eos_token_id is {shorten(value)}",
+                f"eos_token_id is {shorten_value(value)}",
                 where=f"{path}: eos_token_id",
                 rule="a JSON object with a token id or a list of token ids",
                 way_out=f"copy the model's {name} there again",

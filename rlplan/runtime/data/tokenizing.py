@@ -10,14 +10,14 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
-from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report_bad_rows
+from rlplan.runtime.data.loading import Chats, RowNeeds, load_rows, report_bad_rows
 from rlplan.runtime.data.model_text import ModelText
-from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.data.text_tokens import read_end_tokens
 from rlplan.runtime.images.in_prompts import ImagePlaces
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.rollout.experience import Prompt, PromptImage
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.declaration import Given
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
 from rlplan.spec.resolved import ResolvedJob
@@ -38,7 +38,7 @@ def tokenize_file(
     data = job.needed_data
     columns = Columns(data.prompt_column, data.answer_column, data.image_column)
     loaded = load_rows(
-        path, columns, Path(job.policy.path), Wanted(answer_kind) if answer_kind else _collect_needs(job), chats
+        path, columns, Path(job.policy.path), RowNeeds(answer_kind) if answer_kind else _collect_needs(job), chats
     )
     encoder = _Encoder(job, tokenizer, path if path.is_dir() else path.parent)
     prompts: list[Prompt] = []
@@ -81,11 +81,11 @@ class _Encoder:
     def __init__(self, job: ResolvedJob, tokenizer: ModelText, folder: Path) -> None:
         self.tokenizer, self.workload, self.folder = tokenizer, job.workload, folder
         self.images = ImagePlaces(job, tokenizer) if job.takes_images else None
-        self.end = sorted(end_tokens(Path(job.policy.path)))[:1]  # a model may have several; one suffices to learn
+        self.end = sorted(read_end_tokens(Path(job.policy.path)))[:1]  # a model may have several; one suffices to learn
 
     def encode_prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
         """(tokens of a row's prompt with its images' tokens, the images)."""
-        limit, name = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
+        limit, name = self.workload.max_prompt_len, f"prompt {shorten_value(row.id)}"
         self._check_characters(str(row.prompt), name, limit)
         # Special tokens are added to plain texts only: a template writes a BOS token itself, if there is one.
         text = (
@@ -103,7 +103,7 @@ class _Encoder:
 
     def encode_answer(self, row: DataRow, key: str) -> tuple[int, ...]:
         """Tokens of an answer, with the end-of-sequence token that the policy must learn."""
-        limit, name, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
+        limit, name, text = self.workload.max_response_len, f"{key} of {shorten_value(row.id)}", str(getattr(row, key))
         self._check_characters(text, name, limit)
         tokens = (*self.tokenizer.tokens(text, adds_special_tokens=False), *self.end)
         if len(tokens) > limit:
@@ -149,17 +149,17 @@ def _find_shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
     return frozenset(set.intersection(*columns))
 
 
-def _collect_needs(job: ResolvedJob) -> Wanted:
+def _collect_needs(job: ResolvedJob) -> RowNeeds:
     """Requirements of the job's rewards on every row."""
     needs = [spec for spec in job.rewards if isinstance(spec, AnswerMatcherSpec | CodeExecutorSpec)]
     if any(isinstance(spec, CodeExecutorSpec) for spec in needs):
-        return Wanted(
+        return RowNeeds(
             answers=True,
             check=_check_tests,
             rule="tests must be splittable into calls of the program, which run in the sandbox, and conditions, which "
             "are evaluated outside (docs/job.md, Prompt files)",
         )
-    return Wanted(answers=bool(needs))
+    return RowNeeds(answers=bool(needs))
 
 
 def _check_tests(answer: str) -> None:

@@ -24,19 +24,19 @@ class BestSoFar:
         kept, early = self.job.checkpoints, self.job.early_stopping
         # Only a step with a checkpoint can become the best one.
         if kept.best_metric is not None and kept.best_metric in row and step and step % kept.every == 0:
-            self.kept = better(self.kept, step, row[kept.best_metric], kept.best_mode)
+            self.kept = update_best(self.kept, step, row[kept.best_metric], kept.best_mode)
         if early is None or early.metric not in row:
             return ""
-        self.early = better(self.early, step, row[early.metric], early.mode, early.min_delta)
+        self.early = update_best(self.early, step, row[early.metric], early.mode, early.min_delta)
         return self.explain_stop()
 
     def explain_stop(self) -> str:
         """The reason why the run stops early; empty if it does not."""
         early, best = self.job.early_stopping, self.early
-        return _why(early, best) if early and best and best.num_without >= early.patience else ""
+        return _describe_stop(early, best) if early and best and best.num_without >= early.patience else ""
 
 
-def better(best: Best | None, step: int, value: float, mode: str, min_delta: float = 0.0) -> Best:
+def update_best(best: Best | None, step: int, value: float, mode: str, min_delta: float = 0.0) -> Best:
     """The best value after one more: the new one if it is better by more than min_delta, else the old one.
 
     >>> first = better(None, 10, 0.5, "max")
@@ -48,7 +48,7 @@ def better(best: Best | None, step: int, value: float, mode: str, min_delta: flo
     return best.model_copy(update={"num_without": best.num_without + 1})
 
 
-def _why(early: EarlyStoppingSpec, best: Best) -> str:
+def _describe_stop(early: EarlyStoppingSpec, best: Best) -> str:
     by = f" by more than {early.min_delta:g}" if early.min_delta else ""
     since = f"step {best.step}" if best.step else "the start"
     return (

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import RunError
 
-Perform = Callable[[Action, int], None]
+RunAction = Callable[[Action, int], None]
 """Runs an action of a step; returns when it is done."""
 
 POLL_S = 0.2
@@ -23,8 +23,8 @@ POLL_S = 0.2
 class Controller:
     """Runs a schedule. deadline_s: how long one action may take before the run fails."""
 
-    def __init__(self, schedule: Schedule, perform: Perform, deadline_s: Callable[[Action], float]) -> None:
-        self.schedule, self.perform, self.deadline_s = schedule, perform, deadline_s
+    def __init__(self, schedule: Schedule, run_action: RunAction, deadline_s: Callable[[Action], float]) -> None:
+        self.schedule, self.perform, self.deadline_s = schedule, run_action, deadline_s
         self._beside: Future[None] | None = None
 
     def run(self, num_steps: int, finish_step: Callable[[int], bool | None], *, first_step: int = 1) -> None:
@@ -40,7 +40,7 @@ class Controller:
         try:
             self._beside = pool.submit(self.perform, async_action, first_step) if async_action else None
             for step in range(first_step, num_steps + 1):
-                actions = self.schedule.actions_of(step)
+                actions = self.schedule.list_actions(step)
                 self._play([action for action in actions if not async_action or action.id != async_action.id], step)
                 if finish_step(step):
                     break

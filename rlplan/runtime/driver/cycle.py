@@ -13,13 +13,13 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.supervision import FREEING, check_freed
-from rlplan.runtime.measure.memory_meter import Measurement, merged
+from rlplan.runtime.measure.memory_meter import Measurement, merge_measurements
 from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.vocabulary import ActionKind, Role
 
 TRAINED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 WAKING = (ActionKind.START_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
-HANDING_OVER = (ActionKind.SAVE_WEIGHTS, ActionKind.SYNC_WEIGHTS)
+SYNCING = (ActionKind.SAVE_WEIGHTS, ActionKind.SYNC_WEIGHTS)
 SWITCHING = (ActionKind.STOP_ENGINE, ActionKind.SLEEP_ENGINE, ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
 
 
@@ -52,18 +52,18 @@ class Cycle:
         """
         for action in self.runner.spec.schedule.step:
             if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD and action.role not in self._trained:
-                yield self._train(action.role)
-            elif self.shares_time and action.kind in (*WAKING, *HANDING_OVER, *SWITCHING):
+                yield self._rehearse_training(action.role)
+            elif self.shares_time and action.kind in (*WAKING, *SYNCING, *SWITCHING):
                 peaks = self._switch(action)
                 if action.kind in WAKING:
                     yield (action.id,), peaks
 
-    def _train(self, role: Role) -> tuple[tuple[str, ...], dict[str, int]]:
+    def _rehearse_training(self, role: Role) -> tuple[tuple[str, ...], dict[str, int]]:
         """Take the largest step that the plan allows on every rank of a role, then reset the role."""
         schedule, starter = self.runner.spec.schedule, self.runner.starter
         self._trained.add(role)
         (start,) = [a for a in schedule.start if a.kind is ActionKind.START_TRAINER and a.role is role]
-        peaks = self._note(starter.worker_group.everywhere(start, lambda rank: bind_call(TRAINER.rehearse))[1])
+        peaks = self._update_memory(starter.worker_group.everywhere(start, lambda rank: bind_call(TRAINER.rehearse))[1])
         folder = starter.model_folder_for_role(role)
         starter.worker_group.everywhere(start, lambda rank: bind_call(TRAINER.reset, folder))
         return tuple(a.id for a in schedule.step if a.kind in TRAINED and a.role is role), peaks
@@ -74,15 +74,15 @@ class Cycle:
         Weight syncs run as in step 0, so that `controls.skip_sync_after_step` has no effect. Other switches run as in
         step 1, so that a starting engine does not import its libraries again.
         """
-        before, step = dict(self.on_device), 0 if action.kind in HANDING_OVER else 1
-        peaks = self._note(self.runner.find_handler(action)(action, step))
+        before, step = dict(self.on_device), 0 if action.kind in SYNCING else 1
+        peaks = self._update_memory(self.runner.find_handler(action)(action, step))
         check_freed(self.ledger, action, 0, before, self.on_device)
         return peaks
 
-    def _note(self, measurements: list[Measurement]) -> dict[str, int]:
+    def _update_memory(self, measurements: list[Measurement]) -> dict[str, int]:
         """Update each process's memory; return its peak on the device of its models."""
         peaks = {}
-        for measurement in merged(measurements):
+        for measurement in merge_measurements(measurements):
             process, device = measurement.process, measurement.device
             self.resident[process] = measurement.resident_bytes
             self.on_device[process] = device.held if device else measurement.resident_bytes

@@ -1,7 +1,7 @@
 """Launch: runs a bundle from the first process to the last, and leaves a complete run folder however the run ends.
 
 In: a plan or a bundle, and a run folder. Out: the run folder; RunError, HostError or InterruptedRunError after a
-failure. All checks that need no process come first, before anything is written (`ready_to_run`).
+failure. All checks that need no process come first, before anything is written (`prepare_task`).
 Events for a display go to a listener; this module prints nothing.
 """
 
@@ -17,15 +17,15 @@ from pathlib import Path
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
-from rlplan.planner.fallbacks import MAX_FALLBACKS, next_plan
+from rlplan.planner.fallbacks import MAX_FALLBACKS, find_next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
 from rlplan.runtime.admission.proofs import check_admission
 from rlplan.runtime.checkpoints.finding import find_checkpoint
-from rlplan.runtime.checkpoints.identity import identity_of
-from rlplan.runtime.checkpoints.manifest import checkpoints_of
+from rlplan.runtime.checkpoints.identity import describe_identity
+from rlplan.runtime.checkpoints.manifest import checkpoints_folder
 from rlplan.runtime.cluster.ray_cluster import Cluster
 from rlplan.runtime.cluster.worker_group import WorkerGroup
-from rlplan.runtime.data.facts import data_facts, lengths_as_json
+from rlplan.runtime.data.facts import collect_data_facts, summarize_lengths
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.driver.controller import Controller
 from rlplan.runtime.driver.events import Listener, RunEvent
@@ -34,30 +34,30 @@ from rlplan.runtime.driver.preflight import check_host, check_plan
 from rlplan.runtime.driver.rehearsal import MisfitError
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.resuming import (
+    add_resume_command,
     check_resumable,
-    go_back,
+    copy_checkpoint,
     has_checkpoint,
-    lost_group,
+    name_lost_process,
     prepare_resume,
-    resumable,
-    take_along,
+    return_to_checkpoint,
 )
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError
 from rlplan.runtime.host.devices import check_devices
-from rlplan.runtime.processes.interrupts import interruptible, listen_for_signals, uninterrupted
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.interrupts import handle_signals, ignore_signals, listen_for_signals
+from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.run_folder.disk_errors import disk_error, reporting_disk_errors
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.run_folder.run_files import replace_atomically
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
-from rlplan.spec.base import writing
+from rlplan.spec.base import explain_write_errors
 from rlplan.spec.model import has_vision_tower
 
 
 @contextmanager
-def ready_to_run(
+def prepare_task(
     what: Plan | Path, address: str | None = None, sandbox: str = AUTO, earlier: Path | None = None
 ) -> Iterator[Task]:
     """Context with a run that has passed all checks, with its reward processes started; nothing is written yet.
@@ -76,7 +76,7 @@ def ready_to_run(
     check_host(spec, plan.ledger)
     prompts = load_prompts(job)
     check_admission(job)
-    identity = identity_of(job) if earlier or job.checkpoints.every else None
+    identity = describe_identity(job) if earlier or job.checkpoints.every else None
     resumption = None
     if earlier is not None:
         resumption = find_checkpoint(earlier, identity)
@@ -89,21 +89,21 @@ def ready_to_run(
         reward_pool.close()
 
 
-def prepare_run_folder(task: Task, run_folder: Path, *, keeps_bundle: bool) -> Task:
+def prepare_run_folder(task: Task, run_folder: Path, *, writes_bundle: bool) -> Task:
     """Write the files that a run starts from into its locked run folder (run_lock.py).
 
-    These are the checkpoint to resume from, and with `keeps_bundle` a bundle of the plan.
+    These are the checkpoint to resume from, and with `writes_bundle` a bundle of the plan.
     Returns: the task as written. Raises: SpecError, EmitError, after removing what was written.
     """
     bundle = run_folder / "bundle"
     try:
-        if keeps_bundle:
+        if writes_bundle:
             write_bundle(task.plan, bundle)
             task = replace(task, spec=read_bundle(bundle), plan=read_plan(bundle / "plan.json"))
         if task.resumption is not None:
-            task = replace(task, resumption=take_along(task.resumption, run_folder))
+            task = replace(task, resumption=copy_checkpoint(task.resumption, run_folder))
     except BaseException:
-        for written in (bundle, checkpoints_of(run_folder)):
+        for written in (bundle, checkpoints_folder(run_folder)):
             shutil.rmtree(written, ignore_errors=True)
         raise
     return task
@@ -115,13 +115,13 @@ def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
     recorder.show_alarm = lambda step, text: listener(RunEvent("alarm", step, text))
     try:
         with reporting_disk_errors(run_folder):
-            with interruptible():
-                followers = _begin(task, recorder, listener)
-                _run_to_the_end(replace(task, followers=followers), recorder, listener)
+            with handle_signals():
+                followers = _record_start(task, recorder, listener)
+                _run_with_fallbacks(replace(task, followers=followers), recorder, listener)
             recorder.sync()  # before the status: `finished` promises that all lines are on disk
             recorder.write_status("finished", 0, recorder.facts.get(STOPPED_EARLY, ""))
     except RlplanError as failure:
-        error = resumable(failure, run_folder)
+        error = add_resume_command(failure, run_folder)
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
         recorder.write_status(state, error.exit_code, str(error))
         if error is failure:
@@ -140,22 +140,22 @@ def _open_records(task: Task, run_folder: Path) -> Recorder:
     """Open the run folder's files. Raises: SpecError, RunError; a resumed run's error states how to resume it."""
     after = task.resumption.step if task.resumption else None
     try:
-        with writing(run_folder), reporting_disk_errors(run_folder):
+        with explain_write_errors(run_folder), reporting_disk_errors(run_folder):
             (run_folder / "logs").mkdir(parents=True, exist_ok=True)
             replace_atomically(run_folder / "plan.json", _encode_plan(task.plan, run_folder))
             return Recorder(run_folder, dict(task.spec.schedule.processes), after)
     except RunError as error:
-        raise resumable(error, run_folder) from error
+        raise add_resume_command(error, run_folder) from error
 
 
-def _begin(task: Task, recorder: Recorder, listener: Listener) -> Followers:
+def _record_start(task: Task, recorder: Recorder, listener: Listener) -> Followers:
     """Record what is known before any process starts, and start the metric sinks."""
     job, resumption = task.spec.job, task.resumption
     _announce_sandbox(task.reward_pool, recorder)
     recorder.write_status("running", None)
-    for line in task.prompts.said:
+    for line in task.prompts.log_lines:
         listener(RunEvent("phase", 0, line))
-    recorder.write_file("data.json", data_facts(task.prompts))
+    recorder.write_file("data.json", collect_data_facts(task.prompts))
     if resumption is not None:
         prepare_resume(resumption, recorder)
     return Followers(job.metrics.sinks, recorder.folder, job.name, resumption.step if resumption else -1)
@@ -171,7 +171,7 @@ def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder) -> None:
         recorder.write_alarm(0, "sandbox", text)
 
 
-def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
+def _run_with_fallbacks(task: Task, recorder: Recorder, listener: Listener) -> None:
     """Run until the end. If the rehearsal does not fit, try a fallback; if ranks are lost, resume from a checkpoint."""
     num_losses, cluster = 0, Cluster(task.address, task.spec.job.limits.stall_timeout_s)
     try:
@@ -184,17 +184,17 @@ def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
                 if num_losses >= task.spec.job.limits.max_restarts or not has_checkpoint(recorder.folder):
                     raise
                 num_losses += 1
-                task = replace(task, resumption=go_back(error, task.identity, recorder))
-            with uninterrupted():
-                cluster.keep_for(task.spec.ray)
+                task = replace(task, resumption=return_to_checkpoint(error, task.identity, recorder))
+            with ignore_signals():
+                cluster.keep_or_close(task.spec.ray)
     finally:
-        with uninterrupted():
+        with ignore_signals():
             cluster.close()
 
 
 def _next_fallback(task: Task, error: MisfitError, recorder: Recorder) -> Task:
     """Change one setting of the task and record it. Raises: MisfitError when no fallback is left."""
-    step = next_plan(task.plan) if len(task.changes) < MAX_FALLBACKS else None
+    step = find_next_plan(task.plan) if len(task.changes) < MAX_FALLBACKS else None
     if step is None:
         raise error.add_changes(list(task.changes)) from None
     change, plan = step
@@ -202,7 +202,7 @@ def _next_fallback(task: Task, error: MisfitError, recorder: Recorder) -> Task:
     recorder.write_alarm(0, "change", text, change=change)
     write_bundle(plan, recorder.folder / "bundle")
     replace_atomically(recorder.folder / "plan.json", _encode_plan(plan, recorder.folder))
-    recorder.begin_again()
+    recorder.restart()
     return replace(task, plan=plan, spec=execution_spec(plan), changes=(*task.changes, change))
 
 
@@ -230,25 +230,25 @@ def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -
         if resumption is not None and runner.resumed:
             recorder.write_alarm(resumption.step, "resume", runner.resumed)
         first_step = resumption.step + 1 if resumption else 1
-        controller = Controller(spec.schedule, play.perform, runner.deadline_s)
+        controller = Controller(spec.schedule, play.run_action, runner.deadline_s)
         controller.run(play.last_step(), play.finish_step, first_step=first_step)
     except (RunError, InterruptedRunError) as error:
         if runner is not None:
-            with uninterrupted():
+            with ignore_signals():
                 runner.checkpoints.settle()
-        lost = lost_group(error, worker_group)
+        lost = name_lost_process(error, worker_group)
         if lost is error:
             raise
         raise lost from error
     finally:
-        with uninterrupted():  # a second signal must not leave worker processes behind
+        with ignore_signals():  # a second signal must not leave worker processes behind
             worker_group.close()
             if runner is not None:
                 runner.close()
                 # If the run fails, its error must not be hidden by a failure to write the lengths.
                 with nullcontext() if sys.exception() is None else suppress(RunError):
                     if lengths := runner.collector.lengths:
-                        recorder.write_file("lengths.json", lengths_as_json(lengths))
+                        recorder.write_file("lengths.json", summarize_lengths(lengths))
 
 
 def _has_own_start(spec: ExecutionSpec) -> bool:
@@ -269,7 +269,7 @@ def _start_weights(spec: ExecutionSpec, run_folder: Path) -> Iterator[Callable[[
         return
     shutil.rmtree(draft, ignore_errors=True)  # a killed run may have left it
     seed = [str(spec.job.seed)] if spec.job.policy.init == "random" else []
-    command = module_command("rlplan.runtime.models.start_checkpoint", spec.job.policy.path, str(draft), *seed)
+    command = make_module_command("rlplan.runtime.models.start_checkpoint", spec.job.policy.path, str(draft), *seed)
     with (run_folder / "logs" / "start_checkpoint.log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         try:

@@ -65,11 +65,11 @@ class Player:
         self.ledger = task.plan.ledger
         self.leaks = LeakWatch()
 
-    def perform(self, action: Action, step: int) -> None:
+    def run_action(self, action: Action, step: int) -> None:
         """Run one action. Raises: RunError where it frees less memory than planned."""
         self.listener(RunEvent("action", step, action.id))
         before = self.recorder.memory_by_process()
-        self.runner.perform(action, step)
+        self.runner.run_action(action, step)
         check_freed(self.ledger, action, step, before, self.recorder.memory_by_process())
 
     def announce(self, process: str, step: int, text: str) -> None:

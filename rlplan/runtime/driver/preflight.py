@@ -19,10 +19,10 @@ from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
 from rlplan.spec.base import read_json
 from rlplan.spec.files.stages import MAX_STAGES
-from rlplan.spec.fingerprints import is_model_of, profile_fingerprint
+from rlplan.spec.fingerprints import matches_fingerprint, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model_files import check_templates_are_kept
-from rlplan.spec.models.catalogue import bundled_id, cached_id
+from rlplan.spec.models.catalogue import find_bundled_id, find_cached_id
 from rlplan.spec.models.headers import has_weights
 from rlplan.spec.parts.adapter_files import check_tensors
 from rlplan.spec.resolved import ResolvedJob
@@ -52,7 +52,7 @@ def check_plan(plan: Plan) -> None:
             raise _missing_folder_error(key, path)
     if plan.fingerprints is None:
         return
-    if plan.fingerprints.model and not is_model_of(Path(policy), plan.fingerprints.model):
+    if plan.fingerprints.model and not matches_fingerprint(Path(policy), plan.fingerprints.model):
         raise SpecError(
             f"the plan was made for another revision of the model in {policy}",
             where=f"{policy}: config.json, *.safetensors, the tokenizer's files",
@@ -80,9 +80,9 @@ def _check_adapters(job: ResolvedJob) -> None:
 
 
 def _missing_folder_error(key: str, path: str) -> SpecError:
-    known, role = cached_id(path) or bundled_id(path), key.split(".")[-2]
+    known, role = find_cached_id(path) or find_bundled_id(path), key.split(".")[-2]
     restore = "move the model or the run folder back, or plan the job again"
-    into = f"--revision {Path(path).name}" if cached_id(path) else f"--local-dir {path}"
+    into = f"--revision {Path(path).name}" if find_cached_id(path) else f"--local-dir {path}"
     download = f"with a network: hf download {known} {into}; or {key}=FOLDER for an existing copy"
     return SpecError(
         f"the {role}'s folder {path} does not exist",
@@ -144,20 +144,22 @@ def _find_base_model(folder: Path) -> Path | None:
     return None
 
 
-def free_memory() -> int:
+def measure_free_memory() -> int:
     """Bytes that new processes can allocate: the system's available memory, or less if a control group limits it."""
     import psutil
 
     free = [int(psutil.virtual_memory().available)]
     for limit, used in CGROUP_FILES:
         try:
-            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + _file_cache(Path(used).parent))
+            free.append(
+                int(Path(limit).read_text()) - int(Path(used).read_text()) + _count_reclaimable_bytes(Path(used).parent)
+            )
         except (OSError, ValueError):
             continue  # no such file, or `max`: no limit
     return min(free)
 
 
-def _file_cache(group: Path) -> int:
+def _count_reclaimable_bytes(group: Path) -> int:
     """Bytes that a control group counts as used but can reclaim: inactive file pages."""
     lines = (group / "memory.stat").read_text().splitlines() if (group / "memory.stat").is_file() else []
     counts = dict(line.split() for line in lines)
@@ -166,7 +168,7 @@ def _file_cache(group: Path) -> int:
 
 def _check_memory(ledger: MemoryLedger) -> None:
     """Compare the predicted peak with the host's free memory, and staging memory with /dev/shm. Raises: HostError."""
-    peak, available = ledger.host_peak(ledger.hosts[0]), free_memory()
+    peak, available = ledger.host_peak(ledger.hosts[0]), measure_free_memory()
     if peak.num_bytes > available:
         raise HostError(
             f"the plan needs {format_bytes(peak.num_bytes)} of memory, {format_bytes(available)} is free on this host",

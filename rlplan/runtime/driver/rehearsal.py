@@ -62,7 +62,7 @@ def check_fits(ledger: MemoryLedger, rehearsed: tuple[Rehearsed, ...], resident:
     for process, size in {**resident, **peaks}.items():
         needed[hosts.get(process, ledger.hosts[0])] += size
     for host, size in needed.items():
-        available = ledger.host_capacity_of(host)
+        available = ledger.get_host_capacity(host)
         if size > available:
             largest = max(rehearsed, key=lambda result: result.measured_bytes - result.predicted_bytes)
             raise MisfitError(
@@ -87,7 +87,7 @@ def rehearsal_as_json(rehearsed: tuple[Rehearsed, ...], changes: list[str], reas
 
 def _find_predicted_peak(ledger: MemoryLedger, process: str, actions: tuple[str, ...]) -> int:
     totals: Counter[tuple[str, str]] = Counter()
-    for row in ledger.rows_of(process):
+    for row in ledger.find_rows(process):
         if row.action_id in actions and row.space == "device":
             totals[(row.run_phase, row.action_id)] += row.peak_bytes
     return max(totals.values(), default=0)

@@ -63,7 +63,7 @@ class Starter:
     def start_scorer(self, action: Action, step: int) -> list[Measurement]:
         """Start all processes of a scored role, each with the full model or with a shard."""
         imported, folder = self._import_libraries(action), self.model_folder_for_role(action.role)
-        if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
+        if not self.spec.schedule.find_layout("scorer", action.role).shares_frozen_weights:
             return imported + self.worker_group.everywhere(action, lambda rank: bind_call(SCORER.start, folder))[1]
         address, config = self.worker_group.rendezvous(action, 0), self.spec.deepspeed[action.role]
         world = len(action.processes)

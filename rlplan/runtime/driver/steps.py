@@ -16,7 +16,7 @@ from rlplan.runtime.checkpoints.checkpointer import Checkpointer
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.checkpoints.model_card import CARD, model_card
-from rlplan.runtime.checkpoints.run_state import give_state, take_state
+from rlplan.runtime.checkpoints.run_state import restore_state, take_state
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.driver.best import BestSoFar
@@ -73,32 +73,32 @@ class ActionRunner:
         self.learner = Learner(spec, worker_group, self.metrics)
         folders = self.starter.model_folder_for_role, self.starter.engine_folder
         self.recovery = Recovery(spec, worker_group, self.fleet, self.weight_sync, self.switches, *folders)
-        self.supervisor = self._supervisor(worker_group, announce)
+        self.supervisor = self._build_supervisor(worker_group, announce)
         self.stream = self.collector.stream
         if self.stream is not None:
-            self.stream.watch = self._watch_stream
-        self.resumed = give_state(resumption, self.weight_sync, self.fleet, self.stream) if resumption else ""
+            self.stream.watch = self._call_for_stream
+        self.resumed = restore_state(resumption, self.weight_sync, self.fleet, self.stream) if resumption else ""
 
-    def perform(self, action: Action, step: int) -> None:
+    def run_action(self, action: Action, step: int) -> None:
         """Run one action and record it. The action of async rollouts runs until all steps are done."""
         if self.stream is not None and action == self.spec.schedule.async_action:
-            return self.collector.async_rollouts()
+            return self.collector.run_async_rollouts()
         if step == 0 and self.resumption is not None and action.phase is Phase.EVALUATE:
             return None  # the earlier run has done the first evaluation
         handler = self.find_handler(action)
         start_s = time.time()
         with self.metrics.timing(action.id):
-            measurements, attempt = self.supervisor.perform(
+            measurements, attempt = self.supervisor.run_with_restarts(
                 self._serialize_trainer_calls(handler, action), action, step
             )
         self.recorder.record(action, step, measurements, attempt)
         if not action.processes:
-            self.recorder.record_own(action, step, start_s, time.time())
+            self.recorder.record_span(action, step, start_s, time.time())
         return None
 
     def find_handler(self, action: Action) -> Handler:
         """The function that runs an action; kinds without a handler are switches of time sharing."""
-        return self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
+        return self._handlers().get(action.kind, lambda action, step: self.switches.run_switch(action))
 
     def _handlers(self) -> dict[ActionKind, Handler]:
         starter, collector = self.starter, self.collector
@@ -121,16 +121,16 @@ class ActionRunner:
             ActionKind.CHECKPOINT: self._export_policy,
         }
 
-    def _supervisor(self, worker_group: WorkerGroup, announce: Announce) -> Supervisor:
+    def _build_supervisor(self, worker_group: WorkerGroup, announce: Announce) -> Supervisor:
         max_restarts = self.job.limits.max_restarts if self.recovery.is_possible else 0
         supervisor = Supervisor(max_restarts, self.recovery.recover, announce)
         supervisor.is_replaced, supervisor.num_open = worker_group.is_replaced, self.fleet.num_open
         return supervisor
 
-    def _watch_stream(self, call: Callable[[], Any]) -> Any:
+    def _call_for_stream(self, call: Callable[[], Any]) -> Any:
         async_action = self.spec.schedule.async_action
         assert async_action is not None, "rollouts are async"
-        return self.supervisor.watch(call, async_action, self.weight_sync.version)
+        return self.supervisor.call_with_restarts(call, async_action, self.weight_sync.version)
 
     def _serialize_trainer_calls(self, handler: Handler, action: Action) -> Handler:
         """Serialize calls to the trainers: all ranks must run collectives in the same order."""
@@ -147,7 +147,7 @@ class ActionRunner:
     def finish_step(self, step: int) -> None:
         """Commit the states saved in a step as a checkpoint, now that the step has ended."""
         if step > 0:
-            self.checkpoints.commit(step, lambda: self._state(step))
+            self.checkpoints.commit(step, lambda: self._collect_state(step))
         elif step < 0:
             self.checkpoints.settle(self.job.limits.action_timeout_s)
 
@@ -155,7 +155,7 @@ class ActionRunner:
         """Make this the last step; async generation starts no more rollouts."""
         self.collector.stop_after(step)
 
-    def _state(self, step: int) -> tuple[RunState, Any]:
+    def _collect_state(self, step: int) -> tuple[RunState, Any]:
         state, buffer = take_state(step, self.weight_sync, self.fleet, self.stream)
         more = {
             "num_replaced": self.collector.num_replaced,
@@ -200,7 +200,7 @@ class ActionRunner:
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
-        rollouts, is_on_policy = self.collector.rollouts, self._engine_held_the_policy(step)
+        rollouts, is_on_policy = self.collector.rollouts, self._is_on_policy(step)
         if is_on_policy and action.role is Role.POLICY and not action.mini_batch:
             sampled = {span.version for rollout in rollouts for span in rollout.completion.spans}
             check_fresh(self.weight_sync.is_behind, self.weight_sync.version, sampled, step)
@@ -214,7 +214,7 @@ class ActionRunner:
             self.weight_sync.is_behind = True
         return self.learner.optimizer_step(action, step)
 
-    def _engine_held_the_policy(self, step: int) -> bool:
+    def _is_on_policy(self, step: int) -> bool:
         """Whether the step's rollouts were sampled from the weights that are trained now."""
         generates = self.job.algorithm.declaration.has_rollouts
         return generates and step - 1 != self.job.controls.skip_sync_after_step and self.stream is None

@@ -24,7 +24,7 @@ class Switches:
         self.saved: Path | None = None
         self.checksums: dict[str, int] = {}
 
-    def perform(self, action: Action) -> list[Measurement]:
+    def run_switch(self, action: Action) -> list[Measurement]:
         """Run one switch on all processes of the action."""
         call = {
             ActionKind.STOP_ENGINE: bind_call(ENGINE.stop),

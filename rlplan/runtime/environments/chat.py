@@ -13,7 +13,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.loading import open_chats
-from rlplan.runtime.data.text_tokens import TextTokenizer, end_tokens
+from rlplan.runtime.data.text_tokens import TextTokenizer, read_end_tokens
 
 Message = dict[str, Any]
 PLACEHOLDER = "rlplan's stand-in for a turn"
@@ -25,7 +25,7 @@ class ChatTurns:
 
     def __init__(self, folder: Path, words: TextTokenizer, tools: Sequence[Any] = ()) -> None:
         self.folder, self.words, self.tools = folder, words, tools
-        self.ends: Collection[int] = end_tokens(folder)
+        self.ends: Collection[int] = read_end_tokens(folder)
         self.text = open_chats(folder, has_tools=bool(self.tools))
 
     def check(self, roles: Collection[str]) -> None:

@@ -19,7 +19,7 @@ from rlplan.runtime.environments.tools import Tool, UnusableError, describe_tool
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.line_process import Deadline, LateError, NoAnswerError
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.processes.safe_path import load_file
 from rlplan.vocabulary import TOKEN_VARIABLE
 
@@ -75,10 +75,10 @@ class Answers:
         schemas = describe_tools([*self.tools.values(), *methods.values()]) if describes else []
         if describes and self.remote is not None:
             self._asked = ("url", self.setting["url"])
-            self.remote.check(Deadline(scaled(CONNECT_S)))
+            self.remote.check(Deadline(scale_seconds(CONNECT_S)))
         for server in self.servers:
             self._asked = ("mcp", server.place)
-            described = server.describe_tools(Deadline(scaled(CONNECT_S)))
+            described = server.describe_tools(Deadline(scale_seconds(CONNECT_S)))
             schemas += described if describes else []
             self.served |= {schema["function"]["name"]: server for schema in described}
         return {

@@ -31,7 +31,7 @@ from rlplan.runtime.environments.conversation import (
 )
 from rlplan.runtime.environments.pool import EnvironmentPool, RawAnswer, read_answer
 from rlplan.runtime.environments.tool_calls import OK, read_calls
-from rlplan.runtime.measure.memory_meter import Measurement, merged
+from rlplan.runtime.measure.memory_meter import Measurement, merge_measurements
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Prompt, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
 
@@ -75,8 +75,8 @@ class Conversations:
     def processes(self) -> tuple[str, ...]:
         return self.fleet.processes
 
-    def paused(self, timeout_s: float) -> AbstractContextManager[None]:
-        return self.fleet.paused(timeout_s)
+    def pause(self, timeout_s: float) -> AbstractContextManager[None]:
+        return self.fleet.pause(timeout_s)
 
     def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> None:
         """Start rollouts in addition to the running ones. Requests that were submitted before are ignored."""
@@ -107,7 +107,7 @@ class Conversations:
         while len(finished) < len(requests):
             collected, measured = self.collect(COLLECT_S, 1, timeout_s, kind)
             finished |= {rollout.id: rollout for rollout in collected}
-            measurements = merged([*measurements, *measured])
+            measurements = merge_measurements([*measurements, *measured])
             if time.monotonic() > deadline:
                 raise RunError(
                     f"{len(requests) - len(finished)} of {len(requests)} rollouts did not end within {timeout_s:.0f} s",

@@ -28,7 +28,7 @@ from rlplan.runtime.processes.line_process import (
     NoAnswerError,
     TooLongError,
 )
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.version import __version__
 
 PROTOCOL_VERSION = "2025-06-18"
@@ -129,7 +129,7 @@ class _Stdio:
 
     def __init__(self, file: str) -> None:
         self._ids = itertools.count(1)
-        self._process = LineProcess(module_command(__name__, file), sys.stderr.fileno(), MAX_BYTES)
+        self._process = LineProcess(make_module_command(__name__, file), sys.stderr.fileno(), MAX_BYTES)
 
     def ask(self, method: str, parameters: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
         """Raises: NoAnswerError, McpError."""

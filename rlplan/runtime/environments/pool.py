@@ -23,8 +23,8 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.runtime.environments.tool_calls import DIED, TIMED_OUT
 from rlplan.runtime.processes.line_process import Deadline, LateError, LineProcess, NoAnswerError, make_start_deadline
-from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.machine_speed import scale_seconds
+from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20
@@ -167,7 +167,7 @@ class EnvironmentPool:
         for child in self._children:
             child.close()
         for thread in self._threads:
-            thread.join(timeout=scaled(CLOSE_S))
+            thread.join(timeout=scale_seconds(CLOSE_S))
         for child in self._children:
             child.kill()
 
@@ -206,7 +206,7 @@ class _Child:
         try:
             process = self.process or self.start()
             # A process that waits for a server has the same deadline itself; it must be able to report the timeout.
-            deadline = Deadline(self.spec.timeout_s + (scaled(GRACE_S) if self.spec.is_remote else 0.0))
+            deadline = Deadline(self.spec.timeout_s + (scale_seconds(GRACE_S) if self.spec.is_remote else 0.0))
             process.send(line, deadline)
             answer = process.receive(deadline)
         except NoAnswerError as error:
@@ -220,7 +220,7 @@ class _Child:
         """Start the process and read its description. Raises: NoAnswerError."""
         if self._is_closed:
             raise NoAnswerError("the run has ended")
-        command = module_command("rlplan.runtime.environments.child", json.dumps(self.setting))
+        command = make_module_command("rlplan.runtime.environments.child", json.dumps(self.setting))
         with (self.log or Path(os.devnull)).open("ab") as log:
             self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
         if self._is_closed:  # `close` may have come between the check above and the assignment
@@ -243,7 +243,7 @@ class _Child:
             process.kill()
 
 
-def resident_bytes(pids: Sequence[int]) -> int:
+def measure_resident_bytes(pids: Sequence[int]) -> int:
     """Resident memory of processes, in bytes; processes that have ended count as 0."""
     total = 0
     for pid in pids:

@@ -56,7 +56,7 @@ class Recovery:
             with self.fleet.changing:
                 self._engine(self.fleet.engine_ranks(process), action, timeout_s)
             return
-        if self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
+        if self.spec.schedule.find_layout("scorer", action.role).shares_frozen_weights:
             raise RunError(
                 f"{process} is lost, and its shard of the {action.role}'s weights with it",
                 where=f"{action.id}, step {step}",
@@ -82,6 +82,6 @@ class Recovery:
             self.fleet.submit_again(ranks, timeout_s)
             return
         self.fleet.load([ranks], self.engine_folder(), 0, timeout_s)
-        with self.trainers, self.fleet.paused(timeout_s):  # no other thread may call the trainers meanwhile
+        with self.trainers, self.fleet.pause(timeout_s):  # no other thread may call the trainers meanwhile
             self.weight_sync.resend()
             self.fleet.submit_again(ranks, timeout_s)

@@ -13,28 +13,28 @@ from pathlib import Path
 from rlplan.errors import EXIT_RESUMABLE, InterruptedRunError, RlplanError, RunError, SpecError
 from rlplan.runtime.checkpoints.finding import Resumption, check_run_folder, find_checkpoint
 from rlplan.runtime.checkpoints.folder import sync_folder
-from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_folder
 from rlplan.runtime.checkpoints.run_state import check_order
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError
 from rlplan.runtime.run_folder.recorder import Recorder
-from rlplan.spec.base import read_json, writing
+from rlplan.spec.base import explain_write_errors, read_json
 from rlplan.spec.resolved import ResolvedJob
 
 
 def has_checkpoint(run_folder: Path) -> bool:
     """Whether a run folder has a checkpoint to resume from."""
-    return (checkpoints_of(run_folder) / POINTER).is_file()
+    return (checkpoints_folder(run_folder) / POINTER).is_file()
 
 
-def run_to_resume(name: str) -> Path:
+def find_run_to_resume(name: str) -> Path:
     """The run folder that `--resume` names: a path, or `latest` for the newest one below runs/. Raises: SpecError."""
-    folder = latest_run(Path("runs")) if name == "latest" else Path(name)
+    folder = find_latest_run(Path("runs")) if name == "latest" else Path(name)
     check_run_folder(folder)
     return folder
 
 
-def latest_run(root: Path) -> Path:
+def find_latest_run(root: Path) -> Path:
     """The run with the newest checkpoint below a folder of runs. Raises: SpecError when no run has one."""
     pointers = [*root.glob(f"*/*/checkpoints/{POINTER}"), *root.glob(f"*/checkpoints/{POINTER}")]
     if not pointers:
@@ -47,7 +47,7 @@ def latest_run(root: Path) -> Path:
     return max(pointers, key=lambda path: path.stat().st_mtime_ns).parent.parent
 
 
-def bundle_of(run_folder: Path) -> Path:
+def find_own_bundle(run_folder: Path) -> Path:
     """The bundle with which a run resumes in its own folder. Raises: SpecError without one, or for a finished run."""
     check_run_folder(run_folder)
     if not (run_folder / "bundle" / "execution.json").is_file():
@@ -87,13 +87,13 @@ def check_resumable(job: ResolvedJob, checkpoint: Resumption, *, is_async: bool)
         check_order(checkpoint, job.workload.num_prompts_per_step)
 
 
-def take_along(checkpoint: Resumption, run_folder: Path) -> Resumption:
+def copy_checkpoint(checkpoint: Resumption, run_folder: Path) -> Resumption:
     """Copy a checkpoint into another run folder as its first one, so that this folder can be resumed by itself.
 
     Files are hard-linked if the file system supports it.
     """
-    root = checkpoints_of(run_folder)
-    with writing(root):
+    root = checkpoints_folder(run_folder)
+    with explain_write_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         target = root / checkpoint.folder.name
         shutil.copytree(checkpoint.folder, root / f".{target.name}", copy_function=_link_or_copy)
@@ -113,16 +113,16 @@ def prepare_resume(checkpoint: Resumption, recorder: Recorder) -> None:
     recorder.write_alarm(checkpoint.step, "resume", text)
 
 
-def go_back(error: LostGroupError, identity: Mapping[str, str] | None, recorder: Recorder) -> Resumption:
+def return_to_checkpoint(error: LostGroupError, identity: Mapping[str, str] | None, recorder: Recorder) -> Resumption:
     """After a loss of ranks, return to the run's last checkpoint and its recorded lines. identity: the job's."""
     checkpoint = replace(find_checkpoint(recorder.folder, identity), changes=())  # recorded at the run's start
     recorder.write_alarm(checkpoint.step, "restart", f"{error.what}; all processes restart")
     prepare_resume(checkpoint, recorder)
-    recorder.go_back(checkpoint.step)
+    recorder.truncate_after(checkpoint.step)
     return checkpoint
 
 
-def lost_group(error: RlplanError, worker_group: WorkerGroup) -> RlplanError:
+def name_lost_process(error: RlplanError, worker_group: WorkerGroup) -> RlplanError:
     """The error itself, or a LostGroupError if a process has died and the error is only a consequence."""
     is_plain = isinstance(error, RunError) and not isinstance(error, LostGroupError)
     gone = worker_group.lost() if is_plain else []
@@ -133,7 +133,7 @@ def lost_group(error: RlplanError, worker_group: WorkerGroup) -> RlplanError:
     )
 
 
-def resumable(error: RlplanError, run_folder: Path) -> RlplanError:
+def add_resume_command(error: RlplanError, run_folder: Path) -> RlplanError:
     """Add the resume command to an error, if the run has a checkpoint."""
     if not isinstance(error, InterruptedRunError | RunError) or not has_checkpoint(run_folder):
         return error

@@ -76,7 +76,7 @@ class Supervisor:
         self._restarts: Counter[str] = Counter()
         self._restarting = threading.RLock()
 
-    def perform(self, handler: Handler, action: Action, step: int) -> tuple[list[Measurement], int]:
+    def run_with_restarts(self, handler: Handler, action: Action, step: int) -> tuple[list[Measurement], int]:
         """Run an action; return (measurements of the successful attempt, its number). Raises: RunError."""
         num_attempts = 0
 
@@ -85,9 +85,9 @@ class Supervisor:
             num_attempts += 1
             return handler(action, step)
 
-        return self.watch(attempt, action, step), num_attempts
+        return self.call_with_restarts(attempt, action, step), num_attempts
 
-    def watch(self, call: Callable[[], Result], action: Action, step: int) -> Result:
+    def call_with_restarts(self, call: Callable[[], Result], action: Action, step: int) -> Result:
         """Make a call that belongs to an action; repeat it after restarting a lost process. Returns: its result.
 
         Raises: RunError where the process may not be restarted.
@@ -96,7 +96,7 @@ class Supervisor:
         while True:
             try:
                 if lost is not None:
-                    self._start_anew(lost, action, step, attempt)
+                    self._restart(lost, action, step, attempt)
                 return call()
             except LostProcessError as error:
                 lost, attempt = error, attempt + 1
@@ -107,7 +107,7 @@ class Supervisor:
         is_kind = lost.process.startswith(RESTARTED) and action.kind in REPEATED and not is_first
         return is_kind and self._restarts[lost.process] < self.max_restarts
 
-    def _start_anew(self, lost: LostProcessError, action: Action, step: int, attempt: int) -> None:
+    def _restart(self, lost: LostProcessError, action: Action, step: int, attempt: int) -> None:
         """Restart a lost process, unless another thread has done so. Raises: RunError, or LostProcessError again."""
         with self._restarting:
             if self.is_replaced(lost):
@@ -143,7 +143,7 @@ def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[st
     if action.kind.value not in FREEING:
         return
     for process in action.processes:
-        planned = planned_release(ledger, action.id, step, process)
+        planned = predict_release(ledger, action.id, step, process)
         freed = before.get(process, 0) - after.get(process, 0)
         if planned >= LEAST_CHECKED and freed < LEAST_SHARE_FREED * planned:
             raise RunError(
@@ -154,7 +154,7 @@ def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[st
             )
 
 
-def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: str) -> int:
+def predict_release(ledger: MemoryLedger, action_id: str, step: int, process: str) -> int:
     """Bytes that an action frees in a process: held after the process's previous action, minus held after this one.
 
     For an action that the start phase does not have, step 0 means the rehearsal after it: held at the end of the start,
@@ -165,7 +165,7 @@ def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: st
     is_rehearsed = run_phase == "start" and (run_phase, action_id) not in ledger.order
     run_phase = "first" if is_rehearsed else run_phase
     resident: Counter[tuple[RunPhase, str]] = Counter()
-    for row in ledger.rows_of(process):
+    for row in ledger.find_rows(process):
         if row.space == "device":
             resident[(row.run_phase, row.action_id)] += row.resident_bytes
     keys = [key for key in ledger.order if key in resident]

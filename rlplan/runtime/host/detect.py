@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.runtime.device.nvml import DetectedGpu, ask_nvml
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.hardware.catalogue import find_profile, profile_paths
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import MIB
@@ -78,7 +78,9 @@ def _ask_smi() -> tuple[list[DetectedGpu], str]:
         return [], "nvidia-smi was not asked: it is not on the PATH"
     command = [program, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(SMI_TIMEOUT_S), check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=scale_seconds(SMI_TIMEOUT_S), check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], f"nvidia-smi does not answer: {error}"
     if done.returncode != 0:

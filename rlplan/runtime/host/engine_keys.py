@@ -13,7 +13,7 @@ from typing import Any
 from rlplan.errors import EmitError, HostError, did_you_mean
 from rlplan.runtime.host.doctor import VLLM_PACKAGES
 from rlplan.runtime.host.finding import installed_version
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 
 TENSOR_PARALLEL = "tensor_parallel"
 """A key for which DeepSpeed has no constant. Source: DeepSpeed 0.19.8, runtime/tensor_parallel/config.py."""
@@ -36,7 +36,7 @@ def _refuse_unknown(config: Mapping[str, Any], allowed: list[str], where: str, v
     for key in config:
         if key not in allowed:
             raise EmitError(
-                f"key {shorten(key)} is unknown to {version}",
+                f"key {shorten_value(key)} is unknown to {version}",
                 where=where,
                 rule=f"a key of {version}." + did_you_mean(key, allowed),
                 way_out="install the version that `rlplan doctor` names",

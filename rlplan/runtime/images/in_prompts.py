@@ -13,7 +13,7 @@ from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.images.in_rows import MARK, insert_marks, read_image
 from rlplan.runtime.rollout.experience import PromptImage
 from rlplan.spec.models.config import read_config
-from rlplan.spec.models.families.image_sizes import rule_of
+from rlplan.spec.models.families.image_sizes import read_image_rule
 from rlplan.spec.resolved import ResolvedJob
 
 _AROUND = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
@@ -25,7 +25,7 @@ class ImagePlaces:
     def __init__(self, job: ResolvedJob, tokenizer: ModelText) -> None:
         folder, data = Path(job.policy.path), job.needed_data
         config = read_config(folder / "config.json")
-        self.rule, self.tokenizer = rule_of(folder, data.max_image_pixels), tokenizer
+        self.rule, self.tokenizer = read_image_rule(folder, data.max_image_pixels), tokenizer
         self.token = int(config["image_token_id"])
         self.around = "".join(tokenizer.special(int(config[key])) for key in _AROUND)
 

@@ -21,7 +21,7 @@ ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
 _THEIRS, _WITH_PILLOW = (f"transformers.models.qwen2_vl.image_processing_{name}qwen2_vl" for name in ("", "pil_"))
 
 
-def engine_prompt(request: RolloutRequest) -> dict[str, Any]:
+def make_engine_prompt(request: RolloutRequest) -> dict[str, Any]:
     """A prompt in vLLM's format, with one token per image, which vLLM repeats as often as the image needs."""
     tokens = list(request.prompt)
     if not request.images:

@@ -49,7 +49,7 @@ def make_pillow_image(image: PromptImage) -> Any:
     return Image.frombytes("RGB", (image.columns * image.side, image.rows * image.side), image.pixels)
 
 
-def give_tower(language_model: Any, folder: Path) -> None:
+def attach_tower(language_model: Any, folder: Path) -> None:
     """Let a decoder accept images, with the vision tower of the whole model in a folder."""
     tower = ImageTower(folder, next(language_model.parameters()).dtype)
     # On text, whose three axes are equal, M-RoPE gives the same result as the decoder's own rotary embedding.
@@ -57,7 +57,7 @@ def give_tower(language_model: Any, folder: Path) -> None:
     language_model.__dict__[_KEY] = tower
 
 
-def tower_of(language_model: Any) -> ImageTower | None:
+def get_tower(language_model: Any) -> ImageTower | None:
     """The tower attached to a decoder, or None."""
     tower: ImageTower | None = language_model.__dict__.get(_KEY)
     return tower
@@ -67,7 +67,7 @@ def embed_with_images(
     language_model: Any, tokens: torch.Tensor, images: Sequence[tuple[int, PromptImage]]
 ) -> torch.Tensor:
     """The decoder's input embeddings, [1, T, hidden]. images: (index of the image's first token in T, image)."""
-    tower = tower_of(language_model)
+    tower = get_tower(language_model)
     assert tower is not None, "a job with images gives its models a tower"
     embedded: torch.Tensor = language_model.model.embed_tokens(tokens)
     places = [index for first, image in images for index in range(first, first + image.num_tokens)]

@@ -12,8 +12,14 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.role_tokenizers import RoleReaders
-from rlplan.runtime.learning.logprob_mismatch import check_logprob_mismatch, differences_of
-from rlplan.runtime.learning.mini_batch import deal_out, deal_out_baseline, deal_out_scored, mini_batch, train_sample
+from rlplan.runtime.learning.logprob_mismatch import check_logprob_mismatch, merge_differences
+from rlplan.runtime.learning.mini_batch import (
+    assign_baselines,
+    assign_rollouts,
+    assign_samples,
+    make_train_sample,
+    select_mini_batch,
+)
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
@@ -35,8 +41,8 @@ class Learner:
     def score(self, action: Action, wanted: list[Rollout]) -> list[Measurement]:
         """Score rollouts with a role; its processes get contiguous shares."""
         ranks_per_pass = self._ranks_per_pass(action)
-        shares = _contiguous(wanted, len(action.processes) // ranks_per_pass)
-        sequences = [[self._readers.sequence(action.role, rollout) for rollout in share] for share in shares]
+        shares = _split_contiguously(wanted, len(action.processes) // ranks_per_pass)
+        sequences = [[self._readers.make_sequence(action.role, rollout) for rollout in share] for share in shares]
         results, measurements = self.worker_group.everywhere(
             action, lambda rank: bind_call(TRAINER.score, sequences[rank // ranks_per_pass], action.role.value)
         )
@@ -48,8 +54,8 @@ class Learner:
     def score_policy(self, action: Action, rollouts: list[Rollout]) -> list[Measurement]:
         """Compute the policy's log-probs before the step, in the same passes as the training."""
         ranks_per_pass = self._ranks_per_pass(action)
-        shares = deal_out_scored(rollouts, self.job, len(action.processes) // ranks_per_pass)
-        passes = [[[self._readers.sequence(action.role, r) for r in pack] for pack in packs] for packs in shares]
+        shares = assign_rollouts(rollouts, self.job, len(action.processes) // ranks_per_pass)
+        passes = [[[self._readers.make_sequence(action.role, r) for r in pack] for pack in packs] for packs in shares]
         results, measurements = self.worker_group.everywhere(
             action, lambda rank: bind_call(TRAINER.score_passes, passes[rank // ranks_per_pass])
         )
@@ -68,18 +74,18 @@ class Learner:
         self.metrics.add_rewards(rollouts)
 
     def train_forward_backward(
-        self, action: Action, step: int, rollouts: list[Rollout], engine_held_the_policy: bool
+        self, action: Action, step: int, rollouts: list[Rollout], is_on_policy: bool
     ) -> list[Measurement]:
         """Accumulate the gradient of a mini-batch, balanced over the ranks by length and packed into passes.
 
-        engine_held_the_policy: whether the rollouts were sampled from the weights that the first mini-batch trains.
+        is_on_policy: whether the rollouts were sampled from the weights that the first mini-batch trains.
         """
         index = action.mini_batch or 0
-        trained = mini_batch(rollouts, index, self.job, step)
-        batch = [train_sample(rollout, is_first_update=not index) for rollout in trained]
+        trained = select_mini_batch(rollouts, index, self.job, step)
+        batch = [make_train_sample(rollout, is_first_update=not index) for rollout in trained]
         ranks_per_pass = self._ranks_per_pass(action)
         num_shares = len(action.processes) // ranks_per_pass
-        shares, baselines = deal_out(batch, self.job, num_shares), deal_out_baseline(batch, self.job, num_shares)
+        shares, baselines = assign_samples(batch, self.job, num_shares), assign_baselines(batch, self.job, num_shares)
 
         def call(rank: int) -> tuple[Any, ...]:
             passes, baseline = shares[rank // ranks_per_pass], baselines[rank // ranks_per_pass]
@@ -93,9 +99,9 @@ class Learner:
             return measurements
         _check_finite([result["loss"] for result in results], step)
         self.metrics.add_training(results, is_first=not action.mini_batch)
-        if not action.mini_batch and engine_held_the_policy:
+        if not action.mini_batch and is_on_policy:
             self._alarm = check_logprob_mismatch(
-                differences_of(results), self.job, step, is_accepted=self._accepts_mismatch
+                merge_differences(results), self.job, step, is_accepted=self._accepts_mismatch
             )
         return measurements
 
@@ -143,6 +149,6 @@ def _check_finite(values: list[float], step: int) -> None:
             )
 
 
-def _contiguous(rollouts: list[Rollout], num_shares: int) -> list[list[Rollout]]:
+def _split_contiguously(rollouts: list[Rollout], num_shares: int) -> list[list[Rollout]]:
     size = -(-len(rollouts) // num_shares)
     return [rollouts[index * size : (index + 1) * size] for index in range(num_shares)]

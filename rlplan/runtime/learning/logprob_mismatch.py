@@ -5,7 +5,7 @@ difference; an error, or a text for an alarm, where rounding does not explain th
 Left out: whether the weights are the same (weight_verification.py). This module does not import torch, because the
 driver imports it.
 
-The maximum has no limit: among 15,360 tokens of a correct bf16 model one differs by 0.54 (docs/decisions.md).
+The maximum has no limit: among 15,360 tokens of a correct bf16 model one differs by 0.54 (docs/lab-notes.md).
 """
 
 import json
@@ -70,7 +70,7 @@ def choose_limits(job: ResolvedJob) -> tuple[str, Limits]:
     return str(name), LIMITS[name]
 
 
-def differences_of(passes: Iterable[Mapping[str, float]]) -> Differences:
+def merge_differences(passes: Iterable[Mapping[str, float]]) -> Differences:
     """Merge the sums of ranks that had different tokens."""
     total, count, largest, bins = 0.0, 0.0, 0.0, dict[int, float]()
     for sums in passes:

@@ -15,7 +15,7 @@ Pass = tuple[list[TrainSample], list[float]]
 """Samples of one pass, and the weight of each sample's tokens."""
 
 
-def mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: int) -> list[Rollout]:
+def select_mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: int) -> list[Rollout]:
     """The rollouts of one mini-batch. index: number of the mini-batch within the step, counted over all epochs.
 
     The first epoch keeps the order of the prompts. Later epochs are shuffled, depending on seed, step and epoch. Groups
@@ -32,7 +32,7 @@ def mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: 
     return order[place * work.mini_batch_size :][: work.mini_batch_size]
 
 
-def train_sample(rollout: Rollout, *, is_first_update: bool = False) -> TrainSample:
+def make_train_sample(rollout: Rollout, *, is_first_update: bool = False) -> TrainSample:
     """The training sample of a rollout.
 
     is_first_update: whether it is for the step's first optimizer step. Its own forward pass then gives the old
@@ -82,29 +82,29 @@ def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[floa
     return [1 / (len(samples) * max(1, sample.num_learned)) for sample in samples]
 
 
-def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[Pass]]:
+def assign_samples(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[Pass]]:
     """Passes of every rank, balanced by length and packed; the same number on each rank. Pairs share a pass."""
     weights = token_weights(samples, job)
-    shares = _deal(samples, _units(samples, job), job, num_ranks)
+    shares = _assign_indices(samples, _group_samples(samples, job), job, num_ranks)
     return [[([samples[i] for i in pack], [weights[i] for i in pack]) for pack in packs] for packs in shares]
 
 
-def deal_out_scored(rollouts: Sequence[Rollout], job: ResolvedJob, num_ranks: int) -> list[list[list[Rollout]]]:
+def assign_rollouts(rollouts: Sequence[Rollout], job: ResolvedJob, num_ranks: int) -> list[list[list[Rollout]]]:
     """Rollouts of every rank, pass by pass, exactly as the first epoch's mini-batches will be trained.
 
     Equal passes give bitwise equal log-probs while the weights are unchanged, whatever the dtype.
     """
     ranks: list[list[list[Rollout]]] = [[] for _ in range(num_ranks)]
     for index in range(job.workload.mini_batches_per_epoch):
-        batch = mini_batch(rollouts, index, job, step=0)
-        samples = [train_sample(rollout) for rollout in batch]
-        shares = _deal(samples, _units(samples, job), job, num_ranks)
+        batch = select_mini_batch(rollouts, index, job, step=0)
+        samples = [make_train_sample(rollout) for rollout in batch]
+        shares = _assign_indices(samples, _group_samples(samples, job), job, num_ranks)
         for passes, packs in zip(ranks, shares, strict=True):
             passes += [[batch[i] for i in pack] for pack in packs]
     return ranks
 
 
-def _deal(
+def _assign_indices(
     samples: Sequence[TrainSample], units: list[list[int]], job: ResolvedJob, num_ranks: int
 ) -> list[list[list[int]]]:
     """Indices of samples by rank and pass, sorted by length within a pass."""
@@ -117,7 +117,7 @@ def _deal(
     return [[sort_by_length(pack) for pack in packs] for packs in shares]
 
 
-def deal_out_baseline(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[TrainSample]]:
+def assign_baselines(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[TrainSample]]:
     """Answers to other prompts (KTO), balanced over the ranks by length; none for other algorithms."""
     if not job.algorithm.declaration.has_baseline_answers:
         return [[] for _ in range(num_ranks)]
@@ -126,7 +126,7 @@ def deal_out_baseline(samples: Sequence[TrainSample], job: ResolvedJob, num_rank
     return [[others[index] for index in share] for share in shares]
 
 
-def _units(samples: Sequence[TrainSample], job: ResolvedJob) -> list[list[int]]:
+def _group_samples(samples: Sequence[TrainSample], job: ResolvedJob) -> list[list[int]]:
     """Indices of samples that must share a pass: single samples, or the pairs of groups.
 
     Generated answers outside of a pair, and baseline answers, get no gradient, so they are left out.

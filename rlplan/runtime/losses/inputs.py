@@ -60,8 +60,8 @@ class LossInputs:
     """Entropies of the tokens, [T], with gradient if there is an entropy bonus."""
 
     baseline: float = 0.0
-    """Baseline over the entire mini-batch, all passes of all ranks (`policy_losses.kl_baseline`). A loss sees only one
-    pass, so a mean over its own inputs would depend on how the mini-batch is packed."""
+    """Baseline over the entire mini-batch, all passes of all ranks (`policy_losses.estimate_kl_baseline`). A loss sees
+    only one pass, so a mean over its own inputs would depend on how the mini-batch is packed."""
 
     @property
     def log_ratio(self) -> torch.Tensor:
@@ -104,7 +104,7 @@ PolicyLoss = Callable[[LossInputs, AlgorithmSpec], tuple[torch.Tensor, Details]]
 """Computes the loss (a scalar), and details for the log: `ratio` and `is_clipped` per token, and others."""
 
 
-def total(
+def sum_token_losses(
     inputs: LossInputs, spec: AlgorithmSpec, token_loss: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
     """Sum over tokens of weight * importance * token loss, plus the terms for KL, teacher and entropy."""
@@ -113,7 +113,7 @@ def total(
     return add_common_terms(inputs, spec, (inputs.weights * losses).sum(), details)
 
 
-def total_of_answers(
+def sum_answer_losses(
     inputs: LossInputs, spec: AlgorithmSpec, losses: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
     """Sum over sequences of weight * loss, plus the common terms; importance is already part of the log-ratio."""

@@ -11,8 +11,8 @@ from rlplan.runtime.losses.inputs import (
     LossInputs,
     add_common_terms,
     corrected_log_ratio,
-    total,
-    total_of_answers,
+    sum_answer_losses,
+    sum_token_losses,
 )
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 
@@ -23,7 +23,7 @@ def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
     """
     loss, details = _surrogate(torch.exp(inputs.log_ratio), inputs.advantages, spec)
-    return total(inputs, spec, loss, details)
+    return sum_token_losses(inputs, spec, loss, details)
 
 
 def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -48,7 +48,7 @@ def answer_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor,
     ratio = torch.exp(inputs.per_sequence(corrected_log_ratio(inputs, spec, token_details)))
     loss, details = _surrogate(ratio, inputs.sequence_advantages, spec)
     token_details |= {name: inputs.spread(value) for name, value in details.items()}
-    return total_of_answers(inputs, spec, loss, token_details)
+    return sum_answer_losses(inputs, spec, loss, token_details)
 
 
 def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -64,7 +64,7 @@ def log_prob(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Det
     """
     details = {"ratio": torch.exp(inputs.log_ratio.detach())}
     details["is_clipped"] = torch.zeros_like(details["ratio"], dtype=torch.bool)
-    return total(inputs, spec, -inputs.advantages * inputs.logprobs, details)
+    return sum_token_losses(inputs, spec, -inputs.advantages * inputs.logprobs, details)
 
 
 def clipped_weight(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -76,7 +76,7 @@ def clipped_weight(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
     ratio = torch.exp(inputs.log_ratio.detach())
     highest = 1 + spec.clip_high
     details = {"ratio": ratio, "is_clipped": (ratio > highest) & (inputs.advantages > 0)}
-    return total(inputs, spec, -ratio.clamp(max=highest) * inputs.advantages * inputs.logprobs, details)
+    return sum_token_losses(inputs, spec, -ratio.clamp(max=highest) * inputs.advantages * inputs.logprobs, details)
 
 
 def preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -106,7 +106,8 @@ def squared_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.T
 def unpaired_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
     """Sum over labelled answers of weight * (1 - sigmoid(kl_coef * sign * (margin - z))) (KTO).
 
-    sign: 1 for a good answer, -1 for a bad one. z: `inputs.baseline`, which `kl_baseline` computes before the passes.
+    sign: 1 for a good answer, -1 for a bad one. z: `inputs.baseline`, which `estimate_kl_baseline` computes before the
+    passes.
     Source: Ethayarajh et al. 2024, arXiv:2402.01306, equations 7 and 8, with lambda 1 for good and bad answers.
     """
     assert inputs.sequence_weights is not None
@@ -117,10 +118,10 @@ def unpaired_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.
     return _sum_preference_losses(inputs, spec, losses, (above > 0)[(signs != 0) & (inputs.sequence_weights != 0)])
 
 
-def kl_baseline(sums: torch.Tensor) -> float:
+def estimate_kl_baseline(sums: torch.Tensor) -> float:
     """Estimate KL(policy || reference): the mean margin of a mini-batch's answers to other prompts, at least 0.
 
-    sums: `summed_margins`, added up over passes and ranks before clamping at 0; TRL 1.16 also averages over ranks
+    sums: `sum_margins`, added up over passes and ranks before clamping at 0; TRL 1.16 also averages over ranks
     first (kto_trainer.py, `_compute_loss`). Differs: TRL's mean covers one micro-batch of every rank, so its gradient
     depends on gradient accumulation.
     """
@@ -128,7 +129,7 @@ def kl_baseline(sums: torch.Tensor) -> float:
     return max(total / count, 0.0) if count else 0.0
 
 
-def summed_margins(inputs: LossInputs) -> torch.Tensor:
+def sum_margins(inputs: LossInputs) -> torch.Tensor:
     """Sum of the answers' margins over the reference, and number of answers, [2], fp64."""
     margins = _margins(inputs).detach().double()
     return torch.stack([margins.sum(), margins.new_tensor(len(inputs.lengths))])

@@ -28,13 +28,13 @@ def find_loss(spec: AlgorithmSpec) -> Callable[..., Any]:
     loss = _find_in_user_file(spec, name)
     if loss is None and name in OWN:
         loss = getattr(importlib.import_module("rlplan.runtime.losses.policy_losses"), name)  # lazy: it imports torch
-    return loss or _missing(spec, "loss", name, OWN)
+    return loss or _raise_missing(spec, "loss", name, OWN)
 
 
 def find_advantage(spec: AlgorithmSpec) -> Advantage:
     """Find an algorithm's advantage function. Raises: SpecError."""
     name = spec.declaration.advantage
-    return _find_in_user_file(spec, name) or ADVANTAGES.get(name) or _missing(spec, "advantage", name, ADVANTAGES)
+    return _find_in_user_file(spec, name) or ADVANTAGES.get(name) or _raise_missing(spec, "advantage", name, ADVANTAGES)
 
 
 def check_algorithm(spec: AlgorithmSpec) -> None:
@@ -45,26 +45,26 @@ def check_algorithm(spec: AlgorithmSpec) -> None:
 
 
 def _find_in_user_file(spec: AlgorithmSpec, name: str) -> Callable[..., Any] | None:
-    function = getattr(_run(spec.path.rpartition(":")[0]), name, None) if spec.path else None
+    function = getattr(_import_file(spec.path.rpartition(":")[0]), name, None) if spec.path else None
     return function if callable(function) else None
 
 
 @lru_cache(maxsize=4)
-def _run(path: str) -> ModuleType:
+def _import_file(path: str) -> ModuleType:
     """Import a user's file as a module. Raises: SpecError."""
     module_spec = importlib.util.spec_from_file_location("rlplan_user_algorithm", path)
     if module_spec is None or module_spec.loader is None:
-        raise _unusable(path, "its name does not end in .py")
+        raise _unusable_error(path, "its name does not end in .py")
     module = importlib.util.module_from_spec(module_spec)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # rlplan's results are on stdout
             module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the file raises
-        raise _unusable(path, f"{type(error).__name__}: {error}") from None
+        raise _unusable_error(path, f"{type(error).__name__}: {error}") from None
     return module
 
 
-def _unusable(path: str, why: str) -> SpecError:
+def _unusable_error(path: str, why: str) -> SpecError:
     return SpecError(
         f"{path} cannot be run: {why}",
         where="algorithm.path",
@@ -73,7 +73,7 @@ def _unusable(path: str, why: str) -> SpecError:
     )
 
 
-def _missing(spec: AlgorithmSpec, kind: str, name: str, known: Any) -> Any:
+def _raise_missing(spec: AlgorithmSpec, kind: str, name: str, known: Any) -> Any:
     raise SpecError(
         f"{spec.name} names the {kind} {name!r}, which does not exist",
         where=f"algorithm.path: {spec.path}" if spec.path else f"algorithm.name: {spec.name}",

@@ -44,7 +44,7 @@ class Measurement:
     """Memory of its GPU; None if it has none."""
 
 
-def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
+def merge_measurements(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Merge the measurements of several calls of one action into one per process."""
     by_process: dict[str, Measurement] = {}
     for current in measurements:

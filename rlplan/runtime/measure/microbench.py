@@ -26,7 +26,7 @@ from rlplan.runtime.device.layer import device_of, present
 from rlplan.runtime.host.detect import read_host
 from rlplan.runtime.measure.microbench_ranks import measure_collectives
 from rlplan.runtime.measure.rates import Measured, Rate, duration, rate, sample
-from rlplan.runtime.processes.interrupts import interruptible
+from rlplan.runtime.processes.interrupts import handle_signals
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import MIB
 
@@ -87,7 +87,7 @@ def measure(effort: Effort, folder: Path, progress: Callable[[str], None] = lamb
 def stoppable() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP stop the benchmarks and their processes. Raises: InterruptedRunError."""
     try:
-        with interruptible():
+        with handle_signals():
             yield
     except InterruptedRunError as error:
         stopped = InterruptedRunError(

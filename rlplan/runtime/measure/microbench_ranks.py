@@ -18,8 +18,8 @@ from typing import Any
 
 from rlplan.errors import RunError
 from rlplan.runtime.device.layer import device_of
-from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.machine_speed import scale_seconds
+from rlplan.runtime.processes.safe_path import make_module_command
 
 START_S = 90.0
 """Seconds that a rank gets to import torch and meet the others; scaled."""
@@ -39,7 +39,7 @@ def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: fl
             with errors.open("wb") as log:
                 for rank in range(num_ranks):
                     ranks.append(_start(arguments | {"rank": rank, "folder": folder}, log))
-            _wait(ranks, scaled(START_S + 20 * seconds), errors)
+            _wait(ranks, scale_seconds(START_S + 20 * seconds), errors)
             answer: dict[str, list[float]] = json.loads((Path(folder) / "answer.json").read_text(encoding="utf-8"))
         finally:
             _end(ranks)
@@ -47,7 +47,7 @@ def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: fl
 
 
 def _start(arguments: dict[str, Any], log: Any) -> "subprocess.Popen[bytes]":
-    command = module_command("rlplan.runtime.measure.microbench_ranks", json.dumps(arguments))
+    command = make_module_command("rlplan.runtime.measure.microbench_ranks", json.dumps(arguments))
     # a rank must import this checkout, and the ranks share the cores
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -82,7 +82,7 @@ def _end(ranks: list["subprocess.Popen[bytes]"]) -> None:
         with contextlib.suppress(OSError):
             if rank.stdin:
                 rank.stdin.close()
-    deadline = time.monotonic() + scaled(ENDING_S)
+    deadline = time.monotonic() + scale_seconds(ENDING_S)
     for rank in ranks:
         try:
             rank.wait(max(0.0, deadline - time.monotonic()))

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlplan.runtime.environments.conversation import CONTEXT, MAX_TURNS
 from rlplan.runtime.environments.tool_calls import OUTCOMES
-from rlplan.runtime.learning.logprob_mismatch import DIFFERENCE, differences_of
+from rlplan.runtime.learning.logprob_mismatch import DIFFERENCE, merge_differences
 from rlplan.runtime.rewards.verdict import EXHAUSTED
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.spec.resolved import ResolvedJob
@@ -263,7 +263,7 @@ def _score_prompt(rewards: Sequence[float], passes_of: int) -> float:
 
 def _summarize_differences(sums: Mapping[str, float]) -> dict[str, float]:
     """Log-prob mismatch between engine and trainer in the step's first mini-batch."""
-    differences = differences_of([sums])
+    differences = merge_differences([sums])
     values = {"mean": differences.mean, "p99": differences.p99, "max": differences.largest}
     return {f"sync/{DIFFERENCE}_{name}": value for name, value in values.items()}
 

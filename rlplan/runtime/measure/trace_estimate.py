@@ -14,9 +14,9 @@ import torch
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.errors import SpecError
 from rlplan.memory.roles.process import add, process_overheads
-from rlplan.memory.roles.states import zero_settings
+from rlplan.memory.roles.states import build_zero_settings
 from rlplan.memory.trainers.zero import ZeroStates
-from rlplan.planner.setting import gpus_of
+from rlplan.planner.setting import read_gpus
 from rlplan.runtime.measure.tracing import LOSSES, trace_peak
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import Parameter
@@ -72,7 +72,7 @@ def trace_estimate(asked: JobSpec) -> TraceEstimate:
             rule=f"one of {', '.join(LOSSES)}",
             way_out="training.logits=chunked is the closest",
         )
-    num_gpus, gpu, capacity = gpus_of(job)
+    num_gpus, gpu, capacity = read_gpus(job)
     rollouts = 1 if workload.micro_batch_size_per_gpu == "auto" else int(workload.micro_batch_size_per_gpu)
     sequences = max(rollouts, job.sequences_per_unit)
     recomputes = training.gradient_checkpointing is True
@@ -87,7 +87,7 @@ def trace_estimate(asked: JobSpec) -> TraceEstimate:
     num_parameters = peak.parameters // training.dtype.num_bytes
     stage = 3 if training.zero_stage == "auto" else int(training.zero_stage)
     choice = TrainerChoice(stage, recomputes, training.offloads_optimizer is True, False, rollouts)
-    states = ZeroStates(zero_settings(training, choice, num_gpus), (Parameter("all", (num_parameters,)),))
+    states = ZeroStates(build_zero_settings(training, choice, num_gpus), (Parameter("all", (num_parameters,)),))
     rows = add(dict(states.after_backward().device), process_overheads(gpu.overheads, num_gpus))
     passing = {MemoryKind.ACTIVATIONS: peak.rest, MemoryKind.COMM_BUFFERS: states.gathered_bytes(0)}
     return TraceEstimate(

@@ -20,7 +20,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.model.logits import ROWS_ON_GPU, rows_on_cpu
 from rlplan.runtime.measure.trace_kernels import ATTENTION, fused_attention, replace_kernels
 from rlplan.runtime.models.logprob_model import HeadLogprobs
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 
 CHUNKS = 8
 """Parts into which the chunked loss cuts the tokens. Source: torchtune 0.6 modules/loss/ce_chunked_output_loss.py."""
@@ -143,7 +143,7 @@ def _switch_off_dropout(parsed: Any) -> None:
 def _refuse(config: Mapping[str, Any], verb: str, error: Exception) -> SpecError:
     return SpecError(
         f"transformers cannot {verb} this config: {type(error).__name__}: {str(error)[:200]}",
-        where=f"config.json: model_type {shorten(config.get('model_type'))}",
+        where=f"config.json: model_type {shorten_value(config.get('model_type'))}",
         rule="a model_type and shapes that the installed transformers supports; a repository's own code is never run",
         way_out="correct the config, or install a transformers version that supports the model",
     )

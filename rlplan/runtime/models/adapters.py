@@ -22,7 +22,7 @@ from rlplan.runtime.models.quantized_base import dequantize_weight, quantize_bas
 from rlplan.runtime.models.start_checkpoint import save_tensors
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.weight_sync.source import WeightSource
-from rlplan.spec.models.adapters import adapted_modules, lora_parameters
+from rlplan.spec.models.adapters import adapted_modules, list_lora_parameters
 from rlplan.spec.parts.adapter_files import PEFT_PREFIX, WEIGHTS_FILE, check_tensors
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import ResolvedJob
@@ -47,7 +47,7 @@ def add_adapters(model: Any, job: ResolvedJob) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_trained(name))
     for layer in _list_adapted_layers(model):
-        layer._active_adapter = [ADAPTER]  # the trained adapter is active outside of `computing_as`
+        layer._active_adapter = [ADAPTER]  # the trained adapter is active outside of `activate_adapter`
 
 
 def add_trained_adapter(model: Any, job: ResolvedJob) -> None:
@@ -62,7 +62,7 @@ def add_trained_adapter(model: Any, job: ResolvedJob) -> None:
 
 
 @contextmanager
-def computing_as(model: nn.Module, role: str) -> Iterator[None]:
+def activate_adapter(model: nn.Module, role: str) -> Iterator[None]:
     """Inside the block the module computes with a frozen role's adapter, or with the base if the role has none.
 
     PEFT's own `set_adapter` would make the adapter trainable, so its private attribute is set instead.
@@ -157,7 +157,7 @@ class MergedWeights(WeightSource):
         change = self._changes.get(name)
         return weight if change is None else change.merge(weight)
 
-    def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
+    def find_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
         changes = [self._changes[name] for name in names if name in self._changes]
         return [self._parameters[name] for name in names] + [p for c in changes for p in (c.a, c.b)]
 
@@ -194,7 +194,7 @@ def save_adapter(module: nn.Module, job: ResolvedJob, folder: Path) -> None:
 def _make_peft_config(adapter: LoraSpec, job: ResolvedJob) -> Any:
     from peft import LoraConfig
 
-    parameters = lora_parameters(job.load_model(), adapter.rank, adapter.target_modules)
+    parameters = list_lora_parameters(job.load_model(), adapter.rank, adapter.target_modules)
     return LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,

@@ -19,7 +19,7 @@ from typing import IO
 from urllib.parse import quote, urlsplit
 
 from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
-from rlplan.spec.base import writing
+from rlplan.spec.base import explain_write_errors
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.models.config import MAX_CONFIG_BYTES
 from rlplan.version import __version__
@@ -31,10 +31,10 @@ NEEDS_A_TOKEN = (401, 403)
 """Statuses for a gated or missing model; the hub does not tell which."""
 
 
-def looks_like_an_id(name: str) -> bool:
+def looks_like_id(name: str) -> bool:
     """Whether a name has the form `owner/model`.
 
-    >>> looks_like_an_id("Qwen/Qwen2.5-7B"), looks_like_an_id("../config.json"), looks_like_an_id("a/b/c")
+    >>> looks_like_id("Qwen/Qwen2.5-7B"), looks_like_id("../config.json"), looks_like_id("a/b/c")
     (True, False, False)
     """
     return _ID.match(name) is not None and ".." not in name
@@ -49,7 +49,7 @@ def fetch_config(name: str, key: str = "model") -> Path:
     if not path.exists():
         content = _download(name, key)
         partial = path.with_name(f"config.json.{os.getpid()}")
-        with writing(path):
+        with explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(content)
             partial.replace(path)  # atomic, so that a concurrent reader never sees a partial file

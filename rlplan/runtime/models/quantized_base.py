@@ -36,7 +36,7 @@ def dequantize_weight(parameter: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def scales_of(parameter: torch.Tensor) -> list[torch.Tensor]:
+def list_scales(parameter: torch.Tensor) -> list[torch.Tensor]:
     """Tensors stored beside a 4-bit weight: scales, their scales and offset (double quantization), and both codes."""
     state = getattr(parameter, "quant_state", None)
     if state is None:

@@ -69,7 +69,7 @@ class Sharing:
         return exchanged.unsqueeze(0)
 
 
-def meet(size: int) -> Sharing | None:
+def create_sharing_groups(size: int) -> Sharing | None:
     """Create groups of `size` adjacent ranks; this rank's one, or None for size 1. Collective: every rank calls it."""
     import torch.distributed as dist
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: bool = False) -> Any:
+def build_sharded(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: bool = False) -> Any:
     """Load a model in evaluation mode. is_scalar: with one output instead of a language-model head.
 
     Collective: every rank calls it. A scalar head that the folder lacks starts at zero.
@@ -75,7 +75,7 @@ def _fill(model: Any, folder: Path) -> None:
     import torch.distributed as dist
     from safetensors import safe_open
 
-    from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
+    from rlplan.runtime.weight_sync.contents.checkpoint_names import rename_for_checkpoint
 
     is_first = dist.get_rank() == 0
     with ExitStack() as stack:
@@ -86,7 +86,9 @@ def _fill(model: Any, folder: Path) -> None:
         for name, parameter in model.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
                 own_name = [(name, parameter)]  # the file has the model's own name, e.g. for stacked experts
-                for stored, part in own_name if name in files else in_checkpoint(_name_language_model(model), own_name):
+                for stored, part in (
+                    own_name if name in files else rename_for_checkpoint(_name_language_model(model), own_name)
+                ):
                     if stored not in files and not name.startswith("score."):
                         raise KeyError(f"{stored} is in none of the files in {folder}")
                     if is_first:

@@ -15,7 +15,7 @@ from typing import Any
 from rlplan.errors import HostError, RlplanError
 from rlplan.runtime.models.hub import NEEDS_A_TOKEN, make_refusal
 from rlplan.spec.files.hub_data import FILES as DATA_FILES
-from rlplan.spec.files.hub_data import HUB_DATA, id_and_part
+from rlplan.spec.files.hub_data import HUB_DATA, split_address
 from rlplan.spec.model_files import KINDS
 from rlplan.spec.models.headers import has_weights
 from rlplan.units import format_bytes
@@ -27,7 +27,7 @@ OTHERS = tuple(f"*/{kind}" for kind in FILES if kind != "*.jinja")
 """Patterns that are ignored: subfolders hold other formats (`original/`, `onnx/`), but also chat templates."""
 
 
-def cached_model(name: str) -> Path | None:
+def find_cached_model(name: str) -> Path | None:
     """Folder of a model that is complete in the hub's cache, else None. Uses no network."""
     folder = _find_snapshot(name)
     return folder if folder is not None and (folder / "config.json").is_file() and has_weights(folder) else None
@@ -48,20 +48,20 @@ def download_model(name: str, where: str, tell: Callable[[str], None]) -> Path:
         _fetch_snapshot(name)
     except Exception as error:  # any error of the hub's library, its HTTP client or the disk
         raise _make_error(name, where, cache, error) from None
-    folder = cached_model(name)
+    folder = find_cached_model(name)
     if folder is None:
         raise make_refusal(name, where, "config.json with safetensors", "it has no such files")
     return folder
 
 
-def located(place: str, key: str) -> Path:
+def locate_data(place: str, key: str) -> Path:
     """Path of a data set: the given path, or its folder in the hub's cache. key: the job's key. Uses no network.
 
     Raises: HostError when the cache lacks it.
     """
     if not place.startswith(HUB_DATA):
         return Path(place)
-    name, part = id_and_part(place)
+    name, part = split_address(place)
     folder = _find_snapshot(name, repo_type="dataset")
     if folder is None or not (folder / part).exists():
         raise HostError(
@@ -77,7 +77,7 @@ def download_data(places: Iterable[str | None], where: str, say: Callable[[str],
     """Download the hub data sets among these places that the cache lacks. Raises: SpecError, HostError."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    for name in dict.fromkeys(id_and_part(place)[0] for place in places if place and place.startswith(HUB_DATA)):
+    for name in dict.fromkeys(split_address(place)[0] for place in places if place and place.startswith(HUB_DATA)):
         if _find_snapshot(name, repo_type="dataset") is not None:
             continue
         say(f"downloading the data set {name} into {HF_HUB_CACHE}")

@@ -168,15 +168,15 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
 
     Each tensor is copied to the host, because under ZeRO all are views of one buffer, which safetensors refuses.
     """
-    from rlplan.runtime.weight_sync.checksums import of_named
-    from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
+    from rlplan.runtime.weight_sync.checksums import checksum_tensors
+    from rlplan.runtime.weight_sync.contents.checkpoint_names import rename_for_checkpoint
 
     checksums = dict[str, int]()
     family = config.architectures[0].replace("ForSequenceClassification", "ForCausalLM")
 
     def copy_to_host() -> Iterator[tuple[str, Any]]:
-        for name, parameter in in_checkpoint(family, weights):
-            checksums.update(of_named([(name, parameter)]))
+        for name, parameter in rename_for_checkpoint(family, weights):
+            checksums.update(checksum_tensors([(name, parameter)]))
             yield name, parameter.detach().to("cpu", copy=True)
 
     _write_shards(copy_to_host(), out)

@@ -27,14 +27,14 @@ class PartWeights(WeightSource):
         return _gather_parts(part, axes[0]) if axes else part
 
 
-def forget_input_check(engine: Any) -> None:
+def disable_input_check(engine: Any) -> None:
     """Remove DeepSpeed's check that all ranks get the same first input, which supports only plain tensors."""
     check = getattr(engine, "first_dataloader_check", None)
     if check is not None:
         check.remove()
 
 
-def norm_of_parts(parameters: list[nn.Parameter]) -> float:
+def compute_gradient_norm(parameters: list[nn.Parameter]) -> float:
     """Gradient norm: sharded tensors count on every rank, replicated ones once."""
     import torch.distributed as dist
     from deepspeed.runtime.utils import is_model_parallel_parameter

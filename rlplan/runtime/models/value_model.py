@@ -49,6 +49,6 @@ class PolicyValueModel(LogprobModel):
         return tuple(self.gather_all(part_values, batch) for part_values in numbers)
 
 
-def whole_sequences(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:
+def append_dummy_tokens(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:
     """Sequences with one dummy response token, so that the only value is that of the state after the last token."""
     return [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (0,)) for pair in pairs]

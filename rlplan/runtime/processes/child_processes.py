@@ -24,7 +24,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def child_processes() -> "list[psutil.Process]":
+def list_child_processes() -> "list[psutil.Process]":
     import psutil
 
     return psutil.Process().children(recursive=True)
@@ -58,7 +58,7 @@ def send_signal(process: "psutil.Process", number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def with_their_children(pids: Iterable[int]) -> set[int]:
+def add_descendants(pids: Iterable[int]) -> set[int]:
     """Processes and all their descendants, such as a logger's own server."""
     import psutil
 

@@ -22,7 +22,7 @@ _signals: tuple[signal.Signals, ...] = SIGNALS
 _received: signal.Signals | None = None
 
 
-def signals_to_hear() -> tuple[signal.Signals, ...]:
+def list_handled_signals() -> tuple[signal.Signals, ...]:
     """The signals that end a command. SIGHUP stays ignored if it was ignored at the start, as `nohup` does."""
     is_kept_alive = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(number for number in SIGNALS if number is not signal.SIGHUP or not is_kept_alive)
@@ -58,13 +58,13 @@ def leave_lost_terminal() -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """Handle signals inside the block, and restore the previous handlers afterwards.
 
     Ray installs its own SIGTERM handler while it starts, which raises SystemExit; that counts as an interrupt too.
     """
     global _received, _signals
-    _received, _signals = None, signals_to_hear()
+    _received, _signals = None, list_handled_signals()
     with _restore_handlers():
         listen_for_signals()
         try:
@@ -74,7 +74,7 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def ignore_signals() -> Iterator[None]:
     """Ignore signals inside the block, which must bound its own duration."""
     with _restore_handlers():
         _set_all(signal.SIG_IGN)

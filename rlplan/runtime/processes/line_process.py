@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 
 START_S = 60.0
 """Seconds for a process to import its packages, and the job's files; scaled by machine speed."""
@@ -82,7 +82,7 @@ class Deadline:
 
 def make_start_deadline() -> Deadline:
     """The deadline for the first answer of a new process."""
-    return Deadline(scaled(START_S), " while it started")
+    return Deadline(scale_seconds(START_S), " while it started")
 
 
 class LineProcess:
@@ -151,7 +151,7 @@ class LineProcess:
 
     def _describe_death(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return describe_exit(self._process.wait(scaled(DEATH_S)))
+            return describe_exit(self._process.wait(scale_seconds(DEATH_S)))
         return "its process closed its output"
 
 

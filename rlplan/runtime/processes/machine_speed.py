@@ -18,7 +18,7 @@ from rlplan.runtime.processes.safe_path import make_isolated_command
 _WORK = "x = 0\nfor i in range(200_000): x += i * i % 7"
 REFERENCE_S = 0.05
 """Seconds of the reference process: minimum of 25 runs on one core of an Intel Xeon at 2.5 GHz, Python 3.11."""
-MOST = 20.0
+MAX_FACTOR = 20.0
 """Largest factor, so that every wait ends."""
 FRESH_S = 10.0
 """Seconds for which a measurement is reused; one every ten seconds costs half a percent of a core."""
@@ -28,7 +28,7 @@ _measuring = threading.Lock()
 _last: tuple[float, float] | None = None
 
 
-def slowdown(max_age_s: float = FRESH_S) -> float:
+def measure_slowdown(max_age_s: float = FRESH_S) -> float:
     """Current slowdown relative to the reference, from 1 to MOST. max_age_s: largest age of a reused measurement."""
     global _last
     with _measuring:
@@ -38,15 +38,15 @@ def slowdown(max_age_s: float = FRESH_S) -> float:
         return _last[1]
 
 
-def scaled(seconds: float) -> float:
+def scale_seconds(seconds: float) -> float:
     """A timeout of the reference machine, scaled to this machine.
 
     It is for internal waits, such as for a process to start or exit. Limits from a job are wall-clock.
     """
-    return seconds * slowdown()
+    return seconds * measure_slowdown()
 
 
-def patiently(wait: Callable[[float], Result], seconds: float, late: type[Exception]) -> Result:
+def wait_patiently(wait: Callable[[float], Result], seconds: float, late: type[Exception]) -> Result:
     """Wait for at most `scaled(seconds)`. late: the exception that `wait` raises when its seconds have passed.
 
     It suits waits that are almost always short: the machine is measured only after `seconds` have passed.
@@ -54,7 +54,7 @@ def patiently(wait: Callable[[float], Result], seconds: float, late: type[Except
     try:
         return wait(seconds)
     except late:
-        if (more := scaled(seconds) - seconds) <= 0:
+        if (more := scale_seconds(seconds) - seconds) <= 0:
             raise
         return wait(more)
 
@@ -65,12 +65,12 @@ def compute_factor(seconds: float) -> float:
     >>> compute_factor(REFERENCE_S / 2), compute_factor(4 * REFERENCE_S), compute_factor(1000.0) == MOST
     (1.0, 4.0, True)
     """
-    return min(MOST, max(1.0, seconds / REFERENCE_S))
+    return min(MAX_FACTOR, max(1.0, seconds / REFERENCE_S))
 
 
 def _measure_s() -> float:
     """Measured seconds of the work; the limit if it takes longer, or if no process can be started."""
-    limit_s, begun = MOST * REFERENCE_S, time.monotonic()
+    limit_s, begun = MAX_FACTOR * REFERENCE_S, time.monotonic()
     try:
         # Its own process group, because a Ctrl-C that ends it would look like a slow machine. Not its own session:
         # Linux shares cores by session (sched_autogroup), and the waits are for processes of this session.

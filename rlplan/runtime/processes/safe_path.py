@@ -23,7 +23,7 @@ def make_isolated_command(code: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code]
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
+def make_module_command(module: str, *arguments: str) -> list[str]:
     """`python -m MODULE ARGUMENTS`, without the current folder on its path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
@@ -40,7 +40,7 @@ def load_file(path: str, name: str) -> ModuleType:
     return module
 
 
-def ray_job() -> Any:
+def make_ray_job() -> Any:
     """A Ray job whose workers get neither the script's folder nor the current one on their path.
 
     Ray omits both for a job that claims its own working directory. Source: Ray 2.60.0, _private/worker.py, `connect`.

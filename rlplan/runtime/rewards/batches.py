@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from rlplan.runtime.rewards.judge import Response, make_function_process, request_about
+from rlplan.runtime.rewards.judge import Response, make_function_process, make_request
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import RewardFailure
 from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
@@ -69,7 +69,7 @@ class BatchedFunctions:
         """Call every function once. progress: (finished steps, all steps)."""
         verdicts = BatchVerdicts(start_s=time.time())
         if responses:
-            requests = [request_about(response) for response in responses]
+            requests = [make_request(response) for response in responses]
             calls = {
                 label: self._threads.submit(process.ask_batch, requests, progress, self.longest_s)
                 for label, process in self._processes.items()

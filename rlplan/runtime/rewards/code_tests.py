@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlplan.runtime.rewards.assertions.split import Names, split
-from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError, called, is_python, of_program
+from rlplan.runtime.rewards.assertions.trees import (
+    UnreadableTestsError,
+    get_called_name,
+    is_python,
+    name_program_function,
+)
 from rlplan.runtime.sandbox.programs import Case, CaseResult
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 
@@ -113,7 +118,7 @@ def _make_call(name: str, arguments: Any, right: Any) -> Pair:
             raise UnreadableTestsError("arguments of a call must be JSON, one value per line") from None
     if not isinstance(arguments, list):
         raise UnreadableTestsError("arguments of a call must be a list")
-    target = f"(Solution().{name} if 'Solution' in globals() else {of_program(name)})"
+    target = f"(Solution().{name} if 'Solution' in globals() else {name_program_function(name)})"
     return Pair(Case(call=f"{target}({', '.join(map(repr, arguments))})"), right)
 
 
@@ -129,7 +134,9 @@ def _read_assertions(source: str, entry_point: str = "") -> list[Check]:
     tests = [statement.test for statement in _list_asserts(tree.body, own)]
     # `assert True` tests nothing.
     tests = [test for test in tests if not (isinstance(test, ast.Constant) and test.value)]
-    names = Names(own, _find_shadowing(tests, entry_point), called(ast.Call(entry, [], [])) if entry_point else "")
+    names = Names(
+        own, _find_shadowing(tests, entry_point), get_called_name(ast.Call(entry, [], [])) if entry_point else ""
+    )
     return [split(test, names) for test in tests]
 
 
@@ -145,8 +152,8 @@ def _find_shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[st
     """The program's functions that shadow a Python builtin: the tested function, or the only one that is called."""
     if entry_point:
         return frozenset({entry_point} if is_python(entry_point) else ())
-    calls = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.Call) and called(node)]
-    names = {called(node) for node in calls}
+    calls = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.Call) and get_called_name(node)]
+    names = {get_called_name(node) for node in calls}
     is_one = len(names) == 1 and all(node.args or node.keywords for node in calls)
     return frozenset(names if is_one and all(map(is_python, names)) else ())
 
@@ -174,7 +181,9 @@ def _list_asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool 
 
 def _is_idle(node: ast.expr, own: frozenset[str]) -> bool:
     """Whether an expression statement has no effect on the program: a docstring, `print(...)`, `check(f)`."""
-    return isinstance(node, ast.Constant | ast.Name) or (isinstance(node, ast.Call) and called(node) in {"print", *own})
+    return isinstance(node, ast.Constant | ast.Name) or (
+        isinstance(node, ast.Call) and get_called_name(node) in {"print", *own}
+    )
 
 
 def _list_bound_names(node: ast.AST) -> list[str]:

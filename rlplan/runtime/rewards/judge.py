@@ -77,7 +77,7 @@ class Judge:
             case FormatCheckerSpec():
                 return check_format(spec, response.text)
             case FunctionSpec():
-                (answer,) = self._processes[spec.label].ask_batch([request_about(response)])
+                (answer,) = self._processes[spec.label].ask_batch([make_request(response)])
                 if isinstance(answer, RewardFailure):
                     raise answer
                 return answer
@@ -106,7 +106,7 @@ def make_function_process(spec: FunctionSpec) -> RewardProcess:
     return RewardProcess(spec.label, setting, spec.timeout_s)
 
 
-def request_about(response: Response) -> dict[str, object]:
+def make_request(response: Response) -> dict[str, object]:
     prompt = response.prompt
     return {
         "prompt": prompt.text,

@@ -20,7 +20,7 @@ from rlplan.runtime.processes.line_process import (
     describe_exit,
     make_start_deadline,
 )
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER, MAX_VALUE
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, check_number
 
@@ -118,7 +118,7 @@ class RewardProcess:
 
     def _launch(self) -> LineProcess:
         self._process = LineProcess(
-            module_command("rlplan.runtime.rewards.child"),
+            make_module_command("rlplan.runtime.rewards.child"),
             subprocess.DEVNULL,
             3 * MAX_ANSWER,
             {**os.environ, "OMP_NUM_THREADS": "1"},  # several reward processes share the host's cores

@@ -21,7 +21,7 @@ from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.verdict import EXHAUSTED, RewardFailure, Verdict
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
-from rlplan.spec.parts.rewards import CodeExecutorSpec, RewardSpec, runs_elsewhere
+from rlplan.spec.parts.rewards import CodeExecutorSpec, RewardSpec, needs_processes
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
@@ -31,7 +31,7 @@ class RewardPool:
 
     def __init__(self, job: ResolvedJob, sandbox: str = AUTO) -> None:
         self.job = job
-        self.has_processes = any(runs_elsewhere(spec) for spec in job.rewards)
+        self.has_processes = any(needs_processes(spec) for spec in job.rewards)
         self._pool_size = job.limits.num_reward_workers if self.has_processes else 1
         limits = [make_limits(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
         # One sandbox serves all code rewards, so its control groups get the largest limit; programs have their own too.
@@ -72,7 +72,7 @@ class RewardPool:
     @property
     def is_early(self) -> bool:
         """Whether responses are judged as soon as they finish. Raises: SpecError."""
-        return any(runs_elsewhere(spec) for spec in self._single_rewards)
+        return any(needs_processes(spec) for spec in self._single_rewards)
 
     def begin(self, key: str, response: Response) -> None:
         """Start to judge a response in the background, unless that was started already."""
@@ -120,7 +120,7 @@ class RewardPool:
         span, self._span = self._span, None
         return span
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Discard notes and pending verdicts when the steps start over."""
         self.take_notes()
         self.take_span()
@@ -140,7 +140,7 @@ class RewardPool:
                 way_out="fix the reward or the rows that it cannot judge; failures.jsonl in the run folder lists them",
             )
 
-    def exhausted(self, notes: Counter[str], num_judged: int) -> str | None:
+    def describe_exhaustion(self, notes: Counter[str], num_judged: int) -> str | None:
         """Text of an alarm when more responses exhausted their limits than may fail, else None.
 
         The cause is a slow host, or a row that cannot be judged.
@@ -208,7 +208,7 @@ class RewardPool:
         rollout.reward = 0.0 if rollout.has_failed else sum(weighted)
 
 
-def failures_of(rollouts: Iterable[Rollout], step: int) -> list[dict[str, object]]:
+def list_failures(rollouts: Iterable[Rollout], step: int) -> list[dict[str, object]]:
     """Lines of failures.jsonl: the rollouts without a reward, with the reason."""
     return [
         {"step": step, "prompt": rollout.prompt.id, "reason": rollout.failure, "response": rollout.text[:2000]}

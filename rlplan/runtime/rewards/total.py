@@ -18,7 +18,7 @@ OVERLONG = "overlong"
 """Name of the penalty for long responses among a rollout's rewards."""
 
 
-def overlong_penalty(rollout: Rollout, job: ResolvedJob) -> float:
+def compute_overlong_penalty(rollout: Rollout, job: ResolvedJob) -> float:
     """Length penalty: 0 up to max_response_len - overlong_buffer tokens, then linear to -overlong_penalty.
 
     Source: DAPO, Yu et al. 2025, arXiv:2503.14476, equation 13 (there a penalty of 1).
@@ -69,7 +69,7 @@ def finish_rewards(
         if Role.REWARD in job.scored_roles and not _add_score(rollout, job):
             continue
         if job.algorithm.overlong_buffer:
-            rollout.rewards[OVERLONG] = overlong_penalty(rollout, job)
+            rollout.rewards[OVERLONG] = compute_overlong_penalty(rollout, job)
             rollout.reward += rollout.rewards[OVERLONG]
     by_group = {rollout.group: rollout for rollout in baselines}
     for rollout in rollouts:

@@ -143,7 +143,7 @@ class ExperienceBuffer:
 _GROUP = TypeAdapter(BufferedGroup)
 
 
-def numbers_of(state: dict[str, Any]) -> list[int]:
+def list_buffered_prompts(state: dict[str, Any]) -> list[int]:
     """Numbers of the prompts whose groups are in a saved state. Raises: as `ExperienceBuffer.restore`."""
     return [group.number for group in _parse_groups(state)]
 

@@ -18,20 +18,20 @@ from rlplan.errors import RlplanError
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.prompt_sets import PromptSets
-from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.data.text_tokens import read_end_tokens
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
-from rlplan.runtime.environments.pool import EnvironmentPool, resident_bytes
+from rlplan.runtime.environments.pool import EnvironmentPool, measure_resident_bytes
 from rlplan.runtime.environments.tool_calls import BY_THE_TOOL
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rewards.judge import Response
-from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
+from rlplan.runtime.rewards.reward_pool import RewardPool, list_failures
 from rlplan.runtime.rewards.total import add_environment, finish_rewards
 from rlplan.runtime.rollout.buffer import ExperienceBuffer
 from rlplan.runtime.rollout.experience import FinishedRequest, Rollout, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
-from rlplan.runtime.rollout.groups import Finished, Group, GroupMaker, as_begun, gather
+from rlplan.runtime.rollout.groups import Finished, Group, GroupMaker, add_reset_tokens, gather_groups
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
 from rlplan.runtime.run_folder.recorder import Recorder
@@ -65,11 +65,11 @@ class Collector:
         self.rollouts: list[Rollout] = []
         self.baselines: list[Rollout] = []
         self.requests = RequestMaker(spec.job, prompts)
-        ends = end_tokens(Path(spec.job.policy.path))
-        self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
+        ends = read_end_tokens(Path(spec.job.policy.path))
+        self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.request_id)
         self.generation = self._start_conversations() if spec.job.has_turns else fleet
-        self.stream = self._stream() if spec.schedule.async_rollouts is not None else None
-        self.reward_pool.forget()  # the pool outlives a restart of the worker group
+        self.stream = self._build_stream() if spec.schedule.async_rollouts is not None else None
+        self.reward_pool.reset()  # the pool outlives a restart of the worker group
         self.lengths = Counter(dict(resumption.state.response_lengths) if resumption else ())
         self.num_replaced = resumption.state.num_replaced if resumption else 0
 
@@ -81,26 +81,30 @@ class Collector:
         def more(count: int) -> list[Group]:
             nonlocal first
             numbers, first = range(first, first + count), first + count
-            with self._judging_early():
-                completions, measured = self._complete(action, [self.requests.rollouts(number) for number in numbers])
+            with self._judge_early():
+                completions, measured = self._complete(
+                    action, [self.requests.rollout_request(number) for number in numbers]
+                )
             measurements.extend(measured)
             return self._build_groups(zip(numbers, completions, strict=True), step)
 
-        self._keep(more)
+        self._gather_groups(more)
         return measurements
 
     def take_rollouts(self, step: int) -> None:
         """Take the oldest complete groups of the stream; without generation, take the data set's answers."""
         if self.stream is None:
             count = self.job.workload.num_prompts_per_step
-            self._keep(lambda _: [self.requests.answers(n) for n in range((step - 1) * count, step * count)])
+            self._gather_groups(
+                lambda _: [self.requests.answer_group(n) for n in range((step - 1) * count, step * count)]
+            )
             return
         stream = self.stream
 
         def more(count: int) -> list[Group]:
             return self._build_groups(((number, finished.completions) for number, finished in stream.take(count)), step)
 
-        self._keep(more, stream.replace)
+        self._gather_groups(more, stream.replace)
         if step == self.job.workload.num_steps:
             stream.finish()
 
@@ -111,12 +115,12 @@ class Collector:
             self.reward_pool.judge(batch, step - 1)
         notes, num_judged = self.reward_pool.take_notes()
         self.metrics.add_reward_notes(notes, num_judged)
-        if (text := self.reward_pool.exhausted(notes, num_judged)) is not None:
+        if (text := self.reward_pool.describe_exhaustion(notes, num_judged)) is not None:
             self.recorder.write_alarm(step, "rewards", text)
-        self.recorder.write_failures(failures_of(all_rollouts, step))
+        self.recorder.write_failures(list_failures(all_rollouts, step))
         span = self.reward_pool.take_span()
         if span is not None:
-            self.recorder.record_own(action, step, *span, VERIFIER_PROCESS)
+            self.recorder.record_span(action, step, *span, VERIFIER_PROCESS)
         self.reward_pool.check_failures(all_rollouts, step)
         return []
 
@@ -128,14 +132,14 @@ class Collector:
         self._watch_environment(step)
         failed = finish_rewards(self.rollouts, self.baselines, self.job, step)
         if failed:
-            self.recorder.write_failures(failures_of(failed, step))
+            self.recorder.write_failures(list_failures(failed, step))
             answered = [rollout for rollout in self.rollouts if not rollout.completion.failure]
             self.reward_pool.check_failures(answered, step)
 
     def _watch_environment(self, step: int) -> None:
         """Record the memory of environment processes; raise alarms for masked rollouts and failed tool calls."""
         if isinstance(self.generation, Conversations):
-            self.recorder.record_extra_process("environment", step, resident_bytes(self.generation.pids))
+            self.recorder.record_extra_process("environment", step, measure_resident_bytes(self.generation.pids))
         unanswered = [rollout.failure for rollout in self.rollouts if rollout.completion.failure]
         if unanswered:
             text = f"{len(unanswered)} of {len(self.rollouts)} rollouts are masked, such as: {unanswered[0]}"
@@ -150,13 +154,13 @@ class Collector:
         """Evaluate on the held-out prompts; the finish does not repeat an evaluation of the last step."""
         if self._is_evaluated(step):
             return []
-        requests = self.requests.evaluation()
-        with self._judging_early():
+        requests = self.requests.evaluation_requests()
+        with self._judge_early():
             groups, measurements = self._complete(action, requests)
         text = self.groups.words.text
         rollouts = [
             Rollout(
-                as_begun(prompt, completion),
+                add_reset_tokens(prompt, completion),
                 index,
                 completion,
                 text(completion.chosen),
@@ -168,7 +172,7 @@ class Collector:
         self.reward_pool.judge(rollouts, self.last_step if step == -1 else step)
         self.reward_pool.take_notes()  # drop them: the metrics count only training rollouts
         self.reward_pool.take_span()
-        self.recorder.write_failures(failures_of(rollouts, step))
+        self.recorder.write_failures(list_failures(rollouts, step))
         self.reward_pool.check_failures(rollouts, step)
         add_environment(rollouts, self.job)
         self.metrics.add_evaluation(rollouts)
@@ -190,10 +194,10 @@ class Collector:
     def _is_evaluated(self, step: int) -> bool:
         return step == -1 and self.last_step % self.job.workload.evaluate_every == 0
 
-    def async_rollouts(self) -> None:
+    def run_async_rollouts(self) -> None:
         """Run async generation until the last step's rollouts are complete."""
         assert self.stream is not None, "rollouts are async"
-        with self._judging_early():
+        with self._judge_early():
             self.stream.run()
 
     def stop_after(self, step: int) -> None:
@@ -209,14 +213,14 @@ class Collector:
         if isinstance(self.generation, Conversations):
             self.generation.close()
 
-    def _stream(self) -> RolloutStream:
+    def _build_stream(self) -> RolloutStream:
         async_rollouts, work, place = self.spec.schedule.async_rollouts, self.job.workload, self.job.placement
         assert async_rollouts is not None, "rollouts are async"
         folder = self.recorder.folder / "buffer"
         limits = (place.max_staleness, place.max_buffered_groups, place.max_groups_in_memory)
         return RolloutStream(
             self.generation,
-            self.requests.rollouts,
+            self.requests.rollout_request,
             async_rollouts,
             StreamSettings(
                 work.num_prompts_per_step,
@@ -233,7 +237,7 @@ class Collector:
         pool = EnvironmentPool(self.job.rollout.environment, log, described)
         words, max_prompt_len = self.groups.words, self.job.workload.max_prompt_len
         chat = ChatTurns(Path(self.job.policy.path), words, described.schemas) if self.prompts.has_chats else None
-        talks = Conversations(self.fleet, pool, words, self.requests.named, chat, max_prompt_len)
+        talks = Conversations(self.fleet, pool, words, self.requests.find_prompt, chat, max_prompt_len)
         self.worker_group.pids_outside_ray = lambda: talks.pids
         return talks
 
@@ -244,7 +248,9 @@ class Collector:
             self.reward_pool.judge([rollout for group in groups for rollout in group.rollouts], step - 1)
         return groups
 
-    def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:
+    def _gather_groups(
+        self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None
+    ) -> None:
         """Gather the step's groups and set its rollouts and baselines."""
         num_replaced: list[int] = []  # added to the total only on success, because a failed attempt is repeated
 
@@ -252,7 +258,7 @@ class Collector:
             num_replaced.append(num_groups)
             replaced(num_groups)
 
-        groups = gather(self.job.workload.num_prompts_per_step, more, self.job.max_refills, note)
+        groups = gather_groups(self.job.workload.num_prompts_per_step, more, self.job.max_refills, note)
         self.num_replaced += sum(num_replaced)
         for index, group in enumerate(groups):
             group.place(index)
@@ -263,7 +269,7 @@ class Collector:
         self.lengths.update(len(rollout.completion.tokens) for rollout in self.rollouts)
 
     @contextmanager
-    def _judging_early(self) -> Iterator[None]:
+    def _judge_early(self) -> Iterator[None]:
         """Context in which rollouts are judged as they finish, if rewards run in processes of their own."""
         if not self.reward_pool.is_early or self.job.has_turns:
             yield
@@ -285,10 +291,10 @@ class Collector:
             except RlplanError:
                 return
             for sample in samples:
-                self._begin_to_judge(sample)
+                self._submit_to_judges(sample)
 
-    def _begin_to_judge(self, sample: FinishedRequest) -> None:
-        prompt, completion = self.requests.named(sample.id.rpartition("/")[0]), sample.completions[0]
+    def _submit_to_judges(self, sample: FinishedRequest) -> None:
+        prompt, completion = self.requests.find_prompt(sample.id.rpartition("/")[0]), sample.completions[0]
         is_rollout = sample.id.startswith("generate/")
         text = self.groups.text(completion) if is_rollout else self.groups.words.text(completion.tokens)
         self.reward_pool.begin(sample.id, Response(prompt, text, completion.tokens))

@@ -106,7 +106,7 @@ class Fleet:
                 for ranks, address in zip(engines, addresses, strict=True)
             ]
             meetings = list(zip(addresses, self.worker_group.gather(listening, timeout_s), strict=True))
-        bases = self._bases([process for ranks in engines for process in ranks], timeout_s)
+        bases = self._share_bases([process for ranks in engines for process in ranks], timeout_s)
         calls = [
             self.worker_group.perform(
                 process, *bind_call(ENGINE.start, model_folder, rank, meeting, version, bases.get(process))
@@ -114,14 +114,14 @@ class Fleet:
             for ranks, meeting in zip(engines, meetings, strict=True)
             for rank, process in enumerate(ranks)
         ]
-        return self.worker_group.measured(calls, timeout_s)[1]
+        return self.worker_group.gather_measured(calls, timeout_s)[1]
 
-    def _bases(self, processes: Sequence[str], timeout_s: float) -> dict[str, Any]:
+    def _share_bases(self, processes: Sequence[str], timeout_s: float) -> dict[str, Any]:
         """Handles of the trainer's frozen base on each process's device; empty if engines have their own weights."""
         if not self.shares_base:
             return {}
         device_of = dict(self.schedule.processes)
-        holders = {device_of[process]: process for process, _ in self.schedule.layout("policy_trainer").processes}
+        holders = {device_of[process]: process for process, _ in self.schedule.find_layout("policy_trainer").processes}
         share_base = bind_call(TRAINER.share_base)
         calls = [self.worker_group.submit(holders[device_of[process]], *share_base) for process in processes]
         return dict(zip(processes, self.worker_group.gather(calls, timeout_s), strict=True))
@@ -131,13 +131,13 @@ class Fleet:
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
         """Complete all requests and return them in order. All samples of a request run on one engine."""
         calls: list[Any] = []
-        shares = balance_by_length([self._weight(request) for request in requests], len(self.engines))
+        shares = balance_by_length([self._estimate_tokens(request) for request in requests], len(self.engines))
         for share, ranks in zip(shares, self.engines, strict=True):
             call = bind_call(ENGINE.generate, [requests[index] for index in share])
             calls += [self.worker_group.perform(process, *call) for process in ranks]
         try:
-            with self._blaming():
-                results, measurements = self.worker_group.measured(calls, timeout_s)
+            with self._name_lost_rank():
+                results, measurements = self.worker_group.gather_measured(calls, timeout_s)
         except LostProcessError as lost:
             self._abandon([request.id for request in requests], self.engine_ranks(lost.process), timeout_s)
             raise
@@ -152,13 +152,13 @@ class Fleet:
         with self.changing:
             new = [request for request in requests if request.id not in self._open]
             shares: dict[str, list[RolloutRequest]] = {}
-            for request, leader in zip(new, self._leaders(new), strict=True):
+            for request, leader in zip(new, self._assign_engines(new), strict=True):
                 shares.setdefault(leader, []).append(request)
                 self._open[request.id] = (request, leader)
             calls = [
                 self.worker_group.submit(leader, *bind_call(ENGINE.submit, share)) for leader, share in shares.items()
             ]
-        with self._blaming():
+        with self._name_lost_rank():
             self.worker_group.gather(calls, timeout_s)
 
     def end_session(self, session: str) -> None:
@@ -177,8 +177,8 @@ class Fleet:
         measurements, losses = [], []
         for call in calls:  # one by one, so that a lost engine does not discard the results of the others
             try:
-                with self._blaming():
-                    (result,), measured = self.worker_group.measured([call], timeout_s)
+                with self._name_lost_rank():
+                    (result,), measured = self.worker_group.gather_measured([call], timeout_s)
             except LostProcessError as error:
                 losses.append(error)
                 continue
@@ -200,19 +200,19 @@ class Fleet:
         return [sample for samples in self.worker_group.gather(calls, timeout_s) for sample in samples]
 
     @contextmanager
-    def paused(self, timeout_s: float) -> Iterator[None]:
+    def pause(self, timeout_s: float) -> Iterator[None]:
         """Context in which all engines are paused, with all ranks at the same step. Contexts may overlap."""
         with self.changing:
             self._num_pauses += 1
         try:
-            self._ask_leaders(bind_call(ENGINE.pause), timeout_s)
+            self._call_leaders(bind_call(ENGINE.pause), timeout_s)
             yield
         finally:
             with self.changing:
                 self._num_pauses -= 1
                 is_last = not self._num_pauses
             if is_last:
-                self._ask_leaders(bind_call(ENGINE.resume), timeout_s)
+                self._call_leaders(bind_call(ENGINE.resume), timeout_s)
 
     def _abandon(self, request_ids: Sequence[str], without: tuple[str, ...], timeout_s: float) -> None:
         """Let the engines other than a lost one drop the same call's requests, because the call is repeated."""
@@ -220,12 +220,12 @@ class Fleet:
         call = bind_call(ENGINE.abandon, request_ids)
         self.worker_group.gather([self.worker_group.submit(leader, *call) for leader in leaders], timeout_s)
 
-    def _ask_leaders(self, call: tuple[Any, ...], timeout_s: float) -> None:
-        with self._blaming():
+    def _call_leaders(self, call: tuple[Any, ...], timeout_s: float) -> None:
+        with self._name_lost_rank():
             self.worker_group.gather([self.worker_group.submit(ranks[0], *call) for ranks in self.engines], timeout_s)
 
     @contextmanager
-    def _blaming(self) -> Iterator[None]:
+    def _name_lost_rank(self) -> Iterator[None]:
         """Context that replaces errors of an engine's other ranks by the loss of the rank that caused them."""
         try:
             yield
@@ -240,13 +240,13 @@ class Fleet:
             lost.restart_count = self.worker_group.restart_counts[gone[0]]
             raise lost from error
 
-    def _leaders(self, requests: Sequence[RolloutRequest]) -> list[str]:
+    def _assign_engines(self, requests: Sequence[RolloutRequest]) -> list[str]:
         """First rank of each request's engine: its session's engine, or the least loaded one."""
         members: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             members.setdefault(request.session or request.id, []).append(index)
         new = {name: indices for name, indices in members.items() if name not in self._sessions}
-        weights = [sum(self._weight(requests[index]) for index in indices) for indices in new.values()]
+        weights = [sum(self._estimate_tokens(requests[index]) for index in indices) for indices in new.values()]
         names = list(new)
         leaders = {
             names[index]: ranks[0]
@@ -256,7 +256,7 @@ class Fleet:
         self._sessions |= {name: leader for name, leader in leaders.items() if requests[new[name][0]].session}
         return [(leaders | self._sessions)[request.session or request.id] for request in requests]
 
-    def _weight(self, request: RolloutRequest) -> float:
+    def _estimate_tokens(self, request: RolloutRequest) -> float:
         return request.num_samples * self.lengths.estimate(request)
 
 

@@ -60,27 +60,27 @@ class GroupMaker:
 
     def text(self, completion: Completion) -> str:
         """Text of a completion, without tokens that a forced length added."""
-        return self.words.text(completion.chosen[: self._num_said(completion)])
+        return self.words.text(completion.chosen[: self._count_tokens(completion)])
 
     def _rollout(self, prompt: Prompt, completion: Completion) -> Rollout:
-        learned, text = self._num_said(completion), self.text(completion)
+        learned, text = self._count_tokens(completion), self.text(completion)
         if self.job.algorithm.masks_truncated and completion.finish_reason == "length":
             learned = 0
-        return Rollout(as_begun(prompt, completion), 0, completion, text, len(completion.logprobs) - learned)
+        return Rollout(add_reset_tokens(prompt, completion), 0, completion, text, len(completion.logprobs) - learned)
 
-    def _num_said(self, completion: Completion) -> int:
+    def _count_tokens(self, completion: Completion) -> int:
         """Number of tokens up to the first end-of-sequence token; a forced length continues after it."""
         chosen = completion.chosen
         ends = [index for index, token in enumerate(chosen) if token in self.end_tokens]
         return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(chosen)
 
 
-def as_begun(prompt: Prompt, completion: Completion) -> Prompt:
+def add_reset_tokens(prompt: Prompt, completion: Completion) -> Prompt:
     """The prompt with the tokens that an environment's `reset` added for this rollout."""
     return replace(prompt, tokens=completion.prompt_tokens) if completion.prompt_tokens else prompt
 
 
-def gather(
+def gather_groups(
     count: int, more: Callable[[int], list[Group]], max_refills: int, replaced: Callable[[int], None]
 ) -> list[Group]:
     """Gather `count` groups by dynamic sampling: zero-variance groups are replaced in at most `max_refills` rounds.

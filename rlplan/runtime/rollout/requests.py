@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rlplan.runtime.data.prompt_sets import PromptSets, mixture_of
+from rlplan.runtime.data.prompt_sets import PromptSets, build_mixture
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, RolloutRequest
 from rlplan.runtime.rollout.groups import Group
 from rlplan.spec.parts.lengths import cut_lengths
@@ -21,16 +21,16 @@ class RequestMaker:
     """Prompts are numbered through all steps, from 0: epochs of the training sets (data/mixing.py)."""
 
     def __init__(self, job: ResolvedJob, prompts: PromptSets) -> None:
-        self.job, self.prompts, self.mixture = job, prompts, mixture_of(prompts.train, job)
+        self.job, self.prompts, self.mixture = job, prompts, build_mixture(prompts.train, job)
 
     def prompt(self, number: int) -> Prompt:
-        return self.prompts.train[self.mixture.row(number)]
+        return self.prompts.train[self.mixture.find_row(number)]
 
-    def name(self, number: int) -> str:
+    def request_id(self, number: int) -> str:
         step, index = divmod(number, self.job.workload.num_prompts_per_step)
         return f"generate/{step + 1}/{index}"
 
-    def named(self, request_id: str) -> Prompt:
+    def find_prompt(self, request_id: str) -> Prompt:
         """The prompt of a request. Raises: ValueError for an unknown kind of id."""
         kind, *place = request_id.split("/")
         if kind == "evaluate":
@@ -38,11 +38,11 @@ class RequestMaker:
         step, index = map(int, place)
         return self.prompt((step - 1) * self.job.workload.num_prompts_per_step + index)
 
-    def rollouts(self, number: int) -> RolloutRequest:
+    def rollout_request(self, number: int) -> RolloutRequest:
         work, num_greedy = self.job.workload, self.job.algorithm.declaration.num_baseline_samples
         step, index = divmod(number, work.num_prompts_per_step)
         return self._request(
-            self.name(number),
+            self.request_id(number),
             self.prompt(number),
             (step + 1) * SEED_STRIDE + index * work.num_samples_per_prompt,
             num_samples=work.num_samples_per_prompt + num_greedy,
@@ -51,14 +51,14 @@ class RequestMaker:
             num_greedy=num_greedy,
         )
 
-    def answers(self, number: int) -> Group:
+    def answer_group(self, number: int) -> Group:
         """The data set's answers to the n-th prompt as rollouts; the first has reward 1, or -1 if labelled bad.
 
         For unpaired preferences (KTO) an answer to another prompt is added, with reward 0.
         """
         is_unpaired = self.job.algorithm.declaration.given == "unpaired"
         return self.use_dataset_answers(
-            self.prompt(number), number, [self._other(number).answers[0]] if is_unpaired else []
+            self.prompt(number), number, [self._next_other_prompt(number).answers[0]] if is_unpaired else []
         )
 
     def use_dataset_answers(self, prompt: Prompt, number: int, others: Sequence[tuple[int, ...]] = ()) -> Group:
@@ -69,13 +69,13 @@ class RequestMaker:
         rollouts[0].reward = 1.0 if prompt.is_good else -1.0
         return Group(number, rollouts, [])
 
-    def _other(self, number: int) -> Prompt:
+    def _next_other_prompt(self, number: int) -> Prompt:
         """The next prompt with a different text; the prompt itself if there is none."""
         candidates = (self.prompt(number + 1 + ahead) for ahead in range(len(self.prompts.train)))
         prompt = self.prompt(number)
         return next((candidate for candidate in candidates if candidate.text != prompt.text), prompt)
 
-    def evaluation(self) -> list[RolloutRequest]:
+    def evaluation_requests(self) -> list[RolloutRequest]:
         """Requests for the held-out prompts: one greedy response or several samples, with the same seeds every time."""
         count, temperature = self.job.workload.num_evaluation_samples, self.job.workload.evaluation_temperature
         return [

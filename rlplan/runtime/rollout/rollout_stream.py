@@ -21,7 +21,7 @@ from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.buffer import BufferedGroup, ExperienceBuffer
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
-from rlplan.simulate.staleness import must_be_waited_for, num_allowed
+from rlplan.simulate.staleness import must_wait, num_allowed
 
 COLLECT_S = 0.05
 """Seconds that an engine waits for finished requests before it returns none; also the period of new submissions."""
@@ -74,7 +74,7 @@ class RolloutStream:
     def run(self) -> None:
         """Submit and collect requests until all steps' groups are complete, or the stream is closed."""
         while True:
-            self._begin()
+            self._submit_next()
             with self._changed:
                 if self._is_closed or (self._has_begun_all and not self._open and self._is_finished):
                     return
@@ -135,7 +135,7 @@ class RolloutStream:
             )
             return state, self.buffer.state()
 
-    def begin_at(self, step: int, num_replaced: int) -> None:
+    def start_after(self, step: int, num_replaced: int) -> None:
         """Continue after `step` synchronous steps of an earlier run, in which `num_replaced` groups were replaced."""
         self.version, self._num_begun = step, step * self.settings.num_prompts + num_replaced
         self._num_replaced = num_replaced
@@ -168,7 +168,7 @@ class RolloutStream:
             pass
         if not self.async_rollouts.interrupts:
             self._wait(lambda: not self._open, "the end of running groups")
-        with self.fleet.paused(self.settings.deadline_s):
+        with self.fleet.pause(self.settings.deadline_s):
             yield
         with self._changed:
             self.version += 1
@@ -180,7 +180,7 @@ class RolloutStream:
             self._is_closed = True
             self._changed.notify_all()
 
-    def _begin(self) -> None:
+    def _submit_next(self) -> None:
         with self._submitting:
             with self._changed:
                 requests = [] if self._is_held else self._next_requests()
@@ -202,7 +202,7 @@ class RolloutStream:
 
     def _is_ready(self, count: int) -> bool:
         begun = [*(version for _, version in self._open.values()), *self.buffer.versions_after(count)]
-        late = must_be_waited_for(begun, self.version, self.async_rollouts.max_staleness, self.settings.num_prompts)
+        late = must_wait(begun, self.version, self.async_rollouts.max_staleness, self.settings.num_prompts)
         return len(self.buffer) >= count and not late
 
     def _wait(self, is_over: Callable[[], bool], what: str) -> None:
@@ -210,9 +210,9 @@ class RolloutStream:
         with self._changed:
             while not is_over():
                 if self._is_closed or not self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic()))):
-                    self._give_up(deadline, what)
+                    self._raise_timeout(deadline, what)
 
-    def _give_up(self, deadline: float, what: str) -> None:
+    def _raise_timeout(self, deadline: float, what: str) -> None:
         if self._is_closed or time.monotonic() > deadline:
             raise RunError(
                 f"waited in vain for {what}" + ("" if self._is_closed else f" ({self.settings.deadline_s:.0f} s)"),

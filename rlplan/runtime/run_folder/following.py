@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplan.errors import EXIT_BUG, RunError, SpecError
 from rlplan.planner.plan import Plan, read_run_plan
-from rlplan.reading import MAX_INTEGER, check_numbers, opened, read_number
+from rlplan.reading import MAX_INTEGER, check_numbers, open_regular, read_number
 
 LOCK_NAME = ".running"
 """The file that a run keeps locked while it runs (run_lock.py)."""
@@ -73,7 +73,7 @@ class Follower:
         self._places: dict[str, tuple[int, int]] = {}
         self.standing = Standing()
 
-    def look(self) -> Standing:
+    def read_new(self) -> Standing:
         """Read new lines and return the updated progress. Raises: SpecError where a file cannot be read."""
         status = self._status()
         if any(self._is_new(name) for name in ("metrics.jsonl", "timings.jsonl", "trace.jsonl")):
@@ -89,7 +89,7 @@ class Follower:
         now.state = str(status.get("state", now.state))
         now.exit_code, now.message = _read_exit_code(status), str(status.get("message", ""))
         now.seconds = max(now.seconds, read_number(status.get("seconds")))
-        if now.is_going_on and not is_going_on(self.folder):
+        if now.is_going_on and not is_running(self.folder):
             # The run may have ended after its status was read: read it again.
             status = self._status()
             now.state = str(status["state"]) if status.get("state", "running") not in GOING_ON else "gone"
@@ -98,7 +98,7 @@ class Follower:
 
     def _status(self) -> dict[str, Any]:
         try:
-            with opened(self.folder / "status.json", "the run's status") as file:
+            with open_regular(self.folder / "status.json", "the run's status") as file:
                 status = json.loads(file.read(MAX_TOLD))
         except (SpecError, ValueError, RecursionError):
             return {}  # not written yet
@@ -116,7 +116,7 @@ class Follower:
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the complete new lines of a file as rows; malformed lines are skipped."""
         try:
-            with opened(self.folder / name, name) as file:
+            with open_regular(self.folder / name, name) as file:
                 at = self._places.get(name, (0, 0))[1]
                 file.seek(at)
                 lines, _, incomplete = file.read(PART_BYTES).rpartition(b"\n")
@@ -171,11 +171,11 @@ def _read_exit_code(status: dict[str, Any]) -> int | None:
     return code if type(code) is int and 0 <= code <= MAX_EXIT_CODE else None
 
 
-def is_going_on(folder: Path) -> bool:
+def is_running(folder: Path) -> bool:
     """Whether a run is active in a folder: its process lives on this host, or holds the lock from another one."""
     try:
         with (folder / LOCK_NAME).open("rb") as file:
-            if _lives(int(file.read(20)), os.fstat(file.fileno()).st_mtime):
+            if _is_alive(int(file.read(20)), os.fstat(file.fileno()).st_mtime):
                 return True
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
@@ -187,7 +187,7 @@ def is_going_on(folder: Path) -> bool:
         return False
 
 
-def _lives(pid: int, noted_s: float) -> bool:
+def _is_alive(pid: int, noted_s: float) -> bool:
     """Whether a process is alive and had this id when it was noted: the system reuses ids, in a container soon."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -198,7 +198,7 @@ def _lives(pid: int, noted_s: float) -> bool:
     return time.time() - age_s <= noted_s + 1
 
 
-def check_ended_well(standing: Standing, folder: Path) -> None:
+def check_success(standing: Standing, folder: Path) -> None:
     """Raises: RunError, with the run's exit code, unless it finished successfully."""
     if standing.state == "finished":
         return
@@ -215,7 +215,7 @@ def check_ended_well(standing: Standing, folder: Path) -> None:
     raise error
 
 
-def newest_run(root: Path) -> Path:
+def find_newest_run(root: Path) -> Path:
     """The newest run below a folder of runs. Raises: SpecError when there is none."""
     plans = [*root.glob("*/*/plan.json"), *root.glob("*/plan.json"), *root.glob(f"*/*/{LOCK_NAME}")]
     if not plans:

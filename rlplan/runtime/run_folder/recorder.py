@@ -25,7 +25,7 @@ from typing import Any
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
 from rlplan.errors import RunError
 from rlplan.runtime.device.layer import DeviceBytes
-from rlplan.runtime.measure.memory_meter import Measurement, merged, resident_bytes
+from rlplan.runtime.measure.memory_meter import Measurement, merge_measurements, resident_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.run_folder.run_files import overwrite_status, replace_atomically, write_json
 from rlplan.trace import MemorySample, Span, Trace, record_line
@@ -45,7 +45,7 @@ class Recorder:
     def __init__(self, folder: Path, devices: dict[str, str], after_step: int | None = None) -> None:
         """devices: device of each process. after_step: the last step of an earlier run in this folder, if any."""
         self.folder, self.devices = folder, devices
-        self.origin_s = time.time() if after_step is None else _started_s(folder)
+        self.origin_s = time.time() if after_step is None else _read_start_time(folder)
         self.num_starts = 0
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
@@ -56,11 +56,11 @@ class Recorder:
         mode = "w" if after_step is None else "a"
         self._open_file("alarms.jsonl", mode)
         if after_step is None:
-            self.begin_again()
+            self.restart()
         else:
-            self.go_back(after_step)
+            self.truncate_after(after_step)
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Discard all lines, because the processes start again under another plan."""
         self.resident.clear()
         for name in LINES:
@@ -71,13 +71,13 @@ class Recorder:
         for line in Trace(origin="measured").lines():
             self._write("trace.jsonl", line)
 
-    def go_back(self, step: int) -> None:
+    def truncate_after(self, step: int) -> None:
         """Keep only the lines up to a step; the run that resumes from there writes the later ones again."""
         self.resident.clear()
         for name in LINES:
-            _keep_steps(self.folder / name, step)
+            _truncate_lines(self.folder / name, step)
             self._open_file(name, "a")
-        self.num_starts = _last_start(self.folder / "trace.jsonl")
+        self.num_starts = _find_last_start(self.folder / "trace.jsonl")
         if not (self.folder / "trace.jsonl").stat().st_size:
             self._begin_trace()
 
@@ -107,7 +107,7 @@ class Recorder:
         """
         if step == 0:
             attempt += self.num_starts  # a resumed run has recorded earlier starts
-        for measurement in merged(measurements):
+        for measurement in merge_measurements(measurements):
             self._record_process(action, step, measurement, attempt)
 
     def _record_process(self, action: Action, step: int, measurement: Measurement, attempt: int) -> None:
@@ -127,7 +127,7 @@ class Recorder:
             sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, end, attempt)
             self._write("trace.jsonl", record_line(sample))
 
-    def record_own(
+    def record_span(
         self, action: Action, step: int, start_s: float, end_s: float, process: str = DRIVER_PROCESS
     ) -> None:
         """Record an action of the driver, or of another process that is not a worker. Times: seconds since 1970."""
@@ -206,21 +206,21 @@ class Recorder:
             self._files[name].write(line + "\n")
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     """Complete lines of a file; none if it is missing. A killed run may have left an incomplete last line."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _keep_steps(path: Path, last: int) -> None:
+def _truncate_lines(path: Path, last: int) -> None:
     """Remove the lines of later steps and of the finish; lines without a step stay."""
-    lines = [line for line in _lines(path) if 0 <= _read_step(line) <= last]
+    lines = [line for line in _read_lines(path) if 0 <= _read_step(line) <= last]
     replace_atomically(path, "".join(lines).encode())
 
 
-def _last_start(path: Path) -> int:
+def _find_last_start(path: Path) -> int:
     """Highest recorded attempt of a start action, including those of a start that was killed."""
-    rows = [json.loads(line) for line in _lines(path)]
+    rows = [json.loads(line) for line in _read_lines(path)]
     return max((row["attempt"] for row in rows if row["type"] == "span" and row["step"] == 0), default=0)
 
 
@@ -231,7 +231,7 @@ def _read_step(line: str) -> int:
         return -1  # malformed line
 
 
-def _started_s(folder: Path) -> float:
+def _read_start_time(folder: Path) -> float:
     try:
         status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         return float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))

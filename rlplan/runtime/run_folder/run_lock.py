@@ -13,11 +13,11 @@ from filelock import FileLock, Timeout
 from rlplan.errors import SpecError
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.run_folder.following import LOCK_NAME
-from rlplan.spec.base import writing
+from rlplan.spec.base import explain_write_errors
 
 
 @contextmanager
-def locked_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator[None]:
+def lock_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator[None]:
     """Context that holds the lock on a run folder. Folders created here are removed if they are empty at the end.
 
     is_resumed: whether the folder has an earlier run, which is resumed.
@@ -26,13 +26,13 @@ def locked_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator
     if not is_resumed:
         _check_empty(run_folder)
     elif (run_folder / LOCK_NAME).exists() and _is_held(run_folder):
-        raise _locked_by_another(run_folder)
-    created = _make(run_folder)
+        raise _in_use_error(run_folder)
+    created = _create_folders(run_folder)
     lock = FileLock(run_folder / LOCK_NAME, timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise _locked_by_another(run_folder) from None
+        raise _in_use_error(run_folder) from None
     try:
         if not is_resumed:
             _check_empty(run_folder)  # another run may have used the folder before the lock was acquired
@@ -47,10 +47,10 @@ def locked_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator
                 folder.rmdir()
 
 
-def _make(run_folder: Path) -> list[Path]:
+def _create_folders(run_folder: Path) -> list[Path]:
     """Create the folder; return the created folders, the deepest first."""
     created = [folder for folder in (run_folder, *run_folder.parents) if not folder.exists()]
-    with writing(run_folder):
+    with explain_write_errors(run_folder):
         run_folder.mkdir(parents=True, exist_ok=True)
     return created
 
@@ -63,7 +63,7 @@ def _check_empty(run_folder: Path) -> None:
     if is_folder and set(others) <= {LOCK_NAME}:
         return
     if LOCK_NAME in others and _is_held(run_folder):
-        raise _locked_by_another(run_folder)
+        raise _in_use_error(run_folder)
     raise SpecError(
         f"{run_folder} is not empty",
         where=str(run_folder),
@@ -83,7 +83,7 @@ def _is_held(run_folder: Path) -> bool:
     return False
 
 
-def _locked_by_another(run_folder: Path) -> SpecError:
+def _in_use_error(run_folder: Path) -> SpecError:
     owner = "another process"
     with suppress(OSError, ValueError):
         owner = f"process {int((run_folder / LOCK_NAME).read_text(encoding='ascii'))}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from rlplan.errors import HostError
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, compile_runner, run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, Sandbox
@@ -56,7 +56,7 @@ class Bubblewrap(Sandbox):
         # Opened anew for each run: bwrap reads the filter from the descriptor's offset, which a dup would share.
         descriptor = os.open(f"/proc/self/fd/{self._filter.fileno()}", os.O_RDONLY)
         try:
-            command = (*(group.joining if group else ()), *self._make_command(slot, descriptor))
+            command = (*(group.join_command if group else ()), *self._make_command(slot, descriptor))
             report = run_command(
                 command,
                 self._runner.code,
@@ -170,7 +170,11 @@ def find_interpreter_places() -> list[str]:
     """Folders of the interpreter's standard library and shared libraries. Raises: HostError."""
     try:
         lines = subprocess.run(
-            [INTERPRETER, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, timeout=scaled(START_S), check=True
+            [INTERPRETER, "-I", "-S", "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=scale_seconds(START_S),
+            check=True,
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError) as error:
         raise _make_interpreter_error(error) from None

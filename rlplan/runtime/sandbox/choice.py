@@ -65,7 +65,7 @@ def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> 
         except RlplanError as error:
             reasons.append(f"{backend}: {error.what}")
             continue
-        fault = self_test(sandbox)
+        fault = check_sandbox(sandbox)
         if fault is None:
             return sandbox
         sandbox.close()
@@ -108,7 +108,7 @@ print(",".join(said) or "held")
 """
 
 
-def self_test(sandbox: Sandbox) -> str | None:
+def check_sandbox(sandbox: Sandbox) -> str | None:
     """The first failure of a sandbox, or None.
 
     One program must add two numbers. A second one must reach neither files, network, environment nor host processes.

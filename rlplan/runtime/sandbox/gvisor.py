@@ -61,7 +61,7 @@ class Gvisor(Sandbox):
         group.begin()
         try:
             name = f"rlplan-{os.getpid()}-{next(self._numbers)}"
-            command = (*group.joining, self._runsc, f"--root={states}", *_FLAGS)
+            command = (*group.join_command, self._runsc, f"--root={states}", *_FLAGS)
             command = (*command, "run", f"--bundle={self._folder}", name)
             watch, stop = make_watch(program, group), self.stop
             report = run_command(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=stop)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplan.runtime.processes.machine_speed import patiently, scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds, wait_patiently
 from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, report_without_results
 
 RUNNER = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def compile_runner(interpreter: str, before: str = "") -> Runner:
         "import marshal, sys; sys.stdout.buffer.write(marshal.dumps(compile(sys.stdin.read(), 'runner', 'exec')))"
     )
     command, code = [interpreter, "-I", "-S", "-c", compiles], (before + RUNNER).encode()
-    done = subprocess.run(command, input=code, capture_output=True, timeout=scaled(START_S), check=True)
+    done = subprocess.run(command, input=code, capture_output=True, timeout=scale_seconds(START_S), check=True)
     return Runner(("-I", "-S", "-B", "-X", "utf8", "-c", _LOADS.format(size=len(done.stdout))), done.stdout)
 
 
@@ -108,7 +108,7 @@ def run_command(
         )
     except OSError as error:
         return report_without_results(program, "broken", f"{command[0]} does not start: {error.strerror}")
-    start_s = scaled(START_S)
+    start_s = scale_seconds(START_S)
     # An honest runner writes the cases' output and, per case, a header and an error line of at most 300 characters.
     max_output_bytes = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
     talk = _Talk(process, code + _encode_request(program, stops_early, start_s) + nonce, max_output_bytes)
@@ -138,7 +138,7 @@ class _Talk:
         start_s: limit for the sandbox to start, and again for its first case. total_s: limit from then on.
         `broken` means that the sandbox was closed.
         """
-        grace_s = scaled(GRACE_S)
+        grace_s = scale_seconds(GRACE_S)
         poll = select.poll()
         if stop is not None:
             poll.register(stop, 0)
@@ -226,7 +226,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             pipe.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         leave_s = LEAVE_S if not _kill_children(process.pid) else END_S
-        patiently(process.wait, leave_s, subprocess.TimeoutExpired)
+        wait_patiently(process.wait, leave_s, subprocess.TimeoutExpired)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.units import MIB
 
 CLOSE_S = 5.0
@@ -141,7 +141,7 @@ class Sandbox(ABC):
         os.close(self._stop_writer)
         with suppress(queue.Empty):
             for _ in range(self._num_slots):
-                self._slots.get(timeout=scaled(CLOSE_S))
+                self._slots.get(timeout=scale_seconds(CLOSE_S))
         self._slots.put(0)  # later callers get a slot and a report that the sandbox is closed, instead of waiting
         os.close(self.stop)
         self.clean()

@@ -72,7 +72,7 @@ class TreeGroup:
         return True
 
     @property
-    def joining(self) -> tuple[str, ...]:
+    def join_command(self) -> tuple[str, ...]:
         """Command prefix: a shell that joins the groups and then executes the rest of the command."""
         joins = " && ".join(f"echo 0 > {folder}/cgroup.procs" for folder in self.folders)
         return ("/bin/sh", "-c", f'{joins} && exec "$@"', "sh")

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.machine_speed import scale_seconds
+from rlplan.runtime.processes.safe_path import make_module_command
 
 END_S = 15.0
 """Seconds that a sink may take to finish after the run, on an otherwise idle machine."""
@@ -24,7 +24,7 @@ class Followers:
         for sink in sinks:
             with (folder / "logs" / f"sink-{sink}.log").open("wb") as log:
                 self._processes[sink] = subprocess.Popen(
-                    module_command("rlplan.runtime.sinks.follow", sink, str(folder.resolve()), name, str(after)),
+                    make_module_command("rlplan.runtime.sinks.follow", sink, str(folder.resolve()), name, str(after)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -47,7 +47,7 @@ class Followers:
                 process.stdin.close()
         for sink in list(self._processes):
             try:
-                self._processes[sink].wait(scaled(END_S))
+                self._processes[sink].wait(scale_seconds(END_S))
             except subprocess.TimeoutExpired:
                 self._processes[sink].kill()
             self._drop(sink)

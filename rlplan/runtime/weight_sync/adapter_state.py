@@ -86,22 +86,22 @@ def _find_differences(slot: _Slot, index: int, tensors: Mapping[str, torch.Tenso
     whole_a: _Matrices = [tensors[name].to(dtype) if name else None for name in slot.a_names]
     whole_b: _Matrices = [tensors[name].to(dtype) * scale if name else None for name in slot.b_names]
     for names, stacked, expected in (
-        (slot.a_names, layer.lora_a_stacked, _share(layer, layer.slice_lora_a, whole_a)),
-        (slot.b_names, layer.lora_b_stacked, _share(layer, layer.slice_lora_b, whole_b)),
+        (slot.a_names, layer.lora_a_stacked, _shard_matrices(layer, layer.slice_lora_a, whole_a)),
+        (slot.b_names, layer.lora_b_stacked, _shard_matrices(layer, layer.slice_lora_b, whole_b)),
     ):
         for name, slots, matrix in zip(names, stacked, expected, strict=True):
-            if not _holds(slots[index, 0], matrix):
+            if not _slot_equals(slots[index, 0], matrix):
                 yield name or f"a matrix beside {', '.join(slot.names)} that the trainer does not have"
 
 
-def _share(layer: Any, cut: Any, matrices: _Matrices) -> Sequence[torch.Tensor | None]:
+def _shard_matrices(layer: Any, cut: Any, matrices: _Matrices) -> Sequence[torch.Tensor | None]:
     """This rank's shards, sliced by the layer's own method; a fused layer slices all its modules at once."""
     if layer.tp_size == 1:
         return matrices
     return cut(matrices) if len(matrices) > 1 else [cut(matrices[0])]
 
 
-def _holds(slot: torch.Tensor, matrix: torch.Tensor | None) -> bool:
+def _slot_equals(slot: torch.Tensor, matrix: torch.Tensor | None) -> bool:
     """Whether a slot holds a matrix in its upper left corner and zeros elsewhere."""
     expected = torch.zeros_like(slot)
     if matrix is not None:

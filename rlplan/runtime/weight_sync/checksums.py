@@ -89,7 +89,7 @@ def checksum_files(folder: str) -> dict[str, int]:
     return checksums
 
 
-def of_named(tensors: NamedTensors) -> dict[str, int]:
+def checksum_tensors(tensors: NamedTensors) -> dict[str, int]:
     """Checksum tensors by name, each in its own type; equals `checksum_files` of the written tensors."""
     return {name: Checksums(tensor.dtype).compute(tensor) for name, tensor in tensors}
 

@@ -25,7 +25,7 @@ NUM_PROBES = 32
 """Probe rows that a packed matrix is multiplied with; together they are nonzero in every column."""
 
 
-def state_checksums(model: torch.nn.Module) -> dict[str, int]:
+def checksum_state(model: torch.nn.Module) -> dict[str, int]:
     """Checksums of all parameters, buffers and packed matrices, by the engine's names. Tied tensors are read once."""
     sums: dict[str, int] = {}
     read: set[tuple[int, torch.Size]] = set()
@@ -35,13 +35,13 @@ def state_checksums(model: torch.nn.Module) -> dict[str, int]:
                 continue
             read.add((tensor.data_ptr(), tensor.shape))
             if not _has_unwritten_padding(module, name):
-                sums[f"{path}.{name}"] = Checksums(tensor.dtype).compute(_as_stored(tensor.data))
+                sums[f"{path}.{name}"] = Checksums(tensor.dtype).compute(_view_in_memory_order(tensor.data))
         if "cpu_linear" in vars(module):
             sums[f"{path}.weight (packed)"] = _probe_pack(module)
     return sums
 
 
-def padded_parameters(model: torch.nn.Module) -> list[str]:
+def list_padded_parameters(model: torch.nn.Module) -> list[str]:
     """Parameters that cannot be compared, because vLLM leaves their padding uninitialized."""
     return [
         f"{path}.{name}"
@@ -59,7 +59,7 @@ def _has_unwritten_padding(module: torch.nn.Module, name: str) -> bool:
     return bool(getattr(tensor, "weight_loader_numel", tensor.numel()) != tensor.numel())
 
 
-def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+def _view_in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """View with dimensions in memory order, which can be flattened without a copy."""
     return tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
 
@@ -98,20 +98,20 @@ class LoadRecord:
         """Weights that no parameter loaded; the engine keeps its previous values."""
         return [name for name, is_taken in self._is_taken.items() if not is_taken]
 
-    def handed_out(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def track_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass weights through and attribute the following loader calls to the current weight."""
         for name, tensor in weights:
             self._current = name
             self._is_taken[name] = name.rpartition(".")[2] in SKIP_LOAD_TENSORS  # vLLM does not wrap these loaders
             yield name, tensor
 
-    def packet_ends(self, payload: torch.Tensor) -> None:
+    def end_packet(self, payload: torch.Tensor) -> None:
         """Note weights that have not reached a loader, because their packet is about to be overwritten."""
         self.memories.add(payload.untyped_storage().data_ptr())
         self.kept_back += [name for name in self.untaken if name not in self.kept_back]
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch_loaders(self) -> Iterator[None]:
         """Context that records every call of a parameter's loader."""
         count = layerwise.get_numel_loaded
 

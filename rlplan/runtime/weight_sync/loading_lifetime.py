@@ -17,10 +17,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import layerwise
 
 
-def count_without_padding(model: torch.nn.Module) -> None:
+def set_loaded_sizes(model: torch.nn.Module) -> None:
     """Set the number of elements that a checkpoint fills of each padded embedding, so that its layer can complete.
 
-    vLLM reads it from `weight_loader_numel`, but sets that only for experts. Otherwise `keep_buffered` would copy each
+    vLLM reads it from `weight_loader_numel`, but sets that only for experts. Otherwise `copy_buffered` would copy each
     padded embedding until the end of the update.
     """
     for module in model.modules():
@@ -34,7 +34,7 @@ def count_without_padding(model: torch.nn.Module) -> None:
                 tensor.weight_loader_numel = rows * (tensor.numel() // tensor.shape[0])
 
 
-def keep_buffered(model: torch.nn.Module, payload: torch.Tensor) -> int:
+def copy_buffered(model: torch.nn.Module, payload: torch.Tensor) -> int:
     """Replace vLLM's buffered views of a packet by copies. Returns: bytes of the copies."""
     memory, num_bytes = payload.untyped_storage().data_ptr(), 0
 

@@ -44,7 +44,7 @@ class PolicyReceiver:
     def num_bytes(self) -> int:
         return (self.inlet.num_bytes if self.inlet else 0) + (self.held.num_bytes if self.held else 0)
 
-    def open(self, endpoint: Endpoint) -> None:
+    def connect(self, endpoint: Endpoint) -> None:
         self.close()
         self.inlet = open_inlet(endpoint, self.packets, self.reader)
 

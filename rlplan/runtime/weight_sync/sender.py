@@ -38,7 +38,7 @@ class PolicySender:
             self.sent.serial = 0
         return self.outlet.endpoint
 
-    def open(self, endpoint: Endpoint) -> None:
+    def connect(self, endpoint: Endpoint) -> None:
         """Open the offered channel while the readers do the same."""
         assert self.outlet is not None, "offer comes first"
         assert self.outlet.endpoint.path == endpoint.path, "only the offered channel can be opened"
@@ -67,7 +67,7 @@ class PolicySender:
                 outlet.abort()  # if even that fails, the readers run into their timeout
             if self.sent is not None:
                 self.sent.serial = 0  # the readers' state is unknown
-            source.take_part(entry.name for packet in self.packets[position:] for entry in packet.bucket.entries)
+            source.join_gathers(entry.name for packet in self.packets[position:] for entry in packet.bucket.entries)
             raise
         if self.sent is not None:
             self.sent.serial = update.serial

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rlplan.errors import RunError
-from rlplan.memory.serving.shared_base import SharedTensor, shared_base_bytes, shared_layout
+from rlplan.memory.serving.shared_base import SharedTensor, build_shared_layout, shared_base_bytes
 from rlplan.runtime.device.layer import Device, device_of, present
 from rlplan.runtime.measure.memory_meter import counted_elsewhere
 from rlplan.runtime.weight_sync.channel import BaseHandle
@@ -54,7 +54,7 @@ class HeldBase(_SharedMemory):
     """The trainer's side: owns the base for the lifetime of the process."""
 
     def __init__(self, model: ModelSpec, dtype: torch.dtype, place: torch.device) -> None:
-        self.layout, self.dtype = shared_layout(model, dtype.itemsize), dtype
+        self.layout, self.dtype = build_shared_layout(model, dtype.itemsize), dtype
         self.num_bytes, self.device, self.descriptor = shared_base_bytes(model, dtype.itemsize), device_of(place), -1
         self.memory = self._host_memory() if self.device is None else self.device.shareable(self.num_bytes)
 
@@ -111,7 +111,7 @@ class OpenedBase(_SharedMemory):
         with counted_elsewhere(self._num_counted):
             if self.is_on_host:
                 int(self.memory[:: mmap.PAGESIZE].sum())  # touch every page, so that it is mapped
-        self.layout = shared_layout(model, dtype.itemsize)
+        self.layout = build_shared_layout(model, dtype.itemsize)
         self.tensors = {tensor.name: base_view(self.memory, tensor, dtype) for tensor in self.layout}
         self._rows = {parameter.name: parameter.shape[0] for parameter in model.parameters}
 

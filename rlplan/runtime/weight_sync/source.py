@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplan.memory.weight_sync.buckets import Bucket, layer_of
+from rlplan.memory.weight_sync.buckets import Bucket, name_layer
 
 
 class WeightSource:
@@ -28,21 +28,21 @@ class WeightSource:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._tensors(self._parameters)
-        yield from kept_buffers(self._module)
+        yield from persistent_buffers(self._module)
 
     def tensors(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of one bucket, in order. Buckets never split a layer, so no layer is gathered twice."""
         return self._tensors(entry.name for entry in bucket.entries)
 
-    def take_part(self, names: Iterable[str] | None = None) -> None:
+    def join_gathers(self, names: Iterable[str] | None = None) -> None:
         """Take part in the gathers of other ranks. names: the weights that they iterate over; None means all."""
         for _ in self._tensors(self._parameters if names is None else names):
             pass
 
     def _tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        for _, layer in groupby(names, key=layer_of):
+        for _, layer in groupby(names, key=name_layer):
             members = list(layer)
-            with gather_parameters(self.needed_for(members)):
+            with gather_parameters(self.find_parameters(members)):
                 for name in members:
                     yield name, self.read(name)
 
@@ -50,12 +50,12 @@ class WeightSource:
         """One full weight; its layer must be gathered."""
         return self._parameters[name].detach()
 
-    def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
+    def find_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
         """The parameters that `read` needs for these weights."""
         return [self._parameters[name] for name in names]
 
 
-def kept_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Persistent buffers: they belong to a checkpoint, are not trained, and engines load them from files."""
     for path, part in module.named_modules():
         for name, buffer in part.named_buffers(recurse=False):
@@ -68,7 +68,7 @@ def gather_parameters(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
 
     Parameters that are gathered already are skipped, because DeepSpeed would shard them at the end of the block.
     """
-    cut = [parameter for parameter in parameters if is_cut(parameter)]
+    cut = [parameter for parameter in parameters if is_sharded(parameter)]
     if not cut:
         return nullcontext()
     import deepspeed
@@ -77,7 +77,7 @@ def gather_parameters(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
     return context
 
 
-def is_cut(parameter: Any) -> bool:
+def is_sharded(parameter: Any) -> bool:
     """Whether a parameter is sharded now, so that this rank holds only its own part."""
     status = getattr(parameter, "ds_status", None)
     return status is not None and status.name == "NOT_AVAILABLE"

@@ -19,9 +19,9 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, VerificationReport
-from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
-from rlplan.runtime.weight_sync.engine_state import LoadRecord, padded_parameters, state_checksums
-from rlplan.runtime.weight_sync.loading_lifetime import count_without_padding, find_buffered_parameters, keep_buffered
+from rlplan.runtime.weight_sync.contents.checkpoint_names import rename_for_checkpoint
+from rlplan.runtime.weight_sync.engine_state import LoadRecord, checksum_state, list_padded_parameters
+from rlplan.runtime.weight_sync.loading_lifetime import copy_buffered, find_buffered_parameters, set_loaded_sizes
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 
@@ -65,7 +65,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
             self.receiver = PolicyReceiver(
                 init_info.packets, self.model_config.dtype, init_info.reader, takes_deltas=init_info.takes_deltas
             )
-        self.receiver.open(init_info.endpoint)
+        self.receiver.connect(init_info.endpoint)
 
     def start_weight_update(self) -> None:
         """Return the model to the state in which weights can be loaded."""
@@ -73,7 +73,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         if self.device.type == "cpu":
             for module in self.model.modules():
                 _pack_experts_at_every_load(getattr(module, "quant_method", None))
-        count_without_padding(self.model)
+        set_loaded_sizes(self.model)
         initialize_layerwise_reload(self.model)
         self.copied_bytes = 0
         self.apply_s = time.perf_counter() - start
@@ -82,10 +82,10 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         """Load all received weights. After a failure, incomplete layers get their old tensors back."""
         assert self.receiver is not None, "the channel is opened first"
         tensors = self.receiver.tensors(update_info.update, self._before_release)
-        weights = in_checkpoint(self.model_config.hf_config.architectures[0], tensors)
+        weights = rename_for_checkpoint(self.model_config.hf_config.architectures[0], tensors)
         try:
             if update_info.update.verifies:
-                self._load_watched(weights)
+                self._load_recorded(weights)
             else:
                 self.model.load_weights(weights)
             for _ in tensors:  # `load_weights` may return before the generator is exhausted
@@ -93,7 +93,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         except BaseException:
             tensors.close()
             self.record = None
-            self._put_together()
+            self._end_failed_reload()
             raise
         self.apply_s += self.receiver.report.applied_s
 
@@ -107,20 +107,20 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
                     module.quant_method.process_weights_after_loading(module)
         self.apply_s += time.perf_counter() - start
 
-    def _load_watched(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _load_recorded(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.record = LoadRecord()
-        with self.record.watching():
-            self.model.load_weights(self.record.handed_out(weights))
+        with self.record.watch_loaders():
+            self.model.load_weights(self.record.track_weights(weights))
         self.record.kept_back += find_buffered_parameters(self.model, self.record.memories)
 
     def _before_release(self, payload: torch.Tensor) -> None:
         if self.record is not None:
-            self.record.packet_ends(payload)
-        self.copied_bytes += keep_buffered(self.model, payload)
+            self.record.end_packet(payload)
+        self.copied_bytes += copy_buffered(self.model, payload)
 
     def state(self) -> dict[str, int]:
         """Checksums of all parameters of the engine."""
-        return state_checksums(self.model)
+        return checksum_state(self.model)
 
     def verification(self, before: dict[str, int]) -> VerificationReport:
         """Result of loading the same weights a second time. before: the state before that."""
@@ -132,7 +132,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
             tuple(sorted(different)),
             tuple(self.record.untaken),
             tuple(self.record.kept_back),
-            tuple(padded_parameters(self.model)),
+            tuple(list_padded_parameters(self.model)),
         )
         self.record = None
         return report
@@ -141,7 +141,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         if self.receiver is not None:
             self.receiver.close()
 
-    def _put_together(self) -> None:
+    def _end_failed_reload(self) -> None:
         """End a failed reload: all layers are complete, with mixed versions.
 
         vLLM itself would continue with the tensors that it has buffered.

@@ -199,11 +199,11 @@ class WeightSync:
     def _run_measured(self, calls: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Measurement]]:
         begun = [self.worker_group.perform(process, method, *arguments) for process, method, *arguments in calls]
         try:
-            return self.worker_group.measured(begun, self.spec.job.limits.action_timeout_s)
+            return self.worker_group.gather_measured(begun, self.spec.job.limits.action_timeout_s)
         except GivenUpError as error:
-            raise self._reason(begun) or error from None
+            raise self._find_cause(begun) or error from None
 
-    def _reason(self, begun: Sequence[Call]) -> RunError | None:
+    def _find_cause(self, begun: Sequence[Call]) -> RunError | None:
         """Error of the side that aborted the update, if the first error came from a side that only noticed it."""
         for call in begun:
             try:

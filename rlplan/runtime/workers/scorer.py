@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from rlplan.runtime.device.layer import device_of
-from rlplan.runtime.images.tower import give_tower, tower_of
+from rlplan.runtime.images.tower import attach_tower, get_tower
 from rlplan.runtime.measure.memory_meter import give_memory_back, read_pages, storage_bytes
 from rlplan.runtime.models.logprob_model import LogprobModel
-from rlplan.runtime.models.sharded_loading import build_cut
+from rlplan.runtime.models.sharded_loading import build_sharded
 from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model, warm_up
-from rlplan.runtime.models.value_model import ValueModel, whole_sequences
+from rlplan.runtime.models.value_model import ValueModel, append_dummy_tokens
 from rlplan.runtime.rollout.experience import SequencePair
 from rlplan.runtime.workers.trainer.deepspeed_engine import (
     TORCH_DTYPES,
@@ -28,8 +28,8 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
     shard_frozen,
 )
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.worker import Worker, no_collections
-from rlplan.runtime.workers.worker_device import forget_cache, use_device, worker_device
+from rlplan.runtime.workers.worker import Worker, disable_garbage_collection
+from rlplan.runtime.workers.worker_device import empty_device_cache, use_device, worker_device
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role
 
@@ -45,7 +45,7 @@ class Scorer(Worker):
         self.device = torch.device("cpu")
         self.offloaded = OffloadedStates()
 
-    @no_collections()
+    @disable_garbage_collection()
     def import_libraries(self) -> None:
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=False)
@@ -57,7 +57,7 @@ class Scorer(Worker):
         load = load_scalar_model if self._is_scalar else load_language_model
         model = load(model_folder, self._dtype)
         if self.job.takes_images:
-            give_tower(model, Path(self.job.policy.path))
+            attach_tower(model, Path(self.job.policy.path))
         self.model = self._wrap_model(model).to(self.device)
         if device_of(self.device) is None:
             read_pages(self._storages())  # the file is only mapped so far; the plan counts the weights from the start
@@ -70,7 +70,7 @@ class Scorer(Worker):
         timeout_s = self.job.limits.rank_timeout_s
         join_ranks(rank, world_size, address, timeout_s, self.take_listener(), device_of(self.device))
         self.engine = shard_frozen(
-            self._wrap_model(build_cut(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config
+            self._wrap_model(build_sharded(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config
         )
         self.model = self.engine.module
 
@@ -100,14 +100,14 @@ class Scorer(Worker):
             gc.collect()
         else:
             self.offloaded.offload(self._storages(), in_memory=destination == "host")
-            forget_cache(self.device)
+            empty_device_cache(self.device)
         give_memory_back()
 
     def reload(self) -> None:
         if self.model is None:
             self.start(self.model_folder)
         else:
-            self.offloaded.bring_back()
+            self.offloaded.reload()
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
@@ -115,17 +115,17 @@ class Scorer(Worker):
         max_tokens = self.job.max_tokens_per_micro_batch
         with use_device(self.device):
             if self._is_scalar:
-                scores = score_in_lock_step(whole_sequences(pairs), max_tokens, self.model)
+                scores = score_in_lock_step(append_dummy_tokens(pairs), max_tokens, self.model)
             else:
                 scores = score_in_lock_step(pairs, max_tokens, lambda batch: self.model(batch)[0])
-        forget_cache(self.device)
+        empty_device_cache(self.device)
         return scores
 
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of the frozen parameters in this process."""
         if self.model is None:
             return {}
-        tower = None if self._is_scalar else tower_of(self.model.language_model)
+        tower = None if self._is_scalar else get_tower(self.model.language_model)
         num_bytes = sum(storage.nbytes() for storage in self._storages()) + (tower.num_bytes if tower else 0)
         return {(self.role, MemoryKind.WEIGHTS.value): num_bytes}
 

@@ -28,7 +28,7 @@ from rlplan.runtime.run_folder.disk_errors import disk_error
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
+def disable_garbage_collection() -> Iterator[None]:
     """Context without garbage collection; objects created inside are frozen and never collected.
 
     Importing an engine creates millions of permanent objects. Collections that visit them took a quarter of the CPU
@@ -83,7 +83,7 @@ class Worker:
         """Call a method by name; subclasses may run it in another thread."""
         return getattr(self, method)(*arguments)
 
-    def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
+    def call_measured(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         """Call a method and measure it. Concurrent calls are allowed."""
         start = time.time()
         if device := begun():
@@ -128,7 +128,7 @@ class WorkerProcess:
         print(f"{process} is process {os.getpid()} on host {self.address}", flush=True)
         module, _, name = class_path.partition(":")
         self.log_folder = Path(log_folder)
-        with _make_errors_portable(self.log_folder), no_collections():
+        with _make_errors_portable(self.log_folder), disable_garbage_collection():
             self.worker: Worker = getattr(importlib.import_module(module), name)(process, *arguments)
 
     def hello(self, paths: list[str]) -> Hello:
@@ -144,7 +144,7 @@ class WorkerProcess:
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         with _make_errors_portable(self.log_folder):
-            return self.worker.perform(method, *arguments)
+            return self.worker.call_measured(method, *arguments)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def use_device(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "cpu" else device
 
 
-def forget_cache(device: torch.device) -> None:
+def empty_device_cache(device: torch.device) -> None:
     """Release cached memory of torch's allocator to other processes on the GPU; no effect on a CPU."""
     if gpu := device_of(device):
         gpu.empty_cache()

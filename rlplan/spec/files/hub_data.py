@@ -30,10 +30,10 @@ def find_hub_address(place: str, folder: Path) -> str | None:
     return f"{HUB_DATA}{match[1]}/{match[2]}" + (f"/{match[3].strip('/')}" if match[3] else "")
 
 
-def id_and_part(address: str) -> tuple[str, str]:
+def split_address(address: str) -> tuple[str, str]:
     """(`ORG/NAME`, PART) of an address; PART is empty for the whole data set.
 
-    >>> id_and_part("hf://datasets/openai/gsm8k/main/train.parquet")
+    >>> split_address("hf://datasets/openai/gsm8k/main/train.parquet")
     ('openai/gsm8k', 'main/train.parquet')
     """
     owner, name, *part = address.removeprefix(HUB_DATA).split("/")

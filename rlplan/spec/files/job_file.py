@@ -15,7 +15,7 @@ from rlplan.spec.files.hub_data import HUB_DATA
 from rlplan.spec.files.stages import CHOICE, KEY, select_job
 from rlplan.spec.files.yaml import apply_overrides, read_yaml
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import bundled_id, nearest_id
+from rlplan.spec.models.catalogue import find_bundled_id, find_nearest_id
 from rlplan.spec.parts.rewards import FunctionSpec
 
 WAY_OUT = "docs/job.md shows every key and a whole job"
@@ -42,7 +42,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     contents = read_yaml(path, "the job file")
     _refuse_stage_overrides(contents, overrides, path)
     job_data, own_overrides = select_job(contents, overrides, str(path))
-    data = apply_overrides(JobSpec.long_form(job_data), own_overrides)
+    data = apply_overrides(JobSpec.expand_short_forms(job_data), own_overrides)
     _read_algorithm_file(data, path.parent, own_overrides)
     try:
         job = _locate(validate(JobSpec, data, file=str(path)), path.parent, fetch)
@@ -91,7 +91,7 @@ def _locate(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
     if fetch is not None:
         keys = {name: key.removeprefix("policy.path") or "policy" for key, name in _models_on_disk(job).items()}
         job = job.map_paths(lambda path: path, lambda name: fetch(name, folder, keys[name]) if name in keys else name)
-    return job.resolved(folder)
+    return job.resolve_paths(folder)
 
 
 def _models_on_disk(job: JobSpec) -> dict[str, str]:
@@ -112,7 +112,7 @@ def job_from(
     where: the source of the answers, for messages. Raises: SpecError.
     """
     keys = {key: value for key, value in answers.items() if value is not None}
-    data = apply_overrides(JobSpec.long_form(keys), overrides)
+    data = apply_overrides(JobSpec.expand_short_forms(keys), overrides)
     for key, (what, option) in OPTIONS.items():
         if where == COMMAND_LINE and isinstance(data, dict) and key not in data:
             raise SpecError(what, where=where, rule="a job of a command line has a model and GPUs", way_out=option)
@@ -123,7 +123,7 @@ def job_from(
         raise _blame_override(error, overrides, where) from None
 
 
-def changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
+def override_job(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     """The job with overrides applied. Raises: SpecError."""
     data = apply_overrides(spec.model_dump(mode="json"), overrides)
     if "algorithm.path" in _keys(overrides):
@@ -144,7 +144,7 @@ def _blame_override(error: SpecError, overrides: Sequence[str], file: str) -> Sp
         way_out = error.way_out.replace("write ", f"write {stage}", 1) if stage else error.way_out
         blamed = type(error)(error.what, where=where, rule=error.rule, way_out=way_out)
         if isinstance(error, MisspeltError) and isinstance(blamed, MisspeltError):
-            blamed.key, blamed.word, blamed.given = error.key, error.word, error.given
+            blamed.key, blamed.word, blamed.value_text = error.key, error.word, error.value_text
         return blamed
     return error
 
@@ -172,9 +172,9 @@ def _keys(overrides: Sequence[str]) -> set[str]:
 def _check_model(name: str, where: str) -> None:
     """Raises: SpecError where a model is neither a folder or file nor bundled."""
     fault = _fault(Path(name))
-    if not fault or bundled_id(name) is not None:
+    if not fault or find_bundled_id(name) is not None:
         return
-    near = nearest_id(name)
+    near = find_nearest_id(name)
     raise SpecError(
         f"'{_cut(name)}' {fault}",
         where=where,

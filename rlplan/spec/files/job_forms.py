@@ -19,7 +19,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.spec.algorithms import ALGORITHMS
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, is_cpu_host, parse_pools
 
@@ -38,7 +38,7 @@ _LINK_WORDS: dict[str, tuple[re.Pattern[str], float]] = {
 """Optional properties of a slow link in its short form, each with its unit."""
 
 
-def expanded(data: Any) -> Any:
+def expand_job(data: Any) -> Any:
     """A job in its long form. Raises: SpecError where a short form does not describe hardware."""
     if not isinstance(data, Mapping):
         return data
@@ -47,12 +47,12 @@ def expanded(data: Any) -> Any:
         if isinstance(long.get(key), str):
             long[key] = {inner: long[key]}
     if isinstance(long.get("hardware"), str):
-        long["hardware"] = hardware_of(long["hardware"])
+        long["hardware"] = expand_hardware(long["hardware"])
     _give_answers(long)
     return long
 
 
-def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
+def expand_hardware(text: str, where: str = "hardware") -> dict[str, Any]:
     """The long form of a hardware description. Raises: SpecError."""
     if text.strip().isdigit() and text.strip() not in SHORT_NAMES:
         raise SpecError(
@@ -85,7 +85,7 @@ def expand_link(text: str, where: str = "hardware") -> dict[str, Any]:
             rest = rest.replace(match[0], "", 1)
     if rest.strip():
         raise SpecError(
-            f"'{shorten(rest.strip())[1:-1]}' does not describe a link",
+            f"'{shorten_value(rest.strip())[1:-1]}' does not describe a link",
             where=where,
             rule="bandwidth, then any of one-way latency in ms, loss in %, generation places, TCP connections",
             way_out="such as 16xH100 + 64xL40S over 590Mb/s 40ms 0.1% 8 places 16 connections",

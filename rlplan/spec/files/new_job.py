@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.algorithms import ALGORITHMS, DEFAULT
 from rlplan.spec.declaration import NUM_GIVEN
-from rlplan.spec.files.job_forms import hardware_of
+from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.files.job_schema import HEADER, NAME, job_schema
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import is_cpu_host
@@ -63,7 +63,7 @@ def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
             rule=f"one of {', '.join(ALGORITHMS)}." + did_you_mean(answers.algorithm, ALGORITHMS),
             way_out="`rlplan docs algorithms` describes them",
         )
-    profile = hardware_of(answers.hardware, "--gpus")["profile"]  # raises SpecError for unknown hardware
+    profile = expand_hardware(answers.hardware, "--gpus")["profile"]  # raises SpecError for unknown hardware
     on_cpu = is_cpu_host(profile, where="--gpus")
     texts = read_yaml(Path(__file__).with_name("new_job.yaml"), "the texts of a new job")
     job_text = _job_text(answers, texts, job_name, on_cpu=on_cpu)

@@ -16,7 +16,7 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.frameworks.profile import merge_mappings
 from rlplan.spec.algorithms import ALGORITHMS
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 
 KEY, CHOICE, OUTPUT = "stages", "stage", "stage:"
 """The key of a file, the override that chooses a stage (stage=NAME), and the prefix of a model that a stage saves."""
@@ -45,15 +45,15 @@ def stages_of(data: Any, where: str) -> tuple[Stage, ...]:
         return ()
     common, listed = {key: value for key, value in data.items() if key != KEY}, data[KEY]
     if not isinstance(listed, list) or not 0 < len(listed) <= MAX_STAGES:
-        raise _wrong(f"stages: {shorten(listed)}", where, f"a list of 1 to {MAX_STAGES} jobs")
+        raise _wrong(f"stages: {shorten_value(listed)}", where, f"a list of 1 to {MAX_STAGES} jobs")
     stages: dict[str, Stage] = {}
     for number, own in enumerate(listed):
         name = own.get("name") if isinstance(own, dict) else None
         if isinstance(name, str) and name in stages:
-            raise _wrong(f"two stages are named {shorten(name, 40)}", where, "stage names are unique")
+            raise _wrong(f"two stages are named {shorten_value(name, 40)}", where, "stage names are unique")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             rule = "a mapping with a unique `name`: letters, digits, - and _, at most 32"
-            raise _wrong(f"stages[{number}]: {shorten(own)}", where, rule)
+            raise _wrong(f"stages[{number}]: {shorten_value(own)}", where, rule)
         stages[name] = _stage(
             name, merge_mappings(common, own), str(common.get("name", "job")), stages, f"{where}: stages.{name}"
         )
@@ -68,7 +68,7 @@ def select_job(data: Any, overrides: Sequence[str], where: str) -> tuple[Any, li
     stages = {stage.name: stage for stage in stages_of(data, where)}
     if not stages:
         return data, list(overrides)
-    name = chosen_stage(overrides)
+    name = find_chosen_stage(overrides)
     if name is None:
         raise SpecError(
             f"the file has {len(stages)} stages, but the command needs one job",
@@ -81,13 +81,13 @@ def select_job(data: Any, overrides: Sequence[str], where: str) -> tuple[Any, li
     return stages[name].data, _select_overrides(overrides, name, stages)
 
 
-def chosen_stage(overrides: Sequence[str]) -> str | None:
+def find_chosen_stage(overrides: Sequence[str]) -> str | None:
     """The name of the stage that overrides choose; None if they choose none."""
     chosen = [override.partition("=")[2].strip() for override in overrides if _is_choice(override)]
     return chosen[-1] if chosen else None
 
 
-def open_inputs(stage: Stage, overrides: Sequence[str], stages: Iterable[Stage]) -> dict[str, str]:
+def list_open_inputs(stage: Stage, overrides: Sequence[str], stages: Iterable[Stage]) -> dict[str, str]:
     """Inputs of a stage that no override replaces: stage by key. An override `policy=X` replaces policy.path too.
 
     Raises: SpecError for an override of a stage that is none.
@@ -112,7 +112,7 @@ def _select_overrides(overrides: Sequence[str], chosen: str, stages: Mapping[str
         if override.startswith(f"{KEY}."):
             name, _, own = override.removeprefix(f"{KEY}.").partition(".")
             if name not in stages:
-                raise _unknown_stage(name, stages, f"override {shorten(override, 100)}")
+                raise _unknown_stage(name, stages, f"override {shorten_value(override, 100)}")
             selected += [own] if name == chosen else []
         elif not _is_choice(override):
             selected.append(override)
@@ -144,7 +144,7 @@ def _find_base(source: str, key: str, before: Mapping[str, Stage], where: str) -
     """The model that an earlier stage starts from. Raises: SpecError where no earlier stage saves such a model."""
     if source not in before:
         raise SpecError(
-            f"no earlier stage is named {shorten(source, 40)}",
+            f"no earlier stage is named {shorten_value(source, 40)}",
             where=where,
             rule=f"the stages before it: {', '.join(before) or 'none'}.{did_you_mean(source, before)}",
             way_out=f"write {OUTPUT}{[*before][-1]}, or a model" if before else "name a model: a hub id, or a folder",
@@ -163,7 +163,7 @@ def _find_base(source: str, key: str, before: Mapping[str, Stage], where: str) -
 
 def _unknown_stage(name: str, known: Mapping[str, Stage], where: str) -> SpecError:
     return SpecError(
-        f"unknown stage {shorten(name, 40)}",
+        f"unknown stage {shorten_value(name, 40)}",
         where=where,
         rule=f"the file's stages are {', '.join(known)}.{did_you_mean(name, known)}",
         way_out=f"stage={next(iter(known))}",

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 
 MAX_DEPTH = 32
 """Limit on nesting levels; a job has four."""
@@ -59,7 +59,7 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
         keys = path.strip().split(".")
         if not separator or not all(keys) or len(keys) > MAX_DEPTH or "/" in keys[0]:
             raise SpecError(
-                f"override {shorten(override, 200)} is not KEY=VALUE",
+                f"override {shorten_value(override, 200)} is not KEY=VALUE",
                 where="command line",
                 rule=f"a dotted path of at most {MAX_DEPTH} keys, '=' and a YAML value",
                 way_out=_as_override(path, text),
@@ -81,7 +81,7 @@ def _as_override(path: str, text: str) -> str:
 def _set_key(data: Any, keys: list[str], value: Any, override: str) -> Any:
     if not isinstance(data, dict):
         raise SpecError(
-            f"override '{override}' leads through {shorten(data)}, which has no keys",
+            f"override '{override}' leads through {shorten_value(data)}, which has no keys",
             where="command line",
             rule="a dotted path through mappings; a list is set as a whole",
             way_out=f"{override.partition('=')[0].removesuffix('.' + '.'.join(keys))}='[{{...}}]', or in the job file",

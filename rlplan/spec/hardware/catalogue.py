@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.spec.base import shorten, validate
+from rlplan.spec.base import shorten_value, validate
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile, Profile
 
@@ -56,7 +56,7 @@ def profile_paths() -> dict[str, Path]:
         return bundled
     if not Path(own).is_dir():
         raise SpecError(
-            f"{FOLDER_VARIABLE} is {shorten(own)}, which is not a folder",
+            f"{FOLDER_VARIABLE} is {shorten_value(own)}, which is not a folder",
             where="environment",
             rule="a folder with hardware profiles, each in a .yaml file of the profile's name",
             way_out=f"unset {FOLDER_VARIABLE}, or name the folder",
@@ -90,7 +90,7 @@ def read_profile(path: Path) -> Profile:
     kind = data.get("kind") if isinstance(data, dict) else None
     if isinstance(data, dict) and (not isinstance(kind, str) or kind not in _CLASSES):
         raise SpecError(
-            f"kind is {shorten(kind)}" if "kind" in data else "required key 'kind' is missing",
+            f"kind is {shorten_value(kind)}" if "kind" in data else "required key 'kind' is missing",
             where=f"{path}: kind",
             rule=f"kind is one of {', '.join(_CLASSES)}" + did_you_mean(str(kind), _CLASSES),
             way_out="name the kind; hardware_profiles/README.md shows a whole profile",
@@ -132,7 +132,7 @@ def find_profile(name: str, *, where: str) -> Profile:
     if wanted not in paths:
         near = difflib.get_close_matches(wanted, [*paths, *SHORT_NAMES], n=3, cutoff=0.6)
         raise SpecError(
-            f"hardware profile '{shorten(name)[1:-1]}' is unknown",
+            f"hardware profile '{shorten_value(name)[1:-1]}' is unknown",
             where=where,
             rule=f"one of {len(paths)} names" + (f". Did you mean {' or '.join(map(repr, near))}?" if near else ""),
             way_out="`rlplan profiles list` lists them; hardware_profiles/README.md shows how to add one",
@@ -171,7 +171,7 @@ def get_node(name: str, *, where: str) -> NodeProfile:
     return profile
 
 
-def usual_node(gpu: GpuProfile) -> NodeProfile | None:
+def find_usual_node(gpu: GpuProfile) -> NodeProfile | None:
     """The first bundled node with this GPU; None if there is none."""
     # A regular expression over the text, since parsing every node's YAML would take about a second.
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
@@ -186,11 +186,11 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
 
     Raises: SpecError for another form, or a profile that is unknown or of another kind.
     """
-    count, name = count_and_name(text) or (0, text)
-    inner = count_and_name(name) if count and _normalize(name) not in profile_paths() else None
+    count, name = split_count(text) or (0, text)
+    inner = split_count(name) if count and _normalize(name) not in profile_paths() else None
     if inner is not None and _normalize(inner[1]) in profile_paths():
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' has two numbers",
+            f"'{shorten_value(text)[1:-1]}' has two numbers",
             where=where,
             rule="the number of all GPUs and their profile; the number of hosts is hardware.num_hosts",
             way_out=f"{count * inner[0]}x{inner[1]} hardware.num_hosts={count}",
@@ -198,7 +198,7 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
     if count < 1:
         is_alone = _normalize(text) in profile_paths()
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' names no GPUs" + ": their number is missing" * is_alone,
+            f"'{shorten_value(text)[1:-1]}' names no GPUs" + ": their number is missing" * is_alone,
             where=where,
             rule="COUNTxPROFILE with a GPU or node profile, as in 8xh100-sxm; h100:8 and h100x8 also work",
             way_out=f"write 1x{text.strip()}" if is_alone else "`rlplan profiles list` shows the profiles",
@@ -209,10 +209,10 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
     return count, gpu, None
 
 
-def count_and_name(text: str) -> tuple[int, str] | None:
+def split_count(text: str) -> tuple[int, str] | None:
     """Count and name in `8xH100`, `H100x8` or `H100:8`; None for other text, or if it is ambiguous (`4090x3090`).
 
-    >>> count_and_name("8xH100"), count_and_name("H100:8"), count_and_name("4090x2"), count_and_name("4090x3090")
+    >>> split_count("8xH100"), split_count("H100:8"), split_count("4090x2"), split_count("4090x3090")
     ((8, 'H100'), (8, 'H100'), (2, '4090'), None)
     """
     first, last = _GPUS.fullmatch(text), _GPUS_NAME_FIRST.fullmatch(text)
@@ -230,7 +230,7 @@ def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodePr
     parts = text.split("+")
     if len(parts) > MAX_POOLS:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' names {len(parts)} groups of GPUs",
+            f"'{shorten_value(text)[1:-1]}' names {len(parts)} groups of GPUs",
             where=where,
             rule=f"at most {MAX_POOLS}: the first trains, the second generates",
             way_out="leave out all but two, as in 8xh100-sxm + 8xl40s",

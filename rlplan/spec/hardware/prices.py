@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import Spec, shorten, validate
+from rlplan.spec.base import Spec, shorten_value, validate
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import get_gpu, profile_folder
 
@@ -83,7 +83,7 @@ class Prices:
     today: dt.date
     """Today's date, against which ages are computed."""
 
-    def of(self, gpu: str, job_dollars: float | None = None) -> Price | None:
+    def find_price(self, gpu: str, job_dollars: float | None = None) -> Price | None:
         """The price of one GPU for one hour; None if unknown. job_dollars: the price in the job, for its own GPUs."""
         if gpu not in self.own and job_dollars is not None:
             return Price(job_dollars, "hardware.price_per_gpu_hour")
@@ -148,7 +148,7 @@ def _parse_option(text: str) -> tuple[str, Price]:
         dollars = float(_dollars(float(number.strip().removeprefix("$"))))
     except ValueError:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' is not a price",
+            f"'{shorten_value(text)[1:-1]}' is not a price",
             where="command line: --price",
             rule=f"GPU=DOLLARS for one GPU and one hour, above 0 and at most {MAX_DOLLARS:g}",
             way_out="for example --price h100=2.1",

@@ -16,7 +16,7 @@ EXPERTS = "experts"
 """Module name that stands for gate, up and down of every routed expert."""
 
 
-def value_head_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
+def list_value_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     """The parameters of a value or reward model on this backbone: its head is one row of h.
 
     Counts: h instead of V*h for an untied model; h more for a tied one, whose table is still the embedding.
@@ -24,14 +24,14 @@ def value_head_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> model = find_model("meta-llama/Llama-3.1-8B")
-    >>> model.num_parameters - sum(tensor.numel for tensor in value_head_parameters(model))  # 128255 * 4096
+    >>> model.num_parameters - sum(tensor.numel for tensor in list_value_parameters(model))  # 128255 * 4096
     525332480
     """
     backbone = tuple(tensor for tensor in model.parameters if tensor.component is not Component.HEAD)
     return (*backbone, Parameter("score.weight", (1, model.hidden_size), Component.HEAD))
 
 
-def linear_layers(model: ModelSpec) -> tuple[Parameter, ...]:
+def list_linear_layers(model: ModelSpec) -> tuple[Parameter, ...]:
     """The weights of all `nn.Linear` modules except the language head: PEFT's `all-linear`.
 
     Counts: attention, dense and shared MLPs, vision towers, a few families' routers. Not: most routers and all routed
@@ -40,7 +40,9 @@ def linear_layers(model: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(tensor for tensor in model.parameters if tensor.is_linear)
 
 
-def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = ALL_LINEAR) -> tuple[Parameter, ...]:
+def list_lora_parameters(
+    model: ModelSpec, rank: int, targets: str | Iterable[str] = ALL_LINEAR
+) -> tuple[Parameter, ...]:
     """The trained adapters: A of r by in, B of out by r, for every named linear layer. Raises: SpecError.
 
     Counts: r*(in + out) a layer. targets: names such as `q_proj`, or `all-linear`; `experts` adds all routed
@@ -48,7 +50,7 @@ def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = 
     Source: LoRA, arXiv 2106.09685, section 4.1; PEFT 0.18 tuners/lora/layer.py.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> pairs = lora_parameters(find_model("meta-llama/Llama-3.2-3B"), 32, ["q_proj", "v_proj"])
+    >>> pairs = list_lora_parameters(find_model("meta-llama/Llama-3.2-3B"), 32, ["q_proj", "v_proj"])
     >>> sum(tensor.numel for tensor in pairs)  # 28 layers * 32 * (3072 + 3072 + 3072 + 1024)
     9175040
     """
@@ -69,7 +71,7 @@ def adapted_modules(adapters: Iterable[Parameter]) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _adapters(model: ModelSpec, rank: int, targets: str | tuple[str, ...]) -> tuple[Parameter, ...]:
-    layers = linear_layers(model)
+    layers = list_linear_layers(model)
     if targets != ALL_LINEAR:
         names = {targets} if isinstance(targets, str) else set(targets)
         if EXPERTS in names and model.experts is not None:

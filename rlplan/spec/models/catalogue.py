@@ -7,14 +7,22 @@ from functools import cache
 from pathlib import Path
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec, model_from_config, read_model
 from rlplan.spec.models.bundled import CatalogueEntry, load_catalogue
 from rlplan.spec.models.headers import check_checkpoint
 
 __all__ = [
-    "MAX_ID", "CatalogueEntry", "bundled_id", "cached_id", "find_model", "load_catalogue", "model_path", "named_model",
-    "nearest_id", "resolve_model",
+    "MAX_ID",
+    "CatalogueEntry",
+    "find_bundled_id",
+    "find_cached_id",
+    "find_model",
+    "find_model_path",
+    "find_nearest_id",
+    "format_model_name",
+    "load_catalogue",
+    "resolve_model",
 ]  # fmt: skip
 
 MAX_ID = 200
@@ -39,9 +47,9 @@ def resolve_model(name: str, *, where: str = "model", may_classify: bool = False
     A missing folder `models/ORG/NAME` stands for the bundled model of that id. A checkpoint in the folder must agree
     with its config. may_classify: whether a sequence classifier is allowed.
     """
-    path = model_path(name)
+    path = find_model_path(name)
     if path is None:
-        known = bundled_id(name)
+        known = find_bundled_id(name)
         if known is None:
             raise _unknown_model(name, where)
         return find_model(known)
@@ -51,28 +59,28 @@ def resolve_model(name: str, *, where: str = "model", may_classify: bool = False
     return model
 
 
-def bundled_id(name: str) -> str | None:
+def find_bundled_id(name: str) -> str | None:
     """The bundled id that a name is, or that a folder's path ends with (`models/ORG/NAME`, or a folder of the hub's
     cache).
 
     None for any other name. With it, a job can be planned on a machine without its models.
     """
-    if hub_id := cached_id(name):
+    if hub_id := find_cached_id(name):
         name = hub_id
     end = "/".join(Path(name).parts[-2:]) if len(name) < MAX_ID * 20 else name
     return next((known for known in (name, end) if known in load_catalogue()), None)
 
 
-def named_model(path: str) -> str:
+def format_model_name(path: str) -> str:
     """A model's name for display: its id, or its folder's name."""
     file_name = Path(path).parent.name if path.endswith(".json") else Path(path).name
-    return bundled_id(path) or cached_id(path) or file_name
+    return find_bundled_id(path) or find_cached_id(path) or file_name
 
 
-def cached_id(path: str) -> str:
+def find_cached_id(path: str) -> str:
     """The hub id of a snapshot folder in the hub's cache; empty for any other path.
 
-    >>> cached_id("/cache/hub/models--Qwen--Qwen2.5-7B/snapshots/d149729")
+    >>> find_cached_id("/cache/hub/models--Qwen--Qwen2.5-7B/snapshots/d149729")
     'Qwen/Qwen2.5-7B'
     """
     *_, repository, kind, _ = ("", "", "", *Path(path).parts)
@@ -80,7 +88,7 @@ def cached_id(path: str) -> str:
     return repository.removeprefix("models--").replace("--", "/", 1) if is_snapshot else ""
 
 
-def model_path(name: str) -> Path | None:
+def find_model_path(name: str) -> Path | None:
     """The file or folder of that name; None if it does not exist."""
     if "\0" in name or len(name) >= MAX_ID * 20:
         return None
@@ -91,7 +99,7 @@ def model_path(name: str) -> Path | None:
         return None
 
 
-def nearest_id(name: str) -> str:
+def find_nearest_id(name: str) -> str:
     """The bundled id that differs only in case, or lacks its organization; empty if there is none.
 
     A path is matched by its end, since a job's relative paths are absolute by now.
@@ -107,10 +115,10 @@ def nearest_id(name: str) -> str:
 
 def _unknown_model(name: str, where: str = "model") -> SpecError:
     known = load_catalogue()
-    near = nearest_id(name)
+    near = find_nearest_id(name)
     hint = f" Did you mean '{near}'?" if near else did_you_mean("/".join(Path(name).parts[-2:])[:MAX_ID], known)
     return SpecError(
-        f"model {shorten(name)} is neither a path nor a bundled model",
+        f"model {shorten_value(name)} is neither a path nor a bundled model",
         where=where,
         rule=f"a folder, a config.json, or one of {len(known)} ids, written as on the hub (case matters).{hint}",
         way_out="download its config.json and give that path",

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
-from rlplan.spec.base import parse_json, shorten
+from rlplan.spec.base import parse_json, shorten_value
 
 MAX_DIMENSION = 1 << 24
 """Limit of a model's sizes, above any real one: a larger value is broken or hostile."""
@@ -100,12 +100,12 @@ class Config:
         """Raises: SpecError where a key has a value that changes tensors beyond what the tables describe."""
         value = self.get(key)
         if value is not None and value != allowed:
-            self.refuse(key, value, f"{shorten(allowed)}: another value is not modelled", way_out=OTHER_MODEL)
+            self.refuse(key, value, f"{shorten_value(allowed)}: another value is not modelled", way_out=OTHER_MODEL)
 
     def refuse(self, key: str, value: Any, rule: str, *, way_out: str = REPAIR) -> NoReturn:
         """Raises: SpecError naming file, key path, value and rule."""
         raise SpecError(
-            f"{key} is {shorten(value)}", where=f"{self.where}: {self.key_path(key)}", rule=rule, way_out=way_out
+            f"{key} is {shorten_value(value)}", where=f"{self.where}: {self.key_path(key)}", rule=rule, way_out=way_out
         )
 
     def refuse_missing(self, key: str) -> NoReturn:

@@ -37,10 +37,10 @@ class Layout(Spec):
     """Padding multiple of the vocabulary tables' rows (vLLM: 64; Megatron: 128*tp)."""
 
 
-WHOLE = Layout.by_default()
+WHOLE = Layout.create_default()
 
 
-def sizes_of(model: "ModelSpec", layout: Layout = WHOLE) -> Sizes:
+def compute_sizes(model: "ModelSpec", layout: Layout = WHOLE) -> Sizes:
     """Sizes of the whole model and of a rank's share under a layout. Raises: SpecError for sizes that do not divide."""
     return Sizes(whole=_numbers(model, WHOLE), share=_numbers(model, layout))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
 from rlplan.errors import SpecError
-from rlplan.reading import opened
-from rlplan.spec.base import parse_json, read_json, shorten
+from rlplan.reading import open_regular
+from rlplan.spec.base import parse_json, read_json, shorten_value
 from rlplan.spec.model import ModelSpec
 
 MAX_HEADER_BYTES = 32 << 20
@@ -58,10 +58,12 @@ def read_checkpoint(path: Path) -> tuple[StoredTensor, ...]:
     for name in files:
         for tensor in read_header(path / name):
             if tensor.name in tensors or places.get(tensor.name) != name:
-                _refuse(path / name, f"tensor {shorten(tensor.name)} is here too, or not in the index", _ONE_PLACE)
+                _refuse(
+                    path / name, f"tensor {shorten_value(tensor.name)} is here too, or not in the index", _ONE_PLACE
+                )
             tensors[tensor.name] = tensor
     if missing := places.keys() - tensors.keys():
-        _refuse(index, f"tensor {shorten(min(missing))} is in no file", _ONE_PLACE)
+        _refuse(index, f"tensor {shorten_value(min(missing))} is in no file", _ONE_PLACE)
     return tuple(tensors.values())
 
 
@@ -111,11 +113,11 @@ def read_index(path: Path) -> dict[str, str]:
     data = read_json(path, "the index", limit=MAX_INDEX_BYTES)
     places = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(places, dict) or not places:
-        _refuse(path, f"weight_map is {shorten(places)}", "an object of tensor names and file names")
+        _refuse(path, f"weight_map is {shorten_value(places)}", "an object of tensor names and file names")
     for name in places.values():
         is_near = isinstance(name, str) and not ("/" in name or "\\" in name or name.startswith("."))
         if not is_near or not name.endswith(".safetensors") or len(name) > MAX_NAME:
-            _refuse(path, f"weight_map names the file {shorten(name)}", "a safetensors file in the same folder")
+            _refuse(path, f"weight_map names the file {shorten_value(name)}", "a safetensors file in the same folder")
     return places
 
 
@@ -132,7 +134,7 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
     end = 0
     for start, stop, name in sorted(spans):
         if start != end:
-            _refuse(path, f"tensor {shorten(name)} starts at byte {start}, the one before ends at {end}", _FILLED)
+            _refuse(path, f"tensor {shorten_value(name)} starts at byte {start}, the one before ends at {end}", _FILLED)
         end = stop
     if end != data_bytes:
         _refuse(path, f"tensors take {end} bytes, the file holds {data_bytes}", _FILLED)
@@ -143,7 +145,7 @@ _FILLED = "tensors fill the data without overlap or gap"
 
 
 def _read_raw(path: Path) -> tuple[dict[str, Any], int]:
-    with opened(path, "the file of weights") as file:
+    with open_regular(path, "the file of weights") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
@@ -155,7 +157,7 @@ def _read_raw(path: Path) -> tuple[dict[str, Any], int]:
         _refuse(path, "the header is not UTF-8", "a safetensors file")
     header = parse_json(text, what="the header", where=str(path))
     if not isinstance(header, dict):
-        _refuse(path, f"the header is {shorten(header)}", "an object of tensors")
+        _refuse(path, f"the header is {shorten_value(header)}", "an object of tensors")
     return header, size - 8 - length
 
 
@@ -163,12 +165,14 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[StoredTensor, int]:
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
-        _refuse(path, f"dtype of {shorten(name)} is {shorten(dtype)}", f"one of {', '.join(BITS)}")
+        _refuse(path, f"dtype of {shorten_value(name)} is {shorten_value(dtype)}", f"one of {', '.join(BITS)}")
     if not _are_numbers(shape) or not _are_numbers(offsets) or len(offsets) != 2:
-        _refuse(path, f"tensor {shorten(name)} is {shorten(entry)}", "shape, and data_offsets of start and end")
+        _refuse(
+            path, f"tensor {shorten_value(name)} is {shorten_value(entry)}", "shape, and data_offsets of start and end"
+        )
     start, stop = offsets
     if len(shape) > 16 or (stop - start) * 8 != prod(shape) * BITS[dtype]:
-        what = f"tensor {shorten(name)} of {dtype} and shape {shorten(shape)} has {stop - start} bytes"
+        what = f"tensor {shorten_value(name)} of {dtype} and shape {shorten_value(shape)} has {stop - start} bytes"
         _refuse(path, what, "bytes of the shape times bits of the dtype")
     return StoredTensor(name, dtype, tuple(shape), stop - start), start
 

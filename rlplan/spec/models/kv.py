@@ -9,7 +9,7 @@ Symbols: k key heads, d head_dim, rkv and dr MLA's latent and rotary parts, t te
 from dataclasses import dataclass
 
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.dimensions import Layout, count_kv_heads, sizes_of
+from rlplan.spec.models.dimensions import Layout, compute_sizes, count_kv_heads
 from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, NONE, SLIDING
 
 
@@ -32,7 +32,7 @@ class LayerCache:
     """Elements of a linear layer's last conv_kernel - 1 inputs per sequence."""
 
 
-def layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
+def list_layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
     """The cache of every layer on one of `tp` ranks.
 
     Counts: 2*k*d a token (keys and values, also where Gemma 4 uses keys as values: both are cached), with
@@ -42,10 +42,10 @@ def layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
     decompressed heads, vLLM the latent.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> layer_caches(find_model("meta-llama/Llama-3.1-8B"), tp=16)[0].elements_per_token  # 8 heads, 16 ranks: 2*1*128
+    >>> list_layer_caches(find_model("meta-llama/Llama-3.1-8B"), tp=16)[0].elements_per_token  # 8 heads
     256
     """
-    sizes_of(model, Layout(tp=tp))
+    compute_sizes(model, Layout(tp=tp))
     return tuple(_cache(model, layer, tp) for layer in range(model.num_layers))
 
 
@@ -57,7 +57,7 @@ def kv_elements_per_token(model: ModelSpec, tp: int = 1) -> dict[str, int]:
     {'full': 35136}
     """
     totals: dict[str, int] = {}
-    for cache in layer_caches(model, tp):
+    for cache in list_layer_caches(model, tp):
         if cache.kind == NONE:
             continue
         totals[cache.kind] = totals.get(cache.kind, 0) + cache.elements_per_token + cache.index_elements_per_token
@@ -68,7 +68,7 @@ def _cache(model: ModelSpec, layer: int, tp: int) -> LayerCache:
     kind = model.attention_kind(layer)
     if kind == LINEAR:
         return _linear_cache(model, tp)
-    if kind == NONE or model.takes_keys(layer):
+    if kind == NONE or model.reuses_keys(layer):
         return LayerCache(NONE)
     window = model.window if kind in (SLIDING, CHUNKED) else None
     if latent := model.latent_attention:

@@ -7,7 +7,7 @@ import difflib
 from typing import Any, NoReturn
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.spec.base import shorten
+from rlplan.spec.base import shorten_value
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, OTHER_MODEL, REPAIR, Config
 from rlplan.spec.models.families.family import FAMILIES, Family
 from rlplan.spec.models.families.readers import Fields
@@ -68,7 +68,7 @@ def known_architecture(data: dict[str, Any], where: str) -> str:
         return name
     near = difflib.get_close_matches(name[:MAX_WORD], FAMILIES, n=3, cutoff=0) or sorted(FAMILIES)[:3]
     raise SpecError(
-        f"architecture {shorten(first)} is not known",
+        f"architecture {shorten_value(first)} is not known",
         where=f"{where}: architectures",
         rule=f"one of {len(FAMILIES)} known ones; nearest: {', '.join(near)}.{did_you_mean(name[:MAX_WORD], FAMILIES)}",
         way_out=OTHER_MODEL,

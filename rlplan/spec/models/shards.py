@@ -18,13 +18,13 @@ from rlplan.units import ceil_div
 _IN_LAYERS = (Component.ATTENTION, Component.MLP, Component.SHARED_EXPERTS, Component.ROUTER)
 
 
-def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
+def split_layers(num_layers: int, pp: int) -> tuple[range, ...]:
     """The layers of each pipeline stage.
 
     Counts: L // p each. The remaining layers go to the stages before the last, one per stage, starting from the back.
     Source: vLLM 0.25 distributed/utils.py get_pp_indices. Differs: Megatron refuses what does not divide.
 
-    >>> [len(layers) for layers in stage_layers(30, 4)]
+    >>> [len(layers) for layers in split_layers(30, 4)]
     [7, 8, 8, 7]
     """
     if pp > num_layers:
@@ -56,10 +56,10 @@ def has_even_stages(model: ModelSpec, pp: int) -> bool:
 
     Megatron-Core takes a number for the first and the last stage, and splits the rest evenly.
     """
-    return len({len(layers) for layers in trained_stages(model, pp)[:-1]}) <= 1
+    return len({len(layers) for layers in split_training_stages(model, pp)[:-1]}) <= 1
 
 
-def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple[range, ...]:
+def split_training_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple[range, ...]:
     """The layers of each stage of a training pipeline; the last stage has fewer, since it has the head.
 
     Counts: candidates are all numbers of layers on the last stage for which no stage has more than L / p, rounded up.
@@ -69,13 +69,15 @@ def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> v3, mixture = find_model("deepseek-ai/DeepSeek-V3"), find_model("Qwen/Qwen3-235B-A22B")
-    >>> [len(layers) for layers in trained_stages(v3, 4)]  # slime's --decoder-last-pipeline-num-layers 13
+    >>> [len(layers) for layers in split_training_stages(v3, 4)]  # slime's --decoder-last-pipeline-num-layers 13
     [16, 16, 16, 13]
-    >>> [len(layers) for layers in trained_stages(mixture, 8)][-2:], len(trained_stages(v3, 16)[-1])  # verl: 10, and 1
-    ([12, 10], 1)
+    >>> [len(layers) for layers in split_training_stages(mixture, 8)][-2:]  # verl: 10 in the last
+    [12, 10]
+    >>> len(split_training_stages(v3, 16)[-1])  # verl: 1
+    1
     """
     num_layers = model.num_layers
-    even = stage_layers(num_layers, pp)
+    even = split_layers(num_layers, pp)
     if pp == 1:
         return even
     extra, most = count_head_layers(model) if has_head else 0.0, ceil_div(num_layers, pp)
@@ -85,11 +87,11 @@ def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple
         return (num_layers - last) % (pp - 1) > 0, max(largest, last + extra), -last
 
     last = min((x for x in range(1, most + 1) if 1 <= ceil_div(num_layers - x, pp - 1) <= most), key=badness)
-    ends = list(accumulate(len(layers) for layers in stage_layers(num_layers - last, pp - 1)))
+    ends = list(accumulate(len(layers) for layers in split_layers(num_layers - last, pp - 1)))
     return tuple(range(start, end) for start, end in zip((0, *ends), (*ends, num_layers), strict=True))
 
 
-def stage_tensors(
+def list_stage_tensors(
     model: ModelSpec, layout: Layout, stage: int, stages: Sequence[range] | None = None
 ) -> tuple[Parameter, ...]:
     """Every tensor that one rank of a pipeline stage holds. Raises: SpecError for sizes that do not divide.
@@ -101,7 +103,7 @@ def stage_tensors(
     The vocabulary is padded and split over t. Embeddings are on the first stage, the head is on the last, which repeats
     a tied table if there are several stages.
     """
-    stages = stages or stage_layers(model.num_layers, layout.pp)
+    stages = stages or split_layers(model.num_layers, layout.pp)
     if not 0 <= stage < len(stages):
         raise SpecError(
             f"stage {stage} does not exist",
@@ -109,4 +111,4 @@ def stage_tensors(
             rule=f"0 to {len(stages) - 1}",
             way_out="choose another stage",
         )
-    return model.held_tensors(layout, stages[stage], has_first=stage == 0, has_last=stage == len(stages) - 1)
+    return model.list_rank_tensors(layout, stages[stage], has_first=stage == 0, has_last=stage == len(stages) - 1)

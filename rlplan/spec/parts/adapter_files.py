@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import read_json, shorten
+from rlplan.spec.base import read_json, shorten_value
 from rlplan.spec.model import ModelSpec, Parameter
-from rlplan.spec.models.adapters import ALL_LINEAR, lora_parameters
+from rlplan.spec.models.adapters import ALL_LINEAR, list_lora_parameters
 from rlplan.spec.models.headers import read_header
 from rlplan.spec.parts.training import LoraSpec
 
@@ -68,14 +68,14 @@ def check_same_adapter(model: ModelSpec, trained: LoraSpec, stored: LoraSpec) ->
         if wanted != actual:
             way_out = f"training.lora.{key}={actual:g}"
             raise _another(stored, f"{key} {actual:g}, training.lora.{key} is {wanted:g}", way_out)
-    wanted_tensors = lora_parameters(model, trained.rank, trained.target_modules)
-    if wanted_tensors != lora_parameters(model, stored.rank, stored.target_modules):
+    wanted_tensors = list_lora_parameters(model, trained.rank, trained.target_modules)
+    if wanted_tensors != list_lora_parameters(model, stored.rank, stored.target_modules):
         names = ", ".join(stored.target_modules) if isinstance(stored.target_modules, tuple) else stored.target_modules
         way_out = f"'training.lora.target_modules=[{names}]'"
         raise _another(stored, f"other layers than training.lora.target_modules: {names}", way_out)
 
 
-def held_beside(model: ModelSpec, adapters: Mapping[str, LoraSpec]) -> tuple[Parameter, ...]:
+def list_frozen_adapters(model: ModelSpec, adapters: Mapping[str, LoraSpec]) -> tuple[Parameter, ...]:
     """The parameters of frozen adapters on a model's linear layers. adapters: by name, which becomes part of tensor
     names.
 
@@ -83,13 +83,13 @@ def held_beside(model: ModelSpec, adapters: Mapping[str, LoraSpec]) -> tuple[Par
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> lora = LoraSpec(rank=8, target_modules=("q_proj",))
-    >>> held_beside(find_model("Qwen/Qwen3-0.6B"), {"reference": lora})[0].name
+    >>> list_frozen_adapters(find_model("Qwen/Qwen3-0.6B"), {"reference": lora})[0].name
     'model.layers.0.self_attn.q_proj.lora_A.reference.weight'
     """
     return tuple(
         replace(tensor, name=tensor.name.removesuffix("weight") + f"{name}.weight")
         for name, adapter in adapters.items()
-        for tensor in lora_parameters(model, adapter.rank, adapter.target_modules)
+        for tensor in list_lora_parameters(model, adapter.rank, adapter.target_modules)
     )
 
 
@@ -97,13 +97,15 @@ def check_tensors(adapter: LoraSpec, model: ModelSpec, *, where: str) -> None:
     """Check that the weights' file has exactly the adapter's tensors, in their shapes. Raises: SpecError."""
     file = Path(str(adapter.path)) / WEIGHTS_FILE
     stored = {tensor.name: tensor.shape for tensor in read_header(file)}
-    wanted = lora_parameters(model, adapter.rank, adapter.target_modules)
+    wanted = list_lora_parameters(model, adapter.rank, adapter.target_modules)
     for name, shape in {PEFT_PREFIX + tensor.name: tensor.shape for tensor in wanted}.items():
         if (shape_in_file := stored.pop(name, None)) != shape:
             has = f"has {name} of {shape_in_file}" if shape_in_file else f"lacks {name}"
             _refuse_tensors(where, file, f"{has}, {shape} is needed")
     if stored:
-        _refuse_tensors(where, file, f"has {shorten(next(iter(stored)))}, which belongs to no layer of the policy")
+        _refuse_tensors(
+            where, file, f"has {shorten_value(next(iter(stored)))}, which belongs to no layer of the policy"
+        )
 
 
 def _refuse_tensors(where: str, file: Path, what: str) -> NoReturn:
@@ -124,7 +126,7 @@ def _another(stored: LoraSpec, what: str, way_out: str) -> SpecError:
 
 def _refuse(where: str, file: Path, key: str, value: Any, rule: str) -> NoReturn:
     raise SpecError(
-        f"{key} is {shorten(value)}",
+        f"{key} is {shorten_value(value)}",
         where=f"{where}: {file}: {key}",
         rule=f"{key}: {rule}",
         way_out="name an adapter that PEFT saved with plain LoRA, or merge this one into a model",

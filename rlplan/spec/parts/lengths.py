@@ -72,10 +72,10 @@ class LogNormalLengths(Spec):
         return math.exp(math.log(self.median) + self.sigma * _STANDARD.inv_cdf(clipped))
 
 
-def histogram_of(lengths: Sequence[int], num_bins: int = 20) -> "HistogramLengths":
+def build_histogram(lengths: Sequence[int], num_bins: int = 20) -> "HistogramLengths":
     """Lengths from data as a distribution, in bins of one width.
 
-    >>> histogram_of([1, 2, 2, 9], num_bins=2)
+    >>> build_histogram([1, 2, 2, 9], num_bins=2)
     HistogramLengths(kind='histogram', edges=(1, 6, 11), counts=(3, 1))
     """
     low, high = min(lengths), max(lengths)
@@ -142,7 +142,7 @@ class Lengths:
         """
         return min(float(self.longest), self.spec.quantile(share))
 
-    def at_most(self, tokens: float) -> float:
+    def compute_probability(self, tokens: float) -> float:
         """Probability that a response has at most `tokens` tokens, to a precision of 2^-40.
 
         >>> lengths = Lengths(UniformLengths(kind="uniform", low=100, high=300), 1000)
@@ -159,12 +159,12 @@ class Lengths:
             low, high = (middle, high) if self.quantile(middle) <= tokens else (low, middle)
         return high if high == 1.0 else low
 
-    def longest_of(self, count: int) -> float:
+    def estimate_longest(self, count: int) -> float:
         """Median of the longest of `count` responses, in tokens.
 
         Counts: the quantile at 0.5 ** (1 / count). Assumes: lengths are independent.
 
-        >>> Lengths(UniformLengths(kind="uniform", low=0 + 1, high=1001), 2000).longest_of(1)
+        >>> Lengths(UniformLengths(kind="uniform", low=0 + 1, high=1001), 2000).estimate_longest(1)
         501.0
         """
         return self.quantile(0.5 ** (1 / count))

@@ -131,7 +131,7 @@ RewardSpec = Annotated[
 ]
 
 
-def runs_elsewhere(reward: RewardSpec) -> bool:
+def needs_processes(reward: RewardSpec) -> bool:
     """Whether a reward uses processes of its own, which are worth starting early."""
     return not isinstance(reward, FormatCheckerSpec) and not (
         isinstance(reward, AnswerMatcherSpec) and reward.compares == "text"

@@ -98,14 +98,14 @@ class ValueSpec(Spec):
     """Folder of the value model's start weights; None: the policy's start weights."""
     shares_backbone: bool = False
     """Whether the value model is a second head on the policy, trained together with it."""
-    training: ValueTrainingSpec = ValueTrainingSpec.by_default()
+    training: ValueTrainingSpec = ValueTrainingSpec.create_default()
     """Layout and batch sizes of the value model's training."""
 
     @model_validator(mode="after")
     def _one_backbone(self) -> "ValueSpec":
         if self.path is not None and self.shares_backbone:
             raise ValueError("a value head on the policy's backbone cannot have a path: drop one of the two keys")
-        if self.shares_backbone and self.training != ValueTrainingSpec.by_default():
+        if self.shares_backbone and self.training != ValueTrainingSpec.create_default():
             raise ValueError("a value head on the policy's backbone is trained with it: drop roles.value.training")
         return self
 
@@ -129,13 +129,13 @@ class TeacherSpec(Spec):
 class RolesSpec(Spec):
     """The `roles:` part of a job. A reward model and a teacher exist only if they have a path."""
 
-    reference: ReferenceSpec = ReferenceSpec.by_default()
+    reference: ReferenceSpec = ReferenceSpec.create_default()
     """The reference model of the KL penalty."""
-    reward: RewardModelSpec = RewardModelSpec.by_default()
+    reward: RewardModelSpec = RewardModelSpec.create_default()
     """The learned reward."""
-    value: ValueSpec = ValueSpec.by_default()
+    value: ValueSpec = ValueSpec.create_default()
     """The value model (critic)."""
-    teacher: TeacherSpec = TeacherSpec.by_default()
+    teacher: TeacherSpec = TeacherSpec.create_default()
     """The teacher of on-policy distillation."""
 
     @property

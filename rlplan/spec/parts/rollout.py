@@ -58,7 +58,7 @@ class RolloutSpec(Spec):
     acceptance_rate: float | None = Field(default=None, gt=0, lt=1)
     """Probability that a proposed token is accepted, used to time speculative decoding on GPUs. It depends on the job;
     engines log it."""
-    environment: EnvironmentSpec = EnvironmentSpec.by_default()
+    environment: EnvironmentSpec = EnvironmentSpec.create_default()
     """The environment or the tools that answer the policy between turns."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
     """Data type of the KV cache. `auto`: same as the weights; `fp8` halves it (GPUs only)."""

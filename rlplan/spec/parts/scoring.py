@@ -39,18 +39,18 @@ class ScoringSpec(Spec):
     """Whether the trainer recomputes the policy's log-probs of finished rollouts before the step's updates."""
     has_entropy: bool | Auto = "auto"
     """Whether that pass also computes entropies."""
-    policy: ScoringPassSpec = ScoringPassSpec.by_default()
+    policy: ScoringPassSpec = ScoringPassSpec.create_default()
     """Micro-batch size of the pass that recomputes the policy's log-probs."""
-    reference: ScoringPassSpec = ScoringPassSpec.by_default()
+    reference: ScoringPassSpec = ScoringPassSpec.create_default()
     """Micro-batch size of the reference model."""
-    value: ScoringPassSpec = ScoringPassSpec.by_default()
+    value: ScoringPassSpec = ScoringPassSpec.create_default()
     """Micro-batch size of the value model."""
-    reward: ScoringPassSpec = ScoringPassSpec.by_default()
+    reward: ScoringPassSpec = ScoringPassSpec.create_default()
     """Micro-batch size of the reward model."""
-    teacher: ScoringPassSpec = ScoringPassSpec.by_default()
+    teacher: ScoringPassSpec = ScoringPassSpec.create_default()
     """Micro-batch size of the teacher."""
 
-    def pass_of(self, role: Role) -> ScoringPassSpec:
+    def get_pass(self, role: Role) -> ScoringPassSpec:
         """The micro-batch size of a role's scoring passes."""
         sizes: ScoringPassSpec = getattr(self, role.value)
         return sizes

@@ -137,7 +137,7 @@ class LoraSpec(Spec):
 Ranks = Annotated[int, Field(ge=1, le=1024)] | Auto
 
 
-def given_ranks(ranks: int | str) -> int:
+def count_ranks(ranks: int | str) -> int:
     """A number of ranks; 1 for `auto`."""
     return 1 if ranks == "auto" else int(ranks)
 
@@ -203,7 +203,7 @@ class TrainingSpec(Spec):
     """Model chunks per pipeline stage (Megatron's interleaved schedule)."""
     predicts_ahead: int = Field(default=0, ge=0, le=8)
     """Depth of multi-token prediction: extra tokens that training predicts beyond the next one."""
-    kernels: KernelsSpec = KernelsSpec.by_default()
+    kernels: KernelsSpec = KernelsSpec.create_default()
     """Kernels that differ from the framework's defaults."""
     lora: LoraSpec | None = None
     """LoRA adapters trained in place of the policy; None: full fine-tuning."""
@@ -231,7 +231,7 @@ class TrainingSpec(Spec):
     @property
     def num_ranks_per_pass(self) -> int:
         """Ranks that compute one micro-batch together; sizes that are still `auto` count as 1."""
-        return given_ranks(self.ulysses) * given_ranks(self.tp)
+        return count_ranks(self.ulysses) * count_ranks(self.tp)
 
     def combination(
         self,
@@ -250,13 +250,13 @@ class TrainingSpec(Spec):
             self.trains_adapters,
             self.has_packed_base,
             *(offloads or (self.offloads_optimizer is True, self.offloads_parameters is True)),
-            *(ranks or (given_ranks(self.ulysses), given_ranks(self.tp))),
+            *(ranks or (count_ranks(self.ulysses), count_ranks(self.tp))),
         )
 
 
 def check_sharing(training: TrainingSpec, model: ModelSpec, where: str) -> None:
     """Raises: SpecError where ranks cannot share a micro-batch of this model."""
-    for refusal in sharing_refusals(model, given_ranks(training.ulysses), given_ranks(training.tp)):
+    for refusal in find_sharing_conflicts(model, count_ranks(training.ulysses), count_ranks(training.tp)):
         raise SpecError(refusal.what, where=f"{refusal.where}, {where}", rule=refusal.rule, way_out=refusal.way_out)
 
 
@@ -274,7 +274,7 @@ def _is_cut_whole(model: ModelSpec) -> bool:
     return not has_uncut and norms <= {model.head_dim}
 
 
-def sharing_refusals(model: ModelSpec, ulysses: int, tp: int) -> Iterator[Contradiction]:
+def find_sharing_conflicts(model: ModelSpec, ulysses: int, tp: int) -> Iterator[Contradiction]:
     """Why ranks cannot share a micro-batch of this model.
 
     Ulysses: each rank computes whole heads. With fewer key heads than ranks, several ranks compute the same one. Tensor

@@ -46,7 +46,7 @@ class WorkloadSpec(Spec):
     mean_response_len: Count | None = None
     """Mean response length in tokens, for predictions only; None: max_response_len. On GPUs a given `response_lengths`
     takes precedence."""
-    response_lengths: LengthSpec = ConstantLengths.by_default()
+    response_lengths: LengthSpec = ConstantLengths.create_default()
     """Distribution of response lengths, for predictions on GPUs, simulations, and runs with controls.forces_lengths."""
     num_concurrent_requests: Count | None = None
     """Requests that clients keep in flight at a standalone engine (`framework: vllm`), for `rlplan simulate`. Each has

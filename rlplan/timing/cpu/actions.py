@@ -15,14 +15,14 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.trainers.checkpoints import saved_bytes
-from rlplan.memory.trainers.training import rank_of_role, trained_rank
+from rlplan.memory.trainers.training import build_role_rank, build_trained_rank
 from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.cpu.eager import FLOAT_BYTES, MicroBatch, backward_counts, forward_counts
 from rlplan.timing.cpu.engine import CpuEngine, Requests
-from rlplan.timing.cpu.host import CpuHost, CpuShare, find_task_ends, host_of
+from rlplan.timing.cpu.host import CpuHost, CpuShare, find_task_ends, read_host
 from rlplan.timing.cpu.weight_sync import time_weight_sync
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.timing.verifiers import verify_s
@@ -39,7 +39,7 @@ def predict_job(
 ) -> JobTiming | None:
     """Predict the seconds of a job's actions; None where the profile has no rates. role_models: models other than the
     policy's."""
-    host = host_of(profile)
+    host = read_host(profile)
     return None if host is None else time_job(schedule, action_costs(job, model, host, schedule, role_models))
 
 
@@ -120,7 +120,7 @@ class CpuTimes:
 
         Source: `rlplan.runtime.workers.trainer.offloaded_states`.
         """
-        states = trained_rank(
+        states = build_trained_rank(
             self.job.training, self.model, trained.zero_stage, trained.num_shards, 0
         ).states.after_step()
         num_bytes = (states.device_bytes + states.host_bytes) * len(trained.devices)
@@ -136,7 +136,7 @@ class CpuTimes:
         job, shards = self.job, trained.num_shards
         cut = trained.tp, trained.zero_stage, shards
         ranks = [
-            rank_of_role(job, trained.role, self.model, cut, shard, training=job.training) for shard in range(shards)
+            build_role_rank(job, trained.role, self.model, cut, shard, training=job.training) for shard in range(shards)
         ]
         num_bytes = trained.tp * sum(saved_bytes(rank.states) for rank in ranks)
         if waits:
@@ -174,8 +174,8 @@ class CpuTimes:
         gathers all weights in both passes, and reads and writes them once more. Recomputed layers need another forward
         pass, and so do the answers of a greedy baseline.
         """
-        layout = self.schedule.layout("policy_trainer")
-        num_rollouts = self.job.num_trained_by(layout.dp)
+        layout = self.schedule.find_layout("policy_trainer")
+        num_rollouts = self.job.count_trained(layout.dp)
         share, stage = self._training, self._zero_stage
         num_passes = ceil_div(num_rollouts, self._micro_batch(num_rollouts))
         cost = self._passes(share, num_rollouts, layout, trains=True) + self._python(2 * num_rollouts)
@@ -211,7 +211,7 @@ class CpuTimes:
         Counts: gradients flattened (4S fresh, 8S), norm 4S, scaling 8S, Adam 28S (four reads, three writes), weights
         copied 8S. Stage 0 has S = P. Stages 0 and 1 reduce here. Stages 1 and 2 all-gather P e into a fresh buffer of
         that size and copy it out (2 P e). One rank gathers nothing.
-        Source: DeepSpeed 0.19.8 `step`; the buffer is gloo's (docs/decisions.md).
+        Source: DeepSpeed 0.19.8 `step`; the buffer is gloo's (docs/lab-notes.md).
         """
         share, stage, whole = self._training, self._zero_stage, self._weight_bytes
         part = self.model.num_parameters / (self._num_ranks if stage else 1)
@@ -229,7 +229,7 @@ class CpuTimes:
 
     @cached_property
     def _zero_stage(self) -> int:
-        return self.schedule.layout("policy_trainer").zero_stage
+        return self.schedule.find_layout("policy_trainer").zero_stage
 
     def checkpoint_cost(self) -> Cost:
         """The policy's weights copied and written to disk."""
@@ -324,7 +324,7 @@ class CpuTimes:
 
     @cached_property
     def _num_ranks(self) -> int:
-        return len(self.schedule.layout("policy_trainer").devices)
+        return len(self.schedule.find_layout("policy_trainer").devices)
 
     @cached_property
     def _training(self) -> CpuShare:

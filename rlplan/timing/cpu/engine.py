@@ -10,8 +10,8 @@ q query width, k key width, I MLP width.
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlplan.memory.model.engine_base import engine_quantization, packed_tensors
-from rlplan.memory.serving.generation import host_pool, kv_bytes_per_token
+from rlplan.memory.model.engine_base import find_engine_quantization, list_packed_tensors
+from rlplan.memory.serving.generation import build_host_pool, kv_bytes_per_token
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedRollout
 from rlplan.timing.cost import Cost
@@ -46,8 +46,8 @@ class CpuEngine:
     @cached_property
     def matrix_bytes(self) -> int:
         """Bytes of the matrices of all layers, in their stored format (4 bits where quantized)."""
-        scheme = engine_quantization(self.rollout, None)
-        packed = packed_tensors(self.model, scheme)
+        scheme = find_engine_quantization(self.rollout, None)
+        packed = list_packed_tensors(self.model, scheme)
         whole = FLOAT_BYTES * matrix_numel(self.model)
         if scheme is None:
             return whole
@@ -57,7 +57,7 @@ class CpuEngine:
         """c: concurrent sequences, limited by the requests, max_num_seqs and the KV cache."""
         rollout = self.rollout
         # vLLM reserves one block as the null block
-        blocks = host_pool(self.model, rollout).num_blocks(rollout.kv_cache_memory) - 1
+        blocks = build_host_pool(self.model, rollout).num_blocks(rollout.kv_cache_memory) - 1
         blocks_per_sequence = ceil_div(requests.prompt_len + requests.response_len, rollout.block_size)
         return max(1, min(requests.num_sequences, rollout.max_num_seqs, blocks // blocks_per_sequence))
 

@@ -16,7 +16,7 @@ from rlplan.timing.cpu.eager import PassCounts
 
 @dataclass(frozen=True, slots=True)
 class CpuHost:
-    """Rates of a whole host. Make one with `host_of`."""
+    """Rates of a whole host. Make one with `read_host`."""
 
     num_cores: int
     flops_per_s: float
@@ -95,7 +95,7 @@ class CpuShare:
         return Cost({Resource.NETWORK: sent / (self.host.collective_bytes_per_s * self.thread_share)})
 
 
-def host_of(profile: CpuProfile) -> CpuHost | None:
+def read_host(profile: CpuProfile) -> CpuHost | None:
     """Read the rates of a profile; None where a rate or latency is missing, because an unknown is not zero."""
     rates = profile.rates or CpuRates()
     flops = rates.flops_per_s.get(ComputeDtype.FLOAT32)

@@ -5,7 +5,7 @@ In: a job, its model, the engine's share of the host. Out: a Cost. Left out: the
 Symbols: P parameters, e bytes per element, S bytes of the adapters.
 """
 
-from rlplan.memory.weight_sync.packets import arena_bytes, policy_packets
+from rlplan.memory.weight_sync.packets import arena_bytes, plan_policy_packets
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -21,7 +21,7 @@ def time_weight_sync(job: ResolvedJob, engine: CpuEngine, host: CpuHost, *, is_f
     The first sync needs two more calls to open the channel, and its arena consists of fresh pages.
     """
     sends_adapters = job.placement.sync_content is SyncContent.ADAPTER
-    arena = arena_bytes(policy_packets(job, engine.model)) if is_first else 0
+    arena = arena_bytes(plan_policy_packets(job, engine.model)) if is_first else 0
     cost = (_adapters_cost if sends_adapters else _full_weights_cost)(job, engine, host, arena)
     if is_first or job.placement.sync_verification == "every":
         cost += (_adapters_verification_cost if sends_adapters else _verification_cost)(job, engine, host)

@@ -30,7 +30,7 @@ from itertools import pairwise
 from math import inf, sqrt
 
 from rlplan.timing.cost import Cost, Resource
-from rlplan.timing.serving.generation import GRID_RATIO, EngineRollouts, EngineSpeed, prefilled, prompt_parts
+from rlplan.timing.serving.generation import GRID_RATIO, EngineRollouts, EngineSpeed, prompt_parts, time_prefill
 from rlplan.timing.serving.occupancy import mean_age
 from rlplan.timing.serving.step import StepLoad, make_cost
 
@@ -75,7 +75,7 @@ class RolloutsAhead:
         running = self.find_running(step_s, sync_s) or self.most
         decoded = self.speed.rates.parts(self._load(running))
         again = 0.0 if self.keeps_cache else self._num_interrupted(running)
-        anew = prefilled(self.speed, again * self._tokens_per_rollout, self._tokens_per_rollout)
+        anew = time_prefill(self.speed, again * self._tokens_per_rollout, self._tokens_per_rollout)
         steps = self._num_tokens / running
         triples = zip(prompt_parts(self.speed, self.rollouts), decoded, anew, strict=True)
         compute, memory, latency, link, host = (prompt + steps * token + more for prompt, token, more in triples)
@@ -259,7 +259,7 @@ class RolloutsAhead:
 
     @cached_property
     def _longest(self) -> float:
-        return self.rollouts.lengths.longest_of(self.rollouts.num_rollouts * self.num_engines)
+        return self.rollouts.lengths.estimate_longest(self.rollouts.num_rollouts * self.num_engines)
 
     @cached_property
     def _tokens_per_rollout(self) -> float:
@@ -276,7 +276,7 @@ class RolloutsAhead:
         if self.keeps_cache:
             return 0.0
         tokens = self.rollouts.num_rollouts * self._tokens_per_rollout
-        return sum(prefilled(self.speed, tokens, self._tokens_per_rollout)) / self.rollouts.num_rollouts
+        return sum(time_prefill(self.speed, tokens, self._tokens_per_rollout)) / self.rollouts.num_rollouts
 
     @cached_property
     def _wait_s(self) -> float:
@@ -285,5 +285,5 @@ class RolloutsAhead:
         left_out = max(0.0, 1 - most / self.rollouts.num_rollouts)
         total = self.rollouts.num_rollouts * self.num_engines
         # rollouts within 2 % of the longest count as equally long
-        as_long = max(1.0, total * (1 - lengths.at_most(0.98 * self._longest)))
+        as_long = max(1.0, total * (1 - lengths.compute_probability(0.98 * self._longest)))
         return left_out * self._num_tokens * self._decode_s(most) / most * as_long / (1 + as_long)

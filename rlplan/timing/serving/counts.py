@@ -13,10 +13,10 @@ from functools import lru_cache
 
 from rlplan.memory.model.quantization import Quantization, weight_bytes
 from rlplan.memory.serving.tensors import stored_bytes
-from rlplan.memory.serving.weights import engine_layout
+from rlplan.memory.serving.weights import build_engine_layout
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
-from rlplan.spec.models.kv import LayerCache, layer_caches
+from rlplan.spec.models.kv import LayerCache, list_layer_caches
 from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.training.mini_batch import largest_normal
 
@@ -149,7 +149,7 @@ class EngineCut:
     @property
     def layout(self) -> Layout:
         """Layout of the model on a rank."""
-        return engine_layout(self.tp, ep=self.ep, attention_dp=self.replicas if self.ep > 1 else 1)
+        return build_engine_layout(self.tp, ep=self.ep, attention_dp=self.replicas if self.ep > 1 else 1)
 
 
 @lru_cache(maxsize=256)
@@ -164,13 +164,13 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     (131072, 0)
     """
     layout = cut.layout
-    tensors = model.held_tensors(layout, has_first=False)
+    tensors = model.list_rank_tensors(layout, has_first=False)
     dense = [tensor for tensor in tensors if tensor.component not in (*BUFFERED, Component.EXPERTS, Component.HEAD)]
     head = [tensor for tensor in tensors if tensor.component is Component.HEAD]
     if not head:  # the head is tied to the embedding table
-        whole = model.held_tensors(layout, range(0))
+        whole = model.list_rank_tensors(layout, range(0))
         head = [tensor for tensor in whole if tensor.component is Component.EMBEDDINGS][:1]
-    caches = layer_caches(model, cut.tp)
+    caches = list_layer_caches(model, cut.tp)
     return EngineCounts(
         matmuls=tuple(_group_by_format(dense, cut)),
         head=next(iter(_group_by_format(head, cut))),
@@ -219,8 +219,8 @@ def _experts(model: ModelSpec, cut: EngineCut) -> ExpertMatmuls | None:
     if spec is None:
         return None
     # without expert parallelism, each expert is sharded over the ranks of all replicas
-    layout = cut.layout if cut.ep > 1 else engine_layout(cut.tp * cut.replicas)
-    tensors = model.held_tensors(layout, has_first=False)
+    layout = cut.layout if cut.ep > 1 else build_engine_layout(cut.tp * cut.replicas)
+    tensors = model.list_rank_tensors(layout, has_first=False)
     parts = [tensor for tensor in tensors if tensor.component is Component.EXPERTS and len(tensor.shape) > 1]
     num_held, num_layers = spec.num_experts // cut.ep, len(spec.layers)
     number = num_held * num_layers

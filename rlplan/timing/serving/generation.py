@@ -14,7 +14,7 @@ from math import ceil, log
 from typing import Self
 
 from rlplan.dataflow.choice import EngineChoice
-from rlplan.memory.model.engine_base import engine_quantization
+from rlplan.memory.model.engine_base import find_engine_quantization
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.spec.resolved import SettledJob, SettledRollout
@@ -45,7 +45,7 @@ class EngineSpeed:
     """Cache of step times, because a search asks for the same speed many times."""
 
     @classmethod
-    def of_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
+    def from_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
         """Make the speed of the emitted engine. rlplan's own runtime switches vLLM's custom all-reduce off."""
         return cls(policy, job.rollout, choice, cluster, has_custom_all_reduce=not job.is_for_rlplan)
 
@@ -61,7 +61,7 @@ class EngineSpeed:
             replicas=choice.attention_dp,
             element_bytes=element_bytes,
             kv_element_bytes=1 if self.rollout.kv_dtype == "fp8" else element_bytes,
-            scheme=engine_quantization(self.rollout, word),
+            scheme=find_engine_quantization(self.rollout, word),
         )
 
     @cached_property
@@ -143,10 +143,10 @@ def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_engine
     """Seconds that a step waits for the engine with the longest rollout, beyond one engine's own share.
 
     Counts: tokens by which the longest rollout of all engines exceeds one engine's longest, decoded one at a time.
-    Source: order statistics, `Lengths.longest_of`. Assumes: rollouts go to engines in random order.
+    Source: order statistics, `Lengths.estimate_longest`. Assumes: rollouts go to engines in random order.
     """
-    longest = rollouts.lengths.longest_of(rollouts.num_rollouts * num_engines)
-    more = longest - rollouts.lengths.longest_of(rollouts.num_rollouts)
+    longest = rollouts.lengths.estimate_longest(rollouts.num_rollouts * num_engines)
+    more = longest - rollouts.lengths.estimate_longest(rollouts.num_rollouts)
     return Cost({Resource.IDLE: more * speed.decode_step_s(1, rollouts.prompt_len + longest)})
 
 
@@ -203,10 +203,10 @@ def _longest(rollouts: EngineRollouts, shape: Occupancy, ratio: float) -> tuple[
 def prompt_parts(speed: EngineSpeed, rollouts: EngineRollouts) -> list[float]:
     """Seconds of all prompts of a step, each prefilled once, in full batches."""
     prompts, length = ceil(rollouts.num_rollouts / max(1, rollouts.num_samples)), rollouts.prompt_len
-    return prefilled(speed, prompts * length, length)
+    return time_prefill(speed, prompts * length, length)
 
 
-def prefilled(speed: EngineSpeed, tokens: float, length: float) -> list[float]:
+def time_prefill(speed: EngineSpeed, tokens: float, length: float) -> list[float]:
     """Seconds to prefill `tokens` of sequences of one length, in full batches over the ranks that have any."""
     ranks, prompts = speed.choice.attention_dp, max(1.0, tokens / length) if length else 1.0
     batch = min(tokens, speed.rollout.max_num_batched_tokens * min(ranks, prompts) / ranks)

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rlplan.memory.model.quantization import NF4_DOUBLE
 from rlplan.spec.model import Component, ModelSpec, Parameter
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.timing.training.elementwise import ELEMENT_BYTES
 
@@ -29,7 +29,7 @@ def adapter_flops(model: ModelSpec, lora: LoraSpec) -> float:
     >>> adapter_flops(llama, LoraSpec(rank=32, target_modules=("q_proj",)))  # 28 layers * 2 * 32 * (3072 + 3072)
     11010048.0
     """
-    tensors = lora_parameters(model, lora.rank, lora.target_modules)
+    tensors = list_lora_parameters(model, lora.rank, lora.target_modules)
     return 2.0 * sum(tensor.numel * _compute_active_share(model, tensor) for tensor in tensors)
 
 
@@ -52,7 +52,7 @@ def adapter_bytes(model: ModelSpec, lora: LoraSpec) -> float:
     1207808.0
     """
     total = 0.0
-    for tensor in lora_parameters(model, lora.rank, lora.target_modules):
+    for tensor in list_lora_parameters(model, lora.rank, lora.target_modules):
         out, into = tensor.shape
         if tensor.component is Component.EXPERTS and model.experts is not None:
             out = out // model.experts.num_experts

@@ -10,7 +10,7 @@ Symbols: h hidden, q, k widths of queries and keys, I MLP width, t experts per t
 from functools import lru_cache
 
 from rlplan.memory.model.block import Norm
-from rlplan.memory.model.block_families import traits_of
+from rlplan.memory.model.block_families import find_traits
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.training.flops import kinds_of_layers
@@ -103,20 +103,20 @@ def between_bytes(model: ModelSpec, *, is_fused: bool) -> float:
     >>> between_bytes(find_model("Qwen/Qwen2.5-7B"), is_fused=True) / 28  # 2*(4 + 6)*3584
     71680.0
     """
-    num_norms: int = traits_of(model).get("num_norms", 2)
+    num_norms: int = find_traits(model).get("num_norms", 2)
     sums = 1 if NONE in model.attention_kinds else 2
     layer_bytes = model.hidden_size * (num_norms * _norm_bytes(model, is_fused) + sums * RESIDUAL)
     return float(layer_bytes * model.num_layers)
 
 
 def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:
-    norm = traits_of(model).get("norm", Norm.RMS)
+    norm = find_traits(model).get("norm", Norm.RMS)
     return min(NORM_BYTES[norm], FUSED_NORM) if is_fused else NORM_BYTES[norm]
 
 
 def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool) -> float:
     """Bytes per token of the norms, sums and attention of one layer."""
-    traits, norm = traits_of(model), _norm_bytes(model, is_fused)
+    traits, norm = find_traits(model), _norm_bytes(model, is_fused)
     outer = between_bytes(model, is_fused=is_fused) / model.num_layers
     if kind == NONE:
         return outer
@@ -139,7 +139,7 @@ def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool) -> float:
 
 
 def _mlp_bytes(model: ModelSpec, is_fused: bool) -> float:
-    widths = traits_of(model).get("mlp_saved_widths", 4)
+    widths = find_traits(model).get("mlp_saved_widths", 4)
     if widths == 4:
         return model.intermediate_size * (FUSED_GATED if is_fused else GATED)
     return model.intermediate_size * (TANH_MLP if widths == 5 and not is_fused else PLAIN_MLP)

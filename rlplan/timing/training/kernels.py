@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from rlplan.memory.trainers.shape import recompute_named
+from rlplan.memory.trainers.shape import parse_recompute
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.parts.training import TrainingSpec
 from rlplan.timing.network.cluster import Cluster
@@ -88,7 +88,7 @@ class Kernels:
 
 
 @lru_cache(maxsize=256)
-def kernels_of(backend: Backend, training: TrainingSpec) -> Kernels:
+def choose_kernels(backend: Backend, training: TrainingSpec) -> Kernels:
     """Choose the kernels of a trainer: its backend's defaults, changed by `training.kernels` and its neighbours.
 
     The defaults are transformers' modules, or Transformer Engine for Megatron.
@@ -109,7 +109,7 @@ def kernels_of(backend: Backend, training: TrainingSpec) -> Kernels:
         scales_rows=asked.matmuls == "fp8_rowwise",
         has_fp4=asked.matmuls == "fp4",
         stores_scores=asked.attention == "unfused",
-        modules=recompute_named(training.recomputed)[1],
+        modules=parse_recompute(training.recomputed)[1],
         reduce_bytes=2 if training.reduce_dtype == "auto" else training.reduce_dtype.num_bytes,
         hides_tp=asked.overlaps_tp,
         hides_step=asked.overlaps_step,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import NormalDist
 
-from rlplan.spec.models.shards import trained_stages
+from rlplan.spec.models.shards import split_training_stages
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.exchanges import stage_transfer_cost
@@ -130,7 +130,7 @@ def time_pass(
 def group_stages(setting: TrainSetting) -> tuple[StagePart, ...]:
     """Group pipeline stages by their number of layers, with and without the head."""
     has_head = setting.role not in (Role.VALUE, Role.REWARD)
-    stages = trained_stages(setting.model, setting.choice.pp, has_head=has_head)
+    stages = split_training_stages(setting.model, setting.choice.pp, has_head=has_head)
     *inner, last = (len(layers) for layers in stages)
     kinds = {size: inner.count(size) for size in inner}
     return (*(StagePart(size, has_head=False, number=number) for size, number in kinds.items()), StagePart(last, True))

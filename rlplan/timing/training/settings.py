@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice
-from rlplan.memory.trainers.shape import Recompute, recompute_named
+from rlplan.memory.trainers.shape import Recompute, parse_recompute
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import NONE
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.training.elementwise import BACKWARD
 from rlplan.timing.training.flops import Lengths
-from rlplan.timing.training.kernels import Kernels, kernels_of
+from rlplan.timing.training.kernels import Kernels, choose_kernels
 from rlplan.timing.training.modules import Recomputed
 from rlplan.vocabulary import Backend, Loss, Role
 
@@ -38,7 +38,7 @@ class TrainSetting:
     @cached_property
     def runs(self) -> Kernels:
         """Kernels of the trainer."""
-        return kernels_of(self.backend, self.training)
+        return choose_kernels(self.backend, self.training)
 
     @property
     def layers_ahead(self) -> float:
@@ -63,7 +63,7 @@ class TrainSetting:
     @cached_property
     def recompute(self) -> Recompute:
         """Recomputation in the backward pass."""
-        return recompute_named(self.training.recomputed)[0] if self.choice.gradient_checkpointing else Recompute.NONE
+        return parse_recompute(self.training.recomputed)[0] if self.choice.gradient_checkpointing else Recompute.NONE
 
     @property
     def modules(self) -> frozenset[str]:

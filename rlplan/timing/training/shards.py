@@ -9,7 +9,7 @@ Symbols: P parameters of a tensor and pipeline rank, e bytes per weight, g bytes
 from typing import NamedTuple
 
 from rlplan.spec.model import Component, ModelSpec
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.collectives import time_all_gather, time_all_reduce, time_reduce_scatter
@@ -34,7 +34,7 @@ def trained_parts(setting: TrainSetting) -> tuple[Part, ...]:
     """Parameters that a rank trains: adapters where there are any, else all that it holds."""
     lora, choice = setting.training.lora, setting.choice
     if lora:
-        whole = sum(tensor.numel for tensor in lora_parameters(setting.model, lora.rank, lora.target_modules))
+        whole = sum(tensor.numel for tensor in list_lora_parameters(setting.model, lora.rank, lora.target_modules))
         return (Part(whole / (choice.tp * choice.pp), _ranks(setting, choice.tp), choice.tp),)
     return held_parts(setting)
 

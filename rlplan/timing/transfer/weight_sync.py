@@ -22,11 +22,11 @@ from math import ceil
 from typing import Literal
 
 from rlplan.spec.model import Component, ModelSpec
-from rlplan.spec.models.adapters import linear_layers
+from rlplan.spec.models.adapters import list_linear_layers
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.transfer.switches import host_copy_cost
-from rlplan.timing.transfer.wires import find_gather_wire, lone_wire
+from rlplan.timing.transfer.wires import find_gather_wire, find_sender_wire
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Backend
 
@@ -152,7 +152,7 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     ends = sync_ends(model, setup, training, generation)
     num_bytes, gather, load = ends.num_bytes, ends.gather, ends.load
     if setup.transport == "delta":
-        wire = lone_wire(training, generation)
+        wire = find_sender_wire(training, generation)
         send = Cost({wire.resource: wire.seconds(num_bytes)})
         if not setup.is_coded_by_one:
             return gather + send + load
@@ -189,7 +189,7 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     if setup.transport == "delta" and not setup.is_coded_by_one:
         return _ends_of_shards(model, setup, generation)
     if setup.transport == "adapter":
-        num_bytes, tensors = setup.adapter_bytes, 2 * len(linear_layers(model))
+        num_bytes, tensors = setup.adapter_bytes, 2 * len(list_linear_layers(model))
     gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
     gather = gather_cost(gathered, tensors, setup, training)
     # narrower weights have a tensor of scales each
@@ -304,7 +304,7 @@ def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cl
 
 def _send(num_bytes: int, num_tensors: int, training: Cluster, generation: Cluster, *, is_packed: bool) -> Cost:
     """Broadcast from one training rank to all engine ranks; the ring enters each host once."""
-    wire = lone_wire(training, generation)
+    wire = find_sender_wire(training, generation)
     per_tensor_s = 0.0 if is_packed else num_tensors * SEND_S_PER_TENSOR
     return Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: per_tensor_s})
 

@@ -50,7 +50,7 @@ def find_gather_wire(cluster: Cluster, num_ranks: int, *, is_strided: bool) -> L
     return Link(rate * hosts / (hosts - 1), cluster.node_efficiencies.network_latency.value, Resource.NETWORK)
 
 
-def lone_wire(training: Cluster, generation: Cluster) -> Link:
+def find_sender_wire(training: Cluster, generation: Cluster) -> Link:
     """Find the wire from one training GPU to all engines; data enters each host once, through one GPU's adapters.
 
     Counts: the larger of a GPU's share of its node's network and SENDER_BYTES_PER_S, at most the whole network. The
@@ -58,7 +58,7 @@ def lone_wire(training: Cluster, generation: Cluster) -> Link:
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
     >>> eight = Cluster(get_gpu("h100", where=""), 8, 8, get_node("dgx-h100", where=""))
-    >>> 40e9 <= lone_wire(eight, eight).bytes_per_s <= 50e9
+    >>> 40e9 <= find_sender_wire(eight, eight).bytes_per_s <= 50e9
     True
     """
     # without a node profile there is at most one host

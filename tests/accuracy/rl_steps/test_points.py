@@ -10,7 +10,7 @@ import pytest
 from rlplan.accuracy.compare import compare_point, load_predictors, predict
 from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import plan_of
+from rlplan.accuracy.predict import plan_point_job
 from rlplan.accuracy.registry import Prediction, Refusal
 from rlplan.accuracy.rl_steps.job import lognormal, rl_job
 
@@ -85,7 +85,7 @@ def test_lengths_that_are_stated_are_met_under_their_limit() -> None:
 
 def test_a_log_probs_pass_and_a_reference_are_part_of_the_step() -> None:
     point = STEPS["nemorl-q32-32"]
-    plan = plan_of(rl_job(point))
+    plan = plan_point_job(rl_job(point))
     assert {action.role for action in plan.schedule.step if action.kind == "score"} == {"policy", "reference"}
     assert seconds(change_settings(point, kl_coef=0.0)) < seconds(point)
 

@@ -8,7 +8,7 @@ import pytest
 from rlplan.accuracy.compare import compare_point, load_predictors, predict
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import Measured, MeasuredPoint
-from rlplan.accuracy.predict import plan_of
+from rlplan.accuracy.predict import plan_point_job
 from rlplan.accuracy.registry import Prediction, Refusal
 from rlplan.accuracy.training.throughput import step_job
 
@@ -136,6 +136,6 @@ def test_h100_reaches_a_smaller_share_of_its_peak_than_a100() -> None:
 
 
 def test_the_step_of_a_point_is_the_step_of_a_plan() -> None:
-    plan = plan_of(step_job(FOUNDRY))
+    plan = plan_point_job(step_job(FOUNDRY))
     tokens = plan.job.workload.num_rollouts_per_step * plan.job.workload.max_seq_len
     assert predict_value(FOUNDRY) == pytest.approx(tokens / plan.seconds / 8)

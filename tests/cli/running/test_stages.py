@@ -19,9 +19,9 @@ from rlplan_cli.sources import read_stages
 
 from rlplan.errors import RunError, SpecError
 from rlplan.planner.plan import write_plan
-from rlplan.planner.search import best_plan
-from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
-from rlplan.runtime.run_folder.run_lock import locked_run_folder
+from rlplan.planner.search import find_best_plan
+from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_folder
+from rlplan.runtime.run_folder.run_lock import lock_run_folder
 from rlplan.spec.files.job_file import load_job
 from tests.cli.conftest import Call
 from tests.factories import EXAMPLES
@@ -38,7 +38,7 @@ def run_in(folder: Path, *overrides: str) -> StagesRun:
 def begun(folder: Path, *overrides: str) -> Path:
     """A stage's run folder that holds its plan alone."""
     (folder / "sft").mkdir(parents=True)
-    write_plan(best_plan(load_job(FILE, ["stage=sft", *overrides])), folder / "sft" / "plan.json")
+    write_plan(find_best_plan(load_job(FILE, ["stage=sft", *overrides])), folder / "sft" / "plan.json")
     return folder / "sft"
 
 
@@ -69,7 +69,7 @@ def test_a_stage_that_has_finished_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_stage_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    checkpoints = checkpoints_of(begun(tmp_path))
+    checkpoints = checkpoints_folder(begun(tmp_path))
     checkpoints.mkdir()
     (checkpoints / POINTER).touch()
     assert words(run_in(tmp_path)) == ["--resume", str(tmp_path / "sft")]
@@ -84,7 +84,7 @@ def test_what_ended_without_a_checkpoint_is_put_aside(tmp_path: Path) -> None:
 
 def test_a_stage_that_is_going_on_is_not_put_aside(tmp_path: Path) -> None:
     with (
-        locked_run_folder(begun(tmp_path), is_resumed=True),
+        lock_run_folder(begun(tmp_path), is_resumed=True),
         pytest.raises(SpecError, match="is in use by another run"),
     ):
         words(run_in(tmp_path))

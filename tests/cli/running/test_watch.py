@@ -13,7 +13,7 @@ from rlplan_cli.render.running import watching
 from rlplan.runtime.run_folder.following import Follower
 from rlplan.runtime.run_folder.run_lock import LOCK_NAME
 from tests.cli.conftest import Call
-from tests.runtime.run_folder.test_following import add, held, status
+from tests.runtime.run_folder.test_following import add, memory_line, status
 from tests.runtime.run_folder.test_following import run as run
 
 METRICS = {"reward/mean": 0.5, "kl/mean": 0.001, "policy/entropy": 1.0, "evaluate/greedy_accuracy": 0.25}
@@ -23,7 +23,12 @@ def do_steps(folder: Path, *steps: int) -> None:
     for step in steps:
         add(folder, "metrics.jsonl", {"step": step, **METRICS})
         add(folder, "timings.jsonl", {"step": step, "step_s": 2.0, "throughput/tokens_per_sec": 1234.0})
-        add(folder, "trace.jsonl", held("policy_trainer/0", 1 << 29), held("policy_trainer/0", 5 << 30, "peak"))
+        add(
+            folder,
+            "trace.jsonl",
+            memory_line("policy_trainer/0", 1 << 29),
+            memory_line("policy_trainer/0", 5 << 30, "peak"),
+        )
 
 
 def test_a_run_is_watched_to_its_end(rlplan: Call, run: Path) -> None:
@@ -58,7 +63,7 @@ def test_a_frame_keeps_to_the_terminal_and_has_memory_against_the_plan(
     monkeypatch.setattr(watching, "stdout", console)
     follower = Follower(run)
     with watching.WatchDisplay(follower.plan, is_shown=True) as display:
-        display.show(follower.look())
+        display.show(follower.read_new())
     console.export_text()
     console.print(display.frame(follower.standing))
     lines = console.export_text().splitlines()

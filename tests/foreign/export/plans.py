@@ -3,9 +3,9 @@
 from functools import cache
 from itertools import product
 
-from rlplan.foreign.export.folders import TARGETS, for_stack
+from rlplan.foreign.export.folders import TARGETS, set_framework
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.job import JobSpec
 
@@ -63,9 +63,9 @@ def list_asked(target: str, every: int = 1) -> list[tuple[str, ...]]:
 
 def plan_stack(job: JobSpec, stack: str) -> Plan:
     """The best plan of a job for a stack's framework."""
-    return best_plan(for_stack(job, stack), with_others=False)
+    return find_best_plan(set_framework(job, stack), with_others=False)
 
 
 @cache
 def make_plan(*overrides: str, model: str = "Qwen/Qwen2.5-1.5B-Instruct") -> Plan:
-    return best_plan(job_from({"policy": model, "hardware": "8xH100", "algorithm": "grpo"}, overrides))
+    return find_best_plan(job_from({"policy": model, "hardware": "8xH100", "algorithm": "grpo"}, overrides))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rlplan.spec.files.job_file import changed, job_from
+from rlplan.spec.files.job_file import job_from, override_job
 from rlplan.spec.job import JobSpec
 
 FRAMEWORKS = ("verl", "trl", "openrlhf", "slime", "nemo_rl", "rlplan")
@@ -52,4 +52,4 @@ def make_job(name: str, framework: str, folder: Path) -> JobSpec:
     prompts.touch()
     written = {"policy": policy, "hardware": hardware, "algorithm": algorithm, "framework": framework}
     job = job_from({**written, "data": {"prompts": str(prompts)}}, overrides)
-    return changed(job, ["rewards=[{kind: answer_matcher}]"]) if job.has_rollouts else job
+    return override_job(job, ["rewards=[{kind: answer_matcher}]"]) if job.has_rollouts else job

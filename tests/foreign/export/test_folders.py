@@ -8,16 +8,16 @@ import pytest
 
 from rlplan.api import emit
 from rlplan.errors import EmitError, SpecError
-from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.check import Asked, import_job
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.backwards import export_plan
-from rlplan.foreign.export.folders import TARGETS, for_stack, write_export
+from rlplan.foreign.export.folders import TARGETS, set_framework, write_export
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
 from rlplan.planner.executable import check_fits
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.resolved import settle
 from tests.factories import EXAMPLES
@@ -33,7 +33,7 @@ def read_back(target: str, folder: Path, plan: Plan, gpus: str = "8xH100") -> tu
     """The job of the files that were written, and keys of theirs that nobody knows."""
     settings = read_source(folder / STARTED[target], None)
     model = None if "policy.path" in settings.table.rows else plan.model_name
-    imported, job = imported_job(settings, Asked(gpus, model))
+    imported, job = import_job(settings, Asked(gpus, model))
     unknown = [entry.key for entry in imported.left if entry.why.startswith("not known")]
     return {
         key: flatten_keys(job.model_dump(mode="json"))[key]
@@ -133,7 +133,7 @@ def test_what_a_job_leaves_open_is_as_the_stack_has_it(target: str, policy: str)
     asked = job_from({"policy": policy, "hardware": "8xH100", "algorithm": "grpo"})
     plan = plan_stack(asked, target)
     assert export_plan(plan, target).settings
-    assert plan.asked == for_stack(asked, target)
+    assert plan.asked == set_framework(asked, target)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n"
         "num_generations: 8\nmax_completion_length: 256\nuse_vllm: true\nvllm_gpu_memory_utilization: 0.3\n"
     )
-    imported, job = imported_job(read_source(tmp_path / "train.yaml", "trl"), Asked("2xH100", None))
+    imported, job = import_job(read_source(tmp_path / "train.yaml", "trl"), Asked("2xH100", None))
     assert settle(job).training.logits == "fused"
     (tmp_path / "job.yaml").write_text(json.dumps(imported.data))
     emit(tmp_path / "job.yaml", tmp_path / "out", target="trl")
-    again, _ = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("2xH100", None))
+    again, _ = import_job(read_source(tmp_path / "out" / "train.sh", None), Asked("2xH100", None))
     asked, back = flatten_keys(imported.data), flatten_keys(again.data)
     assert {key: back.get(key) for key in asked if key != "name"} == {key: asked[key] for key in asked if key != "name"}
 
@@ -327,10 +327,10 @@ SPLIT = {
 @pytest.mark.parametrize("target", SPLIT)
 def test_gpus_that_train_beside_others_that_generate_are_said_and_so_is_asynchrony(target: str, tmp_path: Path) -> None:
     (tmp_path / "theirs.sh").write_text(SPLIT[target] + "\n")
-    _, job = imported_job(read_source(tmp_path / "theirs.sh", None), Asked("H100"))
-    plan = best_plan(job, with_others=False)  # which may leave some of the six idle
+    _, job = import_job(read_source(tmp_path / "theirs.sh", None), Asked("H100"))
+    plan = find_best_plan(job, with_others=False)  # which may leave some of the six idle
     write_export(plan, target, tmp_path / "out")
-    _, again = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("H100"))
+    _, again = import_job(read_source(tmp_path / "out" / "train.sh", None), Asked("H100"))
     arrangement = plan.choice.arrangement
     assert again.hardware.num_devices == arrangement.num_training + arrangement.num_generation
     assert again.placement.num_generation_devices == arrangement.num_generation

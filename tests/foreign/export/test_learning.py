@@ -13,7 +13,7 @@ from rlplan.foreign.export.experiment import list_learning_keys
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.table import load_table
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from tests.factories import EXAMPLES
@@ -165,6 +165,6 @@ def test_a_stack_that_lacks_a_key_refuses_the_plan_with_what_it_has() -> None:
     job = job_from(
         {"policy": "Qwen/Qwen2.5-1.5B-Instruct", "hardware": "8xH100", "algorithm": "grpo"}, ["training.backend=fsdp2"]
     )
-    masked = change_algorithm(best_plan(job, with_others=False), {"masks_truncated": True})
+    masked = change_algorithm(find_best_plan(job, with_others=False), {"masks_truncated": True})
     with pytest.raises(EmitError, match="masks_truncated = True"):
         export_plan(masked, "verl")

@@ -20,8 +20,8 @@ from ruamel.yaml import YAML
 from rlplan.emit.launchers import write_launcher
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.folders import write_export
-from rlplan.planner.search import best_plan
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.planner.search import find_best_plan
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export import own_parsers
@@ -56,7 +56,7 @@ def launchers(target: str, folder: Path) -> list[Path]:
     results = []
     for index, (gpus, lengths, batches) in enumerate(product(CLUSTERS, LENGTHS, BATCHES)):
         keys = [f"hardware={gpus}", "policy=Qwen/Qwen2.5-1.5B-Instruct", *lengths, *batches]
-        write_launcher(best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", keys)), target, folder / str(index))
+        write_launcher(find_best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", keys)), target, folder / str(index))
         results.append(folder / str(index))
     return results
 
@@ -109,7 +109,7 @@ def install(folder: Path, packages: Sequence[str], *options: str) -> Path:
 
 def within(seconds: float, what: str, command: Sequence[str], **variables: str) -> str:
     """Run a command and return its output; fail with its last output where it fails or exceeds the deadline."""
-    limit = scaled(seconds)
+    limit = scale_seconds(seconds)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=limit, env=os.environ | variables

@@ -13,18 +13,18 @@ from rlplan.api import emit
 from rlplan.emit.bundle import read_bundle
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import RlplanError, SpecError
-from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.check import Asked, import_job
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.backwards import name_hardware
 from rlplan.foreign.export.experiment import list_learning_keys
-from rlplan.foreign.job_text import job_text
+from rlplan.foreign.job_text import write_job_text
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan import Plan, write_plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import changed, load_job
+from rlplan.planner.search import find_best_plan
+from rlplan.spec.files.job_file import load_job, override_job
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import named_model
+from rlplan.spec.models.catalogue import format_model_name
 from tests.foreign.export.plans import STARTED
 from tests.foreign.export.spread import FRAMEWORKS, JOBS, make_job
 from tests.repository.at_night import in_turn
@@ -39,7 +39,7 @@ NO_PART_OF_A_FILE = ("name", "framework", "data.", "rewards", "limits.", "rollou
 def test_what_is_planned_for_a_framework_emits(framework: str, name: str, tmp_path: Path) -> None:
     job = make_job(name, framework, tmp_path)
     try:
-        plan = best_plan(job, with_others=False)
+        plan = find_best_plan(job, with_others=False)
     except SpecError as error:
         check_way_out(job, error, tmp_path)
         return
@@ -59,7 +59,7 @@ def check_way_out(job: JobSpec, error: RlplanError, folder: Path) -> None:
     assert all(alternatives), error.way_out
     assert not any(override.startswith(NEVER_SHORTER) for overrides in alternatives for override in overrides)
     for at, overrides in enumerate(alternatives):
-        plan = best_plan(changed(job, overrides), with_others=False)
+        plan = find_best_plan(override_job(job, overrides), with_others=False)
         assert plan.verdict is not Verdict.REFUSED
         if plan.verdict is Verdict.FITS:
             check_folder(plan, folder / str(at))
@@ -74,9 +74,9 @@ def check_folder(plan: Plan, folder: Path) -> None:
         assert read_bundle(folder / "out").job == execution_spec(plan).job
         return
     started = folder / "out" / STARTED[plan.job.release.name]
-    imported, job = imported_job(read_source(started, None), Asked(name_hardware(plan)))
-    (folder / "job.yaml").write_text(job_text(imported, job))
-    there = best_plan(load_job(folder / "job.yaml"), with_others=False)
+    imported, job = import_job(read_source(started, None), Asked(name_hardware(plan)))
+    (folder / "job.yaml").write_text(write_job_text(imported, job))
+    there = find_best_plan(load_job(folder / "job.yaml"), with_others=False)
     assert there.job.release == plan.job.release
     assert there.refusals == ()
     assert differences(there, plan) == {}
@@ -95,10 +95,10 @@ def _flat_job(plan: Plan) -> dict[str, Any]:
     """The keys of a plan's job that have an effect, with what the value model takes over from the policy."""
     job = plan.job
     values = flatten_keys(job.model_dump(mode="json"))
-    values["policy.path"] = named_model(values["policy.path"])
+    values["policy.path"] = format_model_name(values["policy.path"])
     if job.algorithm.declaration.has_value:
         values["algorithm.value_learning_rate"] = job.algorithm.value_learning_rate or job.algorithm.learning_rate
-        values["roles.value.path"] = named_model(values.get("roles.value.path") or values["policy.path"])
+        values["roles.value.path"] = format_model_name(values.get("roles.value.path") or values["policy.path"])
         for key in (key for key in values if key.startswith(OF_VALUE) and values[key] == "auto"):
             name = key.removeprefix(OF_VALUE)
             values[key] = values.get(f"training.{name}", values.get(f"workload.{name}"))

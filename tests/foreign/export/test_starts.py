@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from rlplan.errors import EmitError
-from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.check import Asked, import_job
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.source import read_source
 from rlplan.planner.executable import check_fits
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from tests.foreign.export.plans import ASKED, make_plan, plan_stack
 from tests.foreign.scripts import write_yaml
@@ -59,8 +59,8 @@ print(load(Path(sys.argv[sys.argv.index("--config") + 1]), []))
 
 def plan_nemo_rl(folder: Path, settings: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
     """The plan of a document of theirs, and the settings that are written for it."""
-    _, job = imported_job(read_source(write_yaml(folder, settings), None), Asked("H100"))
-    plan = best_plan(job, with_others=False)
+    _, job = import_job(read_source(write_yaml(folder, settings), None), Asked("H100"))
+    plan = find_best_plan(job, with_others=False)
     return plan, export_plan(plan, "nemo_rl").settings
 
 
@@ -104,7 +104,7 @@ def test_gpus_of_nemo_rl_that_generate_are_a_part_of_one_node_or_whole_nodes(
     wanted = {"gpus_per_node": "${cluster.gpus_per_node}", "num_nodes": 2} if len(nodes) > 2 else None
     assert resources == (wanted or {"gpus_per_node": 2, "num_nodes": None})
     write_export(plan, "nemo_rl", tmp_path / "out")
-    _, again = imported_job(read_source(tmp_path / "out" / "train.yaml", None), Asked("H100"))
+    _, again = import_job(read_source(tmp_path / "out" / "train.yaml", None), Asked("H100"))
     assert again.placement.num_generation_devices == plan.job.placement.num_generation_devices
 
 
@@ -119,7 +119,7 @@ def test_adapters_of_nemo_rl_are_trained_in_passes_of_rollouts_where_the_plan_sa
     plan = make_plan(*ASKED["nemo_rl"], "training.lora={rank: 16}", "workload.micro_batch_size_per_gpu=4")
     assert not plan.choice.trainer.max_tokens
     write_export(plan, "nemo_rl", tmp_path)
-    values = flatten_keys(imported_job(read_source(tmp_path / "train.yaml", None), Asked("8xH100"))[0].data)
+    values = flatten_keys(import_job(read_source(tmp_path / "train.yaml", None), Asked("8xH100"))[0].data)
     assert values["workload.micro_batch_size_per_gpu"] == plan.job.workload.micro_batch_size_per_gpu
     assert "training.max_tokens_per_micro_batch" not in values
 
@@ -187,7 +187,7 @@ def test_a_context_that_a_job_overrides_is_said_to_verl_and_read_back(tmp_path: 
     assert " ++actor_rollout_ref.model.override_config.max_position_embeddings=16384 " in (
         (tmp_path / "train.sh").read_text()
     )
-    imported, _ = imported_job(read_source(tmp_path / "train.sh", None), Asked("H100"))
+    imported, _ = import_job(read_source(tmp_path / "train.sh", None), Asked("H100"))
     assert imported.data["policy"]["max_position_embeddings"] == 16384
 
 
@@ -224,7 +224,7 @@ def test_engines_of_trl_on_gpus_of_their_own_are_a_server_beside_the_training(tm
     )
     assert all(size in text for size in sizes)
     assert "export CUDA_VISIBLE_DEVICES=0,1,2,3\ntrl grpo " in text
-    _, job = imported_job(read_source(tmp_path / "train.sh", None), Asked("H100"))
+    _, job = import_job(read_source(tmp_path / "train.sh", None), Asked("H100"))
     assert (job.hardware.num_devices, job.placement.num_generation_devices, job.rollout.tp) == (8, 4, 2)
     assert job.workload.mini_batch_size == plan.job.workload.mini_batch_size
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.check import Asked, import_job
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
@@ -124,9 +124,9 @@ def test_distillation_from_several_teachers_is_refused_by_name(tmp_path: Path) -
 def test_a_model_whose_context_is_overridden_has_that_context(override: dict[str, Any], tmp_path: Path) -> None:
     settings = SMALL | {"policy.model_name": "Qwen/Qwen2.5-Math-7B", "policy.max_total_sequence_length": 16384}
     with pytest.raises(SpecError, match="the model's limit is 4,096"):
-        imported_job(read_source(write_yaml(tmp_path, settings), None), Asked("H100"))[1].load_model()
+        import_job(read_source(write_yaml(tmp_path, settings), None), Asked("H100"))[1].load_model()
     settings |= {f"policy.hf_config_overrides.{key}": value for key, value in override.items()}
-    _, result = imported_job(read_source(write_yaml(tmp_path, settings), None), Asked("H100"))
+    _, result = import_job(read_source(write_yaml(tmp_path, settings), None), Asked("H100"))
     assert result.load_model().max_position_embeddings == 16384
 
 

@@ -79,7 +79,7 @@ def test_trainers_that_take_turns_beside_a_critic_are_said_to_be_counted_togethe
     ],
 )
 def test_sglang_holds_a_checkpoint_in_fp8_as_it_is(name: str, quantization: str | None, tmp_path: Path) -> None:
-    """slime gives `--hf-checkpoint` to SGLang as its `model_path`; Megatron loads `--load` in bfloat16."""
+    """slime gives `--hf-checkpoint` to SGLang as its `find_model_path`; Megatron loads `--load` in bfloat16."""
     script = tmp_path / "slime.sh"
     script.write_text(SLIME.replace("Qwen/Qwen3-4B", name))
     imported = convert(read_source(script, None), "H100", None)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.check import Asked, import_job
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.source import read_source
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.yaml import read_yaml
 
 TEXT = (
@@ -22,10 +22,10 @@ def test_a_job_with_given_answers_is_written_for_its_trainer_and_read_back(
     trainer: str, accelerate: str, tmp_path: Path
 ) -> None:
     (tmp_path / "own.yaml").write_text(f"{TEXT}trainer: {trainer}\naccelerate_config: {accelerate}\n")
-    _, job = imported_job(read_source(tmp_path / "own.yaml", None), Asked("H100"))
-    write_export(best_plan(job), "trl", tmp_path / "out")
+    _, job = import_job(read_source(tmp_path / "own.yaml", None), Asked("H100"))
+    write_export(find_best_plan(job), "trl", tmp_path / "out")
     assert f"trl {trainer} --config" in (tmp_path / "out" / "train.sh").read_text()
     assert "trainer" not in read_yaml(tmp_path / "out" / "train.yaml", "the file")
-    _, back = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("H100"))
+    _, back = import_job(read_source(tmp_path / "out" / "train.sh", None), Asked("H100"))
     for part in ("algorithm", "workload", "training"):
         assert getattr(back, part) == getattr(job, part)

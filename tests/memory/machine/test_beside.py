@@ -12,7 +12,7 @@ from rlplan.memory.machine.beside import (
     verifier_bytes,
 )
 from rlplan.runtime.rewards.child import MEMORY_PER_BYTE
-from rlplan.runtime.rewards.judge import Response, request_about
+from rlplan.runtime.rewards.judge import Response, make_request
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.units import MIB
 from tests.factories import make_job
@@ -36,7 +36,7 @@ def test_a_request_about_a_longest_batch_is_within_what_is_counted() -> None:
     job = make_job(**STEP)
     chat = json.dumps([{"role": "user", "content": "word" * 64}])
     response = Response(Prompt("p", "word" * 64, "7", (1,), chat=chat), "word" * 256, (151_935,) * 256)
-    sent = len(json.dumps({"responses": [request_about(response)] * 256, "progress": [0, 1]}))
+    sent = len(json.dumps({"responses": [make_request(response)] * 256, "progress": [0, 1]}))
     assert 0.6 * batch_request_bytes(job) < sent <= batch_request_bytes(job)
 
 

@@ -14,7 +14,7 @@ def test_slack_is_a_constant_and_one_percent_of_the_tensors() -> None:
     assert slack_bytes(constant, 12_301) == 1124  # a need rounds up
 
 
-# Measured in runs: MiB that pass and of gradients, holes, the rank's peak (docs/decisions.md, "Holes of a heap").
+# Measured in runs: MiB that pass and of gradients, holes, the rank's peak (docs/lab-notes.md, "Holes of a heap").
 RUNS = ((268, 109, 274, 1501), (470, 71, 320, 1734), (893, 71, 434, 2298), (336, 4, 160, 1905), (203, 4, 116, 1726))
 
 

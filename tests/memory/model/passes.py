@@ -1,7 +1,7 @@
 """Totals of a model or of a pass that several tests need."""
 
 from rlplan.memory.model.block import Block
-from rlplan.memory.model.block_families import blocks_of
+from rlplan.memory.model.block_families import list_blocks
 from rlplan.memory.model.logits import saved_loss_bytes
 from rlplan.memory.trainers.micro_batch import MicroBatchBytes, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
@@ -11,7 +11,7 @@ from rlplan.vocabulary import Loss
 
 def find_block(model: ModelSpec) -> Block:
     """The block that most layers of a model are."""
-    return max(blocks_of(model), key=lambda layers: layers.num).block
+    return max(list_blocks(model), key=lambda layers: layers.num).block
 
 
 def forward_end_bytes(shape: MicroBatchShape) -> int:

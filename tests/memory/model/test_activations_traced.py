@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlplan.memory.model.block_families import blocks_of
+from rlplan.memory.model.block_families import list_blocks
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
-from rlplan.memory.trainers.step_peak import RankState, largest_of, snapshots
+from rlplan.memory.trainers.step_peak import RankState, find_largest, take_snapshots
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.vocabulary import Loss, MemoryKind
 from tests.memory.model.passes import forward_end_bytes
@@ -98,7 +98,7 @@ def build_config(name: str, vocabulary: int) -> dict[str, Any]:
 
 
 def build_shape(model: ModelSpec, policy: str, loss: Loss) -> MicroBatchShape:
-    first, *more = blocks_of(model)
+    first, *more = list_blocks(model)
     return MicroBatchShape(
         block=first.block,
         num_layers=first.num,
@@ -135,7 +135,7 @@ def errors(name: str, policy: str, loss: Loss, vocabulary: int) -> tuple[float, 
     model = model_from_config(config, where="config.json")
     traced = trace_peak(config, TOKENS, recompute=policy, loss=loss.value)
     shape = build_shape(model, policy, loss)
-    peak = sum(largest_of(snapshots(build_rank_state(model, traced.parameters), shape).values()).values())
+    peak = sum(find_largest(take_snapshots(build_rank_state(model, traced.parameters), shape).values()).values())
     return peak / traced.num_bytes - 1, forward_end_bytes(shape) / traced.end_of_forward - 1
 
 
@@ -191,7 +191,9 @@ def test_a_value_model_agrees_with_traces(name: str, policy: str) -> None:
     scored = trace_peak(config, TOKENS, loss="none", has_gradient=False)
     rank_state = replace(build_rank_state(model, traced.parameters), head_gradient=0, is_tied=False)
     shape = build_shape(model, policy, Loss.NONE)
-    assert sum(largest_of(snapshots(rank_state, shape).values()).values()) == pytest.approx(traced.num_bytes, rel=0.08)
+    assert sum(find_largest(take_snapshots(rank_state, shape).values()).values()) == pytest.approx(
+        traced.num_bytes, rel=0.08
+    )
     assert score_peak_bytes(shape) == pytest.approx(scored.rest, rel=0.08)
 
 

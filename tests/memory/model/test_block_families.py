@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.activations import block_saved_bytes
-from rlplan.memory.model.block_families import REFUSED, TRAITS, blocks_of
+from rlplan.memory.model.block_families import REFUSED, TRAITS, list_blocks
 from rlplan.spec.model import FAMILIES, ModelSpec, model_from_config
 from tests.memory.model.traced_layers import saved_by_layer
 from tests.repository.at_night import at_night
@@ -46,7 +46,7 @@ def build_config(name: str, overrides: dict[str, Any]) -> dict[str, Any]:
 def layer_errors(config: dict[str, Any]) -> list[float]:
     """Relative error of each layer but the first, which makes what all share, and of all together."""
     model = model_from_config(config, where="config.json")
-    predicted = [(kind.num, block_saved_bytes(kind.block, TOKENS, 2)) for kind in blocks_of(model)]
+    predicted = [(kind.num, block_saved_bytes(kind.block, TOKENS, 2)) for kind in list_blocks(model)]
     measured = saved_by_layer(config, TOKENS)[:-1]
     each = [min((size / saved - 1 for _, size in predicted), key=abs) for saved in measured[1:]]
     return [*each, sum(num * size for num, size in predicted) / sum(measured) - 1]
@@ -76,16 +76,16 @@ def test_a_family_without_a_formula_is_refused_by_name(name: str) -> None:
     overrides = next(overrides for known, overrides in CASES if known == ALIASES.get(name, name))
     config = build_config(ALIASES.get(name, name), overrides) | {"architectures": [name]}
     with pytest.raises(SpecError, match=rf"{name} are not modelled(.|\n)*--trace"):
-        blocks_of(model_from_config(config, where="config.json"))
+        list_blocks(model_from_config(config, where="config.json"))
 
 
 def test_layers_of_different_kinds_are_counted_apart() -> None:
     config = build_config("Qwen3NextForCausalLM", {"num_hidden_layers": 8})
-    kinds = blocks_of(model_from_config(config, where="config.json"))
+    kinds = list_blocks(model_from_config(config, where="config.json"))
     assert [(kind.num, kind.block.delta_rule is None) for kind in kinds] == [(6, False), (2, True)]
     assert isinstance(model_from_config(config, where="config.json"), ModelSpec)
 
 
 def test_falcon_with_one_key_head_is_refused_for_no_fused_kernel_takes_it() -> None:
     with pytest.raises(SpecError, match="no fused kernel shares one key head among 71"):
-        blocks_of(model_from_config(build_config("FalconForCausalLM", FEW), where="config.json"))
+        list_blocks(model_from_config(build_config("FalconForCausalLM", FEW), where="config.json"))

@@ -8,7 +8,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rlplan.errors import SpecError
-from rlplan.memory.model.engine_base import base_quantization, find_loaded_form, packed_tensors, why_not_the_base
+from rlplan.memory.model.engine_base import (
+    find_base_mismatch,
+    find_loaded_form,
+    list_packed_tensors,
+    read_base_quantization,
+)
 from rlplan.spec.model import load_model
 from tests.memory.model.packed_base import SORTER, packed_base
 from tests.runtime.live.four_bits import METHODS
@@ -27,30 +32,30 @@ WEIGHTS, SCALES, ZEROS = 128 * 384 // 2, 2 * 128 * 12, 128 * 12 // 2
     ],
 )
 def test_a_matrix_has_the_bytes_worked_by_hand(tmp_path: Path, method: str, resident: int, loaded: int) -> None:
-    scheme = base_quantization(str(packed_base(tmp_path / "base", method)))
+    scheme = read_base_quantization(str(packed_base(tmp_path / "base", method)))
     assert scheme.form.num_bytes((ROWS, COLUMNS)) == resident
     assert find_loaded_form(scheme).num_bytes((ROWS, COLUMNS)) == loaded
 
 
 def test_whole_rows_behind_one_scale_are_a_format_too(tmp_path: Path) -> None:
     base = packed_base(tmp_path / "base", "gptq", {"group_size": -1})
-    assert base_quantization(str(base)).form.num_bytes((ROWS, COLUMNS)) == WEIGHTS + 2 * ROWS
+    assert read_base_quantization(str(base)).form.num_bytes((ROWS, COLUMNS)) == WEIGHTS + 2 * ROWS
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_linear_layer_is_packed_and_nothing_else(tmp_path: Path, method: str) -> None:
     base, model = packed_base(tmp_path / "base", method), load_model(SORTER)
-    assert why_not_the_base(model, str(SORTER), str(base)) == ""
-    names = {tensor.name.split(".")[-2] for tensor in packed_tensors(model, base_quantization(str(base)))}
+    assert find_base_mismatch(model, str(SORTER), str(base)) == ""
+    names = {tensor.name.split(".")[-2] for tensor in list_packed_tensors(model, read_base_quantization(str(base)))}
     assert names == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
 
 
 def test_a_layer_that_the_checkpoint_leaves_plain_is_counted_so(tmp_path: Path) -> None:
     base = packed_base(tmp_path / "base")
     add_layer(base, "model.layers.3.mlp.down_proj.", {"weight": np.zeros((ROWS, COLUMNS), np.float16)})
-    packed = packed_tensors(load_model(SORTER), base_quantization(str(base)))
+    packed = list_packed_tensors(load_model(SORTER), read_base_quantization(str(base)))
     assert len(packed) == 4 * 4 - 1
-    assert why_not_the_base(load_model(SORTER), str(SORTER), str(base)) == ""
+    assert find_base_mismatch(load_model(SORTER), str(SORTER), str(base)) == ""
 
 
 def add_layer(base: Path, stem: str, tensors: dict[str, Any]) -> None:
@@ -75,12 +80,12 @@ def add_layer(base: Path, stem: str, tensors: dict[str, Any]) -> None:
 def test_formats_without_a_kernel_are_refused(tmp_path: Path, method: str, stated: dict[str, Any], words: str) -> None:
     base = packed_base(tmp_path / "base", method, stated)
     with pytest.raises(SpecError, match=words):
-        base_quantization(str(base))
+        read_base_quantization(str(base))
 
 
 def test_plain_weights_are_no_base_in_4_bits() -> None:
     with pytest.raises(SpecError, match="not quantized"):
-        base_quantization(str(SORTER))
+        read_base_quantization(str(SORTER))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,7 @@ def test_plain_weights_are_no_base_in_4_bits() -> None:
 )
 def test_a_base_of_another_shape_is_named_with_both_values(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     base = packed_base(tmp_path / "base", **config)
-    assert words in why_not_the_base(load_model(SORTER), str(SORTER), str(base))
+    assert words in find_base_mismatch(load_model(SORTER), str(SORTER), str(base))
 
 
 @pytest.mark.parametrize(
@@ -111,4 +116,4 @@ def test_a_base_of_another_shape_is_named_with_both_values(tmp_path: Path, confi
 def test_tensors_that_lack_or_have_another_shape_are_named(tmp_path: Path, tensors: dict[str, Any], words: str) -> None:
     base = packed_base(tmp_path / "base")
     add_layer(base, "model.layers.0.mlp.up_proj.", tensors)
-    assert words in why_not_the_base(load_model(SORTER), str(SORTER), str(base))
+    assert words in find_base_mismatch(load_model(SORTER), str(SORTER), str(base))

@@ -6,11 +6,11 @@ from rlplan.errors import SpecError
 from rlplan.memory.model import quantization as q
 from rlplan.memory.model.quantization import Quantization, weight_bytes
 from rlplan.memory.model.quantized_checkpoints import (
-    quantization_by_name,
-    quantization_by_word,
-    quantization_of_spec,
+    convert_quantization_spec,
+    find_quantization_by_name,
+    parse_quantization,
 )
-from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.spec.model import Parameter
 from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.models.config import Config
@@ -59,7 +59,7 @@ def test_modules_that_a_config_leaves_out_are_left_alone() -> None:
     spec = QuantizationSpec(
         method="fp8", strategy="block", left_out=("lm_head", "re:.*self_attn.*", "model.layers.1.mlp")
     )
-    scheme = quantization_of_spec(spec, where="here")
+    scheme = convert_quantization_spec(spec, where="here")
     covered = [
         scheme.covers(Parameter(f"model.layers.{name}.weight", (128, 128)))
         for name in ("0.self_attn.q_proj", "0.mlp.up_proj", "1.mlp.up_proj", "11.mlp.up_proj")
@@ -99,7 +99,7 @@ def test_modules_that_a_config_leaves_out_are_left_alone() -> None:
 def test_a_config_says_its_format(config: dict[str, object], form: q.WeightFormat) -> None:
     spec = read_quantization(Config({"quantization_config": config}, where="config.json"))
     assert spec is not None
-    assert quantization_of_spec(spec, where="config.json").form == form
+    assert convert_quantization_spec(spec, where="config.json").form == form
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_method_that_is_not_counted_is_refused_never_guessed(config: dict[str,
     spec = read_quantization(Config({"quantization_config": config}, where="config.json"))
     assert spec is not None
     with pytest.raises(SpecError, match="not counted"):
-        quantization_of_spec(spec, where="config.json")
+        convert_quantization_spec(spec, where="config.json")
 
 
 @pytest.mark.parametrize("value", [7, "fp8", [1], {"quant_method": 7}, {"quant_method": "fp8", "ignore": [1]}])
@@ -140,27 +140,27 @@ def test_a_quantisation_config_of_the_wrong_shape_is_refused(value: object) -> N
     ],
 )
 def test_published_names_say_how_their_weights_are_stored(name: str, form: str | None) -> None:
-    scheme = quantization_by_name(name)
+    scheme = find_quantization_by_name(name)
     assert (scheme.form.name if scheme else None) == form
 
 
 def test_unknown_words_are_refused_and_plain_ones_mean_none() -> None:
-    assert quantization_by_word("bf16", where="here") is None
+    assert parse_quantization("bf16", where="here") is None
     with pytest.raises(SpecError, match="unknown"):
-        quantization_by_word("fp3", where="here")
+        parse_quantization("fp3", where="here")
 
 
 @pytest.mark.parametrize(("name", "gib"), [("openai/gpt-oss-20b", 12.8), ("openai/gpt-oss-120b", 60.8)])
 def test_checkpoints_have_the_size_that_their_model_card_says(name: str, gib: float) -> None:
     """Source: gpt-oss model card, arXiv 2508.10925, table 1, `Checkpoint Size`."""
-    size_gib = weight_bytes(find_model(name).tensors, 2, quantization_by_name(name)) / GIB
+    size_gib = weight_bytes(find_model(name).tensors, 2, find_quantization_by_name(name)) / GIB
     assert size_gib == pytest.approx(gib, abs=0.06)
 
 
 def test_mxfp4_experts_are_padded_to_what_the_kernels_take() -> None:
     """24 layers of 32 experts: 2,880 becomes 3,072 for the hidden size and 2,944 for the expert's width."""
-    model, scheme = find_model("openai/gpt-oss-20b"), quantization_by_name("openai/gpt-oss-20b")
+    model, scheme = find_model("openai/gpt-oss-20b"), find_quantization_by_name("openai/gpt-oss-20b")
     as_stored = weight_bytes(model.tensors, 2, scheme)
     padding = 24 * 32 * 3 * (3072 * 2944 - 2880 * 2880) * 17 // 32  # 4.25 bits a weight
     biases = 24 * 32 * 2 * ((3072 - 2880) + 2 * (2944 - 2880))
-    assert engine_weight_bytes(model, engine_layout(), 2, scheme) == as_stored + padding + biases
+    assert engine_weight_bytes(model, build_engine_layout(), 2, scheme) == as_stored + padding + biases

@@ -12,7 +12,7 @@ from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole, list_stages
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.micro_batch import Place, layer_bytes
-from rlplan.memory.trainers.training import autotp_parameters
+from rlplan.memory.trainers.training import cut_autotp_parameters
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.models.catalogue import find_model
@@ -61,12 +61,12 @@ def trainer(
 
 
 def states(forecast: TrainerOnGpu) -> dict[MemoryKind, int]:
-    sizes = forecast.resident(STEP, "steady")
+    sizes = forecast.predict_resident(STEP, "steady")
     return {kind: sizes.get(kind, 0) for kind in STATES}
 
 
 def peak(forecast: TrainerOnGpu) -> int:
-    return sum(forecast.peak(TRAIN, "steady").values())
+    return sum(forecast.predict_peak(TRAIN, "steady").values())
 
 
 def test_megatron_holds_six_bytes_of_its_share_and_twelve_over_the_copies(overheads: GpuOverheads) -> None:
@@ -113,11 +113,11 @@ def test_the_published_deepseek_v3_on_96_gpus_is_met() -> None:
     offloaded = TrainerChoice(1, True, True, False, 1, tp=8, pp=12, ep=8)
     tokens = MicroBatchTokens(10_240, 10_240, accumulates=True)
     forecast = trainer(get_gpu("h100-sxm", where="test").overheads, offloaded, 96, model=V3, micro_batch=tokens)
-    sizes = sum(forecast.resident(STEP, "steady").values())
+    sizes = sum(forecast.predict_resident(STEP, "steady").values())
     assert sizes < 66e9
     assert peak(forecast) == pytest.approx(66e9, rel=0.15)
-    assert MemoryKind.OPTIMIZER not in forecast.resident(STEP, "steady")
-    assert forecast.on_host(STEP, "steady")[MemoryKind.OPTIMIZER] > 0
+    assert MemoryKind.OPTIMIZER not in forecast.predict_resident(STEP, "steady")
+    assert forecast.predict_host(STEP, "steady")[MemoryKind.OPTIMIZER] > 0
 
 
 def test_experts_are_whole_over_ep_or_cut_over_tp() -> None:
@@ -156,7 +156,7 @@ def test_the_last_stage_has_the_logits(overheads: GpuOverheads) -> None:
     forecast = trainer(overheads, choice(pp=4), 8, micro_batch=MicroBatchTokens(4096, 4096, True, 16))
     assert MemoryKind.LOGITS not in forecast.ranks[0].snapshots["loss"]
     assert forecast.ranks[-1].snapshots["loss"][MemoryKind.LOGITS] == 4096 * SEVEN.vocab_size * 12
-    assert peak(forecast) == max(sum(rank.peak(TRAIN, "steady").values()) for rank in forecast.ranks)
+    assert peak(forecast) == max(sum(rank.predict_peak(TRAIN, "steady").values()) for rank in forecast.ranks)
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
@@ -186,7 +186,7 @@ def test_the_head_gathers_into_a_buffer_that_stays_while_the_role_is_offloaded(o
     shared = trainer(overheads, choice(tp=4), 8, micro_batch=ALL)
     apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, overrides=APART)
     for run_phase, rows in (("start", 0), ("steady", 4096)):
-        with_rows, without = shared.resident(OFFLOAD, run_phase), apart.resident(OFFLOAD, run_phase)
+        with_rows, without = shared.predict_resident(OFFLOAD, run_phase), apart.predict_resident(OFFLOAD, run_phase)
         assert with_rows[MemoryKind.COMM_BUFFERS] - without[MemoryKind.COMM_BUFFERS] == rows * 2 * 3584
 
 
@@ -220,7 +220,7 @@ def test_fsdp2_shards_fp32_weights_and_moments_and_gathers_two_layers_and_the_ro
     root = 2 * SEVEN.vocab_size * 3584 + 3584
     layer = (P7 - root) // 28
     assert forecast.ranks[0].snapshots["loss"][MemoryKind.COMM_BUFFERS] == 2 * (root + layer)
-    scored, sizes = forecast.peak(SCORE, "steady"), forecast.resident(STEP, "steady")
+    scored, sizes = forecast.predict_peak(SCORE, "steady"), forecast.predict_resident(STEP, "steady")
     assert scored[MemoryKind.COMM_BUFFERS] - sizes[MemoryKind.COMM_BUFFERS] == 2 * (root + 2 * layer)
 
 
@@ -233,13 +233,13 @@ def test_groups_of_fsdp2_ranks_have_a_copy_of_the_states_each(overheads: GpuOver
 def test_fsdp2_on_the_host_leaves_what_is_gathered(overheads: GpuOverheads) -> None:
     forecast = trainer(overheads, TrainerChoice(3, True, True, True, 1), 8, "fsdp2")
     assert not any(states(forecast).values())
-    assert forecast.on_host(STEP, "steady")[MemoryKind.OPTIMIZER] == 8 * P7 // 8
+    assert forecast.predict_host(STEP, "steady")[MemoryKind.OPTIMIZER] == 8 * P7 // 8
     assert peak(forecast) < peak(trainer(overheads, choice(3), 8, "fsdp2"))
 
 
 def test_autotp_cuts_layers_but_neither_embedding_nor_head(overheads: GpuOverheads) -> None:
     table, norms = SEVEN.vocab_size * 3584, 57 * 3584
-    share = sum(tensor.numel for tensor in autotp_parameters(SEVEN, 2))
+    share = sum(tensor.numel for tensor in cut_autotp_parameters(SEVEN, 2))
     assert share == 2 * table + norms + (P7 - 2 * table - norms) // 2
     sizes = states(trainer(overheads, choice(2, tp=2), 8, "deepspeed"))
     assert sum(sizes.values()) == pytest.approx(2 * share + 12 * share / 4, rel=1e-6)
@@ -276,13 +276,13 @@ def test_frozen_models_follow_the_policy(overheads: GpuOverheads, backend: Backe
             cut=policy_choice,
         )
     )
-    assert scorer.resident(SCORE, "steady")[MemoryKind.WEIGHTS] == pytest.approx(2 * P7 / share, rel=0.001)
+    assert scorer.predict_resident(SCORE, "steady")[MemoryKind.WEIGHTS] == pytest.approx(2 * P7 / share, rel=0.001)
     reward = ScorerOnGpu(
         FrozenRole(
             Role.REWARD, SEVEN, 2, Loss.PLAIN, ONE, 8, overheads, is_sharded=False, backend=backend, cut=policy_choice
         )
     )
-    assert sum(reward.peak(SCORE, "steady").values()) < sum(scorer.peak(SCORE, "steady").values())
+    assert sum(reward.predict_peak(SCORE, "steady").values()) < sum(scorer.predict_peak(SCORE, "steady").values())
 
 
 def test_an_engine_s_whole_experts_take_what_their_slices_take(overheads: GpuOverheads) -> None:
@@ -321,7 +321,7 @@ def test_outside_of_training_an_exported_role_that_is_offloaded_has_its_weights_
 
     stays, leaves = rank(), rank(puts_states_away=True)
     sync, offload = action(ActionKind.SYNC_WEIGHTS), action(ActionKind.OFFLOAD_ROLE)
-    weights = leaves.resident(STEP, "steady")[MemoryKind.WEIGHTS]
+    weights = leaves.predict_resident(STEP, "steady")[MemoryKind.WEIGHTS]
     cut = 3 * 2048 * 7168 * 257 + 1536 * 24576 + 512 * 32768 + 16384 * 7168  # 256 experts and a shared one, projections
     whole = 7168 * (1536 + 576 + 256) + 2 * 7168 + 1536 + 512  # latents, router, norms
     head = 130048 // 8 * 7168 + 7168  # the vocabulary padded to 128 x 8, and the last norm
@@ -330,9 +330,9 @@ def test_outside_of_training_an_exported_role_that_is_offloaded_has_its_weights_
     assert [states(leaves)[kind] for kind in STATES] == [weights, 0, 0, 0]
     assert peak(leaves) == peak(stays)  # training itself has everything
     table = 2 * 129280 * 7168
-    sizes = leaves.peak(sync, "steady")
+    sizes = leaves.predict_peak(sync, "steady")
     assert sizes[MemoryKind.SYNC_STAGING] == table
-    assert sizes[MemoryKind.COMM_BUFFERS] == leaves.resident(STEP, "steady")[MemoryKind.COMM_BUFFERS] + table
-    assert MemoryKind.GRADIENTS not in leaves.on_host(offload, "steady")
+    assert sizes[MemoryKind.COMM_BUFFERS] == leaves.predict_resident(STEP, "steady")[MemoryKind.COMM_BUFFERS] + table
+    assert MemoryKind.GRADIENTS not in leaves.predict_host(offload, "steady")
     first = stays.ranks[0].fixed.after_step.device[MemoryKind.GRADIENTS]
     assert leaves.moved_bytes == stays.moved_bytes - first  # what is dropped is not copied

@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.roles.engine import EngineOnGpu, Incoming
-from rlplan.memory.serving.engine import EngineSettings, engine_memory
+from rlplan.memory.serving.engine import EngineSettings, predict_engine_memory
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import find_model
@@ -77,12 +77,12 @@ def test_a_rank_has_communicators_for_its_layer_for_attention_and_for_experts(ov
 def test_vllm_s_share_of_a_gpu_is_spent_on_the_same_bytes(overheads: GpuOverheads, tp: int, dp: int) -> None:
     """Limits are those of the engine; vLLM takes them per rank."""
     limits = {"max_num_seqs": 512, "max_num_batched_tokens": 8192, "max_model_len": 4096}
-    memory = engine_memory(V3, EngineSettings(80 << 30, tp=tp, ep=8, attention_dp=dp, **limits))  # type: ignore[arg-type]
+    memory = predict_engine_memory(V3, EngineSettings(80 << 30, tp=tp, ep=8, attention_dp=dp, **limits))  # type: ignore[arg-type]
     forecast = engine(overheads, tp, dp)
     assert memory.model_bytes == forecast.weight_bytes
     assert memory.activation_peak == forecast.activation_bytes
-    usual = engine_memory(V3, EngineSettings(80 << 30, tp=tp, ep=8, attention_dp=dp, max_model_len=4096)).limits
-    alone = engine_memory(V3, EngineSettings(80 << 30, tp=8, max_model_len=4096)).limits
+    usual = predict_engine_memory(V3, EngineSettings(80 << 30, tp=tp, ep=8, attention_dp=dp, max_model_len=4096)).limits
+    alone = predict_engine_memory(V3, EngineSettings(80 << 30, tp=8, max_model_len=4096)).limits
     assert (usual.max_num_seqs, usual.max_num_batched_tokens) == (
         dp * alone.max_num_seqs,
         dp * alone.max_num_batched_tokens,

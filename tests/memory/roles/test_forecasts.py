@@ -43,7 +43,7 @@ def trainer(
 
 
 def test_zero_3_holds_sixteen_bytes_a_parameter_over_its_ranks(overheads: GpuOverheads) -> None:
-    sizes = trainer(overheads).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
+    sizes = trainer(overheads).predict_resident(action(ActionKind.OPTIMIZER_STEP), "steady")
     states = sum(size for kind, size in sizes.items() if kind not in (MemoryKind.CONTEXT, MemoryKind.COMM_BUFFERS))
     assert states == pytest.approx(16 * P / 8, rel=0.01)
     assert sizes[MemoryKind.CONTEXT] == 100
@@ -51,7 +51,7 @@ def test_zero_3_holds_sixteen_bytes_a_parameter_over_its_ranks(overheads: GpuOve
 
 
 def test_a_single_rank_needs_no_communicator(overheads: GpuOverheads) -> None:
-    sizes = trainer(overheads, stage=0, ranks=1).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
+    sizes = trainer(overheads, stage=0, ranks=1).predict_resident(action(ActionKind.OPTIMIZER_STEP), "steady")
     assert MemoryKind.COMM_BUFFERS not in sizes
     assert sizes[MemoryKind.WEIGHTS] == 2 * P
 
@@ -59,18 +59,18 @@ def test_a_single_rank_needs_no_communicator(overheads: GpuOverheads) -> None:
 def test_a_offloaded_trainer_leaves_its_context_and_takes_its_states_to_the_host(overheads: GpuOverheads) -> None:
     offloaded = trainer(overheads)
     offload = action(ActionKind.OFFLOAD_ROLE)
-    awake = offloaded.resident(action(ActionKind.OPTIMIZER_STEP), "steady")
-    assert offloaded.resident(offload, "steady") == {MemoryKind.CONTEXT: 100, MemoryKind.COMM_BUFFERS: 20}
-    on_host = offloaded.on_host(offload, "steady")
+    awake = offloaded.predict_resident(action(ActionKind.OPTIMIZER_STEP), "steady")
+    assert offloaded.predict_resident(offload, "steady") == {MemoryKind.CONTEXT: 100, MemoryKind.COMM_BUFFERS: 20}
+    on_host = offloaded.predict_host(offload, "steady")
     assert on_host[MemoryKind.WEIGHTS] == pinned_bytes(awake[MemoryKind.WEIGHTS])
     assert sum(awake.values()) - 120 <= sum(on_host.values()) < 2 * sum(awake.values())
 
 
 def test_an_offloaded_optimizer_lives_on_the_host_for_good(overheads: GpuOverheads) -> None:
     offloaded = trainer(overheads, offloads_optimizer=True)
-    sizes = offloaded.resident(action(ActionKind.TRAIN_FORWARD_BACKWARD), "steady")
+    sizes = offloaded.predict_resident(action(ActionKind.TRAIN_FORWARD_BACKWARD), "steady")
     assert MemoryKind.OPTIMIZER not in sizes
-    assert offloaded.on_host(action(ActionKind.TRAIN_FORWARD_BACKWARD), "steady")[MemoryKind.OPTIMIZER] == (
+    assert offloaded.predict_host(action(ActionKind.TRAIN_FORWARD_BACKWARD), "steady")[MemoryKind.OPTIMIZER] == (
         pytest.approx(8 * P / 8, rel=0.01)
     )
 
@@ -79,7 +79,7 @@ def test_longer_micro_batches_and_no_recomputation_need_more(overheads: GpuOverh
     train = action(ActionKind.TRAIN_FORWARD_BACKWARD)
 
     def peak(**changes: object) -> int:
-        return sum(trainer(overheads, **changes).peak(train, "steady").values())  # type: ignore[arg-type]
+        return sum(trainer(overheads, **changes).predict_peak(train, "steady").values())  # type: ignore[arg-type]
 
     assert peak(micro_batch=SHORT, gradient_checkpointing=True) < peak(micro_batch=SHORT) < peak(micro_batch=LONG)
     assert peak(micro_batch=LONG, gradient_checkpointing=True) < peak(micro_batch=LONG)
@@ -90,19 +90,23 @@ def test_a_value_model_has_no_logits(overheads: GpuOverheads) -> None:
     value = trainer(overheads, role=Role.VALUE)
     assert MemoryKind.LOGITS not in value.ranks[0].snapshots["loss"]
     assert MemoryKind.LOGITS in trainer(overheads).ranks[0].snapshots["loss"]
-    assert sum(value.peak(train, "steady").values()) < sum(trainer(overheads).peak(train, "steady").values())
+    assert sum(value.predict_peak(train, "steady").values()) < sum(
+        trainer(overheads).predict_peak(train, "steady").values()
+    )
 
 
 def test_adapters_train_a_few_parameters_beside_a_frozen_model(overheads: GpuOverheads) -> None:
-    sizes = trainer(overheads, stage=2, lora=LoraSpec(rank=8)).resident(action(ActionKind.OPTIMIZER_STEP), "steady")
+    sizes = trainer(overheads, stage=2, lora=LoraSpec(rank=8)).predict_resident(
+        action(ActionKind.OPTIMIZER_STEP), "steady"
+    )
     assert sizes[MemoryKind.WEIGHTS] == pytest.approx(2 * P, rel=0.02)
     assert sizes[MemoryKind.OPTIMIZER] < 0.02 * 8 * P
 
 
 def test_the_first_step_has_no_moments_before_its_optimizer_step(overheads: GpuOverheads) -> None:
     train = action(ActionKind.TRAIN_FORWARD_BACKWARD)
-    assert MemoryKind.OPTIMIZER not in trainer(overheads).peak(train, "first")
-    assert MemoryKind.OPTIMIZER in trainer(overheads).peak(train, "steady")
+    assert MemoryKind.OPTIMIZER not in trainer(overheads).predict_peak(train, "first")
+    assert MemoryKind.OPTIMIZER in trainer(overheads).predict_peak(train, "steady")
 
 
 @pytest.mark.parametrize(("is_sharded", "share"), [(True, 8), (False, 1)])
@@ -113,11 +117,11 @@ def test_a_frozen_model_is_whole_or_a_share_and_leaves_when_offloaded(
         FrozenRole(Role.REFERENCE, MODEL, 2, Loss.IN_PLACE, SHORT, 8, overheads, is_sharded=is_sharded)
     )
     score, offload = action(ActionKind.SCORE), action(ActionKind.OFFLOAD_ROLE)
-    weights = scorer.resident(score, "steady")[MemoryKind.WEIGHTS]
+    weights = scorer.predict_resident(score, "steady")[MemoryKind.WEIGHTS]
     assert weights == pytest.approx(2 * P / share, rel=0.02)
-    assert MemoryKind.WEIGHTS not in scorer.resident(offload, "steady")
-    assert scorer.on_host(offload, "steady") == {MemoryKind.WEIGHTS: pinned_bytes(weights)}
-    assert scorer.peak(score, "steady")[MemoryKind.LOGITS] >= 500 * MODEL.vocab_size * 6  # bf16 and fp32
+    assert MemoryKind.WEIGHTS not in scorer.predict_resident(offload, "steady")
+    assert scorer.predict_host(offload, "steady") == {MemoryKind.WEIGHTS: pinned_bytes(weights)}
+    assert scorer.predict_peak(score, "steady")[MemoryKind.LOGITS] >= 500 * MODEL.vocab_size * 6  # bf16 and fp32
 
 
 def engine(overheads: GpuOverheads, level: int = 2, kv_cache: int = 10**9, tp: int = 1) -> EngineOnGpu:
@@ -130,23 +134,23 @@ def engine(overheads: GpuOverheads, level: int = 2, kv_cache: int = 10**9, tp: i
 @pytest.mark.parametrize(("level", "on_host"), [(1, True), (2, False)])
 def test_a_sleeping_engine_keeps_context_and_graphs(overheads: GpuOverheads, level: int, on_host: bool) -> None:
     forecast, sleep = engine(overheads, level), action(ActionKind.SLEEP_ENGINE)
-    assert set(forecast.resident(sleep, "steady")) == {MemoryKind.CONTEXT, MemoryKind.CUDA_GRAPHS}
-    assert (MemoryKind.WEIGHTS in forecast.on_host(sleep, "steady")) is on_host
+    assert set(forecast.predict_resident(sleep, "steady")) == {MemoryKind.CONTEXT, MemoryKind.CUDA_GRAPHS}
+    assert (MemoryKind.WEIGHTS in forecast.predict_host(sleep, "steady")) is on_host
 
 
 def test_weights_come_back_before_the_kv_cache(overheads: GpuOverheads) -> None:
     forecast = engine(overheads)
     for kind in (ActionKind.WAKE_WEIGHTS, ActionKind.SYNC_WEIGHTS):
-        sizes = forecast.resident(action(kind), "steady")
+        sizes = forecast.predict_resident(action(kind), "steady")
         assert MemoryKind.WEIGHTS in sizes
         assert MemoryKind.KV_CACHE not in sizes
-    assert forecast.resident(action(ActionKind.WAKE_KV_CACHE), "steady")[MemoryKind.KV_CACHE] == 10**9
+    assert forecast.predict_resident(action(ActionKind.WAKE_KV_CACHE), "steady")[MemoryKind.KV_CACHE] == 10**9
 
 
 def test_an_engine_of_its_own_devices_receives_weights_in_a_bucket(overheads: GpuOverheads) -> None:
     sync = action(ActionKind.SYNC_WEIGHTS)
-    assert MemoryKind.SYNC_STAGING in engine(overheads, level=0).peak(sync, "steady")
-    assert MemoryKind.SYNC_STAGING not in engine(overheads).peak(sync, "steady")
+    assert MemoryKind.SYNC_STAGING in engine(overheads, level=0).predict_peak(sync, "steady")
+    assert MemoryKind.SYNC_STAGING not in engine(overheads).predict_peak(sync, "steady")
 
 
 def test_tensor_parallel_ranks_share_the_weights(overheads: GpuOverheads) -> None:

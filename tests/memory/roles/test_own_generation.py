@@ -3,7 +3,7 @@
 import pytest
 
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import search_of
+from rlplan.planner.search import open_search
 from rlplan.spec.files.job_file import job_from
 from rlplan.vocabulary import MemoryKind
 
@@ -25,7 +25,7 @@ LORA = (
 
 def make_plan(*more: str, gpus: str = "1xRTX4090") -> Plan:
     job = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": gpus, "algorithm": "grpo"}, (*LORA, *more))
-    return search_of(job).run(with_others=False)
+    return open_search(job).run(with_others=False)
 
 
 def find_peak(plan: Plan, action: str) -> dict[MemoryKind, int]:

@@ -31,8 +31,8 @@ def build_search(backend: str = "deepspeed", gpus: str = "16xH100", policy: str 
 
 def find_forecast(search: GpuSearch, process: str) -> Forecast:
     arrangement = next(candidate for candidate in search.space.arrangements if candidate.num_training == 8)
-    trainer, engine = search.space.sweeps(arrangement)[0].choices[0], search.space.engines(arrangement)[0]
-    return search.roles.forecast(process, Choice(arrangement, trainer, engine, "delta"), 100.0)
+    trainer, engine = search.space.list_sweeps(arrangement)[0].choices[0], search.space.list_engines(arrangement)[0]
+    return search.roles.forecast_process(process, Choice(arrangement, trainer, engine, "delta"), 100.0)
 
 
 def action(kind: ActionKind) -> Action:
@@ -41,7 +41,7 @@ def action(kind: ActionKind) -> Action:
 
 def copies(forecast: Forecast, kind: ActionKind) -> tuple[int, int]:
     """Bytes of the copy on every rank, and on the first rank alone."""
-    both = forecast.on_host(action(kind), "steady"), forecast.on_host_of_first(action(kind), "steady")
+    both = forecast.predict_host(action(kind), "steady"), forecast.predict_first_host(action(kind), "steady")
     each, first = (sizes.get(MemoryKind.SYNC_STAGING, 0) for sizes in both)
     return each, first
 
@@ -52,8 +52,8 @@ def test_every_rank_of_an_engine_has_a_copy_of_the_whole_policy_from_the_first_s
     assert copies(forecast, ActionKind.SYNC_WEIGHTS) == copies(forecast, ActionKind.GENERATE) == (COPY, 0)
     assert isinstance(forecast, KeepsSentWeights)
     for kind in (ActionKind.SYNC_WEIGHTS, ActionKind.GENERATE):
-        on_gpu = forecast.rank.peak(action(kind), "steady")
-        assert forecast.peak(action(kind), "steady") == on_gpu, "none of it on the GPU"
+        on_gpu = forecast.rank.predict_peak(action(kind), "steady")
+        assert forecast.predict_peak(action(kind), "steady") == on_gpu, "none of it on the GPU"
 
 
 def test_of_the_trainer_s_ranks_the_one_that_sends_has_it_and_of_other_roles_none() -> None:
@@ -94,16 +94,16 @@ def test_a_rank_of_megatron_keeps_as_much_as_it_has_of_the_weights() -> None:
 def test_eight_engine_ranks_of_70b_need_more_than_a_terabyte_of_their_host() -> None:
     search = build_search("deepspeed", "24xH100", "meta-llama/Llama-3.1-70B", "rollout.tp=8")
     arrangement = next(a for a in search.space.arrangements if a.num_training == 16 and a.offloaded == "none")
-    trainer, engine = search.space.sweeps(arrangement)[-1].choices[-1], search.space.engines(arrangement)[0]
+    trainer, engine = search.space.list_sweeps(arrangement)[-1].choices[-1], search.space.list_engines(arrangement)[0]
     choice = Choice(arrangement, trainer, engine, "delta")
-    changes, whole = (search.full_plan(search.score(replace(choice, sync_mode=mode))) for mode in ("delta", "nccl"))
+    changes, whole = (search.build_plan(search.score(replace(choice, sync_mode=mode))) for mode in ("delta", "nccl"))
     copy = sent_weights_bytes(find_model("meta-llama/Llama-3.1-70B"), 2, 1 << 29)
     assert 8 * copy > 1.1e12
     assert host_bytes(changes, "host:1") - host_bytes(whole, "host:1") == 8 * copy
     steady = [moment for moment in changes.ledger.order if moment[0] == "steady"]
     totals = [plan.ledger.host_totals("host:0") for plan in (changes, whole)]
     assert {totals[0][at] - totals[1][at] for at in steady} == {copy}, "of eight training ranks of a host one sends"
-    assert search.roles.fit(choice).host == max(
+    assert search.roles.predict_fit(choice).host == max(
         changes.ledger.host_peak(host).num_bytes for host in ("host:0", "host:1")
     )
 

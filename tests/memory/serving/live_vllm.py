@@ -118,13 +118,13 @@ def met(tp: int, case: str, store: Any) -> Any:
 
     import torch.distributed as dist
 
-    from rlplan.runtime.workers.engine.lock_step import named_by_port
+    from rlplan.runtime.workers.engine.lock_step import name_memory_by_port
 
     if tp == 1:
         return nullcontext()
     dist.init_process_group("gloo", store=dist.PrefixStore(case, store), rank=int(os.environ["RANK"]), world_size=tp)
     # A name for each case: shared memory of the one before may be let go late.
-    return named_by_port(int(os.environ["MASTER_PORT"] + case))
+    return name_memory_by_port(int(os.environ["MASTER_PORT"] + case))
 
 
 def latent_attention(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
+from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
 from rlplan.memory.serving.kv import CacheGroup, build_cache_pool
 from rlplan.memory.serving.peaks import (
     count_graph_sizes,
@@ -21,7 +21,7 @@ LLAMA = "meta-llama/Llama-3.1-8B"
 
 
 def predict(name: str = LLAMA, total: int = 80 * GIB, **settings: object) -> EngineMemory:
-    return engine_memory(find_model(name), EngineSettings(total, **settings))  # type: ignore[arg-type]
+    return predict_engine_memory(find_model(name), EngineSettings(total, **settings))  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------ the whole engine
@@ -64,7 +64,7 @@ def test_the_cache_does_not_fit_beside_weights_that_are_too_large() -> None:
 
 def test_the_rank_with_fewest_blocks_decides() -> None:
     model = find_model(LLAMA)
-    memory = engine_memory(model, EngineSettings(40 * GIB, pp=2, max_model_len=8192))
+    memory = predict_engine_memory(model, EngineSettings(40 * GIB, pp=2, max_model_len=8192))
     assert memory.pool.bytes_per_block == 16 * 16 * 2 * 8 * 128 * 2, "16 of 32 layers"
     assert memory.sampler_peak > 0, "the last stage samples and has the head"
 

@@ -124,7 +124,7 @@ def test_the_parameters_of_borrowed_modules_and_of_linear_attention_are_predicte
 
 
 def predict_cache(model: ModelSpec, element_bytes: int, block_size: int, tp: int) -> tuple[int, int]:
-    """(blocks, bytes) of the KV cache of one rank, as `host_pool` has them."""
+    """(blocks, bytes) of the KV cache of one rank, as `build_host_pool` has them."""
     pool = build_cache_pool(model, tp=tp, element_bytes=element_bytes, state_bytes=element_bytes, block_size=block_size)
     blocks = pool.num_blocks(KV_BYTES)
     return blocks, blocks * pool.bytes_per_block

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.memory.serving.generation import (
+    build_host_pool,
     compiled_kernel_bytes,
     count_batch_sizes,
     engine_activation_bytes,
-    host_pool,
     kv_bytes_per_token,
     mapped_checkpoint_bytes,
     sampler_bytes,
@@ -24,7 +24,7 @@ from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_prof
 
 
 def build_pool(model: ModelSpec, dtype: str, block_size: int) -> CachePool:
-    return host_pool(model, make_job(rollout={"dtype": dtype, "block_size": block_size}).rollout)
+    return build_host_pool(model, make_job(rollout={"dtype": dtype, "block_size": block_size}).rollout)
 
 
 def test_a_token_takes_a_key_and_a_value_in_every_layer() -> None:
@@ -126,7 +126,7 @@ def test_an_engine_starts_with_its_weights_beside_the_file_s_pages() -> None:
         training={"dtype": "bfloat16"},
         rollout={"dtype": "bfloat16", "kv_cache_memory": "64MiB"},
     )
-    start = [row for row in plan.ledger.rows_of("rollout_engine/0") if row.action_id == "start_engine"]
+    start = [row for row in plan.ledger.find_rows("rollout_engine/0") if row.action_id == "start_engine"]
     sizes = {row.kind.value: row.peak_bytes for row in start}
     parameters = plan.job.load_model().num_parameters
     assert (sizes["weights"], sizes["packed_weights"]) == (2 * parameters, 4 * parameters)

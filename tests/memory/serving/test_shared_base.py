@@ -3,9 +3,9 @@
 from typing import Any
 
 from rlplan.memory.model.params import engine_parameter_bytes, packed_weight_bytes, unpacked_remainder_bytes
-from rlplan.memory.serving.shared_base import shared_base_bytes, shared_layout, why_not_shared
+from rlplan.memory.serving.shared_base import build_shared_layout, find_unshareable_part, shared_base_bytes
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.vocabulary import MemoryKind
@@ -33,7 +33,7 @@ def small() -> ModelSpec:
 
 
 def test_the_bytes_of_a_small_model_are_those_worked_by_hand() -> None:
-    by_name = {tensor.name: tensor for tensor in shared_layout(small(), 2)}
+    by_name = {tensor.name: tensor for tensor in build_shared_layout(small(), 2)}
     by_hand = {
         "model.embed_tokens.weight": 128 * 20 * 2,  # 100 words are padded to 128
         "model.layers.0.self_attn.qkv_proj.weight": (128 + 64 + 64) * 20 * 2,
@@ -58,7 +58,7 @@ def test_the_bytes_of_a_small_model_are_those_worked_by_hand() -> None:
 
 
 def test_models_whose_weights_vllm_keeps_otherwise_are_named() -> None:
-    reasons = {name: why_not_shared(model_from_config(config, where=name)) for name, config in CONFIGS.items()}
+    reasons = {name: find_unshareable_part(model_from_config(config, where=name)) for name, config in CONFIGS.items()}
     assert {name: what for name, what in reasons.items() if what} == {
         "gpt2": "transposed projections",
         **dict.fromkeys(("mixtral", "qwen2 with experts", "qwen3 with experts", "olmoe", "gpt-oss"), "experts"),
@@ -66,9 +66,9 @@ def test_models_whose_weights_vllm_keeps_otherwise_are_named() -> None:
     }
 
 
-def held(plan: Plan, worker: str) -> dict[MemoryKind, int]:
+def find_peaks(plan: Plan, worker: str) -> dict[MemoryKind, int]:
     """Bytes by kind of a worker's first process after a steady step's evaluation."""
-    rows = [row for row in plan.ledger.rows_of(f"{worker}/0") if row.run_phase == "steady"]
+    rows = [row for row in plan.ledger.find_rows(f"{worker}/0") if row.run_phase == "steady"]
     last = rows[-1].action_id
     return {row.kind: row.resident_bytes for row in rows if row.action_id == last}
 
@@ -77,14 +77,17 @@ def test_an_engine_s_weights_are_counted_once_on_a_cpu_host() -> None:
     apart, shared = make_plan(**SHARED), make_plan(**SHARED, **{"rollout.shares_base": True})
     model, packing = apart.job.load_model(), apart.job.load_profile().weight_packing
     own = unpacked_remainder_bytes(model, 4) + packed_weight_bytes(model, 4, packing)
-    before, now = held(apart, "rollout_engine"), held(shared, "rollout_engine")
+    before, now = find_peaks(apart, "rollout_engine"), find_peaks(shared, "rollout_engine")
     assert before[MemoryKind.WEIGHTS] + before[MemoryKind.PACKED_WEIGHTS] == own
     assert {kind: now.get(kind, 0) for kind in (MemoryKind.WEIGHTS, MemoryKind.PACKED_WEIGHTS)} == {
         MemoryKind.WEIGHTS: 0,
         MemoryKind.PACKED_WEIGHTS: 0,
     }
     padding = shared_base_bytes(model, 4) - 4 * model.num_parameters
-    trained = held(shared, "policy_trainer")[MemoryKind.WEIGHTS] - held(apart, "policy_trainer")[MemoryKind.WEIGHTS]
+    trained = (
+        find_peaks(shared, "policy_trainer")[MemoryKind.WEIGHTS]
+        - find_peaks(apart, "policy_trainer")[MemoryKind.WEIGHTS]
+    )
     assert trained == padding
 
 
@@ -98,13 +101,16 @@ def test_an_engine_s_weights_are_counted_once_on_a_gpu() -> None:
             "placement": {"placement": "hybrid", "sync_content": "adapter"},
             "rollout": {"shares_base": shares_base, "kv_cache_memory": "8GiB"},
         }
-        return best_plan(job_from(asked), with_others=False)
+        return find_best_plan(job_from(asked), with_others=False)
 
     apart, shared = search_plan(shares_base=False), search_plan(shares_base=True)
     model = apart.job.load_model()
-    freed = held(apart, "rollout_engine")[MemoryKind.WEIGHTS] - held(shared, "rollout_engine")[MemoryKind.WEIGHTS]
+    freed = (
+        find_peaks(apart, "rollout_engine")[MemoryKind.WEIGHTS]
+        - find_peaks(shared, "rollout_engine")[MemoryKind.WEIGHTS]
+    )
     base = shared_base_bytes(model, 2)
     assert freed == engine_parameter_bytes(model, 2) - (base - 2 * model.num_parameters)
     assert freed == 2 * model.num_parameters, "151,936 words and all widths are whole cache lines"
-    start = [row for row in shared.ledger.rows_of("rollout_engine/0") if row.action_id == "start_engine"]
+    start = [row for row in shared.ledger.find_rows("rollout_engine/0") if row.action_id == "start_engine"]
     assert sum(row.peak_bytes for row in start) > 2 * model.num_parameters, "its own are there until they are compared"

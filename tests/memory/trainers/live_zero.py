@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.runtime.live.live_forks import answer, answers_of, start
 
 DEADLINE_S = 300
@@ -122,7 +122,7 @@ def owners(engine: Any, earlier: Mapping[int, Any]) -> dict[str, int]:
     import torch
 
     torch.distributed.barrier()  # a bucket on its way is held by whoever sends it
-    time.sleep(scaled(SETTLE_S))
+    time.sleep(scale_seconds(SETTLE_S))
     everything = reachable()
     zero, inner = engine.optimizer, getattr(engine.optimizer, "optimizer", engine.optimizer)
     states = [value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]

@@ -15,8 +15,14 @@ from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.memory.model.logits import rows_on_cpu
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape
-from rlplan.memory.trainers.sharding import rank_state_under_zero
-from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, find_passes_peak, find_update_peak, snapshots
+from rlplan.memory.trainers.sharding import build_zero_state
+from rlplan.memory.trainers.step_peak import (
+    MemorySnapshot,
+    RankState,
+    find_passes_peak,
+    find_update_peak,
+    take_snapshots,
+)
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Loss, MemoryKind
@@ -32,7 +38,7 @@ def build_state(
 ) -> RankState:
     settings = ZeroSettings(stage, num_ranks, weight_bytes=4, gradient_bytes=4, reduce_bucket_size=bucket)
     states = ZeroStates(settings, model.parameters)
-    return replace(rank_state_under_zero(states, machine, reduces_in_step=True), accumulates=count > 1)
+    return replace(build_zero_state(states, machine, reduces_in_step=True), accumulates=count > 1)
 
 
 def build_shape(model: ModelSpec, num_tokens: int, num_responses: int) -> MicroBatchShape:
@@ -60,7 +66,7 @@ def peak(
     """Bytes beside weights, master weights and optimizer at the largest moment of the passes."""
     model = make_model(**{"num_layers": 1} | changes)
     rank_state = build_state(model, num_ranks, bucket, count=count)
-    return passing(find_passes_peak(snapshots(rank_state, build_shape(model, num_tokens, num_responses))))
+    return passing(find_passes_peak(take_snapshots(rank_state, build_shape(model, num_tokens, num_responses))))
 
 
 def test_with_few_tokens_the_peak_is_the_last_reduction() -> None:
@@ -148,7 +154,7 @@ def test_the_peak_is_never_below_the_end_of_the_forward_pass(num_tokens: int, nu
 @pytest.mark.parametrize("machine", [CPU, CUDA])
 def test_the_flat_copy_of_stage_1_comes_in_the_step_and_its_bucket_is_there_before_on_a_gpu(machine: Machine) -> None:
     model = make_model(num_layers=1, has_tied_embeddings=False)
-    snapshot = snapshots(build_state(model, 2, 1000, stage=1, machine=machine), build_shape(model, 2, 1))
+    snapshot = take_snapshots(build_state(model, 2, 1000, stage=1, machine=machine), build_shape(model, 2, 1))
     bucket, whole = 4 * 1000, 4 * model.num_parameters
     assert passing(find_passes_peak(snapshot)).get("comm_buffers", 0) == (0 if machine is CPU else bucket)
     assert passing(snapshot[Place.REDUCE]) == {"gradients": whole, "comm_buffers": bucket}
@@ -165,7 +171,7 @@ def test_stage_3_gathers_a_tensor_through_a_second_copy_on_a_cpu_alone() -> None
     settings = ZeroSettings(3, 2, weight_bytes=4, gradient_bytes=4, max_reuse_distance=0, prefetch_bucket_size=0)
     states = ZeroStates(settings, model.parameters)
     on_cpu, on_gpu = (
-        max(m.buffers for m in rank_state_under_zero(states, machine).moments(1) if m.place is Place.LOSS)
+        max(m.buffers for m in build_zero_state(states, machine).moments(1) if m.place is Place.LOSS)
         for machine in (CPU, CUDA)
     )
     assert (on_cpu, on_gpu) == (2 * 4 * 800_000, 4 * 800_000)

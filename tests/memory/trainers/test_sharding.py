@@ -10,11 +10,11 @@ from rlplan.memory.trainers.sharding import (
     Sizes,
     build_fsdp_state,
     build_megatron_state,
-    rank_state_under_zero,
-    sizes_of,
+    build_zero_state,
+    measure_sizes,
 )
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.models.catalogue import find_model
 from rlplan.vocabulary import MemoryKind
 
@@ -23,11 +23,11 @@ SIZES = Sizes((800, 800), 0, layer=300, table=400, root=500, layer_weights=300, 
 
 def test_sizes_of_a_real_model_add_up() -> None:
     model = find_model("meta-llama/Llama-3.1-8B")
-    sizes = sizes_of(model.parameters, model.num_layers, is_tied=False)
+    sizes = measure_sizes(model.parameters, model.num_layers, is_tied=False)
     assert sizes.root + 32 * sizes.layer == sizes.num_trainable == model.num_parameters
     assert sizes.largest_table == sizes.table == 128256 * 4096
-    adapters = lora_parameters(model, 8, ["q_proj"])
-    frozen = sizes_of(model.parameters, model.num_layers, is_tied=False, adapters=adapters, frozen_bytes=9)
+    adapters = list_lora_parameters(model, 8, ["q_proj"])
+    frozen = measure_sizes(model.parameters, model.num_layers, is_tied=False, adapters=adapters, frozen_bytes=9)
     assert (frozen.num_trainable, frozen.table, frozen.root) == (32 * 8 * 8192, 0, sizes.root)
 
 
@@ -74,7 +74,7 @@ def test_megatron_shares_the_states_of_experts_over_fewer_ranks() -> None:
 
 def test_zero_three_gathers_while_it_passes_and_zero_two_fills_a_bucket_and_copies_it() -> None:
     model = find_model("Qwen/Qwen2.5-0.5B")
-    two, three = (rank_state_under_zero(ZeroStates(ZeroSettings(stage, 4), model.parameters)) for stage in (2, 3))
+    two, three = (build_zero_state(ZeroStates(ZeroSettings(stage, 4), model.parameters)) for stage in (2, 3))
     passing = [max(moment.buffers for moment in state.moments(24) if moment.place == "loss") for state in (two, three)]
     assert passing[0] == 2 * 500_000_000
     assert passing[1] > 0.99 * 2 * model.num_parameters

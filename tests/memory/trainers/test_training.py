@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.memory.trainers.training import trained_rank
+from rlplan.memory.trainers.training import build_trained_rank
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.spec.model import ModelSpec
 from tests.factories import make_job, make_model
 
 
 def build_rank(num_ranks: int, rank: int = 0, model: ModelSpec | None = None) -> ZeroStates:
-    return trained_rank(make_job().training, model or make_model(), 2, num_ranks, rank).states
+    return build_trained_rank(make_job().training, model or make_model(), 2, num_ranks, rank).states
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.zero import States, ZeroSettings, ZeroStates
 from rlplan.spec.model import Parameter, model_from_config
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.vocabulary import MemoryKind
 from tests.memory.trainers.live_zero import measure
 
@@ -220,7 +220,7 @@ def trained_and_frozen(case: Case) -> tuple[tuple[Parameter, ...], tuple[Paramet
     """Parameters in the module's order."""
     model = model_from_config(MODELS[case["model"]], where="config.json")
     if case.get("lora"):
-        return lora_parameters(model, LORA_RANK), model.parameters
+        return list_lora_parameters(model, LORA_RANK), model.parameters
     suffixes = tuple(case.get("trainable", ("",)))
     trained = tuple(p for p in model.parameters if p.name.endswith(suffixes))
     return trained, tuple(p for p in model.parameters if not p.name.endswith(suffixes))

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.emit.vllm import engine_arguments
-from rlplan.memory.weight_sync.adapters import EngineAdapters, engine_adapters, num_adapter_versions
-from rlplan.simulate.staleness import must_be_waited_for, num_allowed
+from rlplan.memory.weight_sync.adapters import EngineAdapters, find_engine_adapters, num_adapter_versions
+from rlplan.simulate.staleness import must_wait, num_allowed
 from rlplan.spec.resolved import ResolvedJob
 from tests.factories import EXAMPLES, make_job
 
@@ -21,7 +21,7 @@ def lora_job(**more: Any) -> ResolvedJob:
 
 
 def find_adapters(job: ResolvedJob) -> EngineAdapters:
-    in_engine = engine_adapters(job)
+    in_engine = find_engine_adapters(job)
     assert in_engine is not None
     return in_engine
 
@@ -76,7 +76,7 @@ def test_what_staleness_allows_under_way_leaves_a_slot_for_the_next_version(
         while True:
             taken = sorted(done)[:num_prompts]
             left_out = [under for number, under in begun.items() if number not in taken]
-            if len(taken) == num_prompts and not must_be_waited_for(left_out, version, staleness, num_prompts):
+            if len(taken) == num_prompts and not must_wait(left_out, version, staleness, num_prompts):
                 break
             done.add(data.draw(st.sampled_from(sorted(set(begun) - done))))
         for number in taken:

@@ -8,7 +8,7 @@ from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
 from rlplan.memory.weight_sync.packets import (
     arena_bytes,
     plan_packets,
-    policy_packets,
+    plan_policy_packets,
     shadow_bytes,
     sync_staging_bytes,
 )
@@ -41,7 +41,7 @@ def test_the_arena_is_at_most_the_largest_bucket(bucket_bytes: int, num_layers: 
 def test_the_quickstart_s_weights_lie_in_the_arena_side_by_side() -> None:
     job = make_job(**{"policy.path": SORTER})
     model = job.load_model()
-    packets = policy_packets(job, model)
+    packets = plan_policy_packets(job, model)
     assert len(packets) > 1
     assert arena_bytes(packets) == shadow_bytes(packets) == sync_staging_bytes(job, model) == 4 * model.num_parameters
 
@@ -50,7 +50,7 @@ def test_the_quickstart_s_weights_lie_in_the_arena_side_by_side() -> None:
 def test_files_stage_a_packet_and_deltas_a_copy_more(transport: str, content: str) -> None:
     job = make_job(**{"policy.path": SORTER, "placement.transport": transport, "placement.sync_content": content})
     model, whole = job.load_model(), 4 * job.load_model().num_parameters
-    largest = max(packet.bucket.num_bytes for packet in policy_packets(job, model))
+    largest = max(packet.bucket.num_bytes for packet in plan_policy_packets(job, model))
     staged = largest if transport == "disk" else whole
     assert sync_staging_bytes(job, model) == staged + (whole if content == "delta" else 0)
 

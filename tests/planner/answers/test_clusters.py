@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.errors import SpecError
-from rlplan.planner.answers.clusters import bill_of, pareto_front, read_clusters
-from rlplan.planner.machine import search_of
+from rlplan.planner.answers.clusters import compute_bill, mark_pareto_front, read_clusters
+from rlplan.planner.machine import open_search
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.files.job_file import job_from, load_job
@@ -20,12 +20,12 @@ PRICES = read_prices(["h100=2", "l40s=1"], today=dt.date(2026, 11, 23))
 
 def make_plan(hardware: str, **placement: object) -> Plan:
     job = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "hardware": hardware, "placement": placement}
-    return search_of(job_from(job)).run()
+    return open_search(job_from(job)).run()
 
 
 def test_a_bill_is_hours_times_gpus_times_the_price() -> None:
     plan = make_plan("2xH100")
-    bill = bill_of(plan, PRICES)
+    bill = compute_bill(plan, PRICES)
     assert bill.dollars_per_hour == 4.0
     assert bill.dollars_per_step == pytest.approx(4.0 * plan.seconds / 3600)
     assert bill.run_s is not None
@@ -33,20 +33,20 @@ def test_a_bill_is_hours_times_gpus_times_the_price() -> None:
     assert bill.dollars_per_run == pytest.approx(4.0 * bill.run_s / 3600)
     assert bill.kwh_per_step == pytest.approx(2 * 700 * plan.seconds / 3.6e6)
     assert bill.tokens_per_dollar == pytest.approx(1e6 / (2 * plan.gpu_hours_per_million_tokens))
-    slower = bill_of(plan, PRICES, 2 * plan.seconds)
+    slower = compute_bill(plan, PRICES, 2 * plan.seconds)
     assert slower.dollars_per_step == pytest.approx(2 * bill.dollars_per_step)
 
 
 def test_an_unknown_price_is_none_and_named() -> None:
-    bill = bill_of(make_plan("2xH20"), PRICES)
+    bill = compute_bill(make_plan("2xH20"), PRICES)
     assert (bill.dollars_per_run, bill.kwh_per_run, bill.unpriced, bill.unmetered) == (None, None, ("h20",), ("h20",))
-    host = bill_of(find_plan(load_job(QUICKSTART)), PRICES)
+    host = compute_bill(find_plan(load_job(QUICKSTART)), PRICES)
     assert (host.unpriced, host.unmetered) == (("cpu-host",), ("cpu-host",))
 
 
 def test_two_kinds_of_gpus_are_added_up() -> None:
     both = make_plan("2xH100 + 4xL40S", placement="disaggregated", num_generation_devices=4)
-    assert bill_of(both, PRICES).dollars_per_hour == 2 * 2.0 + 4 * 1.0
+    assert compute_bill(both, PRICES).dollars_per_hour == 2 * 2.0 + 4 * 1.0
 
 
 def test_a_budget_buys_a_power_of_two_of_a_kind_and_leaves_out_what_costs_more() -> None:
@@ -88,7 +88,7 @@ Points = st.lists(st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9)), m
 
 @given(Points)
 def test_the_front_holds_what_nothing_beats(points: list[tuple[int, int] | None]) -> None:
-    front = pareto_front(points)
+    front = mark_pareto_front(points)
     known = [point for point in points if point]
     for point, is_on in zip(points, front, strict=True):
         beaten = point is None or any(b != point and b[0] <= point[0] and b[1] <= point[1] for b in known)

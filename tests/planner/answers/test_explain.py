@@ -10,12 +10,12 @@ from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Change, ask, check_change
 from rlplan.planner.answers.explain import Explanation, explain
 from rlplan.planner.answers.families import LADDERS, find_next_gpu, list_more_devices, list_what_ifs
-from rlplan.planner.answers.plan_results import DEFAULTS, choice_words
+from rlplan.planner.answers.plan_results import DEFAULTS, list_overrides
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import changed, job_from
+from rlplan.planner.search import find_best_plan
+from rlplan.spec.files.job_file import job_from, override_job
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.job import JobSpec
 from tests.repository.at_night import at_night
@@ -40,7 +40,7 @@ CASES = {
 @cache
 def found(name: str) -> Plan:
     """A case's answer; searched for when a test asks, not while tests are collected."""
-    return best_plan(CASES[name])
+    return find_best_plan(CASES[name])
 
 
 @cache
@@ -90,11 +90,11 @@ def test_a_family_flips_one_choice_and_is_answered_by_a_whole_search(name: str) 
     plan = found(name)
     for outcome in explain_example(name).families:
         key, _, value = outcome.change.overrides[-1].partition("=")
-        assert choice_words(plan.choice, plan.job, plan.asked).get(key, DEFAULTS.get(key)) != value
+        assert list_overrides(plan.choice, plan.job, plan.asked).get(key, DEFAULTS.get(key)) != value
         if outcome.plan is not None:
-            again = best_plan(changed(plan.asked, outcome.change.overrides))
+            again = find_best_plan(override_job(plan.asked, outcome.change.overrides))
             assert again.seconds == pytest.approx(outcome.seconds)
-            assert choice_words(again.choice, again.job).get(key, DEFAULTS.get(key)) == value
+            assert list_overrides(again.choice, again.job).get(key, DEFAULTS.get(key)) == value
 
 
 @cases
@@ -105,7 +105,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would_help(name: str) -> No
             assert "too much for" in outcome.why
             assert "largest: " in outcome.why
         if outcome.way_out and "'" not in outcome.way_out:
-            helped = best_plan(changed(spec, (*outcome.change.overrides, *outcome.way_out.split())))
+            helped = find_best_plan(override_job(spec, (*outcome.change.overrides, *outcome.way_out.split())))
             assert helped.verdict is Verdict.FITS
 
 
@@ -149,7 +149,7 @@ def test_the_usual_what_ifs_are_asked() -> None:
 
 
 def test_nodes_stay_nodes_so_that_their_hosts_are_the_same() -> None:
-    plan = best_plan(load_asked(model="Qwen/Qwen2.5-7B", gpus="1xaws-p5"))
+    plan = find_best_plan(load_asked(model="Qwen/Qwen2.5-7B", gpus="1xaws-p5"))
     typed = [change.typed for change in list_what_ifs(plan)]
     assert typed[:3] == ["hardware.num_devices=16", "hardware.num_devices=4", "hardware.profile=h200-sxm"]
     assert [change.typed for change in list_more_devices(plan)] == [
@@ -161,7 +161,7 @@ def test_what_is_asked_is_answered_beside_the_rest() -> None:
     plan = found("grpo")
     change = Change(("training.zero_stage=3", "workload.micro_batch_size_per_gpu=1"))
     why = explain(plan, [change], more_devices=True)
-    expected = best_plan(changed(plan.asked, change.overrides))
+    expected = find_best_plan(override_job(plan.asked, change.overrides))
     assert why.asked[0].seconds == expected.seconds
     assert [outcome.num_devices for outcome in why.asked[1:]] == [4, 8, 16, 32]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlplan.planner.answers.plan_results import choice_words, differences, results_as_json
+from rlplan.planner.answers.plan_results import diff_choices, list_overrides, results_as_json
 from rlplan.planner.plan import Plan, read_plan, write_plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from tests.emit.test_goldens import GOLDENS, compare, one_line_an_item
 from tests.factories import EXAMPLES
@@ -28,7 +28,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def plan(name: str) -> Plan:
-    return best_plan(load_job(EXAMPLES / f"{name}.yaml"))
+    return find_best_plan(load_job(EXAMPLES / f"{name}.yaml"))
 
 
 def round_numbers(value: Any) -> Any:
@@ -47,12 +47,12 @@ def read_golden(plan: Plan) -> dict[str, Any]:
             "headroom_bytes": runner_up.headroom_bytes,
             "verdict": runner_up.verdict.value,
         }
-        | {"differs": differences(runner_up.choice, plan.choice, plan.job, plan.asked)}
+        | {"differs": diff_choices(runner_up.choice, plan.choice, plan.job, plan.asked)}
         for runner_up in plan.runners_up
     ]
     stated = {key: results[key] for key in STATED}
     return {
-        "chosen": choice_words(plan.choice, plan.job, plan.asked),
+        "chosen": list_overrides(plan.choice, plan.job, plan.asked),
         "host_peak_bytes": plan.ledger.host_peak().num_bytes,
         "step_s": plan.seconds,
         "phases": results["step"]["phases"],

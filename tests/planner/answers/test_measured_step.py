@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.changes import Change, ask
 from rlplan.planner.answers.measured_step import MeasuredStep, explain_step
-from rlplan.planner.answers.plan_results import choice_words, phase_costs
-from rlplan.planner.machine import search_of
-from rlplan.planner.measured_errors import UNKNOWN_FACTOR, step_error
+from rlplan.planner.answers.plan_results import list_overrides, sum_phase_costs
+from rlplan.planner.machine import open_search
+from rlplan.planner.measured_errors import UNKNOWN_FACTOR, find_step_error
 from rlplan.planner.plan import Plan
-from rlplan.spec.files.job_file import changed, job_from, load_job
-from rlplan.spec.measured_lengths import fitted_lengths
+from rlplan.spec.files.job_file import job_from, load_job, override_job
+from rlplan.spec.measured_lengths import fit_lengths
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.vocabulary import Phase
 from tests.factories import EXAMPLES
@@ -25,18 +25,18 @@ JOB = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["training.backend=fsdp2"])
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return search_of(JOB).run(with_others=False)
+    return open_search(JOB).run(with_others=False)
 
 
 def make_step(plan: Plan, factor: float = 1.0, **lengths: float) -> MeasuredStep:
     assert plan.timing is not None
-    phases = {phase: factor * cost.seconds for phase, cost in phase_costs(plan.timing.step).items()}
+    phases = {phase: factor * cost.seconds for phase, cost in sum_phase_costs(plan.timing.step).items()}
     return MeasuredStep("test", 9, factor * plan.seconds, phases, lengths)
 
 
 def slow(plan: Plan, **settings: str) -> Plan:
     """The chosen layout with one setting changed."""
-    words = choice_words(plan.choice, plan.job, plan.asked) | {
+    words = list_overrides(plan.choice, plan.job, plan.asked) | {
         key.replace("__", "."): value for key, value in settings.items()
     }
     slow_plan = ask(JOB, Change(tuple(f"{key}={value}" for key, value in words.items() if value))).plan
@@ -57,8 +57,8 @@ def test_while_too_little_was_measured_up_to_twice_the_prediction_is_normal(plan
 
 def test_what_is_normal_of_training_alone_follows_the_measured_error() -> None:
     job = job_from({"policy": "Qwen/Qwen2.5-7B", "algorithm": "sft", "hardware": "8xH100"})
-    alone = search_of(job).run(with_others=False)
-    high = step_error(alone).high
+    alone = open_search(job).run(with_others=False)
+    high = find_step_error(alone).high
     assert 1 < high < UNKNOWN_FACTOR
     assert explain_step(job, MeasuredStep("test", 9, 0.99 * high * alone.seconds, {}, {})).is_normal
     assert not explain_step(job, MeasuredStep("test", 9, 1.01 * high * alone.seconds, {}, {})).is_normal
@@ -105,9 +105,9 @@ def test_every_override_of_a_cause_and_of_the_lengths_parses(plan: Plan) -> None
     for phase in (Phase.ROLLOUT, Phase.TRAIN, Phase.SCORE):
         step = MeasuredStep("verl", 9, None, {phase: slow_steps.phases[phase]}, lengths)
         report = explain_step(JOB, step)
-        assert changed(JOB, report.overrides) != JOB
+        assert override_job(JOB, report.overrides) != JOB
         for cause in report.causes:
-            changed(JOB, shlex.split(cause.overrides))
+            override_job(JOB, shlex.split(cause.overrides))
 
 
 def test_what_no_setting_explains_has_no_cause(plan: Plan) -> None:
@@ -157,10 +157,10 @@ def test_a_job_that_does_not_fit_has_no_prediction() -> None:
 def test_fitted_lengths_have_the_measured_mean_and_tail_wherever_some_have(part: float, share: float) -> None:
     cap = 8192
     mean = part * cap
-    override = fitted_lengths(mean, cap, cut_share=share, longest=None, num_rollouts=1024)
-    spec = changed(JOB, [override]).workload.response_lengths
+    override = fit_lengths(mean, cap, cut_share=share, longest=None, num_rollouts=1024)
+    spec = override_job(JOB, [override]).workload.response_lengths
     lengths = Lengths(spec, cap)
-    at_cap = 1 - lengths.at_most(cap - 1)
+    at_cap = 1 - lengths.compute_probability(cap - 1)
     if share * cap * 1.3 < mean < 0.6 * cap:  # else no cut log-normal has both
         assert lengths.mean == pytest.approx(mean, rel=0.1)
         assert at_cap == pytest.approx(share, abs=0.02)

@@ -12,15 +12,15 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.answers.explain import explain
-from rlplan.planner.answers.plan_results import choice_words, differences
+from rlplan.planner.answers.plan_results import diff_choices, list_overrides
 from rlplan.planner.checks.gpus import check_job
-from rlplan.planner.machine import search_of
+from rlplan.planner.machine import open_search
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import LEARNS_LESS
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.base import validate
-from rlplan.spec.files.job_file import changed, job_from, load_job
+from rlplan.spec.files.job_file import job_from, load_job, override_job
 from rlplan.spec.files.yaml import apply_overrides
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.training import Combination
@@ -69,7 +69,7 @@ def found(name: str) -> Plan:
     if name not in FOUND:
         model, algorithm, gpus, overrides = BUDGETS[name]
         asked = {"policy": model, "algorithm": algorithm, "hardware": gpus}
-        FOUND[name] = best_plan(job_from(asked, overrides), with_pareto=name == "one host")
+        FOUND[name] = find_best_plan(job_from(asked, overrides), with_pareto=name == "one host")
     return FOUND[name]
 
 
@@ -86,17 +86,17 @@ def find_overrides(text: str) -> list[str]:
 def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> None:
     plan = found(name)
     for layout in (plan, *plan.runners_up, *plan.pareto):
-        whole = changed(plan.asked, shlex.split(split_words(choice_words(layout.choice, plan.job, plan.asked))))
+        whole = override_job(plan.asked, shlex.split(split_words(list_overrides(layout.choice, plan.job, plan.asked))))
         check_job(settle(whole), read_setting(settle(whole)))
     for other in (*plan.runners_up, *plan.pareto):
-        changed(plan.asked, shlex.split(differences(other.choice, plan.choice, plan.job, plan.asked)))
+        override_job(plan.asked, shlex.split(diff_choices(other.choice, plan.choice, plan.job, plan.asked)))
 
 
 @pytest.mark.parametrize("name", at_night(BUDGETS, but=FEW))
 def test_every_remedy_makes_the_job_fit_when_it_is_typed(name: str) -> None:
     plan = found(name)
     for remedy in plan.remedies:
-        after = search_of(changed(plan.asked, shlex.split(remedy.change))).run(with_others=False)
+        after = open_search(override_job(plan.asked, shlex.split(remedy.change))).run(with_others=False)
         assert (after.fits, after.verdict) == (True, remedy.verdict), remedy.change
 
 
@@ -109,11 +109,11 @@ def test_adapters_with_and_without_a_base_in_4_bits_are_remedies_where_they_fit(
 
 def test_a_job_too_long_for_a_card_is_mended_by_small_adapters_and_shorter_responses_together() -> None:
     answers = {"policy": "Qwen/Qwen2.5-7B", "hardware": "1xRTX4090"}
-    plan = best_plan(job_from(answers, ["workload.max_response_len=30000", "hardware.host_memory=64GiB"]))
+    plan = find_best_plan(job_from(answers, ["workload.max_response_len=30000", "hardware.host_memory=64GiB"]))
     last = plan.remedies[-1]
     assert last.change.startswith("training.lora='{rank: 16, base_dtype: nf4}' workload.max_response_len=")
     assert last.learns_less == "truncates longer responses"
-    assert best_plan(changed(plan.asked, shlex.split(last.change))).verdict is last.verdict
+    assert find_best_plan(override_job(plan.asked, shlex.split(last.change))).verdict is last.verdict
 
 
 def test_where_no_small_change_helps_all_choices_are_left_to_the_search() -> None:
@@ -134,11 +134,11 @@ def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
     explanation = explain(plan, more_devices=True)
     for outcome in (*explanation.families, *explanation.what_ifs, *explanation.asked):
         typed = shlex.split(outcome.change.typed)
-        changed(plan.asked, typed)
+        override_job(plan.asked, typed)
         if outcome.way_out:
-            changed(plan.asked, [*typed, *shlex.split(outcome.way_out)])
+            override_job(plan.asked, [*typed, *shlex.split(outcome.way_out)])
     for other in explanation.runners_up:
-        changed(plan.asked, shlex.split(other.differs))
+        override_job(plan.asked, shlex.split(other.differs))
 
 
 @pytest.mark.parametrize("path", sorted((GOLDENS / "plans").glob("*.json")), ids=lambda path: path.stem)
@@ -146,7 +146,7 @@ def test_plans_of_the_examples_are_said_in_keys_of_a_budget(path: Any) -> None:
     golden, spec = json.loads(path.read_text("utf-8")), load_job(EXAMPLES / f"{path.stem}.yaml")
     assert golden["runners_up"]
     for runner_up in golden["runners_up"]:
-        changed(spec, shlex.split(runner_up["differs"]))
+        override_job(spec, shlex.split(runner_up["differs"]))
 
 
 @pytest.mark.parametrize(("model", "gpus", "overrides", "where", "words"), REFUSED)
@@ -160,7 +160,7 @@ def test_the_way_out_of_a_refused_budget_is_made_of_its_keys(
     with pytest.raises(SpecError) as caught:
         check()
     try:
-        long = JobSpec.long_form({"policy": model, "hardware": gpus})
+        long = JobSpec.expand_short_forms({"policy": model, "hardware": gpus})
     except SpecError:
         return  # the short form itself is refused
     refused = apply_overrides(long, overrides)
@@ -192,7 +192,7 @@ def test_what_deepspeed_does_not_combine_has_a_way_out_for_jobs_and_for_budgets(
 def _read(data: Any, override: str) -> None:
     """Raises: SpecError where a key is unknown or a value is none of its own."""
     try:
-        validate(JobSpec, apply_overrides(JobSpec.long_form(data), [override]), file="command line")
+        validate(JobSpec, apply_overrides(JobSpec.expand_short_forms(data), [override]), file="command line")
     except SpecError as error:
         if "agree with each other" not in error.rule:  # the other value of a pair is missing here
             raise

@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.changes import Change, ask
-from rlplan.planner.answers.solve import KEYS, dotted_key, solve
+from rlplan.planner.answers.solve import KEYS, expand_key, solve
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
@@ -90,13 +90,13 @@ def test_where_no_value_fits_that_is_an_answer() -> None:
 
 @pytest.mark.parametrize("key", [*KEYS, *KEYS.values()])
 def test_a_key_is_short_or_dotted(key: str) -> None:
-    assert dotted_key(key) in KEYS.values()
+    assert expand_key(key) in KEYS.values()
 
 
 @pytest.mark.parametrize("key", ["max_respons_len", "training.zero_stage", "", "workload.max_num_seqs"])
 def test_another_key_is_refused_with_those_there_are(key: str) -> None:
     with pytest.raises(SpecError, match="cannot be solved for") as caught:
-        dotted_key(key)
+        expand_key(key)
     assert "max_response_len, num_samples_per_prompt, max_num_seqs" in caught.value.rule
 
 

@@ -12,14 +12,14 @@ from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
 from rlplan.planner import rules
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.resolve import choice_of
-from rlplan.planner.search import best_plan
+from rlplan.planner.resolve import read_choice
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import gpu_job, make_job, make_plan
 from tests.memory.model.packed_base import packed_base
-from tests.memory.serving.test_shared_base import held
+from tests.memory.serving.test_shared_base import find_peaks
 from tests.planner.test_rules import build_job
 from tests.runtime.live.four_bits import METHODS
 
@@ -42,8 +42,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 def reasons(base: str, **overrides: Any) -> str:
     """Why a small job cannot."""
     job = make_job(**(ASKED | {"rollout.base_path": base} | overrides))
-    choice = choice_of(job, Placement(job.placement.placement), int(job.training.zero_stage))
-    return "; ".join((*rules.job_refusals(job), *rules.find_choice_refusals(job, choice)))
+    choice = read_choice(job, Placement(job.placement.placement), int(job.training.zero_stage))
+    return "; ".join((*rules.find_job_refusals(job), *rules.find_choice_refusals(job, choice)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -99,7 +99,7 @@ def test_an_engine_on_a_cpu_keeps_activations_in_16_bits(base: str) -> None:
 
 def test_the_ledger_of_a_cpu_host_holds_packed_weights(base: str) -> None:
     plan = make_plan(**ASKED, **{"rollout.base_path": base})
-    weights = held(plan, "rollout_engine")[MemoryKind.WEIGHTS]
+    weights = find_peaks(plan, "rollout_engine")[MemoryKind.WEIGHTS]
     table, norms = 64 * 128 * 2, (4 * (2 * 128 + 2 * 32) + 128) * 2
     linear = 4 * (128 * (128 + 128) + 128 * 128 + 3 * 128 * 384)
     assert weights == table + norms + linear // 2 + 2 * linear // 32 + linear // 32 // 2
@@ -122,7 +122,7 @@ def plan_engines(rollout: dict[str, Any], hardware: str = "2xH100") -> Plan:
     work = {"num_prompts_per_step": 32, "num_samples_per_prompt": 4, "max_response_len": 1024}
     placed = {**ON_GPUS["placement"], "placement": "hybrid"}
     asks = {**parts, "placement": placed, "workload": work, "rollout": {**rollout, "kv_cache_memory": "8GiB"}}
-    return best_plan(job_from(asks), with_others=False)
+    return find_best_plan(job_from(asks), with_others=False)
 
 
 def test_on_gpus_weights_and_the_time_to_read_them_are_those_of_4_bits(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_on_gpus_weights_and_the_time_to_read_them_are_those_of_4_bits(tmp_path:
     assert (packed.verdict, packed.choice.sync_mode) == (Verdict.FITS, "adapter")
     linear = 28 * (1536 * (1536 + 2 * 256) + 1536 * 1536 + 3 * 1536 * 8960)
     saved = linear * 2 - (linear // 2 + linear // 128 * 2 + linear // 128 // 2)
-    rows = [held(plan, "rollout_engine")[MemoryKind.WEIGHTS] for plan in (whole, packed)]
+    rows = [find_peaks(plan, "rollout_engine")[MemoryKind.WEIGHTS] for plan in (whole, packed)]
     assert rows[0] - rows[1] == saved
     assert (packed.seconds or 0) < (whole.seconds or 0)
 
@@ -142,7 +142,7 @@ def test_on_gpus_it_can_be_quantised_to_mxfp4_while_loading_for_adapters_alone()
     assert arguments["quantization"] == "mxfp4"
     assert arguments["kernel_config"] == {"linear_backend_per_quant": {"mxfp4": "marlin"}}
     with pytest.raises(NoFeasiblePlanError, match=r"without training\.lora") as caught:
-        best_plan(build_job(MXFP4))
+        find_best_plan(build_job(MXFP4))
     assert caught.value.way_out == "training.lora={rank: 16} placement.sync_content=adapter"
 
 
@@ -155,13 +155,15 @@ def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
 
 def test_a_mixture_of_experts_is_refused() -> None:
     job = gpu_job({"policy": "Qwen/Qwen3-30B-A3B", "hardware": "8xH100", **ON_GPUS, **MXFP4})
-    assert any("the policy has experts, which are untested in 4 bits" in refusal for refusal in rules.job_refusals(job))
+    assert any(
+        "the policy has experts, which are untested in 4 bits" in refusal for refusal in rules.find_job_refusals(job)
+    )
 
 
 def test_other_frameworks_refuse_it(tmp_path: Path) -> None:
     base = {"base_path": qwen_in_awq(tmp_path / "awq")}
     with pytest.raises(SpecError, match=r"rollout\.base_path with verl"):
-        best_plan(
+        find_best_plan(
             job_from(
                 {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", "training": {"backend": "fsdp2"}, "rollout": base}
             )

@@ -6,8 +6,8 @@ import pytest
 
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import changed, job_from
+from rlplan.planner.search import find_best_plan
+from rlplan.spec.files.job_file import job_from, override_job
 from tests.foreign.export.spread import FRAMEWORKS
 from tests.repository.at_night import in_turn
 
@@ -26,7 +26,7 @@ OVERRIDE = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_0-9]+)+=[^\s)]+")
 
 def make_plan(framework: str, *overrides: str) -> Plan:
     needs = [WITH_ADAPTERS] if any("lora." in override for override in overrides) else []
-    return best_plan(job_from({**JOB, "framework": framework}, [*needs, *overrides]), with_others=False)
+    return find_best_plan(job_from({**JOB, "framework": framework}, [*needs, *overrides]), with_others=False)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_a_key_that_a_framework_lacks_is_refused_and_the_way_out_is_planned(fram
     assert reason.startswith(f"{key} ")
     overrides = OVERRIDE.findall(reason)
     assert [each.partition("=")[0] for each in overrides] == [key]
-    job = changed(plan.asked, overrides)
-    assert best_plan(job, with_others=False).verdict is Verdict.FITS
+    job = override_job(plan.asked, overrides)
+    assert find_best_plan(job, with_others=False).verdict is Verdict.FITS
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

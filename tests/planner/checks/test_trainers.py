@@ -5,7 +5,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.axes import list_parallel_axes
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.vocabulary import Placement
 from tests.factories import gpu_job
@@ -115,17 +115,21 @@ def test_preferences_need_no_second_group_of_gpus() -> None:
 
 
 def test_two_kinds_of_gpus_have_their_own_capacities_and_hosts() -> None:
-    answer = best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100 + 2xL40S", "algorithm": "grpo"}))
+    answer = find_best_plan(
+        gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100 + 2xL40S", "algorithm": "grpo"})
+    )
     step, ledger, setting = answer.choice.arrangement, answer.ledger, read_setting(answer.job)
     assert step.placement is Placement.DISAGGREGATED
     assert (step.num_training + step.num_scoring, step.num_generation) == (2, 2)
     training, generation = (next(iter(g.devices)) for g in answer.schedule.groups if g.name != "scoring")
-    assert ledger.capacity_of(training) == setting.pools[0].capacity
-    assert ledger.capacity_of(generation) == setting.pools[1].capacity
-    assert all(ledger.device_peak(device, "high").num_bytes <= ledger.capacity_of(device) for device in ledger.devices)
+    assert ledger.get_device_capacity(training) == setting.pools[0].capacity
+    assert ledger.get_device_capacity(generation) == setting.pools[1].capacity
+    assert all(
+        ledger.device_peak(device, "high").num_bytes <= ledger.get_device_capacity(device) for device in ledger.devices
+    )
     assert len(ledger.hosts) >= 2
-    assert setting.cluster("generation").gpu.name == "l40s"
-    assert setting.cluster("training").gpu.name == setting.cluster("scoring").gpu.name == "h100-sxm"
+    assert setting.get_cluster("generation").gpu.name == "l40s"
+    assert setting.get_cluster("training").gpu.name == setting.get_cluster("scoring").gpu.name == "h100-sxm"
 
 
 def test_the_smaller_kind_binds_where_it_is_too_small() -> None:
@@ -133,7 +137,7 @@ def test_the_smaller_kind_binds_where_it_is_too_small() -> None:
         {"policy": "Qwen/Qwen2.5-14B", "hardware": "8xH200 + 1xrtx-4090", "algorithm": "grpo"},
         ("rollout.tp=1", "placement.num_generation_devices=1"),
     )
-    answer = best_plan(spec)
+    answer = find_best_plan(spec)
     assert answer.shortage is not None
     assert answer.shortage.of == "a rtx-4090"
     assert answer.shortage.available_bytes == read_setting(answer.job).pools[1].capacity

@@ -54,7 +54,7 @@ class Oracle(RawSeconds):
     def __init__(self, spec: SettledJob, setting: GpuSetting) -> None:
         self.spec, self.setting = spec, setting
         self.work, self.lengths = spec.workload, spec.workload.lengths
-        self.usual = self.lengths.longest_of(self.work.num_rollouts_per_step)
+        self.usual = self.lengths.estimate_longest(self.work.num_rollouts_per_step)
         self.longest = float(self.work.max_response_len)
         self.costs: dict[Any, Cost] = {}
 
@@ -174,7 +174,7 @@ class Oracle(RawSeconds):
                 spec.placement.sync_bucket,
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
                 backend=spec.backend,
-                puts_states_away=spec.backend != "deepspeed" and arrangement.offloaded == "all",
+                offloads_states=spec.backend != "deepspeed" and arrangement.offloaded == "all",
             )
         )
 
@@ -244,7 +244,7 @@ class Oracle(RawSeconds):
         demand = self._demand(arrangement, engine)
         rooms = [min((left[i] - sizes[i] for i in holds), default=0) for sizes in (expected, high)]
         wants = self.spec.rollout.kv_cache_memory
-        most = max(demand.bytes_at(0.99), demand.least_bytes) if wants == "auto" else wants
+        most = max(demand.predict_bytes(0.99), demand.least_bytes) if wants == "auto" else wants
         least = demand.least_bytes if wants == "auto" else wants
         if most < demand.least_bytes:
             rank = 2

@@ -9,7 +9,7 @@ from typing import Any
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, SCORING, SHARED
 from rlplan.dataflow.schedule import Action
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.ahead import RolloutsAhead
@@ -190,7 +190,7 @@ class RawSeconds(RawAxes):
         lora, adapters = self.spec.training.lora, 0
         if transport == "adapter" and lora is not None:
             adapters = self.spec.rollout.dtype.num_bytes * sum(
-                p.numel for p in lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
+                p.numel for p in list_lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
             )
         work = SyncSetup(
             transport,  # type: ignore[arg-type]

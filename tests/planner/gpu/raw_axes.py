@@ -12,7 +12,7 @@ from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.models.shards import has_even_stages
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.spec.parts.workload import WorkloadSpec
-from rlplan.spec.resolved import SettledJob, search_rules
+from rlplan.spec.resolved import SettledJob, build_search_rules
 from rlplan.vocabulary import Placement, SyncContent
 
 FLAGS = (False, True)
@@ -192,7 +192,7 @@ class RawAxes:
         chosen["placement.offload"] = "none" if arrangement.offloaded == "none" else "host"
         if arrangement.offloaded != "none":
             chosen["placement.offload_roles"] = arrangement.offloaded
-        return search_rules(self.spec).allows(chosen)
+        return build_search_rules(self.spec).allows(chosen)
 
     def _passes(self, share: int, ways: int) -> Iterator[tuple[int, int]]:
         work, tokens, packs = self.work, self.spec.training.max_tokens_per_micro_batch, self.spec.backend == "deepspeed"

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from rlplan.errors import RlplanError
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.hardware.catalogue import load_profiles
 from rlplan.spec.hardware.profile import GpuProfile, NodeProfile
@@ -35,7 +35,7 @@ def answers(gpus: str, model: str, backend: str, *overrides: str, algorithm: str
     """The verdict, or what was refused."""
     asked = {"policy": model, "algorithm": algorithm, "hardware": gpus, "training": {"backend": backend}}
     try:
-        return best_plan(job_from(asked, overrides)).verdict.value
+        return find_best_plan(job_from(asked, overrides)).verdict.value
     except RlplanError as error:
         return error.what
 
@@ -48,7 +48,7 @@ def test_frozen_roles_on_gpus_of_their_own_are_cut_as_the_policy_is(gpus: str, m
 def test_a_frozen_role_s_group_that_the_policy_s_cut_does_not_divide_is_refused_by_name() -> None:
     cut = ("training.tp=4", "placement.num_scoring_devices=2", "placement.placement=disaggregated")
     with pytest.raises(RlplanError) as refused:
-        best_plan(job_from({"policy": MODELS[1], "hardware": "8xH100", "training": {"backend": "fsdp2"}}, cut))
+        find_best_plan(job_from({"policy": MODELS[1], "hardware": "8xH100", "training": {"backend": "fsdp2"}}, cut))
     assert "num_scoring_devices 2 does not divide by the 4" in str(refused.value)
 
 

@@ -14,7 +14,7 @@ from rlplan.planner.gpu.scored_candidates import rank_simplicity
 from rlplan.planner.gpu.search import GpuSearch, list_gpu_counts
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement
@@ -51,7 +51,7 @@ def make_search(index: int) -> GpuSearch:
 def test_more_kv_cache_is_never_slower(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = make_search(index)
     arrangement = random.choice(search.space.arrangements)
-    engine = random.choice(search.space.engines(arrangement))
+    engine = random.choice(search.space.list_engines(arrangement))
     demand, enough, least = search.roles.predict_demand(arrangement, engine)
     sizes = sorted(random.randint(least, max(least, 2 * enough)) for _ in range(3))
     blocks = [size // demand.pool.bytes_per_block * demand.pool.bytes_per_block for size in sizes]
@@ -70,7 +70,7 @@ def test_what_saves_memory_is_never_faster_on_the_same_passes(index: int, random
         for name in ("gradient_checkpointing", "offloads_optimizer", "offloads_parameters")
         if not getattr(choice, name)
     ]
-    known = {choice for other in search.space.sweeps(arrangement) for choice in other.choices}
+    known = {choice for other in search.space.list_sweeps(arrangement) for choice in other.choices}
     for other in leaner:
         if other in known:
             assert search.times.predict_pass_seconds(arrangement, other) >= search.times.predict_pass_seconds(
@@ -144,11 +144,11 @@ def test_frozen_roles_score_whole_sequences_however_many_ranks_share_one_in_trai
         for arrangement in search.space.arrangements
         if arrangement.num_scoring == 1 and arrangement.num_training == 4
     )
-    sweeps = [sweep.choices for sweep in search.space.sweeps(arrangement) if sweep.choices[0].tp == 1]
+    sweeps = [sweep.choices for sweep in search.space.list_sweeps(arrangement) if sweep.choices[0].tp == 1]
     alone, shared = (next(sweep for sweep in sweeps if sweep[0].ulysses == ulysses) for ulysses in (1, 2))
     size = min(alone[0].micro_batch, shared[0].micro_batch)
     choices = [replace(sweep[0], micro_batch=size, max_tokens=0) for sweep in (alone, shared)]
-    engine = search.space.engines(arrangement)[0]
+    engine = search.space.list_engines(arrangement)[0]
     chosen = [Choice(arrangement, choice, engine, "nccl") for choice in choices]
     actions = [search.times.time_step(choice, 1 << 30).actions for choice in chosen]
     first, second = (next(a.cost for a in of if a.action_id == "score/reference") for of in actions)
@@ -173,7 +173,7 @@ def test_a_fixed_number_of_gpus_that_score_is_the_only_one_tried() -> None:
 
 def _sweep(search: GpuSearch, random) -> tuple:  # type: ignore[no-untyped-def, type-arg]
     arrangement = random.choice(search.space.arrangements)
-    sweep: MicroBatchSweep = random.choice(search.space.sweeps(arrangement))
+    sweep: MicroBatchSweep = random.choice(search.space.list_sweeps(arrangement))
     return arrangement, sweep
 
 
@@ -187,7 +187,7 @@ def test_candidates_come_in_order_and_each_once(index: int) -> None:
 
 def test_the_answer_is_the_same_every_time() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", *OPEN)
-    first, other = best_plan(spec), best_plan(spec)
+    first, other = find_best_plan(spec), find_best_plan(spec)
     assert first.choice == other.choice
     assert [a.choice for a in first.runners_up] == [a.choice for a in other.runners_up]
 
@@ -216,7 +216,7 @@ def test_autotp_goes_up_to_stage_two_even_where_the_job_asks_for_a_stage() -> No
     assert {
         choice.tp
         for arrangement in space.arrangements
-        for sweep in space.sweeps(arrangement)
+        for sweep in space.list_sweeps(arrangement)
         for choice in sweep.choices
     } == {1}
 
@@ -232,28 +232,28 @@ def test_a_group_is_its_size_however_many_gpus_it_has() -> None:
 
 def test_the_fewest_gpus_are_the_fewest_on_which_it_fits() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "objective=gpus", *KEPT)
-    answer = best_plan(spec)
+    answer = find_best_plan(spec)
     assert answer.verdict is Verdict.FITS
     assert answer.choice.arrangement.num_devices == answer.num_devices
     for count in (count for count in list_gpu_counts(read_setting(spec)) if count < answer.num_devices):
-        fewer = best_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
+        fewer = find_best_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
         assert fewer.verdict is not Verdict.FITS
 
 
 def test_the_cheapest_number_of_gpus_costs_no_more_than_any_other() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "objective=cost", "hardware.price_per_gpu_hour=2", *KEPT)
-    answer = best_plan(spec)
+    answer = find_best_plan(spec)
     assert answer.dollars_per_million_tokens == pytest.approx(2 * answer.gpu_hours_per_million_tokens)
     for count in list_gpu_counts(read_setting(spec)):
-        other = best_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
+        other = find_best_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
         if other.verdict is Verdict.FITS:
             assert answer.gpu_hours_per_million_tokens <= other.gpu_hours_per_million_tokens * (1 + 1e-9)
 
 
 def test_tokens_per_second_and_seconds_of_a_step_are_one_order() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100")
-    fastest = best_plan(spec.model_copy(update={"objective": "tokens_per_s"}))
-    assert fastest.choice == best_plan(spec).choice
+    fastest = find_best_plan(spec.model_copy(update={"objective": "tokens_per_s"}))
+    assert fastest.choice == find_best_plan(spec).choice
     assert fastest.tokens_per_s == pytest.approx(1024 * 4096 / fastest.seconds)
 
 
@@ -263,7 +263,7 @@ def test_numbers_of_gpus_are_powers_divisors_and_whole_hosts() -> None:
 
 
 def test_on_the_front_more_headroom_costs_time() -> None:
-    plan = best_plan(budget("Qwen/Qwen2.5-7B", "8xH100"), with_pareto=True)
+    plan = find_best_plan(budget("Qwen/Qwen2.5-7B", "8xH100"), with_pareto=True)
     front = plan.pareto
     assert len(front) > 1
     for faster, other in pairwise(front):

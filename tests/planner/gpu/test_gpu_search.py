@@ -12,7 +12,7 @@ import pytest
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import SettledJob
@@ -32,7 +32,7 @@ def search(spec: SettledJob) -> GpuSearch:
 
 
 def found(*arguments: str) -> Plan:
-    return best_plan(plan(*arguments))
+    return find_best_plan(plan(*arguments))
 
 
 @pytest.mark.parametrize(("placement", "algorithm"), in_turn(list(Placement), ("grpo", "ppo", "dpo")))
@@ -42,8 +42,8 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(placement: Placement,
     candidates = list(gpu_search.space)
     for candidate in candidates[:: max(7, len(candidates) // 60)]:
         scored = replace(gpu_search.score(candidate), kv_cache=0)
-        whole = gpu_search.full_plan(scored)
-        need = gpu_search.roles.fit(candidate)
+        whole = gpu_search.build_plan(scored)
+        need = gpu_search.roles.predict_fit(candidate)
         ledger = whole.ledger
         for bound, expected in (("expected", need.expected), ("high", need.high)):
             peaks = [ledger.device_peak(device, bound) for device in ledger.devices]  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_a_candidate_costs_a_small_part_of_a_whole_ledger_once_its_tables_are_th
     candidates = list(islice(gpu_search.space, 500))
     scored = [gpu_search.score(candidate) for candidate in candidates]
     a_rating = min(_seconds(gpu_search.score, candidates) for _ in range(20)) / len(candidates)
-    a_ledger = min(_seconds(gpu_search.full_plan, scored[:20]) for _ in range(3)) / 20
+    a_ledger = min(_seconds(gpu_search.build_plan, scored[:20]) for _ in range(3)) / 20
     assert a_rating < a_ledger / 20
 
 
@@ -79,7 +79,7 @@ def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
 
 
 def test_of_two_trained_models_that_share_a_gpu_in_time_the_second_starts_when_the_first_is_offloaded() -> None:
-    answer = best_plan(load_job(EXAMPLES / "exercises" / "ppo-7b.yaml", ["training.optimizer=adamw_8bit"]))
+    answer = find_best_plan(load_job(EXAMPLES / "exercises" / "ppo-7b.yaml", ["training.optimizer=adamw_8bit"]))
     assert (answer.verdict, answer.choice.arrangement.offloaded) == (Verdict.FITS, "all")
     starts = [row for row in answer.ledger.rows if row.action_id.startswith("start_trainer")]
     both = sum(row.resident_bytes for row in starts if row.space == "device")
@@ -102,7 +102,7 @@ def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
     assert too_small().verdict is Verdict.DOES_NOT_FIT
     assert too_small().remedies
     change = too_small().remedies[0].change.split()
-    assert best_plan(_change(plan(*TOO_SMALL), *change)).verdict is not Verdict.DOES_NOT_FIT
+    assert find_best_plan(_change(plan(*TOO_SMALL), *change)).verdict is not Verdict.DOES_NOT_FIT
 
 
 def test_remedies_are_ranked_by_what_a_step_costs_then() -> None:

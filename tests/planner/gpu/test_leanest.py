@@ -38,10 +38,10 @@ def searches(seeds: range) -> list[GpuSearch]:
 def test_no_choice_of_a_chain_leaves_more_room_on_a_device_than_the_leanest(seeds: range) -> None:
     for search in searches(seeds):
         for arrangement in search.space.arrangements[:SOME]:
-            floor = find_engine_floor(search.scorer, arrangement, search.space.engines(arrangement))
+            floor = find_engine_floor(search.scorer, arrangement, search.space.list_engines(arrangement))
             parts = search.roles.parts(arrangement)
             chains = defaultdict(list)
-            for sweep in search.space.sweeps(arrangement):
+            for sweep in search.space.list_sweeps(arrangement):
                 trainer_bytes = search.roles.sum_trainer_bytes(arrangement, sweep.choices[-1])
                 chains[_build_chain_key(sweep)].append(
                     (sum(sweep.savings), fit(trainer_bytes, floor, parts.capacities))
@@ -56,7 +56,7 @@ def test_no_choice_of_a_chain_leaves_more_room_on_a_device_than_the_leanest(seed
 def test_a_layout_that_lacks_much_on_many_ranks_fits_on_no_fewer(seeds: range) -> None:
     for search in searches(seeds):
         for arrangement in search.space.arrangements[:SOME]:
-            for sweep in search.space.sweeps(arrangement):
+            for sweep in search.space.list_sweeps(arrangement):
                 choice, nothing = sweep.choices[-1], search.roles.nothing(arrangement)
                 parts = search.roles.sum_trainer_bytes(arrangement, choice), nothing
                 states = search.roles.sum_state_bytes(arrangement, choice), nothing

@@ -9,7 +9,7 @@ from rlplan.errors import SpecError
 from rlplan.planner.gpu.notes import nearest_batch
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES, gpu_job
 
@@ -21,7 +21,7 @@ SHARE = 2.0
 
 
 def make_plan(*overrides: str) -> Plan:
-    return best_plan(load_job(SEVEN_B, overrides))
+    return find_best_plan(load_job(SEVEN_B, overrides))
 
 
 @cache
@@ -107,14 +107,14 @@ def test_a_batch_that_divides_keeps_the_answers_of_a_prompt_together_where_the_a
 
 def test_where_rows_must_divide_the_nearest_batch_that_does_is_named_with_its_step() -> None:
     asked = {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "5xH100", "training": {"backend": "fsdp2"}}
-    note, *_ = best_plan(job_from(asked)).notes
+    note, *_ = find_best_plan(job_from(asked)).notes
     assert note.startswith("uses 4 of 5 GPUs: ")
     assert "with workload.num_prompts_per_step=130 it fits, " in note or "=125 it fits, " in note
 
 
 def test_two_pools_are_tried_in_both_orders() -> None:
     plans = [
-        best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": pools, "placement": {"max_staleness": 2}}))
+        find_best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": pools, "placement": {"max_staleness": 2}}))
         for pools in ("8xh800 + 8xh20", "8xh20 + 8xh800")
     ]
     assert plans[0].devices == plans[1].devices == "8x h800-sxm + 8x h20"
@@ -125,7 +125,8 @@ def test_two_pools_are_tried_in_both_orders() -> None:
 
 def test_a_pool_that_only_makes_a_step_longer_is_left_idle() -> None:
     alone, both = (
-        best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": f"8xh800{more}"})) for more in ("", " + 8xh20")
+        find_best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": f"8xh800{more}"}))
+        for more in ("", " + 8xh20")
     )
     assert both.seconds == alone.seconds
     assert both.notes[0].startswith("uses 8x h800-sxm alone, which is faster; with 8x h800-sxm training and 8x h20 gen")
@@ -133,9 +134,9 @@ def test_a_pool_that_only_makes_a_step_longer_is_left_idle() -> None:
 
 def test_pools_that_no_order_can_use_are_refused() -> None:
     with pytest.raises(SpecError, match="bfloat16, which a t4 does not support"):
-        best_plan(job_from({"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xT4 + 8xH100"}))
+        find_best_plan(job_from({"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xT4 + 8xH100"}))
     with pytest.raises(SpecError, match=r"1 host of 1x l4 \(generation\), but no node profile states their network"):
-        best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100 + 1xL4"}))
+        find_best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100 + 1xL4"}))
 
 
 def test_dpo_alone_gets_pairs_as_long_as_such_data_are() -> None:

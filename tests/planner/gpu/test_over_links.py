@@ -6,9 +6,9 @@ import pytest
 
 from rlplan.planner.answers.simulated_plan import simulate_plan
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.base import validate
-from rlplan.spec.files.job_forms import expanded
+from rlplan.spec.files.job_forms import expand_job
 from rlplan.spec.job import JobSpec
 
 WORK = {
@@ -35,7 +35,7 @@ def plan(link: str, backend: str = "fsdp2", num_generation: int = 8, **placement
         "rollout": {"tp": 1, "max_num_seqs": 64, "quantization": "none"},
         "placement": {"sync_content": "full", **placement},
     }
-    return best_plan(validate(JobSpec, expanded(job), file="job.yaml"), with_others=False)
+    return find_best_plan(validate(JobSpec, expand_job(job), file="job.yaml"), with_others=False)
 
 
 def sync_s(linked: Plan) -> float:

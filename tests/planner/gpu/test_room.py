@@ -6,7 +6,7 @@ from rlplan.planner.gpu.scored_candidates import ScoredCandidate, rank_simplicit
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.margins import ENOUGH_ROOM, SAME_SPEED, rank_roominess
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from rlplan.units import GIB
@@ -27,7 +27,7 @@ def job(model: str, gpus: str, algorithm: str, *overrides: str) -> SettledJob:
 
 def test_a_layout_that_leaves_megabytes_gives_way_to_one_that_leaves_gigabytes_for_less_than_one_per_cent() -> None:
     spec = job("Qwen/Qwen2.5-7B", "8xH100", "grpo")
-    search, chosen = GpuSearch(spec, read_setting(spec)), best_plan(spec)
+    search, chosen = GpuSearch(spec, read_setting(spec)), find_best_plan(spec)
     fastest = search.find_best().plan
     assert fastest.headroom_bytes < 0.5 * GIB
     assert chosen.verdict is Verdict.FITS
@@ -59,7 +59,7 @@ def test_no_candidate_as_fast_leaves_more_of_the_room_that_counts(asked: tuple[s
 
 
 def test_a_layout_that_leaves_room_enough_is_not_given_up_for_one_that_offloads_for_more() -> None:
-    plan = best_plan(job("Qwen/Qwen2.5-0.5B", "2xH100", "grpo"))
+    plan = find_best_plan(job("Qwen/Qwen2.5-0.5B", "2xH100", "grpo"))
     assert not plan.choice.trainer.offloads_optimizer
     assert plan.choice.arrangement.offloaded == "none"
     assert plan.headroom_bytes > ENOUGH_ROOM * 79 * GIB
@@ -67,6 +67,6 @@ def test_a_layout_that_leaves_room_enough_is_not_given_up_for_one_that_offloads_
 
 def test_passes_that_hold_fewer_rollouts_than_was_asked_for_are_said_with_both_numbers() -> None:
     overrides = ("workload.micro_batch_size_per_gpu=64", "workload.mini_batch_size=64")
-    notes = best_plan(job("Qwen/Qwen2.5-0.5B", "8xH100", "grpo", *overrides)).notes
+    notes = find_best_plan(job("Qwen/Qwen2.5-0.5B", "8xH100", "grpo", *overrides)).notes
     assert [note for note in notes if "micro_batch_size_per_gpu 64" in note and "allow micro-batches of 8" in note]
-    assert not any("micro_batch" in note for note in best_plan(job("Qwen/Qwen2.5-0.5B", "8xH100", "grpo")).notes)
+    assert not any("micro_batch" in note for note in find_best_plan(job("Qwen/Qwen2.5-0.5B", "8xH100", "grpo")).notes)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.vocabulary import MemoryKind
 from tests.factories import gpu_job
 
@@ -38,7 +38,7 @@ LONGEST = 2048
 
 
 def plan(*overrides: str) -> Plan:
-    return best_plan(gpu_job(FORCED, overrides), with_others=False)
+    return find_best_plan(gpu_job(FORCED, overrides), with_others=False)
 
 
 USUAL = plan()

@@ -8,7 +8,7 @@ from rlplan.errors import RlplanError
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.memo import Memo
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
@@ -55,7 +55,7 @@ def found_after(*jobs: JobSpec) -> tuple[object, ...]:
 @pytest.mark.parametrize("name", at_night(EXAMPLE_JOBS, but=3))
 def test_without_a_memo_the_plan_of_an_example_is_the_same(name: str) -> None:
     job = load_job(EXAMPLES / f"{name}.yaml")
-    assert best_plan(job) == best_plan(job, memo=Memo(is_on=False))
+    assert find_best_plan(job) == find_best_plan(job, memo=Memo(is_on=False))
 
 
 @pytest.mark.parametrize("seed", at_night(range(30), but=4))
@@ -70,10 +70,10 @@ def test_without_a_memo_the_plan_of_a_small_job_is_the_same(seed: int) -> None:
     words = [*few, f"training.backend={backend}", *(changes if backend == "deepspeed" else ())]
     try:
         job = gpu_job(top, words)
-        expected = best_plan(job)
+        expected = find_best_plan(job)
     except RlplanError:
         return  # a change that this job refuses
-    assert best_plan(job, memo=Memo(is_on=False)) == expected
+    assert find_best_plan(job, memo=Memo(is_on=False)) == expected
 
 
 def test_the_fastest_weight_sync_is_that_of_the_engines_that_are_open() -> None:

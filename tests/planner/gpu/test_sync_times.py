@@ -6,13 +6,13 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.answers.families import list_families
-from rlplan.planner.answers.plan_results import differences
+from rlplan.planner.answers.plan_results import diff_choices
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.gpu.sync_times import SyncModes
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.remedies import list_remedies
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from rlplan.units import GIB
@@ -30,7 +30,7 @@ def make_job(gpus: str, *more: str, backend: str = "deepspeed") -> SettledJob:
 
 
 def make_plan(gpus: str, *more: str) -> Plan:
-    return best_plan(make_job(gpus, *more), with_others=False)
+    return find_best_plan(make_job(gpus, *more), with_others=False)
 
 
 def sync_s(plan: Plan) -> float:
@@ -54,7 +54,7 @@ def test_what_all_weights_would_take_is_asked_beside_it() -> None:
     assert [change.typed for change in list_families(plan) if "sync_content" in change.typed] == [
         "placement.sync_content=full"
     ]
-    assert differences(replace(plan.choice, sync_mode="nccl"), plan.choice, plan.job, plan.asked).split() == [
+    assert diff_choices(replace(plan.choice, sync_mode="nccl"), plan.choice, plan.job, plan.asked).split() == [
         "placement.transport=nccl",
         "placement.sync_content=full",
     ]
@@ -89,7 +89,7 @@ def test_changes_are_looked_at_only_where_they_can_win(
     modes = {
         mode
         for arrangement in space.arrangements
-        for e in space.engines(arrangement)
+        for e in space.list_engines(arrangement)
         for mode in space.list_transports(arrangement, e)
     }
     assert ("delta" in modes) is may
@@ -145,8 +145,8 @@ def test_every_sync_that_is_compared_takes_a_whole_update_more(more: tuple[str, 
 
 def test_stacks_that_do_not_compare_engines_are_neither_charged_nor_asked() -> None:
     job = make_job("8xh100", backend="fsdp2")
-    assert best_plan(job, with_others=False).not_counted == ()
+    assert find_best_plan(job, with_others=False).not_counted == ()
     with pytest.raises(SpecError, match="sync_verification is every, which verl does not support") as caught:
-        best_plan(make_job("8xh100", "placement.sync_verification=every", backend="fsdp2"), with_others=False)
+        find_best_plan(make_job("8xh100", "placement.sync_verification=every", backend="fsdp2"), with_others=False)
     change = caught.value.way_out.split(",")[0]
-    assert best_plan(make_job("8xh100", change, backend="fsdp2"), with_others=False).not_counted == ()
+    assert find_best_plan(make_job("8xh100", change, backend="fsdp2"), with_others=False).not_counted == ()

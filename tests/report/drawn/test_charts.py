@@ -9,7 +9,7 @@ from rlplan.report.dataframes import process_peaks
 from rlplan.report.drawn import bars, curves, memory
 from rlplan.report.run_folder import RunFolder, read_run_folder, unique_labels
 from rlplan.units import GIB
-from rlplan.vocabulary import words_of
+from rlplan.vocabulary import format_name
 from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run, make_run_with_own_reward
 
 
@@ -49,7 +49,7 @@ def test_every_kind_and_phase_that_is_drawn_has_a_name_and_a_color(tmp_path: Pat
     host = chart["scenes"][0]
     kinds = {str(row.kind) for row in run.ledger.rows if row.peak_bytes}
     assert {kind["kind"] for kind in host["kinds"]} == kinds
-    assert all(kind["name"] == words_of(kind["kind"]) and kind["color"] for kind in host["kinds"])
+    assert all(kind["name"] == format_name(kind["kind"]) and kind["color"] for kind in host["kinds"])
     assert all(kind["source"] for kind in host["kinds"])
     phases = {phase["name"] for phase in chart["phases"]}
     assert {str(action.phase) for _, part in run.schedule.parts for action in part} <= phases

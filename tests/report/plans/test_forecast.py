@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.memory.ledger import Bound
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.report import timeline
 from rlplan.report.drawn.scenes import collect_lanes
 from rlplan.report.plans.forecast import Forecast, forecast
@@ -24,12 +24,12 @@ SPLIT = "placement.placement=disaggregated"
 
 @cache
 def example(name: str) -> Plan:
-    return best_plan(load_job(EXAMPLES / f"{name}.yaml", ()))
+    return find_best_plan(load_job(EXAMPLES / f"{name}.yaml", ()))
 
 
 @cache
 def split() -> Plan:
-    return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, (SPLIT,)))
+    return find_best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, (SPLIT,)))
 
 
 def make_budgets() -> list[Plan]:

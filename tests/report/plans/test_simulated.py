@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.simulated.linear_speed import LinearSpeed
 from rlplan.errors import SpecError
-from rlplan.planner.answers.simulated_plan import without_evaluation
+from rlplan.planner.answers.simulated_plan import drop_evaluation
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.report import timeline
 from rlplan.report.drawn import bars
 from rlplan.report.drawn.scenes import collect_lanes
@@ -27,7 +27,7 @@ DISAGGREGATED = ("placement.placement=disaggregated", "rollout.tp=1", "placement
 
 @pytest.fixture(name="plan", scope="module")
 def _budget() -> Plan:
-    return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, DISAGGREGATED))
+    return find_best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, DISAGGREGATED))
 
 
 @pytest.fixture(name="result", scope="module")
@@ -36,7 +36,7 @@ def _result(plan: Plan) -> SimulationResult:
     work = plan.asked.workload
     rollouts = StepRollouts(16, 8, work.usual_prompt_len, work.lengths, engines, EngineLimits(256, 1 << 16, 16))
     setting = SimulationSetting(
-        schedule=without_evaluation(plan.schedule),
+        schedule=drop_evaluation(plan.schedule),
         costs={name: cost for name, cost in plan.costs.items() if name != "generate"},
         rollouts=rollouts,
         speed=LinearSpeed(base_s=0.01, prefill_token_s=1e-6),

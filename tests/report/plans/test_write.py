@@ -7,34 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.planner.measured_errors import step_interval
+from rlplan.planner.measured_errors import predict_step_interval
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.report.plans.forecast import forecast
 from rlplan.report.plans.plan_page import plan_page
-from rlplan.report.plans.write import draw, write_report_of
+from rlplan.report.plans.write import draw, write_plan_report
 from rlplan.report.run_folder import read_run_folder
 from rlplan.units import format_bytes, format_seconds
-from rlplan.vocabulary import words_of
+from rlplan.vocabulary import format_name
 from tests.factories import gpu_job
 from tests.report.factory import RunShape, make_run
 
 
 @cache
 def budget(*overrides: str, gpus: str = "2xH100") -> Plan:
-    return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": gpus}, overrides))
+    return find_best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": gpus}, overrides))
 
 
 def test_a_plan_becomes_a_page_its_data_and_a_trace(tmp_path: Path) -> None:
-    files = write_report_of(budget(), "plan.json", tmp_path / "report")
+    files = write_plan_report(budget(), "plan.json", tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
     assert names == ["report.html", "report.json", "trace.json"]
     assert json.loads(files.summary.read_text())["title"] == "Qwen/Qwen2.5-0.5B on 2x h100-sxm"
 
 
 def test_the_page_stands_alone_and_names_no_path_of_this_machine(tmp_path: Path) -> None:
-    page = write_report_of(budget(), "plan.json", tmp_path / "report").page.read_text()
+    page = write_plan_report(budget(), "plan.json", tmp_path / "report").page.read_text()
     assert str(tmp_path) not in page
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     assert "nothing on this page was measured" in page
@@ -48,7 +48,7 @@ def test_a_chart_says_what_binds_and_how_much_there_is() -> None:
     assert sum(kind["at_peak"] for kind in scene["kinds"]) == peak
     longest = max(budget().timing.step.actions, key=lambda action: action.cost.seconds)
     notes = {action["name"]: action.get("note") for action in chart["actions"]}
-    assert notes[words_of(longest.action_id)] == f"{longest.cost.bound_by}-bound"
+    assert notes[format_name(longest.action_id)] == f"{longest.cost.bound_by}-bound"
     assert chart["windows"][chart["first"]]["title"] == "Every later step"
 
 
@@ -58,7 +58,7 @@ def test_a_step_in_seconds_is_drawn_with_an_equal_width_for_each_action_too() ->
 
 
 def test_the_legend_of_a_chart_holds_every_kind_that_is_drawn() -> None:
-    large = best_plan(gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}))
+    large = find_best_plan(gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}))
     kinds = {str(row.kind) for row in large.ledger.rows if row.space == "device" and row.peak_bytes}
     peak = {str(kind) for _, _, kind, size in large.ledger.device_peak("cuda:0").rows if size}
     assert kinds - peak, "the question is only put where the peak does not hold every kind"
@@ -71,12 +71,12 @@ def test_every_phase_and_resource_has_a_legend_entry() -> None:
     phases = {phase["name"] for phase in drawing.timeline["others"][0]["phases"]}
     assert {str(action.phase) for action in budget().schedule.step} <= phases
     waits = {name for row in plan_page(budget()).phases for name, seconds in row.parts.items() if seconds}
-    assert {words_of(name) for name in waits} <= set(drawing.waits.legend)
+    assert {format_name(name) for name in waits} <= set(drawing.waits.legend)
 
 
 def test_the_page_says_how_far_seconds_may_be_off_what_is_needed_and_what_was_assumed() -> None:
     page, plan = plan_page(budget()), budget()
-    low, high = step_interval(plan) or (0.0, 0.0)
+    low, high = predict_step_interval(plan) or (0.0, 0.0)
     assert dict(page.facts)["Step time"].startswith(f"{format_seconds(low)} to {format_seconds(high)} a step")
     assert format_bytes(plan.needed_bytes) in dict(page.facts)["GPU memory"]
     assert plan_page(budget(gpus="4xrtx4090")).notes == budget(gpus="4xrtx4090").notes != ()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.runtime.admission.proofs import SHIPPED, proof_key, refuse_unproved
+from rlplan.runtime.admission.proofs import SHIPPED, check_architecture, proof_key
 from rlplan.runtime.admission.shrinking import shrink_config
 from tests.factories import EXAMPLES, config_data
 from tests.runtime.runs.architectures import REFUSED, config_of
@@ -25,7 +25,7 @@ def test_what_was_proved_is_not_proved_again(monkeypatch: pytest.MonkeyPatch, tm
     folder = tmp_path / "rlplan" / "proofs"
     folder.mkdir(parents=True)
     (folder / f"{proof_key(shrink_config(HEADS))}.json").write_text("{}")
-    refuse_unproved(HEADS, "here")
+    check_architecture(HEADS, "here")
 
 
 @pytest.mark.engine
@@ -33,10 +33,10 @@ def test_what_was_proved_is_not_proved_again(monkeypatch: pytest.MonkeyPatch, tm
 def test_what_differs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(SpecError, match=r"Qwen3ForCausalLM cannot be run: vLLM does not (serve|generate)"):
-        refuse_unproved(config_data(head_dim=16), "here")  # no kernel for such heads
+        check_architecture(config_data(head_dim=16), "here")  # no kernel for such heads
     for name in REFUSED:
         with pytest.raises(SpecError, match=f"{name} cannot be run: log-probs of trainer and engine differ"):
-            refuse_unproved(config_of(name), "here")
+            check_architecture(config_of(name), "here")
     assert not (tmp_path / "rlplan").exists()
 
 
@@ -47,5 +47,5 @@ def test_a_model_for_short_sequences_is_proved_with_sequences_that_it_can_hold(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, positions: int
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    refuse_unproved(config_data(head_dim=64, max_position_embeddings=positions), "here")
+    check_architecture(config_data(head_dim=64, max_position_embeddings=positions), "here")
     assert len(list((tmp_path / "rlplan" / "proofs").iterdir())) == 1

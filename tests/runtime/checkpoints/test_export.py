@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.memory.trainers.training import autotp_parameters
+from rlplan.memory.trainers.training import cut_autotp_parameters
 from rlplan.planner.plan import read_plan, write_plan
 from rlplan.runtime.checkpoints import export
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably
 from rlplan.runtime.checkpoints.fragments import part_name
 from rlplan.runtime.checkpoints.manifest import BEST, RUN, Manifest, RoleStates, RunState
-from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
+from rlplan.runtime.checkpoints.stored_states import StoredStates, view_bytes
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, compute_digest, write
 from rlplan.runtime.models.start_checkpoint import load_language_model
 from tests.factories import EXAMPLES, make_job, make_plan
@@ -34,14 +34,14 @@ def part_of(whole: torch.Tensor, shape: tuple[int, ...], rank: int) -> torch.Ten
 def parts(tmp_path: Path) -> tuple[Any, dict[str, tuple[int, ...]], list[Path]]:
     """A model, what a rank of two has of it, and the files that these wrote."""
     model = load_language_model(SORTER, torch.float32)
-    held_bytes = {parameter.name: parameter.shape for parameter in autotp_parameters(make_job().load_model(), 2)}
+    held_bytes = {parameter.name: parameter.shape for parameter in cut_autotp_parameters(make_job().load_model(), 2)}
     paths = [tmp_path / f"policy-{rank}" for rank in range(2)]
     for rank, path in enumerate(paths):
         own = {name: part_of(p.detach(), held_bytes[name], rank) for name, p in model.named_parameters()}
         write(
             path,
             [
-                Piece(f"master/{export.PREFIX}{name}{part_name(rank, 2)}@0", "F32", memory_of(tensor))
+                Piece(f"master/{export.PREFIX}{name}{part_name(rank, 2)}@0", "F32", view_bytes(tensor))
                 for name, tensor in own.items()
             ],
         )
@@ -79,7 +79,7 @@ def run(tmp_path: Path) -> Path:
     for step in (1, 2):
         staged = checkpoints.stage(step)
         names = [(f"master/{export.PREFIX}{name}@0", p.detach()) for name, p in model.named_parameters()]
-        write(staged / STATES, [Piece(name, "F32", memory_of(tensor)) for name, tensor in names])
+        write(staged / STATES, [Piece(name, "F32", view_bytes(tensor)) for name, tensor in names])
         write_durably(staged / RUN, RunState(step=step, version=step))
         files = {name: compute_digest(staged / name) for name in (STATES, RUN)}
         roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}

@@ -30,7 +30,7 @@ from rlplan.runtime.checkpoints.manifest import (
     RoleStates,
     RunState,
     StoredFile,
-    checkpoints_of,
+    checkpoints_folder,
 )
 from rlplan.runtime.checkpoints.tensor_file import Piece, compute_digest, write
 
@@ -55,7 +55,7 @@ def save(
 
 
 def steps_of(run: Path) -> list[str]:
-    return sorted(path.name for path in checkpoints_of(run).iterdir())
+    return sorted(path.name for path in checkpoints_folder(run).iterdir())
 
 
 @pytest.fixture
@@ -342,12 +342,12 @@ def test_a_file_in_place_of_the_checkpoints_is_one_message(tmp_path: Path) -> No
 
 def test_the_best_checkpoint_stays_beside_the_last_ones_and_has_a_pointer(tmp_path: Path) -> None:
     def names() -> set[str]:
-        return {path.name for path in checkpoints_of(tmp_path).glob("step-*")}
+        return {path.name for path in checkpoints_folder(tmp_path).glob("step-*")}
 
     for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2)):
         save(tmp_path, step, keep_last=1, best=best)
     assert names() == {"step-000002", "step-000005"}
-    assert json.loads((checkpoints_of(tmp_path) / BEST).read_text())["checkpoint"] == "step-000002"
+    assert json.loads((checkpoints_folder(tmp_path) / BEST).read_text())["checkpoint"] == "step-000002"
     assert find_checkpoint(tmp_path).step == 5
     save(tmp_path, 6, keep_last=1, best=6)
     assert names() == {"step-000006"}

@@ -12,15 +12,15 @@ from rlplan.dataflow.graph import AsyncRollouts
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, StreamState
-from rlplan.runtime.checkpoints.run_state import check_order, give_state, take_state
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.checkpoints.run_state import check_order, restore_state, take_state
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rollout.buffer import BufferedGroup, ExperienceBuffer
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.rollout.fleet import ExpectedLengths
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
 from tests.runtime.checkpoints.test_folder import save
 
-WORK = StreamSettings(num_prompts=2, num_steps=4, deadline_s=scaled(5.0))
+WORK = StreamSettings(num_prompts=2, num_steps=4, deadline_s=scale_seconds(5.0))
 
 
 def request_of(number: int) -> RolloutRequest:
@@ -70,7 +70,7 @@ def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: P
     asked = Asked()
     stream = stream_of(asked)
     stream.replace(1)
-    stream._begin()
+    stream._submit_next()
     stream._open = {"generate/1": (1, 0), "generate/3": (3, 0)}
     stream.buffer.add(BufferedGroup(2, 0, finished(2)))  # 0 taught nothing, 4 was trained
     asked.lengths.learn(request_of(0), finished(0))
@@ -82,12 +82,12 @@ def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: P
     (result.folder / EXPERIENCE).write_text(json.dumps(experience))
     anew = Asked()
     resumed, version = stream_of(anew), Version()
-    message = give_state(Resumption(result.folder, result.manifest, state), version, anew, resumed)  # type: ignore[arg-type]
+    message = restore_state(Resumption(result.folder, result.manifest, state), version, anew, resumed)  # type: ignore[arg-type]
     assert message == "2 prompt(s) that were in flight are generated again, 1 finished one(s) kept"
     assert anew.lengths.by_prompt == asked.lengths.by_prompt
     assert resumed.state() == (state.stream, experience)
     assert resumed.buffer.groups() == [BufferedGroup(2, 0, finished(2))], "as old as it was"
-    resumed._begin()
+    resumed._submit_next()
     assert anew.numbers == [1, 3, 5, 6], "version 1, a staleness of 1: prompts 0 to 5, and one for the replaced"
 
 
@@ -99,7 +99,7 @@ def test_a_buffer_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     state = result.state.model_copy(update={"stream": StreamState(num_begun=4)})
     asked = Asked()
     with pytest.raises(SpecError, match="buffer"):
-        give_state(Resumption(result.folder, result.manifest, state), Version(), asked, stream_of(asked))  # type: ignore[arg-type]
+        restore_state(Resumption(result.folder, result.manifest, state), Version(), asked, stream_of(asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("num_replaced", "next_ones"), [(0, [4, 5, 6, 7]), (3, [7, 8, 9, 10])])
@@ -110,8 +110,8 @@ def test_a_run_of_whole_steps_goes_on_running_ahead_behind_them(
     result, asked = find_checkpoint(tmp_path), Asked()
     result = replace(result, state=result.state.model_copy(update={"num_replaced": num_replaced}))
     stream = stream_of(asked)
-    assert give_state(result, Version(), asked, stream) == ""  # type: ignore[arg-type]
-    stream._begin()
+    assert restore_state(result, Version(), asked, stream) == ""  # type: ignore[arg-type]
+    stream._submit_next()
     assert asked.numbers == next_ones
 
 
@@ -123,7 +123,7 @@ def test_steps_that_generate_for_themselves_go_on_behind_a_run_ahead_that_traine
     stream = StreamState(num_begun=first + 3, num_replaced=num_replaced, again=(first + 1, first))
     result = ahead(tmp_path, stream, {first + 2: 2})
     check_order(result, WORK.num_prompts)
-    message = give_state(result, Version(), Asked(), None)  # type: ignore[arg-type]
+    message = restore_state(result, Version(), Asked(), None)  # type: ignore[arg-type]
     assert message == "3 prompt(s) that were generated ahead are generated again"
 
 
@@ -142,7 +142,7 @@ def test_finished_rollouts_that_would_become_older_than_a_lower_bound_allows_are
     result = ahead(tmp_path, StreamState(num_begun=8, again=(3,)), {4: 1, 5: 1, 6: 2, 7: 2})
     for max_staleness, kept in ((2, [4, 5, 6, 7]), (1, [4, 6]), (0, [])):
         resumed = stream_of(Asked(), max_staleness)
-        message = give_state(result, Version(), Asked(), resumed)  # type: ignore[arg-type]
+        message = restore_state(result, Version(), Asked(), resumed)  # type: ignore[arg-type]
         assert [group.number for group in resumed.buffer.groups()] == kept
         begun_anew = sorted({3, 4, 5, 6, 7} - {*kept})
         assert resumed.state()[0].again == tuple(begun_anew)
@@ -152,11 +152,11 @@ def test_finished_rollouts_that_would_become_older_than_a_lower_bound_allows_are
 
 
 def test_generation_ends_where_a_resumed_run_has_fewer_steps_than_were_begun(tmp_path: Path) -> None:
-    resumed = stream_of(Asked(), work=StreamSettings(num_prompts=2, num_steps=3, deadline_s=scaled(5.0)))
-    give_state(ahead(tmp_path, StreamState(num_begun=7), {4: 2, 5: 2, 6: 2}), Version(), Asked(), resumed)  # type: ignore[arg-type]
+    resumed = stream_of(Asked(), work=StreamSettings(num_prompts=2, num_steps=3, deadline_s=scale_seconds(5.0)))
+    restore_state(ahead(tmp_path, StreamState(num_begun=7), {4: 2, 5: 2, 6: 2}), Version(), Asked(), resumed)  # type: ignore[arg-type]
     thread = Thread(target=resumed.run, daemon=True)
     thread.start()
-    thread.join(scaled(5))
+    thread.join(scale_seconds(5))
     is_over = not thread.is_alive()
     resumed.close()
     assert is_over

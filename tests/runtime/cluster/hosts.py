@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.waiting import Patience
 
 RAY = str(Path(sys.executable).parent / "ray")
@@ -139,4 +139,4 @@ def _end(hosts: Hosts, children: "list[subprocess.Popen[bytes]]") -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for child in children:
-        child.wait(scaled(10))
+        child.wait(scale_seconds(10))

@@ -72,7 +72,7 @@ def test_ray_stays_while_workers_come_and_go(
     monkeypatch.setattr(cluster, "_leave", lambda: None)
     monkeypatch.setattr(cluster, "dead_service", lambda: dead)
     cluster.reserve(ALONE, 1.0)
-    cluster.keep_for(then)
+    cluster.keep_or_close(then)
     cluster.reserve(then, 1.0)
     assert len(begun) == num_starts
 

@@ -10,11 +10,11 @@ import pytest
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.ray import RayPlacement, WorkerPlacement
 from rlplan.errors import HostError
-from rlplan.planner.executable import executable_plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.executable import require_executable
+from rlplan.planner.search import find_best_plan
 from rlplan.runtime.cluster.islands import Host, add_up, deal_islands
 from rlplan.runtime.cluster.ray_cluster import Cluster
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
@@ -24,7 +24,7 @@ GPUS_PER_HOST = 8
 
 def placement(name: str, folder: Path) -> RayPlacement:
     """The Ray placement in the example's bundle."""
-    write_bundle(executable_plan(best_plan(load_job(EXAMPLES / name))), folder)
+    write_bundle(require_executable(find_best_plan(load_job(EXAMPLES / name))), folder)
     return read_bundle(folder).ray
 
 
@@ -135,7 +135,7 @@ def _gpus_seen_on_one_bundle(cluster: Cluster, own: list[WorkerPlacement]) -> li
         for worker in own
     ]
     try:
-        return list(ray.get([actor.look.remote() for actor in actors], timeout=scaled(60)))
+        return list(ray.get([actor.look.remote() for actor in actors], timeout=scale_seconds(60)))
     finally:
         for actor in actors:
             ray.kill(actor)

@@ -11,7 +11,7 @@ from rlplan.emit.ray import RayPlacement
 from rlplan.errors import InterruptedRunError
 from rlplan.runtime.cluster import ray_cluster
 from rlplan.runtime.cluster.ray_cluster import Cluster
-from rlplan.runtime.processes.interrupts import interruptible
+from rlplan.runtime.processes.interrupts import handle_signals
 
 ALONE = RayPlacement(bundles=(), islands=(), workers=())
 
@@ -27,7 +27,7 @@ def test_a_signal_while_ray_starts_is_no_failure_of_ray(is_wrapped: bool, monkey
             raise
 
     monkeypatch.setattr(ray_cluster, "_init", init)
-    with pytest.raises(InterruptedRunError) as caught, interruptible():
+    with pytest.raises(InterruptedRunError) as caught, handle_signals():
         Cluster().reserve(ALONE, 1.0)
     assert caught.value.exit_code == 128 + signal.SIGTERM
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlplan.emit.bundle import write_bundle
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.trace import Trace
 from tests.factories import make_plan
 from tests.runtime.cluster.hosts import Hosts, cluster_of
@@ -32,7 +32,7 @@ def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def run(hosts: Hosts, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         hosts.command(0, *RLPLAN, *words, "--address", hosts.address),
-        cwd=ROOT, env=hosts.environment, capture_output=True, text=True, timeout=scaled(200),
+        cwd=ROOT, env=hosts.environment, capture_output=True, text=True, timeout=scale_seconds(200),
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_a_cluster_that_does_not_answer_is_named(three_hosts: Hosts, tmp_path: P
     command = ("run", str(bundle), "--out", str(tmp_path / "run"), "--address", "10.77.0.9:6379")
     done = subprocess.run(
         three_hosts.command(0, *RLPLAN, *command),
-        cwd=ROOT, env=three_hosts.environment, capture_output=True, text=True, timeout=scaled(120),
+        cwd=ROOT, env=three_hosts.environment, capture_output=True, text=True, timeout=scale_seconds(120),
     )  # fmt: skip
     assert done.returncode == 4, done.stderr
     assert "no Ray cluster answers at 10.77.0.9:6379" in done.stderr

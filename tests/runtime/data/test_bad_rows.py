@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import Columns
-from rlplan.runtime.data.loading import Wanted, load_rows
+from rlplan.runtime.data.loading import RowNeeds, load_rows
 from tests.repository.at_night import at_night
 from tests.runtime.data.test_loading import GOOD, SORTER, VERL, jsonl, load
 
@@ -32,7 +32,7 @@ def test_a_damaged_tokenizer_s_folder_is_one_message(tmp_path: Path, name: str, 
     (tmp_path / name).write_bytes(content)
     path = jsonl(tmp_path / "p.jsonl", [VERL])
     with pytest.raises(SpecError, match=what):
-        load_rows(path, Columns(), tmp_path, Wanted())
+        load_rows(path, Columns(), tmp_path, RowNeeds())
 
 
 @pytest.mark.parametrize("name", at_night(["data.parquet", "data.arrow", "folder"], but=1))

@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import Columns
-from rlplan.runtime.data.loading import Wanted, load_rows
+from rlplan.runtime.data.loading import RowNeeds, load_rows
 from rlplan.spec.declaration import Given
 from tests.runtime.data.test_loading import SORTER, USER, jsonl, said
 
@@ -25,14 +25,14 @@ IMITATED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", IMITATED)
 def test_an_answer_to_imitate_is_found_in_every_layout(tmp_path: Path, name: str) -> None:
-    (row,) = load_rows(jsonl(tmp_path / "p.jsonl", [IMITATED[name]]), Columns(), SORTER, Wanted("answer")).rows
+    (row,) = load_rows(jsonl(tmp_path / "p.jsonl", [IMITATED[name]]), Columns(), SORTER, RowNeeds("answer")).rows
     assert (row.prompt, row.chosen, row.rejected, row.others) == ("1 + 1?", "2", None, "{}")
 
 
 def test_a_judged_answer_is_good_or_bad_by_its_label(tmp_path: Path) -> None:
     cells = {"prompt": "1 + 1?", "completion": "2"}
     rows = [cells | {"label": True}, cells | {"label": False}, {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}]
-    loaded = load_rows(jsonl(tmp_path / "p.jsonl", rows), Columns(), SORTER, Wanted("unpaired"))
+    loaded = load_rows(jsonl(tmp_path / "p.jsonl", rows), Columns(), SORTER, RowNeeds("unpaired"))
     assert [(row.chosen, row.rejected) for row in loaded.rows] == [("2", None), (None, "2"), ("2", "3")]
 
 
@@ -48,5 +48,5 @@ def test_a_judged_answer_is_good_or_bad_by_its_label(tmp_path: Path) -> None:
 )
 def test_a_row_without_its_given_answer_is_a_bad_row(tmp_path: Path, answer_kind: Given, row: Any, what: str) -> None:
     with pytest.raises(SpecError, match="1 of 1 rows cannot be used: row 1: ") as caught:
-        load_rows(jsonl(tmp_path / "p.jsonl", [row]), Columns(), SORTER, Wanted(answer_kind))
+        load_rows(jsonl(tmp_path / "p.jsonl", [row]), Columns(), SORTER, RowNeeds(answer_kind))
     assert what in caught.value.what

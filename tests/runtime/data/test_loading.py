@@ -12,7 +12,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
-from rlplan.runtime.data.loading import Loaded, Wanted, load_rows
+from rlplan.runtime.data.loading import Loaded, RowNeeds, load_rows
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
 
@@ -26,7 +26,7 @@ def said(content: str) -> dict[str, str]:
 
 
 def load(path: Path, *, columns: Columns = Columns(), pairs: bool = False, answers: bool = True) -> Loaded:  # noqa: B008
-    return load_rows(path, columns, SORTER, Wanted("pair" if pairs else "", answers=answers and not pairs))
+    return load_rows(path, columns, SORTER, RowNeeds("pair" if pairs else "", answers=answers and not pairs))
 
 
 def jsonl(path: Path, rows: Sequence[Any]) -> Path:
@@ -203,7 +203,7 @@ def test_a_chat_is_rendered_by_the_policy_s_template(tmp_path: Path) -> None:
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    loaded = load_rows(jsonl(tmp_path / "p.jsonl", [VERL]), Columns(), tmp_path, Wanted(answers=True))
+    loaded = load_rows(jsonl(tmp_path / "p.jsonl", [VERL]), Columns(), tmp_path, RowNeeds(answers=True))
     assert loaded.rows[0].prompt == "<user>1 + 1?<assistant>"
     assert loaded.template == "chats by the policy's template"
 
@@ -215,7 +215,7 @@ def test_answers_that_a_reward_cannot_use_are_bad_rows(tmp_path: Path) -> None:
 
     path = jsonl(tmp_path / "p.jsonl", [{"prompt": "x", "answer": "2"}, {"prompt": "y", "answer": "3"}])
     with pytest.raises(SpecError, match="1 of 2 rows cannot be used: row 2: not 3"):
-        load_rows(path, Columns(), SORTER, Wanted(answers=True, check=check))
+        load_rows(path, Columns(), SORTER, RowNeeds(answers=True, check=check))
 
 
 @pytest.mark.parametrize("kind", at_night(["parquet", "folder"], but=["parquet"]))

@@ -13,7 +13,7 @@ TWO = [Share("easy", 6, 3.0), Share("hard", 4, 1.0)]
 
 
 def list_rows(mixture: Mixture, epoch: int) -> list[int]:
-    return [mixture.row(epoch * mixture.num_rows + index) for index in range(mixture.num_rows)]
+    return [mixture.find_row(epoch * mixture.num_rows + index) for index in range(mixture.num_rows)]
 
 
 def test_each_epoch_sees_every_prompt_once_in_an_order_of_its_own() -> None:
@@ -27,7 +27,7 @@ def test_data_sets_are_mixed_by_weight_and_a_small_one_comes_again() -> None:
     assert mixture.quotas == [8, 2]
     for epoch in range(4):
         assert Counter(row < 6 for row in list_rows(mixture, epoch)) == {True: 8, False: 2}
-    seen = Counter(mixture.row(number) for number in range(30))  # 24 of six easy rows, 6 of four hard ones
+    seen = Counter(mixture.find_row(number) for number in range(30))  # 24 of six easy rows, 6 of four hard ones
     assert {seen[row] for row in range(6)} == {4}
     assert {seen[row] for row in range(6, 10)} == {1, 2}
 
@@ -39,9 +39,9 @@ def test_a_number_is_answered_alike_whatever_was_asked_before(sets: list[tuple[i
     assert sum(compute_quotas(shares)) == total
     resumed, whole = Mixture(shares, 7), Mixture(shares, 7)
     for before in range(0, number, 17):
-        whole.row(before)
-    assert resumed.row(number) == whole.row(number)
-    assert 0 <= resumed.row(number) < total
+        whole.find_row(before)
+    assert resumed.find_row(number) == whole.find_row(number)
+    assert 0 <= resumed.find_row(number) < total
 
 
 def test_without_shuffling_rows_come_as_they_stand_and_data_sets_evenly_spread() -> None:

@@ -12,11 +12,11 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.runtime.data import model_text
 from rlplan.runtime.data.layouts import Columns
-from rlplan.runtime.data.loading import Wanted, load_rows
+from rlplan.runtime.data.loading import RowNeeds, load_rows
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
-from rlplan.runtime.data.text_tokens import TextTokenizer, end_tokens
+from rlplan.runtime.data.text_tokens import TextTokenizer, read_end_tokens
 from tests.factories import EXAMPLES, make_job
 from tests.repository.at_night import at_night
 
@@ -107,7 +107,7 @@ def test_a_hostile_template_is_one_message(tmp_path: Path, monkeypatch: pytest.M
     (rows := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, CHAT)))
     before = psutil.Process().memory_info().rss
     with pytest.raises(SpecError, match="the policy's chat template cannot render the prompts") as caught:
-        load_rows(rows, Columns(), folder, Wanted())
+        load_rows(rows, Columns(), folder, RowNeeds())
     assert str(caught.value).replace("\n", "").isprintable()
     assert psutil.Process().memory_info().rss < before + (64 << 20)
     assert not [child for child in psutil.Process().children() if "model_text" in " ".join(child.cmdline())]
@@ -118,7 +118,7 @@ def test_a_hostile_template_is_one_message(tmp_path: Path, monkeypatch: pytest.M
 def test_a_hostile_generation_config_is_one_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(SpecError, match=r"generation_config\.json|eos_token_id"):
-        end_tokens(tmp_path)
+        read_end_tokens(tmp_path)
 
 
 def test_a_reward_model_s_tokenizer_is_tried_before_the_driver_reads_it(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from runpy import run_path
 import pytest
 
 from rlplan.runtime.data.layouts import Columns
-from rlplan.runtime.data.loading import Wanted, load_rows
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.data.loading import RowNeeds, load_rows
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
 
@@ -44,7 +44,7 @@ def test_data_sets_are_read_as_their_own_package_writes_them(tmp_path: Path, kin
         wanted = list(mixed["prompt"])
     else:
         table.save_to_disk(str(path), num_shards=3 if kind == "shards" else 1)
-    loaded = load_rows(path, Columns(), SORTER, Wanted(answers=True))
+    loaded = load_rows(path, Columns(), SORTER, RowNeeds(answers=True))
     assert [row.prompt for row in loaded.rows] == wanted
     assert [row.answer for row in loaded.rows] == [str(prompt).removeprefix("Sort: ") for prompt in wanted]
 
@@ -58,8 +58,8 @@ def test_data_sets_of_neighbouring_seeds_share_no_task() -> None:
 def test_tasks_of_reasoning_gym_are_rows_and_are_judged_by_it(tmp_path: Path) -> None:
     score, out = run_path(str(GYM_TASKS))["score"], tmp_path / "tasks.jsonl"
     command = [sys.executable, str(GYM_TASKS), "chain_sum", "--size", "5", "-o", str(out)]
-    subprocess.run(command, check=True, timeout=scaled(120))
-    loaded = load_rows(out, Columns(), SORTER, Wanted(answers=True))
+    subprocess.run(command, check=True, timeout=scale_seconds(120))
+    loaded = load_rows(out, Columns(), SORTER, RowNeeds(answers=True))
     assert len(loaded.rows) == 5
     for row in loaded.rows:
         others = json.loads(row.others)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.checkpoints.identity import describe_identity
 from rlplan.runtime.data.held_back import split_held_out
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
+from rlplan.spec.resolved import ResolvedJob, resolve_on_cpu
 from tests.factories import EXAMPLES, make_job, write_job
 
 
@@ -55,7 +55,7 @@ def test_long_answers_of_pairs_are_listed_with_their_rows(tmp_path: Path) -> Non
     other = {"prompt": "Sort: 12", "chosen": "1", "rejected": "2" * 20_000_000}
     path = tmp_path / "train.jsonl"
     path.write_text("\n".join(map(json.dumps, [{**pair, "chosen": "1"}, pair, other])))
-    job = on_a_cpu_host(
+    job = resolve_on_cpu(
         load_job(EXAMPLES / "algorithms" / "dpo.yaml", [f"data.prompts={path}", "workload.max_response_len=16"])
     )
     with pytest.raises(SpecError, match=r"2 of 3 rows .* row 2: chosen of 'row-2' has 51 tokens.* row 3: rejected of"):
@@ -173,7 +173,9 @@ def test_a_run_goes_on_only_with_the_same_mixture(tmp_path: Path) -> None:
     assert job.data is not None
     other = job.data.model_copy(update={"prompts": job.data.sources[:1]})
     calmer = job.data.model_copy(update={"shuffles": False})
-    of_each = [identity_of(on_a_cpu_host(job.model_copy(update={"data": data}))) for data in (job.data, other, calmer)]
+    of_each = [
+        describe_identity(resolve_on_cpu(job.model_copy(update={"data": data}))) for data in (job.data, other, calmer)
+    ]
     assert of_each[0]["data.prompts"] != of_each[1]["data.prompts"]
     assert of_each[0] != of_each[2]
 
@@ -189,7 +191,7 @@ def test_without_held_out_prompts_a_tenth_is_held_back_whatever_their_order(tmp_
     assert len(sets[0].heldout) == len(heldout[0]) == 8
     assert not heldout[0] & {prompt.text for prompt in sets[0].train}
     assert heldout[0] | {prompt.text for prompt in sets[0].train} == set(texts)
-    assert sets[0].said[1] == "8 of these prompts are held out, as data.heldout names none"
+    assert sets[0].log_lines[1] == "8 of these prompts are held out, as data.heldout names none"
     assert len(split_held_out(sets[0].train, max_heldout=3, seed=1)[1]) == 3
 
 
@@ -201,7 +203,7 @@ def test_too_few_prompts_are_said_with_those_that_are_held_out(tmp_path: Path) -
 
 
 def test_pairs_of_answers_need_held_out_prompts_of_their_own() -> None:
-    job = on_a_cpu_host(load_job(EXAMPLES / "algorithms" / "dpo.yaml", ["data.heldout=null"]))
+    job = resolve_on_cpu(load_job(EXAMPLES / "algorithms" / "dpo.yaml", ["data.heldout=null"]))
     with pytest.raises(SpecError, match="dpo trains on pairs") as caught:
         load_prompts(job)
     assert "data.heldout=FILE" in caught.value.way_out

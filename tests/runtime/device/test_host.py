@@ -7,7 +7,7 @@ import torch
 
 from rlplan.runtime.device.layer import begun, device_of, present
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.worker_device import forget_cache, worker_device
+from rlplan.runtime.workers.worker_device import empty_device_cache, worker_device
 from rlplan.units import MIB
 from tests.factories import gpu_job
 from tests.runtime.device.host_device import HostDevice, host_device, using
@@ -65,11 +65,11 @@ def test_offloaded_states_leave_it_and_come_back_bit_for_bit() -> None:
         before, offloaded = int(states.sum()), OffloadedStates()
         held_bytes = device.held().allocated
         offloaded.offload([states.untyped_storage()], in_memory=True)
-        forget_cache(CPU)
+        empty_device_cache(CPU)
         assert held_bytes - device.held().allocated == MIB
         other = torch.ones(3 * MIB, dtype=torch.uint8)  # what takes its turn
         del other
-        offloaded.bring_back()
+        offloaded.reload()
         assert int(states.sum()) == before
         assert device.held().allocated >= MIB
 
@@ -80,5 +80,5 @@ def test_states_find_no_room_when_the_other_side_is_still_there() -> None:
         offloaded.offload([states.untyped_storage()], in_memory=True)
         other = torch.ones(2 * MIB, dtype=torch.uint8)
         with pytest.raises(torch.OutOfMemoryError):
-            offloaded.bring_back()
+            offloaded.reload()
         del other

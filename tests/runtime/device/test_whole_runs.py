@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks.gpu.jobs import JOB, PLACEMENTS
 from rlplan.emit.bundle import write_bundle
-from rlplan.planner.executable import executable_plan
+from rlplan.planner.executable import require_executable
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.units import MIB
@@ -47,7 +47,7 @@ def plan_of(placement: dict[str, Any], gpus: str = "1xh100-sxm", num_samples: in
         "placement": placement,
         **parts,
     }
-    return executable_plan(best_plan(validate(JobSpec, data, file="tiny.yaml").resolved(EXAMPLES)))
+    return require_executable(find_best_plan(validate(JobSpec, data, file="tiny.yaml").resolve_paths(EXAMPLES)))
 
 
 def run_on_stand_ins(plan: Plan, folder: Path, num_bytes: int) -> FinishedRun:

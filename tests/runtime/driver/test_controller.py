@@ -9,7 +9,7 @@ import pytest
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import RunError
 from rlplan.runtime.driver.controller import Controller
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import make_plan
 from tests.waiting import at_most
 
@@ -19,7 +19,7 @@ def schedule() -> Schedule:
 
 
 def forever(action: Action) -> float:
-    return scaled(60.0)
+    return scale_seconds(60.0)
 
 
 def test_no_action_begins_before_what_it_waits_for_has_ended() -> None:
@@ -52,7 +52,7 @@ def test_a_run_that_stops_early_still_finishes() -> None:
 
 
 def test_actions_that_do_not_wait_for_each_other_run_side_by_side() -> None:
-    meeting = threading.Barrier(2, timeout=scaled(5))
+    meeting = threading.Barrier(2, timeout=scale_seconds(5))
 
     def perform(action: Action, step: int) -> None:
         if action.id in ("verify", "score/reference"):
@@ -66,7 +66,7 @@ def test_an_action_that_is_late_fails_the_run_by_name() -> None:
 
     def perform(action: Action, step: int) -> None:
         if action.id == "score/reference":
-            release.wait(scaled(20))
+            release.wait(scale_seconds(20))
 
     late = {"score/reference": 0.5}
     with at_most(5), pytest.raises(RunError, match="score/reference did not finish"):
@@ -101,7 +101,7 @@ def test_async_rollouts_are_begun_once_beside_all_steps_and_end_before_the_end()
     def perform(action: Action, step: int) -> None:
         begun.append((action.id, step))
         if action.id == "generate":
-            assert over.wait(scaled(20))
+            assert over.wait(scale_seconds(20))
         if (action.id, step) == ("optimizer_step", 4):
             over.set()
 

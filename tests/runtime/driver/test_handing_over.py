@@ -23,7 +23,7 @@ class LostOnResume:
     num_pauses = 0
 
     @contextmanager
-    def paused(self, timeout_s: float) -> Iterator[None]:
+    def pause(self, timeout_s: float) -> Iterator[None]:
         yield
         self.num_pauses += 1
         if self.num_pauses == 1:

@@ -92,9 +92,9 @@ def test_free_memory_is_that_of_the_control_group_where_it_is_less(
     (tmp_path / "max").write_text("5000000\n")
     (tmp_path / "current").write_text("2000000\n")
     monkeypatch.setattr(preflight, "CGROUP_FILES", ((str(tmp_path / "max"), str(tmp_path / "current")),))
-    assert preflight.free_memory() == 3_000_000
+    assert preflight.measure_free_memory() == 3_000_000
     (tmp_path / "max").write_text("max\n")
-    assert preflight.free_memory() > 1 << 30
+    assert preflight.measure_free_memory() > 1 << 30
 
 
 def test_the_doctor_finds_nothing_missing_where_the_tests_run() -> None:

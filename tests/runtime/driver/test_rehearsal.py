@@ -11,13 +11,13 @@ import pytest
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import write_bundle
 from rlplan.emit.execution import execution_spec
-from rlplan.planner.fallbacks import next_plan
+from rlplan.planner.fallbacks import find_next_plan
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.planner.search import find_plan
 from rlplan.runtime.driver.cycle import Cycle
 from rlplan.runtime.driver.rehearsal import MisfitError, check_fits, compare
 from rlplan.runtime.driver.steps import ActionRunner
-from rlplan.runtime.fault_tolerance.supervision import planned_release
+from rlplan.runtime.fault_tolerance.supervision import predict_release
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.experience import blank_sample
 from rlplan.units import GIB, MIB
@@ -108,13 +108,13 @@ def test_where_they_do_not_the_trainers_rehearse_beside_the_engine() -> None:
 
 def test_a_rehearsed_stop_frees_what_the_start_had_taken() -> None:
     ledger = make_plan(**{"placement.placement": "colocated"}).ledger
-    freed = {step: planned_release(ledger, "stop_engine", step, "rollout_engine/0") for step in (0, 1)}
+    freed = {step: predict_release(ledger, "stop_engine", step, "rollout_engine/0") for step in (0, 1)}
     assert 0 < freed[0] <= freed[1], "the first generation takes more"
 
 
 def test_fallbacks_take_the_mildest_change_first_and_end() -> None:
     plan, changes = make_plan(**{"workload.micro_batch_size_per_gpu": 4}), []
-    while step := next_plan(plan):
+    while step := find_next_plan(plan):
         change, plan = step
         changes.append(change)
         assert len(changes) < 20
@@ -125,7 +125,7 @@ def test_fallbacks_take_the_mildest_change_first_and_end() -> None:
 
 def test_a_fallback_keeps_placement_and_stage() -> None:
     plan = make_plan(**{"placement.placement": "disaggregated"})
-    step = next_plan(plan)
+    step = find_next_plan(plan)
     assert step
     assert step[1].schedule.placement == plan.schedule.placement
     assert step[1].zero_stage == plan.zero_stage
@@ -139,7 +139,7 @@ def test_a_fallback_does_not_ask_for_a_correction_that_the_job_left_open(
     choices = {"training.dtype": "bfloat16", "algorithm.importance": importance}
     plan = find_plan(ask_job(**{"workload.micro_batch_size_per_gpu": 4, **choices}))
     for index in range(2):
-        step = next_plan(plan)
+        step = find_next_plan(plan)
         assert step
         assert execution_spec(step[1]).accepts_mismatch is is_asked
         write_bundle(step[1], tmp_path / str(index))

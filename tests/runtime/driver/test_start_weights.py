@@ -31,7 +31,7 @@ def as_child(monkeypatch: pytest.MonkeyPatch, program: str) -> list[str]:
         asked.append(module)
         return [sys.executable, "-I", "-S", "-c", program, *arguments]
 
-    monkeypatch.setattr(launch, "module_command", command)
+    monkeypatch.setattr(launch, "make_module_command", command)
     return asked
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import Columns
-from rlplan.runtime.data.loading import Chats, Wanted, load_rows
+from rlplan.runtime.data.loading import Chats, RowNeeds, load_rows
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
@@ -95,13 +95,13 @@ def test_rows_become_chats_where_the_job_has_a_system_prompt_or_tools(policy: Pa
         '{"id": "2", "prompt": [{"role": "system", "content": "c"}, {"role": "user", "content": "d"}], "answer": "2"}\n'
     )
     tools = ({"type": "function", "function": {"name": "add"}},)
-    loaded = load_rows(rows, Columns(), policy, Wanted(), Chats("be", tools)).rows
+    loaded = load_rows(rows, Columns(), policy, RowNeeds(), Chats("be", tools)).rows
     assert [row.prompt for row in loaded] == [
         "<bos><system>add<end><system>be<end><user>ab<end><assistant>",
         "<bos><system>add<end><system>c<end><user>d<end><assistant>",
     ]
     assert [len(row.chat or []) for row in loaded] == [2, 2]
-    plain = load_rows(rows, Columns(), policy, Wanted()).rows
+    plain = load_rows(rows, Columns(), policy, RowNeeds()).rows
     assert [row.prompt for row in plain] == ["ab", "<bos><system>c<end><user>d<end><assistant>"]
 
 
@@ -109,7 +109,7 @@ def test_chats_that_a_job_needs_are_refused_without_a_template(tmp_path: Path) -
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": "1", "prompt": "ab", "answer": "1"}\n')
     with pytest.raises(SpecError, match="the policy has no chat template"):
-        load_rows(rows, Columns(), EXAMPLES / "models" / "sorter", Wanted(), Chats("be good"))
+        load_rows(rows, Columns(), EXAMPLES / "models" / "sorter", RowNeeds(), Chats("be good"))
 
 
 REFUSED = (

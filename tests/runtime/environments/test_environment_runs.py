@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import EXAMPLES
 from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
 from tests.waiting import wait_for
@@ -121,7 +121,11 @@ def test_what_the_environment_does_not_answer_is_masked_and_counted_where_genera
     (tmp_path / "game.py").write_text(UNRELIABLE)
     folder = tmp_path / "run"
     overrides = (
-        *("workload.num_steps=3", "workload.num_heldout_prompts=8", f"rollout.environment.timeout_s={scaled(1.0)}"),
+        *(
+            "workload.num_steps=3",
+            "workload.num_heldout_prompts=8",
+            f"rollout.environment.timeout_s={scale_seconds(1.0)}",
+        ),
         *(f"rollout.environment.path={tmp_path / 'game.py'}:play", "rollout.environment.max_observation_len=8"),
         *("placement.placement=disaggregated", "placement.max_staleness=1"),
     )

@@ -11,7 +11,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.environments.pool import Answer, EnvironmentPool, RawAnswer, describe_environment, read_answer
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
@@ -43,7 +43,7 @@ def play(messages, answer):
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[EnvironmentPool]:
     (tmp_path / "game.py").write_text(GAME)
-    spec = EnvironmentSpec(path=f"{tmp_path / 'game.py'}:play", timeout_s=scaled(1.0), num_workers=1)
+    spec = EnvironmentSpec(path=f"{tmp_path / 'game.py'}:play", timeout_s=scale_seconds(1.0), num_workers=1)
     pool = EnvironmentPool(spec, tmp_path / "log.txt")
     yield pool
     pool.close()

@@ -9,7 +9,7 @@ from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool, describe_environment
 from rlplan.runtime.losses.advantages import token_rewards
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rewards.total import add_environment
 from rlplan.runtime.rollout.experience import Completion, Rollout, RolloutRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
@@ -109,7 +109,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     ) -> list[Completion]:
         path = f"{folder / 'forms.py'}:{name}"
         spec = EnvironmentSpec(
-            path=path, timeout_s=scaled(1.5), num_workers=2, call_pattern="<call>(.*?)</call>", **keys
+            path=path, timeout_s=scale_seconds(1.5), num_workers=2, call_pattern="<call>(.*?)</call>", **keys
         )
         described = describe_environment(spec)
         pool = EnvironmentPool(spec, folder / "log.txt", described)

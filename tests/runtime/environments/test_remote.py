@@ -16,7 +16,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.runtime.environments.pool import Answer, EnvironmentPool, RawAnswer, describe_environment, read_answer
 from rlplan.runtime.environments.tool_calls import DIED, OK, RAISED, TIMED_OUT, TOO_LONG, WRONG
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.vocabulary import TOKEN_VARIABLE
 from tests.repository.at_night import at_night
@@ -69,7 +69,7 @@ class Counting(BaseHTTPRequestHandler):
 
     def _step(self, session: str, action: str) -> None:
         if action == "hang":
-            time.sleep(scaled(3))
+            time.sleep(scale_seconds(3))
         if action == "elsewhere":
             self.send_response(302)
             self.send_header("Location", "http://127.0.0.1:9/")
@@ -112,7 +112,7 @@ def said(pool: EnvironmentPool, *questions: tuple[dict[str, Any], str | None]) -
 
 
 def test_an_environment_behind_http_keeps_a_session_for_each_rollout(url: str, tmp_path: Path) -> None:
-    spec = EnvironmentSpec(url=url, timeout_s=scaled(1.0), num_workers=2)
+    spec = EnvironmentSpec(url=url, timeout_s=scale_seconds(1.0), num_workers=2)
     described = describe_environment(spec)
     assert (described.is_stateful, described.has_tools_alone, described.schemas) == (True, False, ())
     pool = EnvironmentPool(spec, tmp_path / "log.txt", described)
@@ -151,7 +151,7 @@ NO_ANSWERS = (
 def test_a_server_that_says_what_is_no_answer_fails_that_rollout_by_name(
     url: str, action: str, reason: str, tmp_path: Path
 ) -> None:
-    pool = EnvironmentPool(EnvironmentSpec(url=url, timeout_s=scaled(2.0), num_workers=1), tmp_path / "log.txt")
+    pool = EnvironmentPool(EnvironmentSpec(url=url, timeout_s=scale_seconds(2.0), num_workers=1), tmp_path / "log.txt")
     try:
         _, answer = said(pool, ({"reset": {"answer": ""}}, "s"), ({"step": action}, "s"))
     finally:
@@ -203,7 +203,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_tools_of_an_mcp_server_are_called_side_by_side_and_every_fault_is_counted_by_its_kind(
     place: str, tmp_path: Path
 ) -> None:
-    spec = EnvironmentSpec(mcp=(place,), timeout_s=scaled(4.0), num_workers=2)
+    spec = EnvironmentSpec(mcp=(place,), timeout_s=scale_seconds(4.0), num_workers=2)
     described = describe_environment(spec)
     assert described.tool_names == ["add", "talk"]
     assert described.schemas[0]["function"]["parameters"]["required"] == ["a"]

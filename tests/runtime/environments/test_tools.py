@@ -13,7 +13,7 @@ from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentDescription, EnvironmentPool, describe_environment
 from rlplan.runtime.environments.tool_calls import MAX_CALLS, read_calls
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rollout.experience import Completion, RolloutRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.repository.at_night import at_night
@@ -67,7 +67,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EnvironmentSpec:
     file.write_text(TOOLS)
     tools = tuple(f"{file}:{name}" for name in ("add", "later", "bad"))
     return EnvironmentSpec(
-        tools=tools, call_pattern=PATTERN, timeout_s=scaled(1.5), max_observation_len=400, num_workers=3
+        tools=tools, call_pattern=PATTERN, timeout_s=scale_seconds(1.5), max_observation_len=400, num_workers=3
     )
 
 
@@ -129,7 +129,7 @@ def test_calls_of_one_turn_run_side_by_side_and_are_answered_in_their_order(run:
     completion, results = run(call("later", word="c") + call("add", a=1) + call("later", word="d"), "x")
     assert results == ["c", "2.0", "d"]
     assert completion.calls == ("ok",) * 3
-    assert time.monotonic() - start < scaled(60)
+    assert time.monotonic() - start < scale_seconds(60)
 
 
 @pytest.mark.parametrize(

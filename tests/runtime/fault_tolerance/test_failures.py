@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.runtime.conftest import (
     FEW_PROCESSES,
     RLPLAN,
@@ -128,7 +128,7 @@ def test_a_run_whose_terminal_is_lost_stops_everything_and_can_be_resumed(tmp_pa
     children = descendants_of(process.pid)
     assert len(children) > 4
     os.close(ours)
-    assert process.wait(scaled(20)) == 75
+    assert process.wait(scale_seconds(20)) == 75
     assert alive(children) == []
     status = json.loads((folder / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("interrupted", 75)
@@ -174,7 +174,7 @@ def test_a_driver_that_is_killed_outright_takes_its_workers_along(tmp_path: Path
     workers = _worker_pids(children)
     assert len(workers) == 4
     process.kill()
-    process.communicate(timeout=scaled(20))
+    process.communicate(timeout=scale_seconds(20))
     wait_for(lambda: alive(workers) == [], 5)
     wait_for(lambda: alive(children) == [], 90)
 

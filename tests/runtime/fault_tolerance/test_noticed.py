@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.runtime.conftest import alive, descendants_of, finish, start
 from tests.waiting import wait_for
 
@@ -40,7 +40,7 @@ def _victim(name: str, driver: int, folder: Path) -> int:
     ],
 )
 def test_what_is_lost_is_noticed_in_time_and_comes_back(name: str, number: signal.Signals, tmp_path: Path) -> None:
-    folder, stall_s = tmp_path / "run", round(scaled(12.0))
+    folder, stall_s = tmp_path / "run", round(scale_seconds(12.0))
     overrides = ("checkpoints.every=1", "workload.num_steps=8", f"limits.stall_timeout_s={stall_s}", *ONE_DEVICE)
     process = start("run", "examples/quickstart.yaml", *overrides, "--out", str(folder))
     metrics, alarms = folder / "metrics.jsonl", folder / "alarms.jsonl"
@@ -59,6 +59,6 @@ def test_what_is_lost_is_noticed_in_time_and_comes_back(name: str, number: signa
     kinds = [json.loads(line)["kind"] for line in alarms.read_text().splitlines()]
     assert 1 <= kinds.count("restart") <= (1 if name == "scorer" else 2), "a worker's end may be heard before Ray's"
     assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 9))
-    assert noticed_s <= scaled(NOTICED_S) + (stall_s if number is signal.SIGSTOP else 0)
-    assert recovered_s <= scaled(RECOVERED_S)
+    assert noticed_s <= scale_seconds(NOTICED_S) + (stall_s if number is signal.SIGSTOP else 0)
+    assert recovered_s <= scale_seconds(RECOVERED_S)
     assert alive(children) == []

@@ -8,16 +8,16 @@ import pytest
 
 from rlplan.errors import EXIT_RESUMABLE, InterruptedRunError, RlplanError, RunError, SpecError
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
-from rlplan.runtime.checkpoints.identity import MAY_CHANGE, compare, identity_of
-from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.runtime.checkpoints.identity import MAY_CHANGE, compare, describe_identity
+from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_folder
 from rlplan.runtime.fault_tolerance.resuming import (
-    bundle_of,
+    add_resume_command,
     check_resumable,
-    go_back,
-    latest_run,
-    resumable,
-    run_to_resume,
-    take_along,
+    copy_checkpoint,
+    find_latest_run,
+    find_own_bundle,
+    find_run_to_resume,
+    return_to_checkpoint,
 )
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError
 from rlplan.runtime.measure.memory_meter import Measurement
@@ -59,7 +59,7 @@ def test_each_start_of_a_run_has_the_next_number_also_after_one_that_was_killed_
     measured = Measurement(start.processes[0], 1.0, 2.0, 10, 10, {}, {})
     recorder = Recorder(tmp_path, {})
     recorder.record(start, 0, [measured])
-    recorder.go_back(1)  # a lost group: the same driver goes on
+    recorder.truncate_after(1)  # a lost group: the same driver goes on
     recorder.record(start, 0, [measured])
     recorder.close()
     for _ in range(2):  # killed before anything but one action was on record
@@ -73,29 +73,29 @@ def test_each_start_of_a_run_has_the_next_number_also_after_one_that_was_killed_
 
 def test_the_latest_run_is_the_one_whose_checkpoint_is_the_newest(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no run below"):
-        latest_run(tmp_path)
+        find_latest_run(tmp_path)
     for name in ("a/1", "b/2", "a/3"):
         save(tmp_path / name, 1)
-    pointer = checkpoints_of(tmp_path / "b/2") / POINTER
+    pointer = checkpoints_folder(tmp_path / "b/2") / POINTER
     later = pointer.stat().st_mtime_ns + 10**9
     os.utime(pointer, ns=(later, later))
-    assert latest_run(tmp_path) == tmp_path / "b/2"
+    assert find_latest_run(tmp_path) == tmp_path / "b/2"
 
 
 def test_a_finished_run_and_one_without_its_bundle_are_not_resumed_in_place(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds no bundle"):
-        bundle_of(tmp_path)
+        find_own_bundle(tmp_path)
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "execution.json").write_text("{}")
-    assert bundle_of(tmp_path) == tmp_path / "bundle"
+    assert find_own_bundle(tmp_path) == tmp_path / "bundle"
     (tmp_path / "status.json").write_text('{"state": "finished"}')
     with pytest.raises(SpecError, match="has finished"):
-        bundle_of(tmp_path)
+        find_own_bundle(tmp_path)
 
 
 def test_a_checkpoint_taken_along_is_the_other_folders_own(tmp_path: Path) -> None:
     save(tmp_path / "earlier", 3)
-    checkpoint = take_along(find_checkpoint(tmp_path / "earlier"), tmp_path / "later")
+    checkpoint = copy_checkpoint(find_checkpoint(tmp_path / "earlier"), tmp_path / "later")
     assert checkpoint.folder == tmp_path / "later" / "checkpoints" / "step-000003"
     save(tmp_path / "earlier", 4, keep_last=1)
     assert find_checkpoint(tmp_path / "later").step == 3
@@ -122,28 +122,28 @@ def resumption(job_step: int, identity: dict[str, str], tmp_path: Path) -> Resum
 )
 def test_a_checkpoint_of_another_job_is_refused_by_the_key_that_differs(key: str, overrides: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=f"another job: {key} is"):
-        compare(identity_of(make_job(**overrides)), identity_of(make_job()), Path("x"))
+        compare(describe_identity(make_job(**overrides)), describe_identity(make_job()), Path("x"))
     same = make_job(**{"algorithm.learning_rate": 1e-3, "workload.num_steps": 99, "hardware.num_devices": 1})
-    compare(identity_of(same), identity_of(make_job()), Path("x"))
-    older = {key: value for key, value in identity_of(make_job()).items() if not key.startswith("training.")}
-    compare(identity_of(same), {**older, "training.lora": "none"}, Path("x"))
+    compare(describe_identity(same), describe_identity(make_job()), Path("x"))
+    older = {key: value for key, value in describe_identity(make_job()).items() if not key.startswith("training.")}
+    compare(describe_identity(same), {**older, "training.lora": "none"}, Path("x"))
 
 
 def test_what_may_be_otherwise_in_a_resumed_run_is_said() -> None:
     other = make_job(**{"workload.temperature": 0.5, "algorithm.name": "rloo", "algorithm.learning_rate": 1e-3})
-    assert compare(identity_of(other), identity_of(make_job()), Path("x")) == [
+    assert compare(describe_identity(other), describe_identity(make_job()), Path("x")) == [
         "algorithm is now rloo, was grpo",
         "workload.temperature is now 0.5, was 1.0",
     ]
-    older = {key: value for key, value in identity_of(make_job()).items() if key not in MAY_CHANGE}
-    assert compare(identity_of(other), older, Path("x")) == []
+    older = {key: value for key, value in describe_identity(make_job()).items() if key not in MAY_CHANGE}
+    assert compare(describe_identity(other), older, Path("x")) == []
 
 
 def test_a_resumed_run_says_that_its_engines_load_another_base(tmp_path: Path) -> None:
     plain = {"training.lora": {"rank": 4}, "placement.sync_content": "adapter", "rollout.dtype": "bfloat16"}
     base = packed_base(tmp_path / "base")
-    packed = identity_of(make_job(**plain, **{"rollout.base_path": str(base)}))
-    (words,) = compare(packed, identity_of(make_job(**plain)), Path("x"))
+    packed = describe_identity(make_job(**plain, **{"rollout.base_path": str(base)}))
+    (words,) = compare(packed, describe_identity(make_job(**plain)), Path("x"))
     assert words == f"rollout.base_path is now {model_fingerprint(base)}, was none"
 
 
@@ -152,12 +152,14 @@ def test_a_checkpoint_whose_digests_have_no_version_is_compared_by_the_rule_of_t
     job = make_job(**{"algorithm.kl_coef": 0.1, "roles.reference.path": make_job().policy.path})
     digest = unversioned_fingerprint(Path(job.policy.path))
     current = model_fingerprint(Path(job.policy.path))
-    saved = {key: value.replace(current, digest) for key, value in identity_of(job).items() if "version" not in key}
+    saved = {
+        key: value.replace(current, digest) for key, value in describe_identity(job).items() if "version" not in key
+    }
     assert saved["policy.path"] == digest
     assert digest in saved["roles"]
-    assert compare(identity_of(job), saved, Path("x")) == []
+    assert compare(describe_identity(job), saved, Path("x")) == []
     with pytest.raises(SpecError, match=f"policy.path is {digest}, in the checkpoint 0123456789abcdef"):
-        compare(identity_of(job), saved | {"policy.path": "0123456789abcdef"}, Path("x"))
+        compare(describe_identity(job), saved | {"policy.path": "0123456789abcdef"}, Path("x"))
 
 
 def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
@@ -166,10 +168,10 @@ def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
     source = (EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes()
     (rows / "train.jsonl").write_bytes(source)
     job = make_job(**{"data.prompts": str(rows)})
-    before = identity_of(job)
+    before = describe_identity(job)
     (rows / "train.jsonl").write_bytes(source.replace(b"1", b"2", 1))
     with pytest.raises(SpecError, match=r"another job: data\.prompts"):
-        compare(identity_of(job), before, Path("x"))
+        compare(describe_identity(job), before, Path("x"))
 
 
 def test_prompts_that_cannot_be_read_have_no_identity(tmp_path: Path) -> None:
@@ -178,20 +180,20 @@ def test_prompts_that_cannot_be_read_have_no_identity(tmp_path: Path) -> None:
     job = make_job(**{"data.prompts": str(rows)})
     rows.unlink()
     with pytest.raises(SpecError, match="the data is missing"):
-        identity_of(job)
+        describe_identity(job)
 
 
 def test_a_checkpoint_behind_the_jobs_last_step_is_refused(tmp_path: Path) -> None:
     job = make_job()
-    check_resumable(job, resumption(3, identity_of(job), tmp_path), is_async=False)
+    check_resumable(job, resumption(3, describe_identity(job), tmp_path), is_async=False)
     with pytest.raises(SpecError, match="of step 4, the job has 3 steps"):
-        check_resumable(job, resumption(4, identity_of(job), tmp_path), is_async=False)
+        check_resumable(job, resumption(4, describe_identity(job), tmp_path), is_async=False)
 
 
 def test_a_role_that_is_not_in_the_checkpoint_is_said_before_the_start(tmp_path: Path) -> None:
     job = make_job(algorithm={"name": "ppo"})
     with pytest.raises(SpecError, match="it has no value"):
-        check_resumable(job, resumption(1, identity_of(job), tmp_path), is_async=True)
+        check_resumable(job, resumption(1, describe_identity(job), tmp_path), is_async=True)
 
 
 def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Pa
     lost = LostGroupError("a rank is gone", where="x", rule="y", way_out="z")
     recorder = Recorder(tmp_path, {}, after_step=1)
     recorder.show_alarm = lambda step, text: words.append(text)
-    checkpoint = go_back(lost, {"seed": "0"}, recorder)
+    checkpoint = return_to_checkpoint(lost, {"seed": "0"}, recorder)
     recorder.close()
     assert checkpoint.step == 1
     problem = "step-000002: the checkpoint belongs to another job: seed is 0, in the checkpoint 5"
@@ -213,11 +215,11 @@ def test_a_run_folder_that_is_none_is_said_to_be_none(tmp_path: Path, is_file: b
     folder, words = tmp_path / "run", "is no folder" if is_file else "does not exist"
     if is_file:
         folder.write_text("x")
-    for ask in (bundle_of, find_checkpoint, lambda path: run_to_resume(str(path))):
+    for ask in (find_own_bundle, find_checkpoint, lambda path: find_run_to_resume(str(path))):
         with pytest.raises(SpecError, match=f"the run folder .*run {words}"):
             ask(folder)
     with pytest.raises(SpecError, match="cannot be read: File name too long"):
-        run_to_resume("x" * 5000)
+        find_run_to_resume("x" * 5000)
 
 
 def test_a_run_that_ends_says_how_to_go_on_where_there_is_a_checkpoint(tmp_path: Path) -> None:
@@ -225,12 +227,15 @@ def test_a_run_that_ends_says_how_to_go_on_where_there_is_a_checkpoint(tmp_path:
     stopped.exit_code = 143
     failed = RunError("a call failed", where="x", rule="y", way_out="read the log")
     for error in (stopped, failed):
-        assert resumable(error, tmp_path) is error
+        assert add_resume_command(error, tmp_path) is error
     save(tmp_path, 1)
     (tmp_path / "bundle").mkdir()
     way_back = f"resume with `rlplan run --resume {tmp_path}`"
-    assert (resumable(stopped, tmp_path).exit_code, resumable(stopped, tmp_path).way_out) == (EXIT_RESUMABLE, way_back)
-    words = resumable(failed, tmp_path)
+    assert (add_resume_command(stopped, tmp_path).exit_code, add_resume_command(stopped, tmp_path).way_out) == (
+        EXIT_RESUMABLE,
+        way_back,
+    )
+    words = add_resume_command(failed, tmp_path)
     assert (words.exit_code, words.way_out) == (5, f"read the log; {way_back}")
     wrong: RlplanError = SpecError("the plan is wrong")
-    assert resumable(wrong, tmp_path) is wrong
+    assert add_resume_command(wrong, tmp_path) is wrong

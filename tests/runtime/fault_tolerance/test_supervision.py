@@ -16,10 +16,10 @@ from rlplan.runtime.fault_tolerance.supervision import (
     LostProcessError,
     Supervisor,
     check_freed,
-    planned_release,
+    predict_release,
 )
 from rlplan.runtime.measure.memory_meter import Measurement
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.units import MIB
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role, Stream
 from tests.factories import EXAMPLES
@@ -65,7 +65,7 @@ def supervisor(max_restarts: int) -> tuple[Supervisor, list[str], list[str]]:
 def test_the_work_of_a_lost_engine_is_done_again_after_it_was_started_anew() -> None:
     guard, recovered, announced = supervisor(2)
     handler, calls = failing(1, "rollout_engine/0")
-    assert guard.perform(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 3) == ([], 2)
+    assert guard.run_with_restarts(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 3) == ([], 2)
     assert calls == [3, 3]
     assert recovered == ["rollout_engine/0"]
     assert "rollout_engine/0 is gone; it is restarted (attempt 2)" in announced[0]
@@ -75,7 +75,7 @@ def test_an_engine_that_keeps_dying_ends_the_run() -> None:
     guard, recovered, _ = supervisor(2)
     handler, calls = failing(9, "rollout_engine/0")
     with pytest.raises(RunError, match="at most 2 times"):
-        guard.perform(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 1)
+        guard.run_with_restarts(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 1)
     assert len(calls) == 3
     assert len(recovered) == 2
 
@@ -92,14 +92,14 @@ def test_an_engine_that_keeps_dying_ends_the_run() -> None:
 def test_what_cannot_be_started_anew_ends_the_run(process: str, kind: ActionKind, step: int, rule: str) -> None:
     guard, recovered, _ = supervisor(2)
     with pytest.raises(RunError, match=rule):
-        guard.perform(failing(1, process)[0], action(kind, process), step)
+        guard.run_with_restarts(failing(1, process)[0], action(kind, process), step)
     assert recovered == []
 
 
 @pytest.mark.parametrize("kind", [ActionKind.START_ENGINE, ActionKind.STOP_ENGINE])
 def test_an_engine_that_is_lost_while_it_changes_places_is_started_anew(kind: ActionKind) -> None:
     guard, recovered, _ = supervisor(1)
-    assert guard.perform(failing(1, "rollout_engine/0")[0], action(kind, "rollout_engine/0"), 2) == ([], 2)
+    assert guard.run_with_restarts(failing(1, "rollout_engine/0")[0], action(kind, "rollout_engine/0"), 2) == ([], 2)
     assert recovered == ["rollout_engine/0"]
 
 
@@ -107,7 +107,7 @@ def test_what_two_threads_find_lost_is_started_anew_once() -> None:
     guard, recovered, _ = supervisor(1)
     guard.is_replaced = lambda error: len(recovered) > error.restart_count
     generate = action(ActionKind.GENERATE, "rollout_engine/0")
-    guard.perform(failing(1, "rollout_engine/0")[0], generate, 1)
+    guard.run_with_restarts(failing(1, "rollout_engine/0")[0], generate, 1)
     calls: list[int] = []
 
     def collect() -> str:
@@ -116,21 +116,21 @@ def test_what_two_threads_find_lost_is_started_anew_once() -> None:
             raise lost("rollout_engine/0")
         return "collected"
 
-    assert guard.watch(collect, generate, 1) == "collected"
+    assert guard.call_with_restarts(collect, generate, 1) == "collected"
     assert recovered == ["rollout_engine/0"]
 
 
 def test_a_restart_says_how_many_requests_are_begun_anew() -> None:
     guard, _, announced = supervisor(1)
     guard.num_open = lambda process: 7
-    guard.perform(failing(1, "rollout_engine/0")[0], action(ActionKind.GENERATE, "rollout_engine/0"), 1)
+    guard.run_with_restarts(failing(1, "rollout_engine/0")[0], action(ActionKind.GENERATE, "rollout_engine/0"), 1)
     assert announced[0].endswith("(attempt 2) and 7 requests start over")
 
 
 def test_no_restarts_are_made_where_none_are_allowed() -> None:
     guard, recovered, _ = supervisor(0)
     with pytest.raises(RunError, match="is gone"):
-        guard.perform(failing(1, "scorer/reference/0")[0], action(ActionKind.SCORE, "scorer/reference/0"), 1)
+        guard.run_with_restarts(failing(1, "scorer/reference/0")[0], action(ActionKind.SCORE, "scorer/reference/0"), 1)
     assert recovered == []
 
 
@@ -157,9 +157,9 @@ SWAP = (
 
 def test_what_an_action_frees_is_what_was_held_before_less_what_is_held_after() -> None:
     book = ledger(*SWAP)  # type: ignore[arg-type]
-    assert planned_release(book, "offload_role", 1, "policy_trainer/0") == 800 * MIB
-    assert planned_release(book, "offload_role", 5, "policy_trainer/0") == 800 * MIB
-    assert planned_release(book, "reload_role", 5, "policy_trainer/0") == -800 * MIB
+    assert predict_release(book, "offload_role", 1, "policy_trainer/0") == 800 * MIB
+    assert predict_release(book, "offload_role", 5, "policy_trainer/0") == 800 * MIB
+    assert predict_release(book, "reload_role", 5, "policy_trainer/0") == -800 * MIB
 
 
 def test_an_offload_that_frees_less_than_nine_tenths_fails_loudly() -> None:
@@ -174,7 +174,7 @@ def test_an_offload_that_frees_less_than_nine_tenths_fails_loudly() -> None:
 @pytest.mark.nightly  # in `make test` one is killed: test_failures.py
 def test_an_engine_that_hangs_is_started_anew_and_a_signal_ends_it_all(tmp_path: Path) -> None:
     # The first step, in which kernels are made ready, is longer than 5 s beside other tests.
-    folder, stall_s = tmp_path / "run", round(scaled(12.0))
+    folder, stall_s = tmp_path / "run", round(scale_seconds(12.0))
     few = ("checkpoints.every=1", "workload.num_heldout_prompts=8", "preflight.rehearses=false", *FEW_PROCESSES)
     stalls = f"limits.stall_timeout_s={stall_s}"
     with until_ended(start("run", "examples/quickstart.yaml", *few, stalls, "--out", str(folder))) as process:

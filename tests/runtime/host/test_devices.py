@@ -67,13 +67,13 @@ def test_a_process_that_sees_no_gpu_says_so() -> None:
 
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
-    from rlplan.planner.executable import executable_plan
-    from rlplan.planner.search import best_plan
-    from rlplan.runtime.driver.launch import ready_to_run
+    from rlplan.planner.executable import require_executable
+    from rlplan.planner.search import find_best_plan
+    from rlplan.runtime.driver.launch import prepare_task
     from rlplan.spec.files.job_file import load_job
     from tests.factories import EXAMPLES
 
-    plan = executable_plan(best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml")))
-    with pytest.raises(HostError, match="8 x h100-sxm, this machine has"), ready_to_run(plan):
+    plan = require_executable(find_best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml")))
+    with pytest.raises(HostError, match="8 x h100-sxm, this machine has"), prepare_task(plan):
         pytest.fail("it is ready")
     assert list(tmp_path.iterdir()) == []

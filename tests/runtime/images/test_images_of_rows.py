@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 
 from rlplan.errors import SpecError
-from rlplan.planner.rules import job_refusals
+from rlplan.planner.rules import find_job_refusals
 from rlplan.runtime.data.layouts import BadRowError
 from rlplan.runtime.data.prompt_sets import PromptSets, load_prompts
 from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.images.in_rows import read_image, split_into_parts
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.models.families.image_sizes import ImageRule
-from rlplan.spec.resolved import on_a_cpu_host, settle
+from rlplan.spec.resolved import resolve_on_cpu, settle
 from tests.factories import EXAMPLES
 from tests.runtime.images.with_images import IMAGE_TOKEN, image_job
 
@@ -117,7 +117,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _load(job_file: Path, *overrides: str) -> PromptSets:
-    return load_prompts(on_a_cpu_host(load_job(job_file, overrides)))
+    return load_prompts(resolve_on_cpu(load_job(job_file, overrides)))
 
 
 def test_prompts_have_a_token_for_every_part_of_their_images(job_file: Path) -> None:
@@ -170,4 +170,4 @@ def test_bytes_of_hugging_faces_image_feature_are_read_from_parquet(job_file: Pa
 )
 def test_a_job_that_has_no_images_is_refused_by_name(job_file: Path, override: str, why: str) -> None:
     override = override.replace("LLAMA", str(EXAMPLES / "models" / "sorter"))
-    assert any(why in reason for reason in job_refusals(settle(load_job(job_file, [override]))))
+    assert any(why in reason for reason in find_job_refusals(settle(load_job(job_file, [override]))))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlplan.runtime.images.tower import give_tower, make_pillow_image, tower_of
+from rlplan.runtime.images.tower import attach_tower, get_tower, make_pillow_image
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.start_checkpoint import load_language_model, write_language_part
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair
@@ -67,9 +67,9 @@ def test_packed_sequences_with_images_have_the_whole_models_logprobs(folders: tu
     whole = Whole.from_pretrained(folders[0], dtype=torch.float32).eval()
     decoder = load_language_model(str(folders[1]))
     names = {name for name, _ in decoder.named_parameters()}
-    give_tower(decoder, folders[0])
+    attach_tower(decoder, folders[0])
     assert {name for name, _ in decoder.named_parameters()} == names, "the tower is none of the decoder's weights"
-    tower = tower_of(decoder)
+    tower = get_tower(decoder)
     assert tower is not None
     with torch.no_grad():
         ours = LogprobModel(decoder, 1.0, entropies="none")(make_batch(_pairs()))[0]
@@ -83,9 +83,9 @@ def test_packed_sequences_with_images_have_the_whole_models_logprobs(folders: tu
 
 def test_gradients_reach_every_weight_of_the_decoder_and_none_of_the_tower(folders: tuple[Path, Path]) -> None:
     decoder = load_language_model(str(folders[1]))
-    give_tower(decoder, folders[0])
+    attach_tower(decoder, folders[0])
     LogprobModel(decoder, 1.0, entropies="none")(make_batch(_pairs()))[0].sum().backward()
-    tower = tower_of(decoder)
+    tower = get_tower(decoder)
     assert tower is not None
     assert all(parameter.grad is not None for parameter in decoder.parameters())
     assert all(parameter.grad is None for parameter in tower.module.parameters())

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlplan.errors import RunError
-from rlplan.runtime.learning.learner import _check_finite, _contiguous
+from rlplan.runtime.learning.learner import _check_finite, _split_contiguously
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -16,5 +16,5 @@ def test_a_loss_or_a_gradient_that_is_no_number_ends_the_run(value: float) -> No
 
 
 def test_rollouts_are_dealt_out_in_whole_and_in_order() -> None:
-    shares = _contiguous(list(range(7)), 3)  # type: ignore[arg-type]
+    shares = _split_contiguously(list(range(7)), 3)  # type: ignore[arg-type]
     assert shares == [[0, 1, 2], [3, 4, 5], [6]]

@@ -17,11 +17,11 @@ from rlplan.runtime.learning.logprob_mismatch import (
     LIMITS,
     check_logprob_mismatch,
     choose_limits,
-    differences_of,
+    merge_differences,
 )
 from rlplan.runtime.measure.step_metrics import StepMetrics, accumulate
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
-from rlplan.runtime.workers.trainer.pass_summary import summarize
+from rlplan.runtime.workers.trainer.pass_summary import summarize_pass
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, Dtype
 from tests.factories import ask_job, make_job
@@ -42,7 +42,7 @@ def passes(apart: torch.Tensor, count: int = 3) -> dict[str, float]:
     for part in (*apart.chunk(count), torch.zeros(0)):
         details = {"is_clipped": torch.zeros(len(part)), "ratio": torch.ones(len(part))}
         learned = torch.ones(len(part), dtype=torch.bool)
-        accumulate(totals, summarize(0.0, part, torch.zeros(len(part)), details, learned))
+        accumulate(totals, summarize_pass(0.0, part, torch.zeros(len(part)), details, learned))
     return totals
 
 
@@ -115,7 +115,7 @@ def test_of_few_tokens_only_the_mean_is_judged() -> None:
 def test_pairs_are_not_offered_a_correction_that_they_refuse() -> None:
     job = make_job(**{"algorithm.name": "online_dpo", "algorithm.kl_coef": 0.1, **BF16})
     with pytest.raises(RunError) as caught:
-        check_logprob_mismatch(differences_of([passes(torch.full((NUM_TOKENS,), 0.3))]), job, 1)
+        check_logprob_mismatch(merge_differences([passes(torch.full((NUM_TOKENS,), 0.3))]), job, 1)
     assert "importance" not in caught.value.way_out
 
 
@@ -124,7 +124,7 @@ def test_a_log_prob_that_is_no_number_ends_the_run_also_where_importance_is_corr
     apart = torch.zeros(10)
     apart[3] = value
     with pytest.raises(RunError, match="differ by"):
-        check_logprob_mismatch(differences_of([passes(apart)]), make_job(**{"algorithm.importance": "mask"}), 1)
+        check_logprob_mismatch(merge_differences([passes(apart)]), make_job(**{"algorithm.importance": "mask"}), 1)
 
 
 @pytest.mark.parametrize(
@@ -154,16 +154,16 @@ def test_an_engine_in_4_bits_has_limits_of_its_own_and_is_not_said_to_have_the_s
     job = make_job(**BF16, **{f"rollout.{key}": value for key, value in rollout.items()})
     assert choose_limits(job) == (FOUR_BITS, LIMITS[FOUR_BITS])
     with pytest.raises(RunError, match=r"with the same weights in 4 bits, differ by 0\.5") as caught:
-        check_logprob_mismatch(differences_of([passes(torch.full((NUM_TOKENS,), 0.5))]), job, 1)
+        check_logprob_mismatch(merge_differences([passes(torch.full((NUM_TOKENS,), 0.5))]), job, 1)
     (key,) = rollout
     assert f"rollout.{key}={'null' if key == 'base_path' else 'none'} loads unquantized weights" in str(caught.value)
 
 
 def test_a_stale_policy_in_fp32_is_far_beyond_the_limits() -> None:
     # A step of the quickstart moves log-probs by 0.01 and more; rounding is 1e-6 to 1e-5 (measured).
-    check_logprob_mismatch(differences_of([passes(honest(1e-5))]), make_job(), 1)
+    check_logprob_mismatch(merge_differences([passes(honest(1e-5))]), make_job(), 1)
     with pytest.raises(RunError, match="on average"):
-        check_logprob_mismatch(differences_of([passes(honest(0.01))]), make_job(), 1)
+        check_logprob_mismatch(merge_differences([passes(honest(0.01))]), make_job(), 1)
 
 
 def test_limits_grow_with_the_coarseness_and_each_says_where_it_comes_from() -> None:

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from rlplan.runtime.learning.mini_batch import mini_batch
+from rlplan.runtime.learning.mini_batch import select_mini_batch
 from rlplan.runtime.rollout.experience import Rollout
 from tests.factories import make_job
 
@@ -13,14 +13,14 @@ STEP = cast(list[Rollout], list(range(16)))  # only their order matters
 
 
 def collect_epoch(index: int, step: int = 1, job=JOB) -> list[Rollout]:
-    return [each for place in range(4) for each in mini_batch(STEP, 4 * index + place, job, step)]
+    return [each for place in range(4) for each in select_mini_batch(STEP, 4 * index + place, job, step)]
 
 
 def test_every_epoch_trains_on_every_rollout_once_in_mini_batches_of_one_size() -> None:
     assert JOB.workload.num_mini_batches == 12
     for epoch in range(3):
         assert sorted(collect_epoch(epoch)) == STEP
-    assert all(len(mini_batch(STEP, index, JOB, 1)) == 4 for index in range(12))
+    assert all(len(select_mini_batch(STEP, index, JOB, 1)) == 4 for index in range(12))
 
 
 def test_the_first_epoch_is_in_order_and_later_ones_are_dealt_anew_from_the_seed() -> None:
@@ -36,7 +36,7 @@ def test_pairs_stay_together_when_they_are_dealt_anew() -> None:
         algorithm={"name": "online_dpo", "kl_coef": 0.1},
         **{"workload.mini_batch_size": 8, "workload.num_epochs_per_step": 2, "workload.micro_batch_size_per_gpu": 8},
     )
-    second = mini_batch(STEP, 2, job, 1)
+    second = select_mini_batch(STEP, 2, job, 1)
     assert len(second) == 8
     for start in (0, 4):
         group = cast(list[int], second[start : start + 4])
@@ -47,4 +47,4 @@ def test_pairs_stay_together_when_they_are_dealt_anew() -> None:
 @pytest.mark.parametrize("index", range(4))
 def test_one_epoch_is_cut_in_order_as_ever(index: int) -> None:
     job = make_job(**{"workload.mini_batch_size": 4})
-    assert mini_batch(STEP, index, job, 9) == STEP[4 * index : 4 * index + 4]
+    assert select_mini_batch(STEP, index, job, 9) == STEP[4 * index : 4 * index + 4]

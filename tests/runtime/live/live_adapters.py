@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RunError
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.runtime.live.live_engine import Live, request
 from tests.waiting import Patience
 
@@ -97,10 +97,12 @@ def versions() -> dict[str, Any]:
         "held": held,
         "keeps": engine.adapters._held[3] is kept,
         "staging": [started, engine.components()["policy", "sync_staging"]],
-        "forecast": [forecast.resident(one, "start")["sync_staging"] for one in (_start_action(), _generates())],
+        "forecast": [
+            forecast.predict_resident(one, "start")["sync_staging"] for one in (_start_action(), _generates())
+        ],
     }
     engine.invoke("resume")
-    finished = {one.id: one for one in engine.invoke("collect", scaled(60.0), 3)}
+    finished = {one.id: one for one in engine.invoke("collect", scale_seconds(60.0), 3)}
     ends = {version: finished[asked(version).id].completions for version in (1, 2, 3)}
     answer |= {
         "spans": {v: [[(s.version, s.start, s.end) for s in c.spans] for c in done] for v, done in ends.items()},
@@ -140,21 +142,21 @@ def versions_on_ranks(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     forecast = EngineForecast(job, job.load_model(), job.load_profile())
     answer: dict[str, Any] = {
         "staging": engine.components()["policy", "sync_staging"],
-        "forecast": forecast.resident(_start_action(), "start")["sync_staging"],
+        "forecast": forecast.predict_resident(_start_action(), "start")["sync_staging"],
     }
     both.arrive(1)
     if rank == 0:
-        time.sleep(scaled(2.0))  # a run waits for all ranks here
+        time.sleep(scale_seconds(2.0))  # a run waits for all ranks here
         both.begin(1)
         both.arrive(2)
         engine.invoke("submit", [asked(0)])
-        time.sleep(scaled(2.0))
+        time.sleep(scale_seconds(2.0))
         engine.invoke("resume")
         engine.invoke("submit", [asked(2)])
     else:
-        time.sleep(scaled(1.0))
+        time.sleep(scale_seconds(1.0))
         both.arrive(2)
-    finished = {one.id: one.completions for one in engine.invoke("collect", scaled(60.0), 3)}
+    finished = {one.id: one.completions for one in engine.invoke("collect", scale_seconds(60.0), 3)}
     for name, version in (("before", 1), ("between", 0), ("after", 2)):
         completions = finished[asked(version).id]
         answer[name] = [[span.version for c in completions for span in c.spans]]

@@ -66,7 +66,7 @@ def shared_base() -> dict[str, Any]:
         "before": max(before),
         "trained": [max(live.trained(version)) for version in (1, 2)],
         "held": {kind: size for (_, kind), size in engine.components().items()},
-        "forecast": {str(kind): size for kind, size in forecast.resident(_start_action(), "steady").items()},
+        "forecast": {str(kind): size for kind, size in forecast.predict_resident(_start_action(), "steady").items()},
         "is_the_trainer_s": all(
             engine.base.holds(parameter.data) for parameter in engine._vllm_worker.model_runner.model.parameters()
         ),

@@ -26,7 +26,7 @@ def states_of(live: "LiveRank") -> dict[str, Any]:
         kind: [float(values.double().sum()) for f in states.saved if (values := states.values(kind, f)) is not None]
         for kind in SAVED_KINDS
     }
-    sums |= {name: [float(tensor.double().sum())] for name, tensor in eight_bit.moments_of(states)}
+    sums |= {name: [float(tensor.double().sum())] for name, tensor in eight_bit.iterate_moments(states)}
     return {"weights": weights, "states": sums, "steps": states.num_steps}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.emit.ray import COMMON_ENVIRONMENT
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import EXAMPLES, make_job
 from tests.runtime.live.live_forks import SERVING, VLLM_ENVIRONMENT, answer, answers_of, start
 from tests.waiting import Patience
@@ -117,14 +117,14 @@ class Live:
         """The trainer's end of a channel into the engine."""
         import torch
 
-        from rlplan.memory.weight_sync.packets import policy_packets
+        from rlplan.memory.weight_sync.packets import plan_policy_packets
         from rlplan.runtime.weight_sync.channel import Endpoint
         from rlplan.runtime.weight_sync.sender import PolicySender
 
         dtype = getattr(torch, self.job.rollout.dtype.value)
-        sender = PolicySender(policy_packets(self.job, self.job.load_model()), dtype)
+        sender = PolicySender(plan_policy_packets(self.job, self.job.load_model()), dtype)
         endpoint = sender.offer(Endpoint(self.job.sync_transport, num_readers=1))
-        opening = threading.Thread(target=sender.open, args=(endpoint,))
+        opening = threading.Thread(target=sender.connect, args=(endpoint,))
         opening.start()
         self.engine.invoke("open_channel", endpoint, 0)
         opening.join()
@@ -221,7 +221,7 @@ def _updates_in_flight(live: Live) -> dict[str, Any]:
     live.perturb()
     live.update(7)
     engine.invoke("resume")
-    finished = {f.id: f for f in engine.invoke("collect", scaled(60.0), 2)}
+    finished = {f.id: f for f in engine.invoke("collect", scale_seconds(60.0), 2)}
     spans = [[(s.version, s.start, s.end) for s in c.spans] for c in finished["early"].completions]
     by_version: dict[int, list[float]] = {0: [], 7: []}
     after = live.model
@@ -256,7 +256,7 @@ def _paused_in_the_middle(live: Live, request: Any) -> int:
         if num_open and not engine.invoke("collect", 0.0):
             return num_open
         engine.invoke("resume")
-        engine.invoke("collect", scaled(60.0))
+        engine.invoke("collect", scale_seconds(60.0))
     raise AssertionError("no request was open when the engine was paused")
 
 
@@ -274,8 +274,8 @@ def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[
     profile = live.job.load_profile()
     forecast = EngineForecast(live.job, live.job.load_model(), profile)
     answer["forecast"] = {
-        "loaded": forecast.loaded(_start_action())["weights"],
-        **{str(kind): size for kind, size in forecast.resident(_start_action(), "start").items()},
+        "loaded": forecast.predict_loaded(_start_action())["weights"],
+        **{str(kind): size for kind, size in forecast.predict_resident(_start_action(), "start").items()},
     }
     answer["loaded"] = engine.packing.loaded_bytes
     late = [request("late", 2, 40)]
@@ -283,12 +283,12 @@ def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[
         engine.invoke("submit", [request("early", 2, 90)])
         time.sleep(0.1)
         engine.invoke("submit", late)
-        got = {f.id: f for f in engine.invoke("collect", scaled(60.0), 2)}
+        got = {f.id: f for f in engine.invoke("collect", scale_seconds(60.0), 2)}
         answer["difference"] = _against_fresh(live, asked + late, [*finished, got["late"]])
         answer["lengths"] = [[len(c.tokens) for c in f.completions] for f in finished]
     else:
         answer["nothing"] = finished
-        assert {f.id for f in engine.invoke("collect", scaled(60.0), 2)} == {"early", "late"}
+        assert {f.id for f in engine.invoke("collect", scale_seconds(60.0), 2)} == {"early", "late"}
     answer["shared_names"] = [path.name for path in Path("/dev/shm").glob(f"{port}-*")]
     engine.invoke("stop")
     return answer

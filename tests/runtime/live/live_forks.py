@@ -24,7 +24,7 @@ import psutil
 
 from rlplan.emit.ray import COMMON_ENVIRONMENT
 from rlplan.runtime.processes.child_processes import die_with_parent
-from rlplan.runtime.workers.worker import no_collections
+from rlplan.runtime.workers.worker import disable_garbage_collection
 from tests.waiting import Patience
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,7 +132,7 @@ def serve(*libraries: str) -> None:
     """Import them, then fork until nobody asks any more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries say while they are imported is no answer
-    with no_collections():
+    with disable_garbage_collection():
         for name in libraries:
             importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended leave nothing

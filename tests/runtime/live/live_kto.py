@@ -36,7 +36,7 @@ def kto(live: "LiveRank") -> dict[str, Any]:
     """Passes of this rank, the whole mini-batch's loss and gradient."""
     import torch.distributed as dist
 
-    from rlplan.runtime.learning.mini_batch import deal_out, deal_out_baseline
+    from rlplan.runtime.learning.mini_batch import assign_baselines, assign_samples
     from rlplan.runtime.rollout.experience import TrainSample
 
     samples = [
@@ -51,8 +51,8 @@ def kto(live: "LiveRank") -> dict[str, Any]:
         )
         for row in answers()
     ]
-    passes = deal_out(samples, live.job, live.num_shares)[live.share]
-    baseline = deal_out_baseline(samples, live.job, live.num_shares)[live.share]
+    passes = assign_samples(samples, live.job, live.num_shares)[live.share]
+    baseline = assign_baselines(samples, live.job, live.num_shares)[live.share]
     sums = live.call("forward_backward", [each for each, _ in passes], [weights for _, weights in passes], baseline)
     gradients = {}
     for name, parameter in live.trainer.engine.module.language_model.named_parameters():

@@ -39,7 +39,7 @@ class Learner:
         import torch
 
         with torch.no_grad():
-            return flat(self.trainer._judge(self.pairs, lambda batch: self.trainer.engine.module(batch)[0]))
+            return flat(self.trainer._score_pairs(self.pairs, lambda batch: self.trainer.engine.module(batch)[0]))
 
     def judged(self, role: str) -> list[float]:
         """What a role that shares the policy's weights says."""

@@ -59,7 +59,7 @@ class LiveRank:
 
     def measured(self, method: str, *arguments: Any) -> dict[str, Any]:
         """What a method's call held beyond the baseline: its peak, its end, and components by kind."""
-        _, found = self.trainer.perform(method, *arguments)
+        _, found = self.trainer.call_measured(method, *arguments)
         kinds = {kind: size for (_, kind), size in found.components.items()}
         return {
             "peak": found.peak_bytes - self.baseline,
@@ -191,7 +191,7 @@ def agree(live: LiveRank) -> dict[str, Any]:
 
     def logprobs() -> list[float]:
         with torch.no_grad():
-            judged = live.trainer._judge(pairs, lambda batch: live.trainer.engine.module(batch)[0])
+            judged = live.trainer._score_pairs(pairs, lambda batch: live.trainer.engine.module(batch)[0])
         return [value for each in judged for value in each]
 
     before = logprobs()

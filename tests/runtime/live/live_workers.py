@@ -15,7 +15,7 @@ from typing import Any
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.processes.child_processes import die_with_parent
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 200.0
@@ -69,7 +69,7 @@ class LiveWorkerGroup:
 
     def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         """Results in order. Raises: what a worker raised, when all have answered."""
-        deadline = time.monotonic() + scaled(timeout_s)
+        deadline = time.monotonic() + scale_seconds(timeout_s)
         answers = [self._answer(process, method, deadline) for process, method, _ in calls]
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -98,7 +98,7 @@ class LiveWorkerGroup:
         for child in self._children.values():
             child.kill()
         for child in self._children.values():
-            child.wait(scaled(10))
+            child.wait(scale_seconds(10))
 
     def _answer(self, process: str, method: str, deadline: float) -> Any:
         pipe = self._pipes[process]

@@ -15,7 +15,7 @@ from rlplan.runtime.losses.advantages import (
     whiten_advantages,
 )
 from rlplan.runtime.losses.inputs import LossInputs
-from rlplan.runtime.losses.policy_losses import clipped_ratio, kl_baseline
+from rlplan.runtime.losses.policy_losses import clipped_ratio, estimate_kl_baseline
 from rlplan.runtime.losses.registry import find_advantage, find_loss
 from rlplan.runtime.losses.value import clipped_value_loss
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
@@ -276,9 +276,9 @@ def test_kto_compares_each_judged_answer_with_the_baseline() -> None:
 def test_kto_s_baseline_is_the_mean_margin_of_all_passes_and_never_below_zero() -> None:
     """Margins of 1 and -5 in one pass, 6 and 4 in another: their mean is 1.5, that of the bounded passes 2.5."""
     passes = [torch.tensor([-4.0, 2.0], dtype=torch.float64), torch.tensor([10.0, 2.0], dtype=torch.float64)]
-    assert kl_baseline(passes[0] + passes[1]) == 1.5
-    assert kl_baseline(passes[0]) == 0
-    assert kl_baseline(torch.zeros(2)) == 0
+    assert estimate_kl_baseline(passes[0] + passes[1]) == 1.5
+    assert estimate_kl_baseline(passes[0]) == 0
+    assert estimate_kl_baseline(torch.zeros(2)) == 0
 
 
 def _offline_loss(

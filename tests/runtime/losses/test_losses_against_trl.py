@@ -10,7 +10,7 @@ import torch
 from rlplan.runtime.learning.mini_batch import token_weights
 from rlplan.runtime.losses import advantages as ours
 from rlplan.runtime.losses.inputs import LossInputs
-from rlplan.runtime.losses.policy_losses import kl_baseline
+from rlplan.runtime.losses.policy_losses import estimate_kl_baseline
 from rlplan.runtime.losses.registry import find_advantage, find_loss
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, TrainSample
 from rlplan.spec.parts.algorithm import AlgorithmSpec
@@ -155,7 +155,7 @@ def test_kto_is_trl_s() -> None:
     own, other = own_case.clone().requires_grad_(), own_case.clone().requires_grad_()
     spec = AlgorithmSpec(name="kto", kl_coef=0.4)
     apart = own_case[others].sum(1), reference[others].sum(1)
-    baseline = kl_baseline(torch.stack([(apart[0] - apart[1]).sum(), torch.tensor(3.0)]))
+    baseline = estimate_kl_baseline(torch.stack([(apart[0] - apart[1]).sum(), torch.tensor(3.0)]))
     rows = (values[judged].reshape(-1) for values in (own, reference))
     loss = given_loss(spec, *rows, (4,) * 3, [1.0, -1, 1], (0, 1, 2), baseline=baseline)
     expected = trl_code.kto_loss(other[judged], reference[judged], apart, [True, False, True], beta=0.4)

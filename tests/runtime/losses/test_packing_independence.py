@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlplan.runtime.learning.mini_batch import Pass, deal_out, deal_out_baseline
-from rlplan.runtime.losses.policy_losses import kl_baseline, summed_margins
+from rlplan.runtime.learning.mini_batch import Pass, assign_baselines, assign_samples
+from rlplan.runtime.losses.policy_losses import estimate_kl_baseline, sum_margins
 from rlplan.runtime.losses.registry import OWN, find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.rollout.experience import TrainSample
@@ -80,9 +80,9 @@ class MiniBatch:
         leaves = [logprobs.clone().requires_grad_() for logprobs in self.logprobs]
         of_sample = {id(sample): leaf for sample, leaf in zip(self.samples, leaves, strict=True)}
         if job.algorithm.declaration.has_baseline_answers:
-            shares = deal_out_baseline(self.samples, job, num_ranks)
-            self.trainer.baseline = kl_baseline(sum(map(self._margins, shares), torch.zeros(2)))
-        ranks = deal_out(self.samples, job, num_ranks)
+            shares = assign_baselines(self.samples, job, num_ranks)
+            self.trainer.baseline = estimate_kl_baseline(sum(map(self._margins, shares), torch.zeros(2)))
+        ranks = assign_samples(self.samples, job, num_ranks)
         assert len({len(passes) for passes in ranks}) == 1, "all ranks make as many passes"
         for one_pass in (one_pass for passes in ranks for one_pass in passes):
             self._loss(one_pass, of_sample).backward()
@@ -92,14 +92,14 @@ class MiniBatch:
     def _loss(self, one_pass: Pass, of_sample: dict[int, torch.Tensor]) -> torch.Tensor:
         samples, weights = one_pass
         logprobs = torch.cat([torch.zeros(0, requires_grad=True), *(of_sample[id(sample)] for sample in samples)])
-        inputs = self.trainer._loss_inputs(samples, weights, logprobs, logprobs**2)
+        inputs = self.trainer._build_loss_inputs(samples, weights, logprobs, logprobs**2)
         loss, _ = find_loss(self.job.algorithm)(inputs, self.job.algorithm)
         return loss
 
     def _margins(self, samples: list[TrainSample]) -> torch.Tensor:
         index = {id(sample): number for number, sample in enumerate(self.samples)}
         logprobs = torch.cat([torch.zeros(0), *(self.logprobs[index[id(sample)]] for sample in samples)])
-        return summed_margins(self.trainer._loss_inputs(samples, [0.0] * len(samples), logprobs, logprobs))
+        return sum_margins(self.trainer._build_loss_inputs(samples, [0.0] * len(samples), logprobs, logprobs))
 
 
 def build_settings(name: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_a_mini_batch_s_value_gradient_is_the_same_however_it_is_cut() -> None:
         job = batch.job.model_copy(update={"training": training})
         leaves = [logprobs.clone().requires_grad_() for logprobs in batch.logprobs]
         of_sample = {id(sample): leaf for sample, leaf in zip(batch.samples, leaves, strict=True)}
-        for samples, weights in (share for passes in deal_out(batch.samples, job, num_ranks) for share in passes):
+        for samples, weights in (share for passes in assign_samples(batch.samples, job, num_ranks) for share in passes):
             values = torch.cat([torch.zeros(0, requires_grad=True), *(of_sample[id(sample)] for sample in samples)])
             old, returns = ([each for s in samples for each in getattr(s, name)] for name in ("values", "returns"))
             each = [weight for s, w in zip(samples, weights, strict=True) for weight in s.spread(w)]

@@ -10,7 +10,7 @@ from rlplan.runtime.device.layer import DeviceBytes
 from rlplan.runtime.measure import memory_meter
 from rlplan.runtime.measure.memory_meter import (
     Measurement,
-    merged,
+    merge_measurements,
     peak_bytes,
     peak_inside,
     read_pages,
@@ -40,7 +40,7 @@ def test_the_peak_of_several_calls_is_the_largest_of_them_on_the_gpu_too() -> No
         device = None if peak_allocated is None else DeviceBytes(10, peak_allocated, 20, 0, 30)
         return Measurement("policy_trainer/0", end_s - 1, end_s, peak, 5, {}, {}, device)
 
-    (whole,) = merged([call(1.0, 7, None), call(2.0, 9, 90), call(3.0, 8, 40)])
+    (whole,) = merge_measurements([call(1.0, 7, None), call(2.0, 9, 90), call(3.0, 8, 40)])
     assert (whole.start_s, whole.end_s, whole.peak_bytes) == (0.0, 3.0, 9)
     assert whole.device == DeviceBytes(10, 90, 20, 0, 30)
 

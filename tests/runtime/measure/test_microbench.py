@@ -18,7 +18,7 @@ from rlplan.runtime.measure import microbench, microbench_ranks
 from rlplan.runtime.measure.measured_profile import check_out, write_profiles
 from rlplan.runtime.measure.microbench import measure_disk
 from rlplan.runtime.measure.rates import MAX_SAMPLES, MIN_SAMPLES, Measured, Rate, quartiles, rate, sample
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.hardware.catalogue import find_profile, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, CpuProfile, GpuProfile, NodeProfile
 from rlplan.units import GIB, MIB
@@ -137,7 +137,7 @@ def test_a_rank_that_fails_ends_the_others_and_says_why(monkeypatch: pytest.Monk
     program = "import json, os, sys; os.read(0, 1) if json.loads(sys.argv[1])['rank'] else sys.exit('no such link')"
     monkeypatch.setattr(
         microbench_ranks,
-        "module_command",
+        "make_module_command",
         lambda _, *words: [sys.executable, "-c", program, *words, "microbench_ranks"],
     )
     with pytest.raises(RunError, match="a process of the collective benchmark failed: no such link"):
@@ -152,7 +152,7 @@ def test_a_stopped_microbenchmark_leaves_no_process_and_no_file(number: signal.S
     program = (
         "from rlplan.runtime.measure import microbench_ranks\n"
         # a rank that is ended by its parent need not have imported torch for it
-        f"if {number == signal.SIGTERM}: microbench_ranks.module_command = lambda *_: {waits}\n"
+        f"if {number == signal.SIGTERM}: microbench_ranks.make_module_command = lambda *_: {waits}\n"
         "from rlplan.runtime.measure import microbench\n"
         "from rlplan.runtime.measure.microbench import Effort\n"
         f"microbench.QUICK = {TINY}\n"
@@ -171,7 +171,7 @@ def test_a_stopped_microbenchmark_leaves_no_process_and_no_file(number: signal.S
             started.pid, pause_s=0.2 if number == signal.SIGTERM else 0.02
         )  # they stay, or work briefly
         started.send_signal(number)
-        _, errors = started.communicate(timeout=scaled(30))
+        _, errors = started.communicate(timeout=scale_seconds(30))
     finally:
         started.kill()
     assert started.returncode == (-9 if number == signal.SIGKILL else 128 + number)

@@ -7,7 +7,7 @@ import pytest
 from tests.repository.at_night import at_night
 from tests.runtime.live.live_cut import ARCHITECTURES, LENGTHS, VARIANTS
 from tests.runtime.live.live_forks import answers_of, start
-from tests.runtime.workers.trainer.agreement import asked
+from tests.runtime.workers.trainer.agreement import select_cases
 
 pytestmark = pytest.mark.engine
 VARIED = "qwen3"
@@ -18,7 +18,7 @@ EACH = at_night(ARCHITECTURES, but=("llama", VARIED, "mixtral"))
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     """The answer of one rank."""
-    names = sorted({VARIED, *asked(ARCHITECTURES, request)})
+    names = sorted({VARIED, *select_cases(ARCHITECTURES, request)})
     folder = tmp_path_factory.mktemp("cut")
     rank = start("tests.runtime.live.live_cut:main", str(folder), names, log=folder / "log", environment={})
     try:

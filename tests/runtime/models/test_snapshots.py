@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants, snapshot_download
-from rlplan_cli.sources import with_models
+from rlplan_cli.sources import plan_with_models
 
 from rlplan.planner.plan import Plan
-from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.checkpoints.identity import describe_identity
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.driver import preflight
 from rlplan.spec.models.headers import read_checkpoint
@@ -48,7 +48,7 @@ def job(tmp_path: Path) -> Path:
 
 def make_ready(job: Path) -> Plan:
     """The plan of a job whose models are ready, as a run prepares them before it starts anything."""
-    plan = with_models("run", job, (), None)
+    plan = plan_with_models("run", job, (), None)
     preflight.check_plan(plan)
     load_prompts(plan.job)
     return plan
@@ -156,12 +156,12 @@ def test_data_are_named_by_hub_id_and_read_from_the_cache_without_a_network(
     keep_in_the_cache("someone/sums", main__train=ROWS, main__test=ROWS.replace("Sort: ", "Sort:"))
     words = ("data.prompts=someone/sums:main/train.jsonl", "data.heldout=someone/sums:main/test.jsonl")
     overrides = (*words, f"policy.path={EXAMPLES / 'models' / 'sorter'}")
-    plan = with_models("run", job, overrides, None)
+    plan = plan_with_models("run", job, overrides, None)
     assert plan.job.needed_data.prompts == "hf://datasets/someone/sums/main/train.jsonl"
     prompts = load_prompts(plan.job)
     assert (len(prompts.train), len(prompts.heldout)) == (80, 80)
-    assert plan.job.relative_to(tmp_path).needed_data == plan.job.needed_data
-    assert "data.prompts" in identity_of(plan.job)
+    assert plan.job.make_relative(tmp_path).needed_data == plan.job.needed_data
+    assert "data.prompts" in describe_identity(plan.job)
     assert hub.requests == []
 
 

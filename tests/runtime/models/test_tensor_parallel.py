@@ -7,7 +7,7 @@ import pytest
 from rlplan.errors import SpecError
 from tests.factories import make_job
 from tests.repository.at_night import at_night
-from tests.runtime.workers.trainer.agreement import alone_and_together, asked, check_states
+from tests.runtime.workers.trainer.agreement import alone_and_together, check_states, select_cases
 
 CASES: dict[str, dict[str, Any]] = {
     f"stage {stage}, {dtype}": {"training.zero_stage": stage, "training.dtype": dtype}
@@ -22,7 +22,7 @@ ROUNDING = {"float32": (1e-5, 1e-5), "bfloat16": (0.3, 0.03)}
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, tuple[Any, Any]]:
     """Results of each case: from one rank alone, and from two ranks that share every layer."""
-    return alone_and_together(asked(CASES, request), SHARED, tmp_path_factory.mktemp("ranks"), is_fresh=True)
+    return alone_and_together(select_cases(CASES, request), SHARED, tmp_path_factory.mktemp("ranks"), is_fresh=True)
 
 
 @pytest.mark.engine

@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from rlplan.runtime.cluster.liveness import state_of
-from rlplan.runtime.processes.child_processes import find_process, is_copy, with_their_children
+from rlplan.runtime.cluster.liveness import describe_state
+from rlplan.runtime.processes.child_processes import add_descendants, find_process, is_copy
 from tests.waiting import wait_for
 
 STARTS = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
@@ -20,12 +20,12 @@ def test_what_a_logger_starts_later_belongs_to_it() -> None:
     try:
         wait_for(lambda: psutil.Process(logger.pid).children(), 20, pause_s=0.02)
         (server,) = psutil.Process(logger.pid).children()
-        assert with_their_children([logger.pid]) == {logger.pid, server.pid}
+        assert add_descendants([logger.pid]) == {logger.pid, server.pid}
         server.kill()
     finally:
         logger.kill()
         logger.wait()
-    assert with_their_children([logger.pid]) == {logger.pid}
+    assert add_descendants([logger.pid]) == {logger.pid}
 
 
 def test_a_fork_is_a_copy_until_it_begins_its_own_program() -> None:
@@ -50,4 +50,4 @@ def test_a_process_that_ends_while_it_is_looked_for_is_gone(monkeypatch: pytest.
     ended.wait()
     monkeypatch.setattr(psutil, "pid_exists", lambda pid: True)  # as it was a moment before
     assert find_process(ended.pid) is None
-    assert state_of(ended.pid) == "gone"
+    assert describe_state(ended.pid) == "gone"

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 
 HEAVY = ("torch", "numpy", "vllm", "deepspeed", "transformers", "pandas")
 DRIVER = "rlplan.runtime.driver.launch"
@@ -19,7 +19,9 @@ SENT = (
 def test_the_driver_and_what_it_is_sent_import_nothing_heavy() -> None:
     modules = sorted({DRIVER, *(name.rpartition(".")[0] for name in SENT)})
     code = f"import sys, {', '.join(modules)}; print([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=scale_seconds(60), check=True
+    )
     assert done.stdout.strip() == "[]"
     for name in SENT:
         module, _, attribute = name.rpartition(".")

@@ -12,12 +12,12 @@ import pytest
 from rlplan.runtime.processes import machine_speed
 from rlplan.runtime.processes.machine_speed import (
     FRESH_S,
-    MOST,
+    MAX_FACTOR,
     REFERENCE_S,
     compute_factor,
-    patiently,
-    scaled,
-    slowdown,
+    measure_slowdown,
+    scale_seconds,
+    wait_patiently,
 )
 
 NUM_RIVALS = 8
@@ -58,7 +58,7 @@ def forgets_measurement() -> Iterator[None]:
 
 
 def measure_often(count: int) -> list[float]:
-    return [slowdown(max_age_s=0.0) for _ in range(count)]
+    return [measure_slowdown(max_age_s=0.0) for _ in range(count)]
 
 
 def test_the_factor_rises_where_others_want_the_same_core(pins_to_core: None, forgets_measurement: None) -> None:
@@ -69,24 +69,30 @@ def test_the_factor_rises_where_others_want_the_same_core(pins_to_core: None, fo
     with rivals():
         crowded = max(measure_often(5))
     alone = min(measure_often(3))
-    assert crowded == MOST or crowded > alone + 1, (alone, crowded)
+    assert crowded == MAX_FACTOR or crowded > alone + 1, (alone, crowded)
 
 
 def test_the_factor_is_what_the_work_takes_against_the_reference_and_has_bounds() -> None:
-    assert [compute_factor(share * REFERENCE_S) for share in (0.1, 1.0, 2.5, MOST, 1e9)] == [1.0, 1.0, 2.5, MOST, MOST]
+    assert [compute_factor(share * REFERENCE_S) for share in (0.1, 1.0, 2.5, MAX_FACTOR, 1e9)] == [
+        1.0,
+        1.0,
+        2.5,
+        MAX_FACTOR,
+        MAX_FACTOR,
+    ]
 
 
 def test_a_machine_on_which_nothing_starts_is_as_slow_as_can_be(
     monkeypatch: pytest.MonkeyPatch, forgets_measurement: None
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert slowdown(max_age_s=0.0) == MOST
+    assert measure_slowdown(max_age_s=0.0) == MAX_FACTOR
 
 
 def test_a_measurement_holds_for_a_while_and_costs_nothing_then(forgets_measurement: None) -> None:
-    first = slowdown(max_age_s=0.0)
+    first = measure_slowdown(max_age_s=0.0)
     begun = time.process_time()
-    assert {scaled(2.0) for _ in range(1000)} == {2.0 * first}
+    assert {scale_seconds(2.0) for _ in range(1000)} == {2.0 * first}
     assert time.process_time() - begun < 0.1 * FRESH_S
 
 
@@ -106,8 +112,8 @@ def test_a_wait_that_is_late_goes_on_for_as_long_as_the_machine_is_slower(monkey
             raise TimeoutError
         return "there"
 
-    assert patiently(late, 0.5, TimeoutError) == "there"
+    assert wait_patiently(late, 0.5, TimeoutError) == "there"
     assert asked == [0.5, 1.0]
     monkeypatch.setattr(machine_speed, "_last", (time.monotonic(), 1.0))
     with pytest.raises(TimeoutError):
-        patiently(waits, 0.1, TimeoutError)
+        wait_patiently(waits, 0.1, TimeoutError)

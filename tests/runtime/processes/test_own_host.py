@@ -13,7 +13,7 @@ import pytest
 
 from rlplan.emit.bundle import write_bundle
 from rlplan.runtime.environments.pool import EnvironmentPool
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import ROOT, make_plan
 from tests.runtime.conftest import DEADLINE_S, RLPLAN, FinishedRun, alive
@@ -47,7 +47,7 @@ def test_no_process_of_ours_is_started_with_the_current_folder_on_its_path() -> 
 
 
 def test_a_process_beside_the_run_does_not_look_into_the_current_folder(traps: Path, tmp_path: Path) -> None:
-    done = subprocess.run(module_command("site"), capture_output=True, text=True, check=True)
+    done = subprocess.run(make_module_command("site"), capture_output=True, text=True, check=True)
     assert str(tmp_path) not in done.stdout.partition("USER_BASE")[0]
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "game.py").write_text("def play(messages, answer):\n    return {'observation': answer}\n")

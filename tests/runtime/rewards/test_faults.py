@@ -12,9 +12,9 @@ import pytest
 
 from rlplan.errors import RunError, SpecError
 from rlplan.runtime.processes import line_process, machine_speed
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rewards.judge import Judge, Response
-from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
+from rlplan.runtime.rewards.reward_pool import RewardPool, list_failures
 from rlplan.runtime.rewards.verdict import Verdict
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FunctionSpec
@@ -49,7 +49,7 @@ FAULTS = {
 
 
 def function(name: str) -> FunctionSpec:
-    timeout_s = HANG_S if FAULTS.get(name) == "timeout" else scaled(TIMEOUT_S)
+    timeout_s = HANG_S if FAULTS.get(name) == "timeout" else scale_seconds(TIMEOUT_S)
     return FunctionSpec(kind="function", path=f"{FAULTY}:{name}", timeout_s=timeout_s, memory=512 * MIB)
 
 
@@ -123,7 +123,7 @@ def test_a_reward_that_hangs_does_not_outlive_a_run_that_is_killed() -> None:
         time.sleep(0.5)
         assert reward.is_running()
         run.kill()
-    assert psutil.wait_procs([reward], timeout=scaled(5))[1] == []
+    assert psutil.wait_procs([reward], timeout=scale_seconds(5))[1] == []
 
 
 @pytest.mark.parametrize(("name", "value"), [("good", 1.0), ("good_as_verl", 1.0), ("tensor", 0.5)])
@@ -184,7 +184,7 @@ def test_a_function_that_hangs_while_it_is_imported_is_told_with_the_deadline_th
         judge_once(spec)
 
 
-MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math", timeout_s=scaled(3.0))
+MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math", timeout_s=scale_seconds(3.0))
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_a_row_whose_own_answer_takes_too_long_is_a_failure_and_no_zero() -> Non
 def test_many_responses_that_exhaust_their_limits_are_an_alarm() -> None:
     reward_pool = RewardPool(make_job(rewards=[{"kind": "function", "path": f"{FAULTY}:good"}]))
     try:
-        assert reward_pool.exhausted(Counter({"code/timeout": 2, "code/wrong": 60}), 64) is None
-        text = reward_pool.exhausted(Counter({"code/timeout": 5, "math/memory": 2, "code/wrong": 50}), 64)
+        assert reward_pool.describe_exhaustion(Counter({"code/timeout": 2, "code/wrong": 60}), 64) is None
+        text = reward_pool.describe_exhaustion(Counter({"code/timeout": 5, "math/memory": 2, "code/wrong": 50}), 64)
     finally:
         reward_pool.close()
     expected = "7 of 64 responses have the reward 0 for exhausting their limits (5 code/timeout, 2 math/memory)"
@@ -291,7 +291,7 @@ def test_more_failures_than_the_job_lets_pass_end_the_run() -> None:
     finally:
         reward_pool.close()
     assert [each.reward for each in rollouts] == [0.0] * 4
-    assert len(failures_of(rollouts, 3)) == 4
+    assert len(list_failures(rollouts, 3)) == 4
     with pytest.raises(RunError, match="4 of 4 rollouts have no reward; 4 because of function: KeyError"):
         reward_pool.check_failures(rollouts, 3)
     reward_pool.check_failures([*rollouts[:2], rollout(1), rollout(1)], 3)

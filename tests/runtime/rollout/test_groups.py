@@ -6,13 +6,13 @@ import math
 import pytest
 
 from rlplan.runtime.data.prompt_sets import load_prompts
-from rlplan.runtime.learning.mini_batch import deal_out, token_weights, train_sample
-from rlplan.runtime.rewards.total import finish_rewards, overlong_penalty
+from rlplan.runtime.learning.mini_batch import assign_samples, make_train_sample, token_weights
+from rlplan.runtime.rewards.total import compute_overlong_penalty, finish_rewards
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, WeightSpan
-from rlplan.runtime.rollout.groups import Group, GroupMaker, gather
+from rlplan.runtime.rollout.groups import Group, GroupMaker, gather_groups
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
+from rlplan.spec.resolved import ResolvedJob, resolve_on_cpu
 from rlplan.vocabulary import Role
 from tests.factories import EXAMPLES, make_job
 
@@ -45,7 +45,7 @@ class Source:
 
 def gather_numbers(source: Source, count: int, max_refills: int) -> tuple[list[int], int]:
     replaced: list[int] = []
-    groups = gather(count, source.more, max_refills, replaced.append)
+    groups = gather_groups(count, source.more, max_refills, replaced.append)
     return [each.number for each in groups], sum(replaced)
 
 
@@ -83,9 +83,9 @@ def test_truncated_answers_are_masked_where_the_job_says_so_and_greedy_ones_kept
 def test_a_penalty_grows_in_the_buffer_before_the_limit() -> None:
     """Limit 12, buffer 4: nothing up to 8, then a quarter a token."""
     job = make_job(**{"algorithm.overlong_buffer": 4, "algorithm.overlong_penalty": 2.0})
-    penalties = [overlong_penalty(rollout(0.0, length), job) for length in (0, 8, 9, 10, 12)]
+    penalties = [compute_overlong_penalty(rollout(0.0, length), job) for length in (0, 8, 9, 10, 12)]
     assert penalties == [0.0, 0.0, -0.5, -1.0, -2.0]
-    assert overlong_penalty(rollout(0.0, 0), job) == 0.0
+    assert compute_overlong_penalty(rollout(0.0, 0), job) == 0.0
 
 
 def test_a_greedy_answer_s_reward_is_its_group_s_baseline() -> None:
@@ -111,7 +111,7 @@ def test_rollouts_whose_baseline_has_no_reward_fail_with_it() -> None:
 
 
 def weights(job: ResolvedJob, *rollouts: Rollout) -> list[float]:
-    return token_weights([train_sample(each) for each in rollouts], job)
+    return token_weights([make_train_sample(each) for each in rollouts], job)
 
 
 def test_each_way_of_weighing_adds_up_as_it_says() -> None:
@@ -125,7 +125,7 @@ def test_a_pair_shares_a_pass_and_what_is_in_no_pair_is_left_out() -> None:
     job = make_job(**{"algorithm.name": "online_dpo", "workload.micro_batch_size_per_gpu": 2})
     signs = [(0, 1.0), (0, 0.0), (0, -1.0), (1, 0.0), (1, 0.0), (2, -1.0), (2, 1.0)]
     step = [rollout(0, length=1 + index, group=g, advantage=sign) for index, (g, sign) in enumerate(signs)]
-    shares = deal_out([train_sample(each) for each in step], job, 2)
+    shares = assign_samples([make_train_sample(each) for each in step], job, 2)
     passes = [samples for share in shares for samples, _ in share if samples]
     assert sorted(tuple(sorted(s.group for s in samples)) for samples in passes) == [(0, 0), (2, 2)]
     whole = [
@@ -137,7 +137,7 @@ def test_a_pair_shares_a_pass_and_what_is_in_no_pair_is_left_out() -> None:
 def test_a_mini_batch_is_dealt_out_over_ranks_that_do_not_divide_it() -> None:
     step = [rollout(0, length=1 + index % 5) for index in range(16)]
     for num_ranks in (3, 5, 7, 16):
-        shares = deal_out([train_sample(each) for each in step], make_job(), num_ranks)
+        shares = assign_samples([make_train_sample(each) for each in step], make_job(), num_ranks)
         assert len({len(share) for share in shares}) == 1, "as many passes on each rank"
         assert all(any(samples for samples, _ in share) for share in shares), "and some rollout"
         whole = [
@@ -150,12 +150,12 @@ def test_a_mini_batch_is_dealt_out_over_ranks_that_do_not_divide_it() -> None:
 
 
 def test_given_answers_become_a_group_of_a_chosen_and_a_rejected_one() -> None:
-    job = on_a_cpu_host(load_job(EXAMPLES / "algorithms" / "dpo.yaml"))
+    job = resolve_on_cpu(load_job(EXAMPLES / "algorithms" / "dpo.yaml"))
     prompts = load_prompts(job)
     first = (EXAMPLES / "data" / "sort_digits" / "pairs.jsonl").read_text().splitlines()[0]
     assert prompts.train[0].text == json.loads(first)["prompt"]
     requests = RequestMaker(job, prompts)
-    group, number = requests.answers(7), requests.prompt(7)
+    group, number = requests.answer_group(7), requests.prompt(7)
     assert [each.reward for each in group.rollouts] == [1.0, 0.0]
     assert [each.completion.tokens for each in group.rollouts] == list(number.answers)
     assert all(each.completion.tokens[-1] == 1 for each in group.rollouts), "an end of sequence follows"

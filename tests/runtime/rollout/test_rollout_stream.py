@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.dataflow.graph import AsyncRollouts
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rollout.buffer import ExperienceBuffer
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
@@ -45,7 +45,7 @@ class Engines:
             return [FinishedRequest(request.id, (Completion((1, 2), (-1.0, -1.0), "stop", spans),))], []
 
     @contextmanager
-    def paused(self, timeout_s: float) -> Iterator[None]:
+    def pause(self, timeout_s: float) -> Iterator[None]:
         yield
         with self.lock:
             self.version += 1
@@ -64,7 +64,7 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
 ) -> None:
     engines, draw = Engines(seed), random.Random(seed)
     buffer = ExperienceBuffer(max_staleness, folder=tmp_path, **limits)
-    settings = StreamSettings(NUM_PROMPTS, NUM_STEPS, scaled(20.0), can_replace=refills > 0)
+    settings = StreamSettings(NUM_PROMPTS, NUM_STEPS, scale_seconds(20.0), can_replace=refills > 0)
     stream = RolloutStream(engines, request, AsyncRollouts("generate", max_staleness, True), settings, buffer)  # type: ignore[arg-type]
     running = threading.Thread(target=stream.run)
     running.start()
@@ -82,7 +82,7 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
         taken += [number for number, _ in groups]
         with stream.pause_for_sync():
             pass
-    running.join(scaled(10))
+    running.join(scale_seconds(10))
     assert not running.is_alive()
     assert sorted(taken) == list(range(len(taken))), "no prompt is skipped or taken twice"
     assert len(buffer) == 0
@@ -92,7 +92,7 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
 @pytest.mark.parametrize("refills", [0, 1])
 def test_a_run_that_stops_early_ends_what_is_under_way_and_begins_nothing_more(refills: int, tmp_path: Path) -> None:
     engines, buffer = Engines(0), ExperienceBuffer(2, folder=tmp_path)
-    settings = StreamSettings(NUM_PROMPTS, 1000, scaled(20.0), can_replace=refills > 0)
+    settings = StreamSettings(NUM_PROMPTS, 1000, scale_seconds(20.0), can_replace=refills > 0)
     stream = RolloutStream(engines, request, AsyncRollouts("generate", 2, True), settings, buffer)  # type: ignore[arg-type]
     running = threading.Thread(target=stream.run)
     running.start()
@@ -101,7 +101,7 @@ def test_a_run_that_stops_early_ends_what_is_under_way_and_begins_nothing_more(r
         with stream.pause_for_sync():
             pass
     stream.stop_after(2)
-    running.join(scaled(10))
+    running.join(scale_seconds(10))
     assert not running.is_alive()
     assert engines.open == []
     assert stream.state()[0].again == ()

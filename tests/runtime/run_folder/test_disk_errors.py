@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import RunError
-from rlplan.runtime.fault_tolerance.resuming import resumable
+from rlplan.runtime.fault_tolerance.resuming import add_resume_command
 from rlplan.runtime.run_folder.disk_errors import disk_number, reporting_disk_errors, writing_file
 from rlplan.runtime.run_folder.run_files import overwrite_status
 from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER, create_arena
@@ -89,11 +89,11 @@ def test_a_status_that_is_written_over_keeps_to_the_room_that_it_has(tmp_path: P
 
 def test_the_message_says_how_to_resume(tmp_path: Path) -> None:
     error = RunError("x cannot be written", where="x", rule="r", way_out="make room there")
-    assert resumable(error, tmp_path).way_out == "make room there"
+    assert add_resume_command(error, tmp_path).way_out == "make room there"
     (tmp_path / "bundle").mkdir()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest.json").write_text("{}")
-    way_out = resumable(error, tmp_path).way_out
+    way_out = add_resume_command(error, tmp_path).way_out
     assert way_out == f"make room there; resume with `rlplan run --resume {tmp_path}`"
 
 
@@ -122,12 +122,12 @@ RUN = (
     FILL
     + """
 from rlplan.planner.search import find_plan
-from rlplan.runtime.run_folder.run_lock import locked_run_folder
-from rlplan.runtime.driver.launch import prepare_run_folder, ready_to_run, run_task
+from rlplan.runtime.run_folder.run_lock import lock_run_folder
+from rlplan.runtime.driver.launch import prepare_run_folder, prepare_task, run_task
 from rlplan.spec.files.job_file import load_job
 plan, run = find_plan(load_job(Path(sys.argv[2]))), disk / "run"
-with locked_run_folder(run), ready_to_run(plan) as task:
-    task = prepare_run_folder(task, run, keeps_bundle=True)
+with lock_run_folder(run), prepare_task(plan) as task:
+    task = prepare_run_folder(task, run, writes_bundle=True)
     try:
         run_task(task, run, lambda event: (disk / "filler").exists() or fill())
     except RunError as error:

@@ -12,8 +12,8 @@ import pytest
 
 from rlplan.errors import RunError, SpecError
 from rlplan.planner.plan import write_plan
-from rlplan.runtime.run_folder.following import Follower, check_ended_well, is_going_on, newest_run
-from rlplan.runtime.run_folder.run_lock import LOCK_NAME, locked_run_folder
+from rlplan.runtime.run_folder.following import Follower, check_success, find_newest_run, is_running
+from rlplan.runtime.run_folder.run_lock import LOCK_NAME, lock_run_folder
 from rlplan.trace import MemorySample, Span, record_line
 from tests.factories import make_plan
 
@@ -38,48 +38,48 @@ def status(folder: Path, state: str, exit_code: int | None = None, message: str 
     (folder / "status.json").write_text(json.dumps(value))
 
 
-def held(process: str, size: int, statistic: str = "resident", kind: str = "total") -> str:
+def memory_line(process: str, size: int, statistic: str = "resident", kind: str = "total") -> str:
     return record_line(MemorySample("generate", 1, process, "cpu:0", "policy", kind, statistic, size, 2.0)) + "\n"
 
 
 def test_a_run_is_followed_from_its_first_step_to_its_end(run: Path) -> None:
     follower = Follower(run)
-    assert (follower.look().state, follower.look().step) == ("starting", 0)
+    assert (follower.read_new().state, follower.read_new().step) == ("starting", 0)
     status(run, "running")
     add(run, "metrics.jsonl", {"step": 1, "reward/mean": 0.5})
     add(run, "timings.jsonl", {"step": 1, "step_s": 2.0, "throughput/tokens_per_sec": 10.0})
     span = record_line(Span("generate", 1, "rollout_engine/0", "cpu:0", 1.0, 2.0)) + "\n"
-    add(run, "trace.jsonl", span, held("rollout_engine/0", 7), held("rollout_engine/0", 11, "peak"))
+    add(run, "trace.jsonl", span, memory_line("rollout_engine/0", 7), memory_line("rollout_engine/0", 11, "peak"))
     add(run, "alarms.jsonl", {"step": 1, "kind": "leak", "text": "it grows"})
-    now = follower.look()
+    now = follower.read_new()
     assert (now.state, now.step, now.doing, now.seconds) == ("running", 1, "generate", 9.0)
     assert [*now.steps] == [{"step": 1, "reward/mean": 0.5, "step_s": 2.0, "throughput/tokens_per_sec": 10.0}]
     assert (now.peaks, now.held) == ({"rollout_engine/0": 11}, {"rollout_engine/0": 7})
     assert [*now.alarms] == ["step 1: it grows"]
-    add(run, "trace.jsonl", held("rollout_engine/0", 5))
-    assert follower.look().held == {"rollout_engine/0": 5}
+    add(run, "trace.jsonl", memory_line("rollout_engine/0", 5))
+    assert follower.read_new().held == {"rollout_engine/0": 5}
     (run / LOCK_NAME).unlink()
     status(run, "finished", 0)
-    now = follower.look()
+    now = follower.read_new()
     assert (now.state, now.exit_code, now.is_going_on) == ("finished", 0, False)
-    check_ended_well(now, run)
+    check_success(now, run)
     assert json.loads(json.dumps(now.as_json()))["peaks"] == {"rollout_engine/0": 11}
 
 
 def test_half_a_line_waits_for_its_other_half_and_nonsense_is_left_out(run: Path) -> None:
     follower = Follower(run)
     add(run, "metrics.jsonl", '{"step": 1, "reward/mean"')
-    assert not follower.look().steps
+    assert not follower.read_new().steps
     add(run, "metrics.jsonl", ": 1.0}\n", "nonsense\n", "[1]\n", '{"step": "x"}\n', '{"step": 2}\n')
-    assert [row["step"] for row in follower.look().steps] == [1, 2]
+    assert [row["step"] for row in follower.read_new().steps] == [1, 2]
 
 
 def test_a_run_that_goes_back_is_read_anew(run: Path) -> None:
     follower = Follower(run)
     add(run, "metrics.jsonl", {"step": 1}, {"step": 2}, {"step": 3})
-    assert follower.look().step == 3
+    assert follower.read_new().step == 3
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert follower.look().step == 1
+    assert follower.read_new().step == 1
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_a_run_that_did_not_end_well_gives_its_own_exit_code(
 ) -> None:
     (run / LOCK_NAME).unlink()
     status(run, state, code, "it broke\nbadly")
-    now = Follower(run).look()
+    now = Follower(run).read_new()
     assert not now.is_going_on
     with pytest.raises(RunError, match=words) as caught:
-        check_ended_well(now, run)
+        check_success(now, run)
     assert caught.value.exit_code == expected
 
 
@@ -121,25 +121,25 @@ def holder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_lock_that_is_held_says_that_a_run_goes_on_wherever_its_process_is(holder: Path) -> None:
-    assert is_going_on(holder)
+    assert is_running(holder)
 
 
 def test_a_lock_that_is_not_held_says_nothing(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_text("4194304999\n")
-    assert not is_going_on(tmp_path)
-    assert not is_going_on(tmp_path / "nowhere")
+    assert not is_running(tmp_path)
+    assert not is_running(tmp_path / "nowhere")
     (tmp_path / LOCK_NAME).write_text(f"{os.getpid()}\n")
-    assert is_going_on(tmp_path)
+    assert is_running(tmp_path)
     os.utime(tmp_path / LOCK_NAME, (1e9, 1e9))
-    assert not is_going_on(tmp_path), "the process of that id began later"
-    with locked_run_folder(tmp_path / "run"):
-        assert is_going_on(tmp_path / "run")
-    assert not is_going_on(tmp_path / "run")
+    assert not is_running(tmp_path), "the process of that id began later"
+    with lock_run_folder(tmp_path / "run"):
+        assert is_running(tmp_path / "run")
+    assert not is_running(tmp_path / "run")
 
 
 def test_the_newest_run_is_found_and_what_is_none_is_refused(run: Path, tmp_path: Path) -> None:
-    assert newest_run(tmp_path / "runs") == run
+    assert find_newest_run(tmp_path / "runs") == run
     with pytest.raises(SpecError, match="there is no run below"):
-        newest_run(tmp_path / "nowhere")
+        find_newest_run(tmp_path / "nowhere")
     with pytest.raises(SpecError, match="is not a run folder"):
         Follower(tmp_path)

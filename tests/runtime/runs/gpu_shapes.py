@@ -7,13 +7,13 @@ passes, engines and switches. Other are what a CPU lacks (bfloat16 matrix units,
 from pathlib import Path
 from typing import Any
 
-from rlplan.planner.executable import executable_plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.executable import require_executable
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.base import validate
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob
-from rlplan.spec.resolved import on_a_cpu_host as settled_on_a_cpu_host
+from rlplan.spec.resolved import resolve_on_cpu as settled_on_a_cpu_host
 from tests.factories import EXAMPLES
 
 SORTER = str(EXAMPLES / "models" / "sorter")
@@ -35,8 +35,8 @@ WORKLOAD = {
 
 def on_a_cpu_host(example: str, *overrides: str, num_devices: int = 2) -> ResolvedJob:
     """The job of an example, small. overrides: choices of the budget that are not left to the search."""
-    budget = best_plan(load_job(EXAMPLES / example, overrides))
-    data: dict[str, Any] = executable_plan(budget).job.model_dump(mode="json")
+    budget = find_best_plan(load_job(EXAMPLES / example, overrides))
+    data: dict[str, Any] = require_executable(budget).job.model_dump(mode="json")
     data["policy"]["path"] = SORTER
     data["hardware"] = {"profile": "cpu-host", "num_devices": num_devices, "memory": "16GiB"}
     data["algorithm"] |= {"learning_rate": 1e-4}

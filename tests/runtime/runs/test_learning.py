@@ -15,7 +15,7 @@ from benchmarks.learning.in_process import InProcess
 from benchmarks.learning.record import CONTROLS, LEARNING_RATE_0, TARGET, find_controls
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.parts.algorithm import ALGORITHMS
-from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
+from rlplan.spec.resolved import ResolvedJob, resolve_on_cpu
 from tests.factories import EXAMPLES
 
 QUICK = ("algorithm.learning_rate=1e-4", "workload.num_heldout_prompts=128", "workload.mini_batch_size=128")
@@ -27,7 +27,7 @@ LIFT = 0.15
 
 
 def job(name: str, *overrides: str) -> ResolvedJob:
-    return on_a_cpu_host(load_job(EXAMPLES / "algorithms" / f"{name}.yaml", (*QUICK, *overrides)))
+    return resolve_on_cpu(load_job(EXAMPLES / "algorithms" / f"{name}.yaml", (*QUICK, *overrides)))
 
 
 @pytest.mark.nightly  # that GRPO learns is seen in the quickstart's run before (test_runs.py)
@@ -65,7 +65,7 @@ def test_the_controls_learn_nothing(name: str, case: str) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_policy_learns_to_call_a_tool(seed: int) -> None:
     """From what it does by itself, which is mostly to guess; the tool runs in processes of its own."""
-    trained = InProcess(on_a_cpu_host(load_job(EXAMPLES / "tools.yaml", (f"seed={seed}",))))
+    trained = InProcess(resolve_on_cpu(load_job(EXAMPLES / "tools.yaml", (f"seed={seed}",))))
     try:
         assert trained.accuracy() < 0.4
         assert trained.train(trained.job.workload.num_steps) > TARGET

@@ -116,7 +116,7 @@ def test_rollouts_that_wait_have_the_log_probs_of_the_trainer_at_their_version(a
     requests = RequestMaker(job, load_prompts(job))
     seen = set()
     for group in (group for step in range(1, 5) for group in _finished(adapters_ahead, step)):
-        prompt = requests.rollouts(group.number).prompt
+        prompt = requests.rollout_request(group.number).prompt
         for completion in group.finished.completions:
             (span,) = completion.spans
             policy = policies.setdefault(span.version, _policy_of(adapters_ahead, span.version))

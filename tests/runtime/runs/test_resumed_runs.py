@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from rlplan.runtime.checkpoints.finding import find_checkpoint
-from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_folder
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import EXAMPLES
 from tests.runtime.conftest import FinishedRun, alive, descendants_of, finish, start
 from tests.waiting import wait_for
@@ -61,7 +61,7 @@ def uninterrupted(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Fi
 
 def committed(folder: Path) -> int:
     """The step that the pointer names, 0 without one."""
-    pointer = checkpoints_of(folder) / POINTER
+    pointer = checkpoints_folder(folder) / POINTER
     return int(json.loads(pointer.read_text())["checkpoint"].removeprefix("step-")) if pointer.exists() else 0
 
 
@@ -83,7 +83,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     """Kill a driver outright; its workers go with it. Small agents of Ray take longer, and hold nothing of the run."""
     workers = [pid for pid in descendants_of(process.pid) if is_worker(pid)] if process.poll() is None else []
     process.kill()
-    process.communicate(timeout=scaled(30))
+    process.communicate(timeout=scale_seconds(30))
     wait_for(lambda: alive(workers) == [], 60)
 
 
@@ -134,10 +134,10 @@ def as_if_killed(whole: FinishedRun, step: int, folder: Path) -> None:
     """A copy of a run's folder as a kill leaves it after a step: one checkpoint counts, later rows have no other."""
     shutil.copytree(whole.folder, folder)
     kept = f"step-{step:06d}"
-    for path in checkpoints_of(folder).glob("step-*"):
+    for path in checkpoints_folder(folder).glob("step-*"):
         if path.name != kept:
             shutil.rmtree(path)
-    pointer = checkpoints_of(folder) / POINTER
+    pointer = checkpoints_folder(folder) / POINTER
     pointer.write_text(json.dumps(json.loads(pointer.read_text()) | {"checkpoint": kept}))
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps(status | {"state": "running", "exit_code": None}))
@@ -224,7 +224,7 @@ def test_every_save_point_leads_to_the_same_end(
     """In a new folder, from the checkpoint of each step: ten save points, three of them ends of epochs."""
     earlier, folder = tmp_path / "earlier", tmp_path / "run"
     name = f"step-{step:06d}"
-    shutil.copytree(checkpoints_of(uninterrupted.folder) / name, checkpoints_of(earlier) / name)
+    shutil.copytree(checkpoints_folder(uninterrupted.folder) / name, checkpoints_folder(earlier) / name)
     run = finish(start(*job(prompts), "--resume", str(earlier), "--out", str(folder)), folder)
     assert run.exit_code == 0, run.stderr
     assert run.metrics == uninterrupted.metrics[step + 1 :]

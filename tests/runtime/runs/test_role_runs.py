@@ -66,7 +66,7 @@ def test_adapters_over_a_base_that_trainer_and_engine_share(run_job: Runner) -> 
     shares = ("placement.placement=hybrid", "placement.sync_content=adapter", "rollout.shares_base=true")
     run = run_job("examples/lora-tiny.yaml", *SHORT, *shares)
     check_run(run, 2)
-    held = {row.kind.value for row in run.plan.ledger.rows_of("rollout_engine/0") if row.resident_bytes}
+    held = {row.kind.value for row in run.plan.ledger.find_rows("rollout_engine/0") if row.resident_bytes}
     assert not {"weights", "packed_weights"} & held
 
 
@@ -78,7 +78,7 @@ def test_adapters_over_an_engine_s_base_in_4_bits(run_job: Runner, tmp_path: Pat
     check_run(run, 3, agree=LIMITS[FOUR_BITS].p99)
     differences = [row["sync/logprob_difference_mean"] for row in run.metrics if row["step"] > 0]
     assert all(1e-3 < difference < LIMITS[FOUR_BITS].mean for difference in differences), differences
-    held = {row.kind.value: row.resident_bytes for row in run.plan.ledger.rows_of("rollout_engine/0")}
+    held = {row.kind.value: row.resident_bytes for row in run.plan.ledger.find_rows("rollout_engine/0")}
     assert held["weights"] < 786_432, "its linear layers, in bf16, are more"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.sandbox import choice
 from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
@@ -23,7 +23,7 @@ from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, BOMBS, ESCAPES, SHOWN
 from tests.waiting import at_most, orphans_come_here, own_processes, wait_for
 
 LIMITS = Limits(case_s=0.6, total_s=3.0, memory_bytes=256 * MIB)
-PATIENT = Limits(case_s=scaled(20.0), total_s=scaled(80.0), memory_bytes=256 * MIB)
+PATIENT = Limits(case_s=scale_seconds(20.0), total_s=scale_seconds(80.0), memory_bytes=256 * MIB)
 ALONE = ("next program", "kills", "runner", "leaves", "runs as root")
 """Words in the names of escapes that affect other processes and run alone; all others are cases of one program."""
 ENDS_ITS_RUNNER = {("sandlock", "kills everything that it may"), ("gvisor", "kills its process group and its parents")}

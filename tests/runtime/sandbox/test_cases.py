@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.sandbox.choice import open_sandbox
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Sandbox
@@ -55,7 +55,7 @@ def test_closing_ends_a_program_at_once_and_nothing_is_left() -> None:
         time.sleep(0.2)
         with at_most(3):
             sandbox.close()
-            report = future.result(scaled(5))
+            report = future.result(scale_seconds(5))
     assert (report.status, report.cases[0].status) == ("broken", "missing")
     assert own_processes().keys() <= others
 
@@ -114,7 +114,7 @@ def test_keys_that_were_made_to_collide_do_not_hold_the_driver_up() -> None:
         decode(b"e50000;" + body)
     with pytest.raises(UnreadableValueError, match="same hash"):
         decode(b"m25000;" + body.replace(b";", b";n", 25_000)[: len(body) + 25_000])
-    assert time.process_time() - begun < scaled(2)
+    assert time.process_time() - begun < scale_seconds(2)
     assert decode(b"e3;i1;i2;i3;") == {1, 2, 3}
 
 

@@ -15,12 +15,12 @@ from tests.factories import ROOT
 IN_THE_NAMESPACE = """
 from pathlib import Path
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap
-from rlplan.runtime.sandbox.choice import self_test
+from rlplan.runtime.sandbox.choice import check_sandbox
 from rlplan.runtime.sandbox.programs import Case, Limits, Program
 sandbox = Bubblewrap(1, Limits(memory_bytes=1 << 28))
 holds_memory = "memory" in Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
 hogs = sandbox.run(Program("x = [bytearray(b'x' * (1 << 20)) for _ in range(1 << 12)]", (Case(),)))
-print(self_test(sandbox), "looks" in sandbox.cannot_hold or holds_memory, hogs.cases[0].status)
+print(check_sandbox(sandbox), "looks" in sandbox.cannot_hold or holds_memory, hogs.cases[0].status)
 sandbox.close()
 print(list(Path("/sys/fs/cgroup").glob("rlplan-sandbox-*")))
 """

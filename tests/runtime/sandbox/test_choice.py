@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import HostError, SpecError
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, make_tree_groups
-from rlplan.runtime.sandbox.choice import Bare, open_sandbox, self_test
+from rlplan.runtime.sandbox.choice import Bare, check_sandbox, open_sandbox
 from rlplan.runtime.sandbox.programs import Case, Limits, Program
 from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, build_deny_list, read_denied_calls
 from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, remove_stale_groups
@@ -40,7 +40,7 @@ def test_without_a_sandbox_the_run_is_refused(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_sandbox_that_does_not_hold_fails_its_self_test() -> None:
-    fault = self_test(Bare(1))
+    fault = check_sandbox(Bare(1))
     assert fault is not None
     assert "read /etc/passwd" in fault
     assert "connected" in fault
@@ -61,7 +61,7 @@ def test_a_broken_sandbox_is_its_own_fault_and_not_the_program_s(monkeypatch: py
 
 
 def test_memory_of_the_whole_tree_is_limited_also_without_a_control_group() -> None:
-    limits = Limits(case_s=scaled(10.0), total_s=scaled(30.0), memory_bytes=300 * MIB)
+    limits = Limits(case_s=scale_seconds(10.0), total_s=scale_seconds(30.0), memory_bytes=300 * MIB)
     sandbox = Bubblewrap(1, limits)
     groups, sandbox._groups = sandbox._groups, []
     try:

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rewards.code_executor import grade_program
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.choice import BACKENDS
@@ -19,7 +19,7 @@ from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, open_each, read_progr
 FORGERIES = read_programs("forgeries.txt")
 UNTIL_THE_DEADLINE = ("calls itself without end", "stops the runner")
 """These take all the time that they are given, in each of three forms: in `make test` one will do."""
-SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=scaled(1.0), timeout_s=scaled(2.0))
+SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=scale_seconds(1.0), timeout_s=scale_seconds(2.0))
 RIGHT = 4 * 10**6 + 13
 CALLS = json.dumps({"test": f"def check(candidate):\n    assert candidate(7) == {RIGHT}", "entry_point": "f"})
 CLOSE = json.dumps([f"assert all(abs(a - b) < 1e-6 for a, b in zip(f(7), [1.5, {RIGHT}.0]))"])

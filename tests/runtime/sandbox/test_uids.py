@@ -15,8 +15,8 @@ OTHER_RUN = """
 import sys
 from rlplan.runtime.sandbox import uids
 uids.FIRST_UID = int(sys.argv[1])
-locked_run_folder = uids.ClaimedUids(3)
-print(*locked_run_folder.numbers, flush=True)
+lock_run_folder = uids.ClaimedUids(3)
+print(*lock_run_folder.numbers, flush=True)
 input()
 """
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.sandbox import process
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, attribute_failure, compile_system_runner
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report
@@ -120,7 +120,7 @@ def test_a_runner_that_the_host_ends_is_no_fault_of_the_program(sandbox: Bubblew
             pause_s=0.01,
         )
         inside[-1].kill()
-        report = future.result(scaled(10))
+        report = future.result(scale_seconds(10))
     assert (report.status, report.detail) == ("broken", "its runner ended without a verdict")
 
 

@@ -84,7 +84,7 @@ def test_after_a_run_went_back_each_step_is_told_once_and_in_order(run: Run, loo
     assert run.look() == [0, 1, 2, 3]
     run.write_metrics(4, 1.0)  # its other row never comes
     assert run.look() == []
-    run.recorder.go_back(1)
+    run.recorder.truncate_after(1)
     if looks_between:
         assert run.look() == []
     run.do(2, 3, 4, 5, 6, 7, value=2.0)
@@ -97,7 +97,7 @@ def test_after_a_run_went_back_each_step_is_told_once_and_in_order(run: Run, loo
 
 def test_a_run_that_went_back_over_steps_that_were_not_passed_on(run: Run) -> None:
     run.do(0, 1, 2, 3)
-    run.recorder.go_back(1)
+    run.recorder.truncate_after(1)
     run.do(2, 3, value=2.0)
     assert run.look() == [0, 1, 2, 3]
     assert [numbers["reward/mean"] for _, numbers in run.told] == [1.0, 1.0, 2.0, 2.0]
@@ -107,7 +107,7 @@ def test_files_that_were_emptied_are_read_anew(run: Run) -> None:
     run.do(0)
     run.write_metrics(1, 1.0)
     assert run.look() == [0]
-    run.recorder.begin_again()
+    run.recorder.restart()
     assert run.look() == []
     run.do(0, 1, value=2.0)
     assert run.look() == [1]
@@ -142,7 +142,7 @@ def test_whenever_one_looks_each_step_is_told_once_and_whole(
                 if next(moments, False):
                     run.look()
         if steps.start == 0:
-            run.recorder.go_back(back)
+            run.recorder.truncate_after(back)
     run.look(is_over=True)
     run.recorder.close()
     assert run.told == [(step, {"reward/mean": step, "step_s": step}) for step in range(9)]

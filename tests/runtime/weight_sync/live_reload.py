@@ -37,9 +37,9 @@ def _reload(vocabulary: int, way: str) -> dict[str, Any]:
     )
 
     from rlplan.runtime.weight_sync.loading_lifetime import (
-        count_without_padding,
+        copy_buffered,
         find_buffered_parameters,
-        keep_buffered,
+        set_loaded_sizes,
     )
 
     width = 8
@@ -49,14 +49,14 @@ def _reload(vocabulary: int, way: str) -> dict[str, Any]:
     record_metadata_for_reloading(model)
     arena = torch.full(((2 * width + 1) * vocabulary,), SENT)
     if way == "counted":
-        count_without_padding(model)
+        set_loaded_sizes(model)
     initialize_layerwise_reload(model)
     embed, head, bias = arena.split([width * vocabulary, width * vocabulary, vocabulary])
     for parameter, part in ((model.embed.weight, embed), (model.head.weight, head)):
         parameter.weight_loader(parameter, part.view(vocabulary, width))
     model.head.bias.weight_loader(model.head.bias, bias)
     buffered = find_buffered_parameters(model, {arena.untyped_storage().data_ptr()})
-    copied_bytes = keep_buffered(model, arena) if way == "copied" else 0
+    copied_bytes = copy_buffered(model, arena) if way == "copied" else 0
     arena.fill_(OVERWRITTEN)
     finalize_layerwise_reload(model, SimpleNamespace(dtype=torch.float32))
     values = {name: sorted(set(tensor[:vocabulary].flatten().tolist())) for name, tensor in model.named_parameters()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.emit.vllm import engine_arguments
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rollout.experience import RolloutRequest, TrainSample
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 from rlplan.vocabulary import ActionKind
@@ -35,7 +35,7 @@ def build_spec(num_ranks: int, stage: int, transport: str, content: str, tp: int
             "algorithm.learning_rate": 1e-3,
             "algorithm.kl_coef": 0.0,
             "workload.ignores_eos": True,
-            "limits.action_timeout_s": scaled(40.0),
+            "limits.action_timeout_s": scale_seconds(40.0),
             **more,
         }
     )

@@ -53,10 +53,10 @@ def test_slots_hold_the_trainers_matrices_and_the_record_says_so(setup: Setup, t
 
 
 def build_packets(setup: Setup, tp: int) -> Any:
-    from rlplan.memory.weight_sync.packets import policy_packets
+    from rlplan.memory.weight_sync.packets import plan_policy_packets
 
     job = setup.build_spec(0, "shared_memory", "adapter", tp).job
-    return policy_packets(job, job.load_model())
+    return plan_policy_packets(job, job.load_model())
 
 
 def _layer(name: str, engine: Any) -> tuple[Any, int]:

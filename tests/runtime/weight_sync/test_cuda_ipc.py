@@ -12,7 +12,7 @@ from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import arena_bytes, plan_packets
 from rlplan.runtime.device import cuda
 from rlplan.runtime.device.cuda import CudaDevice
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 from rlplan.runtime.weight_sync.sender import PolicySender
@@ -25,7 +25,7 @@ from tests.runtime.device.host_device import HostDevice, host_device, using
 from tests.runtime.weight_sync.test_transports import own_arenas
 
 PACKETS = plan_packets(make_model().parameters, 4, 4000)
-TIMEOUT_S = scaled(30.0)
+TIMEOUT_S = scale_seconds(30.0)
 UPDATE = Update(1, 1, True, TIMEOUT_S)
 
 
@@ -69,7 +69,7 @@ def receive(endpoint: Endpoint, answers: Connection) -> None:
     """Another process: the largest and the sum of all weights that came, and what its own device holds of them."""
     with host_device(16 * MIB) as device:
         receiver = PolicyReceiver(PACKETS, torch.float32, 0)
-        receiver.open(endpoint)
+        receiver.connect(endpoint)
         answers.send(device.held().allocated)
         answers.send({name: float(tensor.mean()) for name, tensor in receiver.tensors(UPDATE)})
         receiver.close()

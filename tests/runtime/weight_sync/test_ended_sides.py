@@ -95,7 +95,7 @@ def test_a_sender_that_the_kernel_does_not_show_is_taken_for_alive(
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     sender = Sender(own_sender(tmp_path))
-    assert sender.gone() is None
+    assert sender.find_ended() is None
     sender.close()
 
 
@@ -108,7 +108,7 @@ def test_a_process_with_more_than_a_thousand_files_open_sees_its_sender_too(
     try:
         monkeypatch.setattr(os, "pidfd_open", lambda pid: fcntl.fcntl(shown, fcntl.F_DUPFD_CLOEXEC, 1024))
         sender = Sender(own_sender(tmp_path))
-        assert sender.gone() is None
+        assert sender.find_ended() is None
         sender.close()
     finally:
         os.close(shown)

@@ -12,7 +12,7 @@ import torch
 from rlplan.errors import RunError
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.runtime.measure.memory_meter import peak_inside, resident_bytes
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.weight_sync.channel import BaseHandle
 from rlplan.runtime.weight_sync.shared_base import HeldBase, OpenedBase
 from rlplan.units import MIB
@@ -91,7 +91,7 @@ def test_another_process_sees_the_same_numbers_and_its_writes_stay_there() -> No
     ours, theirs = context.Pipe()
     process = context.Process(target=open_elsewhere, args=(base.handle(), theirs))
     process.start()
-    assert ours.poll(scaled(60.0))
+    assert ours.poll(scale_seconds(60.0))
     sums = ours.recv()
     process.join()
     assert sums == {t.name: sum(float(module_sum(module, m.name)) for m in t.members) for t in base.layout}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes, plan_packets
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Update
-from rlplan.runtime.weight_sync.checksums import checksum_files, of_named
+from rlplan.runtime.weight_sync.checksums import checksum_files, checksum_tensors
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
 from rlplan.runtime.weight_sync.contents.full import view_entries
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
@@ -28,7 +28,7 @@ from tests.factories import make_model
 from tests.runtime.device.host_device import HostDevice, using
 
 MODEL = make_model()
-TIMEOUT_S = scaled(20.0)
+TIMEOUT_S = scale_seconds(20.0)
 HOST_TRANSPORTS = (Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC)
 """Those of one host; CUDA's over the device layer's stand-in."""
 
@@ -75,8 +75,8 @@ class Channel:
 
     def open(self, endpoint: Endpoint) -> None:
         offered = self.sender.offer(endpoint)
-        calls = [lambda: self.sender.open(offered)]
-        calls += [lambda receiver=receiver: receiver.open(offered) for receiver in self.receivers]
+        calls = [lambda: self.sender.connect(offered)]
+        calls += [lambda receiver=receiver: receiver.connect(offered) for receiver in self.receivers]
         together(calls)
 
     def update(self, weights: Weights, update: Update) -> list[dict[str, torch.Tensor]]:
@@ -205,7 +205,7 @@ def test_what_is_damaged_fails_and_a_full_update_over_a_new_channel_is_right(
 def test_a_reader_that_is_gone_fails_the_update_of_the_other_side_or_at_least_its_own(
     transport: Transport, tmp_path: Path
 ) -> None:
-    channel = Channel(transport, 1, torch.float32, 1, tmp_path, timeout_s=scaled(2.0))
+    channel = Channel(transport, 1, torch.float32, 1, tmp_path, timeout_s=scale_seconds(2.0))
     inlet = channel.receivers[0].inlet
     assert inlet is not None
     inlet.begin(Update(1, 1, True, 1.0))
@@ -259,7 +259,7 @@ def test_after_deltas_the_readers_hold_what_a_full_update_would_have_brought(
         stored |= fed
         assert all(torch.equal(stored[name], tensor) for name, tensor in weights.whole.items())
         for receiver in channel.receivers:
-            assert receiver.report.checksums == channel.sent.checksums == of_named(weights.whole.items())
+            assert receiver.report.checksums == channel.sent.checksums == checksum_tensors(weights.whole.items())
     channel.close()
 
 
@@ -268,10 +268,10 @@ def test_a_checksum_is_that_of_the_weight_in_the_engine_s_type_and_sees_one_chan
     weights = Weights(0, torch.float32)
     channel.update(weights, Update(1, 1, True, TIMEOUT_S))
     rounded = {name: tensor.bfloat16() for name, tensor in weights.whole.items()}
-    assert channel.receivers[0].report.checksums == channel.sent.checksums == of_named(rounded.items())
+    assert channel.receivers[0].report.checksums == channel.sent.checksums == checksum_tensors(rounded.items())
     name = next(iter(rounded))
     rounded[name].view(torch.int16)[0, 0] ^= 1
-    different = of_named(rounded.items())
+    different = checksum_tensors(rounded.items())
     assert [each for each in different if different[each] != channel.sent.checksums[each]] == [name]
     channel.close()
 
@@ -286,10 +286,10 @@ def test_a_checksum_is_the_same_wherever_a_weight_lies_and_in_a_file(
     flat = torch.randn(numel + 3).to(dtype)
     odd, even = flat[3:], flat[3:].clone()
     save_file({"a": even}, str(tmp_path / "model.safetensors"))
-    assert of_named([("a", odd)]) == of_named([("a", even)]) == checksum_files(str(tmp_path))
+    assert checksum_tensors([("a", odd)]) == checksum_tensors([("a", even)]) == checksum_files(str(tmp_path))
     if numel:
         even[-1] += 1
-        assert of_named([("a", odd)]) != of_named([("a", even)])
+        assert checksum_tensors([("a", odd)]) != checksum_tensors([("a", even)])
 
 
 @given(

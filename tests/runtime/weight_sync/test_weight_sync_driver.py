@@ -17,7 +17,7 @@ import torch
 
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import RunError
-from rlplan.memory.weight_sync.packets import policy_packets
+from rlplan.memory.weight_sync.packets import plan_policy_packets
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
 from rlplan.runtime.models.adapters import AdapterWeights, add_adapters
@@ -54,7 +54,7 @@ class Trainer:
         self.model, self.source = build_policy(job)
         self.fault: Fault | None = None
         is_delta = job.placement.sync_content is SyncContent.DELTA
-        self.sender = PolicySender(policy_packets(job, job.load_model()), torch.float32, sends_deltas=is_delta)
+        self.sender = PolicySender(plan_policy_packets(job, job.load_model()), torch.float32, sends_deltas=is_delta)
 
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         offered = self.sender.offer(endpoint)
@@ -71,7 +71,7 @@ class Trainer:
         return offered
 
     def open_channel(self, endpoint: Endpoint) -> None:
-        self.sender.open(endpoint)
+        self.sender.connect(endpoint)
 
     def send_weights(self, update: Update) -> Any:
         return self.sender.send(self.source, update)
@@ -79,12 +79,12 @@ class Trainer:
     def save(self, folder: str) -> Any:
         from safetensors.torch import save_file
 
-        from rlplan.runtime.weight_sync.checksums import of_named
+        from rlplan.runtime.weight_sync.checksums import checksum_tensors
 
         Path(folder).mkdir(parents=True)
         weights = {"layers.0.up.weight": torch.ones(4, 8), "layers.0.down.weight": torch.zeros(8, 4)}
         save_file(weights, f"{folder}/model.safetensors")
-        return of_named(weights.items())
+        return checksum_tensors(weights.items())
 
     def step(self) -> None:
         """Move every weight that is sent a little."""
@@ -99,14 +99,14 @@ class Engine:
     def __init__(self, job: Any) -> None:
         self.model, self.held = build_policy(job)
         is_delta = job.placement.sync_content is SyncContent.DELTA
-        self.packets = policy_packets(job, job.load_model())
+        self.packets = plan_policy_packets(job, job.load_model())
         self.takes_deltas, self.receiver = is_delta, None
         self.damage: Callable[[Path], None] = lambda folder: None
 
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
         if self.receiver is None:
             self.receiver = PolicyReceiver(self.packets, torch.float32, reader, takes_deltas=self.takes_deltas)  # type: ignore[assignment]
-        self.receiver.open(endpoint)  # type: ignore[attr-defined]
+        self.receiver.connect(endpoint)  # type: ignore[attr-defined]
 
     def receive_weights(self, update: Update) -> Any:
         with torch.no_grad():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.memory.trainers.training import frozen_states
+from rlplan.memory.trainers.training import build_frozen_states
 from rlplan.runtime.rollout.experience import SequencePair
 from rlplan.runtime.workers.scorer import Scorer
 from tests.factories import make_plan
@@ -79,7 +79,7 @@ def test_a_rank_holds_the_bytes_of_the_plan(shards: Shared) -> None:
     shards.score_pairs()
     model, training = shards.plan.job.load_model(), shards.plan.job.training
     first, second, whole = (sizes["reference", "weights"] for sizes in shards.components())
-    assert first == second == frozen_states(training, model, 2).weight_bytes()
+    assert first == second == build_frozen_states(training, model, 2).weight_bytes()
     assert whole == 4 * model.num_parameters
     assert first < 0.6 * whole
     rows = [
@@ -103,4 +103,4 @@ def test_the_bundle_has_a_config_for_each_role_that_is_shared(shards: Shared) ->
     spec: ExecutionSpec = shards.spec
     assert set(spec.deepspeed) == {"policy", "reference"}
     assert "optimizer" not in spec.deepspeed["reference"]
-    assert shards.plan.schedule.layout("scorer", shards.plan.schedule.layouts[-1].role).shares_frozen_weights
+    assert shards.plan.schedule.find_layout("scorer", shards.plan.schedule.layouts[-1].role).shares_frozen_weights

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from rlplan.errors import HostError
-from rlplan.runtime.workers.worker import Worker, no_collections
+from rlplan.runtime.workers.worker import Worker, disable_garbage_collection
 
 
 def test_a_rendezvous_port_that_is_taken_is_refused_with_the_way_out() -> None:
@@ -31,7 +31,7 @@ def test_the_listener_of_a_rendezvous_is_given_away_once() -> None:
 
 def test_nothing_is_collected_while_libraries_are_imported_and_everything_after() -> None:
     try:
-        with no_collections():
+        with disable_garbage_collection():
             assert not gc.isenabled()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0

@@ -8,7 +8,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.sources import JobWords, read_question
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.files.stages import open_inputs, stages_of
+from rlplan.spec.files.stages import list_open_inputs, stages_of
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.vocabulary import Role
 from tests.factories import EXAMPLES
@@ -38,7 +38,7 @@ def test_an_override_is_for_every_stage_or_for_one() -> None:
 
 def still_open(name: str, *overrides: str) -> dict[str, str]:
     stages = stages_of(read_yaml(FILE, "the job file"), "")
-    return open_inputs(next(stage for stage in stages if stage.name == name), overrides, stages)
+    return list_open_inputs(next(stage for stage in stages if stage.name == name), overrides, stages)
 
 
 def test_what_a_run_has_left_takes_the_place_of_a_stage() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import validate
-from rlplan.spec.files.job_forms import hardware_of
+from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.parts.placement import HardwareSpec
 
 
 def hardware(text: str) -> HardwareSpec:
-    return validate(HardwareSpec, hardware_of(text), file="job.yaml")
+    return validate(HardwareSpec, expand_hardware(text), file="job.yaml")
 
 
 def test_a_link_is_typed_behind_the_two_groups() -> None:
@@ -22,7 +22,7 @@ def test_a_link_is_typed_behind_the_two_groups() -> None:
 
 
 def test_without_a_link_nothing_changes() -> None:
-    assert "link" not in hardware_of("16xH100 + 64xL40S")
+    assert "link" not in expand_hardware("16xH100 + 64xL40S")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_every_bundled_price_names_a_gpu_and_has_a_date_and_a_page() -> None:
 
 
 def test_a_clock_that_is_behind_the_bundled_list_takes_it_without_an_age() -> None:
-    price = read_prices(today=dt.date(2020, 1, 1)).of("h100-sxm")
+    price = read_prices(today=dt.date(2020, 1, 1)).find_price("h100-sxm")
     assert price is not None
     assert price.age_days(dt.date(2020, 1, 1)) is None
 
@@ -32,12 +32,12 @@ def test_what_is_typed_comes_before_a_file_and_a_file_before_the_bundled_list(tm
     file = tmp_path / "prices.yaml"
     file.write_text("h100: 2.1\nl40s: {dollars: 0.7, source: our cluster, date: 2026-11-01}\n")
     prices = read_prices(["h100=$1.5"], [file], today=TODAY)
-    named = [prices.of(gpu) for gpu in ("h100-sxm", "l40s", "h200-sxm")]
+    named = [prices.find_price(gpu) for gpu in ("h100-sxm", "l40s", "h200-sxm")]
     assert [price and price.dollars for price in named] == [1.5, 0.7, 4.59]
     assert [price and price.source.partition(",")[0] for price in named] == ["your own", "our cluster", "RunPod"]
-    job = prices.of("h200-sxm", 3.0), prices.of("h100-sxm", 3.0)
+    job = prices.find_price("h200-sxm", 3.0), prices.find_price("h100-sxm", 3.0)
     assert [price and price.dollars for price in job] == [3.0, 1.5]  # a job's own stands between typed and bundled
-    assert prices.of("h20") is None
+    assert prices.find_price("h20") is None
 
 
 @pytest.mark.parametrize("typed", ["h100=-2", "h100=0", "h100=nan", "h100=inf", "h100=1e9", "h100=cheap", "h100", "=2"])
@@ -76,6 +76,6 @@ def test_a_price_is_old_after_a_quarter_of_a_year(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     for days, is_old in ((OLD_DAYS, False), (OLD_DAYS + 1, True)):
         file.write_text(f"h100: {{dollars: 2, date: {TODAY - dt.timedelta(days=days)}}}")
-        price = read_prices((), [file], today=TODAY).of("h100-sxm")
+        price = read_prices((), [file], today=TODAY).find_price("h100-sxm")
         assert price is not None
         assert price.is_old(TODAY) is is_old

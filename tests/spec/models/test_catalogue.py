@@ -10,7 +10,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.models.catalogue import find_model, load_catalogue, resolve_model
-from rlplan.spec.models.kv import kv_elements_per_token, layer_caches
+from rlplan.spec.models.kv import kv_elements_per_token, list_layer_caches
 from tests.factories import make_model, write_config
 
 CATALOGUE = load_catalogue()
@@ -62,19 +62,19 @@ def test_a_token_caches_what_the_research_notes_worked_out(name: str, bf16_bytes
 
 
 def test_windows_and_states_are_those_of_the_models() -> None:
-    oss = layer_caches(find_model("openai/gpt-oss-20b"))
+    oss = list_layer_caches(find_model("openai/gpt-oss-20b"))
     assert [(cache.kind, cache.window) for cache in oss[:2]] == [("sliding", 128), ("full", None)]
-    gemma = layer_caches(find_model("google/gemma-3-27b-it"))
+    gemma = list_layer_caches(find_model("google/gemma-3-27b-it"))
     assert [cache.kind for cache in gemma].count("full") == 10  # 62 layers, each sixth
     assert gemma[0].window == 1024
-    qwen = layer_caches(find_model("Qwen/Qwen3.5-27B"), tp=2)
+    qwen = list_layer_caches(find_model("Qwen/Qwen3.5-27B"), tp=2)
     assert [cache.kind for cache in qwen[:4]] == ["linear", "linear", "linear", "full"]
     # 48 value heads of 128 by 128, 3 past inputs of 2*16*128 + 48*128 channels; over two ranks.
     assert (qwen[0].recurrent_elements, qwen[0].conv_elements) == (48 * 128 * 128 // 2, 3 * 10_240 // 2)
-    scout = layer_caches(find_model("meta-llama/Llama-4-Scout-17B-16E-Instruct"))
+    scout = list_layer_caches(find_model("meta-llama/Llama-4-Scout-17B-16E-Instruct"))
     assert [cache.window for cache in scout[:4]] == [8192, 8192, 8192, None]
-    assert layer_caches(find_model("deepseek-ai/DeepSeek-V3.2"))[0].index_elements_per_token == 128
-    assert {cache.window for cache in layer_caches(find_model("mistralai/Mistral-7B-v0.1"))} == {4096}
+    assert list_layer_caches(find_model("deepseek-ai/DeepSeek-V3.2"))[0].index_elements_per_token == 128
+    assert {cache.window for cache in list_layer_caches(find_model("mistralai/Mistral-7B-v0.1"))} == {4096}
 
 
 def test_components_add_up_and_are_where_they_belong() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlplan.spec.model import FAMILIES, NO_CLASSIFIER, ModelSpec, model_from_config
-from rlplan.spec.models.adapters import linear_layers
+from rlplan.spec.models.adapters import list_linear_layers
 from rlplan.spec.models.families.family import load_group
 
 ALIASES = {
@@ -144,7 +144,7 @@ def test_a_family_lists_the_tensors_of_the_live_module(architecture: str, overri
         for name, part in module.named_modules()
         if isinstance(part, torch.nn.Linear | Conv1D) and part is not head
     ]
-    assert sorted(layer.name for layer in linear_layers(model)) == sorted(linear)
+    assert sorted(layer.name for layer in list_linear_layers(model)) == sorted(linear)
 
 
 def test_every_family_is_checked() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner.rules import job_refusals
+from rlplan.planner.rules import find_job_refusals
 from rlplan.spec.model import Component, load_model, model_from_config
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.models.language_part import decoder_name, language_config
@@ -61,5 +61,5 @@ def test_a_vision_language_model_runs_as_the_policy_alone_and_on_a_cpu_host_alon
         (as_reference, "roles.reference.path: only the policy can be a vision-language model"),
         (on_gpus, "policy.path: a vision-language policy is tested on CPU hosts only"),
     ):
-        assert why in " ".join(job_refusals(job))
-    assert not [reason for reason in job_refusals(as_policy) if "vision" in reason]
+        assert why in " ".join(find_job_refusals(job))
+    assert not [reason for reason in find_job_refusals(as_policy) if "vision" in reason]

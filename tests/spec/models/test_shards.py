@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from rlplan.errors import SpecError
 from rlplan.spec.model import Component, Layout, ModelSpec
-from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
+from rlplan.spec.models.adapters import list_lora_parameters, list_value_parameters
 from rlplan.spec.models.catalogue import find_model, load_catalogue
-from rlplan.spec.models.shards import count_head_layers, stage_layers, stage_tensors, trained_stages
+from rlplan.spec.models.shards import count_head_layers, list_stage_tensors, split_layers, split_training_stages
 from tests.factories import make_model
 
 
 def stage_parameters(model: ModelSpec, layout: Layout) -> tuple[int, ...]:
-    return tuple(sum(tensor.numel for tensor in stage_tensors(model, layout, stage)) for stage in range(layout.pp))
+    return tuple(sum(tensor.numel for tensor in list_stage_tensors(model, layout, stage)) for stage in range(layout.pp))
 
 
 def count_held(model: ModelSpec, **layout: int) -> int:
@@ -37,16 +37,16 @@ def test_stages_hold_their_layers_and_a_tied_table_at_both_ends() -> None:
     assert stage_parameters(tied, Layout(pp=2)) == (560 + 790, 790 + 8 + 560)
     assert stage_parameters(untied, Layout(pp=2)) == (560 + 790, 790 + 8 + 560)
     assert stage_parameters(tied, Layout(pp=1)) == (tied.num_parameters,)
-    assert stage_tensors(tied, Layout(pp=2), 1)[-1].name == "lm_head.weight"
+    assert list_stage_tensors(tied, Layout(pp=2), 1)[-1].name == "lm_head.weight"
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
 def test_stages_take_every_layer_once(num_layers: int, pp: int) -> None:
     if pp > num_layers:
         with pytest.raises(SpecError, match="every stage has a layer"):
-            stage_layers(num_layers, pp)
+            split_layers(num_layers, pp)
         return
-    stages = stage_layers(num_layers, pp)
+    stages = split_layers(num_layers, pp)
     assert [layer for stage in stages for layer in stage] == list(range(num_layers))
     assert max(map(len, stages)) - min(map(len, stages)) <= 1
 
@@ -56,7 +56,7 @@ def test_no_split_that_megatron_can_say_is_faster_and_no_stage_is_larger_than_in
     model = find_model(name)
     if not 1 < pp <= model.num_layers:
         return
-    stages, even = trained_stages(model, pp), stage_layers(model.num_layers, pp)
+    stages, even = split_training_stages(model, pp), split_layers(model.num_layers, pp)
     assert [layer for stage in stages for layer in stage] == list(range(model.num_layers))
     most = max(map(len, even))
     assert max(map(len, stages)) <= most
@@ -73,12 +73,12 @@ def test_the_head_of_a_mixture_is_worth_several_layers() -> None:
     active = 2048 * (32 * 128 * 2 + 4 * 128 * 2 + 128 + 8 * 3 * 768)  # projections, router, eight experts
     mixture = find_model("Qwen/Qwen3-30B-A3B")
     assert count_head_layers(mixture) == pytest.approx(151936 * 2048 / active, rel=1e-4)
-    assert len(trained_stages(mixture, 4)[-1]) == 12  # no other stage may grow: twelve layers each
+    assert len(split_training_stages(mixture, 4)[-1]) == 12  # no other stage may grow: twelve layers each
 
 
 def test_latent_projections_norms_and_routers_are_replicated_and_experts_are_not() -> None:
     model = find_model("deepseek-ai/DeepSeek-V3")
-    rank = {tensor.name: tensor.shape for tensor in stage_tensors(model, Layout(tp=8), 0)}
+    rank = {tensor.name: tensor.shape for tensor in list_stage_tensors(model, Layout(tp=8), 0)}
     layer = "model.layers.3."
     assert rank[layer + "self_attn.q_a_proj.weight"] == (1536, 7168)
     assert rank[layer + "self_attn.kv_a_proj_with_mqa.weight"] == (576, 7168)
@@ -86,7 +86,7 @@ def test_latent_projections_norms_and_routers_are_replicated_and_experts_are_not
     assert rank[layer + "self_attn.o_proj.weight"] == (7168, 16 * 128)
     assert rank[layer + "mlp.gate.weight"] == (256, 7168)
     assert rank[layer + "mlp.experts.gate_up_proj"] == (256, 2 * 256, 7168)
-    rank = {tensor.name: tensor.shape for tensor in stage_tensors(model, Layout(tp=8, ep=64), 0)}
+    rank = {tensor.name: tensor.shape for tensor in list_stage_tensors(model, Layout(tp=8, ep=64), 0)}
     assert rank[layer + "mlp.experts.gate_up_proj"] == (4, 2 * 2048, 7168)
 
 
@@ -114,10 +114,10 @@ def test_experts_that_do_not_divide_are_refused() -> None:
 
 def test_a_value_model_loses_its_head_and_gains_a_row() -> None:
     untied, tied = find_model("meta-llama/Llama-3.1-8B"), find_model("Qwen/Qwen2.5-0.5B")
-    total = sum(parameter.numel for parameter in value_head_parameters(untied))
+    total = sum(parameter.numel for parameter in list_value_parameters(untied))
     assert total == untied.num_parameters - 128_256 * 4096 + 4096
-    assert sum(parameter.numel for parameter in value_head_parameters(tied)) == tied.num_parameters + 896
-    assert value_head_parameters(tied)[-1].shape == (1, 896)
+    assert sum(parameter.numel for parameter in list_value_parameters(tied)) == tied.num_parameters + 896
+    assert list_value_parameters(tied)[-1].shape == (1, 896)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_value_model_loses_its_head_and_gains_a_row() -> None:
     ],
 )
 def test_adapters_have_rank_times_in_plus_out(name: str, rank: int, targets: str | list[str], count: int) -> None:
-    adapters = lora_parameters(find_model(name), rank, targets)
+    adapters = list_lora_parameters(find_model(name), rank, targets)
     assert sum(adapter.numel for adapter in adapters) == count
     assert {adapter.component for adapter in adapters} <= {Component.ATTENTION, Component.MLP}
 
@@ -140,10 +140,10 @@ def test_adapters_have_rank_times_in_plus_out(name: str, rank: int, targets: str
 @pytest.mark.parametrize("targets", [["q_prj"], "k", ["q_proj", "lm_head"], ["embed_tokens"]])
 def test_a_target_that_is_no_linear_layer_is_refused(targets: str | list[str]) -> None:
     with pytest.raises(SpecError, match="is not a linear layer of Qwen2ForCausalLM"):
-        lora_parameters(find_model("Qwen/Qwen2.5-0.5B"), 8, targets)
+        list_lora_parameters(find_model("Qwen/Qwen2.5-0.5B"), 8, targets)
 
 
 @pytest.mark.parametrize("rank", [0, -1, 10**9])
 def test_a_rank_is_positive_and_no_larger_than_the_model(rank: int) -> None:
     with pytest.raises(SpecError, match=f"rank is {rank}"):
-        lora_parameters(find_model("Qwen/Qwen2.5-0.5B"), rank)
+        list_lora_parameters(find_model("Qwen/Qwen2.5-0.5B"), rank)

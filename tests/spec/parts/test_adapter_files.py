@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.parts.adapter_files import CONFIG_FILE, check_tensors, read_adapter
 from rlplan.vocabulary import MemoryKind, Role
 from tests.factories import make_adapter, make_job, make_plan
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_policy_that_starts_from_an_adapter_has_it_as_its_reference_too(folder: Path) -> None:
     job = make_job(**set_kl(path=str(folder)))
     assert {role: adapter.path for role, adapter in job.frozen_adapters.items()} == {Role.REFERENCE: str(folder)}
-    assert job.holder_of(Role.REFERENCE) is Role.POLICY
+    assert job.find_holder(Role.REFERENCE) is Role.POLICY
 
 
 def test_none_is_the_base_alone_and_without_a_kl_nothing_is_held(folder: Path) -> None:
@@ -44,7 +44,7 @@ def test_none_is_the_base_alone_and_without_a_kl_nothing_is_held(folder: Path) -
 def test_a_teacher_s_adapter_is_held_by_the_policy(folder: Path) -> None:
     job = make_job(**{**set_kl(), "roles.teacher.adapter": str(folder)})
     assert Role.TEACHER in job.scored_roles
-    assert job.holder_of(Role.TEACHER) is Role.POLICY
+    assert job.find_holder(Role.TEACHER) is Role.POLICY
     assert not job.frozen_roles
 
 
@@ -58,7 +58,7 @@ def test_a_role_s_adapter_adds_its_own_elements_to_each_rank_and_nothing_else(fo
     num_bytes = 4 * sum(tensor.numel for tensor in job.frozen_adapter_parameters(job.load_model()))
     for kind in (MemoryKind.WEIGHTS, MemoryKind.OPTIMIZER, MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS):
         before, after = (
-            sum(r.resident_bytes for r in plan.ledger.rows_of("policy_trainer/0") if is_steady_step(r, kind))
+            sum(r.resident_bytes for r in plan.ledger.find_rows("policy_trainer/0") if is_steady_step(r, kind))
             for plan in (alone, beside)
         )
         grown = 0 if kind is not MemoryKind.WEIGHTS else num_bytes // (2 if stage == 3 else 1)
@@ -125,4 +125,4 @@ def test_roles_adapters_need_a_frozen_base_and_no_model_of_their_own(folder: Pat
 
 def test_a_colocated_engine_on_a_cpu_host_begins_without_an_adapter(folder: Path) -> None:
     with pytest.raises(NoFeasiblePlanError, match=r"training.lora.path: a colocated engine"):
-        best_plan(make_job(**{"training.lora": {**LORA, "path": str(folder)}, "placement.placement": "colocated"}))
+        find_best_plan(make_job(**{"training.lora": {**LORA, "path": str(folder)}, "placement.placement": "colocated"}))

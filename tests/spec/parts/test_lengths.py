@@ -23,15 +23,15 @@ def test_a_uniform_distribution_is_what_is_worked_by_hand() -> None:
     assert lengths.mean == pytest.approx(200)
     assert lengths.variance == pytest.approx(200**2 / 12, rel=1e-3)
     assert lengths.sum_quantile(0.5, 100) == pytest.approx(20_000)
-    assert lengths.longest_of(4) == pytest.approx(100 + 200 * 0.5**0.25)
+    assert lengths.estimate_longest(4) == pytest.approx(100 + 200 * 0.5**0.25)
 
 
 def test_what_is_longer_than_allowed_has_the_longest_length() -> None:
     lengths = Lengths(UNIFORM, 200)
     assert lengths.quantile(0.9) == 200
     assert lengths.mean == pytest.approx(175)  # half are 200, the others 150 on average
-    assert lengths.at_most(199.9) == pytest.approx(0.4995, abs=1e-3)
-    assert lengths.at_most(200) == 1.0
+    assert lengths.compute_probability(199.9) == pytest.approx(0.4995, abs=1e-3)
+    assert lengths.compute_probability(200) == 1.0
 
 
 def test_a_histogram_is_spread_evenly_inside_its_bins() -> None:
@@ -43,7 +43,12 @@ def test_a_histogram_is_spread_evenly_inside_its_bins() -> None:
 
 def test_a_constant_without_a_value_is_the_longest_allowed() -> None:
     lengths = Lengths(ConstantLengths(), 777)
-    assert (lengths.mean, lengths.variance, lengths.longest_of(10), lengths.at_most(776)) == (777, 0, 777, 0)
+    assert (lengths.mean, lengths.variance, lengths.estimate_longest(10), lengths.compute_probability(776)) == (
+        777,
+        0,
+        777,
+        0,
+    )
 
 
 @pytest.mark.parametrize("spec", KINDS)
@@ -52,7 +57,7 @@ def test_quantiles_grow_and_probabilities_are_their_inverse(spec, share, other, 
     lengths = Lengths(spec, 350)
     low, high = sorted((share, other))
     assert lengths.quantile(low) <= lengths.quantile(high) <= 350
-    assert lengths.at_most(lengths.quantile(share)) >= share - 1e-6
+    assert lengths.compute_probability(lengths.quantile(share)) >= share - 1e-6
     assert lengths.sum_quantile(0.99, count) >= lengths.sum_quantile(0.5, count) - 1e-6
     assert lengths.sum_quantile(0.99, count) <= count * 350
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rlplan.spec.model import model_from_config
-from rlplan.spec.parts.training import sharing_refusals
+from rlplan.spec.parts.training import find_sharing_conflicts
 from tests.runtime.runs.architectures import config_of
 
 UNCUT = ("Phi3ForCausalLM", "Olmo2ForCausalLM", "Glm4ForCausalLM", "Starcoder2ForCausalLM", "MixtralForCausalLM")
@@ -12,9 +12,9 @@ UNCUT = ("Phi3ForCausalLM", "Olmo2ForCausalLM", "Glm4ForCausalLM", "Starcoder2Fo
 @pytest.mark.parametrize("name", UNCUT)
 def test_layers_that_autotp_does_not_cut_refuse_tensor_parallel_training_alone(name: str) -> None:
     model = model_from_config(config_of(name), where=name)
-    assert any("layers that AutoTP does not cut" in refusal.what for refusal in sharing_refusals(model, 1, 2))
-    assert not list(sharing_refusals(model, 2, 1))
+    assert any("layers that AutoTP does not cut" in refusal.what for refusal in find_sharing_conflicts(model, 1, 2))
+    assert not list(find_sharing_conflicts(model, 2, 1))
 
 
 def test_layers_named_as_llama_s_are_cut() -> None:
-    assert not list(sharing_refusals(model_from_config(config_of("GemmaForCausalLM"), where="here"), 1, 2))
+    assert not list(find_sharing_conflicts(model_from_config(config_of("GemmaForCausalLM"), where="here"), 1, 2))

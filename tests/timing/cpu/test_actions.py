@@ -10,12 +10,12 @@ from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.hardware.catalogue import get_profile
 from rlplan.spec.hardware.profile import CpuLatencies
-from rlplan.spec.resolved import on_a_cpu_host
+from rlplan.spec.resolved import resolve_on_cpu
 from rlplan.timing.cost import Resource
 from rlplan.timing.cpu.actions import CpuTimes, action_costs, predict_job
 from rlplan.timing.cpu.eager import PassCounts
 from rlplan.timing.cpu.engine import CpuEngine, Requests
-from rlplan.timing.cpu.host import CpuHost, host_of
+from rlplan.timing.cpu.host import CpuHost, read_host
 from rlplan.timing.cpu.weight_sync import time_weight_sync
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_model, make_plan, make_profile
 from tests.repository.at_night import at_night
@@ -29,7 +29,7 @@ def round_host(**overrides: Any) -> CpuHost:
 
 
 def bundled_host() -> CpuHost:
-    host = host_of(get_profile("cpu-host", where="test"))
+    host = read_host(get_profile("cpu-host", where="test"))
     assert host is not None
     return host
 
@@ -108,7 +108,7 @@ def test_keys_of_half_the_bytes_let_a_cache_hold_twice_the_sequences(rollout: di
 
 @pytest.mark.parametrize("path", [QUICKSTART, EXAMPLES / "memory-bound.yaml"], ids=lambda path: path.stem)
 def test_every_action_has_a_cost_and_every_cost_an_action(path: Any) -> None:
-    job = on_a_cpu_host(load_job(path))
+    job = resolve_on_cpu(load_job(path))
     plan = make_plan()
     schedule: Schedule = plan.schedule
     costs = action_costs(job, job.load_model(), bundled_host(), schedule)

@@ -15,7 +15,7 @@ from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
 from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, prefilled
+from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, time_prefill
 from rlplan.timing.serving.occupancy import compute_occupancy, mean_footprint
 from rlplan.timing.serving.step import LAUNCH
 from tests.repository.at_night import at_night, examples
@@ -124,7 +124,7 @@ def test_more_cache_is_never_slower_where_attention_is_data_parallel(dp: int) ->
 def test_two_prompts_on_eight_ranks_take_as_many_steps_as_eight() -> None:
     """A step of 8192 tokens has 1024 of each rank: one of 4096 takes four on its rank, and all others wait."""
     engine = shared_attention(8)
-    two, eight = (sum(prefilled(engine, n * 4096.0, 4096.0)) for n in (2, 8))
+    two, eight = (sum(time_prefill(engine, n * 4096.0, 4096.0)) for n in (2, 8))
     launched = 48 * LAUNCH
     assert 4 * launched <= two <= eight
     assert eight < 2 * two, "four times the tokens in as many steps"

@@ -6,9 +6,9 @@ import pytest
 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.named_models import model_by_name
-from rlplan.accuracy.predict import plan_of
+from rlplan.accuracy.predict import plan_point_job
 from rlplan.accuracy.training.throughput import step_job
-from rlplan.planner.answers.model_flops import peak_flops_per_s
+from rlplan.planner.answers.model_flops import read_peak_flops_per_s
 from rlplan.timing.training.flops import (
     Lengths,
     attended_pairs,
@@ -76,9 +76,9 @@ def test_gpt_175b_computes_what_megatrons_formula_says():
 @pytest.mark.parametrize("point", FOUNDRY, ids=lambda point: point.id)
 def test_published_shares_of_the_peak_follow_from_the_flops(point):
     """llm-foundry counts attention without the mask: twice the pairs."""
-    plan = plan_of(step_job(point))
+    plan = plan_point_job(step_job(point))
     model, s = plan.job.load_model(), plan.job.workload.max_seq_len
     unmasked = 2 * attention_flops(model, replace(Lengths(s, s * s), mean=0))
     a_sequence = 3 * ((linear_flops(model) + head_flops(model)) * s + unmasked)
-    share = a_sequence / s * point.measured.value / peak_flops_per_s(plan)
+    share = a_sequence / s * point.measured.value / read_peak_flops_per_s(plan)
     assert 100 * share == pytest.approx(point.settings["mfu_pct"], rel=0.03)

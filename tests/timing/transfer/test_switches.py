@@ -14,7 +14,7 @@ from rlplan.timing.transfer.switches import (
     sleep_cost,
     wake_kv_cost,
 )
-from rlplan.timing.transfer.wires import find_gather_wire, find_inner_wire, host_link_bytes_per_s, lone_wire
+from rlplan.timing.transfer.wires import find_gather_wire, find_inner_wire, find_sender_wire, host_link_bytes_per_s
 from rlplan.units import GIB
 
 
@@ -70,13 +70,13 @@ def test_a_sender_has_its_nodes_network_where_that_is_small():
     small = cluster(8, "rtx-4090-8x")
     assert small.node
     share = small.node_efficiencies.network.value
-    assert lone_wire(small, small).bytes_per_s == pytest.approx(small.node.network_bytes_per_s.value * share)
+    assert find_sender_wire(small, small).bytes_per_s == pytest.approx(small.node.network_bytes_per_s.value * share)
 
 
 def test_parts_of_one_host_need_no_network_and_parts_of_two_do():
     """Three and five of a host's eight cards, which no link joins; three of one host of four and five of others."""
     whole = cluster(8, "rtx-4090-8x")
     three, five = (Cluster(whole.gpu, size, size, whole.node, host_gpus=8) for size in (3, 5))
-    assert lone_wire(three, five).resource is Resource.HOST_LINK
+    assert find_sender_wire(three, five).resource is Resource.HOST_LINK
     apart = (Cluster(whole.gpu, size, min(size, 4), whole.node, host_gpus=4) for size in (3, 5))
-    assert lone_wire(*apart).resource is Resource.NETWORK
+    assert find_sender_wire(*apart).resource is Resource.NETWORK

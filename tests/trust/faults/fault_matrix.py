@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.runtime.conftest import ROOT, FinishedRun, alive, descendants_of
 from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
 
@@ -114,7 +114,7 @@ class FaultyRun:
         begun_s = injected["at_s"]
         ending = noticed_s = None
         resumed_by_hand = 0
-        deadline = time.monotonic() + scaled(HANG_S)
+        deadline = time.monotonic() + scale_seconds(HANG_S)
         rows = self._rows()
         while True:
             now = time.time()
@@ -158,7 +158,7 @@ class FaultyRun:
         """Two steps have ended since, and the victim was not missed for longer than it takes to notice."""
         if self._last_step() < fault.step + NUM_STEPS - 1:
             return False
-        if time.time() - begun_s < scaled(STALL_S) + 20:
+        if time.time() - begun_s < scale_seconds(STALL_S) + 20:
             return False
         with suppress(psutil.Error):
             if fault.kind == "SIGSTOP" and psutil.Process(injected["pid"]).status() == psutil.STATUS_STOPPED:
@@ -200,7 +200,7 @@ class FaultyRun:
         return None
 
     def _wait(self, what, seconds: float, otherwise: str):  # type: ignore[no-untyped-def]
-        deadline = time.monotonic() + scaled(seconds)
+        deadline = time.monotonic() + scale_seconds(seconds)
         while not (found := what()):
             if time.monotonic() > deadline:
                 assert self.process is not None
@@ -228,8 +228,8 @@ def end(process: "subprocess.Popen[str]") -> None:
     """Kill a driver, and wait until its workers are gone."""
     workers = descendants_of(process.pid) if process.poll() is None else []
     process.kill()
-    process.communicate(timeout=scaled(30))
-    deadline = time.monotonic() + scaled(20)
+    process.communicate(timeout=scale_seconds(30))
+    deadline = time.monotonic() + scale_seconds(20)
     while [pid for pid in alive(workers) if _is_worker(pid)] and time.monotonic() < deadline:
         time.sleep(0.1)
 

@@ -93,7 +93,7 @@ def _victim(player: Player, victim: str) -> tuple[int, str]:
 
 
 def install(faults: Faults) -> None:
-    perform, finish_step = Player.perform, Player.finish_step
+    perform, finish_step = Player.run_action, Player.finish_step
 
     def faulty_perform(self: Player, action: Any, step: int) -> None:
         faults.meet(self, step, action.kind.value)
@@ -103,7 +103,7 @@ def install(faults: Faults) -> None:
         faults.meet(self, step, "finish_step")
         return finish_step(self, step)
 
-    Player.perform, Player.finish_step = faulty_perform, faulty_finish  # type: ignore[method-assign]
+    Player.run_action, Player.finish_step = faulty_perform, faulty_finish  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

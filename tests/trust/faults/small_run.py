@@ -21,17 +21,17 @@ from rlplan.errors import RlplanError
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.checkpoints import checkpointer
 from rlplan.runtime.checkpoints.finding import find_checkpoint
-from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.checkpoints.identity import describe_identity
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.checkpoints.tensor_file import Piece
 from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.driver import launch
 from rlplan.runtime.driver.player import Task
-from rlplan.runtime.fault_tolerance.resuming import bundle_of, check_resumable
+from rlplan.runtime.fault_tolerance.resuming import check_resumable, find_own_bundle
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.run_folder.recorder import Recorder
-from rlplan.runtime.run_folder.run_lock import locked_run_folder
+from rlplan.runtime.run_folder.run_lock import lock_run_folder
 from rlplan.runtime.workers.trainer.state_saver import _write_with_receipt
 
 NUM_STEPS = 3
@@ -68,7 +68,7 @@ class Ranks:
 
 
 def play(task: Task, recorder: Recorder, listener: object) -> None:
-    """In place of `launch._run_to_the_end`."""
+    """In place of `launch._run_with_fallbacks`."""
     checkpointer.threading = SimpleNamespace(Thread=AtOnce, Lock=threading.Lock)  # type: ignore[attr-defined]
     ranks = Ranks()
     checkpoints = checkpointer.Checkpointer(task.spec, ranks, recorder)  # type: ignore[arg-type]
@@ -88,18 +88,18 @@ def play(task: Task, recorder: Recorder, listener: object) -> None:
 
 def small_run(plan: Plan, prompts: PromptSets, folder: Path, *, resumes: bool) -> int:
     """The exit code that `rlplan run` would have. Raises: whatever is no message."""
-    launch._run_to_the_end = play
+    launch._run_with_fallbacks = play
     try:
-        source = bundle_of(folder) if resumes else None
+        source = find_own_bundle(folder) if resumes else None
         spec = read_bundle(source) if source else execution_spec(plan)
-        plan, identity = read_plan(source / "plan.json") if source else plan, identity_of(spec.job)
+        plan, identity = read_plan(source / "plan.json") if source else plan, describe_identity(spec.job)
         found = find_checkpoint(folder, identity) if resumes else None
         if found is not None:
             check_resumable(spec.job, found, is_async=False)
-        with locked_run_folder(folder, is_resumed=resumes):
+        with lock_run_folder(folder, is_resumed=resumes):
             task = Task(spec, plan, prompts, None, RewardPool(spec.job), resumption=found, identity=identity)
             if not resumes:
-                task = launch.prepare_run_folder(task, folder, keeps_bundle=True)
+                task = launch.prepare_run_folder(task, folder, writes_bundle=True)
             launch.run_task(task, folder, lambda event: None)
     except RlplanError as error:
         return error.exit_code

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.runtime.conftest import FinishedRun, finish, start
 from tests.trust.faults.fault_matrix import STALL_S, Fault, FaultyRun, Outcome, cells_of, dated, num_steps
 from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
@@ -33,7 +33,7 @@ SIZES = (
 
 def job(mode: str, faults: list[Fault], stall_s: float | None = None) -> tuple[str, ...]:
     """Arguments of `rlplan`. stall_s: STALL_S, scaled, if None."""
-    devices, stall_s = 2 if mode == "asynchronous" else 1, stall_s or round(scaled(STALL_S))
+    devices, stall_s = 2 if mode == "asynchronous" else 1, stall_s or round(scale_seconds(STALL_S))
     limits = (f"limits.stall_timeout_s={stall_s}", f"hardware.num_devices={devices}")
     return ("run", "examples/quickstart.yaml", *SIZES, *limits, *MODES[mode], f"workload.num_steps={num_steps(faults)}")
 
@@ -68,7 +68,7 @@ def test_a_run_ends_as_one_without_faults_whatever_process_fails(mode: str, tmp_
             with Path(path).open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
 
-    stall_s = round(scaled(STALL_S))
+    stall_s = round(scale_seconds(STALL_S))
     arguments = job(mode, faults, stall_s)
     run = FaultyRun(arguments, faults, tmp_path / "run").play(note)
     assert run.exit_code == 0, run.stderr[-4000:]
@@ -83,8 +83,8 @@ def _assert_in_time(outcomes: list[Outcome], stall_s: float) -> None:
     late = [
         outcome
         for outcome in outcomes
-        if (outcome.noticed_s or 0) > scaled(NOTICED_S) + (stall_s if outcome.fault.kind == "SIGSTOP" else 0)
-        or (outcome.recovered_s or 0) > scaled(RECOVERED_S)
+        if (outcome.noticed_s or 0) > scale_seconds(NOTICED_S) + (stall_s if outcome.fault.kind == "SIGSTOP" else 0)
+        or (outcome.recovered_s or 0) > scale_seconds(RECOVERED_S)
     ]
     assert late == []
 

@@ -22,7 +22,7 @@ from rlplan.api import plan as plan_of
 from rlplan.errors import SpecError
 from rlplan.planner.plan import Plan
 from rlplan.runtime.checkpoints.finding import find_checkpoint
-from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_folder
 from rlplan.runtime.data.prompt_sets import PromptSets, load_prompts
 from tests.factories import EXAMPLES
 from tests.trust.faults.small_run import NUM_STEPS, small_run
@@ -147,7 +147,7 @@ def lines(path: Path) -> list[Any]:
 
 
 def step_of_pointer(folder: Path) -> int:
-    pointer = checkpoints_of(folder) / POINTER
+    pointer = checkpoints_folder(folder) / POINTER
     return int(json.loads(pointer.read_text())["checkpoint"].removeprefix("step-")) if pointer.exists() else 0
 
 

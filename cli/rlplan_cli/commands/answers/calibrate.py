@@ -23,13 +23,13 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Fit a profile to your own measured steps and peaks."""
-    from rlplan.accuracy.calibrate import GROUPS, value_words
-    from rlplan.calibration import calibrated, write_profile
+    from rlplan.accuracy.calibrate import GROUPS, describe_value
+    from rlplan.calibration import calibrate_profile, write_profile
     from rlplan_cli.render.terminal import new_table, note, print_json, stdout
     from rlplan_cli.render.waiting import waiting
 
     with waiting("fitting"):
-        calibration = calibrated(sources, out)
+        calibration = calibrate_profile(sources, out)
     path = write_profile(calibration.profile, out)
     if as_json:
         print_json(calibration.as_json() | {"path": str(path)})
@@ -40,7 +40,7 @@ def command(
     for fit in calibration.fits:
         errors = (f"{fit.error_before:.1%}", f"{fit.error_after:.1%}")
         used = ", ".join(GROUPS[fit.group]) if fit.is_better else "no: not better"
-        table.add_row(fit.group, str(fit.num_samples), ", ".join(fit.models), value_words(fit), *errors, used)
+        table.add_row(fit.group, str(fit.num_samples), ", ".join(fit.models), describe_value(fit), *errors, used)
     stdout.print(table)
     for reason, num in calibration.unused.items():
         note(f"{num} not used: {reason}")

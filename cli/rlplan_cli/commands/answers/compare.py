@@ -107,12 +107,12 @@ def _build_job(model: str | None, algorithm: str | None) -> list[dict[str, str]]
 
 
 def _write_page(comparison: "CompareResult", out: Path) -> None:
-    from rlplan.report.plans.comparison import side_of, write_comparison
+    from rlplan.report.plans.comparison import make_side, write_comparison
     from rlplan.results import RunResult
 
     pairs = zip(comparison.results, comparison.rows(), strict=True)
     write_comparison(
-        [side_of(result.run if isinstance(result, RunResult) else result.plan, row) for result, row in pairs], out
+        [make_side(result.run if isinstance(result, RunResult) else result.plan, row) for result, row in pairs], out
     )
 
 

@@ -27,7 +27,7 @@ def command(
 
     from rlplan.planner.answers.simulated_plan import simulate_plan
     from rlplan.planner.executable import check_fits
-    from rlplan.spec.base import writing
+    from rlplan.spec.base import explain_write_errors
     from rlplan_cli.render.serving import answer_served
     from rlplan_cli.render.simulation import show_simulation
     from rlplan_cli.render.terminal import note, print_json
@@ -43,7 +43,7 @@ def command(
         check_fits(plan)
         result = simulate_plan(plan, num_steps=steps, seed=seed)
     if out is not None:
-        with writing(out):
+        with explain_write_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(result.as_json()) + "\n", encoding="utf-8")
     if as_json:

@@ -30,13 +30,13 @@ class KeyOfJob:
 @flatten_options
 def command(asked: KeyOfJob, as_json: AsJson = False) -> None:
     """Find the largest length or number of sequences that still fits."""
-    from rlplan.planner.answers.solve import dotted_key, solve
+    from rlplan.planner.answers.solve import expand_key, solve
     from rlplan_cli.render.solve import show_solution
     from rlplan_cli.render.terminal import print_json
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question
 
-    key = dotted_key(asked.key)
+    key = expand_key(asked.key)
     job = JobArguments(asked.source, asked.overrides, asked.model, asked.algorithm, asked.gpus)
     question = read_question(NAME, job)
     with waiting("solving") as listen:

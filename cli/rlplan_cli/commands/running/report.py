@@ -80,8 +80,8 @@ def _list_stages(source: Path) -> list[Path]:
 def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, compare: list[Path] | None) -> Path:
     """Write the page of several plans, simulations and runs."""
     from rlplan.planner.plan import is_run_folder
-    from rlplan.report.plans.comparison import Side, side_of, write_comparison
-    from rlplan.report.plans.write import simulated_plan
+    from rlplan.report.plans.comparison import Side, make_side, write_comparison
+    from rlplan.report.plans.write import read_simulation
     from rlplan.report.run_folder import read_run_folder
     from rlplan.results import PlanResult, RunResult
     from rlplan_cli.sources import read_question
@@ -97,12 +97,12 @@ def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, c
     def build_side(source: Path) -> Side:
         if is_run_folder(source):
             run = read_run_folder(source)
-            return side_of(run, RunResult(run.plan, run).compared())
-        simulated = simulated_plan(source) if source.suffix == ".json" else None
+            return make_side(run, RunResult(run.plan, run).build_comparison_row())
+        simulated = read_simulation(source) if source.suffix == ".json" else None
         if simulated is not None:
-            return side_of(simulated, {})
+            return make_side(simulated, {})
         plan = read_question(NAME, JobArguments(str(source))).answer()
-        return side_of(plan, PlanResult(plan).compared())
+        return make_side(plan, PlanResult(plan).compared())
 
     page = (out or Path("comparison")) / "comparison.html"
     write_comparison([build_side(source) for source in sources], page)
@@ -119,7 +119,7 @@ def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> t
 
 def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
     """Write the report of a job, a plan, a bundle or a simulation. Returns (page, summary)."""
-    from rlplan.report.plans.write import write_report_of, write_simulation_report
+    from rlplan.report.plans.write import write_plan_report, write_simulation_report
     from rlplan_cli.sources import read_question
 
     if compare:
@@ -131,5 +131,5 @@ def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> t
         )
     folder = out or source.with_name(f"{source.stem}-report")
     files = write_simulation_report(source, folder) if source.suffix == ".json" else None
-    files = files or write_report_of(read_question(NAME, JobArguments(str(source))).answer(), source.name, folder)
+    files = files or write_plan_report(read_question(NAME, JobArguments(str(source))).answer(), source.name, folder)
     return files.page, files.summary

@@ -70,25 +70,25 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
     if _run_stages(asked, out, with_report=with_report, as_json=as_json):
         return
 
-    from rlplan.runtime.driver.launch import prepare_run_folder, ready_to_run
-    from rlplan.runtime.fault_tolerance.resuming import bundle_of, run_to_resume
-    from rlplan.runtime.run_folder.run_lock import locked_run_folder
+    from rlplan.runtime.driver.launch import prepare_run_folder, prepare_task
+    from rlplan.runtime.fault_tolerance.resuming import find_own_bundle, find_run_to_resume
+    from rlplan.runtime.run_folder.run_lock import lock_run_folder
 
-    earlier = None if asked.resume is None else run_to_resume(asked.resume)
+    earlier = None if asked.resume is None else find_run_to_resume(asked.resume)
     source: Plan | Path
     if asked.what is None:
-        source, folder = _resume_in_place(earlier, out, bundle_of)
+        source, folder = _resume_in_place(earlier, out, find_own_bundle)
     else:
         source, name = _read(asked.what, asked)
         folder = out or _default_folder(name)
-    ready = ready_to_run(source, asked.address, asked.sandbox, earlier)
+    ready = prepare_task(source, asked.address, asked.sandbox, earlier)
     if asked.dry_run:
         with ready as task:
             _show_dry_run(task, folder, as_json=as_json)
         return
-    with locked_run_folder(folder, is_resumed=asked.what is None), ready as task:
+    with lock_run_folder(folder, is_resumed=asked.what is None), ready as task:
         if asked.what is not None:
-            task = prepare_run_folder(task, folder, keeps_bundle=not isinstance(source, Path))
+            task = prepare_run_folder(task, folder, writes_bundle=not isinstance(source, Path))
         note(f"run folder: {folder}")
         _run(task, folder, with_report=with_report)
     _show_ending(folder, with_report=with_report, as_json=as_json)
@@ -145,7 +145,7 @@ def _show_dry_run(task: "Task", folder: Path, *, as_json: bool) -> None:
     if as_json:
         facts = {
             "run_folder": str(folder),
-            "read": list(task.prompts.said),
+            "read": list(task.prompts.log_lines),
             "num_steps": task.spec.job.workload.num_steps,
         }
         print(json.dumps({"schema_version": 1, "state": "ready", **facts}))
@@ -153,7 +153,7 @@ def _show_dry_run(task: "Task", folder: Path, *, as_json: bool) -> None:
     from rlplan_cli.render.plan import show_speed
 
     show_speed(task.plan)
-    for line in task.prompts.said:
+    for line in task.prompts.log_lines:
         print(f"  {line}")
     print(f"ready: a run of {task.spec.job.workload.num_steps} steps would write to {folder}; nothing was started")
 
@@ -180,11 +180,11 @@ def _resume_in_place(earlier: Path | None, out: Path | None, bundle_of: "Callabl
 def _read(what: Path, asked: RunArguments) -> "tuple[Plan | Path, str]":
     """Return (plan or bundle folder, name). A bundle runs as it is; a job or plan is emitted into the run folder."""
     from rlplan.emit.bundle import read_bundle
-    from rlplan_cli.sources import read_question, with_models
+    from rlplan_cli.sources import plan_with_models, read_question
 
     overrides = tuple(asked.overrides or ())
     if not what.is_dir():
-        plan = with_models(NAME, what, overrides, asked.address, downloads=not asked.dry_run)
+        plan = plan_with_models(NAME, what, overrides, asked.address, downloads=not asked.dry_run)
         return plan, plan.job.name
     if overrides:
         read_question(NAME, JobArguments(str(what), [*overrides]))  # raises: a bundle takes no overrides

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import EXIT_RESUMABLE, RunError, SpecError
-from rlplan.runtime.processes.interrupts import SIGNALS, leave_lost_terminal, signals_to_hear
-from rlplan.spec.base import read_json, writing
-from rlplan.spec.files.stages import Stage, open_inputs
+from rlplan.runtime.processes.interrupts import SIGNALS, leave_lost_terminal, list_handled_signals
+from rlplan.spec.base import explain_write_errors, read_json
+from rlplan.spec.files.stages import Stage, list_open_inputs
 from rlplan_cli.render.terminal import note
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class StagesRun:
         for stage in self.stages:
             self._load_job([f"stage={stage.name}", *self.overrides])
         names = [stage.name for stage in self.stages]
-        with writing(self.folder):
+        with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"schema_version": 1, "stages": names}) + "\n"
             (self.folder / STAGES).write_text(text, encoding="utf-8")
@@ -78,13 +78,13 @@ class StagesRun:
         Returns the exit code of a check that failed, or 0. Raises: RlplanError.
         """
         from rlplan.planner.executable import check_fits
-        from rlplan.planner.search import best_plan
+        from rlplan.planner.search import find_best_plan
 
         for stage in self.stages:
             words = [f"stage={stage.name}", *self.overrides]
-            needs = list(dict.fromkeys(open_inputs(stage, self.overrides, self.stages).values()))
+            needs = list(dict.fromkeys(list_open_inputs(stage, self.overrides, self.stages).values()))
             if needs:
-                check_fits(best_plan(self._load_job(words)))
+                check_fits(find_best_plan(self._load_job(words)))
                 self.outputs[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs}
                 note(f"stage {stage.name}: fits; its data is checked after {', '.join(needs)}")
             else:
@@ -108,7 +108,7 @@ class StagesRun:
 
     def _build_words(self, stage: Stage) -> list[str] | None:
         """Arguments of `rlplan run` for a stage; None for one that has finished. Raises: SpecError."""
-        from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+        from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_folder
 
         folder, asked = self.folder / stage.name, self.build_overrides(stage)
         if not (folder / "plan.json").is_file():
@@ -118,7 +118,7 @@ class StagesRun:
         status = folder / "status.json"
         if status.is_file() and read_json(status, "the stage's status").get("state") == "finished":
             return None
-        if (checkpoints_of(folder) / POINTER).exists():
+        if (checkpoints_folder(folder) / POINTER).exists():
             return ["--resume", str(folder)]
         self._move_aside(folder)
         return [str(self.file), *asked, "--out", str(folder)]
@@ -127,7 +127,7 @@ class StagesRun:
         """Overrides that select this stage's job, with the policies of earlier stages as its inputs."""
         inputs = [
             f"{key}={json.dumps(str((self.folder / name / 'policy').resolve()))}"
-            for key, name in open_inputs(stage, self.overrides, self.stages).items()
+            for key, name in list_open_inputs(stage, self.overrides, self.stages).items()
         ]
         return [f"stage={stage.name}", *self.overrides, *inputs]
 
@@ -140,11 +140,11 @@ class StagesRun:
 
     def _check_same(self, folder: Path, asked: Sequence[str]) -> None:
         """Check that a stage was started with the same job. Raises: SpecError."""
-        from rlplan.planner.machine import settled_like
+        from rlplan.planner.machine import settle_keys
         from rlplan.planner.plan import read_plan
 
         earlier = read_plan(folder / "plan.json").asked
-        now = settled_like(self._load_job(asked), earlier)
+        now = settle_keys(self._load_job(asked), earlier)
         if earlier != now:
             changed = [key for key in type(now).model_fields if getattr(now, key) != getattr(earlier, key)]
             raise SpecError(
@@ -156,10 +156,10 @@ class StagesRun:
 
     def _move_aside(self, folder: Path) -> None:
         """Move away the folder of a stage without a checkpoint. Raises: SpecError if the stage is still running."""
-        from rlplan.runtime.run_folder.run_lock import locked_run_folder
+        from rlplan.runtime.run_folder.run_lock import lock_run_folder
 
         if folder.exists():
-            with locked_run_folder(folder, is_resumed=True):
+            with lock_run_folder(folder, is_resumed=True):
                 pass
             aside = folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}")
             shutil.move(folder, aside)
@@ -201,7 +201,7 @@ def run_child(command: Sequence[str], output: int | None = None) -> int:
         for child in children:
             child.terminate()
 
-    forwarded = [number for number in signals_to_hear() if number is not signal.SIGINT]
+    forwarded = [number for number in list_handled_signals() if number is not signal.SIGINT]
     before = [(number, signal.signal(number, end)) for number in forwarded]
     try:
         children.append(subprocess.Popen(command, stdout=output))

@@ -36,18 +36,18 @@ def command(
 
     Exits like the run: 0 if it finished, 1 if it is still going on (--once, --limit), 5 if its process is gone.
     """
-    from rlplan.runtime.run_folder.following import check_ended_well
+    from rlplan.runtime.run_folder.following import check_success
     from rlplan_cli.render.running.watching import WatchDisplay
     from rlplan_cli.render.terminal import print_json
 
     follower = _follow(run)
     end = time.monotonic() + (0.0 if once or as_json else limit)
     with WatchDisplay(follower.plan, is_shown=not as_json) as display:
-        standing = follower.look()
+        standing = follower.read_new()
         display.show(standing)
         while standing.is_going_on and (left := end - time.monotonic()) > 0:
             time.sleep(min(every, left))
-            standing = follower.look()
+            standing = follower.read_new()
             display.show(standing)
     if as_json:
         print_json(standing.as_json())
@@ -55,14 +55,14 @@ def command(
         display.show_end(standing)
     if standing.is_going_on:
         raise typer.Exit(NOT_YET)
-    check_ended_well(standing, follower.folder)
+    check_success(standing, follower.folder)
 
 
 def _follow(run: str) -> "Follower":
     """Open a run folder; wait for the plan of a run that has just started. Raises: SpecError."""
-    from rlplan.runtime.run_folder.following import Follower, is_going_on, newest_run
+    from rlplan.runtime.run_folder.following import Follower, find_newest_run, is_running
 
-    folder, end = newest_run(Path("runs")) if run == "latest" else Path(run), time.monotonic() + PLAN_S
-    while not (folder / "plan.json").exists() and is_going_on(folder) and time.monotonic() < end:
+    folder, end = find_newest_run(Path("runs")) if run == "latest" else Path(run), time.monotonic() + PLAN_S
+    while not (folder / "plan.json").exists() and is_running(folder) and time.monotonic() < end:
         time.sleep(0.2)
     return Follower(folder)

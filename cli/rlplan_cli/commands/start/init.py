@@ -44,7 +44,7 @@ class NewJob:
 @flatten_options
 def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> None:
     """Write a new job with comments. Asks questions if no option is given."""
-    from rlplan.spec.base import writing
+    from rlplan.spec.base import explain_write_errors
     from rlplan.spec.files.job_schema import NAME as SCHEMA
     from rlplan.spec.files.new_job import ROWS, new_job
 
@@ -71,7 +71,7 @@ def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> Non
     elif ROWS in existing:
         files = new_job(replace(answers, prompt_column=_prompt_column(job.parent / ROWS)), job.name)
     files = {name: text for name, text in files.items() if name not in existing}
-    with writing(job):
+    with explain_write_errors(job):
         job.parent.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (job.parent / name).write_text(text, encoding="utf-8")
@@ -119,26 +119,26 @@ def _read_data(folder: Path, data: Path | None, heldout: Path | None) -> dict[st
 
 def _prompt_column(data: Path) -> str | None:
     """Guess the column with the prompts if the file has no known layout. Raises: SpecError, HostError."""
-    from rlplan.runtime.data.layouts import BadRowError, Columns, detect, likely_prompt
+    from rlplan.runtime.data.layouts import BadRowError, Columns, detect_layout, guess_prompt_column
     from rlplan.runtime.data.tables import read_table
 
     _, first = next(read_table(data), (0, ""))
     if isinstance(first, str):
         return None  # a row that cannot be read; a run reports it with its number
     try:
-        detect(set(first), Columns())
+        detect_layout(set(first), Columns())
     except BadRowError:
-        return likely_prompt(first) or None
+        return guess_prompt_column(first) or None
     return None
 
 
 def _ask_all(answers: "Answers", data: Path | None) -> "tuple[Answers, Path | None]":
     """Ask for the answers in a terminal. An empty line takes the default, which is shown in brackets."""
-    from rlplan.spec.files.job_forms import hardware_of
+    from rlplan.spec.files.job_forms import expand_hardware
     from rlplan.spec.files.new_job import CPU_MODEL, GPU_MODEL
 
-    hardware = _ask("Hardware (8xH100, 1xrtx-4090, cpu-host)", answers.hardware, hardware_of)
-    default_model = CPU_MODEL if hardware_of(hardware)["profile"] == "cpu-host" else GPU_MODEL
+    hardware = _ask("Hardware (8xH100, 1xrtx-4090, cpu-host)", answers.hardware, expand_hardware)
+    default_model = CPU_MODEL if expand_hardware(hardware)["profile"] == "cpu-host" else GPU_MODEL
     model = _ask("Model (a hub id, or a folder)", default_model, lambda text: None)
     question = "Your prompts (a file; empty for arithmetic examples)"
     path = _ask(question, "", lambda text: text and _read_data(Path(), Path(text), None))

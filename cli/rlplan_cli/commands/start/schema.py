@@ -15,7 +15,7 @@ def command(
     An editor with yaml-language-server uses it if the first line of a job is
     `# yaml-language-server: $schema=job.schema.json`.
     """
-    from rlplan.spec.base import writing
+    from rlplan.spec.base import explain_write_errors
     from rlplan.spec.files.job_schema import HEADER, job_schema
     from rlplan_cli.render.terminal import note
 
@@ -23,6 +23,6 @@ def command(
     if out is None:
         print(text, end="")
         return
-    with writing(out):
+    with explain_write_errors(out):
         out.write_text(text, encoding="utf-8")
     note(f"schema written to {out}; make this the first line of a job beside it: {HEADER.format(out.name)}")

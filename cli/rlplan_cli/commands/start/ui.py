@@ -18,7 +18,7 @@ def command(port: Port = 8642, opens: Open = False) -> None:
     from rlplan_cli.render.terminal import note
     from rlplan_cli.ui.server import Server
 
-    html.environment()  # a missing package must fail before the server starts
+    html.make_environment()  # a missing package must fail before the server starts
     with Server(port) as server, ExitStack() as open_files:
         print(server.address, flush=True)
         note("only this machine can open it, and only with this token; Ctrl-C stops the server")

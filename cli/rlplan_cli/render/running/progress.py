@@ -42,7 +42,7 @@ class RunDisplay(WatchDisplay):
         if self.live is not None:
             # The folder is read as by `rlplan watch`, so both show the same.
             self.follower = self.follower or Follower(self.folder)
-            self.show(self.follower.look())
+            self.show(self.follower.read_new())
 
     def _show_line(self, text: str) -> None:
         if self.live is not None:

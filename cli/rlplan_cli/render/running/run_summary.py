@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.reading import MAX_RUN_BYTES, check_numbers, read_records
-from rlplan.timing.measured import join_seconds, measured_seconds
+from rlplan.timing.measured import collect_durations, join_seconds
 from rlplan.trace import Trace
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.terminal import new_table, stdout
@@ -38,7 +38,7 @@ def show_summary(folder: Path) -> None:
 def _show_seconds(plan: Plan, trace: Trace, folder: Path) -> None:
     """Show predicted seconds of each action and the median of the measured ones, without the first step."""
     rows = [*read_records(folder / "timings.jsonl", "timings.jsonl", check_numbers, limit=MAX_RUN_BYTES)]
-    measured = measured_seconds(plan.schedule, trace.spans, rows)
+    measured = collect_durations(plan.schedule, trace.spans, rows)
     table = new_table("action", "part", "predicted", "measured median", "predicted / measured", title="Seconds")
     for row in join_seconds(plan.schedule, plan.timing, measured):
         predicted = "-" if row.predicted_s is None else format_seconds(row.predicted_s)

@@ -19,11 +19,11 @@ from rlplan.runtime.rewards.assertions.expressions import FAULTS, Compute, evalu
 from rlplan.runtime.rewards.assertions.functions import ITERATING
 from rlplan.runtime.rewards.assertions.trees import (
     UnreadableTestsError,
-    called,
+    get_called_name,
     get_dotted_name,
     is_python,
     is_single,
-    of_program,
+    name_program_function,
     shorten_node,
 )
 from rlplan.runtime.sandbox.programs import Case, CaseResult
@@ -153,7 +153,7 @@ class _Splitter:
         return node
 
     def _is_program_call(self, node: ast.Call, bound: frozenset[str]) -> bool:
-        name = called(node)
+        name = get_called_name(node)
         self._check_own(name, bound)
         return bool(name) and (name in self.names.program or not (is_python(name) or name.startswith("__")))
 
@@ -164,7 +164,7 @@ class _Splitter:
             )
 
     def _take_call(self, node: ast.Call, bound: frozenset[str], *, is_iterated: bool) -> str:
-        if self.names.entry_point and called(node) != self.names.entry_point:
+        if self.names.entry_point and get_called_name(node) != self.names.entry_point:
             raise UnreadableTestsError(
                 f"`{shorten_node(node)}` is not the tested function, {self.names.entry_point}, and would itself say "
                 "what is right; compare the tested function's own value"
@@ -218,7 +218,7 @@ class _Renamed(ast.NodeTransformer):
         self.program = program
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.parse(of_program(node.id), mode="eval").body if node.id in self.program else node
+        return ast.parse(name_program_function(node.id), mode="eval").body if node.id in self.program else node
 
 
 def _find_stored(node: ast.AST) -> set[str]:

@@ -39,7 +39,7 @@ def is_single(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
 
 
-def called(node: ast.Call) -> str:
+def get_called_name(node: ast.Call) -> str:
     """The first called function, `f` in `f(1)` and `C` in `C().f(1)`; empty where it has no name."""
     current: ast.expr = node
     while isinstance(current, ast.Call | ast.Attribute | ast.Subscript):
@@ -54,6 +54,6 @@ def is_python(name: str) -> bool:
     return name in _PYTHON
 
 
-def of_program(name: str) -> str:
+def name_program_function(name: str) -> str:
     """An expression for the program's function, even where a builtin has its name."""
     return f"globals()[{name!r}]" if is_python(name) else name

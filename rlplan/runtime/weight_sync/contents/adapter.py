@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def take_adapter(llm: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor]", version: int) -> Any:
+def load_adapter(llm: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor]", version: int) -> Any:
     """Load an adapter into a free slot. Returns: the `LoRARequest` for samples that use it.
 
     tensors: by name in the trainer's module, in the engine's type.
@@ -81,10 +81,10 @@ def adapter_bytes(model: Any) -> int:
         for name in ("lora_a_stacked", "lora_b_stacked")
         for tensor in getattr(module, name, ())
     ]
-    return storage_bytes([*slots, *_copies(model)])
+    return storage_bytes([*slots, *_iterate_copies(model)])
 
 
-def _copies(model: Any) -> Iterator[Any]:
+def _iterate_copies(model: Any) -> Iterator[Any]:
     """Yield A and B of every version that vLLM's manager keeps in host memory; fused layers hold a list of each."""
     manager = getattr(model, "lora_manager", None)
     for adapter in manager.list_adapters().values() if manager else ():

@@ -29,7 +29,7 @@ STACKED = frozenset({"GptOssForCausalLM", "GraniteMoeForCausalLM"})
 """Families whose checkpoints stack experts as the modules do."""
 
 
-def in_checkpoint(architecture: str, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def rename_for_checkpoint(architecture: str, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield (name, tensor) as in checkpoints. A stacked tensor is split into views."""
     renamed = RENAMED.get(architecture, ())
     words = BY_NUMBER if renamed else BY_WORD

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry, layer_of
+from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry, name_layer
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Encoding
 from rlplan.runtime.weight_sync.contents.full import fill, match_entries, view
@@ -75,7 +75,7 @@ class SentWeights:
         bucket, copy = self.packets[index].bucket, self.copies[index]
         coded = buffer if buffer.is_cpu else torch.empty(buffer.numel(), dtype=torch.uint8)  # numpy writes on the host
         table, end = [], _table_bytes(bucket)
-        for (entry, part), new in zip(_chunks(bucket), _words(bucket, tensors, self.dtype), strict=True):
+        for (entry, part), new in zip(_chunks(bucket), _new_words(bucket, tensors, self.dtype), strict=True):
             old = _old_words(copy, entry, self.dtype, part)
             body = _encode_chunk(new, old)
             table.append(body.count << 2 | body.coding)
@@ -106,11 +106,11 @@ class SentWeights:
         end, touched = _table_bytes(bucket), set()
         for (entry, part), word in zip(chunks, table.tolist(), strict=True):
             if word:
-                touched.add(layer_of(entry.name))
+                touched.add(name_layer(entry.name))
                 end = _decode(
                     data, end, _Coding(word & 3), word >> 2, _old_words(self.copies[index], entry, self.dtype, part)
                 )
-        return [entry for entry in bucket.entries if layer_of(entry.name) in touched]
+        return [entry for entry in bucket.entries if name_layer(entry.name) in touched]
 
 
 def _table_bytes(bucket: Bucket) -> int:
@@ -124,7 +124,7 @@ def _chunks(bucket: Bucket) -> Iterator[tuple[BucketEntry, slice]]:
             yield entry, slice(first, min(numel, first + CHUNK))
 
 
-def _words(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[Any]:
+def _new_words(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[Any]:
     for _, tensor in match_entries(bucket, tensors):
         flat = tensor.reshape(-1)
         for first in range(0, flat.numel(), CHUNK):

@@ -93,7 +93,7 @@ class ControlPage:
         done = min(self._words[FIRST_READER : FIRST_READER + num_readers])
         return done - self.encode_count(serial, 0)
 
-    def gone(self, sides: Sequence[int]) -> int | None:
+    def find_ended(self, sides: Sequence[int]) -> int | None:
         """Process id of one of these sides that has ended; None while all are alive or not yet connected."""
         poll = select.poll()
         for side in sides:

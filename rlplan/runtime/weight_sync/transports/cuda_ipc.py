@@ -28,33 +28,33 @@ class CudaIpcOutlet(SharedMemoryOutlet):
 
     def handles(self) -> bytes:
         """The GPU's id and its IPC handle, pickled: they pass through the driver, which does not import torch."""
-        device = needed_device()
+        device = require_device()
         return pickle.dumps((device.uuid(), device.share(self.arena)))
 
     def publish(self, header: Header) -> None:
         """Make the packet available to the readers once the stream has written it."""
-        needed_device().finish_stream()
+        require_device().finish_stream()
         super().publish(header)
 
     def _memory(self) -> torch.Tensor:
-        return needed_device().shareable(arena_bytes(self.packets))
+        return require_device().shareable(arena_bytes(self.packets))
 
 
 class CudaIpcInlet(SharedMemoryInlet):
     def release(self, index: int) -> None:
         """Release the packet once the stream has read it."""
-        needed_device().finish_stream()
+        require_device().finish_stream()
         super().release(index)
 
     def _memory(self) -> Any:
-        device = needed_device()
+        device = require_device()
         uuid, handle = pickle.loads(self.endpoint.handles)  # trusted: written by a process of this run
         if uuid != device.uuid():
             raise sync_error(f"the sender's arena is on GPU {uuid}, but this process runs on GPU {device.uuid()}")
         return device.open(handle)
 
 
-def needed_device() -> Device:
+def require_device() -> Device:
     """The GPU of this process. Raises: RunError where it sees none."""
     device = present()
     if device is None:

@@ -127,7 +127,7 @@ class DiskInlet(DiskSide):
                 raise sync_error(f"the other side has aborted {self.folder.name}", GivenUpError)
             if path.exists():
                 return True
-            if (pid := self.sender.gone()) is not None:
+            if (pid := self.sender.find_ended()) is not None:
                 raise sync_error(f"the other side has ended (process {pid}) in {self.folder.name}", GivenUpError)
             return False
 
@@ -167,7 +167,7 @@ class Sender:
             except OSError:
                 pass  # no pidfd (kernel, sandbox, descriptor limit): the deadline still applies
 
-    def gone(self) -> int | None:
+    def find_ended(self) -> int | None:
         """Process id of a sender that has ended; None while it lives, or if it runs on another host."""
         if self._descriptor >= 0:
             poll = select.poll()  # select.select accepts no descriptor above 1023

@@ -18,7 +18,7 @@ import torch
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes
 from rlplan.runtime.device.layer import Event
 from rlplan.runtime.weight_sync.channel import Deadline, Endpoint, Header, Update, packet_view, sync_error
-from rlplan.runtime.weight_sync.transports.cuda_ipc import needed_device
+from rlplan.runtime.weight_sync.transports.cuda_ipc import require_device
 
 
 class NcclSide:
@@ -26,7 +26,7 @@ class NcclSide:
 
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         self.endpoint, self.packets = endpoint, packets
-        self.device = needed_device()
+        self.device = require_device()
         self.arena = torch.zeros(arena_bytes(packets), dtype=torch.uint8, device=self.device.place)
         self.num_bytes = self.arena.numel()
         self.group: Any = None

@@ -63,7 +63,7 @@ class SharedPages:
         """Raises: GivenUpError where the other side has aborted the update or ended."""
         if self.control.has_failed(self.serial):
             raise sync_error(f"the other side has aborted update {self.serial}", GivenUpError)
-        if (pid := self.control.gone(self.others)) is not None:
+        if (pid := self.control.find_ended(self.others)) is not None:
             raise sync_error(f"the other side has ended (process {pid}) in update {self.serial}", GivenUpError)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
+from rlplan.runtime.weight_sync.contents.checkpoint_names import rename_for_checkpoint
 from rlplan.runtime.weight_sync.shared_base import OpenedBase, base_error
 
 
@@ -58,7 +58,7 @@ def _iterate_weights(base: OpenedBase, config: Any, model: Any) -> Iterator[tupl
         if part_of != current and current in parameters and _is_same(base, current, parameters[current]):
             parameters[current].data = base.tensors[current]
         current = part_of
-        yield from in_checkpoint(config.hf_config.architectures[0], [(name, tensor)])
+        yield from rename_for_checkpoint(config.hf_config.architectures[0], [(name, tensor)])
 
 
 def _replace_remaining(base: OpenedBase, parameters: dict[str, Any]) -> None:

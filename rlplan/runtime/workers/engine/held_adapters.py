@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlplan.runtime.weight_sync.channel import sync_error
-from rlplan.runtime.weight_sync.contents.adapter import take_adapter
+from rlplan.runtime.weight_sync.contents.adapter import load_adapter
 from rlplan.spec.resolved import ResolvedJob
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class HeldAdapters:
         assert self._held or not self._begun, "the first version arrives before any sample"
         if not self._is_loaded(version, checksums):
             self._make_room(llm, version)
-            self._held[version] = take_adapter(llm, job, tensors, version), checksums
+            self._held[version] = load_adapter(llm, job, tensors, version), checksums
         self.newest = version
         if self.version not in self._held:  # the first version of a new or restarted engine
             self.version = version

@@ -34,7 +34,7 @@ def join_single_rank() -> None:
 
 
 @contextmanager
-def named_by_port(port: int) -> Iterator[None]:
+def name_memory_by_port(port: int) -> Iterator[None]:
     """Context in which vLLM names the shared memory of an engine's ranks by their rendezvous port.
 
     vLLM 0.32 takes the name from the text after the last colon of the init method. `env://` has none, so two engines

@@ -17,9 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplan.memory.weight_sync.packets import policy_packets
+from rlplan.memory.weight_sync.packets import plan_policy_packets
 from rlplan.runtime.host.engine_keys import check_vllm
-from rlplan.runtime.images.in_vllm import ARCHITECTURE, engine_prompt, register_image_model
+from rlplan.runtime.images.in_vllm import ARCHITECTURE, make_engine_prompt, register_image_model
 from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.models.start_checkpoint import warm_up
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
@@ -38,7 +38,7 @@ from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.held_adapters import HeldAdapters
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import build_sampling_parameters, read_completion
-from rlplan.runtime.workers.worker import Worker, no_collections
+from rlplan.runtime.workers.worker import Worker, disable_garbage_collection
 from rlplan.spec.model import read_model
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
@@ -86,7 +86,7 @@ class RolloutEngine(Worker):
         has_work = self.tracker.num_open and not self.paused and not self.dirty
         return float(self.num_steps) if has_work else super().pulse()
 
-    @no_collections()
+    @disable_garbage_collection()
     def import_libraries(self) -> None:
         import torch
 
@@ -126,7 +126,7 @@ class RolloutEngine(Worker):
 
         from rlplan.runtime.weight_sync.shared_base import OpenedBase
         from rlplan.runtime.workers.engine.base_loading import load_from_base
-        from rlplan.runtime.workers.engine.lock_step import named_by_port
+        from rlplan.runtime.workers.engine.lock_step import name_memory_by_port
         from rlplan.runtime.workers.engine.weight_packing import watch_weight_packing
         from rlplan.runtime.workers.worker_device import worker_device
 
@@ -142,7 +142,7 @@ class RolloutEngine(Worker):
         self._close_base()  # an earlier start may have failed after opening it
         if base is not None:
             self.base = OpenedBase(base, self.job.load_model(), getattr(torch, self.job.rollout.dtype.value))
-        shared_memory_name = named_by_port(address[1]) if address else nullcontext()
+        shared_memory_name = name_memory_by_port(address[1]) if address else nullcontext()
         with watch_weight_packing(self.base) as packing, load_from_base(self.base), shared_memory_name:
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
@@ -238,7 +238,7 @@ class RolloutEngine(Worker):
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
         """Open the weight-sync channel on this side and close an earlier one."""
         self.just_started = False
-        packets = policy_packets(self.job, self.job.load_model())
+        packets = plan_policy_packets(self.job, self.job.load_model())
         takes_deltas = self.job.placement.sync_content is SyncContent.DELTA
         channel = {"endpoint": endpoint, "packets": packets, "reader": reader, "takes_deltas": takes_deltas}
         self.llm.init_weight_transfer_engine({"init_info": channel})
@@ -389,7 +389,7 @@ class RolloutEngine(Worker):
             request = by_id[name]
             stop, ignores_eos = self.job.rollout.stop, self.job.workload.ignores_eos
             parameters = build_sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
-            prompt, adapter = engine_prompt(request), self.adapters.begin(f"{name}/{index}")
+            prompt, adapter = make_engine_prompt(request), self.adapters.begin(f"{name}/{index}")
             self.llm.llm_engine.add_request(f"{name}/{index}", prompt, parameters, lora_request=adapter)
 
     def _drop_requests(self, request_ids: Sequence[str]) -> None:

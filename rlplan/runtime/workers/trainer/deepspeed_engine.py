@@ -17,7 +17,7 @@ from rlplan.errors import HostError
 from rlplan.runtime.device.layer import Device
 from rlplan.runtime.learning.packing import pack_best_fit
 from rlplan.runtime.models.logprob_model import TokenBatch, make_batch, score_packed
-from rlplan.runtime.models.tensor_parallel import forget_input_check, norm_of_parts
+from rlplan.runtime.models.tensor_parallel import compute_gradient_norm, disable_input_check
 from rlplan.runtime.rollout.experience import SequencePair
 from rlplan.vocabulary import Dtype
 
@@ -89,7 +89,7 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
         # DeepSpeed gets the optimizer itself, so its configuration must not name one.
         config = {key: value for key, value in config.items() if key != "optimizer"}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
-    forget_input_check(engine)
+    disable_input_check(engine)
     undo_initial_step(engine)
     return engine
 
@@ -200,7 +200,7 @@ def step_and_measure_norm(engine: Any, take_step: Callable[[], Any]) -> float:
     def measure_and_clip() -> None:
         parameters = list(engine.module.parameters())
         if engine.autotp_size() > 1:
-            norms.append(norm_of_parts(parameters))
+            norms.append(compute_gradient_norm(parameters))
         else:
             norms.append(float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])))
         clip()

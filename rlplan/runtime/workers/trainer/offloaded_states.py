@@ -70,7 +70,7 @@ class OffloadedStates:
             self._forget()
             raise
 
-    def bring_back(self) -> None:
+    def reload(self) -> None:
         """Fill the storages again; no effect if nothing is offloaded."""
         if self._file is not None:
             os.lseek(self._file, 0, os.SEEK_SET)

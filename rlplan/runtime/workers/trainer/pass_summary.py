@@ -8,7 +8,7 @@ import torch
 from rlplan.runtime.learning.logprob_mismatch import BINS_PER_DOUBLING, DIFFERENCE, HIGHEST_BIN, LOWEST_BIN
 
 
-def summarize(
+def summarize_pass(
     loss: float,
     difference: torch.Tensor,
     entropies: torch.Tensor,

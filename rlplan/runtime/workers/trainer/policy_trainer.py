@@ -14,20 +14,20 @@ from typing import Any
 import torch
 
 from rlplan.errors import HostError
-from rlplan.memory.weight_sync.packets import Packet, policy_packets
+from rlplan.memory.weight_sync.packets import Packet, plan_policy_packets
 from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.driver.rehearsal import MisfitError
 from rlplan.runtime.host.engine_keys import check_deepspeed
-from rlplan.runtime.images.tower import give_tower, tower_of
+from rlplan.runtime.images.tower import attach_tower, get_tower
 from rlplan.runtime.losses.inputs import LossInputs
-from rlplan.runtime.losses.policy_losses import kl_baseline, summed_margins
+from rlplan.runtime.losses.policy_losses import estimate_kl_baseline, sum_margins
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.measure.step_metrics import accumulate
-from rlplan.runtime.models.adapters import AdapterWeights, MergedWeights, add_adapters, computing_as, save_adapter
+from rlplan.runtime.models.adapters import AdapterWeights, MergedWeights, activate_adapter, add_adapters, save_adapter
 from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
-from rlplan.runtime.models.sequence_parallel import Sharing, meet
-from rlplan.runtime.models.sharded_loading import build_cut
+from rlplan.runtime.models.sequence_parallel import Sharing, create_sharing_groups
+from rlplan.runtime.models.sharded_loading import build_sharded
 from rlplan.runtime.models.start_checkpoint import (
     load_language_model,
     load_scalar_model,
@@ -55,11 +55,11 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
 )
 from rlplan.runtime.workers.trainer.learning_rates import LearningRates
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.trainer.pass_summary import summarize
-from rlplan.runtime.workers.trainer.state_saver import StateSaver, load
+from rlplan.runtime.workers.trainer.pass_summary import summarize_pass
+from rlplan.runtime.workers.trainer.state_saver import StateSaver, restore_states
 from rlplan.runtime.workers.trainer.trained_states import copy_mapped_parameters, count_bytes, list_storages
-from rlplan.runtime.workers.worker import Worker, no_collections
-from rlplan.runtime.workers.worker_device import forget_cache, use_device, worker_device
+from rlplan.runtime.workers.worker import Worker, disable_garbage_collection
+from rlplan.runtime.workers.worker_device import empty_device_cache, use_device, worker_device
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
@@ -83,7 +83,7 @@ class PolicyTrainer(Worker):
         self.base: HeldBase | None = None
         self.baseline = 0.0
 
-    @no_collections()
+    @disable_garbage_collection()
     def import_libraries(self) -> None:
         import_deepspeed()
         torch.set_num_threads(self.num_threads)
@@ -99,12 +99,12 @@ class PolicyTrainer(Worker):
         torch.manual_seed(self.job.seed)  # new adapters and heads must be equal on all ranks
         self.device, timeout_s = worker_device(self.job), self.job.limits.rank_timeout_s
         join_ranks(rank, world_size, address, timeout_s, self.take_listener(), device_of(self.device))
-        self.sharing = meet(self.job.training.ulysses)
+        self.sharing = create_sharing_groups(self.job.training.ulysses)
         self._build_engine(model_folder)
 
     def _build_engine(self, model_folder: str) -> None:
         if self._loads_sharded:
-            language_model = build_cut(
+            language_model = build_sharded(
                 model_folder, self.config, TORCH_DTYPES[self.job.training.dtype], is_scalar=self.is_scalar
             )
         else:
@@ -146,7 +146,7 @@ class PolicyTrainer(Worker):
         memory. Raises: MisfitError where a GPU has too little memory.
         """
         workload = self.job.workload
-        share = self.job.num_trained_by(torch.distributed.get_world_size() // self.job.training.num_ranks_per_pass)
+        share = self.job.count_trained(torch.distributed.get_world_size() // self.job.training.num_ranks_per_pass)
         count = max(1, min(self.job.max_tokens_per_micro_batch // workload.max_seq_len, share))
         longest = blank_sample(workload.max_prompt_len, workload.max_response_len)
         num_micro_batches = 2 if share > count else 1
@@ -178,7 +178,7 @@ class PolicyTrainer(Worker):
             return load_scalar_model(model_folder, dtype)
         language_model = load_language_model(model_folder, dtype)
         if self.job.takes_images:
-            give_tower(language_model, Path(self.job.policy.path))
+            attach_tower(language_model, Path(self.job.policy.path))
         if self.has_adapters:
             add_adapters(language_model, self.job)
         return language_model
@@ -192,7 +192,7 @@ class PolicyTrainer(Worker):
             return ValueModel(language_model, self.sharing)
         entropies: Entropies = "learned" if self.job.algorithm.entropy_coef else "seen"
         temperature = self.job.workload.temperature
-        if Role.VALUE in self.job.scored_roles and self.job.holder_of(Role.VALUE) is Role.POLICY:
+        if Role.VALUE in self.job.scored_roles and self.job.find_holder(Role.VALUE) is Role.POLICY:
             return PolicyValueModel(language_model, temperature, entropies, self.sharing)
         return LogprobModel(language_model, temperature, entropies=entropies, sharing=self.sharing)
 
@@ -211,25 +211,25 @@ class PolicyTrainer(Worker):
         """
         totals: dict[str, float] = {}
         has_baseline = self.job.algorithm.declaration.has_baseline_answers
-        self.baseline = self._baseline(baseline_samples) if has_baseline else 0.0
+        self.baseline = self._compute_baseline(baseline_samples) if has_baseline else 0.0
         for samples, weights in zip(micro_batches, token_weights, strict=True):
             with use_device(self.device):
                 accumulate(totals, self._micro_batch(samples, weights))
-        forget_cache(self.device)
+        empty_device_cache(self.device)
         return totals
 
     @torch.no_grad()
-    def _baseline(self, samples: Sequence[TrainSample]) -> float:
+    def _compute_baseline(self, samples: Sequence[TrainSample]) -> float:
         """Compute the mini-batch's KL baseline from all ranks' answers to other prompts. Collective."""
         pairs = [SequencePair(s.prompt_tokens, s.response_tokens, s.observed, s.images) for s in samples]
-        logprobs = concatenate(self._judge(pairs, lambda batch: self.engine.module(batch)[0]))
-        inputs = self._loss_inputs(samples, [0.0] * len(samples), logprobs, torch.zeros_like(logprobs))
-        return kl_baseline(sum_over_ranks(summed_margins(inputs)))
+        logprobs = concatenate(self._score_pairs(pairs, lambda batch: self.engine.module(batch)[0]))
+        inputs = self._build_loss_inputs(samples, [0.0] * len(samples), logprobs, torch.zeros_like(logprobs))
+        return estimate_kl_baseline(sum_over_ranks(sum_margins(inputs)))
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         """Run forward and backward passes over one micro-batch; return its summary."""
         logprobs, entropies, *values = self.engine(make_batch(samples))
-        inputs = self._loss_inputs(samples, token_weights, logprobs, entropies)
+        inputs = self._build_loss_inputs(samples, token_weights, logprobs, entropies)
         loss, details = find_loss(self.job.algorithm)(inputs, self.job.algorithm)
         policy_loss = loss.detach()
         value_sums: dict[str, float] = {}
@@ -241,7 +241,7 @@ class PolicyTrainer(Worker):
             loss = loss + self.job.algorithm.value_coef * value_loss
         self.backward(loss)
         difference = logprobs.detach() - inputs.behaviour_logprobs
-        summary = summarize(float(policy_loss), difference, entropies.detach(), details, inputs.weights != 0)
+        summary = summarize_pass(float(policy_loss), difference, entropies.detach(), details, inputs.weights != 0)
         return summary | {f"value_{name}": value for name, value in value_sums.items()}
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -251,7 +251,7 @@ class PolicyTrainer(Worker):
         factor = self.engine.dp_world_size * find_missing_loss_scale(self.engine)
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
-    def _loss_inputs(
+    def _build_loss_inputs(
         self,
         samples: Sequence[TrainSample],
         token_weights: Sequence[float],
@@ -281,8 +281,8 @@ class PolicyTrainer(Worker):
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
         """Score responses with a role that shares these weights: frozen roles with their own adapter, or none."""
         module, index = self.engine.module, 2 if role == Role.VALUE else 0
-        with computing_as(module.language_model, role) if role != Role.VALUE else nullcontext():
-            return self._judge(pairs, lambda batch: module(batch)[index])
+        with activate_adapter(module.language_model, role) if role != Role.VALUE else nullcontext():
+            return self._score_pairs(pairs, lambda batch: module(batch)[index])
 
     @torch.no_grad()
     def score_passes(self, passes: Sequence[Sequence[SequencePair]]) -> list[tuple[float, ...]]:
@@ -290,16 +290,16 @@ class PolicyTrainer(Worker):
         with use_device(self.device):
             batches = map(make_batch, passes)
             parts = [part for batch in batches for part in self.engine.module(batch)[0].split(batch.lengths)]
-        forget_cache(self.device)
+        empty_device_cache(self.device)
         return [tuple(part.tolist()) for part in parts]
 
-    def _judge(
+    def _score_pairs(
         self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]
     ) -> list[tuple[float, ...]]:
         """Score each response token of the pairs. Collective: ranks run the same number of passes."""
         with use_device(self.device):
             scores = score_in_lock_step(pairs, self.job.max_tokens_per_micro_batch, judge)
-        forget_cache(self.device)
+        empty_device_cache(self.device)
         return scores
 
     def optimizer_step(self, step: int = 1) -> dict[str, float]:
@@ -308,7 +308,7 @@ class PolicyTrainer(Worker):
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         norm = step_and_measure_norm(self.engine, self.engine.step)
-        forget_cache(self.device)
+        empty_device_cache(self.device)
         return {
             "grad_norm": norm,
             "is_skipped": float(not self.engine.was_step_applied()),
@@ -332,10 +332,10 @@ class PolicyTrainer(Worker):
         # States that DeepSpeed keeps offloaded permanently are on the host already.
         on_device = [s for storages in by_kind for s in storages if s.device.type == self.device.type]
         self.offloaded.offload(on_device, in_memory=destination == "host")
-        forget_cache(self.device)
+        empty_device_cache(self.device)
 
     def reload(self) -> None:
-        self.offloaded.bring_back()
+        self.offloaded.reload()
 
     def reserve_staging(self) -> None:
         """Allocate the staging memory of checkpoints."""
@@ -347,7 +347,7 @@ class PolicyTrainer(Worker):
 
     def load_states(self, paths: Sequence[str], own: str, facts: dict[str, Any]) -> None:
         """Restore the state from the checkpoint files of all ranks. own: this rank's file, if it wrote one."""
-        load(self.engine, [Path(path) for path in paths], Path(own), facts)
+        restore_states(self.engine, [Path(path) for path in paths], Path(own), facts)
 
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the weight-sync channel on this side, replacing an earlier one; return what readers open."""
@@ -361,16 +361,18 @@ class PolicyTrainer(Worker):
 
     def open_channel(self, endpoint: Endpoint) -> None:
         assert self.sender is not None, "offer_channel comes first"
-        self.sender.open(endpoint)
+        self.sender.connect(endpoint)
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only take part in gathering the weights."""
         if self.sender is None:
-            self._sent_weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            self._weights_to_send().join_gathers(
+                entry.name for packet in self._packets for entry in packet.bucket.entries
+            )
             return None
-        return self.sender.send(self._sent_weights(), update)
+        return self.sender.send(self._weights_to_send(), update)
 
-    def _sent_weights(self) -> WeightSource:
+    def _weights_to_send(self) -> WeightSource:
         """The weights that weight sync sends: the adapters, or the full policy."""
         if self.job.placement.sync_content is SyncContent.ADAPTER:
             return AdapterWeights(self.engine.module.language_model)
@@ -390,7 +392,7 @@ class PolicyTrainer(Worker):
 
     @cached_property
     def _packets(self) -> tuple[Packet, ...]:
-        return policy_packets(self.job, self.job.load_model())
+        return plan_policy_packets(self.job, self.job.load_model())
 
     def save(self, folder: str, tokenizer_folder: str) -> dict[str, int] | None:
         """Write the policy in Hugging Face layout with adapters merged; write adapters also separately, for PEFT.
@@ -400,7 +402,7 @@ class PolicyTrainer(Worker):
         if self.has_adapters:
             self._write_adapter(Path(folder) / "adapter")
         if self.engine.global_rank:
-            self.weights().take_part()
+            self.weights().join_gathers()
             return None
         language_model = self.engine.module.language_model
         return save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
@@ -429,7 +431,7 @@ class PolicyTrainer(Worker):
         sizes = count_bytes(self.engine)
         sizes[MemoryKind.SYNC_STAGING] = self.sender.num_bytes if self.sender else 0
         sizes[MemoryKind.CHECKPOINT_STAGING] = self.saver.num_bytes
-        if tower := tower_of(self.engine.module.language_model):
+        if tower := get_tower(self.engine.module.language_model):
             sizes[MemoryKind.WEIGHTS] += tower.num_bytes
         return {(self.role.value, kind.value): size for kind, size in sizes.items()}
 

@@ -11,7 +11,7 @@ import torch
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.models.logprob_model import make_batch
-from rlplan.runtime.models.value_model import whole_sequences
+from rlplan.runtime.models.value_model import append_dummy_tokens
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample
 from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer, concatenate
 
@@ -24,10 +24,10 @@ class RewardTrainer(PolicyTrainer):
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
         """Compute the reward of each full sequence."""
-        return self._judge(whole_sequences(pairs), self.engine.module)
+        return self._score_pairs(append_dummy_tokens(pairs), self.engine.module)
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
-        scores = self.engine(make_batch(whole_sequences(samples)))
+        scores = self.engine(make_batch(append_dummy_tokens(samples)))
         weights = concatenate(
             (sample.weigh_response(weight),) for sample, weight in zip(samples, token_weights, strict=True)
         )

@@ -21,10 +21,10 @@ from rlplan.errors import RlplanError
 from rlplan.memory.trainers.checkpoints import MASTER_BYTES
 from rlplan.runtime.checkpoints import eight_bit
 from rlplan.runtime.checkpoints.fragments import MASTER, TrainedFragments
-from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
+from rlplan.runtime.checkpoints.stored_states import StoredStates, view_bytes
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
 from rlplan.runtime.device.layer import Device, device_of, present
-from rlplan.runtime.weight_sync.source import is_cut
+from rlplan.runtime.weight_sync.source import is_sharded
 
 HOST_RNG, DEVICE_RNG = "rng/cpu", "rng/cuda"
 PIECE_TYPES = {torch.float32: "F32", torch.uint8: "U8"}
@@ -80,7 +80,7 @@ class StateSaver:
                 used += size
             elif values.device.type != "cpu":
                 source = values.cpu()
-            yield Piece(name, PIECE_TYPES[values.dtype], memory_of(source))
+            yield Piece(name, PIECE_TYPES[values.dtype], view_bytes(source))
 
 
 def _iterate_tensors(states: TrainedFragments) -> Iterator[tuple[str, torch.Tensor]]:
@@ -90,10 +90,10 @@ def _iterate_tensors(states: TrainedFragments) -> Iterator[tuple[str, torch.Tens
             values = states.values(kind, fragment)
             if values is not None:
                 yield f"{kind}/{fragment.name}@{fragment.start}", values
-    yield from ((name, tensor.detach().view(-1)) for name, tensor in eight_bit.moments_of(states))
+    yield from ((name, tensor.detach().view(-1)) for name, tensor in eight_bit.iterate_moments(states))
 
 
-def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -> None:
+def restore_states(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -> None:
     """Restore an engine's state. paths: the role's files of all ranks; own: this rank's file, if it wrote one.
 
     Raises: SpecError when the files hold other parameters.
@@ -129,8 +129,8 @@ def _round_weights(states: TrainedFragments, stored: StoredStates) -> None:
     shares = {fragment.name: fragment for fragment in states.held}
     for name, parameter in states.trained.items():
         if hasattr(parameter, "ds_tensor") and (share := shares.get(name)):  # ZeRO-3 partition, without its padding
-            parameter.ds_tensor.view(-1).narrow(0, 0, share.numel).copy_(share.of(share.owner))
-        if id(parameter) not in owners and not is_cut(parameter):
+            parameter.ds_tensor.view(-1).narrow(0, 0, share.numel).copy_(share.view(share.owner))
+        if id(parameter) not in owners and not is_sharded(parameter):
             stored.fill(parameter.data, MASTER, name)
 
 

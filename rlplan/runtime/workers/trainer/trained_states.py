@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlplan.runtime.measure.memory_meter import touched_bytes
-from rlplan.runtime.models.quantized_base import scales_of
+from rlplan.runtime.models.quantized_base import list_scales
 from rlplan.vocabulary import MemoryKind
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def list_tensors(engine: Any, kind: MemoryKind) -> list[torch.Tensor]:
     if kind is MemoryKind.WEIGHTS:
         tensors += [parameter.data for parameter in parameters]
         tensors += [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
-        tensors += [scale for parameter in parameters for scale in scales_of(parameter)]
+        tensors += [scale for parameter in parameters for scale in list_scales(parameter)]
     elif kind is MemoryKind.GRADIENTS:
         tensors += [parameter.grad for parameter in parameters if parameter.grad is not None]
         tensors += [grad for parameter in parameters for grad in find_tensors(getattr(parameter, "grad_accum", None))]

@@ -24,7 +24,7 @@ class ValueTrainer(PolicyTrainer):
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
         """Predict the return at each response token, from the state before it."""
-        return self._judge(pairs, self.engine.module)
+        return self._score_pairs(pairs, self.engine.module)
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         values = self.engine(make_batch(samples))

@@ -67,7 +67,7 @@ def takes_images(config: Mapping[str, Any]) -> bool:
     return isinstance(names, list) and bool(names) and names[0] in WITH_IMAGES
 
 
-def rule_of(folder: Path, max_pixels: int) -> ImageRule:
+def read_image_rule(folder: Path, max_pixels: int) -> ImageRule:
     """The resizing rule of a model's folder. Raises: SpecError where a file is missing or not a JSON object."""
     processor = read_json(folder / "preprocessor_config.json", "the image processor", limit=MAX_CONFIG_BYTES)
     return build_image_rule(read_config(folder / "config.json"), processor, max_pixels)

@@ -4,14 +4,14 @@ import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.families import list_families
-from rlplan.planner.answers.plan_results import choice_words
+from rlplan.planner.answers.plan_results import list_overrides
 from rlplan.planner.answers.simulated_plan import simulate_plan
 from rlplan.planner.gpu.axes import list_engine_axes
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.timing.cost import Resource
 from tests.factories import gpu_job
@@ -24,7 +24,7 @@ def make_plan(policy: str, gpus: str, *overrides: str, backend: str = "megatron"
     job = gpu_job(
         {"policy": policy, "hardware": gpus, "algorithm": "grpo", "training": {"backend": backend}}, list(overrides)
     )
-    return best_plan(job, with_others=False)
+    return find_best_plan(job, with_others=False)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_engines_of_up_to_64_gpus_share_experts_in_layers_of_one_host() -> None:
 def test_an_engine_takes_its_gpus_and_the_number_of_engines_follows() -> None:
     plan = make_plan(MIXTURE, "16xH100", "rollout.tp=2", "rollout.attention_dp=4", "placement.placement=colocated")
     assert (plan.choice.engine.ranks, plan.choice.engines, plan.choice.engine.expert_ranks) == (8, 2, 8)
-    layout = plan.schedule.layout("rollout_engine")
+    layout = plan.schedule.find_layout("rollout_engine")
     assert (len(layout.devices), layout.dp, layout.num_ranks_per_pass) == (16, 2, 8)
     assert (plan.job.rollout.num_engines, plan.job.rollout.attention_dp, plan.job.rollout.num_processes) == (2, 4, 16)
     assert plan.kv is not None
@@ -73,7 +73,7 @@ def test_an_engine_takes_its_gpus_and_the_number_of_engines_follows() -> None:
 def test_the_overrides_of_a_plan_lead_to_it() -> None:
     first = make_plan(LATENT, "8xH100", "workload.max_response_len=16384", "workload.num_prompts_per_step=256")
     assert first.choice.engine.attention_dp > 1
-    words = choice_words(first.choice, first.job, first.asked)
+    words = list_overrides(first.choice, first.job, first.asked)
     assert words["rollout.attention_dp"] == str(first.choice.engine.attention_dp)
     again = make_plan(
         LATENT,

@@ -4,7 +4,7 @@ from typing import Any
 
 from rlplan.planner.answers.families import list_what_ifs
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
+from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.vocabulary import MemoryKind
 from tests.factories import EXAMPLES
@@ -21,7 +21,7 @@ def plan(backend: str = "fsdp2", **rollout: Any) -> Plan:
     ]
     keys += ["training.zero_stage=3", "placement.placement=colocated", "training.gradient_checkpointing=true"]
     overrides = [f"rollout.{key}={value}" for key, value in rollout.items()]
-    return best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", keys + overrides), with_others=False)
+    return find_best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", keys + overrides), with_others=False)
 
 
 def test_as_many_as_make_a_step_fastest_are_drafted_and_the_steps_of_others_are_named() -> None:

@@ -71,9 +71,9 @@ def _engine(method: str, folder: Path) -> dict[str, Any]:
     live = PackedLive(method, folder)
     engine, forecast = live.engine, EngineForecast(live.job, live.job.load_model(), live.job.load_profile())
     results = {
-        "loaded": (engine.packing.loaded_bytes, forecast.loaded(_start_action())["weights"]),
+        "loaded": (engine.packing.loaded_bytes, forecast.predict_loaded(_start_action())["weights"]),
         "held": {kind: size for (_, kind), size in engine.components().items()},
-        "forecast": {str(kind): size for kind, size in forecast.resident(_start_action(), "steady").items()},
+        "forecast": {str(kind): size for kind, size in forecast.predict_resident(_start_action(), "steady").items()},
         "before": live.differences("a"),
         "trained": [live.load_adapter(version) for version in (1, 2)],
     }

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 
 
@@ -21,7 +21,7 @@ def test_calls_are_heard_while_it_works_and_run_in_its_thread() -> None:
     thread = EngineThread("test", work)
     names = {thread.run(lambda: threading.current_thread().name) for _ in range(3)}
     assert names == {"test"}
-    assert is_enough.wait(scaled(10))
+    assert is_enough.wait(scale_seconds(10))
 
 
 def test_a_call_that_fails_fails_its_caller_alone() -> None:

@@ -16,7 +16,7 @@ RATE = {"algorithm.learning_rate": 1e-4}
 """Small, so that rounding is not made into steps."""
 
 
-def asked(cases: Mapping[str, Overrides], request: pytest.FixtureRequest) -> dict[str, Overrides]:
+def select_cases(cases: Mapping[str, Overrides], request: pytest.FixtureRequest) -> dict[str, Overrides]:
     """The cases that a test of this file names which is to run: those of the night cost nothing by day."""
     items = [item for item in request.session.items if item.path == request.path]
     named = {value for item in items if isinstance(item, pytest.Function) for value in parameters(item)}

@@ -8,7 +8,7 @@ from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.vocabulary import Role
 from tests.factories import make_job
 from tests.repository.at_night import at_night
-from tests.runtime.workers.trainer.agreement import RATE, answer_with_one_rank, asked, check_states
+from tests.runtime.workers.trainer.agreement import RATE, answer_with_one_rank, check_states, select_cases
 
 CASES = {
     f"stage {stage}": {
@@ -26,7 +26,9 @@ EACH = at_night(CASES, but=("stage 0", "stage 2", "stage 3"))
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Eight steps of one rank for each case, and one in float32."""
-    cases = {name: ("scaled", overrides) for name, overrides in {**asked(CASES, request), "float32": RATE}.items()}
+    cases = {
+        name: ("scaled", overrides) for name, overrides in {**select_cases(CASES, request), "float32": RATE}.items()
+    }
     return answer_with_one_rank(cases, tmp_path_factory.mktemp("rank"))
 
 

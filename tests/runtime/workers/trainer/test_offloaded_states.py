@@ -17,9 +17,9 @@ def test_every_view_of_a_storage_is_whole_again() -> None:
     offloaded = OffloadedStates()
     offloaded.offload([flat.untyped_storage(), other.untyped_storage()])
     assert (flat.untyped_storage().nbytes(), other.untyped_storage().nbytes(), offloaded.num_bytes) == (0, 0, 4014)
-    offloaded.bring_back()
+    offloaded.reload()
     assert all(torch.equal(now, then) for now, then in zip((flat, view, other), before, strict=True))
-    offloaded.bring_back()  # nothing is offloaded
+    offloaded.reload()  # nothing is offloaded
 
 
 def test_parking_gives_the_memory_back_to_the_system() -> None:
@@ -27,7 +27,7 @@ def test_parking_gives_the_memory_back_to_the_system() -> None:
     before, offloaded = resident_bytes(), OffloadedStates()
     offloaded.offload([tensor.untyped_storage()])
     assert before - resident_bytes() >= 0.9 * 64_000_000
-    offloaded.bring_back()
+    offloaded.reload()
     assert float(tensor.sum()) == 16_000_000
 
 
@@ -37,7 +37,7 @@ def test_memory_that_was_never_written_to_does_not_come_back_as_memory_that_is_h
     bucket[:5000] = 7
     offloaded = OffloadedStates()
     offloaded.offload([bucket.untyped_storage()])
-    offloaded.bring_back()
+    offloaded.reload()
     assert touched_bytes(bucket.data_ptr(), 100_000_000) < 5_000_000, "a huge page or two"
     assert int(bucket[:5000].sum()) == 35_000
 

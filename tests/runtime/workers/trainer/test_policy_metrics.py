@@ -10,7 +10,7 @@ from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.policy_losses import answer_ratio, clipped_ratio, preference
 from rlplan.runtime.measure.step_metrics import StepMetrics, accumulate
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, WeightSpan
-from rlplan.runtime.workers.trainer.pass_summary import summarize
+from rlplan.runtime.workers.trainer.pass_summary import summarize_pass
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from tests.factories import make_job
 
@@ -37,7 +37,7 @@ def compute_sums(weights: torch.Tensor) -> dict[str, float]:
     loss, details = clipped_ratio(inputs, AlgorithmSpec(name="grpo", kl_estimator="k1"))
     difference = inputs.logprobs.detach() - inputs.behaviour_logprobs
     entropies = torch.tensor([0.25, 0.75, 9.0, 9.0])[: len(weights)]
-    return summarize(float(loss.detach()), difference, entropies, details, weights != 0)
+    return summarize_pass(float(loss.detach()), difference, entropies, details, weights != 0)
 
 
 def make_row(*ranks: dict[str, float]) -> dict[str, Any]:

@@ -140,6 +140,6 @@ def test_the_states_after_a_step_are_predicted_to_the_byte(two_ranks: Asked, nam
         forecast = TrainerForecast(
             plan.job, plan.job.load_model(), plan.job.load_profile(), plan.schedule.layout("policy_trainer"), rank
         )
-        resident = forecast.resident(action, "steady")
+        resident = forecast.predict_resident(action, "steady")
         for kind in PERSISTENT_KINDS:
             assert answer["before"]["components"].get(kind.value, 0) == resident.get(kind, 0), (rank, kind)

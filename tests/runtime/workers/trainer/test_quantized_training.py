@@ -7,7 +7,7 @@ import pytest
 from rlplan.errors import SpecError
 from tests.factories import make_job
 from tests.repository.at_night import at_night
-from tests.runtime.workers.trainer.agreement import answer_with_one_rank, asked, check_states
+from tests.runtime.workers.trainer.agreement import answer_with_one_rank, check_states, select_cases
 
 ADAPTERS = {"training.lora": {"rank": 4, "alpha": 8.0}, "algorithm.learning_rate": 1e-3}
 QUANTISED = {
@@ -35,7 +35,7 @@ ROUNDING = {"float32": 1e-4, "bfloat16": 0.25}
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Answers of one rank for each case."""
-    wanted = asked(OVERRIDES, request) | {name: OVERRIDES[name] for name in (WHOLE, EIGHT)}
+    wanted = select_cases(OVERRIDES, request) | {name: OVERRIDES[name] for name in (WHOLE, EIGHT)}
     cases = {name: ("adapted" if name in QUANTISED else "agree", more) for name, more in wanted.items()}
     return answer_with_one_rank(cases, tmp_path_factory.mktemp("rank"))
 

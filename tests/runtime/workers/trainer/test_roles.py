@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind, Role
 from tests.factories import make_adapter, make_job
 from tests.runtime.workers.trainer.agreement import answer_with_one_rank
@@ -120,7 +120,9 @@ def test_adapters_of_roles_are_counted_to_the_byte_and_have_no_states(answers: d
     job = make_job(**role_adapter_case(tmp_path))
     model, components = job.load_model(), answers["role_adapters"]["components"]
     trained, frozen = (sum(p.numel for p in part) for part in job.trained_parameters(Role.POLICY, model))
-    two_roles = sum(len(lora_parameters(model, *values)) for values in ((4, "all-linear"), (8, ("q_proj", "v_proj"))))
+    two_roles = sum(
+        len(list_lora_parameters(model, *values)) for values in ((4, "all-linear"), (8, ("q_proj", "v_proj")))
+    )
     assert len(job.frozen_adapter_parameters(model)) == two_roles
     assert components[MemoryKind.WEIGHTS] == 4 * (frozen + trained)
     assert components[MemoryKind.OPTIMIZER] == 8 * trained + 4

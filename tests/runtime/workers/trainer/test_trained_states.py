@@ -33,7 +33,7 @@ def train(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], list[
             offloaded, before = OffloadedStates(), count_bytes(engine)
             offloaded.offload([storage for storages in list_storages(engine).values() for storage in storages])
             assert set(count_bytes(engine).values()) == {0}
-            offloaded.bring_back()
+            offloaded.reload()
             assert count_bytes(engine) == before
         optimizer.step()
         optimizer.zero_grad()

@@ -121,7 +121,7 @@ def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
         for key, (run_phase, kind) in MOMENTS.items():
             action = next(action for action in plan.schedule.step if action.kind is kind)
             live = answers[name][rank][key]
-            resident, peak = (call(action, run_phase) for call in (forecast.resident, forecast.peak))  # type: ignore[arg-type]
+            resident, peak = (call(action, run_phase) for call in (forecast.predict_resident, forecast.predict_peak))  # type: ignore[arg-type]
             for persistent in PERSISTENT_KINDS:
                 assert live["components"].get(persistent.value, 0) == resident.get(persistent, 0), (key, persistent)
             predicted = sum(peak.values()) - peak[MemoryKind.PROCESS] - peak.get(MemoryKind.SYNC_STAGING, 0)
