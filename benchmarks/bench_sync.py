@@ -289,7 +289,7 @@ def draw() -> None:
         figure.set_layout_engine("constrained")
         axes = figure.add_subplot()
         axes.bar(names, applied, width=0.6, color=ACCENT, label="vLLM's own part")
-        rest = [one - own for one, own in zip(whole, applied, strict=True)]
+        rest = [total - own for total, own in zip(whole, applied, strict=True)]
         axes.bar(names, rest, width=0.6, bottom=applied, color="#d98b3a", label="transport")
         axes.plot(
             names,

@@ -60,12 +60,12 @@ def at_most(seconds: float, beyond_s: float = 0.0) -> Iterator[None]:
 
 def own_processes() -> dict[int, psutil.Process]:
     """Everything that is below this process and no zombie, by process id."""
-    found = {}
+    processes = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = process
-    return found
+                processes[process.pid] = process
+    return processes
 
 
 @contextmanager

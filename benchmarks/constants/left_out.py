@@ -32,8 +32,8 @@ LATENCIES = ("serving_tpot", "serving_ttft", "throughput_infer")
 
 def read_left_out() -> dict[str, float]:
     """Predictions by id."""
-    found: dict[str, float] = json.loads(FILE.read_text())
-    return found
+    predictions: dict[str, float] = json.loads(FILE.read_text())
+    return predictions
 
 
 def _predictions(points: Iterable[MeasuredPoint]) -> dict[str, float]:
@@ -89,11 +89,11 @@ def _of_trainers() -> Iterator[dict[str, float]]:
 
 def main() -> int:
     """Write the file."""
-    found: dict[str, float] = {}
+    kept_predictions: dict[str, float] = {}
     for predictions in (*_of_pairs(), *_of_trainers()):
         print(len(predictions), flush=True)
-        found |= predictions
-    FILE.write_text(json.dumps(found, indent=0) + "\n")
+        kept_predictions |= predictions
+    FILE.write_text(json.dumps(kept_predictions, indent=0) + "\n")
     return 0
 
 

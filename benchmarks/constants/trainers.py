@@ -138,8 +138,8 @@ def set_constant(constant: Constant, value: float) -> Iterator[None]:
 
 def mean_error(points: list[MeasuredPoint]) -> float:
     """Mean absolute relative error, in per cent."""
-    found = [point.relative_error for point in compare(points).points]
-    return 100 * fmean(abs(error) for error in found if error is not None)
+    errors = [point.relative_error for point in compare(points).points]
+    return 100 * fmean(abs(error) for error in errors if error is not None)
 
 
 @cache

@@ -13,9 +13,9 @@ EXAMPLE = "ppo-70b-64xh100"
 
 def big() -> Plan:
     """The plan of the example. Raises: AssertionError where there is none."""
-    found = example(EXAMPLE)
-    assert isinstance(found, Plan), found
-    return found
+    plan = example(EXAMPLE)
+    assert isinstance(plan, Plan), plan
+    return plan
 
 
 def design() -> str:

@@ -45,18 +45,18 @@ TOLD = {
 
 def left_out() -> str:
     """The well-known table beside ours, kind by kind."""
-    found = example(*VARIANTS["PPO, all on the GPU"])
-    assert isinstance(found, Plan), found
-    assert found.kv is not None, "there are rollouts"
-    told = {kind.replace("_", " "): size for kind, size in TOLD.items()}
-    ours = {kind.replace("_", " "): size for kind, size in kinds(peak_of(found, "cuda:0")).items()}
-    ours[f"KV cache of {found.kv.max_num_seqs} rollouts at once"] = found.kv.enough_bytes
+    plan = example(*VARIANTS["PPO, all on the GPU"])
+    assert isinstance(plan, Plan), plan
+    assert plan.kv is not None, "there are rollouts"
+    quoted = {kind.replace("_", " "): size for kind, size in TOLD.items()}
+    ours = {kind.replace("_", " "): size for kind, size in kinds(peak_of(plan, "cuda:0")).items()}
+    ours[f"KV cache of {plan.kv.max_num_seqs} rollouts at once"] = plan.kv.enough_bytes
     rows = []
-    for name in dict.fromkeys([*told, *ours]):
+    for name in dict.fromkeys([*quoted, *ours]):
         here = ours.get(name, 0)
-        said = f"{told[name]:.0f} GB" if name in told else "-"
-        rows.append((name, said, decimal(here), decimal(here - told.get(name, 0.0) * GB)))
-    total, all_told = sum(ours.values()), sum(told.values())
+        quoted_gb = f"{quoted[name]:.0f} GB" if name in quoted else "-"
+        rows.append((name, quoted_gb, decimal(here), decimal(here - quoted.get(name, 0.0) * GB)))
+    total, all_told = sum(ours.values()), sum(quoted.values())
     rows.append(("together", f"{all_told:.0f} GB", decimal(total), decimal(total - all_told * GB)))
     return table(("kind", "the table", "here", "left out"), rows)
 
@@ -82,18 +82,18 @@ def variants() -> str:
     """A row a variant on one card."""
     rows = []
     for name, question in VARIANTS.items():
-        found = example(*question)
-        if isinstance(found, str):
-            rows.append((name, found, "", "", "", "", ""))
+        plan = example(*question)
+        if isinstance(plan, str):
+            rows.append((name, plan, "", "", "", "", ""))
             continue
-        assert found.kv is not None, "there are rollouts"
-        training = max(size for (_, action), size in totals_of(found) if action.startswith("train_"))
-        generating = max(size for (_, action), size in totals_of(found) if action == "generate")
-        cache = format_bytes(found.kv.kv_cache_memory_bytes)
-        step = format_seconds(found.seconds) if found.verdict.rank < 2 else "-"
-        host = format_bytes(found.ledger.host_peak().num_bytes)
+        assert plan.kv is not None, "there are rollouts"
+        training = max(size for (_, action), size in totals_of(plan) if action.startswith("train_"))
+        generating = max(size for (_, action), size in totals_of(plan) if action == "generate")
+        cache = format_bytes(plan.kv.kv_cache_memory_bytes)
+        step = format_seconds(plan.seconds) if plan.verdict.rank < 2 else "-"
+        host = format_bytes(plan.ledger.host_peak().num_bytes)
         sizes = (f"{format_bytes(generating)} ({cache})", format_bytes(training), host)
-        rows.append((name, choice(found), *sizes, found.verdict.value, step))
+        rows.append((name, choice(plan), *sizes, plan.verdict.value, step))
     head = ("variant", "plan, or the nearest", "generating (KV cache)", "training", "the host", "verdict", "a step")
     return table(head, rows)
 

@@ -35,7 +35,7 @@ def measure_memory(case: Case, device: torch.device, used_before: int | None) ->
     """Total, context, what the allocator rounds to, cuBLAS's workspace."""
     need_cuda(device)
     measured: dict[str, float] = {"total_bytes": torch.cuda.mem_get_info()[1]}
-    one = torch.zeros(1, device=device)
+    first_tensor = torch.zeros(1, device=device)
     measured["rounding_bytes"] = torch.cuda.memory_allocated()
     measured["small_segment_bytes"] = torch.cuda.memory_reserved()
     used = used_by_driver()
@@ -50,7 +50,7 @@ def measure_memory(case: Case, device: torch.device, used_before: int | None) ->
     if used is not None and used_before is not None:
         grown = (used_by_driver() or 0) - used_before - torch.cuda.memory_reserved()
         measured["context_with_cublas_bytes"] = grown
-    del one
+    del first_tensor
     return measured
 
 
@@ -90,8 +90,8 @@ def _product(dtype: str, m: int, k: int, n: int, device: torch.device) -> Callab
     if dtype != "float8":
         return lambda: left @ right.T
     eight = torch.float8_e4m3fn
-    left, right, one = left.to(eight), right.to(eight), torch.ones((), device=device)
-    return lambda: torch._scaled_mm(left, right.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    left, right, scale = left.to(eight), right.to(eight), torch.ones((), device=device)
+    return lambda: torch._scaled_mm(left, right.T, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
 
 
 def measure_copy(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:

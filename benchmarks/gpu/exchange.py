@@ -137,7 +137,7 @@ def _policy(case: Case, device: torch.device, seed: int = 0) -> tuple[SmallPolic
 
 def _packets(case: Case, policy: SmallPolicy) -> tuple[Packet, ...]:
     """The policy's weights in at least two packets."""
-    parameters = tuple(Parameter(name, tuple(one.shape)) for name, one in policy.named_parameters())
+    parameters = tuple(Parameter(name, tuple(tensor.shape)) for name, tensor in policy.named_parameters())
     return tuple(plan_packets(parameters, DTYPE.itemsize, 16 << 10 if case.is_tiny else 64 * MIB))
 
 
@@ -147,20 +147,20 @@ def measure_offload(case: Case, device: torch.device, used_before: int | None) -
     states = [torch.arange(size // 4, device=device, dtype=torch.int32) + n for n in range(2)]
     sums, offloaded = [int(state.sum()) for state in states], OffloadedStates()
     storages = [state.untyped_storage() for state in states]
-    held, times = [_held(device)], []
+    reserved_bytes, times = [_held(device)], []
     for act in (lambda: offloaded.offload(storages, in_memory=True), offloaded.bring_back):
         started = time.perf_counter()
         act()
         finish(device)
         times.append(time.perf_counter() - started)
         forget_cache(device)
-        held.append(_held(device))
+        reserved_bytes.append(_held(device))
     if [int(state.sum()) for state in states] != sums:
         raise RuntimeError("offloaded states came back as others")
     rates = {"offload_bytes_per_s": 2 * size / times[0], "reload_bytes_per_s": 2 * size / times[1]}
     if device.type != "cuda":
         return {"offloaded_bytes": 2 * size} | rates
-    return {"offloaded_bytes": 2 * size, "freed_bytes": held[0] - held[1], "back_bytes": held[2] - held[1]} | rates
+    return {"offloaded_bytes": 2 * size, "freed_bytes": reserved_bytes[0] - reserved_bytes[1], "back_bytes": reserved_bytes[2] - reserved_bytes[1]} | rates
 
 
 def _held(device: torch.device) -> int:

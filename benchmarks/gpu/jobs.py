@@ -109,13 +109,13 @@ def run_step(case: Case, device: str, folder: Path, limit_s: float) -> Result:
         plan = plan_on_gpu(name, found_gpu(), num_steps=1) if device == "cuda" else plan_on_cpu(name, num_steps=1)
     except RlplanError as error:
         return Result("failed", error.what)
-    found = run(name, plan, folder, max(1.0, ends - time.monotonic()))
-    if found["exit_code"]:
-        return Result("failed", f"rlplan run ended with {found['exit_code']}; see {folder.name}/output.log")
-    numbers: dict[str, float] = {"num_steps": found["num_steps"]}
-    if found["logprob_difference_max"] is not None:
-        numbers["logprob_difference_max"] = found["logprob_difference_max"]
-    for process, peak in found["peaks"].items():
+    outcome = run(name, plan, folder, max(1.0, ends - time.monotonic()))
+    if outcome["exit_code"]:
+        return Result("failed", f"rlplan run ended with {outcome['exit_code']}; see {folder.name}/output.log")
+    numbers: dict[str, float] = {"num_steps": outcome["num_steps"]}
+    if outcome["logprob_difference_max"] is not None:
+        numbers["logprob_difference_max"] = outcome["logprob_difference_max"]
+    for process, peak in outcome["peaks"].items():
         numbers |= {f"{process}_{kind}_bytes": peak[kind] for kind in ("measured", "predicted")}
     return Result("measured", measured=numbers)
 

@@ -38,15 +38,15 @@ class CudaMeter:
     def peaks(self) -> dict[str, float]:
         """Since it was entered."""
         stats = torch.cuda.memory_stats()
-        found: dict[str, float] = {
+        peak_bytes: dict[str, float] = {
             "allocated_bytes": stats["allocated_bytes.all.peak"],
             "active_bytes": stats["active_bytes.all.peak"],
             "reserved_bytes": stats["reserved_bytes.all.peak"],
         }
         used = used_by_driver()
         if used is not None and self.used_before is not None:
-            found["process_bytes"] = used - self.used_before
-        return found
+            peak_bytes["process_bytes"] = used - self.used_before
+        return peak_bytes
 
     def resident(self) -> int:
         """Bytes of tensors now."""

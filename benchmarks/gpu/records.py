@@ -64,15 +64,15 @@ class Records:
         """The last result of each case, with the prediction that preceded it and the machine it was measured on."""
         predicted: dict[str, dict[str, float]] = {}
         machine: dict[str, Any] = {}
-        found = {}
+        records_by_id = {}
         for record in self._read():
             if record["record"] == "machine":
                 machine = record
             elif record["record"] == "prediction":
                 predicted[record["id"]] = record["predicted"]
             else:
-                found[record["id"]] = record | {"predicted": predicted.get(record["id"], {}), "machine": machine}
-        return found
+                records_by_id[record["id"]] = record | {"predicted": predicted.get(record["id"], {}), "machine": machine}
+        return records_by_id
 
     def done(self, gpu: str) -> set[str]:
         """Ids of the cases that need not be tried again on this GPU."""
@@ -158,9 +158,9 @@ def table_of(results: Mapping[str, Mapping[str, Any]]) -> str:
             errors.setdefault(f"{record['part']} {what}", []).append(error)
             lines.append(f"| {name} | {what} | {_show(what, predicted)} | {_show(what, measured)} | {error:+.1%} |")
     lines += ["", "| part and what | n | median error | largest error |", "| --- | ---: | ---: | ---: |"]
-    for what, found in errors.items():
-        sizes = [abs(error) for error in found]
-        lines.append(f"| {what} | {len(found)} | {median(sizes):.1%} | {max(sizes):.1%} |")
+    for what, relative_errors in errors.items():
+        sizes = [abs(error) for error in relative_errors]
+        lines.append(f"| {what} | {len(relative_errors)} | {median(sizes):.1%} | {max(sizes):.1%} |")
     others = [record for record in results.values() if record["status"] != "measured"]
     lines += ["", *(f"- {record['id']}: {record['status']}: {record['reason']}" for record in others)]
     return "\n".join(lines).rstrip() + "\n"

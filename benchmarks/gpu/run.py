@@ -52,8 +52,8 @@ def measure(
     options = _parse(parts, name, budget_s, description, arguments)
     records = Records(options.out)
     try:
-        found = detect()
-        machine = machine_of(found, options.device)
+        detected = detect()
+        machine = machine_of(detected, options.device)
     except RlplanError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -85,22 +85,22 @@ def _parse(
     return options
 
 
-def machine_of(found: Detected, device: str) -> dict[str, Any]:
+def machine_of(detected: Detected, device: str) -> dict[str, Any]:
     """What is measured on, for the records. Raises: HostError where there is no GPU to measure."""
-    if device == "cuda" and not found.gpus:
+    if device == "cuda" and not detected.gpus:
         raise HostError(
             "no CUDA device answered",
             where="--device cuda",
-            rule="; ".join(found.remarks) or "NVML or nvidia-smi shows a GPU",
+            rule="; ".join(detected.remarks) or "NVML or nvidia-smi shows a GPU",
             way_out="run it where there is one, or dry-run it with --device cpu --tiny",
         )
-    gpu = found.gpus[0] if device == "cuda" else None
+    gpu = detected.gpus[0] if device == "cuda" else None
     return {
         "gpu": gpu.name if gpu else "cpu",
         "architecture": gpu.compute_capability if gpu else "",
         "profile": gpu.profile if gpu else None,
         "total_bytes": gpu.memory_bytes if gpu else None,
-        "host_bytes": found.host.memory_bytes,
+        "host_bytes": detected.host.memory_bytes,
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "versions": _versions() | ({"driver": gpu.driver} if gpu else {}),
     }
@@ -108,13 +108,13 @@ def machine_of(found: Detected, device: str) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     """Of what is installed."""
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def run_part(

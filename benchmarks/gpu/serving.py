@@ -100,15 +100,15 @@ def _model_type(case: Case) -> str:
 def read_worker(worker: Any) -> dict[str, float]:
     """What a vLLM worker knows of its memory; runs inside it."""
     worker = getattr(worker, "worker", worker)
-    found = {name: getattr(worker, attribute, None) for name, attribute in WORKER_BYTES.items()}
-    found["weight_bytes"] = getattr(worker.model_runner, "model_memory_usage", None)
+    numbers = {name: getattr(worker, attribute, None) for name, attribute in WORKER_BYTES.items()}
+    numbers["weight_bytes"] = getattr(worker.model_runner, "model_memory_usage", None)
     cache = worker.vllm_config.cache_config
     if cache.num_gpu_blocks:
-        found["kv_tokens"] = cache.num_gpu_blocks * cache.block_size
-    held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _caches(worker)}
-    if held and found.get("kv_tokens"):
-        found["kv_bytes_per_token"] = sum(held.values()) / found["kv_tokens"]
-    return {name: float(value) for name, value in found.items() if value}
+        numbers["kv_tokens"] = cache.num_gpu_blocks * cache.block_size
+    cache_bytes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _caches(worker)}
+    if cache_bytes and numbers.get("kv_tokens"):
+        numbers["kv_bytes_per_token"] = sum(cache_bytes.values()) / numbers["kv_tokens"]
+    return {name: float(value) for name, value in numbers.items() if value}
 
 
 def _caches(worker: Any) -> list[torch.Tensor]:

@@ -29,14 +29,14 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
     cases: dict[str, tuple[str, ...]] = {f"seed {seed}": (f"seed={seed}",) for seed in asked.seeds}
-    made = []
+    curves = []
     for name in asked.algorithms:
         controls = {} if asked.no_controls else find_controls(name)
         for case, overrides in (cases | controls).items():
-            made.append(_curve(name, case, overrides, asked.keep))
-            add_curve(made[-1], CURVES)
+            curves.append(_curve(name, case, overrides, asked.keep))
+            add_curve(curves[-1], CURVES)
             write_page()
-    return 0 if all(curve.has_passed for curve in made) else 1
+    return 0 if all(curve.has_passed for curve in curves) else 1
 
 
 def run_or_keep(folder: str, job: Path, overrides: tuple[str, ...], keep: bool) -> tuple[float, ...]:

@@ -65,9 +65,9 @@ def read_run(folder: Path, example: str, stage: str, case: str) -> ExampleCurve:
 
 def keep_curves(curves: Sequence[ExampleCurve]) -> None:
     """Keep these, instead of earlier ones of the same case."""
-    found = {(each.example, each.stage, each.case): each for each in (*read_examples(), *curves)}
+    curves_by_key = {(each.example, each.stage, each.case): each for each in (*read_examples(), *curves)}
     order = [*GOALS]
-    rows = sorted(found.values(), key=lambda each: (order.index((each.example, each.stage)), _place(each.case)))
+    rows = sorted(curves_by_key.values(), key=lambda each: (order.index((each.example, each.stage)), _place(each.case)))
     REPORTS.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(asdict(curve)) for curve in rows)
     EXAMPLES_FILE.write_text(f"[\n{lines}\n]\n", "utf-8")
@@ -101,13 +101,13 @@ def examples_section(curves: Sequence[ExampleCurve]) -> str:
         cells = (curve.stage, curve.case, str(curve.steps[-1]), first, ", ".join(between), last, verdict)
         lines.append(f"| {link} | {' | '.join(cells)} |")
     tools = [curve for curve in curves if curve.calls]
-    told = [f"- {curve.case}: {', '.join(f'{n} {kind}' for kind, n in curve.calls.items())}" for curve in tools]
+    call_lines = [f"- {curve.case}: {', '.join(f'{n} {kind}' for kind, n in curve.calls.items())}" for curve in tools]
     calls = [
         "",
         "Calls of tools in training, by how they ended ([kinds](../../docs/runtime/environments.md#tools)):",
         "",
     ]
-    return _HEAD.format(lift=LIFT, drift=DRIFT) + "\n".join([*lines, *(calls + told if told else []), ""])
+    return _HEAD.format(lift=LIFT, drift=DRIFT) + "\n".join([*lines, *(calls + call_lines if call_lines else []), ""])
 
 
 _HEAD = f"""\

@@ -50,14 +50,14 @@ def _whole(folder: Path, stage: str, report: dict[str, Any]) -> str:
     plan = read_plan(folder / "plan.json")
     assert plan.timing is not None
     num_steps = plan.job.workload.num_steps
-    (found,) = [each for each in report["learning"][0]["evaluations"] if each["metric"] == "evaluate/greedy_accuracy"]
+    (evaluation,) = [each for each in report["learning"][0]["evaluations"] if each["metric"] == "evaluate/greedy_accuracy"]
     timings = [json.loads(line) for line in (folder / "timings.jsonl").read_text("utf-8").splitlines()]
     steps_s = sum(row["step_s"] for row in timings if row["step"] >= 1)
     peak = report["memory"]["host_peak"]
     cells = (
         f"[{stage}]({stage}/index.html)",
         str(num_steps),
-        f"{found['before']:.1%} to {found['after']:.1%}",
+        f"{evaluation['before']:.1%} to {evaluation['after']:.1%}",
         format_seconds(plan.timing.run_s(plan.schedule, num_steps)),
         f"{format_seconds(report['status']['seconds'])}, of which steps {format_seconds(steps_s)}",
         f"{format_bytes(peak['predicted_bytes'])} and {format_bytes(peak['measured_bytes'])}",

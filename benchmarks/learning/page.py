@@ -137,12 +137,12 @@ def _table(curves: Sequence[Curve]) -> str:
     by = {(curve.algorithm, curve.case): curve for curve in curves}
     lines = [f"| algorithm | steps | {' | '.join(cases)} | passed |", "| --- | --- | " + "--- | " * (len(cases) + 1)]
     for name in dict.fromkeys(curve.algorithm for curve in curves):
-        mine = [by[name, case] for case in cases if (name, case) in by]
+        own_curves = [by[name, case] for case in cases if (name, case) in by]
         cells = [f"{by[name, case].accuracy[-1]:.1%}" if (name, case) in by else "" for case in cases]
         verdict = "yes" if all(cells[: len(SEEDS)]) else "so far"
-        verdict = verdict if all(curve.has_passed for curve in mine) else "**no**"
+        verdict = verdict if all(curve.has_passed for curve in own_curves) else "**no**"
         link = f"[{name}](../../examples/algorithms/{name}.yaml)"
-        lines.append(f"| {link} | {mine[0].steps[-1]} | {' | '.join(cells)} | {verdict} |")
+        lines.append(f"| {link} | {own_curves[0].steps[-1]} | {' | '.join(cells)} | {verdict} |")
     return "\n".join([*lines, "", "![accuracy of each algorithm, step by step](curves.png)", ""])
 
 

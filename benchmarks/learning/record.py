@@ -113,8 +113,8 @@ def place(curve: Curve) -> tuple[int, int, str]:
 
 def add_curve(curve: Curve, file: str) -> None:
     """Keep a curve in a file, instead of an earlier one of the same case."""
-    found = {(each.algorithm, each.case): each for each in (*read_curves(file), curve)}
-    write_curves(sorted(found.values(), key=place), file)
+    curves_by_key = {(each.algorithm, each.case): each for each in (*read_curves(file), curve)}
+    write_curves(sorted(curves_by_key.values(), key=place), file)
 
 
 def write_curves(curves: Sequence[Curve], file: str) -> None:
@@ -145,6 +145,6 @@ def read_beside() -> Beside | None:
     path = REPORTS / BESIDE_TRL
     if not path.exists():
         return None
-    found = json.loads(path.read_text("utf-8"))
-    ours, theirs = (tuple(tuple(curve) for curve in found[side]) for side in ("rlplan", "trl"))
-    return Beside(found["every"], ours, theirs, found["in_process"])
+    record = json.loads(path.read_text("utf-8"))
+    ours, theirs = (tuple(tuple(curve) for curve in record[side]) for side in ("rlplan", "trl"))
+    return Beside(record["every"], ours, theirs, record["in_process"])

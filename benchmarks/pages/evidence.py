@@ -37,7 +37,7 @@ def main() -> None:
         pages["simulation"] = simulation.page.rename(FOLDER / "simulation.html")
     pages["comparison"] = FOLDER / "comparison.html"
     simulated = read_simulated_plan(json.loads(result.read_text()), result)
-    sides = [side_of(one.plan, one.compared() | {"name": name}) for name, one in (("shared", plan), ("apart", split))]
+    sides = [side_of(result.plan, result.compared() | {"name": name}) for name, result in (("shared", plan), ("apart", split))]
     write_comparison([*sides, side_of(simulated, {"name": "apart"})], pages["comparison"])
     for name in ("simulation.json", "report.json", "trace.pftrace"):
         (FOLDER / name).unlink()
@@ -48,7 +48,7 @@ def main() -> None:
         photograph(browser, server.address, "ui")
         server.shutdown()
     first = {"model": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "gpus": "8xh100-sxm"}
-    usual = statistics.median(seconds(first | one) for one in MOVED)
+    usual = statistics.median(seconds(first | moved) for moved in MOVED)
     print(f"an answer of rlplan ui, 7B on 8 GPUs: {1000 * usual:.0f} ms of one core")
 
 

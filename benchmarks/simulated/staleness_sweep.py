@@ -228,8 +228,8 @@ def main() -> None:
     elif command == "sensitivity":
         for name, inputs in variants():
             again = calibrated(inputs)
-            told = ", ".join(f"{ratio:.3f}" for ratio in ratios(again, 25)[1:])
-            print(f"{name}: {told} (length scale {again.length_scale:.3f}, update {again.update_s:.0f} s)", flush=True)
+            shown_ratios = ", ".join(f"{ratio:.3f}" for ratio in ratios(again, 25)[1:])
+            print(f"{name}: {shown_ratios} (length scale {again.length_scale:.3f}, update {again.update_s:.0f} s)", flush=True)
     else:
         results = {threshold: run(threshold) for threshold in PUBLISHED_S}
         for threshold, published in PUBLISHED_S.items():

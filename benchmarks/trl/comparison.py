@@ -225,7 +225,7 @@ def run_trl(python: Path, job: ResolvedJob, prompts: Path, setting: Setting) -> 
     done = subprocess.run([python, script, file], check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
     result = json.loads(done.stdout.splitlines()[-1])
     per_step = zip(result["step_s"], result["generate_s"], result["num_tokens"], strict=True)
-    return {"steps": [{"step_s": step, "rollout_s": made, "num_tokens": tokens} for step, made, tokens in per_step]}
+    return {"steps": [{"step_s": step, "rollout_s": rollout_s, "num_tokens": tokens} for step, rollout_s, tokens in per_step]}
 
 
 if __name__ == "__main__":

@@ -70,10 +70,10 @@ class Task:
         was_training = model.training
         model.eval()
         with torch.no_grad():
-            made = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=greedy)
+            completions = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=greedy)
         model.train(was_training)
         rollouts = self.judge(
-            list(self.prompts.heldout), [self._cut(row) for row in made[:, tokens.shape[1] :].tolist()]
+            list(self.prompts.heldout), [self._cut(row) for row in completions[:, tokens.shape[1] :].tolist()]
         )
         return sum(rollout.rewards["answer_matcher"] for rollout in rollouts) / len(rollouts)
 

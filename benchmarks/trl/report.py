@@ -24,8 +24,8 @@ SHAPES = {
 def read_results() -> dict[str, Any]:
     """What trl.json holds; nothing without it."""
     path = REPORT / "trl.json"
-    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return found
+    results: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return results
 
 
 def counted(side: Mapping[str, Any]) -> Sequence[Mapping[str, float]]:
@@ -61,13 +61,13 @@ def write_report(results: Mapping[str, Any]) -> None:
     jobs = {name: job for name, job in results["jobs"].items() if "rlplan" in job and "trl" in job}
     text = (ROOT / "benchmarks" / "trl" / "report.md").read_text(encoding="utf-8")
     shapes = "\n".join(f"- *{name}*: {SHAPES[name]}" for name in jobs)
-    for name, found in {
+    for name, section in {
         "shapes": shapes,
         "tables": _tables(jobs),
         "tried": _tried(results),
         "verdicts": _verdicts(jobs),
     }.items():
-        text = text.replace(f"<{name}>", found)
+        text = text.replace(f"<{name}>", section)
     threads = next(iter(jobs.values()))["rlplan"]["threads"]
     (REPORT / "trl.md").write_text(text.replace("<threads>", str(threads)), encoding="utf-8")
     draw(jobs, REPORT / "trl.png")
@@ -112,8 +112,8 @@ def _tried(results: Mapping[str, Any]) -> str:
     tried = results.get("tried", {})
     lines = ["| setting | step, s | generation, s | tokens/s |", "| --- | --- | --- | --- |"]
     for name, side in sorted(tried.items(), key=lambda each: -rate(each[1])):
-        step, made = (median(values(side, key)) for key in ("step_s", "rollout_s"))
-        lines.append(f"| {name} | {step:.1f} | {made:.1f} | {rate(side):.0f} |")
+        step, rollout = (median(values(side, key)) for key in ("step_s", "rollout_s"))
+        lines.append(f"| {name} | {step:.1f} | {rollout:.1f} | {rate(side):.0f} |")
     return "\n".join(lines)
 
 
@@ -123,14 +123,14 @@ def draw(jobs: Mapping[str, Any], path: Path) -> None:
 
     rows = [(f"{name}: {title}", side) for name, job in jobs.items() for title, side in _sides(job).items()][::-1]
     names = [name for name, _ in rows]
-    made = [median(values(side, "rollout_s")) for _, side in rows]
-    rest = [median(values(side, "step_s")) - each for (_, side), each in zip(rows, made, strict=True)]
+    rollout_s = [median(values(side, "rollout_s")) for _, side in rows]
+    rest = [median(values(side, "step_s")) - each for (_, side), each in zip(rows, rollout_s, strict=True)]
     with mpl.rc_context(RC):
         figure = new_figure(7, 0.42 * len(rows) + 0.9)
         figure.set_layout_engine("constrained")
         axes = figure.add_subplot()
-        axes.barh(names, made, color=ACCENT, label="generation")
-        axes.barh(names, rest, left=made, color=MUTED, label="everything else")
+        axes.barh(names, rollout_s, color=ACCENT, label="generation")
+        axes.barh(names, rest, left=rollout_s, color=MUTED, label="everything else")
         axes.set_xlabel("seconds of the median step")
         axes.legend(loc="lower right")
         save_png(figure, path)

@@ -22,8 +22,8 @@ def reset(asked: dict[str, Any]) -> dict[str, Any]:
 def step(asked: dict[str, Any]) -> dict[str, Any]:
     session = SESSIONS[asked["session"]]
     session["messages"].append({"role": "assistant", "content": asked["action"]})
-    said = play(session["messages"], session["answer"])
-    return {"observation": said.get("observation"), "reward": said.get("reward", 0.0), "done": "reward" in said}
+    verdict = play(session["messages"], session["answer"])
+    return {"observation": verdict.get("observation"), "reward": verdict.get("reward", 0.0), "done": "reward" in verdict}
 
 
 def close(asked: dict[str, Any]) -> dict[str, Any]:

@@ -100,8 +100,8 @@ def test_no_setting_that_the_benchmark_writes_is_unknown_to_rlplan_accuracy(part
     values = dict.fromkeys([*TRAINING_POINTS, *SERVING_POINTS], 2e10)
     cases = [dataclasses.asdict(case) for case in cases_of(part) if case.model][::5]
     written = [point for case in cases for point in points_of({"case": case, "machine": machine, "measured": values})]
-    found = compare(MeasuredPoint.model_validate(point) for point in written).points
-    assert {point.reason for point in found} == {None}
+    compared = compare(MeasuredPoint.model_validate(point) for point in written).points
+    assert {point.reason for point in compared} == {None}
 
 
 @pytest.mark.engine
@@ -188,9 +188,9 @@ def cases_running(folder: Path) -> list[str]:
 
 def test_without_a_gpu_the_command_says_what_to_do(tmp_path: Path) -> None:
     run = importlib.import_module("benchmarks.gpu.run")
-    found = dataclasses.replace(run.detect(), gpus=())
+    detected = dataclasses.replace(run.detect(), gpus=())
     with pytest.raises(run.HostError, match="no CUDA device answered"):
-        run.machine_of(found, "cuda")
+        run.machine_of(detected, "cuda")
 
 
 def test_a_case_that_is_predicted_not_to_fit_is_not_tried() -> None:

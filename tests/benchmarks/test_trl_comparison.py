@@ -25,9 +25,9 @@ def test_spans_are_summed_by_phase_over_processes_and_what_is_no_work_is_left_ou
         {"action_id": "compute_advantages", "start_s": 4.0, "end_s": 4.4},
         {"action_id": "sync_weights", "start_s": 7.6, "end_s": 8.0},
     ]
-    found = phases(spans)
-    assert found["train_s"] == pytest.approx(3.0)
-    assert found["work_s"] == pytest.approx(4.0 + 3.0 + 0.4)
+    seconds = phases(spans)
+    assert seconds["train_s"] == pytest.approx(3.0)
+    assert seconds["work_s"] == pytest.approx(4.0 + 3.0 + 0.4)
 
 
 def side(*steps: tuple[float, int]) -> dict[str, Any]:

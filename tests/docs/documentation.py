@@ -46,11 +46,11 @@ def section(text: str, heading: str) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """Cells of every table row in a text, without headers."""
-    found = []
+    cells = []
     for block in re.findall(r"(?m)(?:^ *\|.*\n?)+", text):
         lines = [line.strip().removeprefix("|").removesuffix("|") for line in block.strip().splitlines()]
-        found += [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
-    return found
+        cells += [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
+    return cells
 
 
 def words(cell: str) -> list[str]:
@@ -69,7 +69,7 @@ def keys_of(kind: type[Spec], prefix: str = "") -> dict[str, FieldInfo]:
     keys: dict[str, FieldInfo] = {}
     for name, field in kind.model_fields.items():
         inner = field.annotation
-        named = [one for one in get_args(inner) if isinstance(one, type) and issubclass(one, Spec)]
+        named = [argument for argument in get_args(inner) if isinstance(argument, type) and issubclass(argument, Spec)]
         if named and name != "response_lengths":  # a part that may be absent
             keys |= keys_of(named[0], f"{prefix}{name}.")
         elif isinstance(inner, type) and issubclass(inner, Spec):
@@ -91,7 +91,7 @@ def plan_of(job: str) -> Plan:
 def run_commands(text: str, folder: Path, within_s: float) -> None:
     """Runs the `sh` blocks of a text, and looks for each line of the `text` block that follows. Spaces count once."""
     blocks = re.findall(r"```(sh|text)\n(.*?)```", text, re.DOTALL)
-    commands, answers = ([block for kind, block in blocks if kind == one] for one in ("sh", "text"))
+    commands, answers = ([block for kind, block in blocks if kind == wanted] for wanted in ("sh", "text"))
     assert len(commands) == len(answers) > 0
     began = time.monotonic()
     with serve_hub() as hub:
@@ -110,8 +110,8 @@ def run_commands(text: str, folder: Path, within_s: float) -> None:
                 timeout=scaled(within_s),
                 check=False,
             )
-            said = done.stdout + done.stderr
-            assert [line for line in answer.splitlines() if folded(line) not in folded(said)] == [], said
+            printed = done.stdout + done.stderr
+            assert [line for line in answer.splitlines() if folded(line) not in folded(printed)] == [], printed
     assert time.monotonic() - began < scaled(within_s)
 
 

@@ -74,10 +74,10 @@ def test_a_documented_default_is_the_default(row: list[str], field: FieldInfo) -
 
 @pytest.mark.parametrize(("row", "field"), FIELDS)
 def test_documented_limits_are_the_limits(row: list[str], field: FieldInfo) -> None:
-    said = set(words(row[1]))
-    limits = {word for word in said if comparisons(word)}
+    documented = set(words(row[1]))
+    limits = {word for word in documented if comparisons(word)}
     assert {limit for word in limits for limit in comparisons(word)} == set(bounds(field))
-    assert allowed_values(field.annotation) <= said - limits
+    assert allowed_values(field.annotation) <= documented - limits
 
 
 def comparisons(word: str) -> list[tuple[str, float]]:
@@ -116,8 +116,8 @@ def allowed_values(annotation: Any) -> set[str]:
 
 
 def test_every_key_of_a_prompt_row_is_documented() -> None:
-    told = {words(row[0])[0] for row in rows(section(JOB_PAGE, "Prompt files")) if words(row[0])}
-    assert told == {"id", "prompt", "answer", "chosen", "rejected"}
+    documented = {words(row[0])[0] for row in rows(section(JOB_PAGE, "Prompt files")) if words(row[0])}
+    assert documented == {"id", "prompt", "answer", "chosen", "rejected"}
     line = re.search(r"```json\n(.*)\n```", section(JOB_PAGE, "Prompt files"))
     assert line
     row = json.loads(line.group(1))

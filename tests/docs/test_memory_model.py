@@ -37,9 +37,9 @@ FORMULA_MODULES = (
 @cache
 def module_named(name: str) -> ModuleType:
     """The module of rlplan.memory that pages call by the end of its path: `zero`, `serving.kv`, `roles.states`."""
-    found = list((ROOT / "rlplan" / "memory").rglob(f"{name.replace('.', '/')}.py"))
-    assert len(found) == 1, (name, found)
-    return importlib.import_module(".".join(found[0].relative_to(ROOT).with_suffix("").parts))
+    paths = list((ROOT / "rlplan" / "memory").rglob(f"{name.replace('.', '/')}.py"))
+    assert len(paths) == 1, (name, paths)
+    return importlib.import_module(".".join(paths[0].relative_to(ROOT).with_suffix("").parts))
 
 
 def public_names(module_name: str) -> set[str]:
@@ -150,13 +150,13 @@ def peaks_table() -> Iterator[list[str]]:
         report = json.loads((ROOT / "reports" / job / "report.json").read_text())
         for peak in report["memory"]["process_peaks"]:
             ledger = plan_of(job).ledger
-            mine = ledger.process_peak(peak["process"])
-            libraries = sum(size for _, _, kind, size in mine.rows if kind is MemoryKind.PROCESS)
+            predicted = ledger.process_peak(peak["process"])
+            libraries = sum(size for _, _, kind, size in predicted.rows if kind is MemoryKind.PROCESS)
             net = "-"
             if (peak["modelled_share"] or 0) >= 0.5:
-                net = percent((mine.num_bytes - libraries) / peak["net_measured_bytes"])
-            error = percent(mine.num_bytes / peak["measured_bytes"])
-            yield [job, peak["process"], mib(mine.num_bytes), mib(peak["measured_bytes"]), error, net]
+                net = percent((predicted.num_bytes - libraries) / peak["net_measured_bytes"])
+            error = percent(predicted.num_bytes / peak["measured_bytes"])
+            yield [job, peak["process"], mib(predicted.num_bytes), mib(peak["measured_bytes"]), error, net]
 
 
 def mib(size: float) -> str:
@@ -176,11 +176,11 @@ def written(table: list[list[str]]) -> str:
 
 
 def test_the_table_of_tensors_is_what_is_predicted_and_was_measured() -> None:
-    fresh, said = list(tensors_table()), documented_table("tensors")
-    assert [row[:4] for row in said] == [row[:4] for row in fresh], (
+    fresh, documented = list(tensors_table()), documented_table("tensors")
+    assert [row[:4] for row in documented] == [row[:4] for row in fresh], (
         f"write into reports/runtime/memory.md:\n{written(fresh)}"
     )
-    for row, now in zip(said, fresh, strict=True):
+    for row, now in zip(documented, fresh, strict=True):
         is_exact = now[2].partition(" ")[0] in PERSISTENT_KINDS
         assert number(row[4]) == pytest.approx(number(now[4]), rel=0 if is_exact else NEAR_FRACTION, abs=0), row
         assert not is_exact or row[3] == row[4], row
@@ -191,10 +191,10 @@ def test_the_tables_of_peaks_are_what_is_predicted_and_was_measured(
     name: str, make: Callable[[], Iterator[list[str]]]
 ) -> None:
     """A row is two names, predicted, measured, the error, and perhaps the error without libraries."""
-    said, fresh = documented_table(name), list(make())
+    documented, fresh = documented_table(name), list(make())
     advice = f"write into reports/runtime/memory.md:\n{written(fresh)}"
-    assert [row[:3] for row in said] == [row[:3] for row in fresh], advice
-    for row, now in zip(said, fresh, strict=True):
+    assert [row[:3] for row in documented] == [row[:3] for row in fresh], advice
+    for row, now in zip(documented, fresh, strict=True):
         predicted, measured, error = map(number, row[2:5])
         assert abs(measured - number(now[3])) <= max(NEAR_MIB, NEAR_FRACTION * measured), advice
         rounding = 10 * predicted / measured / min(predicted, measured)

@@ -166,8 +166,8 @@ def test_the_values_of_the_cpu_profile_are_those_of_its_file() -> None:
     }
     values = dict(profile_values(get_profile("cpu-host", where="docs")))
     parse: TypeAdapter[Any] = TypeAdapter(typing.Annotated[int, *SourcedBytes.model_fields["value"].metadata])
-    said = {key: (parse.validate_python(size), provenance) for key, (size, provenance) in table.items()}
-    assert said == {key: (value.value, value.provenance.value) for key, value in values.items()}
+    documented = {key: (parse.validate_python(size), provenance) for key, (size, provenance) in table.items()}
+    assert documented == {key: (value.value, value.provenance.value) for key, value in values.items()}
 
 
 def test_every_example_is_listed_with_its_steps_and_memory() -> None:

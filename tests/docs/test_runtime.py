@@ -155,13 +155,13 @@ def test_every_file_of_a_report_is_documented() -> None:
 
 @pytest.mark.parametrize("part", ["start", "step", "finish"])
 def test_every_action_of_the_quickstart_is_told(part: str) -> None:
-    told = section(RUNTIME_PAGES, "Action by action")
-    assert {a.id for a in getattr(plan_of("quickstart").schedule, part) if f"`{a.id}`" not in told} == set()
+    prose = section(RUNTIME_PAGES, "Action by action")
+    assert {a.id for a in getattr(plan_of("quickstart").schedule, part) if f"`{a.id}`" not in prose} == set()
 
 
 def test_every_process_of_the_quickstart_is_told() -> None:
-    told = section(RUNTIME_PAGES, "Processes")
-    assert {name for name in plan_of("quickstart").ledger.processes if f"`{name}`" not in told} == set()
+    prose = section(RUNTIME_PAGES, "Processes")
+    assert {name for name in plan_of("quickstart").ledger.processes if f"`{name}`" not in prose} == set()
 
 
 def test_every_file_of_a_plans_report_is_documented() -> None:

@@ -16,7 +16,7 @@ def files_of(nav: Any) -> list[str]:
     """Every page of a navigation, in order."""
     if isinstance(nav, str):
         return [nav]
-    return [file for one in (nav.values() if isinstance(nav, dict) else nav) for file in files_of(one)]
+    return [file for entry in (nav.values() if isinstance(nav, dict) else nav) for file in files_of(entry)]
 
 
 def test_every_page_stands_in_the_navigation_once() -> None:

@@ -114,14 +114,14 @@ def test_vllm_configures_an_engine_as_the_bundle_says(emitted: ExecutionSpec, st
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    told: dict[str, Any] = dict(emitted.vllm["policy"])
-    told["weight_transfer_config"] = WeightTransferConfig(**told["weight_transfer_config"])
-    config = EngineArgs(model=stand_in, **told).create_engine_config()
+    arguments: dict[str, Any] = dict(emitted.vllm["policy"])
+    arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+    config = EngineArgs(model=stand_in, **arguments).create_engine_config()
     assert config.use_v2_model_runner is False
     assert config.parallel_config.disable_custom_all_reduce is True
     assert config.compilation_config.pass_config.fuse_allreduce_rms is False
-    assert config.parallel_config.distributed_executor_backend == told["distributed_executor_backend"]
-    assert config.cache_config.block_size == told["block_size"]
+    assert config.parallel_config.distributed_executor_backend == arguments["distributed_executor_backend"]
+    assert config.cache_config.block_size == arguments["block_size"]
     assert config.scheduler_config.async_scheduling is False
 
 
@@ -131,7 +131,7 @@ def test_deepspeed_reads_every_config(emitted: ExecutionSpec, monkeypatch: pytes
 
     monkeypatch.setattr(comm, "get_rank", lambda: 0)  # it asks how many ranks there are only where they have met
     for role, config in emitted.deepspeed.items():
-        layout = next(one for one in emitted.schedule.layouts if one.role == role and one.worker != "rollout_engine")
+        layout = next(candidate for candidate in emitted.schedule.layouts if candidate.role == role and candidate.worker != "rollout_engine")
         ranks = SimpleNamespace(get_data_parallel_world_size=lambda layout=layout: layout.num_shards)
         read = DeepSpeedConfig(dict(config), mpu=ranks)
         assert read.zero_config.stage == layout.zero_stage

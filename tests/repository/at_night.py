@@ -20,8 +20,8 @@ def at_night(values: Iterable[Any], *, but: Collection[Any] | int) -> list[Any]:
     values = list(values)
     kept = values[:but] if isinstance(but, int) else but
     return [
-        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=() if one in kept else pytest.mark.nightly)
-        for one in values
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in kept else pytest.mark.nightly)
+        for case in values
     ]
 
 

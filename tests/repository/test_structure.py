@@ -40,8 +40,8 @@ def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 
 def test_a_folder_has_at_most_twenty_modules() -> None:
-    held = Counter(path.parent for path in sources() if path.name not in ("__init__.py", "conftest.py"))
-    assert {str(folder.relative_to(ROOT)): number for folder, number in held.items() if number > MAX_MODULES} == {}
+    num_modules = Counter(path.parent for path in sources() if path.name not in ("__init__.py", "conftest.py"))
+    assert {str(folder.relative_to(ROOT)): number for folder, number in num_modules.items() if number > MAX_MODULES} == {}
 
 
 def test_a_package_says_what_it_is_for() -> None:
@@ -72,7 +72,7 @@ def test_a_function_has_at_most_ten_parameters() -> None:
     for name, node in functions():
         listed = node.args.posonlyargs + node.args.args
         of_itself = bool(listed) and listed[0].arg in ("self", "cls")
-        variadic = [one for one in (node.args.vararg, node.args.kwarg) if one]
+        variadic = [argument for argument in (node.args.vararg, node.args.kwarg) if argument]
         number = len(listed) + len(node.args.kwonlyargs) + len(variadic) - of_itself
         if number > MAX_PARAMETERS:
             too_many[name] = number
@@ -80,10 +80,10 @@ def test_a_function_has_at_most_ten_parameters() -> None:
 
 
 def test_a_command_has_at_most_twelve_options() -> None:
-    made: Any = typer.main.get_command(app)
-    commands = {f"{verb} {name}": one for verb in made.commands for name, one in leaves(made.commands[verb])}
+    root: Any = typer.main.get_command(app)
+    commands = {f"{verb} {name}": command for verb in root.commands for name, command in leaves(root.commands[verb])}
     assert "profiles list" in commands
-    assert {name: len(one.params) for name, one in commands.items() if len(one.params) > MAX_OPTIONS} == {}
+    assert {name: len(command.params) for name, command in commands.items() if len(command.params) > MAX_OPTIONS} == {}
 
 
 def leaves(command: Any) -> list[tuple[str, Any]]:
@@ -102,15 +102,15 @@ def texts() -> dict[Path, str]:
 @cache
 def names_in(module: Path) -> set[str]:
     """What a module binds at its top level, imports included."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(read(module))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-    return found
+            names.add((node.asname or node.name).partition(".")[0])
+    return names
 
 
 def exists(name: str) -> bool:

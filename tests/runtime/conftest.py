@@ -165,8 +165,8 @@ def run_once(run_job: Runner, shared: Path) -> Runner:
         record = shared / f"run-{hashlib.sha256(repr((job, arguments)).encode()).hexdigest()[:16]}.json"
         with FileLock(record.with_suffix(".lock"), timeout=scaled(2 * DEADLINE_S)):
             if not record.exists():
-                made = run_job(job, *arguments)
-                record.write_text(json.dumps([str(made.folder), made.exit_code, made.stdout, made.stderr]))
+                finished = run_job(job, *arguments)
+                record.write_text(json.dumps([str(finished.folder), finished.exit_code, finished.stdout, finished.stderr]))
         folder, exit_code, stdout, stderr = json.loads(record.read_text())
         return FinishedRun(Path(folder), exit_code, stdout, stderr)
 

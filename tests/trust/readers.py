@@ -69,7 +69,7 @@ def _of_jobs(folder: Path) -> dict[str, Reader]:
     profile = (ROOT / "hardware_profiles" / "node" / "cpu-host.yaml").read_bytes()
     own = b'MINE = Algorithm(name="mine", source="", advantage="group_mean", loss="clipped_ratio")\n'
     jobs = [_with_marked_paths(EXAMPLES / name) for name in ("quickstart.yaml", "ppo-tiny.yaml", "multi-turn.yaml")]
-    found = {
+    job_readers = {
         "job": Reader(
             "job.yaml", load_job, tuple(jobs), mend=lambda data: data.replace(b"IN_EXAMPLES", bytes(EXAMPLES))
         ),
@@ -79,8 +79,8 @@ def _of_jobs(folder: Path) -> dict[str, Reader]:
     }
     for name in bundle:
         beside = {other: content for other, content in bundle.items() if other != name}
-        found[f"bundle: {name}"] = Reader(name, partial(_read_bundle, name), (bundle[name],), beside, is_dear=True)
-    return found
+        job_readers[f"bundle: {name}"] = Reader(name, partial(_read_bundle, name), (bundle[name],), beside, is_dear=True)
+    return job_readers
 
 
 def _read_bundle(name: str, path: Path) -> None:
@@ -201,14 +201,14 @@ def _of_points() -> dict[str, Reader]:
 def _of_runs(folder: Path) -> dict[str, Reader]:
     run = make_run(folder / "run")
     files = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    found = {}
+    run_readers = {}
     for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "status.json"):
         seed = b"\n".join(files[name].splitlines()[:12]) if name != "status.json" else files[name]
         beside = {other: b"\n".join(content.splitlines()[:3]) for other, content in files.items() if "jsonl" in other}
         beside["plan.json"] = files["plan.json"]
-        found[f"run: {name}"] = Reader(name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True)
+        run_readers[f"run: {name}"] = Reader(name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True)
     lengths = {"mean_response_len": 3, "response_lengths": {"kind": "histogram", "edges": [1, 5, 9], "counts": [1, 2]}}
-    return found | {
+    return run_readers | {
         "run: lengths.json": Reader("lengths.json", lambda path: lengths_of_run(path.parent), (_json(lengths),)),
         "run: data.json": Reader(
             "data.json", lambda path: lengths_of_run(path.parent), (_json({"prompt_len": {"mean": 3.5, "max": 9}}),)

@@ -31,10 +31,10 @@ def audited(tool: Path, requirements: Path) -> list[dict[str, Any]]:
     command = [tool, "-s", "pypi", "--disable-pip", "--no-deps", "--progress-spinner=off", "-f", "json", "-r"]
     done = subprocess.run([*command, str(requirements)], capture_output=True, text=True, timeout=1200, check=False)
     try:
-        found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+        dependencies: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except ValueError:
         pytest.skip(f"NOT AUDITED: {done.stderr.strip()[-300:]}")
-    return found
+    return dependencies
 
 
 @pytest.mark.nightly

@@ -61,11 +61,11 @@ class Versions:
 
     def differences(self, completion: Any) -> dict[int, float]:
         """The largest difference of a log-prob to each version's."""
-        found = {}
+        largest = {}
         for version in self.values:
             self.compare_with(version)
-            found[version] = max(self.live.difference(asked(version).prompt, completion))
-        return found
+            largest[version] = max(self.live.difference(asked(version).prompt, completion))
+        return largest
 
 
 def asked(version: int) -> Any:
@@ -83,24 +83,24 @@ def versions() -> dict[str, Any]:
     live, engine = both.live, both.live.engine
     forecast = EngineForecast(live.job, live.job.load_model(), live.job.load_profile())
     started = engine.components()["policy", "sync_staging"]
-    num_open, held = [], []
+    num_open, held_versions = [], []
     for version in (1, 2, 3):
         both.arrive(version)
         both.begin(version)
         num_open.append(engine.tracker.num_open)
-        held.append(engine.adapters.versions)
+        held_versions.append(engine.adapters.versions)
     kept = engine.adapters._held[3]
     both.compare_with(2)
     live.update(3)  # as all get it where another engine was restarted, when the trainer has other adapters already
     answer = {
         "num_open": num_open,
-        "held": held,
+        "held": held_versions,
         "keeps": engine.adapters._held[3] is kept,
         "staging": [started, engine.components()["policy", "sync_staging"]],
-        "forecast": [forecast.resident(one, "start")["sync_staging"] for one in (_start_action(), _generates())],
+        "forecast": [forecast.resident(action, "start")["sync_staging"] for action in (_start_action(), _generates())],
     }
     engine.invoke("resume")
-    finished = {one.id: one for one in engine.invoke("collect", scaled(60.0), 3)}
+    finished = {request.id: request for request in engine.invoke("collect", scaled(60.0), 3)}
     ends = {version: finished[asked(version).id].completions for version in (1, 2, 3)}
     answer |= {
         "spans": {v: [[(s.version, s.start, s.end) for s in c.spans] for c in done] for v, done in ends.items()},
@@ -154,7 +154,7 @@ def versions_on_ranks(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     else:
         time.sleep(scaled(1.0))
         both.arrive(2)
-    finished = {one.id: one.completions for one in engine.invoke("collect", scaled(60.0), 3)}
+    finished = {request.id: request.completions for request in engine.invoke("collect", scaled(60.0), 3)}
     for name, version in (("before", 1), ("between", 0), ("after", 2)):
         completions = finished[asked(version).id]
         answer[name] = [[span.version for c in completions for span in c.spans]]

@@ -94,18 +94,18 @@ def answers_of(processes: Sequence[LiveProcess], paths: Sequence[Path], deadline
     """What each wrote into its file. One that ends without ends it all: the others would wait for it."""
     patience = Patience(deadline_s)
     while not all(path.exists() for path in paths):
-        failed = [one for one, path in zip(processes, paths, strict=True) if not (one.is_running or path.exists())]
+        failed = [process for process, path in zip(processes, paths, strict=True) if not (process.is_running or path.exists())]
         if failed or patience.left_s() == 0:
-            said = [process.log.read_text(errors="replace")[-4000:] for process in failed or processes]
-            raise AssertionError("\n".join(said))
+            logs = [process.log.read_text(errors="replace")[-4000:] for process in failed or processes]
+            raise AssertionError("\n".join(logs))
         time.sleep(0.02)
     return [json.loads(path.read_text()) for path in paths]
 
 
-def answer(path: Path, said: Any) -> None:
+def answer(path: Path, message: Any) -> None:
     """Write an answer, which is read as soon as it is there."""
     draft = path.with_name(f"{path.name}.draft")
-    draft.write_text(json.dumps(said))
+    draft.write_text(json.dumps(message))
     draft.rename(path)
 
 

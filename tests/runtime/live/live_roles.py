@@ -26,8 +26,8 @@ class Learner:
 
     def take_in(self, role: str) -> None:
         """What reference or teacher says of each sample, for the loss."""
-        said, key = iter(self.live.call("score", self.pairs, role)), f"{role}_logprobs"
-        self.micro_batches = [[replace(s, **{key: next(said)}) for s in batch] for batch in self.micro_batches]
+        scores, key = iter(self.live.call("score", self.pairs, role)), f"{role}_logprobs"
+        self.micro_batches = [[replace(s, **{key: next(scores)}) for s in batch] for batch in self.micro_batches]
 
     def train(self, num_steps: int) -> None:
         for _ in range(num_steps):

@@ -59,13 +59,13 @@ class LiveRank:
 
     def measured(self, method: str, *arguments: Any) -> dict[str, Any]:
         """What a method's call held beyond the baseline: its peak, its end, and components by kind."""
-        _, found = self.trainer.perform(method, *arguments)
-        kinds = {kind: size for (_, kind), size in found.components.items()}
+        _, measurement = self.trainer.perform(method, *arguments)
+        kinds = {kind: size for (_, kind), size in measurement.components.items()}
         return {
-            "peak": found.peak_bytes - self.baseline,
-            "resident": found.resident_bytes - self.baseline,
+            "peak": measurement.peak_bytes - self.baseline,
+            "resident": measurement.resident_bytes - self.baseline,
             "components": kinds,
-            "seconds": found.end_s - found.start_s,
+            "seconds": measurement.end_s - measurement.start_s,
         }
 
 

@@ -52,11 +52,11 @@ class LiveWorkerGroup:
                 stdout=log,
                 stderr=log,
             )
-        for process, (mine, theirs) in zip(processes, pipes, strict=True):
+        for process, (own_end, theirs) in zip(processes, pipes, strict=True):
             theirs.close()
             self._log(process).touch()
-            self._pipes[process], self.addresses[process] = mine, "127.0.0.1"
-            mine.send((class_path, (process, *arguments)))
+            self._pipes[process], self.addresses[process] = own_end, "127.0.0.1"
+            own_end.send((class_path, (process, *arguments)))
 
     def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin a call."""

@@ -66,11 +66,11 @@ def test_a_stopped_engine_gives_back_what_the_plan_says(colocated_run: FinishedR
 def test_a_whole_cycle_was_rehearsed_before_the_first_step(colocated_run: FinishedRun) -> None:
     preflight = json.loads((colocated_run.folder / "preflight.json").read_text())
     assert not preflight["not_rehearsed"]
-    assert {one["process"] for one in preflight["rehearsed"]} == {
+    assert {row["process"] for row in preflight["rehearsed"]} == {
         *(process for process in process_peaks(colocated_run) if "trainer" in process or "engine" in process)
     }
-    for one in preflight["rehearsed"]:
-        assert -0.02 < one["predicted_bytes"] / one["measured_bytes"] - 1 < 0.15, one
+    for row in preflight["rehearsed"]:
+        assert -0.02 < row["predicted_bytes"] / row["measured_bytes"] - 1 < 0.15, row
 
 
 def test_rollouts_are_at_most_as_old_as_allowed_and_survive_new_weights(async_run: FinishedRun) -> None:

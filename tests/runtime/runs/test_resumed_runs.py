@@ -95,10 +95,10 @@ def is_worker(pid: int) -> bool:
 
 def assert_nothing_is_lost(folder: Path) -> None:
     """At most one finished step is done again, and none that was committed."""
-    found = find_checkpoint(folder)
-    assert found.problems == ()
-    assert found.step >= committed(folder)
-    assert found.step >= finished_steps(folder) - 1
+    checkpoint = find_checkpoint(folder)
+    assert checkpoint.problems == ()
+    assert checkpoint.step >= committed(folder)
+    assert checkpoint.step >= finished_steps(folder) - 1
 
 
 def assert_same(run: FinishedRun, other: FinishedRun) -> None:
@@ -125,9 +125,9 @@ def trained_prompts(run: FinishedRun) -> list[str]:
 
 def states(folder: Path) -> dict[str, Any]:
     """Digests of the last checkpoint's tensors, and where the run stood."""
-    found = find_checkpoint(folder)
-    files = {name: file.sha256 for name, file in found.manifest.files.items() if name.endswith(".safetensors")}
-    return {"step": found.step, "files": files, "state": found.state}
+    checkpoint = find_checkpoint(folder)
+    files = {name: file.sha256 for name, file in checkpoint.manifest.files.items() if name.endswith(".safetensors")}
+    return {"step": checkpoint.step, "files": files, "state": checkpoint.state}
 
 
 def as_if_killed(whole: FinishedRun, step: int, folder: Path) -> None:

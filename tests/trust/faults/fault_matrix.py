@@ -60,12 +60,12 @@ class Outcome:
 
 def cells_of(number: int) -> list[Fault]:
     """One of NUM_SLICES parts of all cells, each cell in exactly one."""
-    kinds, modes, found = list(KINDS), list(MODES), []
+    kinds, modes, faults = list(KINDS), list(MODES), []
     for at, victim in enumerate(VICTIMS):
         for where, point in enumerate(POINTS):
             index = (at + where + number) % NUM_SLICES
-            found.append(Fault(victim, point, kinds[index % len(kinds)], modes[index % len(modes)]))
-    return found
+            faults.append(Fault(victim, point, kinds[index % len(kinds)], modes[index % len(modes)]))
+    return faults
 
 
 def dated(faults: Sequence[Fault], every: int = NUM_STEPS) -> list[Fault]:
@@ -132,8 +132,8 @@ class FaultyRun:
                 ending, rows = "resumed", self._rows()
                 self._note(fault)
                 self._begin()
-            said = self._alarms()[len(before) :]
-            if noticed_s is None and (heard := [row for row in said if row["kind"] == "restart"]):
+            new_alarms = self._alarms()[len(before) :]
+            if noticed_s is None and (heard := [row for row in new_alarms if row["kind"] == "restart"]):
                 noticed_s, ending = now - begun_s, "restarted" if "process" in heard[0] else "went back"
                 rows = self._rows()
             if fault.victim == "driver" and fault.kind == "SIGSTOP" and now - begun_s > PAUSE_S:
@@ -142,7 +142,7 @@ class FaultyRun:
             rows = min(rows, current := self._rows())  # going back may take a row away
             if noticed_s is not None and (current > rows or self._waits_for(number + 1, begun_s + noticed_s)):
                 ended = self.errors[-1] if resumed_by_hand and self.errors else ""
-                text = next((row["text"] for row in reversed(said) if row["kind"] == "restart"), ended)
+                text = next((row["text"] for row in reversed(new_alarms) if row["kind"] == "restart"), ended)
                 return Outcome(fault, ending or "", noticed_s, now - begun_s - noticed_s, text[:200])
             if noticed_s is None and self._is_past(fault, injected, begun_s):
                 return Outcome(fault, "unharmed", None, None)
@@ -201,13 +201,13 @@ class FaultyRun:
 
     def _wait(self, what, seconds: float, otherwise: str):  # type: ignore[no-untyped-def]
         deadline = time.monotonic() + scaled(seconds)
-        while not (found := what()):
+        while not (outcome := what()):
             if time.monotonic() > deadline:
                 assert self.process is not None
                 end(self.process)
                 raise AssertionError(otherwise)
             time.sleep(0.05)
-        return found
+        return outcome
 
     def _alarms(self) -> list[dict[str, str]]:
         path = self.folder / "alarms.jsonl"

@@ -93,11 +93,11 @@ def small_run(plan: Plan, prompts: PromptSets, folder: Path, *, resumes: bool) -
         source = bundle_of(folder) if resumes else None
         spec = read_bundle(source) if source else execution_spec(plan)
         plan, identity = read_plan(source / "plan.json") if source else plan, identity_of(spec.job)
-        found = find_checkpoint(folder, identity) if resumes else None
-        if found is not None:
-            check_resumable(spec.job, found, is_async=False)
+        checkpoint = find_checkpoint(folder, identity) if resumes else None
+        if checkpoint is not None:
+            check_resumable(spec.job, checkpoint, is_async=False)
         with locked_run_folder(folder, is_resumed=resumes):
-            task = Task(spec, plan, prompts, None, RewardPool(spec.job), resumption=found, identity=identity)
+            task = Task(spec, plan, prompts, None, RewardPool(spec.job), resumption=checkpoint, identity=identity)
             if not resumes:
                 task = launch.prepare_run_folder(task, folder, keeps_bundle=True)
             launch.run_task(task, folder, lambda event: None)

@@ -47,10 +47,10 @@ def test_every_cell_is_in_one_slice_and_each_slice_has_all_pairs() -> None:
     assert len({cell for cells in slices for cell in cells}) == len(VICTIMS) * len(POINTS) * len(KINDS) * len(MODES)
     sizes = {"victim": VICTIMS, "point": POINTS, "kind": KINDS, "mode": MODES}
     for cells in slices:
-        for one, others in sizes.items():
-            for two, more in sizes.items():
-                pairs = {(getattr(cell, one), getattr(cell, two)) for cell in cells}
-                assert len(pairs) == (len(others) * len(more) if one != two else len(others)), (one, two)
+        for first_axis, others in sizes.items():
+            for second_axis, more in sizes.items():
+                pairs = {(getattr(cell, first_axis), getattr(cell, second_axis)) for cell in cells}
+                assert len(pairs) == (len(others) * len(more) if first_axis != second_axis else len(others)), (first_axis, second_axis)
 
 
 @pytest.mark.engine
