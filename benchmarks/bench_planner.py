@@ -33,7 +33,7 @@ class Case:
 
     @property
     def words(self) -> str:
-        """As one would say it."""
+        """The case in the words of the table."""
         return f"{self.model}, {self.algorithm}, {self.gpus} {' '.join(self.overrides)}".strip()
 
 

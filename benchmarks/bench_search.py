@@ -1,4 +1,4 @@
-"""What a candidate of the GPU search costs: from its roles' tables, with their making, and as a whole ledger.
+"""Cost of a candidate of the GPU search: from its roles' tables, with their making, and as a whole ledger.
 
 Prints microseconds and ratios within one run, for machines differ. Run by `make bench`.
 """

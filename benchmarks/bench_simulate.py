@@ -1,4 +1,4 @@
-"""What an event of the simulator costs, in two ways of running, and how that grows with the engines.
+"""Cost of an event of the simulator, in two ways of running, and how that grows with the engines.
 
 Prints microseconds an event, seconds for a million, and ratios within one run. Run by `make bench`.
 """

@@ -156,7 +156,7 @@ class Copies:
         self.source, self.target = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(2))
 
     def seconds(self) -> float:
-        """Of one copy, the memory warm."""
+        """Seconds of one copy between warm buffers."""
         seconds = []
         for _ in range(3):
             start = time.perf_counter()

@@ -93,7 +93,9 @@ def draw() -> None:
         ):
             own_rows = [row for row in rows if (row["model"], row["trainer"]) == (model, trainer)]
             seconds = [float(row["shell_s"]) for row in own_rows]
-            axes.plot([int(row["gpus"]) for row in own_rows], seconds, color=color, linewidth=1.8, marker="o", markersize=4)
+            axes.plot(
+                [int(row["gpus"]) for row in own_rows], seconds, color=color, linewidth=1.8, marker="o", markersize=4
+            )
             label = model.split("/")[1] + (" on Megatron" if trainer == "megatron" else "")
             lowest = max(seconds[-1], lowest + 0.28)
             axes.annotate(label, (int(own_rows[-1]["gpus"]), lowest), (8, 0), textcoords="offset points",

@@ -95,7 +95,9 @@ def published_rows() -> Iterator[tuple[Any, ...]]:
         is_step = point.kind == STEPS
         predicted = f"{compared.predicted:.4g}" if isinstance(compared.predicted, float) else compared.predicted
         error = f"{compared.relative_error:.4f}" if is_step and compared.relative_error is not None else ""
-        published = (f"{compared.measured:.4g}", compared.unit) if isinstance(compared.measured, float) else ("runs", "")
+        published = (
+            (f"{compared.measured:.4g}", compared.unit) if isinstance(compared.measured, float) else ("runs", "")
+        )
         gpu = gpu_of(point)
         gpus = f"{num_ranks(RunSettings(point))} {gpu.name if gpu else point.gpu}"
         yield point.id, point.model, gpus, *published, predicted, error, *own_choice(point)
@@ -117,7 +119,7 @@ def own_choice(point: MeasuredPoint) -> tuple[str, str]:
 
 
 def scan_rows() -> Iterator[tuple[Any, ...]]:
-    """Of each number of GPUs the seconds of a step, by length of responses."""
+    """Seconds of a step for each number of GPUs, by length of responses."""
     for count in COUNTS:
         yield count, *(f"{_step_s(count, length):.6g}" for length in LENGTHS)
 

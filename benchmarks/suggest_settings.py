@@ -165,7 +165,7 @@ def _row(gpu: str, size: str, training: str, count: int, plan: Plan) -> Suggesti
 
 
 def engine_share(plan: Plan) -> float:
-    """What the engine's process holds while it generates, as a part of what the driver reports as total.
+    """Bytes of the engine's process during generation, as a share of the total that the driver reports.
 
     Counts: weights, KV cache, activations, graphs, context: vLLM's gpu_memory_utilization is a part of the total too,
     and vLLM fills what is left of it with KV cache.

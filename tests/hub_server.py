@@ -106,7 +106,7 @@ def serve_hub() -> Iterator[Hub]:
 
 
 def _answers(files: dict[str, bytes]) -> dict[str, bytes]:
-    """What is answered as it is, by path: of a model of these files all, and what anybody may read of others."""
+    """The fixed answers by path: all files of this model, and the public files of others."""
     hashes = {name: hashlib.sha1(content).hexdigest() for name, content in files.items()}
     listing = [{"type": "file", "path": name, "size": len(files[name]), "oid": hashes[name]} for name in files]
     answers = {KEPT: CONFIG, "/someone/endless/resolve/main/config.json": CONFIG + b" " * 4_000_000}

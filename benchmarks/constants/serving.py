@@ -63,7 +63,9 @@ def with_constants(cluster: Cluster, constants: Sequence[float]) -> Cluster:
     """The same cluster with other serving constants."""
     provenance = {"provenance": Provenance.ASSUMED, "source": "a fit"}
     values = {
-        name: SourcedShare(value=min(1.0, value), **provenance) if name in SHARES else SourcedSeconds(value=value, **provenance)
+        name: SourcedShare(value=min(1.0, value), **provenance)
+        if name in SHARES
+        else SourcedSeconds(value=value, **provenance)
         for name, value in zip(NAMES, constants, strict=True)
     }
     return replace(cluster, gpu=cluster.gpu.model_copy(update={"serving": ServingRates.model_construct(**values)}))

@@ -44,7 +44,7 @@ SEVENTY = "exercises/grpo-70b"
 
 
 def handed() -> str:
-    """What the weight sync takes by our model, against a whole step."""
+    """Predicted time of the weight sync, against a whole step."""
     rows = []
     for name, overrides in HANDED.items():
         plan = example(SEVENTY, *overrides)

@@ -19,7 +19,7 @@ def big() -> Plan:
 
 
 def design() -> str:
-    """What is chosen for 64 GPUs."""
+    """The plan for 64 GPUs."""
     plan = big()
     step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
     ranks = trainer.tp * trainer.pp * trainer.cp * trainer.ulysses

@@ -62,7 +62,7 @@ def left_out() -> str:
 
 
 def left_out_answer() -> str:
-    """In words, with the sums that can be done by hand."""
+    """The answer in words, with the sums that can be done by hand."""
     model = resolve_model("meta-llama/Llama-2-7b-hf")
     count = model.num_parameters
     value = count - model.vocab_size * model.hidden_size + model.hidden_size

@@ -28,7 +28,7 @@ PLACED = {
 
 
 def states() -> str:
-    """What four models hold before anything runs."""
+    """Resident bytes of four models before anything runs."""
     policy = resolve_model("meta-llama/Llama-3.1-70B-Instruct")
     value = policy.num_parameters - policy.vocab_size * policy.hidden_size + policy.hidden_size
     weights = 2 * (2 * policy.num_parameters + 2 * value)
@@ -68,7 +68,7 @@ def placed() -> str:
 
 
 def placed_answer() -> str:
-    """Which fits, and what it costs."""
+    """The placements that fit, and their cost."""
     plans = {name: example(*question) for name, question in PLACED.items()}
     fits = [name for name, plan in plans.items() if isinstance(plan, Plan) and plan.verdict is Verdict.FITS]
     lines = [f"Fits: {'; '.join(fits) if fits else 'none of these'}."]

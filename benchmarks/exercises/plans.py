@@ -59,7 +59,7 @@ def kinds(peak: Peak) -> dict[MemoryKind, int]:
 
 
 def choice(plan: Plan) -> str:
-    """What was chosen, in a few words."""
+    """The chosen layout in a few words."""
     step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
     words = [step.placement.value, f"ZeRO-{trainer.zero_stage}"]
     words += [f"training tp {trainer.tp}"] if trainer.tp > 1 else []
@@ -74,7 +74,7 @@ def choice(plan: Plan) -> str:
 
 
 def a_pass(plan: Plan) -> str:
-    """What a pass of the trainer works on."""
+    """The size of the trainer's micro-batch."""
     trainer = plan.choice.trainer
     return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"
 

@@ -1,4 +1,4 @@
-"""What leaves a process or the device and comes back, by rlplan's own runtime on torch alone.
+"""Transfers out of a process or the device and back, by rlplan's own runtime with only torch.
 
 In: a case and a device. Out: bytes, seconds and differences, by name. `sync`: a small policy takes optimizer steps and
 is sent to another process, through the CUDA IPC transport (shared memory on a CPU); both compute log-probs. `offload`:
@@ -31,7 +31,7 @@ NUM_UPDATES = 2
 TIMEOUT_S = 60.0
 SIZES = (32_000, 2048, 8)
 TINY_SIZES = (256, 32, 2)
-"""Of a policy: tokens, hidden size, layers."""
+"""Sizes of a policy: tokens, hidden size, layers."""
 
 
 class SmallPolicy(nn.Module):
@@ -120,7 +120,7 @@ def _receive(case: Case, device: str, endpoint: Endpoint, updates: Any, answers:
 
 
 def _answer(answers: Any) -> list[float]:
-    """What the receiver says next. Raises: RuntimeError where that is an error."""
+    """The receiver's next answer. Raises: RuntimeError where that is an error."""
     answer: list[float] | str = answers.get(timeout=TIMEOUT_S)
     if isinstance(answer, str):
         raise RuntimeError(answer)
@@ -160,7 +160,11 @@ def measure_offload(case: Case, device: torch.device, used_before: int | None) -
     rates = {"offload_bytes_per_s": 2 * size / times[0], "reload_bytes_per_s": 2 * size / times[1]}
     if device.type != "cuda":
         return {"offloaded_bytes": 2 * size} | rates
-    return {"offloaded_bytes": 2 * size, "freed_bytes": reserved_bytes[0] - reserved_bytes[1], "back_bytes": reserved_bytes[2] - reserved_bytes[1]} | rates
+    return {
+        "offloaded_bytes": 2 * size,
+        "freed_bytes": reserved_bytes[0] - reserved_bytes[1],
+        "back_bytes": reserved_bytes[2] - reserved_bytes[1],
+    } | rates
 
 
 def _held(device: torch.device) -> int:

@@ -39,7 +39,7 @@ PLACEMENTS: Mapping[str, dict[str, Any]] = {
     "hybrid": {"placement": "hybrid", "offload": "none"},
 }
 STOPPING_S = 20.0
-"""For a run whose time is up to end its processes."""
+"""Seconds in which a run whose time is up ends its processes."""
 WORKLOAD = {
     "num_steps": 3,
     "num_prompts_per_step": 8,
@@ -121,7 +121,7 @@ def run_step(case: Case, device: str, folder: Path, limit_s: float) -> Result:
 
 
 def plan_on_gpu(placement: str, gpu: str, num_steps: int = WORKLOAD["num_steps"]) -> Plan:
-    """What the search over GPUs chooses for the placement, as it runs."""
+    """The layout that the GPU search chooses for the placement, as an executable plan."""
     data = {
         **JOB,
         "policy": {"path": f"models/{MODELS['cuda']}", "init": "random"},

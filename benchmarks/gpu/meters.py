@@ -71,7 +71,7 @@ class CountedTensors(TorchDispatchMode):
 
     @property
     def now(self) -> int:
-        """In tensors that live. A storage that was resized without an operation is seen here."""
+        """Bytes of live tensors. A storage that was resized without an operation is seen here."""
         with self._lock:
             for key, reference in list(self._living.items()):
                 if (storage := reference()) is not None:

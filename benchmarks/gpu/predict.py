@@ -23,7 +23,7 @@ from rlplan.spec.models.kv import kv_elements_per_token
 from rlplan.vocabulary import Loss, MemoryKind
 
 BYTES = 2
-"""Of an element: everything is in bf16."""
+"""Bytes of an element: everything is in bf16."""
 
 
 def predict(case: Case, profile: GpuProfile | None) -> dict[str, float]:
@@ -38,7 +38,7 @@ def predict(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
 
 def needed_bytes(case: Case, profile: GpuProfile | None) -> dict[str, float]:
-    """What has to be free on the device and on the host for the case to be tried."""
+    """Bytes that must be free on the device and on the host before the case is tried."""
     predicted = predict(case, profile)
     context = profile.overheads.context.value if profile else 0
     device = predicted.get("allocated_bytes", predicted.get("weight_bytes", 0))
@@ -152,7 +152,7 @@ def _serving(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
 
 def _device(case: Case, profile: GpuProfile | None) -> dict[str, float]:
-    """What the profile says: peaks of the datasheet, of which a measurement reaches a part."""
+    """Rates in the profile: peaks of the datasheet, of which a measurement reaches a part."""
     if profile is None:
         return {}
     if case.action == "memory":

@@ -25,7 +25,7 @@ TRAINING_POINTS = {
     "process_bytes": ("train_peak", "bytes nvidia-smi"),
     "resident_bytes": ("train_steady", "bytes allocated"),
 }
-"""What of a training step becomes a point: its kind, and the unit with the statistic in the words of points.py."""
+"""Figures of a training step that become points: the kind, and the unit with the statistic as in points.py."""
 SCORING_POINTS = {name: (kind.replace("train_", "logprob_"), unit) for name, (kind, unit) in TRAINING_POINTS.items()}
 SERVING_POINTS = {
     "weight_bytes": ("vllm_weights", "bytes/GPU"),
@@ -71,7 +71,10 @@ class Records:
             elif record["record"] == "prediction":
                 predicted[record["id"]] = record["predicted"]
             else:
-                records_by_id[record["id"]] = record | {"predicted": predicted.get(record["id"], {}), "machine": machine}
+                records_by_id[record["id"]] = record | {
+                    "predicted": predicted.get(record["id"], {}),
+                    "machine": machine,
+                }
         return records_by_id
 
     def done(self, gpu: str) -> set[str]:
@@ -118,7 +121,7 @@ def points_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, Any]) -> dict[str, Any]:
-    """What the point was measured under, in the words of the published points."""
+    """Settings of the measurement, in the words of the published points."""
     common = {"dtype": "bf16", "gpus": 1, "is_tiny": case.is_tiny}
     if machine.get("total_bytes"):
         common["total_gpu_memory_gib"] = machine["total_bytes"] / GIB

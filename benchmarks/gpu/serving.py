@@ -98,7 +98,7 @@ def _model_type(case: Case) -> str:
 
 
 def read_worker(worker: Any) -> dict[str, float]:
-    """What a vLLM worker knows of its memory; runs inside it."""
+    """Memory figures of a vLLM worker; runs inside it."""
     worker = getattr(worker, "worker", worker)
     numbers = {name: getattr(worker, attribute, None) for name, attribute in WORKER_BYTES.items()}
     numbers["weight_bytes"] = getattr(worker.model_runner, "model_memory_usage", None)

@@ -42,7 +42,7 @@ from rlplan.vocabulary import Role
 
 
 class PlainEngine:
-    """What a trainer asks DeepSpeed for, of torch alone."""
+    """A stand-in for the DeepSpeed engine, with only torch."""
 
     dp_world_size = 1
 
@@ -66,7 +66,7 @@ class PlainEngine:
 
 
 class PlainFleet:
-    """What conversations ask the engines for: every turn that waits is completed when it is asked for."""
+    """A stand-in for the engines of conversations: every waiting turn is completed when it is asked for."""
 
     processes = ("in process",)
 

@@ -85,7 +85,7 @@ A policy of 0.8 M parameters learns to sort five digits, in each job of
 the greedy accuracy on {num_heldout} held-out prompts.
 
 An algorithm has passed when after its job's own number of steps every seed reaches **{target:.0%}**, and neither
-control, learning rate 0 or rewards dealt out at random within the step, ends more than {drift:.0%} above the start.
+control, learning rate 0 or rewards shuffled at random within the step, ends more than {drift:.0%} above the start.
 """
 
 _FOOT = """\

@@ -37,7 +37,10 @@ def main() -> None:
         pages["simulation"] = simulation.page.rename(FOLDER / "simulation.html")
     pages["comparison"] = FOLDER / "comparison.html"
     simulated = read_simulated_plan(json.loads(result.read_text()), result)
-    sides = [side_of(result.plan, result.compared() | {"name": name}) for name, result in (("shared", plan), ("apart", split))]
+    sides = [
+        side_of(result.plan, result.compared() | {"name": name})
+        for name, result in (("shared", plan), ("apart", split))
+    ]
     write_comparison([*sides, side_of(simulated, {"name": "apart"})], pages["comparison"])
     for name in ("simulation.json", "report.json", "trace.pftrace"):
         (FOLDER / name).unlink()
@@ -53,14 +56,14 @@ def main() -> None:
 
 
 def seconds(fields: dict[str, str]) -> float:
-    """Of one answer, of this process's own time: others may be at work on the machine."""
+    """CPU seconds of one answer: wall time would count other work on the machine."""
     begin = time.process_time()
     answer(fields)
     return time.process_time() - begin
 
 
 def photograph(browser: Chromium, page: Path | str, name: str) -> None:
-    """What is seen first of it: wide and light, and on a phone and dark."""
+    """Save the top of the page: wide and light, and on a phone and dark."""
     for size, dark in (("wide", False), ("phone", True)):
         browser.open(page, size, dark=dark)
         browser.wait("document.querySelector('canvas') !== null", 60)

@@ -82,7 +82,7 @@ PROMPT_LEN = 150
 
 
 def sigma_of(mean: float) -> float:
-    """Of a log-normal with this mean whose longest of 8192 is 28672 at the median.
+    """Sigma of a log-normal with this mean whose longest of 8192 is 28672 at the median.
 
     That such long ones occur says the colocated generation: a + b / GPUs gives a = 118 s, which is 28672 steps of
     4.1 ms, and a step of one sequence takes 3.2 ms by the roofline (weights 1.2 ms, 28 layers of 30 us and two
@@ -106,7 +106,7 @@ SYNC_S = 2.0
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is assumed or fitted.
+    """Assumed and fitted inputs of the simulation.
 
     mean_response: of the 400 colocated steps. length_scale: of the first 100 steps against them.
     base_s, per_seq_s: of the engine. offload_s: seconds of an update that the asynchronous run does not have.
@@ -120,13 +120,13 @@ class Inputs:
     length_scale: float = 0.476
 
     def lengths(self, scale: float) -> Lengths:
-        """Of the responses, `scale` times as long as in the colocated runs."""
+        """Lengths of the responses, `scale` times as long as in the colocated runs."""
         median = scale * self.mean_response / math.exp(self.sigma * self.sigma / 2)
         return Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=self.sigma), MAX_RESPONSE)
 
     @property
     def speed(self) -> LinearSpeed:
-        """Of one engine of four H20."""
+        """Speed of one engine of four H20."""
         return LinearSpeed(self.base_s, self.per_seq_s, PER_TOKEN_S, PREFILL_TOKEN_S)
 
     @property
@@ -137,7 +137,7 @@ class Inputs:
 
 
 INPUTS = Inputs()
-"""As fixed beforehand; length_scale is calibrated on staleness_threshold = 0 alone."""
+"""The inputs, fixed beforehand; length_scale is calibrated on staleness_threshold = 0 alone."""
 
 
 def generation_s(num_gpus: int, inputs: Inputs = INPUTS, num_steps: int = 20) -> float:
@@ -189,7 +189,7 @@ def run(threshold: float, inputs: Inputs = INPUTS, num_steps: int = NUM_STEPS, s
 
 
 def calibrated(inputs: Inputs, num_steps: int = 25) -> Inputs:
-    """With the length scale that gives the first point, by bisection: longer responses take longer."""
+    """The inputs with the length scale that gives the first point, by bisection: longer responses take longer."""
     low, high = 0.02, 2.0
     for _ in range(9):
         middle = math.sqrt(low * high)
@@ -199,7 +199,7 @@ def calibrated(inputs: Inputs, num_steps: int = 25) -> Inputs:
 
 
 def ratios(inputs: Inputs, num_steps: int) -> list[float]:
-    """Of the seconds of all four to those of the first."""
+    """Ratios of the seconds of all four to those of the first."""
     seconds = [run(threshold, inputs, num_steps).seconds for threshold in PUBLISHED_S]
     return [each / seconds[0] for each in seconds]
 
@@ -217,7 +217,7 @@ def variants() -> Iterator[tuple[str, Inputs]]:
 
 
 def main() -> None:
-    """What the module docstring says."""
+    """Print the ratios that the module docstring describes."""
     command = sys.argv[1] if len(sys.argv) > 1 else "all"
     if command == "inputs":
         fitted = with_fitted_engine(INPUTS)
@@ -229,7 +229,10 @@ def main() -> None:
         for name, inputs in variants():
             again = calibrated(inputs)
             shown_ratios = ", ".join(f"{ratio:.3f}" for ratio in ratios(again, 25)[1:])
-            print(f"{name}: {shown_ratios} (length scale {again.length_scale:.3f}, update {again.update_s:.0f} s)", flush=True)
+            print(
+                f"{name}: {shown_ratios} (length scale {again.length_scale:.3f}, update {again.update_s:.0f} s)",
+                flush=True,
+            )
     else:
         results = {threshold: run(threshold) for threshold in PUBLISHED_S}
         for threshold, published in PUBLISHED_S.items():

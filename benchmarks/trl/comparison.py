@@ -55,7 +55,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         ),
     ),
 }
-"""What each job changes in job.yaml: nothing; longer prompts, and short responses that are all of one length."""
+"""Changes of each job to job.yaml: none; longer prompts, and short responses that are all of one length."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,12 +113,12 @@ def prepare(work: Path, name: str, num_steps: int) -> ResolvedJob:
 
 
 def name_of(setting: Setting) -> str:
-    """As a row of the report is called."""
+    """The setting's name in the report's rows."""
     return f"{setting.dtype}, {setting.batch_size} rollouts a pass"
 
 
 def fastest_setting() -> Setting:
-    """Of those that were tried, the one with the most tokens a second; the first of all if none was."""
+    """The tried setting with the most tokens per second; the first of all if none was tried."""
     tried = read_results().get("tried", {}).values()
     best = max(tried, key=rate, default=asdict(SETTINGS[0]))
     return Setting(best["dtype"], best["batch_size"])
@@ -225,7 +225,11 @@ def run_trl(python: Path, job: ResolvedJob, prompts: Path, setting: Setting) -> 
     done = subprocess.run([python, script, file], check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
     result = json.loads(done.stdout.splitlines()[-1])
     per_step = zip(result["step_s"], result["generate_s"], result["num_tokens"], strict=True)
-    return {"steps": [{"step_s": step, "rollout_s": rollout_s, "num_tokens": tokens} for step, rollout_s, tokens in per_step]}
+    return {
+        "steps": [
+            {"step_s": step, "rollout_s": rollout_s, "num_tokens": tokens} for step, rollout_s, tokens in per_step
+        ]
+    }
 
 
 if __name__ == "__main__":

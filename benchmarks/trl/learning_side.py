@@ -90,11 +90,11 @@ class Evaluation(TrainerCallback):
         self.accuracy: list[float] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Of the start policy."""
+        """Measure the start policy."""
         self.accuracy.append(self.measure(keywords["model"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Of the policy after an optimizer step."""
+        """Measure the policy after an optimizer step."""
         if state.global_step % self.every == 0:
             self.accuracy.append(self.measure(keywords["model"]))
 

@@ -1,4 +1,4 @@
-"""What the comparison with TRL says: paired steps, medians and spreads, as a page and a chart.
+"""The report of the comparison with TRL: paired steps, medians and spreads, as a page and a chart.
 
 In: trl.json, as comparison.py leaves it. Out: trl.md and trl.png beside it.
 Step n has the same rollouts' lengths on both sides, so the two are compared step by step.
@@ -22,7 +22,7 @@ SHAPES = {
 
 
 def read_results() -> dict[str, Any]:
-    """What trl.json holds; nothing without it."""
+    """The results in trl.json; none if there is no file."""
     path = REPORT / "trl.json"
     results: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return results
@@ -35,7 +35,7 @@ def counted(side: Mapping[str, Any]) -> Sequence[Mapping[str, float]]:
 
 
 def values(side: Mapping[str, Any], key: str) -> list[float]:
-    """Of each step that is timed."""
+    """The key's value in each timed step."""
     return [step[key] for step in counted(side)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from guess_digit import play  # beside this file
 
 SESSIONS: dict[str, dict[str, Any]] = {}
-"""Of each rollout its turns so far and the prompt's answer."""
+"""Turns so far and the prompt's answer of each rollout."""
 
 
 def reset(asked: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,11 @@ def step(asked: dict[str, Any]) -> dict[str, Any]:
     session = SESSIONS[asked["session"]]
     session["messages"].append({"role": "assistant", "content": asked["action"]})
     verdict = play(session["messages"], session["answer"])
-    return {"observation": verdict.get("observation"), "reward": verdict.get("reward", 0.0), "done": "reward" in verdict}
+    return {
+        "observation": verdict.get("observation"),
+        "reward": verdict.get("reward", 0.0),
+        "done": "reward" in verdict,
+    }
 
 
 def close(asked: dict[str, Any]) -> dict[str, Any]:

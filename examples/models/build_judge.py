@@ -41,7 +41,7 @@ def respond(rng: random.Random, digits: str, kind: str) -> str:
 
 
 def is_right(digits: str, response: str) -> bool:
-    """What the judge shall say."""
+    """The judge's correct verdict."""
     return response == OPEN_TAG + right_answer(digits) + CLOSE_TAG
 
 

@@ -31,7 +31,7 @@ def rows(task: str, size: int, seed: int) -> list[dict[str, Any]]:
 
 
 def score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
-    """What the task says that an answer is worth; the answer stands in <answer> tags, or is the whole response."""
+    """The task's score of an answer; the answer stands in <answer> tags, or is the whole response."""
     import reasoning_gym
 
     answers = re.findall(r"<answer>(.*?)</answer>", solution_str, re.DOTALL)

@@ -1,4 +1,4 @@
-"""What the examples' learning runs count as passed. The runs are benchmarks/learning/example_runs.py."""
+"""The conditions under which the examples' learning runs pass. The runs are benchmarks/learning/example_runs.py."""
 
 import json
 from pathlib import Path

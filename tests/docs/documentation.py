@@ -1,4 +1,4 @@
-"""What the tests of the documentation share: pages as data, the keys of a job, and the plans of the examples.
+"""Helpers of the documentation's tests: pages as data, the keys of a job, and the plans of the examples.
 
 In: Markdown files, pydantic models. Out: sections, table rows, key paths, plans.
 """
@@ -36,7 +36,7 @@ def without_code_blocks(text: str) -> str:
 
 
 def section(text: str, heading: str) -> str:
-    """What stands under a heading, up to the next heading of its level or above."""
+    """The text under a heading, up to the next heading of its level or above."""
     match = re.search(rf"(?m)^(#+) {re.escape(heading)}$", text)
     assert match, f"no heading '{heading}'"
     rest = text[match.end() :]
@@ -54,7 +54,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def words(cell: str) -> list[str]:
-    """What stands in backticks."""
+    """The words in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 

@@ -81,7 +81,7 @@ def test_documented_limits_are_the_limits(row: list[str], field: FieldInfo) -> N
 
 
 def comparisons(word: str) -> list[tuple[str, float]]:
-    """What a limit says: `>=1`, `<2^31`, or `1..8` with both ends."""
+    """The comparisons of a limit: `>=1`, `<2^31`, or `1..8` with both ends."""
     ends = re.fullmatch(r"(-?[\d.^]+?)\.\.([\d.^]+)", word)
     signed = [(">=", ends[1]), ("<=", ends[2])] if ends else re.findall(r"^([<>]=?)([\d.^]+)$", word)
     return [(sign, number(text)) for sign, text in signed]

@@ -54,7 +54,7 @@ def paths() -> frozenset[str]:
 
 @cache
 def defined() -> dict[str, set[str]]:
-    """What each module (by its last name), folder and class holds."""
+    """Names in each module (by its last name), folder and class."""
     names: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
     for path in sources():

@@ -32,7 +32,7 @@ STAND_IN = {
     "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
 }
-"""In place of the example's model: what an engine is told does not depend on how large it is."""
+"""A small stand-in for the example's model: the engine's arguments do not depend on the model's size."""
 ONE_JOB = [path for path in EXAMPLES.rglob("*.yaml") if "\nstages:" not in path.read_text("utf-8")]
 JOBS = sorted(path for path in ONE_JOB if load_job(path).device_kind == "cuda")
 VARIANTS = (
@@ -49,7 +49,7 @@ WITH_DATA = (
     f"data.heldout={SORTING / 'heldout.jsonl'}",
     "rewards=[{kind: answer_matcher}]",
 )
-"""For jobs that are planned alone."""
+"""Data for jobs that are only planned."""
 RUN_BY_US = [path for path in JOBS if load_job(path).release.is_rlplan]
 """Jobs that leave the framework open, too, are run by rlplan's own runtime here, which the fixture makes sure of."""
 CASES = [(path, () if load_job(path).data else WITH_DATA) for path in RUN_BY_US]
@@ -88,7 +88,7 @@ def emitted(request: pytest.FixtureRequest) -> ExecutionSpec:
 
 @pytest.fixture
 def engine_environment(emitted: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of the first rank of an engine."""
+    """Environment variables of the first rank of an engine."""
     if not emitted.vllm:
         pytest.skip("nothing is generated: there is no engine")
     worker = next(worker for worker in emitted.ray.workers if worker.worker == "rollout_engine")
@@ -131,14 +131,18 @@ def test_deepspeed_reads_every_config(emitted: ExecutionSpec, monkeypatch: pytes
 
     monkeypatch.setattr(comm, "get_rank", lambda: 0)  # it asks how many ranks there are only where they have met
     for role, config in emitted.deepspeed.items():
-        layout = next(candidate for candidate in emitted.schedule.layouts if candidate.role == role and candidate.worker != "rollout_engine")
+        layout = next(
+            candidate
+            for candidate in emitted.schedule.layouts
+            if candidate.role == role and candidate.worker != "rollout_engine"
+        )
         ranks = SimpleNamespace(get_data_parallel_world_size=lambda layout=layout: layout.num_shards)
         read = DeepSpeedConfig(dict(config), mpu=ranks)
         assert read.zero_config.stage == layout.zero_stage
 
 
 def test_deepspeed_compiles_its_adam_for_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder of its own: torch waits for ever for a build that was cut off and left its lock."""
+    """The build has its own folder: torch waits forever for a build that was cut off and left its lock."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Which instances of one proof `make test` sees; the others are seen by `make nightly`."""
+"""Selection of the instances of a proof that `make test` runs; `make nightly` runs the others."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any

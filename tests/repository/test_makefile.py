@@ -1,4 +1,4 @@
-"""What `make test` does with its halves. Only the interpreter is another: it writes down how it was called."""
+"""The two halves of `make test`. Only the interpreter is another: it writes down how it was called."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What is installed, what an import pulls in, and what the repository may not say.
+"""Installed packages, the imports that a module pulls in, and text that the repository may not contain.
 
 Left out: the wheel (test_wheel.py), the engines themselves (tests/runtime) and the machine (`rlplan doctor`).
 """
@@ -37,11 +37,13 @@ def locked_versions() -> dict[str, str]:
 def locked_here() -> list[str]:
     """Names of the lock's packages for this machine and Python."""
     locked = [Requirement(line) for line in re.findall(r"(?m)^[\w.-]+==[^\\\n]+", LOCK)]
-    return [canonicalize_name(package.name) for package in locked if package.marker is None or package.marker.evaluate()]
+    return [
+        canonicalize_name(package.name) for package in locked if package.marker is None or package.marker.evaluate()
+    ]
 
 
 def required_names(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str, frozenset[str]]]:
-    """What an installed distribution requires on this machine: names, each with the extras asked of it."""
+    """Requirements of an installed distribution on this machine: names, each with the extras asked of it."""
     wanted = set()
     for line in distribution(name).requires or []:
         requirement = Requirement(line)

@@ -97,7 +97,7 @@ PROMISES = {
         "tests/repository/test_gpu_lock.py::test_every_line_is_an_exact_pin_with_a_hash",
     ),
 }
-"""What SECURITY.md promises, and the tests that hold it. Other users are not defended against."""
+"""Promises of SECURITY.md, and the tests that hold it. Other users are not defended against."""
 
 
 def test_every_promise_is_tested() -> None:

@@ -21,7 +21,7 @@ from tests.repository.sources import FOLDERS, nodes, sources
 HISTORY = {ROOT / "docs" / "lab-notes.md", ROOT / "CHANGELOG.md"}
 MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 20, 600, 80, 10
 MAX_OPTIONS = 12
-"""Of a command, arguments among them."""
+"""Options of a command, arguments included."""
 OURS = ("rlplan", "rlplan_cli", "tests", "benchmarks")
 DOTTED = re.compile(rf"(?<![\w./@-])(?:{'|'.join(OURS)})(?:\.[A-Za-z_]\w*)+(?![\w/{{-])")
 PATH = re.compile(r"(?<![\w./@-])(?:\.\./)*((?:rlplan|cli/rlplan_cli|tests|benchmarks)/[\w/.-]*\.py)\b")
@@ -41,7 +41,9 @@ def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 def test_a_folder_has_at_most_twenty_modules() -> None:
     num_modules = Counter(path.parent for path in sources() if path.name not in ("__init__.py", "conftest.py"))
-    assert {str(folder.relative_to(ROOT)): number for folder, number in num_modules.items() if number > MAX_MODULES} == {}
+    assert {
+        str(folder.relative_to(ROOT)): number for folder, number in num_modules.items() if number > MAX_MODULES
+    } == {}
 
 
 def test_a_package_says_what_it_is_for() -> None:
@@ -92,7 +94,7 @@ def leaves(command: Any) -> list[tuple[str, Any]]:
 
 
 def texts() -> dict[Path, str]:
-    """What may name a module: sources, pages, settings, examples."""
+    """Texts that may name a module: sources, pages, settings, examples."""
     kept = [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile", *sources()]
     for folder in (*FOLDERS, "docs", "reports", "hardware_profiles", "requirements"):
         kept += [path for kind in ("md", "yaml", "txt") for path in (ROOT / folder).rglob(f"*.{kind}")]
@@ -101,7 +103,7 @@ def texts() -> dict[Path, str]:
 
 @cache
 def names_in(module: Path) -> set[str]:
-    """What a module binds at its top level, imports included."""
+    """Names that a module binds at its top level, imports included."""
     names = set()
     for node in ast.walk(ast.parse(read(module))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

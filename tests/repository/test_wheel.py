@@ -93,7 +93,9 @@ def test_the_installed_wheel_looks_words_up_and_writes_a_job_from_another_folder
     assert [path.stem for path in (ROOT / "docs").glob("*.md") if path.stem not in pages.stdout] == []
     assert "DeepSpeed's ZeRO stage" in run_outside(fresh_venv, tmp_path, "rlplan", "docs", "zero_stage").stdout
     job = tmp_path / "job.yaml"
-    initialized = run_outside(fresh_venv, tmp_path, "rlplan", "init", str(job), "--gpus", "8xH100", "--reward", "function")
+    initialized = run_outside(
+        fresh_venv, tmp_path, "rlplan", "init", str(job), "--gpus", "8xH100", "--reward", "function"
+    )
     assert initialized.returncode == 0, initialized.stderr
     assert run_outside(fresh_venv, tmp_path, "rlplan", "plan", str(job)).stdout.startswith("fits")
     watched = run_outside(fresh_venv, tmp_path, "rlplan", "watch", str(tmp_path))

@@ -21,7 +21,7 @@ from tests.runtime.runs.architectures import job_of
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART_STEPS = 8
-"""Of `quickstart_run`."""
+"""Steps of `quickstart_run`."""
 RLPLAN = str(Path(sys.executable).parent / "rlplan")
 DEADLINE_S = 400
 OTHER_LAYOUT = (
@@ -35,7 +35,7 @@ OTHER_LAYOUT = (
     "algorithm.learning_rate=1e-3",
     "controls.skip_sync_after_step=1",
 )
-"""Of `other_layout_run`."""
+"""Overrides of `other_layout_run`."""
 COLOCATED = (
     "algorithm.kl_coef=0.005",
     "placement.placement=colocated",
@@ -47,7 +47,7 @@ COLOCATED = (
     "rollout.kv_cache_memory=256MiB",
     "checkpoints.every=1",
 )
-"""Of `colocated_run`."""
+"""Overrides of `colocated_run`."""
 ASYNC = (
     "examples/rewards/code-executor.yaml",
     "algorithm.kl_coef=0",
@@ -166,7 +166,9 @@ def run_once(run_job: Runner, shared: Path) -> Runner:
         with FileLock(record.with_suffix(".lock"), timeout=scaled(2 * DEADLINE_S)):
             if not record.exists():
                 finished = run_job(job, *arguments)
-                record.write_text(json.dumps([str(finished.folder), finished.exit_code, finished.stdout, finished.stderr]))
+                record.write_text(
+                    json.dumps([str(finished.folder), finished.exit_code, finished.stdout, finished.stderr])
+                )
         folder, exit_code, stdout, stderr = json.loads(record.read_text())
         return FinishedRun(Path(folder), exit_code, stdout, stderr)
 

@@ -34,7 +34,7 @@ class TooSlowError(BaseException):
 
 
 class Watch:
-    """What a reader did besides reading. folder: where it may write."""
+    """Side effects of a reader. folder: where it may write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen, self.is_on = folder, list[str](), False
@@ -49,7 +49,7 @@ class Watch:
 
 
 def tried(reader: Reader, data: bytes, folder: Path, watch: Watch) -> str:
-    """What was wrong with how a reader took a file; empty where all was well."""
+    """Faults in a reader's handling of a file; empty where all was well."""
     path = folder / reader.file
     path.unlink()  # what an earlier file was mapped from stays whole
     path.write_bytes(data)

@@ -11,7 +11,7 @@ HOSTILE: tuple[Any, ...] = (
     "${HOME}", "$(touch sprung)", "{{ 7 * 7 }}", "!!python/object/apply:os.system [true]", "__import__('os')",
     [], {}, [[]], [None], [0] * 3000, {"": None}, {"x": {"y": {}}}, [[[[[[]]]]]],
 )  # fmt: skip
-"""In place of a value: of every type, too large, too deep, for a terminal, for a shell, a template, a path."""
+"""Hostile values: of every type, too large, too deep, for a terminal, for a shell, a template, a path."""
 BYTES = (
     b"\0", b"\xff\xfe", b"\x1b[31m", b"\n", b"\r", b"'", b'"', b"{", b"[", b"}", b"]", b":", b",", b"-", b"#", b"&a",
     b"*a", b"!!", b"1e999", b"NaN", b"\xe2\x80\xae", b"$(", b"`", b"<<EOF\n", b"%", b"\\", b"0x",
@@ -44,7 +44,7 @@ def _bytes(data: bytes, chance: random.Random) -> bytes:
 
 
 def _values(data: bytes, chance: random.Random) -> bytes:
-    """Of a JSON file, or of one line of a file of them."""
+    """Change the values of a JSON file, or of one line of a JSONL file."""
     lines = data.splitlines(keepends=True)
     for at in (None, chance.randrange(len(lines)) if lines else None):
         try:

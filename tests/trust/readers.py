@@ -54,7 +54,7 @@ class Reader:
 
 
 def readers(folder: Path) -> dict[str, Reader]:
-    """By name. folder: a place for what has to be made first."""
+    """All readers by name. folder: a place for files that must be made first."""
     return _of_jobs(folder) | _of_models() | _of_data() | _of_points() | _of_runs(folder) | _of_other_stacks()
 
 
@@ -79,7 +79,9 @@ def _of_jobs(folder: Path) -> dict[str, Reader]:
     }
     for name in bundle:
         beside = {other: content for other, content in bundle.items() if other != name}
-        job_readers[f"bundle: {name}"] = Reader(name, partial(_read_bundle, name), (bundle[name],), beside, is_dear=True)
+        job_readers[f"bundle: {name}"] = Reader(
+            name, partial(_read_bundle, name), (bundle[name],), beside, is_dear=True
+        )
     return job_readers
 
 
@@ -158,7 +160,7 @@ def _of_data() -> dict[str, Reader]:
 
 
 def _ends_in_words(read: Callable[[], object]) -> None:
-    """Of a process of its own, which ends with a message for the one that asked."""
+    """Run `read` in its own process, which ends with a message for the one that asked."""
     try:
         read()
     except SystemExit as error:
@@ -166,7 +168,7 @@ def _ends_in_words(read: Callable[[], object]) -> None:
 
 
 def table_readers() -> dict[str, Reader]:
-    """Of what pyarrow reads: in a process with more memory, for it is the one that is made for that."""
+    """Readers that use pyarrow. They run in the process for tables, which has more memory."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -206,7 +208,9 @@ def _of_runs(folder: Path) -> dict[str, Reader]:
         seed = b"\n".join(files[name].splitlines()[:12]) if name != "status.json" else files[name]
         beside = {other: b"\n".join(content.splitlines()[:3]) for other, content in files.items() if "jsonl" in other}
         beside["plan.json"] = files["plan.json"]
-        run_readers[f"run: {name}"] = Reader(name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True)
+        run_readers[f"run: {name}"] = Reader(
+            name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True
+        )
     lengths = {"mean_response_len": 3, "response_lengths": {"kind": "histogram", "edges": [1, 5, 9], "counts": [1, 2]}}
     return run_readers | {
         "run: lengths.json": Reader("lengths.json", lambda path: lengths_of_run(path.parent), (_json(lengths),)),

@@ -12,7 +12,7 @@ from typing import Any
 METHODS = ("awq", "gptq", "compressed-tensors")
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours lies in each nibble of an int32, the lowest first (AutoAWQ's `pack_intweight`)."""
+"""Index of the neighbour in each nibble of an int32, the lowest nibble first (AutoAWQ's `pack_intweight`)."""
 
 
 def quantize(folder: Path, out: Path, method: str) -> Any:
@@ -39,7 +39,7 @@ def quantize(folder: Path, out: Path, method: str) -> Any:
 
 
 def config_of(method: str) -> dict[str, Any]:
-    """What a checkpoint's config.json says of it."""
+    """The quantization section of a checkpoint's config.json."""
     if method == "awq":
         return {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
     if method == "gptq":

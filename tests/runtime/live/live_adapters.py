@@ -114,7 +114,7 @@ def versions() -> dict[str, Any]:
 
 
 def _without_a_slot(both: Versions) -> str:
-    """What an engine says of a fourth version beside samples of three: no run asks that of it."""
+    """The engine's error for a fourth version beside samples of three: no run asks for that."""
     engine = both.live.engine
     for version in (3, 4, 5):
         both.arrive(version)

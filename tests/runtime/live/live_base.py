@@ -79,7 +79,7 @@ def shared_base() -> dict[str, Any]:
 
 
 def _other_numbers(live: SharedLive) -> str:
-    """What an engine says where its loader makes another parameter of the trainer's weights than the base has."""
+    """The engine's error if its loader makes another parameter of the trainer's weights than the base has."""
     from rlplan.errors import RunError
     from rlplan.runtime.weight_sync.shared_base import OpenedBase
 
@@ -100,7 +100,7 @@ def _other_numbers(live: SharedLive) -> str:
 
 
 def memory_of_base(folder: str, dtype: str) -> dict[str, Any]:
-    """What the kernel says that this process takes beside a trainer's base: an engine with weights of its own, and
+    """This process's memory by the kernel beside a trainer's base: an engine with weights of its own, and
     without. Pages that are mapped twice count once.
 
     folder: of a model with weights.

@@ -61,7 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adapters": {"training.zero_stage": 2, "training.lora": {"rank": 4}},
     "nf4": {"training.zero_stage": 2, "training.lora": {"rank": 4}, "training.lora.base_dtype": "nf4"},
 }
-"""What is made of a model that was loaded whole; adapters begin at zero."""
+"""Variants of a model that was loaded whole; adapters begin at zero."""
 
 
 class CutTrainer(PolicyTrainer):
@@ -99,7 +99,7 @@ def buffers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def compare(name: str, folder: Path, port: int) -> dict[str, Any]:
-    """What a cut scorer, a cut reward model and a cut trainer say otherwise than whole ones."""
+    """Differences of a sharded scorer, reward model and trainer from whole ones."""
     model = str(start_checkpoint(name, folder))
     frozen, trained = (
         make_plan(**OVERRIDES, **{"policy.path": model, "hardware.num_devices": count}) for count in (2, 1)
@@ -125,7 +125,7 @@ def compare(name: str, folder: Path, port: int) -> dict[str, Any]:
 
 
 def loaded_whole(model: str, variant: str, port: int, expected: list[tuple[float, ...]]) -> dict[str, Any]:
-    """What a trainer says otherwise that has loaded the model as a CPU's ranks do."""
+    """Differences of a trainer that has loaded the model as a CPU's ranks do."""
     plan = make_plan(**OVERRIDES | VARIANTS[variant] | {"policy.path": model, "hardware.num_devices": 1})
     trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
     trainer.start(0, 1, ("127.0.0.1", port), model)

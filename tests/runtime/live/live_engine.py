@@ -26,7 +26,7 @@ SORTER = EXAMPLES / "models" / "sorter"
 
 
 def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
-    """What each rank of a scenario says, each run in a process of its own."""
+    """The answers of a scenario's ranks, each run in its own process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -182,7 +182,7 @@ def generation() -> dict[str, Any]:
 
 
 def _stopped_and_started(live: Live) -> dict[str, Any]:
-    """What an engine holds before and after it is destroyed, and whether it comes back the same."""
+    """Memory of an engine before and after it is destroyed, and whether it comes back the same."""
     from rlplan.runtime.measure.memory_meter import resident_bytes
 
     engine, asked = live.engine, [request("a", 2, 20)]
@@ -206,7 +206,9 @@ def _against_fresh(live: Live, asked: list[Any], finished: list[Any]) -> float:
 
     live.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype=live.job.rollout.dtype.value).eval()
     return max(
-        max(live.difference(request.prompt, c)) for request, f in zip(asked, finished, strict=True) for c in f.completions
+        max(live.difference(request.prompt, c))
+        for request, f in zip(asked, finished, strict=True)
+        for c in f.completions
     )
 
 
@@ -342,7 +344,7 @@ def speculative_decoding() -> dict[str, Any]:
 
 
 def alone(*_: int) -> dict[str, Any]:
-    """What engines on one rank are asked for, one engine after the other in one process."""
+    """The scenarios of engines on one rank, one engine after the other in one process."""
     from tests.runtime.live.live_adapters import versions
     from tests.runtime.live.live_base import shared_base
 
@@ -351,7 +353,7 @@ def alone(*_: int) -> dict[str, Any]:
 
 
 def memory(*arguments: Any) -> dict[str, Any]:
-    """What a larger base takes, shared and not."""
+    """Memory of a larger base, shared and not."""
     from tests.runtime.live.live_base import memory_of_base
 
     return memory_of_base(*arguments[3:])

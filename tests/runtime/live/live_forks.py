@@ -1,6 +1,6 @@
 """Processes with DeepSpeed or vLLM for tests: forks of one that has imported it, which takes ten seconds.
 
-As a program it is that one. Line by line it is told what a fork has to do and where it writes what it says; it answers
+As a program it is that one. Each input line has a fork's task and the file for its answer; it answers
 with the fork's process id.
 """
 
@@ -44,7 +44,7 @@ VLLM_ENVIRONMENT = {
 }
 TRAINING = ("deepspeed", "transformers", "peft", "rlplan.runtime.workers.trainer.policy_trainer")
 SERVING = ("vllm.v1.worker.cpu_worker", "vllm.entrypoints.llm", "rlplan.runtime.workers.engine.rollout_engine")
-"""What a process imports before it forks."""
+"""Modules that a process imports before it forks."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,12 @@ def start(
 
 
 def answers_of(processes: Sequence[LiveProcess], paths: Sequence[Path], deadline_s: float) -> list[Any]:
-    """What each wrote into its file. One that ends without ends it all: the others would wait for it."""
+    """The answer in each process's file. A process that ends without one ends all: the others would wait for it."""
     patience = Patience(deadline_s)
     while not all(path.exists() for path in paths):
-        failed = [process for process, path in zip(processes, paths, strict=True) if not (process.is_running or path.exists())]
+        failed = [
+            process for process, path in zip(processes, paths, strict=True) if not (process.is_running or path.exists())
+        ]
         if failed or patience.left_s() == 0:
             logs = [process.log.read_text(errors="replace")[-4000:] for process in failed or processes]
             raise AssertionError("\n".join(logs))

@@ -25,7 +25,7 @@ class Learner:
         self.pairs = [SequencePair(s.prompt_tokens, s.response_tokens) for batch in self.micro_batches for s in batch]
 
     def take_in(self, role: str) -> None:
-        """What reference or teacher says of each sample, for the loss."""
+        """Add the reference's or teacher's log-probabilities to each sample, for the loss."""
         scores, key = iter(self.live.call("score", self.pairs, role)), f"{role}_logprobs"
         self.micro_batches = [[replace(s, **{key: next(scores)}) for s in batch] for batch in self.micro_batches]
 
@@ -42,11 +42,11 @@ class Learner:
             return flat(self.trainer._judge(self.pairs, lambda batch: self.trainer.engine.module(batch)[0]))
 
     def judged(self, role: str) -> list[float]:
-        """What a role that shares the policy's weights says."""
+        """Log-probabilities of a role that shares the policy's weights."""
         return flat(self.live.call("score", self.pairs, role))
 
     def scored(self, folder: str) -> list[float]:
-        """What a scorer says that has read a folder."""
+        """Log-probabilities of a scorer that has loaded a folder."""
         from rlplan.runtime.workers.scorer import Scorer
 
         scorer = Scorer("scorer/reference/0", self.live.job, "reference", 1)
@@ -125,7 +125,7 @@ def role_adapters(live: "LiveRank") -> dict[str, Any]:
 
 
 def value_head(live: "LiveRank") -> dict[str, Any]:
-    """What a value head on the policy's backbone says before and after ten steps."""
+    """Values of a value head on the policy's backbone before and after ten steps."""
     learner = Learner(live)
     first = learner.judged("value")
     learner.train(10)

@@ -1,6 +1,6 @@
 """A live policy trainer on a CPU rank, as a process that live_ranks.py starts.
 
-Line by line it is told a folder with a JSON list of cases, each with overrides of the factories' job and the name of an
+Each input line names a folder with a JSON list of cases, each with overrides of the factories' job and the name of an
 exercise below, and writes there what each exercise gave.
 """
 
@@ -58,7 +58,7 @@ class LiveRank:
         return getattr(self.trainer, method)(*arguments)
 
     def measured(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """What a method's call held beyond the baseline: its peak, its end, and components by kind."""
+        """Memory of a method's call above the baseline: its peak, its end, and components by kind."""
         _, measurement = self.trainer.perform(method, *arguments)
         kinds = {kind: size for (_, kind), size in measurement.components.items()}
         return {

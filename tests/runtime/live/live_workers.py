@@ -22,7 +22,7 @@ START_S = 200.0
 
 
 class LiveWorkerGroup:
-    """What `cluster.worker_group.WorkerGroup` is to those who call workers: `perform`, `gather`, `measured`,
+    """A stand-in for `cluster.worker_group.WorkerGroup` with its calls: `perform`, `gather`, `measured`,
     `addresses`.
     """
 

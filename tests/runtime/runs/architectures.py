@@ -138,7 +138,7 @@ def job_of(architecture: str, folder: Path, **overrides: Any) -> Path:
 
 
 def choices_of(architecture: str, model: Path) -> dict[str, Any]:
-    """What `job_of` asks for; writes the model into a new folder."""
+    """Overrides for `job_of`; writes the model into a new folder."""
     model.mkdir(parents=True)
     for file in (EXAMPLES / "models" / "sorter").glob("token*"):
         shutil.copyfile(file, model / file.name)

@@ -1,4 +1,4 @@
-"""What a search over GPUs has chosen, at a tiny scale on this CPU: the same placement through the same code."""
+"""Layouts that a search over GPUs has chosen, at a tiny scale on this CPU: the same placement through the same code."""
 
 from pathlib import Path
 

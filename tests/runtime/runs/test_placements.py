@@ -132,7 +132,7 @@ def _stream(run: FinishedRun, step: int) -> dict[str, Any]:
 
 
 def _finished(run: FinishedRun, step: int) -> list[BufferedGroup]:
-    """What had ended after a step and was not trained on yet."""
+    """Groups that had ended after a step and were not yet trained on."""
     buffer = ExperienceBuffer(99)
     buffer.restore(json.loads((run.folder / "checkpoints" / f"step-{step:06d}" / "experience.json").read_text()))
     return buffer.take(1000)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engine
 
 NUM_STEPS = 11
 PROMPTS_PER_EPOCH = 24
-"""With 8 prompts a step an epoch ends with steps 3, 6 and 9: each save point lies at most one step from such an end."""
+"""Epochs of 8 prompts per step end with steps 3, 6 and 9: each save point lies at most one step from such an end."""
 
 SIZES = (
     "workload.num_prompts_per_step=8",
@@ -94,7 +94,7 @@ def is_worker(pid: int) -> bool:
 
 
 def assert_nothing_is_lost(folder: Path) -> None:
-    """At most one finished step is done again, and none that was committed."""
+    """Assert that at most one finished step is repeated, and none that was committed."""
     checkpoint = find_checkpoint(folder)
     assert checkpoint.problems == ()
     assert checkpoint.step >= committed(folder)
@@ -148,7 +148,7 @@ def as_if_killed(whole: FinishedRun, step: int, folder: Path) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_bit(colocated_run: FinishedRun, tmp_path: Path) -> None:
-    """What a kill leaves is made by hand here, to start one run less; the tests that follow kill real ones.
+    """The state after a kill is made by hand here, to start one run less; the tests that follow kill real ones.
 
     That workers go with a driver that is killed: tests/runtime/processes/test_own_host.py.
     """
@@ -221,7 +221,7 @@ def test_twenty_kills_at_random_moments_leave_no_trace(prompts: Path, tmp_path: 
 def test_every_save_point_leads_to_the_same_end(
     uninterrupted: FinishedRun, prompts: Path, step: int, tmp_path: Path
 ) -> None:
-    """In a new folder, from the checkpoint of each step: ten save points, three of them ends of epochs."""
+    """The run resumes in a new folder from each step's checkpoint: ten save points, three of them ends of epochs."""
     earlier, folder = tmp_path / "earlier", tmp_path / "run"
     name = f"step-{step:06d}"
     shutil.copytree(checkpoints_of(uninterrupted.folder) / name, checkpoints_of(earlier) / name)

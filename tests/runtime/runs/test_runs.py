@@ -1,4 +1,4 @@
-"""What a run promises, checked on real runs of vLLM, DeepSpeed and Ray."""
+"""Promises of a run, checked on real runs of vLLM, DeepSpeed and Ray."""
 
 import json
 from collections.abc import Iterator
@@ -108,7 +108,7 @@ def test_the_prediction_was_written_before_the_run_and_without_it(quickstart_run
 def test_a_job_is_run_from_the_bundle_that_emit_writes_of_it(
     colocated_run: FinishedRun, colocated_job: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """What a bundle runs is what its job would have run: tests/runtime/driver/test_rehearsal.py runs one.
+    """A bundle runs the same as its job: tests/runtime/driver/test_rehearsal.py runs one.
 
     Paths in a bundle are relative to it: both lie equally deep under pytest's folder.
     """

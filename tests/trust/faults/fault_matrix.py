@@ -24,9 +24,9 @@ from tests.runtime.conftest import ROOT, FinishedRun, alive, descendants_of
 from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
 
 NUM_STEPS = 3
-"""From one fault to the next."""
+"""Steps from one fault to the next."""
 FIRST_STEP = 4
-"""By then the first checkpoint counts, also on a slow disk."""
+"""Step of the first fault: the first checkpoint is complete by then, also on a slow disk."""
 WRITTEN_S = 1.0
 """Longer than a driver that ends goes on writing LIST.waiting."""
 STALL_S = 12.0
@@ -48,14 +48,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a fault. noticed_s, recovered_s: from the fault; from then to the next end of a step."""
+    """Outcome of a fault. noticed_s, recovered_s: from the fault; from then to the next end of a step."""
 
     fault: Fault
     ending: str
     """restarted (one process), went back (all, from the checkpoint), resumed (the run ended), unharmed, HANGS."""
     noticed_s: float | None
     recovered_s: float | None
-    said: str = ""
+    message: str = ""
 
 
 def cells_of(number: int) -> list[Fault]:
@@ -74,7 +74,7 @@ def dated(faults: Sequence[Fault], every: int = NUM_STEPS) -> list[Fault]:
 
 
 def num_steps(faults: Sequence[Fault]) -> int:
-    """Of the whole job."""
+    """Steps of the whole job."""
     return faults[-1].step + NUM_STEPS
 
 
@@ -173,7 +173,7 @@ class FaultyRun:
         return Outcome(fault, "HANGS", noticed_s, None)
 
     def _note(self, fault: Fault) -> None:
-        """What a run that ended said of it."""
+        """Text that an ended run gave on its fault."""
         assert self.process is not None
         if fault.victim == "driver" or self.process.returncode < 0:
             return

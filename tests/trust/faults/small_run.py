@@ -51,7 +51,7 @@ class AtOnce:
 
 @dataclass
 class Ranks:
-    """What trainers' ranks write of a checkpoint."""
+    """A stand-in for the trainers' ranks that write a checkpoint."""
 
     step: int = 0
 
@@ -68,7 +68,7 @@ class Ranks:
 
 
 def play(task: Task, recorder: Recorder, listener: object) -> None:
-    """In place of `launch._run_to_the_end`."""
+    """A replacement for `launch._run_to_the_end`."""
     checkpointer.threading = SimpleNamespace(Thread=AtOnce, Lock=threading.Lock)  # type: ignore[attr-defined]
     ranks = Ranks()
     checkpoints = checkpointer.Checkpointer(task.spec, ranks, recorder)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from tests.trust.faults.fault_matrix import STALL_S, Fault, FaultyRun, Outcome, 
 from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
 
 NOTICED_S, RECOVERED_S = 15.0, 60.0
-"""From a death (of what is stopped: from the end of the stall time); from then to the end of the next step. Scaled."""
+"""Limits from a death (or the end of the stall time) to its notice, and from then to the end of the next step. Scaled."""
 SIZES = (
     "workload.num_prompts_per_step=8",
     "workload.mini_batch_size=64",
@@ -50,7 +50,10 @@ def test_every_cell_is_in_one_slice_and_each_slice_has_all_pairs() -> None:
         for first_axis, others in sizes.items():
             for second_axis, more in sizes.items():
                 pairs = {(getattr(cell, first_axis), getattr(cell, second_axis)) for cell in cells}
-                assert len(pairs) == (len(others) * len(more) if first_axis != second_axis else len(others)), (first_axis, second_axis)
+                assert len(pairs) == (len(others) * len(more) if first_axis != second_axis else len(others)), (
+                    first_axis,
+                    second_axis,
+                )
 
 
 @pytest.mark.engine
@@ -90,7 +93,7 @@ def _assert_in_time(outcomes: list[Outcome], stall_s: float) -> None:
 
 
 def assert_same(mode: str, run: FinishedRun, whole: FinishedRun) -> None:
-    """To the byte; where generation runs ahead which prompts a step gets depends on time, but each is trained once."""
+    """Assert files equal to the byte. If generation runs ahead, a step's prompts depend on time; each is trained once."""
     if mode != "asynchronous":
         for name in ("metrics.jsonl", "samples.jsonl", "prompts.jsonl", "policy/model.safetensors"):
             assert (run.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name

@@ -23,7 +23,7 @@ VICTIMS = {"engine": 8, "scorer": 8, "trainer": 3, "raylet": 1, "gcs": 1}
 """Relative number of faults of each: losing one of the last three restarts every process."""
 KINDS = {"SIGKILL": 6, "segfault": 3, "exit": 3, "SIGSTOP": 1}
 MAX_GROWTH_BYTES = 64 * MIB
-"""Of the driver, from the second quarter of the run to the last."""
+"""Growth of the driver, from the second quarter of the run to the last."""
 MAX_MORE_DESCRIPTORS = 8
 
 
@@ -60,7 +60,10 @@ def test_a_hundred_faults_in_one_run_leave_no_trace(tmp_path: Path) -> None:
     assert run.exit_code == 0, run.stderr[-4000:]
     assert faulty.errors == [], "it goes on by itself"
     quarter = len(resources) // 4
-    (bytes_1, files_1, _), (bytes_2, files_2, arenas) = _medians(resources[quarter : 2 * quarter]), _medians(resources[-quarter:])
+    (bytes_1, files_1, _), (bytes_2, files_2, arenas) = (
+        _medians(resources[quarter : 2 * quarter]),
+        _medians(resources[-quarter:]),
+    )
     print(f"driver: {bytes_1 / MIB:.0f} to {bytes_2 / MIB:.0f} MiB, {files_1:.0f} to {files_2:.0f} descriptors")
     assert bytes_2 - bytes_1 <= MAX_GROWTH_BYTES
     assert files_2 - files_1 <= MAX_MORE_DESCRIPTORS
