@@ -165,7 +165,7 @@ class Copies:
         return statistics.median(seconds)
 
 
-def trained(model: Any) -> Iterator[float]:
+def train_copies(model: Any) -> Iterator[float]:
     """AdamW steps at the learning rate on fp32 masters; the model gets their bf16 copies. Yields the loss."""
     import torch
 
@@ -202,7 +202,7 @@ def measure(other: Other, folder: Path, model: Any, transport: str, content: str
     other.pipe.send(("open", endpoint, content == "delta"))
     sender.open(endpoint)
     other.wait()
-    steps, copies = trained(model), Copies(sum(packet.bucket.num_bytes for packet in sender.packets))
+    steps, copies = train_copies(model), Copies(sum(packet.bucket.num_bytes for packet in sender.packets))
     rows = []
     for serial in range(1, (NUM_DELTAS + 1 if content == "delta" else NUM_UPDATES) + 1):
         if content == "delta" and serial > 1:

@@ -49,10 +49,10 @@ def main() -> None:
         writer.writerow(COLUMNS)
         writer.writerows(rows)
     draw()
-    rent()
+    compare_rents()
 
 
-def rent() -> None:
+def compare_rents() -> None:
     """`rlplan compare` of the 7B example on what people rent."""
     compared = rlplan.compare(str(FOLDER.parents[1] / "examples" / "grpo-7b-8xh100.yaml"), hardware=RENTED)
     sides = [side_of(result.plan, row) for result, row in zip(compared.results, compared.rows(), strict=True)]

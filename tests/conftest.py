@@ -12,7 +12,7 @@ from hypothesis import settings
 from rlplan_cli.__main__ import FEW_COLLECTIONS
 
 from rlplan.runtime.processes.machine_speed import scaled
-from tests.repository.side_by_side import FilesTogether, place_of
+from tests.repository.side_by_side import FilesTogether, find_place
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
 settings.register_profile("rlplan", deadline=None, derandomize=True, max_examples=20)
@@ -27,7 +27,7 @@ gc.set_threshold(FEW_COLLECTIONS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: place_of(item.nodeid))
+    items.sort(key=lambda item: find_place(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,7 +16,7 @@ from tests.report.factory import make_killed_run, make_run
 WORDS = {"model": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "gpus": "1xH100"}
 
 
-def loaded_by(program: str) -> set[str]:
+def list_loaded(program: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", f"{program}; import sys; print(*sys.modules)"],
         capture_output=True,
@@ -27,17 +27,17 @@ def loaded_by(program: str) -> set[str]:
 
 
 def test_importing_the_package_imports_nothing_else_of_ours() -> None:
-    assert {name for name in loaded_by("import rlplan") if name.startswith("rlplan")} == {"rlplan"}
+    assert {name for name in list_loaded("import rlplan") if name.startswith("rlplan")} == {"rlplan"}
 
 
 def test_functions_and_results_come_without_what_only_frames_need() -> None:
-    assert loaded_by("import rlplan; rlplan.plan, rlplan.load_run").isdisjoint(
+    assert list_loaded("import rlplan; rlplan.plan, rlplan.load_run").isdisjoint(
         {"pandas", "numpy", "matplotlib", "torch"}
     )
 
 
 def test_a_folder_of_the_same_name_does_not_hide_a_function() -> None:
-    loaded_by(
+    list_loaded(
         "import rlplan.simulate.run, rlplan.emit.bundle; assert callable(rlplan.simulate) and callable(rlplan.emit)"
     )
 

@@ -54,12 +54,12 @@ class Row:
 
     def error(self, constants: Sequence[float] | None) -> float:
         """Relative error with these constants, or with the profile's own."""
-        cluster = self.cluster if constants is None else with_constants(self.cluster, constants)
+        cluster = self.cluster if constants is None else replace_constants(self.cluster, constants)
         rates = EngineRates(self.counts, cluster, kv_element_bytes=self.kv_element_bytes, version=self.version)
         return closed_loop_latency(rates, self.loop).token_s / self.token_s - 1
 
 
-def with_constants(cluster: Cluster, constants: Sequence[float]) -> Cluster:
+def replace_constants(cluster: Cluster, constants: Sequence[float]) -> Cluster:
     """The same cluster with other serving constants."""
     provenance = {"provenance": Provenance.ASSUMED, "source": "a fit"}
     values = {
@@ -167,16 +167,16 @@ def main() -> int:
         report.append(line)
         print(pair, *(f"{key} {line[key]:.3f}" for key in ("mean_error", "mean_error_left_out", "bias_left_out")))
     fitted = {name: dict(zip(NAMES, constants, strict=True)) for name, constants in full.items()}
-    FILE.write_text(json.dumps({"fitted": _rounded(fitted), "pairs": _rounded(report)}, indent=1) + "\n")
-    print(json.dumps(_rounded(fitted), indent=1))
+    FILE.write_text(json.dumps({"fitted": _round(fitted), "pairs": _round(report)}, indent=1) + "\n")
+    print(json.dumps(_round(fitted), indent=1))
     return 0
 
 
-def _rounded(value: object) -> object:
+def _round(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
+        return {key: _round(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_rounded(part) for part in value]
+        return [_round(part) for part in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -43,7 +43,7 @@ HANDED = {
 SEVENTY = "exercises/grpo-70b"
 
 
-def handed() -> str:
+def write_handed() -> str:
     """Predicted time of the weight sync, against a whole step."""
     rows = []
     for name, overrides in HANDED.items():

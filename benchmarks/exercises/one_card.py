@@ -5,7 +5,7 @@ In: the planner. Out: parts of docs/exercises.md. Left out: the prose around the
 
 from collections.abc import Iterable
 
-from benchmarks.exercises.plans import GB, choice, commands, decimal, example, kinds, peak_of, table
+from benchmarks.exercises.plans import GB, choice, commands, decimal, example, find_peak, kinds, table
 from rlplan.planner.plan import Plan
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
@@ -49,7 +49,7 @@ def left_out() -> str:
     assert isinstance(plan, Plan), plan
     assert plan.kv is not None, "there are rollouts"
     quoted = {kind.replace("_", " "): size for kind, size in TOLD.items()}
-    ours = {kind.replace("_", " "): size for kind, size in kinds(peak_of(plan, "cuda:0")).items()}
+    ours = {kind.replace("_", " "): size for kind, size in kinds(find_peak(plan, "cuda:0")).items()}
     ours[f"KV cache of {plan.kv.max_num_seqs} rollouts at once"] = plan.kv.enough_bytes
     rows = []
     for name in dict.fromkeys([*quoted, *ours]):
@@ -87,8 +87,8 @@ def variants() -> str:
             rows.append((name, plan, "", "", "", "", ""))
             continue
         assert plan.kv is not None, "there are rollouts"
-        training = max(size for (_, action), size in totals_of(plan) if action.startswith("train_"))
-        generating = max(size for (_, action), size in totals_of(plan) if action == "generate")
+        training = max(size for (_, action), size in list_totals(plan) if action.startswith("train_"))
+        generating = max(size for (_, action), size in list_totals(plan) if action == "generate")
         cache = format_bytes(plan.kv.kv_cache_memory_bytes)
         step = format_seconds(plan.seconds) if plan.verdict.rank < 2 else "-"
         host = format_bytes(plan.ledger.host_peak().num_bytes)
@@ -98,7 +98,7 @@ def variants() -> str:
     return table(head, rows)
 
 
-def totals_of(plan: Plan) -> Iterable[tuple[tuple[str, str], int]]:
+def list_totals(plan: Plan) -> Iterable[tuple[tuple[str, str], int]]:
     """((moment, action), bytes) of the one card."""
     return plan.ledger.device_totals("cuda:0").items()
 

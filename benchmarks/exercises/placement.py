@@ -3,7 +3,7 @@
 In: the planner. Out: parts of docs/exercises.md. Left out: the prose around them.
 """
 
-from benchmarks.exercises.plans import choice, commands, decimal, example, peak_of, table
+from benchmarks.exercises.plans import choice, commands, decimal, example, find_peak, table
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.hardware.catalogue import get_gpu
@@ -48,7 +48,7 @@ def states() -> str:
     return table(("what", "bytes"), rows)
 
 
-def placed() -> str:
+def write_placed() -> str:
     """A row a setting: what a GPU of each group holds, whether it fits, how long a step takes."""
     rows = []
     for name, question in PLACED.items():
@@ -57,7 +57,7 @@ def placed() -> str:
             rows.append((name, plan, "", "", "", ""))
             continue
         peaks = [
-            f"{group.name} {format_bytes(peak_of(plan, group.devices[0]).num_bytes)}"
+            f"{group.name} {format_bytes(find_peak(plan, group.devices[0]).num_bytes)}"
             for group in plan.schedule.groups
             if group.devices[0] in plan.ledger.devices
         ]

@@ -109,7 +109,7 @@ class Case:
         return asdict(self)
 
 
-def cases_of(part: str, *, is_tiny: bool = False) -> list[Case]:
+def list_cases(part: str, *, is_tiny: bool = False) -> list[Case]:
     """The cases of a part."""
     if part in FIRST_HOUR:
         return list(_first_hour(part, is_tiny))

@@ -138,7 +138,7 @@ def _action(case: Case) -> Callable[..., dict[str, float]]:
         "host-link": device.measure_host_link,
         "engine": serving.measure_engine,
         "sleep": serving.measure_sleep,
-        "hand-over": serving.measure_hand_over,
+        "hand-over": serving.measure_handover,
     }[case.action]
 
 

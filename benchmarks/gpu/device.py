@@ -41,8 +41,8 @@ def measure_memory(case: Case, device: torch.device, used_before: int | None) ->
     used = used_by_driver()
     if used is not None and used_before is not None:
         measured["context_bytes"] = used - used_before - torch.cuda.memory_reserved()
-    measured["medium_segment_bytes"] = _reserved_by(2 * MIB)
-    measured["granularity_bytes"] = _reserved_by(12 * MIB + 1) - _reserved_by(10 * MIB + 1)
+    measured["medium_segment_bytes"] = _measure_reserved(2 * MIB)
+    measured["granularity_bytes"] = _measure_reserved(12 * MIB + 1) - _measure_reserved(10 * MIB + 1)
     matrix = torch.zeros(256, 256, device=device, dtype=torch.bfloat16)
     before = torch.cuda.memory_allocated()
     matrix @ matrix
@@ -54,7 +54,7 @@ def measure_memory(case: Case, device: torch.device, used_before: int | None) ->
     return measured
 
 
-def _reserved_by(size: int) -> int:
+def _measure_reserved(size: int) -> int:
     """Bytes that the allocator takes from the driver for a tensor of this size, when nothing is cached."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
@@ -74,7 +74,7 @@ def measure_matmul(case: Case, device: torch.device, used_before: int | None) ->
         for m, k, n in shapes:
             try:
                 product = _product(dtype, m, k, n, device)
-                rates[f"{dtype}_{m}x{k}x{n}_flops_per_s"] = 2 * m * k * n / seconds_of(product, device)
+                rates[f"{dtype}_{m}x{k}x{n}_flops_per_s"] = 2 * m * k * n / time_action(product, device)
             except (RuntimeError, ValueError, AttributeError):  # not on this chip, or no room
                 continue
         if rates:
@@ -96,31 +96,31 @@ def _product(dtype: str, m: int, k: int, n: int, device: torch.device) -> Callab
 
 def measure_copy(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
     """Bytes read and written in a second by a copy within the device's memory."""
-    source = torch.ones(_copied(case), dtype=torch.uint8, device=device)
+    source = torch.ones(_copied_bytes(case), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return {"device_bytes_per_s": 2 * source.numel() / seconds_of(lambda: target.copy_(source), device)}
+    return {"device_bytes_per_s": 2 * source.numel() / time_action(lambda: target.copy_(source), device)}
 
 
 def measure_host_link(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
     """Bytes a second between host and device, by direction, from pinned and pageable memory."""
     need_cuda(device)
-    size = _copied(case)
+    size = _copied_bytes(case)
     on_device = torch.ones(size, dtype=torch.uint8, device=device)
     measured = {}
     for kind in ("pinned", "pageable"):
         on_host = torch.ones(size, dtype=torch.uint8, pin_memory=kind == "pinned")
         directions = {"host_to_device": (on_device, on_host), "device_to_host": (on_host, on_device)}
         for direction, (target, source) in directions.items():
-            seconds = seconds_of(lambda to=target, of=source: to.copy_(of, non_blocking=True), device)
+            seconds = time_action(lambda to=target, of=source: to.copy_(of, non_blocking=True), device)
             measured[f"{direction}_{kind}_bytes_per_s"] = size / seconds
     return measured
 
 
-def _copied(case: Case) -> int:
+def _copied_bytes(case: Case) -> int:
     return MIB if case.is_tiny else GIB
 
 
-def seconds_of(action: Callable[[], object], device: torch.device) -> float:
+def time_action(action: Callable[[], object], device: torch.device) -> float:
     """Seconds of an action: the median of several, after two that warm up."""
     times = []
     for _ in range(REPEATS + 2):

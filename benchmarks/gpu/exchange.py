@@ -147,14 +147,14 @@ def measure_offload(case: Case, device: torch.device, used_before: int | None) -
     states = [torch.arange(size // 4, device=device, dtype=torch.int32) + n for n in range(2)]
     sums, offloaded = [int(state.sum()) for state in states], OffloadedStates()
     storages = [state.untyped_storage() for state in states]
-    reserved_bytes, times = [_held(device)], []
+    reserved_bytes, times = [_driver_bytes(device)], []
     for act in (lambda: offloaded.offload(storages, in_memory=True), offloaded.bring_back):
         started = time.perf_counter()
         act()
         finish(device)
         times.append(time.perf_counter() - started)
         forget_cache(device)
-        reserved_bytes.append(_held(device))
+        reserved_bytes.append(_driver_bytes(device))
     if [int(state.sum()) for state in states] != sums:
         raise RuntimeError("offloaded states came back as others")
     rates = {"offload_bytes_per_s": 2 * size / times[0], "reload_bytes_per_s": 2 * size / times[1]}
@@ -167,7 +167,7 @@ def measure_offload(case: Case, device: torch.device, used_before: int | None) -
     } | rates
 
 
-def _held(device: torch.device) -> int:
+def _driver_bytes(device: torch.device) -> int:
     """Bytes on the device by its driver; 0 on a CPU, or where it does not say."""
     finish(device)
     return (used_by_driver() or 0) if device.type == "cuda" else 0

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    table = table_of(results)
+    table = write_table(results)
     (options.out / "table.md").write_text(table, encoding="utf-8")
     print(table)
     return int(any(result["exit_code"] for result in results))
@@ -165,11 +165,11 @@ def run(name: str, plan: Plan, folder: Path, limit_s: float) -> dict[str, Any]:
             exit_code = child.wait(STOPPING_S) or 124
     result: dict[str, Any] = {"placement": name, "exit_code": exit_code, "zero_stage": plan.zero_stage}
     if (folder / "run" / "trace.jsonl").exists():
-        result |= measured(folder / "run", plan)
+        result |= read_measured(folder / "run", plan)
     return result
 
 
-def measured(folder: Path, plan: Plan) -> dict[str, Any]:
+def read_measured(folder: Path, plan: Plan) -> dict[str, Any]:
     """Steps, the largest difference of log-probs, and each process's peak beside its prediction."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     differences = [row["sync/logprob_difference_max"] for row in rows if "sync/logprob_difference_max" in row]
@@ -187,7 +187,7 @@ def measured(folder: Path, plan: Plan) -> dict[str, Any]:
     }
 
 
-def table_of(results: Sequence[Mapping[str, Any]]) -> str:
+def write_table(results: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table, a line a process."""
     lines = ["| placement | exit | steps | log-probs differ by | process | peak | predicted |"]
     lines.append("| --- | --- | --- | --- | --- | --- | --- |")

@@ -94,9 +94,9 @@ class CountedTensors(TorchDispatchMode):
             if is_new:
                 self._living[key] = weakref.ref(storage, lambda _: self._forget(key))
             if self._note(key, storage.nbytes()):
-                self._grown(key, storage.nbytes(), is_new=is_new)
+                self._note_growth(key, storage.nbytes(), is_new=is_new)
 
-    def _grown(self, key: int, num_bytes: int, *, is_new: bool) -> None:
+    def _note_growth(self, key: int, num_bytes: int, *, is_new: bool) -> None:
         """Note the peak from the exact sum: what was counted last may have shrunk since without an operation."""
         if self._total > self.peak:
             self.peak = max(self.peak, self.now)

@@ -47,7 +47,7 @@ def needed_bytes(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
 
 def _training(case: Case) -> dict[str, float]:
-    model = model_of(case)
+    model = load_model(case)
     adapters = lora_parameters(model, LORA_RANK) if case.method == "lora" else ()
     frozen = model.parameters if adapters else ()
     sizes = sizes_of(
@@ -102,7 +102,7 @@ def _rank_state_under_deepspeed(
 
 
 def _scoring(case: Case) -> dict[str, float]:
-    model = model_of(case)
+    model = load_model(case)
     is_value = case.action == "score-value"
     parameters = value_head_parameters(model) if is_value else model.parameters
     weights = BYTES * sum(parameter.numel for parameter in parameters)
@@ -137,7 +137,7 @@ def _serving(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
     Assumes: asleep and without graphs nothing but the context stays.
     """
-    model = model_of(case)
+    model = load_model(case)
     weights = engine_weight_bytes(model, engine_layout(), BYTES) + rotary_table_bytes(model, BYTES)
     per_token = BYTES * sum(kv_elements_per_token(model).values())
     answer: dict[str, float] = {"weight_bytes": weights, "kv_bytes_per_token": per_token}
@@ -172,6 +172,6 @@ def _device(case: Case, profile: GpuProfile | None) -> dict[str, float]:
     return dict.fromkeys(names, link.bytes_per_s.value) if case.action == "host-link" and link else {}
 
 
-def model_of(case: Case) -> ModelSpec:
+def load_model(case: Case) -> ModelSpec:
     """The shape of the case's model."""
     return model_from_config(case.config, where=f"benchmarks/gpu: {case.id}")

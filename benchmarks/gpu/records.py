@@ -89,15 +89,15 @@ class Records:
     def finish(self) -> str:
         """Write points and table of everything in the folder. Gives the table."""
         results = self.results()
-        points = [point for record in results.values() for point in points_of(record)]
+        points = [point for record in results.values() for point in make_points(record)]
         text = json.dumps({"points": points}, indent=1) + "\n"
         (self.folder / "points.json").write_text(text, encoding="utf-8")
-        table = table_of(results)
+        table = write_table(results)
         (self.folder / "table.md").write_text(table, encoding="utf-8")
         return table
 
 
-def points_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def make_points(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The points of a result in the format of `rlplan accuracy`. Those of a dry run say so."""
     case, machine = Case(**record["case"]), record["machine"]
     kinds = TRAINING_POINTS if case.action == "train" else SERVING_POINTS if case.part == "serving" else {}
@@ -148,7 +148,7 @@ def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, A
     return settings | zero | {"reduce_bucket_size": case.bucket_size} | offloads
 
 
-def table_of(results: Mapping[str, Mapping[str, Any]]) -> str:
+def write_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Predicted, measured and error, a row for each number that was predicted; then what was not measured, and why."""
     lines = ["| case | what | predicted | measured | error |", "| --- | --- | ---: | ---: | ---: |"]
     errors: dict[str, list[float]] = {}

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.gpu.cases import PARTS, Case, cases_of
+from benchmarks.gpu.cases import PARTS, Case, list_cases
 from benchmarks.gpu.children import ENDING_S, Result, run_case, start_server
 from benchmarks.gpu.device import profile_yaml
 from benchmarks.gpu.meters import used_by_driver
@@ -53,7 +53,7 @@ def measure(
     records = Records(options.out)
     try:
         detected = detect()
-        machine = machine_of(detected, options.device)
+        machine = describe_machine(detected, options.device)
     except RlplanError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -85,7 +85,7 @@ def _parse(
     return options
 
 
-def machine_of(detected: Detected, device: str) -> dict[str, Any]:
+def describe_machine(detected: Detected, device: str) -> dict[str, Any]:
     """The measured machine, for the records. Raises: HostError where there is no GPU to measure."""
     if device == "cuda" and not detected.gpus:
         raise HostError(
@@ -128,7 +128,7 @@ def run_part(
     ends = time.monotonic() + options.budget_s
     done = records.done(machine["gpu"])
     records.write("machine", **machine)
-    for case in cases_of(part, is_tiny=options.tiny):
+    for case in list_cases(part, is_tiny=options.tiny):
         if case.id in done:
             continue
         records.write("prediction", id=case.id, predicted=predict(case, profile))
@@ -139,12 +139,12 @@ def run_part(
         elif left < SHORTEST_CASE_S:
             result = Result("not_reached", "the part's time was up; the same command goes on from here")
         else:
-            result = _result_of(case, options.device, records.folder, min(CASE_LIMIT_S, left))
+            result = _run_case(case, options.device, records.folder, min(CASE_LIMIT_S, left))
         records.write_result(case, result)
         print(f"{case.id}: {result.status} {result.reason}".rstrip(), file=sys.stderr, flush=True)
 
 
-def _result_of(case: Case, device: str, folder: Path, limit_s: float) -> Result:
+def _run_case(case: Case, device: str, folder: Path, limit_s: float) -> Result:
     """Run a case in its own processes and return its result."""
     if case.action.startswith("step-"):
         from benchmarks.gpu.jobs import run_step

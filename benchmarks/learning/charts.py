@@ -59,7 +59,7 @@ def _legend(figure: Figure, controlled: Sequence[str]) -> None:
     figure.legend(handles=lines, loc="upper right", bbox_to_anchor=(0.995, top + 0.012), ncols=4, handlelength=1.6)
 
 
-def draw_beside(beside: Beside, path: Path) -> None:
+def draw_comparison(beside: Beside, path: Path) -> None:
     """Both sides' bands over seeds, their means, and each seed."""
     points = beside.points
     steps = [point.step for point in points]

@@ -41,7 +41,7 @@ def main() -> int:
 
 def run_or_keep(folder: str, job: Path, overrides: tuple[str, ...], keep: bool) -> tuple[float, ...]:
     """Greedy accuracy of a run in this folder; of the one that is there, where it may be kept and is of this job."""
-    if keep and _is_of(RUNS / folder, job, overrides):
+    if keep and _matches_job(RUNS / folder, job, overrides):
         return read_run(folder, RUNS / folder).accuracy
     return run_job(folder, str(job.relative_to(ROOT)), *overrides).accuracy
 
@@ -52,7 +52,7 @@ def _curve(name: str, case: str, overrides: tuple[str, ...], keep: bool) -> Curv
     return Curve(name, case, EVERY, accuracy)
 
 
-def _is_of(folder: Path, job: Path, overrides: tuple[str, ...]) -> bool:
+def _matches_job(folder: Path, job: Path, overrides: tuple[str, ...]) -> bool:
     status = folder / "status.json"
     if not status.exists() or json.loads(status.read_text("utf-8")).get("state") != "finished":
         return False

@@ -80,8 +80,8 @@ _PAGE = """\
 
 [examples/from-random-weights.yaml](../../examples/from-random-weights.yaml): a Qwen3-shaped policy with random start
 weights sorts five digits. SFT imitates right answers for a few steps, then GRPO samples answers and learns from
-their rewards. Greedy accuracy is that on 256 held-out prompts. On vLLM, DeepSpeed and Ray, two cores, both stages in {minutes}
-minutes.
+their rewards. Greedy accuracy is that on 256 held-out prompts. On vLLM, DeepSpeed and Ray, two cores, both stages in
+{minutes} minutes.
 
 | stage | steps | greedy accuracy | predicted | measured | peak of memory, predicted and measured |
 | --- | --- | --- | --- | --- | --- |

@@ -21,7 +21,7 @@ from benchmarks.learning.record import (
     TARGET,
     Beside,
     Curve,
-    read_beside,
+    read_comparison,
     read_curves,
 )
 from rlplan.planner.search import find_plan
@@ -34,9 +34,9 @@ BEGIN, END = "<!-- reached: written by benchmarks/learning/page.py -->\n", "<!--
 
 def write_page() -> None:
     """README.md and the charts, from what there is."""
-    from benchmarks.learning.charts import draw_beside, draw_curves  # matplotlib, which nothing else here needs
+    from benchmarks.learning.charts import draw_comparison, draw_curves  # matplotlib, which nothing else here needs
 
-    curves, in_process, beside = read_curves(CURVES), read_curves(IN_PROCESS), read_beside()
+    curves, in_process, beside = read_curves(CURVES), read_curves(IN_PROCESS), read_comparison()
     parts = [_HEAD.format(target=TARGET, drift=DRIFT, num_heldout=NUM_HELDOUT)]
     if curves:
         parts.append(_RUNS + _table(curves))
@@ -47,14 +47,14 @@ def write_page() -> None:
     if examples := read_examples():
         parts.append(examples_section(examples))
     if beside is not None:
-        parts.append(_beside(beside))
-        draw_beside(beside, REPORTS / "trl.png")
+        parts.append(_write_comparison(beside))
+        draw_comparison(beside, REPORTS / "trl.png")
     (REPORTS / "README.md").write_text("\n".join([*parts, _FOOT]), "utf-8")
     before, rest = ALGORITHMS_PAGE.read_text("utf-8").split(BEGIN)
-    ALGORITHMS_PAGE.write_text(f"{before}{BEGIN}{reached()}{END}{rest.split(END)[1]}", "utf-8")
+    ALGORITHMS_PAGE.write_text(f"{before}{BEGIN}{list_reached()}{END}{rest.split(END)[1]}", "utf-8")
 
 
-def reached() -> str:
+def list_reached() -> str:
     """Each algorithm's job, its memory, and the lowest accuracy of its seeds: in one process, and on the runtime."""
     lines = [
         "| algorithm | prompts x rollouts | learning rate | steps | memory | in one process | on the runtime |",
@@ -163,12 +163,12 @@ def _milestones(curves: Sequence[Curve]) -> str:
     return "\n".join([*lines, "", "![accuracy of each algorithm in one process](in_process.png)", ""])
 
 
-def _beside(beside: Beside) -> str:
-    def side(values: Sequence[float]) -> str:
+def _write_comparison(beside: Beside) -> str:
+    def format_side(values: Sequence[float]) -> str:
         return f"{fmean(values):.1%} | {min(values):.1%} to {max(values):.1%}"
 
     rows = [
-        f"| {p.step} | {side(p.rlplan)} | {side(p.trl)} | {abs(p.difference):.1%} | {p.allowed:.1%} | "
+        f"| {p.step} | {format_side(p.rlplan)} | {format_side(p.trl)} | {abs(p.difference):.1%} | {p.allowed:.1%} | "
         f"{'agree' if p.agrees else '**apart**'} |"
         for p in beside.points
     ]

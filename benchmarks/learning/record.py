@@ -124,7 +124,7 @@ def write_curves(curves: Sequence[Curve], file: str) -> None:
     (REPORTS / file).write_text(f"[\n{lines}\n]\n", "utf-8")
 
 
-def write_beside(beside: Beside) -> None:
+def write_comparison(beside: Beside) -> None:
     """Keep this comparison."""
     REPORTS.mkdir(parents=True, exist_ok=True)
     points = [
@@ -140,7 +140,7 @@ def read_curves(file: str) -> list[Curve]:
     return [Curve(row["algorithm"], row["case"], row["every"], tuple(row["accuracy"])) for row in rows]
 
 
-def read_beside() -> Beside | None:
+def read_comparison() -> Beside | None:
     """The comparison in trl.json."""
     path = REPORTS / BESIDE_TRL
     if not path.exists():

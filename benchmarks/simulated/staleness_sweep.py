@@ -81,7 +81,7 @@ PROMPT_LEN = 150
 # ------------------------------------------------------------------------------------------------ response lengths
 
 
-def sigma_of(mean: float) -> float:
+def solve_sigma(mean: float) -> float:
     """Sigma of a log-normal with this mean whose longest of 8192 is 28672 at the median.
 
     That such long ones occur says the colocated generation: a + b / GPUs gives a = 118 s, which is 28672 steps of
@@ -113,7 +113,7 @@ class Inputs:
     """
 
     mean_response: float = MEAN_TOKENS - PROMPT_LEN
-    sigma: float = sigma_of(MEAN_TOKENS - PROMPT_LEN)
+    sigma: float = solve_sigma(MEAN_TOKENS - PROMPT_LEN)
     offload_s: float = OFFLOAD_S
     base_s: float = 0.004453
     per_seq_s: float = 0.0002120
@@ -148,7 +148,7 @@ def generation_s(num_gpus: int, inputs: Inputs = INPUTS, num_steps: int = 20) ->
     return simulate(setting).phase_s[Phase.ROLLOUT] / num_steps
 
 
-def with_fitted_engine(inputs: Inputs, num_steps: int = 20) -> Inputs:
+def fit_engine(inputs: Inputs, num_steps: int = 20) -> Inputs:
     """base_s and per_seq_s that give both colocated generations: seconds are nearly linear in both."""
     runs = (32, 128)
     for _ in range(6):
@@ -188,7 +188,7 @@ def run(threshold: float, inputs: Inputs = INPUTS, num_steps: int = NUM_STEPS, s
     return simulate(SimulationSetting(schedule, costs, work, inputs.speed, num_steps, asynchrony), seed)
 
 
-def calibrated(inputs: Inputs, num_steps: int = 25) -> Inputs:
+def calibrate(inputs: Inputs, num_steps: int = 25) -> Inputs:
     """The inputs with the length scale that gives the first point, by bisection: longer responses take longer."""
     low, high = 0.02, 2.0
     for _ in range(9):
@@ -210,24 +210,24 @@ def variants() -> Iterator[tuple[str, Inputs]]:
     yield "offload 0 s (nothing falls away)", replace(INPUTS, offload_s=0.0)
     yield "offload 1.9 s (pinned, 49 GB/s)", replace(INPUTS, offload_s=OFFLOAD_S * 10 / 49)
     yield "offload 15 s (6 GB/s)", replace(INPUTS, offload_s=OFFLOAD_S * 10 / 6)
-    yield "sigma 0.85", with_fitted_engine(replace(INPUTS, sigma=0.85), 5)
-    yield "sigma 1.2", with_fitted_engine(replace(INPUTS, sigma=1.2), 5)
+    yield "sigma 0.85", fit_engine(replace(INPUTS, sigma=0.85), 5)
+    yield "sigma 1.2", fit_engine(replace(INPUTS, sigma=1.2), 5)
     longer = (MEAN_TOKENS * 0.75) - PROMPT_LEN
-    yield "MFU 0.45", with_fitted_engine(replace(INPUTS, mean_response=longer, sigma=sigma_of(longer)), 5)
+    yield "MFU 0.45", fit_engine(replace(INPUTS, mean_response=longer, sigma=solve_sigma(longer)), 5)
 
 
 def main() -> None:
     """Print the ratios that the module docstring describes."""
     command = sys.argv[1] if len(sys.argv) > 1 else "all"
     if command == "inputs":
-        fitted = with_fitted_engine(INPUTS)
+        fitted = fit_engine(INPUTS)
         print(f"mean response {INPUTS.mean_response:.0f}, sigma {INPUTS.sigma:.3f}; {fitted}")
         print({num_gpus: round(generation_s(num_gpus, fitted), 1) for num_gpus in COLOCATED_GENERATION_S})
     elif command == "calibrate":
-        print(calibrated(INPUTS))
+        print(calibrate(INPUTS))
     elif command == "sensitivity":
         for name, inputs in variants():
-            again = calibrated(inputs)
+            again = calibrate(inputs)
             shown_ratios = ", ".join(f"{ratio:.3f}" for ratio in ratios(again, 25)[1:])
             print(
                 f"{name}: {shown_ratios} (length scale {again.length_scale:.3f}, update {again.update_s:.0f} s)",

@@ -28,7 +28,7 @@ def read_results() -> dict[str, Any]:
     return results
 
 
-def counted(side: Mapping[str, Any]) -> Sequence[Mapping[str, float]]:
+def select_timed_steps(side: Mapping[str, Any]) -> Sequence[Mapping[str, float]]:
     """The steps that are timed: all but the first, unless it is the only one."""
     steps: Sequence[Mapping[str, float]] = side["steps"]
     return steps[1:] or steps
@@ -36,22 +36,22 @@ def counted(side: Mapping[str, Any]) -> Sequence[Mapping[str, float]]:
 
 def values(side: Mapping[str, Any], key: str) -> list[float]:
     """The key's value in each timed step."""
-    return [step[key] for step in counted(side)]
+    return [step[key] for step in select_timed_steps(side)]
 
 
 def rate(side: Mapping[str, Any]) -> float:
     """Generated tokens by seconds of the whole step: the median step's."""
-    return median(step["num_tokens"] / step["step_s"] for step in counted(side))
+    return median(step["num_tokens"] / step["step_s"] for step in select_timed_steps(side))
 
 
 def speedups(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[float]:
     """TRL's seconds by ours, step by step. Raises: AssertionError where a step had other tokens on the two sides."""
-    pairs = list(zip(counted(ours), counted(theirs), strict=True))
+    pairs = list(zip(select_timed_steps(ours), select_timed_steps(theirs), strict=True))
     assert all(our["num_tokens"] == their["num_tokens"] for our, their in pairs), "the steps are not the same"
     return [their["step_s"] / our["step_s"] for our, their in pairs]
 
 
-def outside(ours: Mapping[str, Any]) -> float:
+def idle_share(ours: Mapping[str, Any]) -> float:
     """Share of our steps in which no process generates, scores, trains or takes weights."""
     return 1 - sum(values(ours, "work_s")) / sum(values(ours, "step_s"))
 
@@ -64,7 +64,7 @@ def write_report(results: Mapping[str, Any]) -> None:
     for name, section in {
         "shapes": shapes,
         "tables": _tables(jobs),
-        "tried": _tried(results),
+        "tried": _list_tried(results),
         "verdicts": _verdicts(jobs),
     }.items():
         text = text.replace(f"<{name}>", section)
@@ -103,12 +103,12 @@ def _verdicts(jobs: Mapping[str, Any]) -> str:
         lines.append(
             f"- **{name}: rlplan is {median(times):.1f} times as fast as TRL's fastest setting**, the median of "
             f"{len(times)} timed steps ({min(times):.1f} to {max(times):.1f}). Medians of rlplan's step: {parts}; "
-            f"outside of these {outside(ours):.1%}."
+            f"outside of these {idle_share(ours):.1%}."
         )
     return "\n".join(lines)
 
 
-def _tried(results: Mapping[str, Any]) -> str:
+def _list_tried(results: Mapping[str, Any]) -> str:
     tried = results.get("tried", {})
     lines = ["| setting | step, s | generation, s | tokens/s |", "| --- | --- | --- | --- |"]
     for name, side in sorted(tried.items(), key=lambda each: -rate(each[1])):

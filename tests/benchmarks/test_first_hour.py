@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.cases import FIRST_HOUR, Case, cases_of
+from benchmarks.gpu.cases import FIRST_HOUR, Case, list_cases
 from benchmarks.gpu.first_hour import PART_LIMIT_S
 from benchmarks.gpu.jobs import run_step
 from rlplan.runtime.processes.machine_speed import scaled
@@ -36,7 +36,7 @@ def dry_run(folder: Path, absent: Path, *parts: str) -> subprocess.CompletedProc
     )
 
 
-def cases_in(folder: Path) -> list[dict[str, Any]]:
+def read_cases(folder: Path) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = json.loads((folder / "first_hour.json").read_text("utf-8"))["cases"]
     return cases
 
@@ -54,8 +54,8 @@ def test_with_torch_alone_all_that_needs_no_engine_is_measured_and_the_rest_says
     parts = [part for part in FIRST_HOUR if part not in STEPS]
     done = dry_run(folder, absent, *parts)
     assert done.returncode == 0, done.stdout + done.stderr
-    by_id = {case["id"]: case for case in cases_in(folder)}
-    assert list(by_id) == [case.id for part in parts for case in cases_of(part, is_tiny=True)]
+    by_id = {case["id"]: case for case in read_cases(folder)}
+    assert list(by_id) == [case.id for part in parts for case in list_cases(part, is_tiny=True)]
     measured = {case["case"]["action"] for case in by_id.values() if case["status"] == "measured"}
     assert measured == TORCH_ALONE, done.stderr
     reasons = {case["case"]["action"]: case["reason"] for case in by_id.values() if case["status"] != "measured"}
@@ -71,7 +71,7 @@ def test_with_torch_alone_all_that_needs_no_engine_is_measured_and_the_rest_says
     again = dry_run(folder, absent, "hand-over", "sync", "peaks")
     lines = again.stderr.splitlines()
     assert [line.split(":")[1] for line in lines] == [" not_reached needs transformers"] * 2, again.stderr
-    assert [case["id"] for case in cases_in(folder)] == list(by_id)
+    assert [case["id"] for case in read_cases(folder)] == list(by_id)
 
 
 def test_a_whole_step_is_not_begun_where_engines_are_missing(tmp_path: Path) -> None:

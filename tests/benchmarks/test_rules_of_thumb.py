@@ -44,13 +44,13 @@ def test_formulas_err_by_less_than_rules_of_thumb_on_every_source(kind: str) -> 
         answer = rule_of_thumb(POINTS[point.id]) if point.kind == kind else None
         error = relative_error(POINTS[point.id], answer) if answer else None
         if error is not None and point.relative_error is not None:
-            source = source_of(point)
+            source = find_source(point)
             ours.setdefault(source, []).append(abs(point.relative_error))
             rules.setdefault(source, []).append(abs(error))
     assert {source for source in ours if median(ours[source]) >= median(rules[source])} == set()
 
 
-def source_of(point: Comparison) -> str:
+def find_source(point: Comparison) -> str:
     match = re.match(r"[a-z0-9]+", point.id)
     assert match is not None
     return match.group()

@@ -31,7 +31,7 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def without_code_blocks(text: str) -> str:
+def remove_code_blocks(text: str) -> str:
     return re.sub(r"(?ms)^ *```.*?^ *```", "", text)
 
 
@@ -60,30 +60,30 @@ def words(cell: str) -> list[str]:
 
 def anchors(text: str) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
-    headings = re.findall(r"(?m)^#+ (.+)$", without_code_blocks(text))
+    headings = re.findall(r"(?m)^#+ (.+)$", remove_code_blocks(text))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def keys_of(kind: type[Spec], prefix: str = "") -> dict[str, FieldInfo]:
+def list_keys(kind: type[Spec], prefix: str = "") -> dict[str, FieldInfo]:
     """Every key path of a model that holds a value, except the list of rewards."""
     keys: dict[str, FieldInfo] = {}
     for name, field in kind.model_fields.items():
         inner = field.annotation
         named = [argument for argument in get_args(inner) if isinstance(argument, type) and issubclass(argument, Spec)]
         if named and name != "response_lengths":  # a part that may be absent
-            keys |= keys_of(named[0], f"{prefix}{name}.")
+            keys |= list_keys(named[0], f"{prefix}{name}.")
         elif isinstance(inner, type) and issubclass(inner, Spec):
-            keys |= keys_of(inner, f"{prefix}{name}.")
+            keys |= list_keys(inner, f"{prefix}{name}.")
         elif name != "rewards":
             keys[prefix + name] = field
     return keys
 
 
-ALL_KEYS = set(keys_of(JobSpec))
+ALL_KEYS = set(list_keys(JobSpec))
 
 
 @cache
-def plan_of(job: str) -> Plan:
+def plan_example(job: str) -> Plan:
     """The plan of an example job, made by the code as it is."""
     return find_plan(load_job(EXAMPLES / f"{job}.yaml"))
 
@@ -111,9 +111,11 @@ def run_commands(text: str, folder: Path, within_s: float) -> None:
                 check=False,
             )
             printed = done.stdout + done.stderr
-            assert [line for line in answer.splitlines() if folded(line) not in folded(printed)] == [], printed
+            assert [line for line in answer.splitlines() if fold_spaces(line) not in fold_spaces(printed)] == [], (
+                printed
+            )
     assert time.monotonic() - began < scaled(within_s)
 
 
-def folded(text: str) -> str:
+def fold_spaces(text: str) -> str:
     return " ".join(text.split())

@@ -97,13 +97,13 @@ def test_a_step_of_the_design_is_the_sum_of_its_phases() -> None:
 def test_adapters_and_no_value_model_need_less_than_ppo_with_all_weights() -> None:
     states = (MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
 
-    def of_states(plan: Plan) -> int:
+    def sum_states(plan: Plan) -> int:
         return sum(size for _, _, kind, size in plan.ledger.device_peak("cuda:0").rows if kind in states)
 
     lora = plan("exercises/grpo-7b", "training.lora={rank: 64}", "training.offloads_optimizer=false")
     full = plan("exercises/ppo-7b", "training.offloads_optimizer=false")
     assert lora.verdict is Verdict.FITS
-    assert of_states(lora) < 0.1 * of_states(full)
+    assert sum_states(lora) < 0.1 * sum_states(full)
 
 
 @pytest.mark.parametrize("key", [*SAMPLE, *(pytest.param(key, marks=pytest.mark.nightly) for key in MORE)], ids=str)

@@ -53,7 +53,7 @@ def paths() -> frozenset[str]:
 
 
 @cache
-def defined() -> dict[str, set[str]]:
+def collect_names() -> dict[str, set[str]]:
     """Names in each module (by its last name), folder and class."""
     names: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
@@ -78,7 +78,7 @@ def words() -> set[str]:
     """Every identifier of our code, and every word in the library's strings and in data: keys, settings, metrics."""
     known = set[str]()
     for path in sources():
-        prose = {id(constant) for constant in prose_of(path)}
+        prose = {id(constant) for constant in find_prose(path)}
         known |= {path.stem, path.parent.name, *_bound(nodes(path))}
         counts_strings = path.relative_to(ROOT).parts[0] != "tests" and path.stem not in RENAMED
         for node in nodes(path):
@@ -119,7 +119,7 @@ def pages() -> list[str]:
     return sorted({*root_pages, *(path for path in paths() if path.endswith(".md"))} - set(HISTORY))
 
 
-def prose_of(path: Path) -> Iterator[ast.Constant]:
+def find_prose(path: Path) -> Iterator[ast.Constant]:
     """Docstrings of a module, its classes and functions, and those under a constant or a field."""
     for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -127,8 +127,8 @@ def prose_of(path: Path) -> Iterator[ast.Constant]:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    for constant in prose_of(path):
-        yield without_doctests(str(constant.value))
+    for constant in find_prose(path):
+        yield remove_doctests(str(constant.value))
 
 
 def is_upstream(text: str, start: int) -> bool:
@@ -176,11 +176,13 @@ def gone_names(text: str) -> Iterator[str]:
         parts = match.group(1).rpartition("/")[2].split(".")
         is_known = parts[0] in SECTIONS | LIBRARIES or SUFFIX.fullmatch(parts[-1])
         pairs = itertools.pairwise(parts)
-        if not is_known and any(holder in defined() and name not in defined()[holder] for holder, name in pairs):
+        if not is_known and any(
+            holder in collect_names() and name not in collect_names()[holder] for holder, name in pairs
+        ):
             yield match.group(1)
     for match in CALL.finditer(text):
         name = match.group(1)
-        known = any(name in names for names in defined().values()) or hasattr(builtins, name)
+        known = any(name in names for names in collect_names().values()) or hasattr(builtins, name)
         if not known and not is_upstream(text, match.start()):
             yield f"{name}()"
 
@@ -192,7 +194,7 @@ def gone_bare_names(text: str, about: str = "") -> Iterator[str]:
             yield match.group(1)
 
 
-def without_doctests(text: str) -> str:
+def remove_doctests(text: str) -> str:
     return re.sub(r"(?m)^\s*(>>>|\.\.\.) .*$", "", text)
 
 

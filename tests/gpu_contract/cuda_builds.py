@@ -66,20 +66,20 @@ def a_machine_with_a_driver(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
+def stand_in_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(STAND_IN))
     return str(folder)
 
 
-def name_of(case: tuple[Path, tuple[str, ...]]) -> str:
+def name_case(case: tuple[Path, tuple[str, ...]]) -> str:
     path, overrides = case
     where = f"{path.parent.name}-{path.stem}"
     return where if overrides is WITH_DATA else "-".join((where, *overrides))
 
 
-@pytest.fixture(scope="module", params=CASES, ids=name_of)
-def emitted(request: pytest.FixtureRequest) -> ExecutionSpec:
+@pytest.fixture(scope="module", params=CASES, ids=name_case)
+def emitted_spec(request: pytest.FixtureRequest) -> ExecutionSpec:
     path, overrides = request.param
     plan = executable_plan(best_plan(load_job(path, overrides)))
     assert plan.job.backend == "deepspeed", "the job's `auto` is another framework: it is none of this contract"
@@ -87,12 +87,12 @@ def emitted(request: pytest.FixtureRequest) -> ExecutionSpec:
 
 
 @pytest.fixture
-def engine_environment(emitted: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def engine_environment(emitted_spec: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Environment variables of the first rank of an engine."""
-    if not emitted.vllm:
+    if not emitted_spec.vllm:
         pytest.skip("nothing is generated: there is no engine")
-    worker = next(worker for worker in emitted.ray.workers if worker.worker == "rollout_engine")
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(emitted.job.rollout.tp)}
+    worker = next(worker for worker in emitted_spec.ray.workers if worker.worker == "rollout_engine")
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(emitted_spec.job.rollout.tp)}
     for name, value in {**worker.environment, **ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}.items():
         monkeypatch.setenv(name, value)
     return
@@ -110,13 +110,13 @@ def test_our_engine_of_weight_transfers_lacks_no_method() -> None:
 
 
 @pytest.mark.usefixtures("engine_environment")
-def test_vllm_configures_an_engine_as_the_bundle_says(emitted: ExecutionSpec, stand_in: str) -> None:
+def test_vllm_configures_an_engine_as_the_bundle_says(emitted_spec: ExecutionSpec, stand_in_model: str) -> None:
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    arguments: dict[str, Any] = dict(emitted.vllm["policy"])
+    arguments: dict[str, Any] = dict(emitted_spec.vllm["policy"])
     arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
-    config = EngineArgs(model=stand_in, **arguments).create_engine_config()
+    config = EngineArgs(model=stand_in_model, **arguments).create_engine_config()
     assert config.use_v2_model_runner is False
     assert config.parallel_config.disable_custom_all_reduce is True
     assert config.compilation_config.pass_config.fuse_allreduce_rms is False
@@ -125,15 +125,15 @@ def test_vllm_configures_an_engine_as_the_bundle_says(emitted: ExecutionSpec, st
     assert config.scheduler_config.async_scheduling is False
 
 
-def test_deepspeed_reads_every_config(emitted: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_reads_every_config(emitted_spec: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed import comm
     from deepspeed.runtime.config import DeepSpeedConfig
 
     monkeypatch.setattr(comm, "get_rank", lambda: 0)  # it asks how many ranks there are only where they have met
-    for role, config in emitted.deepspeed.items():
+    for role, config in emitted_spec.deepspeed.items():
         layout = next(
             candidate
-            for candidate in emitted.schedule.layouts
+            for candidate in emitted_spec.schedule.layouts
             if candidate.role == role and candidate.worker != "rollout_engine"
         )
         ranks = SimpleNamespace(get_data_parallel_world_size=lambda layout=layout: layout.num_shards)
@@ -169,7 +169,7 @@ def test_ray_shows_a_process_its_own_gpu_whatever_the_host_has_set(monkeypatch: 
 def test_every_example_on_gpus_is_asked_but_for_those_that_other_frameworks_train() -> None:
     left_out = {path.stem for path in JOBS} - {path.stem for path, _ in CASES}
     assert left_out == {"grpo-671b-1024xh200", "grpo-32b-two-continents"}
-    assert {name_of(case) for case in CASES if case[1] not in VARIANTS} == {
+    assert {name_case(case) for case in CASES if case[1] not in VARIANTS} == {
         *("examples-dpo-8b-8xa100", "examples-grpo-7b-8xh100", "examples-grpo-lora-8b-1xrtx4090"),
         *(
             "examples-ppo-70b-64xh100",

@@ -102,7 +102,7 @@ def texts() -> dict[Path, str]:
 
 
 @cache
-def names_in(module: Path) -> set[str]:
+def find_names(module: Path) -> set[str]:
     """Names that a module binds at its top level, imports included."""
     names = set()
     for node in ast.walk(ast.parse(read(module))):
@@ -125,9 +125,9 @@ def exists(name: str) -> bool:
         return True
     module = place / f"{rest[0]}.py"
     if module.is_file():
-        return len(rest) == 1 or rest[1] in names_in(module) or rest[1].startswith("__")
+        return len(rest) == 1 or rest[1] in find_names(module) or rest[1].startswith("__")
     package = place / "__init__.py"
-    return package.is_file() and (rest[0] in names_in(package) or rest[0].startswith("__"))
+    return package.is_file() and (rest[0] in find_names(package) or rest[0].startswith("__"))
 
 
 def test_every_module_that_is_named_in_full_exists() -> None:

@@ -17,7 +17,7 @@ from filelock import FileLock
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.trace import Trace
-from tests.runtime.runs.architectures import job_of
+from tests.runtime.runs.architectures import make_job
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART_STEPS = 8
@@ -199,7 +199,7 @@ def colocated_job(shared: Path) -> tuple[str, ...]:
     """Three steps of a Gemma 2: its window, caps and multipliers are seen in the same run."""
     folder = shared / "gemma2"
     with FileLock(folder.with_suffix(".lock")):
-        job = folder / "job.yaml" if folder.exists() else job_of("Gemma2ForCausalLM", folder)
+        job = folder / "job.yaml" if folder.exists() else make_job("Gemma2ForCausalLM", folder)
     return str(job), *COLOCATED
 
 

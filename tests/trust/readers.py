@@ -55,10 +55,17 @@ class Reader:
 
 def readers(folder: Path) -> dict[str, Reader]:
     """All readers by name. folder: a place for files that must be made first."""
-    return _of_jobs(folder) | _of_models() | _of_data() | _of_points() | _of_runs(folder) | _of_other_stacks()
+    return (
+        _make_job_readers(folder)
+        | _make_model_readers()
+        | _make_data_readers()
+        | _make_point_readers()
+        | _make_run_readers(folder)
+        | _make_foreign_readers()
+    )
 
 
-def _of_jobs(folder: Path) -> dict[str, Reader]:
+def _make_job_readers(folder: Path) -> dict[str, Reader]:
     plan = make_plan()
     write_bundle(plan, folder / "bundle")
     bundle = {
@@ -68,14 +75,14 @@ def _of_jobs(folder: Path) -> dict[str, Reader]:
     }
     profile = (ROOT / "hardware_profiles" / "node" / "cpu-host.yaml").read_bytes()
     own = b'MINE = Algorithm(name="mine", source="", advantage="group_mean", loss="clipped_ratio")\n'
-    jobs = [_with_marked_paths(EXAMPLES / name) for name in ("quickstart.yaml", "ppo-tiny.yaml", "multi-turn.yaml")]
+    jobs = [_mark_paths(EXAMPLES / name) for name in ("quickstart.yaml", "ppo-tiny.yaml", "multi-turn.yaml")]
     job_readers = {
         "job": Reader(
             "job.yaml", load_job, tuple(jobs), mend=lambda data: data.replace(b"IN_EXAMPLES", bytes(EXAMPLES))
         ),
         "profile": Reader("cpu-host.yaml", read_profile, (profile,), is_dear=True),
         "algorithm": Reader("own.py", lambda path: read_declaration(f"{path}:MINE", path.parent), (own,)),
-        "plan": Reader("plan.json", read_plan, (bundle["plan.json"],), mend=_with_its_digest, is_dear=True),
+        "plan": Reader("plan.json", read_plan, (bundle["plan.json"],), mend=_replace_digest, is_dear=True),
     }
     for name in bundle:
         beside = {other: content for other, content in bundle.items() if other != name}
@@ -89,12 +96,12 @@ def _read_bundle(name: str, path: Path) -> None:
     read_bundle(path.parents[name.count("/")])
 
 
-def _with_marked_paths(path: Path) -> bytes:
+def _mark_paths(path: Path) -> bytes:
     """The same bytes in every checkout, so that a seed makes the same files."""
     return re.sub(r"\b(models|data|environments|rewards)/", r"IN_EXAMPLES/\1/", path.read_text()).encode()
 
 
-def _with_its_digest(data: bytes) -> bytes:
+def _replace_digest(data: bytes) -> bytes:
     try:
         stored = json.loads(data)
         stored["digest"] = digest_of({key: stored[key] for key in stored if key not in ("schema_version", "digest")})
@@ -103,7 +110,7 @@ def _with_its_digest(data: bytes) -> bytes:
         return data
 
 
-def _of_models() -> dict[str, Reader]:
+def _make_model_readers() -> dict[str, Reader]:
     read = {path.name: path.read_bytes() for path in SORTER.iterdir()}
     small, index = _safetensors({"a": [2, 2], "b": [3]}), {"weight_map": {"a": "one.safetensors"}}
 
@@ -136,7 +143,7 @@ def _open_tensors(path: Path) -> None:
     TensorFile(path).close()
 
 
-def _of_data() -> dict[str, Reader]:
+def _make_data_readers() -> dict[str, Reader]:
     rows = [
         {"prompt": "1 + 1?", "answer": "2"},
         {"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "x"}, "extra_info": {"a": 1}},
@@ -188,7 +195,7 @@ def table_readers() -> dict[str, Reader]:
     }
 
 
-def _of_points() -> dict[str, Reader]:
+def _make_point_readers() -> dict[str, Reader]:
     data = ROOT / "rlplan" / "accuracy" / "data"
     points = json.loads((data / "measured_points.json").read_text())
     listed = points if isinstance(points, list) else points["points"]
@@ -200,7 +207,7 @@ def _of_points() -> dict[str, Reader]:
     }
 
 
-def _of_runs(folder: Path) -> dict[str, Reader]:
+def _make_run_readers(folder: Path) -> dict[str, Reader]:
     run = make_run(folder / "run")
     files = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     run_readers = {}
@@ -250,7 +257,7 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
 }
 
 
-def _of_other_stacks() -> dict[str, Reader]:
+def _make_foreign_readers() -> dict[str, Reader]:
     return {
         f"foreign: {name}": Reader(file, lambda path: read_source(path, None), (text.encode(),))
         for name, (file, text) in FOREIGN.items()

@@ -25,7 +25,7 @@ def quantize(folder: Path, out: Path, method: str) -> Any:
     tensors: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
         if name.endswith("proj.weight"):
-            stored, values = packed(parameter.data, method)
+            stored, values = pack(parameter.data, method)
             tensors |= {name.removesuffix("weight") + key: tensor.contiguous() for key, tensor in stored.items()}
         else:
             values = parameter.data.to(torch.bfloat16).float()
@@ -54,7 +54,7 @@ def config_of(method: str) -> dict[str, Any]:
     }
 
 
-def packed(weight: Any, method: str) -> tuple[dict[str, Any], Any]:
+def pack(weight: Any, method: str) -> tuple[dict[str, Any], Any]:
     """(the tensors of one matrix by the ends of their names, the values that they stand for)."""
     import torch
 

@@ -85,11 +85,11 @@ def _other_numbers(live: SharedLive) -> str:
 
     weights = OpenedBase.weights
 
-    def exchanged(base: OpenedBase) -> Any:
+    def exchange_weights(base: OpenedBase) -> Any:
         for name, tensor, part_of in weights(base):
             yield name, tensor.flip(0) if "k_proj" in name else tensor, part_of
 
-    OpenedBase.weights = exchanged  # type: ignore[method-assign]
+    OpenedBase.weights = exchange_weights  # type: ignore[method-assign]
     try:
         live.start()
     except RunError as error:
@@ -117,7 +117,7 @@ def memory_of_base(folder: str, dtype: str) -> dict[str, Any]:
     ):  # kernels that either compiles stay, so that the last two differ in weights alone
         live.engine.invoke("start", folder, 0, None, 0, base)
         live.engine.invoke("generate", [asked])
-        taken.append(_taken())
+        taken.append(_measure_taken())
     model, size = live.job.load_model(), live.job.rollout.dtype.num_bytes
     packing = live.job.load_profile().weight_packing
     return {
@@ -126,7 +126,7 @@ def memory_of_base(folder: str, dtype: str) -> dict[str, Any]:
     }
 
 
-def _taken() -> tuple[int, int]:
+def _measure_taken() -> tuple[int, int]:
     """Bytes of this process by the kernel (Pss) and by our own account."""
     from rlplan.runtime.measure.memory_meter import give_memory_back, resident_bytes
 

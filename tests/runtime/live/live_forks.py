@@ -79,7 +79,9 @@ def start(
     """
     line = json.dumps([target, arguments, str(log), environment])
     if is_alone:
-        pid = subprocess.Popen([*_COMMAND, "become", line], cwd=ROOT, env=_environment(), stdin=subprocess.DEVNULL).pid
+        pid = subprocess.Popen(
+            [*_COMMAND, "become", line], cwd=ROOT, env=_make_environment(), stdin=subprocess.DEVNULL
+        ).pid
     else:
         server = _server(libraries)
         assert server.stdin is not None
@@ -114,7 +116,7 @@ def answer(path: Path, message: Any) -> None:
 _COMMAND = [sys.executable, "-m", "tests.runtime.live.live_forks"]
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     return os.environ | ENVIRONMENT | VLLM_ENVIRONMENT | path
 
@@ -124,7 +126,7 @@ def _server(libraries: tuple[str, ...]) -> "subprocess.Popen[str]":
     """The process that forks, until the tests end; forks end with it."""
     pipe = subprocess.PIPE
     server = subprocess.Popen(
-        [*_COMMAND, "serve", *libraries], cwd=ROOT, env=_environment(), stdin=pipe, stdout=pipe, text=True
+        [*_COMMAND, "serve", *libraries], cwd=ROOT, env=_make_environment(), stdin=pipe, stdout=pipe, text=True
     )
     atexit.register(server.kill)
     return server

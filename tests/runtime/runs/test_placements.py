@@ -115,11 +115,11 @@ def test_rollouts_that_wait_have_the_log_probs_of_the_trainer_at_their_version(a
     job, policies = adapters_ahead.plan.job, dict[int, Any]()
     requests = RequestMaker(job, load_prompts(job))
     seen = set()
-    for group in (group for step in range(1, 5) for group in _finished(adapters_ahead, step)):
+    for group in (group for step in range(1, 5) for group in _read_finished(adapters_ahead, step)):
         prompt = requests.rollouts(group.number).prompt
         for completion in group.finished.completions:
             (span,) = completion.spans
-            policy = policies.setdefault(span.version, _policy_of(adapters_ahead, span.version))
+            policy = policies.setdefault(span.version, _read_policy(adapters_ahead, span.version))
             assert (span.start, span.end) == (0, len(completion.tokens))
             assert max(_differences(policy, prompt, completion)) < ROUNDING
             seen.add(span.version)
@@ -131,14 +131,14 @@ def _stream(run: FinishedRun, step: int) -> dict[str, Any]:
     return state
 
 
-def _finished(run: FinishedRun, step: int) -> list[BufferedGroup]:
+def _read_finished(run: FinishedRun, step: int) -> list[BufferedGroup]:
     """Groups that had ended after a step and were not yet trained on."""
     buffer = ExperienceBuffer(99)
     buffer.restore(json.loads((run.folder / "checkpoints" / f"step-{step:06d}" / "experience.json").read_text()))
     return buffer.take(1000)
 
 
-def _policy_of(run: FinishedRun, version: int) -> Any:
+def _read_policy(run: FinishedRun, version: int) -> Any:
     """The engines' first version is what training begins with."""
     from transformers import AutoModelForCausalLM
 

@@ -58,7 +58,7 @@ class Outcome:
     message: str = ""
 
 
-def cells_of(number: int) -> list[Fault]:
+def list_cells(number: int) -> list[Fault]:
     """One of NUM_SLICES parts of all cells, each cell in exactly one."""
     kinds, modes, faults = list(KINDS), list(MODES), []
     for at, victim in enumerate(VICTIMS):
@@ -68,7 +68,7 @@ def cells_of(number: int) -> list[Fault]:
     return faults
 
 
-def dated(faults: Sequence[Fault], every: int = NUM_STEPS) -> list[Fault]:
+def assign_steps(faults: Sequence[Fault], every: int = NUM_STEPS) -> list[Fault]:
     """The same, each in a step of its own. every: steps from one to the next."""
     return [Fault(**asdict(fault) | {"step": FIRST_STEP + every * at}) for at, fault in enumerate(faults)]
 
@@ -110,7 +110,7 @@ class FaultyRun:
         fault = self.faults[number]
         before = self._alarms()
         self.list.with_suffix(".allowed").write_text(str(number + 1))
-        injected = self._wait(lambda: self._injected(number), 2 * HANG_S, f"{fault} did not happen")
+        injected = self._wait(lambda: self._read_injected(number), 2 * HANG_S, f"{fault} did not happen")
         begun_s = injected["at_s"]
         ending = noticed_s = None
         resumed_by_hand = 0
@@ -140,7 +140,7 @@ class FaultyRun:
                 with suppress(ProcessLookupError):
                     os.kill(injected["pid"], signal.SIGCONT)
             rows = min(rows, current := self._rows())  # going back may take a row away
-            if noticed_s is not None and (current > rows or self._waits_for(number + 1, begun_s + noticed_s)):
+            if noticed_s is not None and (current > rows or self._is_waiting(number + 1, begun_s + noticed_s)):
                 ended = self.errors[-1] if resumed_by_hand and self.errors else ""
                 text = next((row["text"] for row in reversed(new_alarms) if row["kind"] == "restart"), ended)
                 return Outcome(fault, ending or "", noticed_s, now - begun_s - noticed_s, text[:200])
@@ -148,7 +148,7 @@ class FaultyRun:
                 return Outcome(fault, "unharmed", None, None)
             time.sleep(0.05)
 
-    def _waits_for(self, index: int, since_s: float) -> bool:
+    def _is_waiting(self, index: int, since_s: float) -> bool:
         """Whether the run waits at the point of a fault, and has come there since a time. index: in the list."""
         path = self.list.with_suffix(".waiting")
         words = path.read_text().split() if path.exists() else []
@@ -187,7 +187,7 @@ class FaultyRun:
         log = (self.folder.parent / "driver.log").read_text()
         return FinishedRun(self.folder, self.process.returncode, "", log)
 
-    def _injected(self, number: int) -> "dict[str, object] | None":
+    def _read_injected(self, number: int) -> "dict[str, object] | None":
         done = self.list.with_suffix(".done")
         lines = done.read_text().splitlines() if done.exists() else []
         if len(lines) > number:

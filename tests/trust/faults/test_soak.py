@@ -14,7 +14,7 @@ import pytest
 
 from rlplan.units import MIB
 from tests.runtime.conftest import finish, start
-from tests.trust.faults.fault_matrix import Fault, FaultyRun, Outcome, dated
+from tests.trust.faults.fault_matrix import Fault, FaultyRun, Outcome, assign_steps
 from tests.trust.faults.points import POINTS
 from tests.trust.faults.test_fault_matrix import assert_same, job
 
@@ -34,7 +34,7 @@ def drawn(count: int) -> list[Fault]:
     def one(weights: dict[str, int]) -> str:
         return draw.choices(list(weights), list(weights.values()))[0]
 
-    return dated(
+    return assign_steps(
         [Fault(one(VICTIMS), draw.choice(list(POINTS)), one(KINDS), "synchronous") for _ in range(count)], EVERY
     )
 
