@@ -16,7 +16,7 @@ from tests.report.factory import make_killed_run, make_run
 WORDS = {"model": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "gpus": "1xH100"}
 
 
-def list_loaded(program: str) -> set[str]:
+def loaded_by(program: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", f"{program}; import sys; print(*sys.modules)"],
         capture_output=True,
@@ -27,17 +27,17 @@ def list_loaded(program: str) -> set[str]:
 
 
 def test_importing_the_package_imports_nothing_else_of_ours() -> None:
-    assert {name for name in list_loaded("import rlplan") if name.startswith("rlplan")} == {"rlplan"}
+    assert {name for name in loaded_by("import rlplan") if name.startswith("rlplan")} == {"rlplan"}
 
 
 def test_functions_and_results_come_without_what_only_frames_need() -> None:
-    assert list_loaded("import rlplan; rlplan.plan, rlplan.load_run").isdisjoint(
+    assert loaded_by("import rlplan; rlplan.plan, rlplan.load_run").isdisjoint(
         {"pandas", "numpy", "matplotlib", "torch"}
     )
 
 
 def test_a_folder_of_the_same_name_does_not_hide_a_function() -> None:
-    list_loaded(
+    loaded_by(
         "import rlplan.simulate.run, rlplan.emit.bundle; assert callable(rlplan.simulate) and callable(rlplan.emit)"
     )
 
@@ -50,8 +50,8 @@ def test_a_name_that_is_none_is_an_attribute_error_that_lists_them() -> None:
 
 def test_an_estimate_says_what_the_command_line_says() -> None:
     asked = ("--model", WORDS["model"], "--algorithm", "grpo", "--gpus", "1xH100", "--json", "rollout.tp=1")
-    process = subprocess.run([sys.executable, "-m", "rlplan_cli", "estimate", *asked], capture_output=True, check=True)
-    assert rlplan.estimate(**WORDS, overrides={"rollout.tp": 1}).as_json() == json.loads(process.stdout)
+    said = subprocess.run([sys.executable, "-m", "rlplan_cli", "estimate", *asked], capture_output=True, check=True)
+    assert rlplan.estimate(**WORDS, overrides={"rollout.tp": 1}).as_json() == json.loads(said.stdout)
 
 
 def test_a_file_a_mapping_and_names_lead_to_one_plan(tmp_path: Path) -> None:
@@ -96,21 +96,21 @@ def test_plans_simulations_and_runs_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_one_job_on_several_clusters_has_dollars_and_a_front() -> None:
     small = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo"}
-    compared = rlplan.compare(small, hardware="1xH100,2xL40S", prices=[{"h100": 2, "l40s": 1}])
-    rows = compared.rows()
+    found = rlplan.compare(small, hardware="1xH100,2xL40S", prices=[{"h100": 2, "l40s": 1}])
+    rows = found.rows()
     assert [row["dollars_per_hour"] for row in rows] == [2.0, 2.0]
     assert [row["is_on_front"] for row in rows].count(True) == 1  # as dear an hour: the faster one
-    assert "most tokens for a dollar" in compared.facts()
+    assert "most tokens for a dollar" in found.facts()
     planned = rlplan.plan(small, {"hardware": "1xH100"})
     again = rlplan.compare(planned, hardware=["1xH100"], overrides={"workload.num_prompts_per_step": 64})
     assert again.rows()[0]["step_s"] < planned.step_s
 
 
 def test_the_largest_value_that_fits_is_a_number_with_its_plan() -> None:
-    solved = rlplan.solve("max_response_len", QUICKSTART)
-    assert solved.fits
-    assert solved.plan.job.workload.max_response_len == solved.value
-    assert solved.value in [int(row["change"].rpartition("=")[2]) for row in solved.rows()]
+    found = rlplan.solve("max_response_len", QUICKSTART)
+    assert found.fits
+    assert found.plan.job.workload.max_response_len == found.value
+    assert found.value in [int(row["change"].rpartition("=")[2]) for row in found.rows()]
 
 
 def test_a_measured_step_is_laid_beside_the_plan(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_measured_step_is_laid_beside_the_plan(tmp_path: Path) -> None:
     assert plan.step_s is not None
     log = tmp_path / "metrics.jsonl"
     log.write_text(f'{{"step_time": {9 * plan.step_s}}}')
-    explained = rlplan.explain_step(log, plan)
-    assert not explained.is_normal
-    assert explained.rows()[0]["ratio"] == pytest.approx(9)
+    found = rlplan.explain_step(log, plan)
+    assert not found.is_normal
+    assert found.rows()[0]["ratio"] == pytest.approx(9)
 
 
 def test_a_run_is_read_whether_it_ended_or_not(tmp_path: Path) -> None:
@@ -161,6 +161,6 @@ def test_nothing_asked_and_a_wrong_key_are_errors_of_the_library() -> None:
 
 
 def test_a_result_prints_what_it_says_first() -> None:
-    printed = repr(rlplan.estimate(**WORDS))
-    assert printed.startswith("EstimateResult(job: Qwen/Qwen2.5-0.5B, grpo, 1x h100-sxm; verdict: fits; ")
-    assert len(printed) < 1_000
+    said = repr(rlplan.estimate(**WORDS))
+    assert said.startswith("EstimateResult(job: Qwen/Qwen2.5-0.5B, grpo, 1x h100-sxm; verdict: fits; ")
+    assert len(said) < 1_000

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def four_times_slower(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Pretend that a machine four times slower was measured just now."""
+    """As if that had been measured just now."""
     monkeypatch.setattr(machine_speed, "_last", (time.monotonic(), 4.0))
     yield
     machine_speed._last = None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tests.runtime.live.live_trainer import LiveRank
 
 
-def digest_states(live: "LiveRank") -> dict[str, Any]:
+def states_of(live: "LiveRank") -> dict[str, Any]:
     """A digest of every weight, whole, and of everything that this rank would save."""
     import torch
 
@@ -38,9 +38,9 @@ def resume(live: "LiveRank") -> dict[str, Any]:
     if live.job.checkpoints.writes == "beside":
         live.call("reserve_staging")
     save_measurement = live.measured("save_states", path, live.job.checkpoints.writes == "waiting")
-    saved = digest_states(live)
+    saved = states_of(live)
     log += [_train(live) for _ in range(2)]
-    went_on = digest_states(live)
+    went_on = states_of(live)
     live.call("begin_anew", live.job.policy.path)
     live.trainer.saver.finish()
     import torch.distributed as dist
@@ -49,7 +49,7 @@ def resume(live: "LiveRank") -> dict[str, Any]:
     paths = sorted(map(str, folder.glob(f"{live.job.name}.*.safetensors")))
     facts = json.loads(Path(path).with_suffix(".receipt").read_text())
     live.call("load_states", paths, path, facts)
-    loaded = digest_states(live)
+    loaded = states_of(live)
     again = [_train(live) for _ in range(2)]
     return {
         "log": log,
@@ -57,7 +57,7 @@ def resume(live: "LiveRank") -> dict[str, Any]:
         "saved": saved,
         "loaded": loaded,
         "went_on": went_on,
-        "resumed": digest_states(live),
+        "resumed": states_of(live),
         "facts": facts,
         "held": save_measurement,
     }
@@ -69,7 +69,7 @@ def take_over(live: "LiveRank") -> dict[str, Any]:
     paths = sorted(map(str, folder.glob(f"{live.job.name}.*.safetensors")))
     facts = json.loads(Path(paths[0]).with_suffix(".receipt").read_text())
     live.call("load_states", paths, "", facts)
-    return {"loaded": digest_states(live), "next": _train(live)}
+    return {"loaded": states_of(live), "next": _train(live)}
 
 
 def _train(live: "LiveRank") -> dict[str, float]:
