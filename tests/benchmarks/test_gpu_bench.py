@@ -192,7 +192,7 @@ def test_without_a_gpu_the_command_says_what_to_do(tmp_path: Path) -> None:
     run = importlib.import_module("benchmarks.gpu.run")
     detected = dataclasses.replace(run.detect(), gpus=())
     with pytest.raises(run.HostError, match="no CUDA device answered"):
-        run.machine_of(detected, "cuda")
+        run.describe_machine(detected, "cuda")
 
 
 def test_a_case_that_is_predicted_not_to_fit_is_not_tried() -> None:
