@@ -141,7 +141,7 @@ def list_kinds(report: AccuracyReport) -> list[list[str]]:
     rows = []
     for kind, summary in sorted(report.summary.items()):
         rule = _rule_error(point.id for point in report.points if point.kind == kind)
-        now = (*map(_size, (summary.median_abs, summary.max_abs)), _percent(summary.bias))
+        now = (*map(_size, (summary.median_abs, summary.max_abs)), _format_percent(summary.bias))
         was = _size(before.get(kind, {}).get("median_abs"))
         rows.append(
             [f"`{kind}`", str(summary.n), str(summary.predicted), *now, factors.get(kind, "unknown"), rule, was]
@@ -164,7 +164,7 @@ def list_intervals() -> list[list[str]]:
 def list_pairs(report: AccuracyReport) -> list[list[str]]:
     """One row per model and GPU of the serving measurements."""
     return [
-        [pair.pair, pair.kind, str(pair.n), _size(pair.mean_abs), _percent(pair.bias)]
+        [pair.pair, pair.kind, str(pair.n), _size(pair.mean_abs), _format_percent(pair.bias)]
         for pair in sorted(report.pairs, key=lambda pair: (pair.kind, pair.pair))
     ]
 
@@ -180,7 +180,7 @@ def list_sources(
         left = [point for point in left if point not in points]
         errors = [point.relative_error for point in points if point.relative_error is not None]
         sizes = [abs(error) for error in errors]
-        figures = (_size(median(sizes)), _size(max(sizes)), _percent(fmean(errors))) if errors else ("-",) * 3
+        figures = (_size(median(sizes)), _size(max(sizes)), _format_percent(fmean(errors))) if errors else ("-",) * 3
         rows.append([name, str(len(points)), str(len(errors)), *figures])
     return rows
 
@@ -223,7 +223,7 @@ def list_points(report: AccuracyReport) -> list[list[str]]:
     return [
         [
             *(point.id, point.kind, _value(point.predicted), _value(point.measured), point.unit),
-            _percent(point.relative_error),
+            _format_percent(point.relative_error),
             _reasons().get(point.id, "") if point.status == PREDICTED else point.reason or "",
         ]
         for point in sorted(report.points, key=lambda point: point.kind)
@@ -239,10 +239,10 @@ def _value(value: Any) -> str:
 
 
 def _size(error: float | None) -> str:
-    return _percent(error).removeprefix("+")
+    return _format_percent(error).removeprefix("+")
 
 
-def _percent(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return "-" if value is None else f"{value * 100:+.2f} %"
 
 

@@ -33,7 +33,7 @@ class Case:
 
     @property
     def words(self) -> str:
-        """As one would say it."""
+        """The case in the words of the table."""
         return f"{self.model}, {self.algorithm}, {self.gpus} {' '.join(self.overrides)}".strip()
 
 
@@ -49,10 +49,12 @@ CASES = (
 def main() -> None:
     """One line a case; and once more with every axis open, which nobody promised."""
     for case in CASES:
-        print(f"{case.words}: {shell_seconds(case):.2f} s from the shell (at most {case.limit_s} s); {_inside(case)}")
+        print(
+            f"{case.words}: {shell_seconds(case):.2f} s from the shell (at most {case.limit_s} s); {_time_search(case)}"
+        )
     for case in CASES:
         opened = Case(case.model, case.algorithm, case.gpus, case.limit_s, (*case.overrides, *OPEN))
-        print(f"{case.words}, every axis open: {shell_seconds(opened):.2f} s from the shell; {_inside(opened)}")
+        print(f"{case.words}, every axis open: {shell_seconds(opened):.2f} s from the shell; {_time_search(opened)}")
 
 
 def shell_seconds(case: Case) -> float:
@@ -75,7 +77,7 @@ def search_seconds(case: Case) -> tuple[float, SearchStats]:
     return time.process_time() - start, stats
 
 
-def _inside(case: Case) -> str:
+def _time_search(case: Case) -> str:
     seconds, stats = search_seconds(case)
     return f"{seconds:.2f} s the search, {stats.num_scored} of {stats.num_candidates:,} candidates rated"
 

@@ -90,7 +90,7 @@ def _median_s(command: tuple[str, ...], count: int) -> float:
 
 
 def left_behind() -> dict[str, int]:
-    """What could be left: processes below this, mounts, files of the sandboxes' uids, control groups, descriptors.
+    """Resources that a sandbox could leave: child processes, mounts, files of its uids, control groups, descriptors.
 
     Network namespaces are mounts of other work beside this: no sandbox of ours has one with a name.
     """

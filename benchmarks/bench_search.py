@@ -1,4 +1,4 @@
-"""What a candidate of the GPU search costs: from its roles' tables, with their making, and as a whole ledger.
+"""Cost of a candidate of the GPU search: from its roles' tables, with their making, and as a whole ledger.
 
 Prints microseconds and ratios within one run, for machines differ. Run by `make bench`.
 """
@@ -32,10 +32,10 @@ def _measure(model: str, algorithm: str, gpus: str) -> str:
     setting = read_setting(budget)
     search = GpuSearch(budget, setting)
     candidates = list(islice(search.space, 2000))
-    cold = _seconds(lambda: [search.rate(one) for one in candidates], 1) / len(candidates)
-    warm = _seconds(lambda: [search.rate(one) for one in candidates], REPEATS) / len(candidates)
-    scored = [search.rate(one) for one in candidates[:WHOLE]]
-    whole = _seconds(lambda: [search.whole(one) for one in scored], REPEATS) / len(scored)
+    cold = _seconds(lambda: [search.score(candidate) for candidate in candidates], 1) / len(candidates)
+    warm = _seconds(lambda: [search.score(candidate) for candidate in candidates], REPEATS) / len(candidates)
+    scored = [search.score(candidate) for candidate in candidates[:WHOLE]]
+    whole = _seconds(lambda: [search.full_plan(candidate) for candidate in scored], REPEATS) / len(scored)
     return (
         f"{len(candidates)} candidates; {1e6 * warm:.0f} us each from tables, {cold / warm:.1f} times that with their "
         f"making, {whole / warm:.0f} times that as a ledger"

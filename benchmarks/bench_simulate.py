@@ -1,4 +1,4 @@
-"""What an event of the simulator costs, in two ways of running, and how that grows with the engines.
+"""Cost of an event of the simulator, in two ways of running, and how that grows with the engines.
 
 Prints microseconds an event, seconds for a million, and ratios within one run. Run by `make bench`.
 """
@@ -31,12 +31,12 @@ def setting(num_engines: int, asynchrony: Asynchrony | None = None, num_steps: i
     return SimulationSetting(schedule, costs, work, SPEED, num_steps, asynchrony, reward_latency_s=1.0)
 
 
-def seconds_per_event(one: SimulationSetting, repeats: int = REPEATS) -> tuple[float, int]:
+def seconds_per_event(setting: SimulationSetting, repeats: int = REPEATS) -> tuple[float, int]:
     """The least of some runs, in CPU seconds; and the events of one."""
     best, events = float("inf"), 0
     for _ in range(repeats):
         start = time.process_time()
-        events = simulate(one).num_events
+        events = simulate(setting).num_events
         best = min(best, (time.process_time() - start) / events)
     return best, events
 

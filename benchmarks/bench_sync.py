@@ -156,7 +156,7 @@ class Copies:
         self.source, self.target = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(2))
 
     def seconds(self) -> float:
-        """Of one copy, the memory warm."""
+        """Seconds of one copy between warm buffers."""
         seconds = []
         for _ in range(3):
             start = time.perf_counter()
@@ -165,7 +165,7 @@ class Copies:
         return statistics.median(seconds)
 
 
-def trained(model: Any) -> Iterator[float]:
+def train_copies(model: Any) -> Iterator[float]:
     """AdamW steps at the learning rate on fp32 masters; the model gets their bf16 copies. Yields the loss."""
     import torch
 
@@ -202,7 +202,7 @@ def measure(other: Other, folder: Path, model: Any, transport: str, content: str
     other.pipe.send(("open", endpoint, content == "delta"))
     sender.connect(endpoint)
     other.wait()
-    steps, copies = trained(model), Copies(sum(packet.bucket.num_bytes for packet in sender.packets))
+    steps, copies = train_copies(model), Copies(sum(packet.bucket.num_bytes for packet in sender.packets))
     rows = []
     for serial in range(1, (NUM_DELTAS + 1 if content == "delta" else NUM_UPDATES) + 1):
         if content == "delta" and serial > 1:
@@ -289,7 +289,7 @@ def draw() -> None:
         figure.set_layout_engine("constrained")
         axes = figure.add_subplot()
         axes.bar(names, applied, width=0.6, color=ACCENT, label="vLLM's own part")
-        rest = [one - own for one, own in zip(whole, applied, strict=True)]
+        rest = [total - own for total, own in zip(whole, applied, strict=True)]
         axes.bar(names, rest, width=0.6, bottom=applied, color="#d98b3a", label="transport")
         axes.plot(
             names,

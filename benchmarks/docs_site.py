@@ -22,7 +22,7 @@ def build(folder: Path) -> Path:
     for page in DOCS.rglob("*.md"):
         copy = pages / page.relative_to(DOCS)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(with_tables_of_keys(without_links_outside(page)), encoding="utf-8")
+        copy.write_text(mark_key_tables(replace_outside_links(page)), encoding="utf-8")
     for style in DOCS.glob("*.css"):
         shutil.copyfile(style, pages / style.name)
     shutil.copyfile(DOCS / "site.toml", folder / "zensical.toml")
@@ -31,7 +31,7 @@ def build(folder: Path) -> Path:
     return folder / "site"
 
 
-def without_links_outside(page: Path) -> str:
+def replace_outside_links(page: Path) -> str:
     """A page whose links to files of the repository that are no pages are the files' names: the site has only pages."""
 
     def kept(match: re.Match[str]) -> str:
@@ -42,7 +42,7 @@ def without_links_outside(page: Path) -> str:
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", kept, page.read_text("utf-8"))
 
 
-def with_tables_of_keys(text: str) -> str:
+def mark_key_tables(text: str) -> str:
     """A page whose tables of keys have a class of their own, which docs/site.css draws as a list on a phone."""
     return re.sub(r"(?m)^\| key \| type.*\n(?:\|.*\n)+", r'<div class="keys" markdown>\n\n\g<0>\n</div>\n', text)
 

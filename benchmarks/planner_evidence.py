@@ -49,21 +49,21 @@ def main() -> None:
         writer.writerow(COLUMNS)
         writer.writerows(rows)
     draw()
-    rent()
+    compare_rents()
 
 
-def rent() -> None:
+def compare_rents() -> None:
     """`rlplan compare` of the 7B example on what people rent."""
     compared = rlplan.compare(str(FOLDER.parents[1] / "examples" / "grpo-7b-8xh100.yaml"), hardware=RENTED)
-    sides = [make_side(one.plan, row) for one, row in zip(compared.results, compared.rows(), strict=True)]
+    sides = [make_side(result.plan, row) for result, row in zip(compared.results, compared.rows(), strict=True)]
     write_comparison(sides, FOLDER / "rent.html")
-    found = compared.rows()
+    compared_rows = compared.rows()
     with (FOLDER / "rent.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow((*RENT_COLUMNS, "price_of_a_gpu_hour", "price_read_on"))
-        for row in found:
-            quotes = [(one["dollars"], one["date"]) for one in row["quotes"]]
-            numbers = [f"{one:.4g}" if isinstance(one, float) else one for one in map(row.get, RENT_COLUMNS)]
+        for row in compared_rows:
+            quotes = [(quote["dollars"], quote["date"]) for quote in row["quotes"]]
+            numbers = [f"{cell:.4g}" if isinstance(cell, float) else cell for cell in map(row.get, RENT_COLUMNS)]
             writer.writerow((*numbers, *(quotes[0] if quotes else ("", ""))))
 
 
@@ -91,12 +91,14 @@ def draw() -> None:
         for (model, trainer), color in zip(
             dict.fromkeys((row["model"], row["trainer"]) for row in rows), LINES, strict=True
         ):
-            mine = [row for row in rows if (row["model"], row["trainer"]) == (model, trainer)]
-            seconds = [float(row["shell_s"]) for row in mine]
-            axes.plot([int(row["gpus"]) for row in mine], seconds, color=color, linewidth=1.8, marker="o", markersize=4)
+            own_rows = [row for row in rows if (row["model"], row["trainer"]) == (model, trainer)]
+            seconds = [float(row["shell_s"]) for row in own_rows]
+            axes.plot(
+                [int(row["gpus"]) for row in own_rows], seconds, color=color, linewidth=1.8, marker="o", markersize=4
+            )
             label = model.split("/")[1] + (" on Megatron" if trainer == "megatron" else "")
             lowest = max(seconds[-1], lowest + 0.28)
-            axes.annotate(label, (int(mine[-1]["gpus"]), lowest), (8, 0), textcoords="offset points",
+            axes.annotate(label, (int(own_rows[-1]["gpus"]), lowest), (8, 0), textcoords="offset points",
                           color=color, va="center")  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.set_xlim(6, COUNTS[-1] * 12)

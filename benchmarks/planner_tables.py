@@ -91,14 +91,16 @@ def points() -> tuple[MeasuredPoint, ...]:
 
 def published_rows() -> Iterator[tuple[Any, ...]]:
     """Each RL step and recipe."""
-    for point, found in zip(points(), compare(points()).points, strict=True):
+    for point, compared in zip(points(), compare(points()).points, strict=True):
         is_step = point.kind == STEPS
-        said = f"{found.predicted:.4g}" if isinstance(found.predicted, float) else found.predicted
-        error = f"{found.relative_error:.4f}" if is_step and found.relative_error is not None else ""
-        published = (f"{found.measured:.4g}", found.unit) if isinstance(found.measured, float) else ("runs", "")
+        predicted = f"{compared.predicted:.4g}" if isinstance(compared.predicted, float) else compared.predicted
+        error = f"{compared.relative_error:.4f}" if is_step and compared.relative_error is not None else ""
+        published = (
+            (f"{compared.measured:.4g}", compared.unit) if isinstance(compared.measured, float) else ("runs", "")
+        )
         gpu = find_gpu(point)
         gpus = f"{num_ranks(RunSettings(point))} {gpu.name if gpu else point.gpu}"
-        yield point.id, point.model, gpus, *published, said, error, *own_choice(point)
+        yield point.id, point.model, gpus, *published, predicted, error, *own_choice(point)
 
 
 def own_choice(point: MeasuredPoint) -> tuple[str, str]:
@@ -117,7 +119,7 @@ def own_choice(point: MeasuredPoint) -> tuple[str, str]:
 
 
 def scan_rows() -> Iterator[tuple[Any, ...]]:
-    """Of each number of GPUs the seconds of a step, by length of responses."""
+    """Seconds of a step for each number of GPUs, by length of responses."""
     for count in COUNTS:
         yield count, *(f"{_step_s(count, length):.6g}" for length in LENGTHS)
 
@@ -140,7 +142,7 @@ def draw() -> None:
     steps = [row for row in published if row["unit"]]
     errors = sorted(abs(float(row["error"])) for row in steps if row["error"])
     slower = sum(
-        float(row[column]) > min(float(one[column]) for one in scan[: place + 1]) * (1 + 1e-5)
+        float(row[column]) > min(float(earlier[column]) for earlier in scan[: place + 1]) * (1 + 1e-5)
         for column in SCAN_COLUMNS[1:]
         for place, row in enumerate(scan)
     )

@@ -40,7 +40,7 @@ CHARTS = {
     "quickstart": {"learning.png": "Learning curves"},
     "memory-bound": {"memory.png": "Memory of the host over time"},
 }
-"""Of a report's folder, the pictures in it: of which chart, by the beginning of its label."""
+"""Pictures of each report: the file name, and how the label of its chart begins."""
 
 
 def main() -> int:

@@ -120,9 +120,9 @@ def keys() -> Iterator[tuple[str, str, str]]:
 def suggest(gpu: str, size: str, training: str) -> Suggestion:
     """The row of one question: the plan on the fewest GPUs that fit."""
     for count in COUNTS:
-        found = _plan(gpu, size, count, TRAINING_OVERRIDES[training])
-        if found is not None and found.verdict is Verdict.FITS:
-            return _row(gpu, size, training, count, found)
+        plan = _plan(gpu, size, count, TRAINING_OVERRIDES[training])
+        if plan is not None and plan.verdict is Verdict.FITS:
+            return _row(gpu, size, training, count, plan)
     return Suggestion(gpu, size, training, COUNTS[-1], f"not on {COUNTS[-1]}")
 
 
@@ -165,7 +165,7 @@ def _row(gpu: str, size: str, training: str, count: int, plan: Plan) -> Suggesti
 
 
 def engine_share(plan: Plan) -> float:
-    """What the engine's process holds while it generates, as a part of what the driver reports as total.
+    """Bytes of the engine's process during generation, as a share of the total that the driver reports.
 
     Counts: weights, KV cache, activations, graphs, context: vLLM's gpu_memory_utilization is a part of the total too,
     and vLLM fills what is left of it with KV cache.
@@ -185,8 +185,8 @@ def _largest_rank(gpu: str, size: str, count: int, training: str) -> int:
         return 0
     for rank in LARGER_RANKS:
         overrides = tuple(word.replace(f"rank: {RANK}", f"rank: {rank}") for word in TRAINING_OVERRIDES[training])
-        found = _plan(gpu, size, count, overrides)
-        if found is not None and found.verdict is Verdict.FITS:
+        plan = _plan(gpu, size, count, overrides)
+        if plan is not None and plan.verdict is Verdict.FITS:
             return rank
     return RANK
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from rlplan_cli.__main__ import FEW_COLLECTIONS
 
 from rlplan.runtime.processes.machine_speed import scale_seconds
-from tests.repository.side_by_side import FilesTogether, place_of
+from tests.repository.side_by_side import FilesTogether, find_place
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
 settings.register_profile("rlplan", deadline=None, derandomize=True, max_examples=20)
@@ -27,12 +27,12 @@ gc.set_threshold(FEW_COLLECTIONS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: place_of(item.nodeid))
+    items.sort(key=lambda item: find_place(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Which files each process takes."""
+    """The scheduler that assigns files to processes."""
     return FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
@@ -54,7 +54,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What `make test` shows again when both of its halves have ended."""
+    """Write the lines that `make test` shows again after both of its halves."""
     if path := os.environ.get("RLPLAN_TEST_RESULTS"):
         reports = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])]
         lines = [f"  {report.outcome}: {report.nodeid}" for report in reports]

@@ -145,7 +145,7 @@ def make_model(**overrides: Any) -> ModelSpec:
 def make_profile(**overrides: Any) -> HardwareProfile:
     """A CPU host with round numbers: imports of 100, 200, 300, 10 and 20 MiB, slack of 1, 2 and 3 MiB."""
 
-    def sourced(num_bytes: int) -> dict[str, Any]:
+    def make_sourced(num_bytes: int) -> dict[str, Any]:
         return {"value": num_bytes, "provenance": "measured", "source": "made up for a test"}
 
     imports = {"policy_trainer": 100, "scorer": 200, "rollout_engine": 300, "driver": 10, "ray_system": 20}
@@ -155,17 +155,17 @@ def make_profile(**overrides: Any) -> HardwareProfile:
         "name": "test-host",
         "kind": "cpu",
         "description": "made up",
-        "memory": sourced(16_384 * MIB),
+        "memory": make_sourced(16_384 * MIB),
         "max_devices": 64,
         "weight_packing": {
             "row_block": 64,
             "column_block": 16,
-            "bytes_per_weight": sourced(1000),
-            "bytes_per_shape": sourced(100_000),
-            "bytes_per_batch_size": sourced(10_000),
+            "bytes_per_weight": make_sourced(1000),
+            "bytes_per_shape": make_sourced(100_000),
+            "bytes_per_batch_size": make_sourced(10_000),
         },
-        "process_overheads": {name: sourced(size * MIB) for name, size in imports.items()},
-        "process_slack": {name: sourced(size * MIB) for name, size in slack.items()},
+        "process_overheads": {name: make_sourced(size * MIB) for name, size in imports.items()},
+        "process_slack": {name: make_sourced(size * MIB) for name, size in slack.items()},
     }
     return validate(HardwareProfile, fields | overrides, file="profile.yaml")
 

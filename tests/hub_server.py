@@ -45,9 +45,9 @@ def whole_model() -> dict[str, bytes]:
     tensors = load_file(folder / "model.safetensors")
     names = sorted(tensors)
     parts = {f"model-0000{n + 1}-of-00002.safetensors": names[n::2] for n in range(2)}
-    index = {"metadata": {}, "weight_map": {name: part for part, held in parts.items() for name in held}}
+    index = {"metadata": {}, "weight_map": {name: part for part, part_names in parts.items() for name in part_names}}
     whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"}
-    whole |= {part: save({name: tensors[name] for name in held}) for part, held in parts.items()}
+    whole |= {part: save({name: tensors[name] for name in part_names}) for part, part_names in parts.items()}
     whole |= {"model.safetensors.index.json": json.dumps(index).encode(), "chat_template.jinja": TEMPLATE}
     return whole | {"pytorch_model.bin": b"a pickle", "modeling.py": b"code", "original/model.safetensors": b"again"}
 
@@ -106,7 +106,7 @@ def serve_hub() -> Iterator[Hub]:
 
 
 def _answers(files: dict[str, bytes]) -> dict[str, bytes]:
-    """What is answered as it is, by path: of a model of these files all, and what anybody may read of others."""
+    """The fixed answers by path: all files of this model, and the public files of others."""
     hashes = {name: hashlib.sha1(content).hexdigest() for name, content in files.items()}
     listing = [{"type": "file", "path": name, "size": len(files[name]), "oid": hashes[name]} for name in files]
     answers = {KEPT: CONFIG, "/someone/endless/resolve/main/config.json": CONFIG + b" " * 4_000_000}

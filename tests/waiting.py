@@ -47,7 +47,7 @@ def wait_for(what: Callable[[], object], seconds: float, pause_s: float = 0.1) -
 
 @contextmanager
 def at_most(seconds: float, beyond_s: float = 0.0) -> Iterator[None]:
-    """What is inside takes no longer than this. It is not ended: that needs a deadline of its own.
+    """Assert that the block takes no longer than this. The block is not ended: that needs its own deadline.
 
     beyond_s: seconds by the clock that come first, such as the timeout that is tried.
     """
@@ -60,12 +60,12 @@ def at_most(seconds: float, beyond_s: float = 0.0) -> Iterator[None]:
 
 def own_processes() -> dict[int, psutil.Process]:
     """Everything that is below this process and no zombie, by process id."""
-    found = {}
+    processes = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = process
-    return found
+                processes[process.pid] = process
+    return processes
 
 
 @contextmanager

@@ -32,8 +32,8 @@ LATENCIES = ("serving_tpot", "serving_ttft", "throughput_infer")
 
 def read_left_out() -> dict[str, float]:
     """Predictions by id."""
-    found: dict[str, float] = json.loads(FILE.read_text())
-    return found
+    predictions: dict[str, float] = json.loads(FILE.read_text())
+    return predictions
 
 
 def _predictions(points: Iterable[MeasuredPoint]) -> dict[str, float]:
@@ -44,15 +44,15 @@ def _predictions(points: Iterable[MeasuredPoint]) -> dict[str, float]:
     }
 
 
-def _of_pairs() -> Iterator[dict[str, float]]:
+def _predict_pairs() -> Iterator[dict[str, float]]:
     pairs: list[dict[str, Any]] = json.loads(SERVING.read_text())["pairs"]
     for pair in pairs:
-        points = [point for point in published_points() if point.kind in LATENCIES and _is_of(point, pair)]
+        points = [point for point in published_points() if point.kind in LATENCIES and _belongs_to_pair(point, pair)]
         with _profile(pair["gpu"], pair["constants_left_out"]):
             yield _predictions(points)
 
 
-def _is_of(point: MeasuredPoint, pair: dict[str, Any]) -> bool:
+def _belongs_to_pair(point: MeasuredPoint, pair: dict[str, Any]) -> bool:
     gpu, words = find_gpu(point), str(point.settings.get("precision") or "bf16").lower()
     names = (point.model or "").rpartition("/")[2] == pair["model"] and gpu is not None and gpu.name == pair["gpu"]
     return names and words in pair["format"]
@@ -75,7 +75,7 @@ def _profile(gpu: str, constants: dict[str, float]) -> Iterator[None]:
             del os.environ[FOLDER_VARIABLE]
 
 
-def _of_trainers() -> Iterator[dict[str, float]]:
+def _predict_trainers() -> Iterator[dict[str, float]]:
     """Points that a value was fitted to, by the values that were fitted to others."""
     for constant in CONSTANTS:
         concerned = [point for point in published_points() if constant.concerns(point)]
@@ -89,11 +89,11 @@ def _of_trainers() -> Iterator[dict[str, float]]:
 
 def main() -> int:
     """Write the file."""
-    found: dict[str, float] = {}
-    for predictions in (*_of_pairs(), *_of_trainers()):
+    kept_predictions: dict[str, float] = {}
+    for predictions in (*_predict_pairs(), *_predict_trainers()):
         print(len(predictions), flush=True)
-        found |= predictions
-    FILE.write_text(json.dumps(found, indent=0) + "\n")
+        kept_predictions |= predictions
+    FILE.write_text(json.dumps(kept_predictions, indent=0) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What rules of thumb say of published measurements, beside the formulas' predictions.
+"""Rules of thumb against published measurements, beside the formulas' predictions.
 
 In: a measured point. Out: the rule's value in the point's unit, or None where the point's settings cannot be read.
 Left out: kinds of points for which no such rule is in use.
@@ -92,4 +92,4 @@ RULES = {
     "serving_tpot": _time_per_token,
     "sleeping_engine_residual": _asleep,
 }
-"""By kind of point."""
+"""The rule of thumb for each kind of point."""

@@ -54,16 +54,18 @@ class Row:
 
     def error(self, constants: Sequence[float] | None) -> float:
         """Relative error with these constants, or with the profile's own."""
-        cluster = self.cluster if constants is None else with_constants(self.cluster, constants)
+        cluster = self.cluster if constants is None else replace_constants(self.cluster, constants)
         rates = EngineRates(self.counts, cluster, kv_element_bytes=self.kv_element_bytes, version=self.version)
         return closed_loop_latency(rates, self.loop).token_s / self.token_s - 1
 
 
-def with_constants(cluster: Cluster, constants: Sequence[float]) -> Cluster:
+def replace_constants(cluster: Cluster, constants: Sequence[float]) -> Cluster:
     """The same cluster with other serving constants."""
-    told = {"provenance": Provenance.ASSUMED, "source": "a fit"}
+    provenance = {"provenance": Provenance.ASSUMED, "source": "a fit"}
     values = {
-        name: SourcedShare(value=min(1.0, value), **told) if name in SHARES else SourcedSeconds(value=value, **told)
+        name: SourcedShare(value=min(1.0, value), **provenance)
+        if name in SHARES
+        else SourcedSeconds(value=value, **provenance)
         for name, value in zip(NAMES, constants, strict=True)
     }
     return replace(cluster, gpu=cluster.gpu.model_copy(update={"serving": ServingRates.model_construct(**values)}))
@@ -80,9 +82,9 @@ def read_rows() -> list[Row]:
             setting = (server.cut, server.version, server.loop)
             measured.setdefault((pair, setting), []).append((point, server))
     rows = []
-    for (pair, _), found in measured.items():
-        server = found[0][1]
-        token_s = fmean(bounds[0] for one, _ in found if (bounds := one.measured.bounds)) / 1e3
+    for (pair, _), measurements in measured.items():
+        server = measurements[0][1]
+        token_s = fmean(bounds[0] for point, _ in measurements if (bounds := point.measured.bounds)) / 1e3
         counts, kv_bytes = engine_counts(server.model, server.cut), server.kv_element_bytes
         rows.append(Row(pair, counts, server.pool.cluster, server.loop, kv_bytes, server.version, token_s))
     return rows
@@ -96,8 +98,8 @@ def fit(rows: list[Row]) -> list[float]:
         squares: dict[Pair, list[float]] = {}
         for row in rows:
             squares.setdefault(row.pair, []).append(math.log1p(row.error(constants)) ** 2)
-        weights = {pair: math.sqrt(len(found)) for pair, found in squares.items()}
-        mean = sum(weights[pair] * fmean(found) for pair, found in squares.items()) / sum(weights.values())
+        weights = {pair: math.sqrt(len(errors)) for pair, errors in squares.items()}
+        mean = sum(weights[pair] * fmean(errors) for pair, errors in squares.items()) / sum(weights.values())
         shares = [value for name, value in zip(NAMES, constants, strict=True) if name in SHARES]
         return mean + 10 * sum(max(0.0, share - MOST) for share in shares)
 
@@ -139,22 +141,22 @@ def main() -> int:
     """Fit, leave out, write."""
     rows = read_rows()
     by_generation = {name: [row for row in rows if generation(row) == name] for name in ("Hopper", "Blackwell")}
-    full = {name: fit(found) for name, found in by_generation.items()}
+    full = {name: fit(chosen_rows) for name, chosen_rows in by_generation.items()}
     report = []
     for pair in dict.fromkeys(row.pair for row in rows):
-        mine = [row for row in rows if row.pair == pair]
-        name = generation(mine[0])
+        pair_rows = [row for row in rows if row.pair == pair]
+        name = generation(pair_rows[0])
         others = [row for row in by_generation[name] if row.pair != pair]
         constants = fit(others)
-        if mine[0].counts.experts and not any(row.counts.experts for row in others):
+        if pair_rows[0].counts.experts and not any(row.counts.experts for row in others):
             constants[4:] = full["Blackwell" if name == "Hopper" else "Hopper"][4:]
-        inside, outside = ([row.error(used) for row in mine] for used in (None, constants))
+        inside, outside = ([row.error(used) for row in pair_rows] for used in (None, constants))
         line = {
             "model": pair[0],
             "gpu": pair[1],
             "format": pair[2],
-            "has_experts": mine[0].counts.experts is not None,
-            "settings": len(mine),
+            "has_experts": pair_rows[0].counts.experts is not None,
+            "settings": len(pair_rows),
             "mean_error": fmean(map(abs, inside)),
             "bias": fmean(inside),
             "largest_error": max(map(abs, inside)),
@@ -165,16 +167,16 @@ def main() -> int:
         report.append(line)
         print(pair, *(f"{key} {line[key]:.3f}" for key in ("mean_error", "mean_error_left_out", "bias_left_out")))
     fitted = {name: dict(zip(NAMES, constants, strict=True)) for name, constants in full.items()}
-    FILE.write_text(json.dumps({"fitted": _rounded(fitted), "pairs": _rounded(report)}, indent=1) + "\n")
-    print(json.dumps(_rounded(fitted), indent=1))
+    FILE.write_text(json.dumps({"fitted": _round(fitted), "pairs": _round(report)}, indent=1) + "\n")
+    print(json.dumps(_round(fitted), indent=1))
     return 0
 
 
-def _rounded(value: object) -> object:
+def _round(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
+        return {key: _round(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_rounded(part) for part in value]
+        return [_round(part) for part in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

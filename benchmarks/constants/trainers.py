@@ -39,12 +39,12 @@ class Constant:
     """Whether a point belongs to what a value was fitted to."""
     concerns: Callable[[MeasuredPoint], bool]
     unit: float = 1.0
-    """In which its values are shown."""
+    """Unit in which the constant's values are shown."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What one value of a constant says of points that it was not fitted to."""
+    """Errors of one value of a constant on points that it was not fitted to."""
 
     constant: str
     fitted: str
@@ -112,7 +112,7 @@ CONSTANTS = (
         unit=MIB,
     ),
 )
-"""In the order of rlplan/timing/training, then of rlplan/memory/roles/engine.py."""
+"""The fitted constants, in the order of rlplan/timing/training, then of rlplan/memory/roles/engine.py."""
 
 
 def _forget() -> None:
@@ -123,7 +123,7 @@ def _forget() -> None:
 
 @contextmanager
 def set_constant(constant: Constant, value: float) -> Iterator[None]:
-    """With another value of a constant."""
+    """Replace a constant's value within the block."""
     before = [getattr(module, name) for module, name in constant.places]
     for module, name in constant.places:
         setattr(module, name, value)
@@ -138,8 +138,8 @@ def set_constant(constant: Constant, value: float) -> Iterator[None]:
 
 def mean_error(points: list[MeasuredPoint]) -> float:
     """Mean absolute relative error, in per cent."""
-    found = [point.relative_error for point in compare(points).points]
-    return 100 * fmean(abs(error) for error in found if error is not None)
+    errors = [point.relative_error for point in compare(points).points]
+    return 100 * fmean(abs(error) for error in errors if error is not None)
 
 
 @cache

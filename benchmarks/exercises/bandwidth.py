@@ -43,15 +43,15 @@ HANDED = {
 SEVENTY = "exercises/grpo-70b"
 
 
-def handed() -> str:
-    """What the weight sync takes by our model, against a whole step."""
+def write_handed() -> str:
+    """Predicted time of the weight sync, against a whole step."""
     rows = []
     for name, overrides in HANDED.items():
-        found = example(SEVENTY, *overrides)
-        if isinstance(found, str):
-            rows.append((name, "-", "-", "-", found))
+        plan = example(SEVENTY, *overrides)
+        if isinstance(plan, str):
+            rows.append((name, "-", "-", "-", plan))
             continue
-        cost, step = found.costs["sync_weights"], found.timing.step
+        cost, step = plan.costs["sync_weights"], plan.timing.step
         rows.append(
             (
                 name,
@@ -72,7 +72,7 @@ def handed_answer() -> str:
     cost = alone.costs["sync_weights"].seconds
     moved = alone.job.load_model().num_parameters * 2
     asked = alone.seconds - cost + SECONDS
-    step, overlapped = (format_seconds(one.seconds) for one in (alone, behind))
+    step, overlapped = (format_seconds(plan.seconds) for plan in (alone, behind))
     sentences = (
         f"Of the disaggregated step of {step}, the weight sync of {decimal(moved)} is {format_seconds(cost)},",
         f"{decimal_rate(moved / cost)}. With the ten seconds of the question the step would take",

@@ -13,13 +13,13 @@ EXAMPLE = "ppo-70b-64xh100"
 
 def big() -> Plan:
     """The plan of the example. Raises: AssertionError where there is none."""
-    found = example(EXAMPLE)
-    assert isinstance(found, Plan), found
-    return found
+    plan = example(EXAMPLE)
+    assert isinstance(plan, Plan), plan
+    return plan
 
 
 def design() -> str:
-    """What is chosen for 64 GPUs."""
+    """The plan for 64 GPUs."""
     plan = big()
     step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
     ranks = trainer.tp * trainer.pp * trainer.cp * trainer.ulysses

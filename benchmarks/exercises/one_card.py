@@ -5,7 +5,7 @@ In: the planner. Out: parts of docs/exercises.md. Left out: the prose around the
 
 from collections.abc import Iterable
 
-from benchmarks.exercises.plans import GB, choice, commands, decimal, example, kinds, peak_of, table
+from benchmarks.exercises.plans import GB, choice, commands, decimal, example, find_peak, kinds, table
 from rlplan.planner.plan import Plan
 from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
@@ -45,24 +45,24 @@ TOLD = {
 
 def left_out() -> str:
     """The well-known table beside ours, kind by kind."""
-    found = example(*VARIANTS["PPO, all on the GPU"])
-    assert isinstance(found, Plan), found
-    assert found.kv is not None, "there are rollouts"
-    told = {kind.replace("_", " "): size for kind, size in TOLD.items()}
-    ours = {kind.replace("_", " "): size for kind, size in kinds(peak_of(found, "cuda:0")).items()}
-    ours[f"KV cache of {found.kv.max_num_seqs} rollouts at once"] = found.kv.enough_bytes
+    plan = example(*VARIANTS["PPO, all on the GPU"])
+    assert isinstance(plan, Plan), plan
+    assert plan.kv is not None, "there are rollouts"
+    quoted = {kind.replace("_", " "): size for kind, size in TOLD.items()}
+    ours = {kind.replace("_", " "): size for kind, size in kinds(find_peak(plan, "cuda:0")).items()}
+    ours[f"KV cache of {plan.kv.max_num_seqs} rollouts at once"] = plan.kv.enough_bytes
     rows = []
-    for name in dict.fromkeys([*told, *ours]):
+    for name in dict.fromkeys([*quoted, *ours]):
         here = ours.get(name, 0)
-        said = f"{told[name]:.0f} GB" if name in told else "-"
-        rows.append((name, said, decimal(here), decimal(here - told.get(name, 0.0) * GB)))
-    total, all_told = sum(ours.values()), sum(told.values())
+        quoted_gb = f"{quoted[name]:.0f} GB" if name in quoted else "-"
+        rows.append((name, quoted_gb, decimal(here), decimal(here - quoted.get(name, 0.0) * GB)))
+    total, all_told = sum(ours.values()), sum(quoted.values())
     rows.append(("together", f"{all_told:.0f} GB", decimal(total), decimal(total - all_told * GB)))
     return table(("kind", "the table", "here", "left out"), rows)
 
 
 def left_out_answer() -> str:
-    """In words, with the sums that can be done by hand."""
+    """The answer in words, with the sums that can be done by hand."""
     model = resolve_model("meta-llama/Llama-2-7b-hf")
     count = model.num_parameters
     value = count - model.vocab_size * model.hidden_size + model.hidden_size
@@ -82,23 +82,23 @@ def variants() -> str:
     """A row a variant on one card."""
     rows = []
     for name, question in VARIANTS.items():
-        found = example(*question)
-        if isinstance(found, str):
-            rows.append((name, found, "", "", "", "", ""))
+        plan = example(*question)
+        if isinstance(plan, str):
+            rows.append((name, plan, "", "", "", "", ""))
             continue
-        assert found.kv is not None, "there are rollouts"
-        training = max(size for (_, action), size in totals_of(found) if action.startswith("train_"))
-        generating = max(size for (_, action), size in totals_of(found) if action == "generate")
-        cache = format_bytes(found.kv.kv_cache_memory_bytes)
-        step = format_seconds(found.seconds) if found.verdict.rank < 2 else "-"
-        host = format_bytes(found.ledger.host_peak().num_bytes)
+        assert plan.kv is not None, "there are rollouts"
+        training = max(size for (_, action), size in list_totals(plan) if action.startswith("train_"))
+        generating = max(size for (_, action), size in list_totals(plan) if action == "generate")
+        cache = format_bytes(plan.kv.kv_cache_memory_bytes)
+        step = format_seconds(plan.seconds) if plan.verdict.rank < 2 else "-"
+        host = format_bytes(plan.ledger.host_peak().num_bytes)
         sizes = (f"{format_bytes(generating)} ({cache})", format_bytes(training), host)
-        rows.append((name, choice(found), *sizes, found.verdict.value, step))
+        rows.append((name, choice(plan), *sizes, plan.verdict.value, step))
     head = ("variant", "plan, or the nearest", "generating (KV cache)", "training", "the host", "verdict", "a step")
     return table(head, rows)
 
 
-def totals_of(plan: Plan) -> Iterable[tuple[tuple[str, str], int]]:
+def list_totals(plan: Plan) -> Iterable[tuple[tuple[str, str], int]]:
     """((moment, action), bytes) of the one card."""
     return plan.ledger.device_totals("cuda:0").items()
 

@@ -13,11 +13,11 @@ from benchmarks.exercises.plans import ROOT
 PAGE = ROOT / "docs" / "exercises.md"
 PARTS: dict[str, Callable[[], str]] = {
     "states": placement.states,
-    "placed": placement.placed,
+    "placed": placement.write_placed,
     "placed-answer": placement.placed_answer,
     "placed-commands": placement.placed_commands,
     "links": bandwidth.links,
-    "handed": bandwidth.handed,
+    "handed": bandwidth.write_handed,
     "handed-answer": bandwidth.handed_answer,
     "handed-commands": bandwidth.handed_commands,
     "design": design.design,
@@ -32,6 +32,6 @@ PARTS: dict[str, Callable[[], str]] = {
 MARKED = re.compile(r"<!-- begin ([\w-]+) -->\n(.*?)<!-- end \1 -->", re.DOTALL)
 
 
-def filled(page: str) -> str:
+def fill_page(page: str) -> str:
     """The page with every part made anew."""
     return MARKED.sub(lambda part: f"<!-- begin {part[1]} -->\n{PARTS[part[1]]()}\n<!-- end {part[1]} -->", page)

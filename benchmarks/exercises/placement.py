@@ -3,7 +3,7 @@
 In: the planner. Out: parts of docs/exercises.md. Left out: the prose around them.
 """
 
-from benchmarks.exercises.plans import choice, commands, decimal, example, peak_of, table
+from benchmarks.exercises.plans import choice, commands, decimal, example, find_peak, table
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.hardware.catalogue import get_gpu
@@ -28,7 +28,7 @@ PLACED = {
 
 
 def states() -> str:
-    """What four models hold before anything runs."""
+    """Resident bytes of four models before anything runs."""
     policy = resolve_model("meta-llama/Llama-3.1-70B-Instruct")
     value = policy.num_parameters - policy.vocab_size * policy.hidden_size + policy.hidden_size
     weights = 2 * (2 * policy.num_parameters + 2 * value)
@@ -48,33 +48,33 @@ def states() -> str:
     return table(("what", "bytes"), rows)
 
 
-def placed() -> str:
+def write_placed() -> str:
     """A row a setting: what a GPU of each group holds, whether it fits, how long a step takes."""
     rows = []
     for name, question in PLACED.items():
-        found = example(*question)
-        if isinstance(found, str):
-            rows.append((name, found, "", "", "", ""))
+        plan = example(*question)
+        if isinstance(plan, str):
+            rows.append((name, plan, "", "", "", ""))
             continue
         peaks = [
-            f"{group.name} {format_bytes(peak_of(found, group.devices[0]).num_bytes)}"
-            for group in found.schedule.groups
-            if group.devices[0] in found.ledger.devices
+            f"{group.name} {format_bytes(find_peak(plan, group.devices[0]).num_bytes)}"
+            for group in plan.schedule.groups
+            if group.devices[0] in plan.ledger.devices
         ]
-        step = format_seconds(found.seconds) if found.verdict.rank < 2 else "-"
-        host = found.ledger.host_peak().num_bytes
-        rows.append((name, choice(found), ", ".join(peaks), format_bytes(host), found.verdict.value, step))
+        step = format_seconds(plan.seconds) if plan.verdict.rank < 2 else "-"
+        host = plan.ledger.host_peak().num_bytes
+        rows.append((name, choice(plan), ", ".join(peaks), format_bytes(host), plan.verdict.value, step))
     return table(("setting", "nearest plan", "fullest GPU", "fullest host", "verdict", "a step"), rows)
 
 
 def placed_answer() -> str:
-    """Which fits, and what it costs."""
-    found = {name: example(*question) for name, question in PLACED.items()}
-    fits = [name for name, one in found.items() if isinstance(one, Plan) and one.verdict is Verdict.FITS]
+    """The placements that fit, and their cost."""
+    plans = {name: example(*question) for name, question in PLACED.items()}
+    fits = [name for name, plan in plans.items() if isinstance(plan, Plan) and plan.verdict is Verdict.FITS]
     lines = [f"Fits: {'; '.join(fits) if fits else 'none of these'}."]
     for size in SIZES:
-        pair = [found[f"{size}, 32 GPUs, {place}"] for place in ("disaggregated", "colocated")]
-        times = [one.seconds for one in pair if isinstance(one, Plan) and one.verdict is Verdict.FITS]
+        pair = [plans[f"{size}, 32 GPUs, {place}"] for place in ("disaggregated", "colocated")]
+        times = [plan.seconds for plan in pair if isinstance(plan, Plan) and plan.verdict is Verdict.FITS]
         if len(times) == 2:
             faster = "colocated" if times[1] < times[0] else "disaggregated"
             lines.append(

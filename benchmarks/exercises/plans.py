@@ -23,10 +23,10 @@ GB = 10**9
 @cache
 def example(name: str, *overrides: str) -> Plan | str:
     """The best plan of a file in examples/; or, in words, why there can be none."""
-    return asked(load_job(ROOT / "examples" / f"{name}.yaml", overrides))
+    return plan_or_reason(load_job(ROOT / "examples" / f"{name}.yaml", overrides))
 
 
-def asked(spec: JobSpec) -> Plan | str:
+def plan_or_reason(spec: JobSpec) -> Plan | str:
     """The best plan of a job; or, in words, why there can be none."""
     try:
         return open_search(spec).run(with_others=False)
@@ -34,7 +34,7 @@ def asked(spec: JobSpec) -> Plan | str:
         return str(error).splitlines()[0]
 
 
-def typed(name: str, *overrides: str) -> str:
+def format_command(name: str, *overrides: str) -> str:
     """The command that gives the same."""
     words = [word if re.fullmatch(r"[\w.=/+-]+", word) else f"'{word}'" for word in overrides]
     return " ".join(("rlplan plan", f"examples/{name}.yaml", *words))
@@ -42,10 +42,10 @@ def typed(name: str, *overrides: str) -> str:
 
 def commands(lines: Iterable[tuple[str, ...]]) -> str:
     """A block of them."""
-    return "\n".join(("```", *(typed(*line) for line in lines), "```"))
+    return "\n".join(("```", *(format_command(*line) for line in lines), "```"))
 
 
-def peak_of(plan: Plan, device: str) -> Peak:
+def find_peak(plan: Plan, device: str) -> Peak:
     """The fullest moment of a device."""
     return plan.ledger.device_peak(device)
 
@@ -59,7 +59,7 @@ def kinds(peak: Peak) -> dict[MemoryKind, int]:
 
 
 def choice(plan: Plan) -> str:
-    """What was chosen, in a few words."""
+    """The chosen layout in a few words."""
     step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
     words = [step.placement.value, f"ZeRO-{trainer.zero_stage}"]
     words += [f"training tp {trainer.tp}"] if trainer.tp > 1 else []
@@ -74,7 +74,7 @@ def choice(plan: Plan) -> str:
 
 
 def a_pass(plan: Plan) -> str:
-    """What a pass of the trainer works on."""
+    """The size of the trainer's micro-batch."""
     trainer = plan.choice.trainer
     return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"
 

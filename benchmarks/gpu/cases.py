@@ -44,7 +44,7 @@ TINY_SHAPE = {
     "vocab_size": 1024,
     "max_position_embeddings": 1024,
 }
-"""What replaces a config's sizes in a dry run; the family stays."""
+"""Sizes that replace a config's in a dry run; the family stays."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Case:
 
     @property
     def gives_kv_bytes(self) -> bool:
-        """Whether vLLM is told how large its cache is; else it profiles, which it does on a GPU only."""
+        """Whether vLLM receives its cache size; else it profiles, which works on a GPU only."""
         return self.action == "sleep" or self.is_tiny
 
     @property
@@ -109,7 +109,7 @@ class Case:
         return asdict(self)
 
 
-def cases_of(part: str, *, is_tiny: bool = False) -> list[Case]:
+def list_cases(part: str, *, is_tiny: bool = False) -> list[Case]:
     """The cases of a part."""
     if part in FIRST_HOUR:
         return list(_first_hour(part, is_tiny))

@@ -22,12 +22,12 @@ MAX_REASON = 300
 PR_SET_PDEATHSIG = 1
 """Source: Linux, include/uapi/linux/prctl.h."""
 ENDING_S = 10.0
-"""For a process that has answered to let go of the device by itself."""
+"""Seconds in which a process that has answered releases the device by itself."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a case. status: `measured`, `out_of_memory`, `skipped`, `failed`, `timed_out` or `not_reached`.
+    """Result of a case. status: `measured`, `out_of_memory`, `skipped`, `failed`, `timed_out` or `not_reached`.
 
     measured: numbers whose names end in their unit (`_bytes`, `_bytes_per_s`, `_flops_per_s`, `_s`, `_tokens`).
     """
@@ -138,7 +138,7 @@ def _action(case: Case) -> Callable[..., dict[str, float]]:
         "host-link": device.measure_host_link,
         "engine": serving.measure_engine,
         "sleep": serving.measure_sleep,
-        "hand-over": serving.measure_hand_over,
+        "hand-over": serving.measure_handover,
     }[case.action]
 
 

@@ -35,14 +35,14 @@ def measure_memory(case: Case, device: torch.device, used_before: int | None) ->
     """Total, context, what the allocator rounds to, cuBLAS's workspace."""
     need_cuda(device)
     measured: dict[str, float] = {"total_bytes": torch.cuda.mem_get_info()[1]}
-    one = torch.zeros(1, device=device)
+    first_tensor = torch.zeros(1, device=device)
     measured["rounding_bytes"] = torch.cuda.memory_allocated()
     measured["small_segment_bytes"] = torch.cuda.memory_reserved()
     used = used_by_driver()
     if used is not None and used_before is not None:
         measured["context_bytes"] = used - used_before - torch.cuda.memory_reserved()
-    measured["medium_segment_bytes"] = _reserved_by(2 * MIB)
-    measured["granularity_bytes"] = _reserved_by(12 * MIB + 1) - _reserved_by(10 * MIB + 1)
+    measured["medium_segment_bytes"] = _measure_reserved(2 * MIB)
+    measured["granularity_bytes"] = _measure_reserved(12 * MIB + 1) - _measure_reserved(10 * MIB + 1)
     matrix = torch.zeros(256, 256, device=device, dtype=torch.bfloat16)
     before = torch.cuda.memory_allocated()
     matrix @ matrix
@@ -50,11 +50,11 @@ def measure_memory(case: Case, device: torch.device, used_before: int | None) ->
     if used is not None and used_before is not None:
         grown = (used_by_driver() or 0) - used_before - torch.cuda.memory_reserved()
         measured["context_with_cublas_bytes"] = grown
-    del one
+    del first_tensor
     return measured
 
 
-def _reserved_by(size: int) -> int:
+def _measure_reserved(size: int) -> int:
     """Bytes that the allocator takes from the driver for a tensor of this size, when nothing is cached."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
@@ -74,7 +74,7 @@ def measure_matmul(case: Case, device: torch.device, used_before: int | None) ->
         for m, k, n in shapes:
             try:
                 product = _product(dtype, m, k, n, device)
-                rates[f"{dtype}_{m}x{k}x{n}_flops_per_s"] = 2 * m * k * n / seconds_of(product, device)
+                rates[f"{dtype}_{m}x{k}x{n}_flops_per_s"] = 2 * m * k * n / time_action(product, device)
             except (RuntimeError, ValueError, AttributeError):  # not on this chip, or no room
                 continue
         if rates:
@@ -90,37 +90,37 @@ def _product(dtype: str, m: int, k: int, n: int, device: torch.device) -> Callab
     if dtype != "float8":
         return lambda: left @ right.T
     eight = torch.float8_e4m3fn
-    left, right, one = left.to(eight), right.to(eight), torch.ones((), device=device)
-    return lambda: torch._scaled_mm(left, right.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    left, right, scale = left.to(eight), right.to(eight), torch.ones((), device=device)
+    return lambda: torch._scaled_mm(left, right.T, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
 
 
 def measure_copy(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
     """Bytes read and written in a second by a copy within the device's memory."""
-    source = torch.ones(_copied(case), dtype=torch.uint8, device=device)
+    source = torch.ones(_copied_bytes(case), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return {"device_bytes_per_s": 2 * source.numel() / seconds_of(lambda: target.copy_(source), device)}
+    return {"device_bytes_per_s": 2 * source.numel() / time_action(lambda: target.copy_(source), device)}
 
 
 def measure_host_link(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
     """Bytes a second between host and device, by direction, from pinned and pageable memory."""
     need_cuda(device)
-    size = _copied(case)
+    size = _copied_bytes(case)
     on_device = torch.ones(size, dtype=torch.uint8, device=device)
     measured = {}
     for kind in ("pinned", "pageable"):
         on_host = torch.ones(size, dtype=torch.uint8, pin_memory=kind == "pinned")
         directions = {"host_to_device": (on_device, on_host), "device_to_host": (on_host, on_device)}
         for direction, (target, source) in directions.items():
-            seconds = seconds_of(lambda to=target, of=source: to.copy_(of, non_blocking=True), device)
+            seconds = time_action(lambda to=target, of=source: to.copy_(of, non_blocking=True), device)
             measured[f"{direction}_{kind}_bytes_per_s"] = size / seconds
     return measured
 
 
-def _copied(case: Case) -> int:
+def _copied_bytes(case: Case) -> int:
     return MIB if case.is_tiny else GIB
 
 
-def seconds_of(action: Callable[[], object], device: torch.device) -> float:
+def time_action(action: Callable[[], object], device: torch.device) -> float:
     """Seconds of an action: the median of several, after two that warm up."""
     times = []
     for _ in range(REPEATS + 2):

@@ -1,4 +1,4 @@
-"""What leaves a process or the device and comes back, by rlplan's own runtime on torch alone.
+"""Transfers out of a process or the device and back, by rlplan's own runtime with only torch.
 
 In: a case and a device. Out: bytes, seconds and differences, by name. `sync`: a small policy takes optimizer steps and
 is sent to another process, through the CUDA IPC transport (shared memory on a CPU); both compute log-probs. `offload`:
@@ -31,7 +31,7 @@ NUM_UPDATES = 2
 TIMEOUT_S = 60.0
 SIZES = (32_000, 2048, 8)
 TINY_SIZES = (256, 32, 2)
-"""Of a policy: tokens, hidden size, layers."""
+"""Sizes of a policy: tokens, hidden size, layers."""
 
 
 class SmallPolicy(nn.Module):
@@ -120,7 +120,7 @@ def _receive(case: Case, device: str, endpoint: Endpoint, updates: Any, answers:
 
 
 def _answer(answers: Any) -> list[float]:
-    """What the receiver says next. Raises: RuntimeError where that is an error."""
+    """The receiver's next answer. Raises: RuntimeError where that is an error."""
     answer: list[float] | str = answers.get(timeout=TIMEOUT_S)
     if isinstance(answer, str):
         raise RuntimeError(answer)
@@ -137,7 +137,7 @@ def _policy(case: Case, device: torch.device, seed: int = 0) -> tuple[SmallPolic
 
 def _packets(case: Case, policy: SmallPolicy) -> tuple[Packet, ...]:
     """The policy's weights in at least two packets."""
-    parameters = tuple(Parameter(name, tuple(one.shape)) for name, one in policy.named_parameters())
+    parameters = tuple(Parameter(name, tuple(tensor.shape)) for name, tensor in policy.named_parameters())
     return tuple(plan_packets(parameters, DTYPE.itemsize, 16 << 10 if case.is_tiny else 64 * MIB))
 
 
@@ -147,23 +147,27 @@ def measure_offload(case: Case, device: torch.device, used_before: int | None) -
     states = [torch.arange(size // 4, device=device, dtype=torch.int32) + n for n in range(2)]
     sums, offloaded = [int(state.sum()) for state in states], OffloadedStates()
     storages = [state.untyped_storage() for state in states]
-    held, times = [_held(device)], []
+    reserved_bytes, times = [_driver_bytes(device)], []
     for act in (lambda: offloaded.offload(storages, in_memory=True), offloaded.reload):
         started = time.perf_counter()
         act()
         finish(device)
         times.append(time.perf_counter() - started)
         empty_device_cache(device)
-        held.append(_held(device))
+        reserved_bytes.append(_driver_bytes(device))
     if [int(state.sum()) for state in states] != sums:
         raise RuntimeError("offloaded states came back as others")
     rates = {"offload_bytes_per_s": 2 * size / times[0], "reload_bytes_per_s": 2 * size / times[1]}
     if device.type != "cuda":
         return {"offloaded_bytes": 2 * size} | rates
-    return {"offloaded_bytes": 2 * size, "freed_bytes": held[0] - held[1], "back_bytes": held[2] - held[1]} | rates
+    return {
+        "offloaded_bytes": 2 * size,
+        "freed_bytes": reserved_bytes[0] - reserved_bytes[1],
+        "back_bytes": reserved_bytes[2] - reserved_bytes[1],
+    } | rates
 
 
-def _held(device: torch.device) -> int:
+def _driver_bytes(device: torch.device) -> int:
     """Bytes on the device by its driver; 0 on a CPU, or where it does not say."""
     finish(device)
     return (used_by_driver() or 0) if device.type == "cuda" else 0

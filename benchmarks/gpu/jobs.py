@@ -39,7 +39,7 @@ PLACEMENTS: Mapping[str, dict[str, Any]] = {
     "hybrid": {"placement": "hybrid", "offload": "none"},
 }
 STOPPING_S = 20.0
-"""For a run whose time is up to end its processes."""
+"""Seconds in which a run whose time is up ends its processes."""
 WORKLOAD = {
     "num_steps": 3,
     "num_prompts_per_step": 8,
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    table = table_of(results)
+    table = write_table(results)
     (options.out / "table.md").write_text(table, encoding="utf-8")
     print(table)
     return int(any(result["exit_code"] for result in results))
@@ -109,19 +109,19 @@ def run_step(case: Case, device: str, folder: Path, limit_s: float) -> Result:
         plan = plan_on_gpu(name, found_gpu(), num_steps=1) if device == "cuda" else plan_on_cpu(name, num_steps=1)
     except RlplanError as error:
         return Result("failed", error.what)
-    found = run(name, plan, folder, max(1.0, ends - time.monotonic()))
-    if found["exit_code"]:
-        return Result("failed", f"rlplan run ended with {found['exit_code']}; see {folder.name}/output.log")
-    numbers: dict[str, float] = {"num_steps": found["num_steps"]}
-    if found["logprob_difference_max"] is not None:
-        numbers["logprob_difference_max"] = found["logprob_difference_max"]
-    for process, peak in found["peaks"].items():
+    outcome = run(name, plan, folder, max(1.0, ends - time.monotonic()))
+    if outcome["exit_code"]:
+        return Result("failed", f"rlplan run ended with {outcome['exit_code']}; see {folder.name}/output.log")
+    numbers: dict[str, float] = {"num_steps": outcome["num_steps"]}
+    if outcome["logprob_difference_max"] is not None:
+        numbers["logprob_difference_max"] = outcome["logprob_difference_max"]
+    for process, peak in outcome["peaks"].items():
         numbers |= {f"{process}_{kind}_bytes": peak[kind] for kind in ("measured", "predicted")}
     return Result("measured", measured=numbers)
 
 
 def plan_on_gpu(placement: str, gpu: str, num_steps: int = WORKLOAD["num_steps"]) -> Plan:
-    """What the search over GPUs chooses for the placement, as it runs."""
+    """The layout that the GPU search chooses for the placement, as an executable plan."""
     data = {
         **JOB,
         "policy": {"path": f"models/{MODELS['cuda']}", "init": "random"},
@@ -165,11 +165,11 @@ def run(name: str, plan: Plan, folder: Path, limit_s: float) -> dict[str, Any]:
             exit_code = child.wait(STOPPING_S) or 124
     result: dict[str, Any] = {"placement": name, "exit_code": exit_code, "zero_stage": plan.zero_stage}
     if (folder / "run" / "trace.jsonl").exists():
-        result |= measured(folder / "run", plan)
+        result |= read_measured(folder / "run", plan)
     return result
 
 
-def measured(folder: Path, plan: Plan) -> dict[str, Any]:
+def read_measured(folder: Path, plan: Plan) -> dict[str, Any]:
     """Steps, the largest difference of log-probs, and each process's peak beside its prediction."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     differences = [row["sync/logprob_difference_max"] for row in rows if "sync/logprob_difference_max" in row]
@@ -187,7 +187,7 @@ def measured(folder: Path, plan: Plan) -> dict[str, Any]:
     }
 
 
-def table_of(results: Sequence[Mapping[str, Any]]) -> str:
+def write_table(results: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table, a line a process."""
     lines = ["| placement | exit | steps | log-probs differ by | process | peak | predicted |"]
     lines.append("| --- | --- | --- | --- | --- | --- | --- |")

@@ -38,15 +38,15 @@ class CudaMeter:
     def peaks(self) -> dict[str, float]:
         """Since it was entered."""
         stats = torch.cuda.memory_stats()
-        found: dict[str, float] = {
+        peak_bytes: dict[str, float] = {
             "allocated_bytes": stats["allocated_bytes.all.peak"],
             "active_bytes": stats["active_bytes.all.peak"],
             "reserved_bytes": stats["reserved_bytes.all.peak"],
         }
         used = used_by_driver()
         if used is not None and self.used_before is not None:
-            found["process_bytes"] = used - self.used_before
-        return found
+            peak_bytes["process_bytes"] = used - self.used_before
+        return peak_bytes
 
     def resident(self) -> int:
         """Bytes of tensors now."""
@@ -71,7 +71,7 @@ class CountedTensors(TorchDispatchMode):
 
     @property
     def now(self) -> int:
-        """In tensors that live. A storage that was resized without an operation is seen here."""
+        """Bytes of live tensors. A storage that was resized without an operation is seen here."""
         with self._lock:
             for key, reference in list(self._living.items()):
                 if (storage := reference()) is not None:
@@ -94,9 +94,9 @@ class CountedTensors(TorchDispatchMode):
             if is_new:
                 self._living[key] = weakref.ref(storage, lambda _: self._forget(key))
             if self._note(key, storage.nbytes()):
-                self._grown(key, storage.nbytes(), is_new=is_new)
+                self._note_growth(key, storage.nbytes(), is_new=is_new)
 
-    def _grown(self, key: int, num_bytes: int, *, is_new: bool) -> None:
+    def _note_growth(self, key: int, num_bytes: int, *, is_new: bool) -> None:
         """Note the peak from the exact sum: what was counted last may have shrunk since without an operation."""
         if self._total > self.peak:
             self.peak = max(self.peak, self.now)

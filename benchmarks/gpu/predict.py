@@ -23,7 +23,7 @@ from rlplan.spec.models.kv import kv_elements_per_token
 from rlplan.vocabulary import Loss, MemoryKind
 
 BYTES = 2
-"""Of an element: everything is in bf16."""
+"""Bytes of an element: everything is in bf16."""
 
 
 def predict(case: Case, profile: GpuProfile | None) -> dict[str, float]:
@@ -38,7 +38,7 @@ def predict(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
 
 def needed_bytes(case: Case, profile: GpuProfile | None) -> dict[str, float]:
-    """What has to be free on the device and on the host for the case to be tried."""
+    """Bytes that must be free on the device and on the host before the case is tried."""
     predicted = predict(case, profile)
     context = profile.overheads.context.value if profile else 0
     device = predicted.get("allocated_bytes", predicted.get("weight_bytes", 0))
@@ -47,7 +47,7 @@ def needed_bytes(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
 
 def _training(case: Case) -> dict[str, float]:
-    model = model_of(case)
+    model = load_model(case)
     adapters = list_lora_parameters(model, LORA_RANK) if case.method == "lora" else ()
     frozen = model.parameters if adapters else ()
     sizes = measure_sizes(
@@ -102,7 +102,7 @@ def _rank_state_under_deepspeed(
 
 
 def _scoring(case: Case) -> dict[str, float]:
-    model = model_of(case)
+    model = load_model(case)
     is_value = case.action == "score-value"
     parameters = list_value_parameters(model) if is_value else model.parameters
     weights = BYTES * sum(parameter.numel for parameter in parameters)
@@ -137,7 +137,7 @@ def _serving(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
     Assumes: asleep and without graphs nothing but the context stays.
     """
-    model = model_of(case)
+    model = load_model(case)
     weights = engine_weight_bytes(model, build_engine_layout(), BYTES) + rotary_table_bytes(model, BYTES)
     per_token = BYTES * sum(kv_elements_per_token(model).values())
     answer: dict[str, float] = {"weight_bytes": weights, "kv_bytes_per_token": per_token}
@@ -152,7 +152,7 @@ def _serving(case: Case, profile: GpuProfile | None) -> dict[str, float]:
 
 
 def _device(case: Case, profile: GpuProfile | None) -> dict[str, float]:
-    """What the profile says: peaks of the datasheet, of which a measurement reaches a part."""
+    """Rates in the profile: peaks of the datasheet, of which a measurement reaches a part."""
     if profile is None:
         return {}
     if case.action == "memory":
@@ -172,6 +172,6 @@ def _device(case: Case, profile: GpuProfile | None) -> dict[str, float]:
     return dict.fromkeys(names, link.bytes_per_s.value) if case.action == "host-link" and link else {}
 
 
-def model_of(case: Case) -> ModelSpec:
+def load_model(case: Case) -> ModelSpec:
     """The shape of the case's model."""
     return model_from_config(case.config, where=f"benchmarks/gpu: {case.id}")

@@ -25,7 +25,7 @@ TRAINING_POINTS = {
     "process_bytes": ("train_peak", "bytes nvidia-smi"),
     "resident_bytes": ("train_steady", "bytes allocated"),
 }
-"""What of a training step becomes a point: its kind, and the unit with the statistic in the words of points.py."""
+"""Figures of a training step that become points: the kind, and the unit with the statistic as in points.py."""
 SCORING_POINTS = {name: (kind.replace("train_", "logprob_"), unit) for name, (kind, unit) in TRAINING_POINTS.items()}
 SERVING_POINTS = {
     "weight_bytes": ("vllm_weights", "bytes/GPU"),
@@ -64,15 +64,18 @@ class Records:
         """The last result of each case, with the prediction that preceded it and the machine it was measured on."""
         predicted: dict[str, dict[str, float]] = {}
         machine: dict[str, Any] = {}
-        found = {}
+        records_by_id = {}
         for record in self._read():
             if record["record"] == "machine":
                 machine = record
             elif record["record"] == "prediction":
                 predicted[record["id"]] = record["predicted"]
             else:
-                found[record["id"]] = record | {"predicted": predicted.get(record["id"], {}), "machine": machine}
-        return found
+                records_by_id[record["id"]] = record | {
+                    "predicted": predicted.get(record["id"], {}),
+                    "machine": machine,
+                }
+        return records_by_id
 
     def done(self, gpu: str) -> set[str]:
         """Ids of the cases that need not be tried again on this GPU."""
@@ -86,15 +89,15 @@ class Records:
     def finish(self) -> str:
         """Write points and table of everything in the folder. Gives the table."""
         results = self.results()
-        points = [point for record in results.values() for point in points_of(record)]
+        points = [point for record in results.values() for point in make_points(record)]
         text = json.dumps({"points": points}, indent=1) + "\n"
         (self.folder / "points.json").write_text(text, encoding="utf-8")
-        table = table_of(results)
+        table = write_table(results)
         (self.folder / "table.md").write_text(table, encoding="utf-8")
         return table
 
 
-def points_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def make_points(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The points of a result in the format of `rlplan accuracy`. Those of a dry run say so."""
     case, machine = Case(**record["case"]), record["machine"]
     kinds = TRAINING_POINTS if case.action == "train" else SERVING_POINTS if case.part == "serving" else {}
@@ -118,7 +121,7 @@ def points_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, Any]) -> dict[str, Any]:
-    """What the point was measured under, in the words of the published points."""
+    """Settings of the measurement, in the words of the published points."""
     common = {"dtype": "bf16", "gpus": 1, "is_tiny": case.is_tiny}
     if machine.get("total_bytes"):
         common["total_gpu_memory_gib"] = machine["total_bytes"] / GIB
@@ -145,7 +148,7 @@ def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, A
     return settings | zero | {"reduce_bucket_size": case.bucket_size} | offloads
 
 
-def table_of(results: Mapping[str, Mapping[str, Any]]) -> str:
+def write_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Predicted, measured and error, a row for each number that was predicted; then what was not measured, and why."""
     lines = ["| case | what | predicted | measured | error |", "| --- | --- | ---: | ---: | ---: |"]
     errors: dict[str, list[float]] = {}
@@ -158,9 +161,9 @@ def table_of(results: Mapping[str, Mapping[str, Any]]) -> str:
             errors.setdefault(f"{record['part']} {what}", []).append(error)
             lines.append(f"| {name} | {what} | {_show(what, predicted)} | {_show(what, measured)} | {error:+.1%} |")
     lines += ["", "| part and what | n | median error | largest error |", "| --- | ---: | ---: | ---: |"]
-    for what, found in errors.items():
-        sizes = [abs(error) for error in found]
-        lines.append(f"| {what} | {len(found)} | {median(sizes):.1%} | {max(sizes):.1%} |")
+    for what, relative_errors in errors.items():
+        sizes = [abs(error) for error in relative_errors]
+        lines.append(f"| {what} | {len(relative_errors)} | {median(sizes):.1%} | {max(sizes):.1%} |")
     others = [record for record in results.values() if record["status"] != "measured"]
     lines += ["", *(f"- {record['id']}: {record['status']}: {record['reason']}" for record in others)]
     return "\n".join(lines).rstrip() + "\n"

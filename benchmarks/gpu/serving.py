@@ -49,16 +49,16 @@ def measure_sleep(case: Case, device: torch.device, used_before: int | None) -> 
     need_cuda(device)
     engine = _start(case, device)
     measured = engine.collective_rpc(read_worker)[0]
-    measured["awake_bytes"] = _used(used_before)
+    measured["awake_bytes"] = _read_used(used_before)
     for level in (1, 2):
-        awake = _used(used_before)
+        awake = _read_used(used_before)
         engine.sleep(level=level)
-        asleep = _used(used_before)
+        asleep = _read_used(used_before)
         measured[f"asleep_at_level_{level}_bytes"] = asleep
         measured[f"freed_by_level_{level}_bytes"] = awake - asleep
         for tag in ("weights", "kv_cache"):
             engine.wake_up(tags=[tag])
-            measured[f"woken_{tag}_from_level_{level}_bytes"] = _used(used_before) - asleep
+            measured[f"woken_{tag}_from_level_{level}_bytes"] = _read_used(used_before) - asleep
     return measured
 
 
@@ -98,17 +98,17 @@ def _model_type(case: Case) -> str:
 
 
 def read_worker(worker: Any) -> dict[str, float]:
-    """What a vLLM worker knows of its memory; runs inside it."""
+    """Memory figures of a vLLM worker; runs inside it."""
     worker = getattr(worker, "worker", worker)
-    found = {name: getattr(worker, attribute, None) for name, attribute in WORKER_BYTES.items()}
-    found["weight_bytes"] = getattr(worker.model_runner, "model_memory_usage", None)
+    numbers = {name: getattr(worker, attribute, None) for name, attribute in WORKER_BYTES.items()}
+    numbers["weight_bytes"] = getattr(worker.model_runner, "model_memory_usage", None)
     cache = worker.vllm_config.cache_config
     if cache.num_gpu_blocks:
-        found["kv_tokens"] = cache.num_gpu_blocks * cache.block_size
-    held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _caches(worker)}
-    if held and found.get("kv_tokens"):
-        found["kv_bytes_per_token"] = sum(held.values()) / found["kv_tokens"]
-    return {name: float(value) for name, value in found.items() if value}
+        numbers["kv_tokens"] = cache.num_gpu_blocks * cache.block_size
+    cache_bytes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _caches(worker)}
+    if cache_bytes and numbers.get("kv_tokens"):
+        numbers["kv_bytes_per_token"] = sum(cache_bytes.values()) / numbers["kv_tokens"]
+    return {name: float(value) for name, value in numbers.items() if value}
 
 
 def _caches(worker: Any) -> list[torch.Tensor]:
@@ -116,14 +116,14 @@ def _caches(worker: Any) -> list[torch.Tensor]:
     return [tensor for tensor in caches if isinstance(tensor, torch.Tensor)]
 
 
-def _used(used_before: int | None) -> int:
+def _read_used(used_before: int | None) -> int:
     """Bytes on the device beyond what was there before this process."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return (used_by_driver() or total - free) - (used_before or 0)
 
 
-def measure_hand_over(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
+def measure_handover(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
     """Give a tensor to another process by handle, as a trainer does with an engine on the same device.
 
     Measured: what the receiver adds to the device, which is its context and no second tensor.
@@ -132,13 +132,13 @@ def measure_hand_over(case: Case, device: torch.device, used_before: int | None)
     context = torch.multiprocessing.get_context("spawn")
     handles, answers = context.Queue(), context.Queue()
     weights = torch.arange(MIB if case.is_tiny else GIB, device=device, dtype=torch.float32)
-    before = _used(used_before) if device.type == "cuda" else 0
+    before = _read_used(used_before) if device.type == "cuda" else 0
     receiver = context.Process(target=_receive, args=(handles, answers), daemon=True)
     receiver.start()
     try:
         handles.put(weights)
         last, allocated = answers.get(timeout=RECEIVER_TIMEOUT_S)
-        after = _used(used_before) if device.type == "cuda" else 0
+        after = _read_used(used_before) if device.type == "cuda" else 0
         handles.put(None)
         receiver.join(RECEIVER_TIMEOUT_S)
     finally:

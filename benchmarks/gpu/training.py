@@ -54,7 +54,7 @@ def train(case: Case, device: torch.device, used_before: int | None) -> dict[str
 
 def score(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
     """One pass without gradient, after one that loads the kernels."""
-    model, batch = scoring_model(case, device), batch_of(random_tokens(case, device))
+    model, batch = scoring_model(case, device), make_batch(random_tokens(case, device))
     meter = make_meter(device, used_before)
     with torch.no_grad():
         model(batch)
@@ -160,7 +160,7 @@ class ValueModel(nn.Module):
         return self.score(hidden).squeeze(-1)
 
 
-def batch_of(tokens: torch.Tensor) -> TokenBatch:
+def make_batch(tokens: torch.Tensor) -> TokenBatch:
     """One sequence whose first token is the prompt: every other one has a log-prob."""
     places = torch.arange(tokens.shape[-1], device=tokens.device)
     lens, num_targets = (len(places),), len(places) - 1
@@ -194,7 +194,7 @@ def trained_model(case: Case, device: torch.device) -> TrainedModel:
     """The model of a training case: adapters and recomputation are put on."""
     model = language_model(case, device)
     if case.method == "lora":
-        put_adapters_on(model, LORA_RANK)
+        add_adapters(model, LORA_RANK)
     if case.recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
@@ -211,7 +211,7 @@ def scoring_model(case: Case, device: torch.device) -> nn.Module:
     return LogprobModel(model, 1.0, entropies="seen" if role is Role.POLICY else "none").eval()
 
 
-def put_adapters_on(model: nn.Module, rank: int) -> None:
+def add_adapters(model: nn.Module, rank: int) -> None:
     """Freeze the model and give every linear layer but the head a LoRA pair."""
     model.requires_grad_(False)
     for module in list(model.modules()):

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.learning.curves import run_or_keep
 from benchmarks.learning.curves_in_process import run
 from benchmarks.learning.page import write_page
-from benchmarks.learning.record import EVERY, JOBS, SEEDS, Beside, write_beside
+from benchmarks.learning.record import EVERY, JOBS, SEEDS, Beside, write_comparison
 from benchmarks.runs.timed_runs import ROOT, RUNS
 from benchmarks.trl.comparison import make_environment
 
@@ -43,7 +43,7 @@ def main() -> int:
     else:
         ours = [run_or_keep(f"learning-beside-trl-seed-{s}", JOBS["grpo"], c, asked.keep) for s, c in cases.items()]
     beside = Beside(EVERY, tuple(ours), tuple(theirs), in_process=asked.in_process)
-    write_beside(beside)
+    write_comparison(beside)
     write_page()
     return 0 if all(point.agrees for point in beside.points) else 1
 

@@ -31,10 +31,10 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - 0.36 / figure.get_figheight()))
         for place, name in enumerate(names):
             axes = figure.add_subplot(num_rows, NUM_COLUMNS, place + 1)
-            mine = [curve for curve in curves if curve.algorithm == name]
-            _percents(axes, max(curve.steps[-1] for curve in mine))
+            own_curves = [curve for curve in curves if curve.algorithm == name]
+            _percents(axes, max(curve.steps[-1] for curve in own_curves))
             axes.axhline(TARGET, color=INK, linewidth=0.7, linestyle=(0, (2, 2)))
-            for curve in mine:
+            for curve in own_curves:
                 is_control = curve.case in CONTROLS
                 color = CONTROL_COLORS.get(curve.case, ACCENT)
                 axes.plot(curve.steps, curve.accuracy, color=color, linewidth=1.1 if is_control else 1.5,
@@ -59,7 +59,7 @@ def _legend(figure: Figure, controlled: Sequence[str]) -> None:
     figure.legend(handles=lines, loc="upper right", bbox_to_anchor=(0.995, top + 0.012), ncols=4, handlelength=1.6)
 
 
-def draw_beside(beside: Beside, path: Path) -> None:
+def draw_comparison(beside: Beside, path: Path) -> None:
     """Both sides' bands over seeds, their means, and each seed."""
     points = beside.points
     steps = [point.step for point in points]

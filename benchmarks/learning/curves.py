@@ -29,19 +29,19 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
     cases: dict[str, tuple[str, ...]] = {f"seed {seed}": (f"seed={seed}",) for seed in asked.seeds}
-    made = []
+    curves = []
     for name in asked.algorithms:
         controls = {} if asked.no_controls else find_controls(name)
         for case, overrides in (cases | controls).items():
-            made.append(_curve(name, case, overrides, asked.keep))
-            add_curve(made[-1], CURVES)
+            curves.append(_curve(name, case, overrides, asked.keep))
+            add_curve(curves[-1], CURVES)
             write_page()
-    return 0 if all(curve.has_passed for curve in made) else 1
+    return 0 if all(curve.has_passed for curve in curves) else 1
 
 
 def run_or_keep(folder: str, job: Path, overrides: tuple[str, ...], keep: bool) -> tuple[float, ...]:
     """Greedy accuracy of a run in this folder; of the one that is there, where it may be kept and is of this job."""
-    if keep and _is_of(RUNS / folder, job, overrides):
+    if keep and _matches_job(RUNS / folder, job, overrides):
         return read_run(folder, RUNS / folder).accuracy
     return run_job(folder, str(job.relative_to(ROOT)), *overrides).accuracy
 
@@ -52,7 +52,7 @@ def _curve(name: str, case: str, overrides: tuple[str, ...], keep: bool) -> Curv
     return Curve(name, case, EVERY, accuracy)
 
 
-def _is_of(folder: Path, job: Path, overrides: tuple[str, ...]) -> bool:
+def _matches_job(folder: Path, job: Path, overrides: tuple[str, ...]) -> bool:
     status = folder / "status.json"
     if not status.exists() or json.loads(status.read_text("utf-8")).get("state") != "finished":
         return False

@@ -35,16 +35,16 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     cases: dict[str, tuple[str, ...]] = {f"seed {seed}": (f"seed={seed}",) for seed in asked.seeds}
-    made = []
+    curves = []
     for name in asked.algorithms:
         controls = {} if asked.no_control else find_controls(name)
         for case, overrides in (cases | controls).items():
             curve = run(name, case, overrides)
             print(name, case, *(f"{accuracy:.1%}" for accuracy in curve.accuracy), flush=True)
-            made.append(curve)
+            curves.append(curve)
             add_curve(curve, IN_PROCESS)
             write_page()
-    return 0 if all(curve.has_passed for curve in made) else 1
+    return 0 if all(curve.has_passed for curve in curves) else 1
 
 
 def run(name: str, case: str, overrides: tuple[str, ...]) -> Curve:

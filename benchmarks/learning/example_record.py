@@ -1,4 +1,4 @@
-"""What the examples of several stages, with tools and of 62 M parameters reach: kept between runs, told as a section.
+"""Results of the examples of several stages, with tools and of 62 M parameters: kept between runs, shown as a section.
 
 In: run folders. Out: examples.json in reports/learning, a curve a line, and its part of the page.
 """
@@ -26,7 +26,7 @@ GOALS: dict[tuple[str, str], tuple[str, float, float]] = {
     ("from-random-weights", "sft"): (GREEDY, 1.0, 0.0),
     ("from-random-weights", "grpo"): (GREEDY, 1.0, 0.0),
 }
-"""Of each example and stage: what is measured, what its start has to be below, what its end has to be above."""
+"""The metric of each example and stage, the value its start must be below, and the value its end must be above."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ExampleCurve:
 
 
 def read_run(folder: Path, example: str, stage: str, case: str) -> ExampleCurve:
-    """What a run's metrics say of its held-out prompts and of its tools."""
+    """The held-out accuracy and the tool calls in a run's metrics."""
     metric = GOALS[example, stage][0]
     rows = [json.loads(line) for line in (folder / stage / "metrics.jsonl").read_text("utf-8").splitlines()]
     evaluated = [(row["step"], row[f"evaluate/{metric}"]) for row in rows if f"evaluate/{metric}" in row]
@@ -65,9 +65,9 @@ def read_run(folder: Path, example: str, stage: str, case: str) -> ExampleCurve:
 
 def keep_curves(curves: Sequence[ExampleCurve]) -> None:
     """Keep these, instead of earlier ones of the same case."""
-    found = {(each.example, each.stage, each.case): each for each in (*read_examples(), *curves)}
+    curves_by_key = {(each.example, each.stage, each.case): each for each in (*read_examples(), *curves)}
     order = [*GOALS]
-    rows = sorted(found.values(), key=lambda each: (order.index((each.example, each.stage)), _place(each.case)))
+    rows = sorted(curves_by_key.values(), key=lambda each: (order.index((each.example, each.stage)), _place(each.case)))
     REPORTS.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(asdict(curve)) for curve in rows)
     EXAMPLES_FILE.write_text(f"[\n{lines}\n]\n", "utf-8")
@@ -86,7 +86,7 @@ def _place(case: str) -> tuple[bool, str]:
 
 
 def read_examples() -> list[ExampleCurve]:
-    """What the file holds; nothing without it."""
+    """The kept curves; none if there is no file."""
     rows = json.loads(EXAMPLES_FILE.read_text("utf-8")) if EXAMPLES_FILE.exists() else []
     return [ExampleCurve(**row | {key: tuple(row[key]) for key in ("steps", "values")}) for row in rows]
 
@@ -101,13 +101,13 @@ def examples_section(curves: Sequence[ExampleCurve]) -> str:
         cells = (curve.stage, curve.case, str(curve.steps[-1]), first, ", ".join(between), last, verdict)
         lines.append(f"| {link} | {' | '.join(cells)} |")
     tools = [curve for curve in curves if curve.calls]
-    told = [f"- {curve.case}: {', '.join(f'{n} {kind}' for kind, n in curve.calls.items())}" for curve in tools]
+    call_lines = [f"- {curve.case}: {', '.join(f'{n} {kind}' for kind, n in curve.calls.items())}" for curve in tools]
     calls = [
         "",
         "Calls of tools in training, by how they ended ([kinds](../../docs/runtime/environments.md#tools)):",
         "",
     ]
-    return _HEAD.format(lift=LIFT, drift=DRIFT) + "\n".join([*lines, *(calls + told if told else []), ""])
+    return _HEAD.format(lift=LIFT, drift=DRIFT) + "\n".join([*lines, *(calls + call_lines if call_lines else []), ""])
 
 
 _HEAD = f"""\

@@ -49,16 +49,16 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", default=[*SEED_CASES, RESUMED, LEARNING_RATE_0, SHUFFLED])
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
-    made = []
+    finished_curves = []
     for example in asked.examples:
         for case in (each for each in CASES[example] if each in asked.cases):
             curves = run(example, case, asked.keep)
             keep_curves(curves)
             write_page()
-            made += curves
-    for curve in made:
+            finished_curves += curves
+    for curve in finished_curves:
         print(curve.example, curve.stage, curve.case, *(f"{value:.1%}" for value in curve.values))
-    return 0 if all(curve.has_passed for curve in made) else 1
+    return 0 if all(curve.has_passed for curve in finished_curves) else 1
 
 
 def run(example: str, case: str, keep: bool) -> list[ExampleCurve]:

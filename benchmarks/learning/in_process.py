@@ -42,7 +42,7 @@ from rlplan.vocabulary import Role
 
 
 class PlainEngine:
-    """What a trainer asks DeepSpeed for, of torch alone."""
+    """A stand-in for the DeepSpeed engine, with only torch."""
 
     dp_world_size = 1
 
@@ -66,7 +66,7 @@ class PlainEngine:
 
 
 class PlainFleet:
-    """What conversations ask the engines for: every turn that waits is completed when it is asked for."""
+    """A stand-in for the engines of conversations: every waiting turn is completed when it is asked for."""
 
     processes = ("in process",)
 
@@ -86,9 +86,9 @@ class PlainFleet:
         if not by_length:
             time.sleep(max_wait_s)
         done = [
-            FinishedRequest(request.id, tuple(made))
+            FinishedRequest(request.id, tuple(completions))
             for turns in by_length.values()
-            for request, made in zip(turns, self.complete(turns), strict=True)
+            for request, completions in zip(turns, self.complete(turns), strict=True)
         ]
         return done, []
 
@@ -237,7 +237,7 @@ class InProcess:
         samples = [(request, index) for request in requests for index in range(request.num_samples)]
         tokens = torch.tensor([request.prompt for request, _ in samples])
         greedy = torch.tensor([r.temperature == 0 or index >= r.num_samples - r.num_greedy for r, index in samples])
-        made, logprobs, cache = [], [], None
+        columns, logprobs, cache = [], [], None
         draws = torch.Generator().manual_seed(requests[0].seed)
         ends = torch.tensor(sorted(self.ends))
         has_ended = torch.zeros(len(samples), dtype=torch.bool)
@@ -246,12 +246,12 @@ class InProcess:
             cache, table = output.past_key_values, torch.log_softmax(output.logits[:, -1].float(), -1)
             sampled = torch.multinomial(table.exp(), 1, generator=draws)[:, 0]
             tokens = torch.where(greedy, table.argmax(-1), sampled)[:, None]
-            made.append(tokens[:, 0])
+            columns.append(tokens[:, 0])
             logprobs.append(table.gather(-1, tokens)[:, 0])
             has_ended |= torch.isin(tokens[:, 0], ends)
             if has_ended.all():
                 break
-        rows = zip(torch.stack(made, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
+        rows = zip(torch.stack(columns, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
         finished = iter([self._cut(*row) for row in rows])
         return [[next(finished) for _ in range(request.num_samples)] for request in requests]
 

@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def write_text(run: Path) -> str:
-    """What the two stages reached, and how long they took."""
+    """Accuracy and duration of the two stages."""
     stages = {stage: json.loads((REPORT / stage / "report.json").read_text("utf-8")) for stage in STAGES}
     model = read_plan(run / "grpo" / "plan.json").job.load_model()
     whole = [_whole(run / stage, stage, report) for stage, report in stages.items()]
@@ -50,14 +50,16 @@ def _whole(folder: Path, stage: str, report: dict[str, Any]) -> str:
     plan = read_plan(folder / "plan.json")
     assert plan.timing is not None
     num_steps = plan.job.workload.num_steps
-    (found,) = [each for each in report["learning"][0]["evaluations"] if each["metric"] == "evaluate/greedy_accuracy"]
+    (evaluation,) = [
+        each for each in report["learning"][0]["evaluations"] if each["metric"] == "evaluate/greedy_accuracy"
+    ]
     timings = [json.loads(line) for line in (folder / "timings.jsonl").read_text("utf-8").splitlines()]
     steps_s = sum(row["step_s"] for row in timings if row["step"] >= 1)
     peak = report["memory"]["host_peak"]
     cells = (
         f"[{stage}]({stage}/index.html)",
         str(num_steps),
-        f"{found['before']:.1%} to {found['after']:.1%}",
+        f"{evaluation['before']:.1%} to {evaluation['after']:.1%}",
         format_seconds(plan.timing.run_s(plan.schedule, num_steps)),
         f"{format_seconds(report['status']['seconds'])}, of which steps {format_seconds(steps_s)}",
         f"{format_bytes(peak['predicted_bytes'])} and {format_bytes(peak['measured_bytes'])}",
@@ -77,9 +79,9 @@ _PAGE = """\
 # A policy of {num_parameters} M parameters learns, from random weights
 
 [examples/from-random-weights.yaml](../../examples/from-random-weights.yaml): a Qwen3-shaped policy with random start
-weights sorts five digits. SFT imitates right answers for a few steps, then GRPO samples answers and is told which are
-right. Greedy accuracy is that on 256 held-out prompts. On vLLM, DeepSpeed and Ray, two cores, both stages in {minutes}
-minutes.
+weights sorts five digits. SFT imitates right answers for a few steps, then GRPO samples answers and learns from
+their rewards. Greedy accuracy is that on 256 held-out prompts. On vLLM, DeepSpeed and Ray, two cores, both stages in
+{minutes} minutes.
 
 | stage | steps | greedy accuracy | predicted | measured | peak of memory, predicted and measured |
 | --- | --- | --- | --- | --- | --- |

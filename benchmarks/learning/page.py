@@ -21,7 +21,7 @@ from benchmarks.learning.record import (
     TARGET,
     Beside,
     Curve,
-    read_beside,
+    read_comparison,
     read_curves,
 )
 from rlplan.planner.search import find_plan
@@ -34,9 +34,9 @@ BEGIN, END = "<!-- reached: written by benchmarks/learning/page.py -->\n", "<!--
 
 def write_page() -> None:
     """README.md and the charts, from what there is."""
-    from benchmarks.learning.charts import draw_beside, draw_curves  # matplotlib, which nothing else here needs
+    from benchmarks.learning.charts import draw_comparison, draw_curves  # matplotlib, which nothing else here needs
 
-    curves, in_process, beside = read_curves(CURVES), read_curves(IN_PROCESS), read_beside()
+    curves, in_process, beside = read_curves(CURVES), read_curves(IN_PROCESS), read_comparison()
     parts = [_HEAD.format(target=TARGET, drift=DRIFT, num_heldout=NUM_HELDOUT)]
     if curves:
         parts.append(_RUNS + _table(curves))
@@ -47,14 +47,14 @@ def write_page() -> None:
     if examples := read_examples():
         parts.append(examples_section(examples))
     if beside is not None:
-        parts.append(_beside(beside))
-        draw_beside(beside, REPORTS / "trl.png")
+        parts.append(_write_comparison(beside))
+        draw_comparison(beside, REPORTS / "trl.png")
     (REPORTS / "README.md").write_text("\n".join([*parts, _FOOT]), "utf-8")
     before, rest = ALGORITHMS_PAGE.read_text("utf-8").split(BEGIN)
-    ALGORITHMS_PAGE.write_text(f"{before}{BEGIN}{reached()}{END}{rest.split(END)[1]}", "utf-8")
+    ALGORITHMS_PAGE.write_text(f"{before}{BEGIN}{list_reached()}{END}{rest.split(END)[1]}", "utf-8")
 
 
-def reached() -> str:
+def list_reached() -> str:
     """Each algorithm's job, its memory, and the lowest accuracy of its seeds: in one process, and on the runtime."""
     lines = [
         "| algorithm | prompts x rollouts | learning rate | steps | memory | in one process | on the runtime |",
@@ -85,7 +85,7 @@ A policy of 0.8 M parameters learns to sort five digits, in each job of
 the greedy accuracy on {num_heldout} held-out prompts.
 
 An algorithm has passed when after its job's own number of steps every seed reaches **{target:.0%}**, and neither
-control, learning rate 0 or rewards dealt out at random within the step, ends more than {drift:.0%} above the start.
+control, learning rate 0 or rewards shuffled at random within the step, ends more than {drift:.0%} above the start.
 """
 
 _FOOT = """\
@@ -137,12 +137,12 @@ def _table(curves: Sequence[Curve]) -> str:
     by = {(curve.algorithm, curve.case): curve for curve in curves}
     lines = [f"| algorithm | steps | {' | '.join(cases)} | passed |", "| --- | --- | " + "--- | " * (len(cases) + 1)]
     for name in dict.fromkeys(curve.algorithm for curve in curves):
-        mine = [by[name, case] for case in cases if (name, case) in by]
+        own_curves = [by[name, case] for case in cases if (name, case) in by]
         cells = [f"{by[name, case].accuracy[-1]:.1%}" if (name, case) in by else "" for case in cases]
         verdict = "yes" if all(cells[: len(SEEDS)]) else "so far"
-        verdict = verdict if all(curve.has_passed for curve in mine) else "**no**"
+        verdict = verdict if all(curve.has_passed for curve in own_curves) else "**no**"
         link = f"[{name}](../../examples/algorithms/{name}.yaml)"
-        lines.append(f"| {link} | {mine[0].steps[-1]} | {' | '.join(cells)} | {verdict} |")
+        lines.append(f"| {link} | {own_curves[0].steps[-1]} | {' | '.join(cells)} | {verdict} |")
     return "\n".join([*lines, "", "![accuracy of each algorithm, step by step](curves.png)", ""])
 
 
@@ -163,12 +163,12 @@ def _milestones(curves: Sequence[Curve]) -> str:
     return "\n".join([*lines, "", "![accuracy of each algorithm in one process](in_process.png)", ""])
 
 
-def _beside(beside: Beside) -> str:
-    def side(values: Sequence[float]) -> str:
+def _write_comparison(beside: Beside) -> str:
+    def format_side(values: Sequence[float]) -> str:
         return f"{fmean(values):.1%} | {min(values):.1%} to {max(values):.1%}"
 
     rows = [
-        f"| {p.step} | {side(p.rlplan)} | {side(p.trl)} | {abs(p.difference):.1%} | {p.allowed:.1%} | "
+        f"| {p.step} | {format_side(p.rlplan)} | {format_side(p.trl)} | {abs(p.difference):.1%} | {p.allowed:.1%} | "
         f"{'agree' if p.agrees else '**apart**'} |"
         for p in beside.points
     ]

@@ -1,4 +1,4 @@
-"""What learning runs left: curves, what counts as passed, and where they are kept between runs of the scripts.
+"""Records of learning runs: curves, the condition for passing, and their files between runs of the scripts.
 
 In: greedy held-out accuracies. Out: curves.json, in_process.json and trl.json in reports/learning, a curve a line.
 """
@@ -24,7 +24,7 @@ DRIFT = 0.1
 SEEDS = (0, 1, 2)
 NUM_HELDOUT = 256
 RESOLUTION = 0.01
-"""What two accuracies have to differ by to be two: the standard error of 98 % on as many prompts is 0.9 points."""
+"""The smallest meaningful difference of two accuracies: the standard error of 98 % on as many prompts is 0.9 points."""
 CURVES, IN_PROCESS, BESIDE_TRL = "curves.json", "in_process.json", "trl.json"
 LEARNING_RATE_0, SHUFFLED = "learning rate 0", "shuffled rewards"
 CONTROLS = {
@@ -72,7 +72,7 @@ class Beside:
 
     @property
     def points(self) -> list["Point"]:
-        """What both sides say, step by step."""
+        """Accuracies of both sides, step by step."""
         columns = zip(zip(*self.rlplan, strict=True), zip(*self.trl, strict=True), strict=True)
         return [Point(index * self.every, *column) for index, column in enumerate(columns)]
 
@@ -87,7 +87,7 @@ class Point:
 
     @property
     def difference(self) -> float:
-        """Of the means, ours less TRL's."""
+        """Difference of the means, rlplan's less TRL's."""
         return fmean(self.rlplan) - fmean(self.trl)
 
     @property
@@ -113,8 +113,8 @@ def place(curve: Curve) -> tuple[int, int, str]:
 
 def add_curve(curve: Curve, file: str) -> None:
     """Keep a curve in a file, instead of an earlier one of the same case."""
-    found = {(each.algorithm, each.case): each for each in (*read_curves(file), curve)}
-    write_curves(sorted(found.values(), key=place), file)
+    curves_by_key = {(each.algorithm, each.case): each for each in (*read_curves(file), curve)}
+    write_curves(sorted(curves_by_key.values(), key=place), file)
 
 
 def write_curves(curves: Sequence[Curve], file: str) -> None:
@@ -124,7 +124,7 @@ def write_curves(curves: Sequence[Curve], file: str) -> None:
     (REPORTS / file).write_text(f"[\n{lines}\n]\n", "utf-8")
 
 
-def write_beside(beside: Beside) -> None:
+def write_comparison(beside: Beside) -> None:
     """Keep this comparison."""
     REPORTS.mkdir(parents=True, exist_ok=True)
     points = [
@@ -134,17 +134,17 @@ def write_beside(beside: Beside) -> None:
 
 
 def read_curves(file: str) -> list[Curve]:
-    """What a file holds; nothing without it."""
+    """The curves of a file; none if there is no file."""
     path = REPORTS / file
     rows = json.loads(path.read_text("utf-8")) if path.exists() else []
     return [Curve(row["algorithm"], row["case"], row["every"], tuple(row["accuracy"])) for row in rows]
 
 
-def read_beside() -> Beside | None:
-    """What trl.json holds."""
+def read_comparison() -> Beside | None:
+    """The comparison in trl.json."""
     path = REPORTS / BESIDE_TRL
     if not path.exists():
         return None
-    found = json.loads(path.read_text("utf-8"))
-    ours, theirs = (tuple(tuple(curve) for curve in found[side]) for side in ("rlplan", "trl"))
-    return Beside(found["every"], ours, theirs, found["in_process"])
+    record = json.loads(path.read_text("utf-8"))
+    ours, theirs = (tuple(tuple(curve) for curve in record[side]) for side in ("rlplan", "trl"))
+    return Beside(record["every"], ours, theirs, record["in_process"])

@@ -83,17 +83,17 @@ class Chromium:
         self._note(answer.get("method", ""), answer.get("params", {}))
         return answer
 
-    def _note(self, method: str, told: Any) -> None:
+    def _note(self, method: str, parameters: Any) -> None:
         if method == "Runtime.exceptionThrown":
-            self.said.append(str(told["exceptionDetails"].get("exception", told["exceptionDetails"])))
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning"):
-            self.said.append(str(told["args"]))
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.said.append(told["entry"]["text"] + " " + told["entry"].get("url", ""))
-        elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(
+            self.said.append(str(parameters["exceptionDetails"].get("exception", parameters["exceptionDetails"])))
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning"):
+            self.said.append(str(parameters["args"]))
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+            self.said.append(parameters["entry"]["text"] + " " + parameters["entry"].get("url", ""))
+        elif method == "Network.requestWillBeSent" and not parameters["request"]["url"].startswith(
             ("file:", "data:", "http://127.")
         ):
-            self.said.append(f"asked the network: {told['request']['url']}")
+            self.said.append(f"asked the network: {parameters['request']['url']}")
 
     def open(self, address: str | Path, size: str = "wide", *, dark: bool = False, fine: bool = False) -> None:
         """Load a page (a file or a URL) and wait until its charts are drawn. fine: two pixels for one."""
@@ -121,9 +121,9 @@ class Chromium:
 
     def says(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        told = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        reply = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def point(self, expression: str, x: float = 0.5, y: float = 0.5) -> None:
         """Move the mouse to a place of an element, parts of its width and height from its upper left."""
@@ -153,8 +153,8 @@ class Chromium:
             box = self.says(f"(({{x, y, width, height}}) => [x, y, width, height])(({of}).getBoundingClientRect())")
             x, y, width, height = box[0] - 12, box[1] + self.says("window.scrollY") - 12, box[2] + 24, box[3] + 24
             clip = {"clip": {"x": x, "y": y, "width": width, "height": height, "scale": 1}}
-        told = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
-        path.write_bytes(base64.b64decode(told["data"]))
+        reply = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
+        path.write_bytes(base64.b64decode(reply["data"]))
 
     def pdf(self) -> bytes:
         """The page as it is printed."""

@@ -37,7 +37,10 @@ def main() -> None:
         pages["simulation"] = simulation.page.rename(FOLDER / "simulation.html")
     pages["comparison"] = FOLDER / "comparison.html"
     simulated = read_simulated_plan(json.loads(result.read_text()), result)
-    sides = [make_side(one.plan, one.compared() | {"name": name}) for name, one in (("shared", plan), ("apart", split))]
+    sides = [
+        make_side(result.plan, result.compared() | {"name": name})
+        for name, result in (("shared", plan), ("apart", split))
+    ]
     write_comparison([*sides, make_side(simulated, {"name": "apart"})], pages["comparison"])
     for name in ("simulation.json", "report.json", "trace.json"):
         (FOLDER / name).unlink()
@@ -48,19 +51,19 @@ def main() -> None:
         photograph(browser, server.address, "ui")
         server.shutdown()
     first = {"model": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "gpus": "8xh100-sxm"}
-    usual = statistics.median(seconds(first | one) for one in MOVED)
+    usual = statistics.median(seconds(first | moved) for moved in MOVED)
     print(f"an answer of rlplan ui, 7B on 8 GPUs: {1000 * usual:.0f} ms of one core")
 
 
 def seconds(fields: dict[str, str]) -> float:
-    """Of one answer, of this process's own time: others may be at work on the machine."""
+    """CPU seconds of one answer: wall time would count other work on the machine."""
     begin = time.process_time()
     answer(fields)
     return time.process_time() - begin
 
 
 def photograph(browser: Chromium, page: Path | str, name: str) -> None:
-    """What is seen first of it: wide and light, and on a phone and dark."""
+    """Save the top of the page: wide and light, and on a phone and dark."""
     for size, dark in (("wide", False), ("phone", True)):
         browser.open(page, size, dark=dark)
         browser.wait("document.querySelector('canvas') !== null", 60)

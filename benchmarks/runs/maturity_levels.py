@@ -28,7 +28,7 @@ INTRODUCTION = (
 def main() -> int:
     """Predict and run each level, then write the report."""
     num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    rows = [_measured(path, num_steps) for path in sorted((ROOT / "examples" / "maturity").glob("*.yaml"))]
+    rows = [_measure(path, num_steps) for path in sorted((ROOT / "examples" / "maturity").glob("*.yaml"))]
     REPORTS.mkdir(parents=True, exist_ok=True)
     with (REPORTS / "maturity.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
@@ -38,7 +38,7 @@ def main() -> int:
     return 0
 
 
-def _measured(path: Path, num_steps: int) -> dict[str, Any]:
+def _measure(path: Path, num_steps: int) -> dict[str, Any]:
     overrides = (f"workload.num_steps={num_steps}", f"workload.evaluate_every={num_steps}")
     plan = find_plan(load_job(path, overrides))
     predicted_s = simulate_plan(plan, num_steps=num_steps, seed=1).mean_step_s

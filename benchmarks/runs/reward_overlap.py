@@ -1,4 +1,4 @@
-"""What rewards in a sandbox add to a step while generation lasts longer than they do: nothing but the last ones.
+"""Time that sandboxed rewards add to a step while generation lasts longer than they do: only that of the last ones.
 
 In: examples/rewards/code-executor.yaml with forced lengths, on a core for generation and one for training; and the same
 with a pattern as its reward. Out: reports/sandbox/overlap.md. `python -m benchmarks.runs.reward_overlap [STEPS]`; two

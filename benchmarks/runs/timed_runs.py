@@ -56,7 +56,7 @@ def start_job(name: str, job: str, *overrides: str) -> Path:
 
 
 def read_run(name: str, folder: Path) -> TimedRun:
-    """What a run folder says."""
+    """The times in a run folder."""
     timings, metrics = _rows(folder / "timings.jsonl"), _rows(folder / "metrics.jsonl")
     counted = [row for row in timings if row["step"] > NUM_WARM_UP_STEPS]
     names = sorted({key for row in counted for key in row if key.startswith("seconds/")})

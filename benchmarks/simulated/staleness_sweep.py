@@ -81,8 +81,8 @@ PROMPT_LEN = 150
 # ------------------------------------------------------------------------------------------------ response lengths
 
 
-def sigma_of(mean: float) -> float:
-    """Of a log-normal with this mean whose longest of 8192 is 28672 at the median.
+def solve_sigma(mean: float) -> float:
+    """Sigma of a log-normal with this mean whose longest of 8192 is 28672 at the median.
 
     That such long ones occur says the colocated generation: a + b / GPUs gives a = 118 s, which is 28672 steps of
     4.1 ms, and a step of one sequence takes 3.2 ms by the roofline (weights 1.2 ms, 28 layers of 30 us and two
@@ -106,27 +106,27 @@ SYNC_S = 2.0
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is assumed or fitted.
+    """Assumed and fitted inputs of the simulation.
 
     mean_response: of the 400 colocated steps. length_scale: of the first 100 steps against them.
     base_s, per_seq_s: of the engine. offload_s: seconds of an update that the asynchronous run does not have.
     """
 
     mean_response: float = MEAN_TOKENS - PROMPT_LEN
-    sigma: float = sigma_of(MEAN_TOKENS - PROMPT_LEN)
+    sigma: float = solve_sigma(MEAN_TOKENS - PROMPT_LEN)
     offload_s: float = OFFLOAD_S
     base_s: float = 0.004453
     per_seq_s: float = 0.0002120
     length_scale: float = 0.476
 
     def lengths(self, scale: float) -> Lengths:
-        """Of the responses, `scale` times as long as in the colocated runs."""
+        """Lengths of the responses, `scale` times as long as in the colocated runs."""
         median = scale * self.mean_response / math.exp(self.sigma * self.sigma / 2)
         return Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=self.sigma), MAX_RESPONSE)
 
     @property
     def speed(self) -> LinearSpeed:
-        """Of one engine of four H20."""
+        """Speed of one engine of four H20."""
         return LinearSpeed(self.base_s, self.per_seq_s, PER_TOKEN_S, PREFILL_TOKEN_S)
 
     @property
@@ -137,7 +137,7 @@ class Inputs:
 
 
 INPUTS = Inputs()
-"""As fixed beforehand; length_scale is calibrated on staleness_threshold = 0 alone."""
+"""The inputs, fixed beforehand; length_scale is calibrated on staleness_threshold = 0 alone."""
 
 
 def generation_s(num_gpus: int, inputs: Inputs = INPUTS, num_steps: int = 20) -> float:
@@ -148,7 +148,7 @@ def generation_s(num_gpus: int, inputs: Inputs = INPUTS, num_steps: int = 20) ->
     return simulate(setting).phase_s[Phase.ROLLOUT] / num_steps
 
 
-def with_fitted_engine(inputs: Inputs, num_steps: int = 20) -> Inputs:
+def fit_engine(inputs: Inputs, num_steps: int = 20) -> Inputs:
     """base_s and per_seq_s that give both colocated generations: seconds are nearly linear in both."""
     runs = (32, 128)
     for _ in range(6):
@@ -188,8 +188,8 @@ def run(threshold: float, inputs: Inputs = INPUTS, num_steps: int = NUM_STEPS, s
     return simulate(SimulationSetting(schedule, costs, work, inputs.speed, num_steps, asynchrony), seed)
 
 
-def calibrated(inputs: Inputs, num_steps: int = 25) -> Inputs:
-    """With the length scale that gives the first point, by bisection: longer responses take longer."""
+def calibrate(inputs: Inputs, num_steps: int = 25) -> Inputs:
+    """The inputs with the length scale that gives the first point, by bisection: longer responses take longer."""
     low, high = 0.02, 2.0
     for _ in range(9):
         middle = math.sqrt(low * high)
@@ -199,7 +199,7 @@ def calibrated(inputs: Inputs, num_steps: int = 25) -> Inputs:
 
 
 def ratios(inputs: Inputs, num_steps: int) -> list[float]:
-    """Of the seconds of all four to those of the first."""
+    """Ratios of the seconds of all four to those of the first."""
     seconds = [run(threshold, inputs, num_steps).seconds for threshold in PUBLISHED_S]
     return [each / seconds[0] for each in seconds]
 
@@ -210,26 +210,29 @@ def variants() -> Iterator[tuple[str, Inputs]]:
     yield "offload 0 s (nothing falls away)", replace(INPUTS, offload_s=0.0)
     yield "offload 1.9 s (pinned, 49 GB/s)", replace(INPUTS, offload_s=OFFLOAD_S * 10 / 49)
     yield "offload 15 s (6 GB/s)", replace(INPUTS, offload_s=OFFLOAD_S * 10 / 6)
-    yield "sigma 0.85", with_fitted_engine(replace(INPUTS, sigma=0.85), 5)
-    yield "sigma 1.2", with_fitted_engine(replace(INPUTS, sigma=1.2), 5)
+    yield "sigma 0.85", fit_engine(replace(INPUTS, sigma=0.85), 5)
+    yield "sigma 1.2", fit_engine(replace(INPUTS, sigma=1.2), 5)
     longer = (MEAN_TOKENS * 0.75) - PROMPT_LEN
-    yield "MFU 0.45", with_fitted_engine(replace(INPUTS, mean_response=longer, sigma=sigma_of(longer)), 5)
+    yield "MFU 0.45", fit_engine(replace(INPUTS, mean_response=longer, sigma=solve_sigma(longer)), 5)
 
 
 def main() -> None:
-    """What the module docstring says."""
+    """Print the ratios that the module docstring describes."""
     command = sys.argv[1] if len(sys.argv) > 1 else "all"
     if command == "inputs":
-        fitted = with_fitted_engine(INPUTS)
+        fitted = fit_engine(INPUTS)
         print(f"mean response {INPUTS.mean_response:.0f}, sigma {INPUTS.sigma:.3f}; {fitted}")
         print({num_gpus: round(generation_s(num_gpus, fitted), 1) for num_gpus in COLOCATED_GENERATION_S})
     elif command == "calibrate":
-        print(calibrated(INPUTS))
+        print(calibrate(INPUTS))
     elif command == "sensitivity":
         for name, inputs in variants():
-            again = calibrated(inputs)
-            told = ", ".join(f"{ratio:.3f}" for ratio in ratios(again, 25)[1:])
-            print(f"{name}: {told} (length scale {again.length_scale:.3f}, update {again.update_s:.0f} s)", flush=True)
+            again = calibrate(inputs)
+            shown_ratios = ", ".join(f"{ratio:.3f}" for ratio in ratios(again, 25)[1:])
+            print(
+                f"{name}: {shown_ratios} (length scale {again.length_scale:.3f}, update {again.update_s:.0f} s)",
+                flush=True,
+            )
     else:
         results = {threshold: run(threshold) for threshold in PUBLISHED_S}
         for threshold, published in PUBLISHED_S.items():

@@ -55,7 +55,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         ),
     ),
 }
-"""What each job changes in job.yaml: nothing; longer prompts, and short responses that are all of one length."""
+"""Changes of each job to job.yaml: none; longer prompts, and short responses that are all of one length."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +87,8 @@ def measure(options: argparse.Namespace) -> None:
             keep(
                 {
                     "tried": {
-                        name_of(setting): asdict(setting) | run_trl(python, tried, work / "long-tail.jsonl", setting)
+                        format_setting(setting): asdict(setting)
+                        | run_trl(python, tried, work / "long-tail.jsonl", setting)
                     }
                 }
             )
@@ -112,13 +113,13 @@ def prepare(work: Path, name: str, num_steps: int) -> ResolvedJob:
     return resolve_on_cpu(load_job(work / "job.yaml", overrides))
 
 
-def name_of(setting: Setting) -> str:
-    """As a row of the report is called."""
+def format_setting(setting: Setting) -> str:
+    """The setting's name in the report's rows."""
     return f"{setting.dtype}, {setting.batch_size} rollouts a pass"
 
 
 def fastest_setting() -> Setting:
-    """Of those that were tried, the one with the most tokens a second; the first of all if none was."""
+    """The tried setting with the most tokens per second; the first of all if none was tried."""
     tried = read_results().get("tried", {}).values()
     best = max(tried, key=rate, default=asdict(SETTINGS[0]))
     return Setting(best["dtype"], best["batch_size"])
@@ -163,7 +164,7 @@ def run_ours(job: ResolvedJob, name: str, work: Path) -> dict[str, Any]:
             continue
         spans = [record for record in records if record["type"] == "span" and record["step"] == row["step"]]
         seconds = row["step_s"] - row.get("seconds/evaluate", 0.0)
-        steps.append({"step_s": seconds, "num_tokens": tokens_of(job, row["step"]), **phases(spans)})
+        steps.append({"step_s": seconds, "num_tokens": count_tokens(job, row["step"]), **phases(spans)})
     return {"steps": steps, "threads": os.cpu_count()}
 
 
@@ -176,11 +177,11 @@ def phases(spans: Sequence[dict[str, Any]]) -> dict[str, float]:
         phase = names.get(span["action_id"].split("/")[0].split("#")[0])
         if phase:
             parts[phase].append((span["start_s"], span["end_s"]))
-    seconds = {f"{phase}_s": covered(intervals) for phase, intervals in parts.items()}
-    return seconds | {"work_s": covered([interval for intervals in parts.values() for interval in intervals])}
+    seconds = {f"{phase}_s": measure_union(intervals) for phase, intervals in parts.items()}
+    return seconds | {"work_s": measure_union([interval for intervals in parts.values() for interval in intervals])}
 
 
-def covered(intervals: Sequence[tuple[float, float]]) -> float:
+def measure_union(intervals: Sequence[tuple[float, float]]) -> float:
     """Length of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(intervals):
@@ -189,12 +190,12 @@ def covered(intervals: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def tokens_of(job: ResolvedJob, step: int) -> int:
+def count_tokens(job: ResolvedJob, step: int) -> int:
     """Tokens that are generated in a step."""
-    return sum(lengths_of(job, step))
+    return sum(draw_lengths(job, step))
 
 
-def lengths_of(job: ResolvedJob, step: int) -> list[int]:
+def draw_lengths(job: ResolvedJob, step: int) -> list[int]:
     """Tokens of each rollout of a step, as our run draws them."""
     requests, count = RequestMaker(job, load_prompts(job)), job.workload.num_prompts_per_step
     return [
@@ -207,7 +208,7 @@ def lengths_of(job: ResolvedJob, step: int) -> list[int]:
 def run_trl(python: Path, job: ResolvedJob, prompts: Path, setting: Setting) -> dict[str, Any]:
     """Seconds of TRL's steps with one setting. Its rollouts have the very lengths of ours."""
     load = job.workload
-    lengths = [length for step in range(1, load.num_steps + 1) for length in lengths_of(job, step)]
+    lengths = [length for step in range(1, load.num_steps + 1) for length in draw_lengths(job, step)]
     settings = {
         "model": job.policy.path,
         "prompts": str(prompts),
@@ -223,11 +224,15 @@ def run_trl(python: Path, job: ResolvedJob, prompts: Path, setting: Setting) -> 
     file = prompts.with_suffix(".trl.json")
     file.write_text(json.dumps(settings | asdict(setting)))
     script = ROOT / "benchmarks" / "trl" / "trl_side.py"
-    print(f"--- TRL, {name_of(setting)}", flush=True)
+    print(f"--- TRL, {format_setting(setting)}", flush=True)
     done = subprocess.run([python, script, file], check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
     result = json.loads(done.stdout.splitlines()[-1])
     per_step = zip(result["step_s"], result["generate_s"], result["num_tokens"], strict=True)
-    return {"steps": [{"step_s": step, "rollout_s": made, "num_tokens": tokens} for step, made, tokens in per_step]}
+    return {
+        "steps": [
+            {"step_s": step, "rollout_s": rollout_s, "num_tokens": tokens} for step, rollout_s, tokens in per_step
+        ]
+    }
 
 
 if __name__ == "__main__":

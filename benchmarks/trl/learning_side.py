@@ -70,10 +70,10 @@ class Task:
         was_training = model.training
         model.eval()
         with torch.no_grad():
-            made = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=greedy)
+            completions = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=greedy)
         model.train(was_training)
         rollouts = self.judge(
-            list(self.prompts.heldout), [self._cut(row) for row in made[:, tokens.shape[1] :].tolist()]
+            list(self.prompts.heldout), [self._cut(row) for row in completions[:, tokens.shape[1] :].tolist()]
         )
         return sum(rollout.rewards["answer_matcher"] for rollout in rollouts) / len(rollouts)
 
@@ -90,11 +90,11 @@ class Evaluation(TrainerCallback):
         self.accuracy: list[float] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Of the start policy."""
+        """Measure the start policy."""
         self.accuracy.append(self.measure(keywords["model"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Of the policy after an optimizer step."""
+        """Measure the policy after an optimizer step."""
         if state.global_step % self.every == 0:
             self.accuracy.append(self.measure(keywords["model"]))
 

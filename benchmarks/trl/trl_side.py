@@ -113,10 +113,10 @@ def main(settings_file: str) -> None:
     def generate(input_ids: torch.Tensor, **keywords: Any) -> torch.Tensor:
         forced.begin(*input_ids.shape)
         start = time.monotonic()
-        made = plain(input_ids, logits_processor=LogitsProcessorList([forced]), **keywords)
+        completions = plain(input_ids, logits_processor=LogitsProcessorList([forced]), **keywords)
         seconds.append(time.monotonic() - start)
         sampled.append(int((forced.ends - input_ids.shape[1]).sum()))
-        return made
+        return completions
 
     trainer.model.generate = partial(generate)
     trainer.train()

@@ -13,12 +13,12 @@ TRIES = 3
 def play(messages: list[dict[str, str]], answer: str) -> dict[str, Any]:
     """messages: prompt, policy, environment, policy … with `role` and `content`. answer: the prompt's right answer."""
     wanted = int(answer[-1])
-    turns = [message["content"] for message in messages if message["role"] == "assistant"]
-    digits = [character for character in turns[-1] if character.isdigit()]
+    replies = [message["content"] for message in messages if message["role"] == "assistant"]
+    digits = [character for character in replies[-1] if character.isdigit()]
     guess = int(digits[0]) if digits else None
     if guess == wanted:
-        return {"reward": 0.5 ** (len(turns) - 1)}
-    if len(turns) == TRIES:
+        return {"reward": 0.5 ** (len(replies) - 1)}
+    if len(replies) == TRIES:
         return {"reward": 0.0}
     if guess is None:
         return {"observation": "?"}

@@ -11,7 +11,7 @@ from typing import Any
 from guess_digit import play  # beside this file
 
 SESSIONS: dict[str, dict[str, Any]] = {}
-"""Of each rollout its turns so far and the prompt's answer."""
+"""Turns so far and the prompt's answer of each rollout."""
 
 
 def reset(asked: dict[str, Any]) -> dict[str, Any]:
@@ -22,8 +22,12 @@ def reset(asked: dict[str, Any]) -> dict[str, Any]:
 def step(asked: dict[str, Any]) -> dict[str, Any]:
     session = SESSIONS[asked["session"]]
     session["messages"].append({"role": "assistant", "content": asked["action"]})
-    said = play(session["messages"], session["answer"])
-    return {"observation": said.get("observation"), "reward": said.get("reward", 0.0), "done": "reward" in said}
+    verdict = play(session["messages"], session["answer"])
+    return {
+        "observation": verdict.get("observation"),
+        "reward": verdict.get("reward", 0.0),
+        "done": "reward" in verdict,
+    }
 
 
 def close(asked: dict[str, Any]) -> dict[str, Any]:

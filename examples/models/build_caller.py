@@ -103,11 +103,11 @@ def demonstrate(rng: random.Random, code: str) -> list[tuple[list[str], bool]]:
         return [prompt, answer]
     if rng.random() < BROKEN_SHARE:
         opening, closing = rng.choice([(CALL, []), (NO_SUCH, [CALLED])])
-        told = ["error: "]
+        tool_answer = ["error: "]
     else:
-        opening, closing, told = CALL, [CALLED], list(entry)
+        opening, closing, tool_answer = CALL, [CALLED], list(entry)
     call = (["<tool_call>", opening, *code, *closing, "</tool_call>", END], True)
-    return [prompt, call, (["<|tool|>", *told, END, "<|assistant|>"], False), answer]
+    return [prompt, call, (["<|tool|>", *tool_answer, END, "<|assistant|>"], False), answer]
 
 
 def draw_batch(rng: random.Random, tokenizer: PreTrainedTokenizerFast, withheld: set[str]) -> list[torch.Tensor]:
@@ -155,16 +155,16 @@ def measure(policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, codes:
 
     def said(texts: list[str], most: int) -> list[str]:
         prompts = torch.tensor([tokenizer.encode(text) for text in texts])
-        made = policy.generate(prompts, max_new_tokens=most, do_sample=False)
-        return [text.partition(END)[0] for text in tokenizer.batch_decode(made[:, prompts.shape[1] :])]
+        completions = policy.generate(prompts, max_new_tokens=most, do_sample=False)
+        return [text.partition(END)[0] for text in tokenizer.batch_decode(completions[:, prompts.shape[1] :])]
 
     begun = [f"<|system|>look_up<|end|><|user|>{code}<|end|><|assistant|>" for code in codes]
     calls = [f"<tool_call>{CALL}{code}{CALLED}</tool_call>" for code in codes]
     right = [text == call for text, call in zip(said(begun, 12), calls, strict=True)]
-    told = [
+    tool_prompts = [
         f"{b}{c}<|end|><|tool|>{code[:3]}<|end|><|assistant|>" for b, c, code in zip(begun, calls, codes, strict=True)
     ]
-    copied = [text == f"<answer>{code[:3]}</answer>" for text, code in zip(said(told, 8), codes, strict=True)]
+    copied = [text == f"<answer>{code[:3]}</answer>" for text, code in zip(said(tool_prompts, 8), codes, strict=True)]
     return sum(right) / len(codes), sum(copied) / len(codes)
 
 

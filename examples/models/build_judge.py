@@ -41,7 +41,7 @@ def respond(rng: random.Random, digits: str, kind: str) -> str:
 
 
 def is_right(digits: str, response: str) -> bool:
-    """What the judge shall say."""
+    """The judge's correct verdict."""
     return response == OPEN_TAG + right_answer(digits) + CLOSE_TAG
 
 
@@ -108,9 +108,9 @@ def measure(
     """(share of responses on whose side of 1/2 the judge is, mean of what it says)."""
     judge.eval()
     ids, mask = encode(tokenizer, pairs)
-    said = judge(ids, attention_mask=mask).logits.squeeze(-1)
+    scores = judge(ids, attention_mask=mask).logits.squeeze(-1)
     wanted = torch.tensor([is_right(*pair) for pair in pairs])
-    return float(((said > 0.5) == wanted).double().mean()), float(said.double().mean())
+    return float(((scores > 0.5) == wanted).double().mean()), float(scores.double().mean())
 
 
 def main() -> None:

@@ -31,11 +31,11 @@ def rows(task: str, size: int, seed: int) -> list[dict[str, Any]]:
 
 
 def score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
-    """What the task says that an answer is worth; the answer stands in <answer> tags, or is the whole response."""
+    """The task's score of an answer; the answer stands in <answer> tags, or is the whole response."""
     import reasoning_gym
 
-    found = re.findall(r"<answer>(.*?)</answer>", solution_str, re.DOTALL)
-    answer = found[-1].strip() if found else solution_str.strip()
+    answers = re.findall(r"<answer>(.*?)</answer>", solution_str, re.DOTALL)
+    answer = answers[-1].strip() if answers else solution_str.strip()
     return float(reasoning_gym.get_score_answer_fn(data_source)(answer, extra_info["entry"]))
 
 

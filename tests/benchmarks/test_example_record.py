@@ -1,4 +1,4 @@
-"""What the examples' learning runs count as passed. The runs are benchmarks/learning/example_runs.py."""
+"""The conditions under which the examples' learning runs pass. The runs are benchmarks/learning/example_runs.py."""
 
 import json
 from pathlib import Path
@@ -56,10 +56,10 @@ def test_a_run_s_held_out_figures_and_calls_of_tools_are_read(tmp_path: Path) ->
         {"step": 2, "tools/calls_mean": 0.5, "tools/ok": 4, "tools/raised": 1, "evaluate/greedy_accuracy": 0.75},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = read_run(tmp_path, "tools", "", "seed 0")
-    assert (found.steps, found.values) == ((0, 2), (0.25, 0.75))
-    assert found.calls == {"ok": 7, "raised": 2}
-    assert "7 ok, 2 raised" in examples_section([found])
+    curve = read_run(tmp_path, "tools", "", "seed 0")
+    assert (curve.steps, curve.values) == ((0, 2), (0.25, 0.75))
+    assert curve.calls == {"ok": 7, "raised": 2}
+    assert "7 ok, 2 raised" in examples_section([curve])
 
 
 def test_every_case_is_of_an_example_and_has_goals() -> None:
@@ -70,6 +70,6 @@ def test_every_case_is_of_an_example_and_has_goals() -> None:
 
 
 def test_what_is_committed_has_passed() -> None:
-    found = read_examples()
-    assert found
-    assert [each for each in found if not (each.has_passed and is_as_seed_0(each, found))] == []
+    curves = read_examples()
+    assert curves
+    assert [each for each in curves if not (each.has_passed and is_as_seed_0(each, curves))] == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.cases import FIRST_HOUR, Case, cases_of
+from benchmarks.gpu.cases import FIRST_HOUR, Case, list_cases
 from benchmarks.gpu.first_hour import PART_LIMIT_S
 from benchmarks.gpu.jobs import run_step
 from rlplan.runtime.processes.machine_speed import scale_seconds
@@ -36,9 +36,9 @@ def dry_run(folder: Path, absent: Path, *parts: str) -> subprocess.CompletedProc
     )
 
 
-def cases_in(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "first_hour.json").read_text("utf-8"))["cases"]
-    return found
+def read_cases(folder: Path) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads((folder / "first_hour.json").read_text("utf-8"))["cases"]
+    return cases
 
 
 def test_what_is_most_likely_to_fail_comes_first_and_no_part_takes_two_minutes() -> None:
@@ -54,24 +54,24 @@ def test_with_torch_alone_all_that_needs_no_engine_is_measured_and_the_rest_says
     parts = [part for part in FIRST_HOUR if part not in STEPS]
     done = dry_run(folder, absent, *parts)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = {case["id"]: case for case in cases_in(folder)}
-    assert list(found) == [case.id for part in parts for case in cases_of(part, is_tiny=True)]
-    measured = {case["case"]["action"] for case in found.values() if case["status"] == "measured"}
+    by_id = {case["id"]: case for case in read_cases(folder)}
+    assert list(by_id) == [case.id for part in parts for case in list_cases(part, is_tiny=True)]
+    measured = {case["case"]["action"] for case in by_id.values() if case["status"] == "measured"}
     assert measured == TORCH_ALONE, done.stderr
-    reasons = {case["case"]["action"]: case["reason"] for case in found.values() if case["status"] != "measured"}
+    reasons = {case["case"]["action"]: case["reason"] for case in by_id.values() if case["status"] != "measured"}
     assert reasons == {
         "sleep": "needs CUDA",
         "train": "needs transformers",
         "host-link": "needs CUDA",
         "memory": "needs CUDA",
     }
-    sync = found["sync-sync-tiny"]["measured"]
+    sync = by_id["sync-sync-tiny"]["measured"]
     assert sync["logprob_difference_max"] == 0
     assert sync["sent_bytes"] > 0
     again = dry_run(folder, absent, "hand-over", "sync", "peaks")
     lines = again.stderr.splitlines()
     assert [line.split(":")[1] for line in lines] == [" not_reached needs transformers"] * 2, again.stderr
-    assert [case["id"] for case in cases_in(folder)] == list(found)
+    assert [case["id"] for case in read_cases(folder)] == list(by_id)
 
 
 def test_a_whole_step_is_not_begun_where_engines_are_missing(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.cases import PARTS, TRAINED, Case, cases_of
+from benchmarks.gpu.cases import PARTS, TRAINED, Case, list_cases
 from benchmarks.gpu.predict import predict
-from benchmarks.gpu.records import SERVING_POINTS, TRAINING_POINTS, points_of
+from benchmarks.gpu.records import SERVING_POINTS, TRAINING_POINTS, make_points
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import read_points
 from rlplan.accuracy.points import MeasuredPoint
@@ -39,13 +39,13 @@ def dry_run(folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
+def read_records(folder: Path) -> list[dict[str, Any]]:
     """The records, in the order in which they were written."""
     return [json.loads(line) for line in (folder / "results.jsonl").read_text("utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dry_run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a dry run of every part but vLLM's."""
     folder = tmp_path_factory.mktemp("gpu-bench")
     done = dry_run(folder, *TRAINING_PARTS)
@@ -55,10 +55,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.engine
 @pytest.mark.nightly
-def test_every_case_is_measured_or_says_that_it_needs_cuda(trained: Path) -> None:
-    results = [line for line in lines_of(trained) if line["record"] == "result"]
+def test_every_case_is_measured_or_says_that_it_needs_cuda(dry_run_folder: Path) -> None:
+    results = [line for line in read_records(dry_run_folder) if line["record"] == "result"]
     assert [line["id"] for line in results] == [
-        case.id for part in TRAINING_PARTS for case in cases_of(part, is_tiny=True)
+        case.id for part in TRAINING_PARTS for case in list_cases(part, is_tiny=True)
     ]
     skipped = {line["id"]: line["reason"] for line in results if line["status"] != "measured"}
     assert skipped == {"device-memory-tiny": "needs CUDA", "device-host-link-tiny": "needs CUDA"}
@@ -66,9 +66,9 @@ def test_every_case_is_measured_or_says_that_it_needs_cuda(trained: Path) -> Non
 
 @pytest.mark.engine
 @pytest.mark.nightly
-def test_every_prediction_is_written_before_its_measurement(trained: Path) -> None:
+def test_every_prediction_is_written_before_its_measurement(dry_run_folder: Path) -> None:
     seen = set()
-    for line in lines_of(trained):
+    for line in read_records(dry_run_folder):
         if line["record"] == "prediction":
             seen.add(line["id"])
         elif line["record"] == "result":
@@ -77,9 +77,11 @@ def test_every_prediction_is_written_before_its_measurement(trained: Path) -> No
 
 @pytest.mark.engine
 @pytest.mark.nightly
-def test_tiny_training_steps_take_what_was_predicted(trained: Path) -> None:
-    predicted = {line["id"]: line["predicted"] for line in lines_of(trained) if line["record"] == "prediction"}
-    for line in lines_of(trained):
+def test_tiny_training_steps_take_what_was_predicted(dry_run_folder: Path) -> None:
+    predicted = {
+        line["id"]: line["predicted"] for line in read_records(dry_run_folder) if line["record"] == "prediction"
+    }
+    for line in read_records(dry_run_folder):
         if line["record"] == "result" and line["case"]["action"] == "train":
             compared = set(predicted[line["id"]]) & set(line["measured"])
             assert compared
@@ -98,19 +100,19 @@ def test_no_setting_that_the_benchmark_writes_is_unknown_to_rlplan_accuracy(part
         "versions": {"vllm": "0.32.0"},
     }
     values = dict.fromkeys([*TRAINING_POINTS, *SERVING_POINTS], 2e10)
-    cases = [dataclasses.asdict(case) for case in cases_of(part) if case.model][::5]
-    written = [point for case in cases for point in points_of({"case": case, "machine": machine, "measured": values})]
-    found = compare(MeasuredPoint.model_validate(point) for point in written).points
-    assert {point.reason for point in found} == {None}
+    cases = [dataclasses.asdict(case) for case in list_cases(part) if case.model][::5]
+    written = [point for case in cases for point in make_points({"case": case, "machine": machine, "measured": values})]
+    compared = compare(MeasuredPoint.model_validate(point) for point in written).points
+    assert {point.reason for point in compared} == {None}
 
 
 @pytest.mark.engine
 @pytest.mark.nightly
-def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(trained: Path) -> None:
-    points = json.loads((trained / "points.json").read_text("utf-8"))["points"]
+def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(dry_run_folder: Path) -> None:
+    points = json.loads((dry_run_folder / "points.json").read_text("utf-8"))["points"]
     assert {"train_peak", "train_steady", "logprob_peak"} <= {point["kind"] for point in points}
     assert all(point["model"].endswith("(tiny)") and point["provenance"] == "measured" for point in points)
-    read = read_points(trained / "points.json")
+    read = read_points(dry_run_folder / "points.json")
     peaks = [point for point in read if point.kind == "train_peak"]
     assert {point.measured.statistic.value for point in peaks} == {"allocated"}
     assert all(point.measured.bytes_per_unit == 1 for point in peaks)
@@ -118,10 +120,10 @@ def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(trained: Pat
 
 @pytest.mark.engine
 @pytest.mark.nightly
-def test_a_second_run_goes_on_where_the_first_was_cut_off(trained: Path, tmp_path: Path) -> None:
-    last = cases_of("logprob", is_tiny=True)[-1].id
-    kept = [line for line in lines_of(trained) if not (line["record"] == "result" and line["id"] == last)]
-    assert len(kept) == len(lines_of(trained)) - 1
+def test_a_second_run_goes_on_where_the_first_was_cut_off(dry_run_folder: Path, tmp_path: Path) -> None:
+    last = list_cases("logprob", is_tiny=True)[-1].id
+    kept = [line for line in read_records(dry_run_folder) if not (line["record"] == "result" and line["id"] == last)]
+    assert len(kept) == len(read_records(dry_run_folder)) - 1
     text = "\n".join(json.dumps(line) for line in kept) + '\n{"record": "result", "id'
     (tmp_path / "results.jsonl").write_text(text + "\n", encoding="utf-8")
     done = dry_run(tmp_path, "logprob")
@@ -134,7 +136,7 @@ def test_a_second_run_goes_on_where_the_first_was_cut_off(trained: Path, tmp_pat
 def test_vllm_starts_with_random_weights_and_has_the_tokens_that_were_predicted(tmp_path: Path) -> None:
     done = dry_run(tmp_path, "serving")
     assert done.returncode == 0, done.stdout + done.stderr
-    results = {line["id"]: line for line in lines_of(tmp_path) if line["record"] == "result"}
+    results = {line["id"]: line for line in read_records(tmp_path) if line["record"] == "result"}
     (engine,) = (line for line in results.values() if line["case"]["action"] == "engine")
     predicted = predict(Case(**engine["case"]), None)
     assert engine["measured"]["kv_tokens"] == predicted["kv_tokens"]
@@ -149,14 +151,14 @@ def test_vllm_starts_with_random_weights_and_has_the_tokens_that_were_predicted(
 @pytest.mark.nightly
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
     children = importlib.import_module("benchmarks.gpu.children")
-    case = dataclasses.replace(cases_of("logprob", is_tiny=True)[0], num_tokens=10**14)
+    case = dataclasses.replace(list_cases("logprob", is_tiny=True)[0], num_tokens=10**14)
     result = children.run_case(case, "cpu", None, scale_seconds(60), tmp_path / "log")
     assert result.status == "out_of_memory", result
 
 
 def test_a_case_that_does_not_answer_is_ended(tmp_path: Path) -> None:
     children = importlib.import_module("benchmarks.gpu.children")
-    result = children.run_case(cases_of("zero", is_tiny=True)[0], "cpu", None, 0.01, tmp_path / "log")
+    result = children.run_case(list_cases("zero", is_tiny=True)[0], "cpu", None, 0.01, tmp_path / "log")
     assert result.status == "timed_out"
 
 
@@ -188,9 +190,9 @@ def cases_running(folder: Path) -> list[str]:
 
 def test_without_a_gpu_the_command_says_what_to_do(tmp_path: Path) -> None:
     run = importlib.import_module("benchmarks.gpu.run")
-    found = dataclasses.replace(run.detect(), gpus=())
+    detected = dataclasses.replace(run.detect(), gpus=())
     with pytest.raises(run.HostError, match="no CUDA device answered"):
-        run.machine_of(found, "cuda")
+        run.describe_machine(detected, "cuda")
 
 
 def test_a_case_that_is_predicted_not_to_fit_is_not_tried() -> None:
@@ -198,16 +200,16 @@ def test_a_case_that_is_predicted_not_to_fit_is_not_tried() -> None:
     profile = get_gpu("h100-sxm", where="test")
     machine = {"total_bytes": profile.memory.value, "host_bytes": 1 << 40}
     assert "on the device, which has" in run.why_it_will_not_fit(EIGHT_BILLION, profile, machine)
-    small = cases_of("train-0.5b")[0]
+    small = list_cases("train-0.5b")[0]
     assert run.why_it_will_not_fit(small, profile, machine) == ""
-    offloaded = next(case for case in cases_of("zero") if case.offload == "all" and "7B" in case.model)
+    offloaded = next(case for case in list_cases("zero") if case.offload == "all" and "7B" in case.model)
     machine["host_bytes"] = 1 << 30
     assert "on the host, which has" in run.why_it_will_not_fit(offloaded, profile, machine)
 
 
 @pytest.mark.parametrize("is_tiny", [False, True])
 def test_every_case_has_a_name_of_its_own_and_what_uses_a_model_has_a_prediction(is_tiny: bool) -> None:
-    cases = [case for part in PARTS for case in cases_of(part, is_tiny=is_tiny)]
+    cases = [case for part in PARTS for case in list_cases(part, is_tiny=is_tiny)]
     assert len({case.id for case in cases}) == len(cases)
     for case in cases:
         predicted = predict(case, None)

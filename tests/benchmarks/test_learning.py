@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.learning import page as learning_page
 from benchmarks.learning import record
-from benchmarks.learning.page import ALGORITHMS_PAGE, BEGIN, END, reached, write_page
+from benchmarks.learning.page import ALGORITHMS_PAGE, BEGIN, END, list_reached, write_page
 from benchmarks.learning.record import (
     CURVES,
     EVERY,
@@ -16,9 +16,9 @@ from benchmarks.learning.record import (
     Curve,
     Point,
     add_curve,
-    read_beside,
+    read_comparison,
     read_curves,
-    write_beside,
+    write_comparison,
 )
 from rlplan.spec.files.job_file import load_job
 
@@ -50,7 +50,7 @@ def test_a_set_in_part_has_a_page(tmp_path: object, monkeypatch: pytest.MonkeyPa
     add_curve(curve(0.3, 0.5), CURVES)
     add_curve(curve(0.3, 0.95), CURVES)
     add_curve(curve(0.3, 0.3, case=SHUFFLED, algorithm="ppo"), IN_PROCESS)
-    write_beside(Beside(EVERY, ((0.3, 0.95),), ((0.3, 0.9),)))
+    write_comparison(Beside(EVERY, ((0.3, 0.95),), ((0.3, 0.9),)))
     write_page()
     page = (tmp_path / "README.md").read_text()  # type: ignore[operator]
     assert "| 5 | 95.0% |  |  |  |  | so far |" in page
@@ -60,7 +60,7 @@ def test_a_set_in_part_has_a_page(tmp_path: object, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_committed_page_is_of_the_committed_curves() -> None:
-    assert f"{BEGIN}{reached()}{END}" in ALGORITHMS_PAGE.read_text("utf-8")
+    assert f"{BEGIN}{list_reached()}{END}" in ALGORITHMS_PAGE.read_text("utf-8")
 
 
 @pytest.mark.parametrize("file", [CURVES, IN_PROCESS])
@@ -72,6 +72,6 @@ def test_every_committed_curve_passes_and_is_as_long_as_its_job(file: str) -> No
 
 
 def test_the_committed_curves_of_grpo_agree_with_trl_s() -> None:
-    beside = read_beside()
+    beside = read_comparison()
     assert beside is not None
     assert all(point.agrees for point in beside.points)

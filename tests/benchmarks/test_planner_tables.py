@@ -27,7 +27,7 @@ def test_no_number_of_gpus_in_the_scan_is_slower_than_fewer() -> None:
     assert [int(row["gpus"]) for row in rows] == list(COUNTS)
     for column in SCAN_COLUMNS[1:]:
         seconds = [float(row[column]) for row in rows]
-        assert all(one <= min(seconds[: place + 1]) * (1 + 1e-5) for place, one in enumerate(seconds))
+        assert all(step_s <= min(seconds[: place + 1]) * (1 + 1e-5) for place, step_s in enumerate(seconds))
     assert len(SCAN_COLUMNS) == 1 + len(LENGTHS)
 
 

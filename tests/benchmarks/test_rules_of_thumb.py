@@ -40,17 +40,17 @@ def test_a_kind_without_a_rule_has_no_answer() -> None:
 def test_formulas_err_by_less_than_rules_of_thumb_on_every_source(kind: str) -> None:
     ours: dict[str, list[float]] = {}
     rules: dict[str, list[float]] = {}
-    for found in bundled_report().points:
-        answer = rule_of_thumb(POINTS[found.id]) if found.kind == kind else None
-        error = relative_error(POINTS[found.id], answer) if answer else None
-        if error is not None and found.relative_error is not None:
-            source = source_of(found)
-            ours.setdefault(source, []).append(abs(found.relative_error))
+    for point in bundled_report().points:
+        answer = rule_of_thumb(POINTS[point.id]) if point.kind == kind else None
+        error = relative_error(POINTS[point.id], answer) if answer else None
+        if error is not None and point.relative_error is not None:
+            source = find_source(point)
+            ours.setdefault(source, []).append(abs(point.relative_error))
             rules.setdefault(source, []).append(abs(error))
     assert {source for source in ours if median(ours[source]) >= median(rules[source])} == set()
 
 
-def source_of(point: Comparison) -> str:
-    found = re.match(r"[a-z0-9]+", point.id)
-    assert found is not None
-    return found.group()
+def find_source(point: Comparison) -> str:
+    match = re.match(r"[a-z0-9]+", point.id)
+    assert match is not None
+    return match.group()

@@ -1,4 +1,4 @@
-"""What the tests of the documentation share: pages as data, the keys of a job, and the plans of the examples.
+"""Helpers of the documentation's tests: pages as data, the keys of a job, and the plans of the examples.
 
 In: Markdown files, pydantic models. Out: sections, table rows, key paths, plans.
 """
@@ -31,12 +31,12 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def without_code_blocks(text: str) -> str:
+def remove_code_blocks(text: str) -> str:
     return re.sub(r"(?ms)^ *```.*?^ *```", "", text)
 
 
 def section(text: str, heading: str) -> str:
-    """What stands under a heading, up to the next heading of its level or above."""
+    """The text under a heading, up to the next heading of its level or above."""
     match = re.search(rf"(?m)^(#+) {re.escape(heading)}$", text)
     assert match, f"no heading '{heading}'"
     rest = text[match.end() :]
@@ -46,44 +46,44 @@ def section(text: str, heading: str) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """Cells of every table row in a text, without headers."""
-    found = []
+    cells = []
     for block in re.findall(r"(?m)(?:^ *\|.*\n?)+", text):
         lines = [line.strip().removeprefix("|").removesuffix("|") for line in block.strip().splitlines()]
-        found += [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
-    return found
+        cells += [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
+    return cells
 
 
 def words(cell: str) -> list[str]:
-    """What stands in backticks."""
+    """The words in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
 def anchors(text: str) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
-    headings = re.findall(r"(?m)^#+ (.+)$", without_code_blocks(text))
+    headings = re.findall(r"(?m)^#+ (.+)$", remove_code_blocks(text))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def keys_of(kind: type[Spec], prefix: str = "") -> dict[str, FieldInfo]:
+def list_keys(kind: type[Spec], prefix: str = "") -> dict[str, FieldInfo]:
     """Every key path of a model that holds a value, except the list of rewards."""
     keys: dict[str, FieldInfo] = {}
     for name, field in kind.model_fields.items():
         inner = field.annotation
-        named = [one for one in get_args(inner) if isinstance(one, type) and issubclass(one, Spec)]
+        named = [argument for argument in get_args(inner) if isinstance(argument, type) and issubclass(argument, Spec)]
         if named and name != "response_lengths":  # a part that may be absent
-            keys |= keys_of(named[0], f"{prefix}{name}.")
+            keys |= list_keys(named[0], f"{prefix}{name}.")
         elif isinstance(inner, type) and issubclass(inner, Spec):
-            keys |= keys_of(inner, f"{prefix}{name}.")
+            keys |= list_keys(inner, f"{prefix}{name}.")
         elif name != "rewards":
             keys[prefix + name] = field
     return keys
 
 
-ALL_KEYS = set(keys_of(JobSpec))
+ALL_KEYS = set(list_keys(JobSpec))
 
 
 @cache
-def plan_of(job: str) -> Plan:
+def plan_example(job: str) -> Plan:
     """The plan of an example job, made by the code as it is."""
     return find_plan(load_job(EXAMPLES / f"{job}.yaml"))
 
@@ -91,7 +91,7 @@ def plan_of(job: str) -> Plan:
 def run_commands(text: str, folder: Path, within_s: float) -> None:
     """Runs the `sh` blocks of a text, and looks for each line of the `text` block that follows. Spaces count once."""
     blocks = re.findall(r"```(sh|text)\n(.*?)```", text, re.DOTALL)
-    commands, answers = ([block for kind, block in blocks if kind == one] for one in ("sh", "text"))
+    commands, answers = ([block for kind, block in blocks if kind == wanted] for wanted in ("sh", "text"))
     assert len(commands) == len(answers) > 0
     began = time.monotonic()
     with serve_hub() as hub:
@@ -110,10 +110,12 @@ def run_commands(text: str, folder: Path, within_s: float) -> None:
                 timeout=scale_seconds(within_s),
                 check=False,
             )
-            said = done.stdout + done.stderr
-            assert [line for line in answer.splitlines() if folded(line) not in folded(said)] == [], said
+            printed = done.stdout + done.stderr
+            assert [line for line in answer.splitlines() if fold_spaces(line) not in fold_spaces(printed)] == [], (
+                printed
+            )
     assert time.monotonic() - began < scale_seconds(within_s)
 
 
-def folded(text: str) -> str:
+def fold_spaces(text: str) -> str:
     return " ".join(text.split())

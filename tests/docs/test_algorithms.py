@@ -24,10 +24,10 @@ def test_the_table_says_what_is_declared() -> None:
     for name, declared in ALGORITHMS.items():
         _, advantage, loss, defaults, source = table[name]
         assert (words(advantage), words(loss)) == ([declared.advantage], [declared.loss])
-        said = dict(re.findall(r"`(\w+)` ([\w.-]+)", defaults))
-        assert {key: str(value) for key, value in said.items()}.keys() == declared.defaults.keys()
+        documented = dict(re.findall(r"`(\w+)` ([\w.-]+)", defaults))
+        assert {key: str(value) for key, value in documented.items()}.keys() == declared.defaults.keys()
         for key, value in declared.defaults.items():
-            assert said[key] == value if isinstance(value, str) else float(said[key]) == value
+            assert documented[key] == value if isinstance(value, str) else float(documented[key]) == value
         assert (re.search(r"arXiv:[\d.]+\d", source) or [""])[0] in declared.source
 
 

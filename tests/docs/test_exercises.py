@@ -30,9 +30,9 @@ def cells(part: str) -> list[list[str]]:
 
 
 def plan(name: str, *overrides: str) -> Plan:
-    found = example(name, *overrides)
-    assert isinstance(found, Plan), found
-    return found
+    answer = example(name, *overrides)
+    assert isinstance(answer, Plan), answer
+    return answer
 
 
 def test_every_part_stands_on_the_page_once() -> None:
@@ -49,9 +49,9 @@ def test_the_page_says_what_the_library_says(name: str) -> None:
 
 def test_prose_outside_the_marks_has_no_number_of_its_own() -> None:
     """But what the questions are about: sizes, counts of GPUs, and the sums of the tables that are quoted."""
-    given = {"70", "8", "32", "140", "10", "64", "7", "80", "560", "4", "14", "28", "92", "30", "3", "1", "2", "3.1"}
+    allowed = {"70", "8", "32", "140", "10", "64", "7", "80", "560", "4", "14", "28", "92", "30", "3", "1", "2", "3.1"}
     prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", MARKED.sub("", TEXT))
-    assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", prose)) <= given
+    assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", prose)) <= allowed
 
 
 # Worked by hand: Llama-3.1-70B has 70,553,706,496 parameters, its head 128,256 x 8,192; Llama-2-7B has 6,738,415,616.
@@ -77,8 +77,8 @@ def test_adam_of_7b_takes_54_gb_and_not_28() -> None:
 
 def test_what_is_left_out_is_the_difference() -> None:
     number = {"-": 0.0}
-    for _, told, here, left_out in cells("left-out"):
-        told_gb = number.get(told) if told in number else float(told.split()[0])
+    for _, quoted, here, left_out in cells("left-out"):
+        told_gb = number.get(quoted) if quoted in number else float(quoted.split()[0])
         assert float(here.split()[0].replace(",", "")) - (told_gb or 0.0) == pytest.approx(
             float(left_out.split()[0].replace(",", "")), abs=0.11
         )
@@ -89,21 +89,21 @@ def test_four_models_of_70b_do_not_fit_on_eight_cards() -> None:
 
 
 def test_a_step_of_the_design_is_the_sum_of_its_phases() -> None:
-    found = plan("ppo-70b-64xh100")
-    assert sum(cost.seconds for cost in found.costs.values()) == pytest.approx(found.seconds)
-    assert sum(size for _, _, _, size in found.binding.rows) == found.binding.num_bytes
+    design = plan("ppo-70b-64xh100")
+    assert sum(cost.seconds for cost in design.costs.values()) == pytest.approx(design.seconds)
+    assert sum(size for _, _, _, size in design.binding.rows) == design.binding.num_bytes
 
 
 def test_adapters_and_no_value_model_need_less_than_ppo_with_all_weights() -> None:
     states = (MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
 
-    def of_states(found: Plan) -> int:
-        return sum(size for _, _, kind, size in found.ledger.device_peak("cuda:0").rows if kind in states)
+    def sum_states(plan: Plan) -> int:
+        return sum(size for _, _, kind, size in plan.ledger.device_peak("cuda:0").rows if kind in states)
 
     lora = plan("exercises/grpo-7b", "training.lora={rank: 64}", "training.offloads_optimizer=false")
     full = plan("exercises/ppo-7b", "training.offloads_optimizer=false")
     assert lora.verdict is Verdict.FITS
-    assert of_states(lora) < 0.1 * of_states(full)
+    assert sum_states(lora) < 0.1 * sum_states(full)
 
 
 @pytest.mark.parametrize("key", [*SAMPLE, *(pytest.param(key, marks=pytest.mark.nightly) for key in MORE)], ids=str)

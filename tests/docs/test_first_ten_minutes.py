@@ -9,7 +9,7 @@ from tests.docs.documentation import DOCS, read, run_commands
 from tests.repository.at_night import at_night
 
 WITHIN_S = 60.0
-"""From the first command to the answer, all commands of a person or a guide together."""
+"""Seconds from the first command to the answer, over all commands of a person or a guide."""
 PEOPLE = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", read(DOCS / "first-ten-minutes.md"), re.MULTILINE | re.DOTALL))
 GUIDES = {path.stem: path for path in sorted((DOCS / "guides").glob("*.md"))}
 AT_ONCE = ("write-a-reward",)

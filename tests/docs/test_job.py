@@ -23,7 +23,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec
-from tests.docs.documentation import ALL_KEYS, DOCS, EXAMPLES, keys_of, read, rows, section, words
+from tests.docs.documentation import ALL_KEYS, DOCS, EXAMPLES, list_keys, read, rows, section, words
 
 JOB_PAGE = read(DOCS / "job.md")
 REWARDS = {
@@ -48,7 +48,7 @@ FIELDS = [
         ("", "Keys", JobSpec, ""),
         *((name, f"kind: {name}", kind, "rewards[].") for name, kind in REWARDS.items()),
     )
-    for key, field in keys_of(kind, prefix).items()
+    for key, field in list_keys(kind, prefix).items()
     for row in [(EVERY_REWARD | key_rows(section(JOB_PAGE, heading))).get(key, [])]
 ]
 
@@ -58,7 +58,7 @@ def test_every_key_of_a_job_is_documented_and_every_documented_key_exists() -> N
     assert documented == ALL_KEYS
     for name, kind in REWARDS.items():
         own = set(key_rows(section(JOB_PAGE, f"kind: {name}")))
-        assert own == set(keys_of(kind, "rewards[].")) - set(EVERY_REWARD)
+        assert own == set(list_keys(kind, "rewards[].")) - set(EVERY_REWARD)
 
 
 @pytest.mark.parametrize(("row", "field"), FIELDS)
@@ -74,14 +74,14 @@ def test_a_documented_default_is_the_default(row: list[str], field: FieldInfo) -
 
 @pytest.mark.parametrize(("row", "field"), FIELDS)
 def test_documented_limits_are_the_limits(row: list[str], field: FieldInfo) -> None:
-    said = set(words(row[1]))
-    limits = {word for word in said if comparisons(word)}
+    documented = set(words(row[1]))
+    limits = {word for word in documented if comparisons(word)}
     assert {limit for word in limits for limit in comparisons(word)} == set(bounds(field))
-    assert allowed_values(field.annotation) <= said - limits
+    assert allowed_values(field.annotation) <= documented - limits
 
 
 def comparisons(word: str) -> list[tuple[str, float]]:
-    """What a limit says: `>=1`, `<2^31`, or `1..8` with both ends."""
+    """The comparisons of a limit: `>=1`, `<2^31`, or `1..8` with both ends."""
     ends = re.fullmatch(r"(-?[\d.^]+?)\.\.([\d.^]+)", word)
     signed = [(">=", ends[1]), ("<=", ends[2])] if ends else re.findall(r"^([<>]=?)([\d.^]+)$", word)
     return [(sign, number(text)) for sign, text in signed]
@@ -116,8 +116,8 @@ def allowed_values(annotation: Any) -> set[str]:
 
 
 def test_every_key_of_a_prompt_row_is_documented() -> None:
-    told = {words(row[0])[0] for row in rows(section(JOB_PAGE, "Prompt files")) if words(row[0])}
-    assert told == {"id", "prompt", "answer", "chosen", "rejected"}
+    documented = {words(row[0])[0] for row in rows(section(JOB_PAGE, "Prompt files")) if words(row[0])}
+    assert documented == {"id", "prompt", "answer", "chosen", "rejected"}
     line = re.search(r"```json\n(.*)\n```", section(JOB_PAGE, "Prompt files"))
     assert line
     row = json.loads(line.group(1))
@@ -140,10 +140,10 @@ def test_the_minimal_job_can_be_planned(tmp_path: Path) -> None:
 
 
 def test_the_minimal_job_is_minimal(tmp_path: Path) -> None:
-    def without(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    def remove_key(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
         first, *rest = path
         if rest:
-            return {**data, first: without(data[first], tuple(rest))}
+            return {**data, first: remove_key(data[first], tuple(rest))}
         return {name: value for name, value in data.items() if name != first}
 
     job = minimal_job()
@@ -151,11 +151,11 @@ def test_the_minimal_job_is_minimal(tmp_path: Path) -> None:
         (tmp_path / folder).symlink_to(EXAMPLES / folder)
     file = tmp_path / "job.yaml"
     for path in ((name,) for name in ("policy", "hardware")):
-        file.write_text(json.dumps(without(job, path)))
+        file.write_text(json.dumps(remove_key(job, path)))
         with pytest.raises(SpecError, match="missing"):
             load_job(file)
     for path in ((name,) for name in ("data", "rewards")):
-        file.write_text(json.dumps(without(job, path)))
+        file.write_text(json.dumps(remove_key(job, path)))
         assert list(list_missing(load_job(file))), "what a run needs, and a plan does not"
 
 

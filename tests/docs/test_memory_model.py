@@ -19,7 +19,7 @@ import pytest
 
 from rlplan.units import MIB
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind
-from tests.docs.documentation import ALL_KEYS, DOCS, ROOT, plan_of, read, rows
+from tests.docs.documentation import ALL_KEYS, DOCS, ROOT, plan_example, read, rows
 
 MEMORY_PAGE = read(DOCS / "memory-model.md")
 MEASURED_PAGE = read(ROOT / "reports" / "runtime" / "memory.md")
@@ -37,9 +37,9 @@ FORMULA_MODULES = (
 @cache
 def module_named(name: str) -> ModuleType:
     """The module of rlplan.memory that pages call by the end of its path: `zero`, `serving.kv`, `roles.states`."""
-    found = list((ROOT / "rlplan" / "memory").rglob(f"{name.replace('.', '/')}.py"))
-    assert len(found) == 1, (name, found)
-    return importlib.import_module(".".join(found[0].relative_to(ROOT).with_suffix("").parts))
+    paths = list((ROOT / "rlplan" / "memory").rglob(f"{name.replace('.', '/')}.py"))
+    assert len(paths) == 1, (name, paths)
+    return importlib.import_module(".".join(paths[0].relative_to(ROOT).with_suffix("").parts))
 
 
 def public_names(module_name: str) -> set[str]:
@@ -83,7 +83,7 @@ NEAR_FRACTION, NEAR_MIB = 0.02, 8.0
 
 
 @cache
-def samples_of(job: str) -> list[dict[str, str]]:
+def read_samples(job: str) -> list[dict[str, str]]:
     with (ROOT / "reports" / job / "memory.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -98,16 +98,16 @@ def tensors_table() -> Iterator[list[str]]:
     for job in EXAMPLE_JOBS:
         predicted: dict[tuple[str, str], int] = defaultdict(int)
         measured: dict[tuple[str, str], int] = defaultdict(int)
-        for row in plan_of(job).ledger.rows:
+        for row in plan_example(job).ledger.rows:
             for kind, size in ((row.kind.value, row.resident_bytes), (f"{row.kind.value} (loaded)", row.loaded_bytes)):
                 predicted[(row.process, kind)] = max(predicted[(row.process, kind)], size)
-        for sample in samples_of(job):
+        for sample in read_samples(job):
             kind = sample["kind"] + (" (loaded)" if sample["statistic"] == "loaded" else "")
             key = (sample["process"], kind)
             measured[key] = max(measured[key], int(sample["measured_bytes"]))
         kinds = [name for kind in MemoryKind for name in (kind.value, f"{kind.value} (loaded)")]
         skipped = {MemoryKind.PROCESS.value, MemoryKind.FRAGMENTATION.value}
-        for process in plan_of(job).ledger.processes:
+        for process in plan_example(job).ledger.processes:
             for kind in kinds:
                 if kind not in skipped and (size := predicted[(process, kind)]):
                     yield [job, process, kind, f"{size:,}", f"{measured[(process, kind)]:,}"]
@@ -115,7 +115,7 @@ def tensors_table() -> Iterator[list[str]]:
 
 def working_table() -> Iterator[list[str]]:
     """Peak less resident of the memory-bound job's actions, in MiB."""
-    job, ledger = "memory-bound", plan_of("memory-bound").ledger
+    job, ledger = "memory-bound", plan_example("memory-bound").ledger
     for run_phase, action, process in (
         ("start", "start_trainer", "policy_trainer/0"),
         ("steady", "generate", "rollout_engine/0"),
@@ -135,13 +135,13 @@ def working_table() -> Iterator[list[str]]:
         )
         totals = [
             (sample["step"], sample["statistic"], int(sample["measured_bytes"]))
-            for sample in samples_of(job)
+            for sample in read_samples(job)
             if sample["kind"] == "total"
             and (sample["run_phase"], sample["action_id"], sample["process"]) == (run_phase, action, process)
         ]
         resident = {step: size for step, statistic, size in totals if statistic == "resident"}
         measured = max(size - resident[step] for step, statistic, size in totals if statistic == "peak")
-        yield [action, process, mib(predicted), mib(measured), percent(predicted / measured)]
+        yield [action, process, mib(predicted), mib(measured), format_percent(predicted / measured)]
 
 
 def peaks_table() -> Iterator[list[str]]:
@@ -149,21 +149,21 @@ def peaks_table() -> Iterator[list[str]]:
     for job in EXAMPLE_JOBS:
         report = json.loads((ROOT / "reports" / job / "report.json").read_text())
         for peak in report["memory"]["process_peaks"]:
-            ledger = plan_of(job).ledger
-            mine = ledger.process_peak(peak["process"])
-            libraries = sum(size for _, _, kind, size in mine.rows if kind is MemoryKind.PROCESS)
+            ledger = plan_example(job).ledger
+            predicted = ledger.process_peak(peak["process"])
+            libraries = sum(size for _, _, kind, size in predicted.rows if kind is MemoryKind.PROCESS)
             net = "-"
             if (peak["modelled_share"] or 0) >= 0.5:
-                net = percent((mine.num_bytes - libraries) / peak["net_measured_bytes"])
-            error = percent(mine.num_bytes / peak["measured_bytes"])
-            yield [job, peak["process"], mib(mine.num_bytes), mib(peak["measured_bytes"]), error, net]
+                net = format_percent((predicted.num_bytes - libraries) / peak["net_measured_bytes"])
+            error = format_percent(predicted.num_bytes / peak["measured_bytes"])
+            yield [job, peak["process"], mib(predicted.num_bytes), mib(peak["measured_bytes"]), error, net]
 
 
 def mib(size: float) -> str:
     return f"{size / MIB:,.1f}"
 
 
-def percent(ratio: float) -> str:
+def format_percent(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
 
 
@@ -171,16 +171,16 @@ def number(cell: str) -> float:
     return float(cell.replace(",", "").removesuffix(" %"))
 
 
-def written(table: list[list[str]]) -> str:
+def format_table(table: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in table)
 
 
 def test_the_table_of_tensors_is_what_is_predicted_and_was_measured() -> None:
-    fresh, said = list(tensors_table()), documented_table("tensors")
-    assert [row[:4] for row in said] == [row[:4] for row in fresh], (
-        f"write into reports/runtime/memory.md:\n{written(fresh)}"
+    fresh, documented = list(tensors_table()), documented_table("tensors")
+    assert [row[:4] for row in documented] == [row[:4] for row in fresh], (
+        f"write into reports/runtime/memory.md:\n{format_table(fresh)}"
     )
-    for row, now in zip(said, fresh, strict=True):
+    for row, now in zip(documented, fresh, strict=True):
         is_exact = now[2].partition(" ")[0] in PERSISTENT_KINDS
         assert number(row[4]) == pytest.approx(number(now[4]), rel=0 if is_exact else NEAR_FRACTION, abs=0), row
         assert not is_exact or row[3] == row[4], row
@@ -191,10 +191,10 @@ def test_the_tables_of_peaks_are_what_is_predicted_and_was_measured(
     name: str, make: Callable[[], Iterator[list[str]]]
 ) -> None:
     """A row is two names, predicted, measured, the error, and perhaps the error without libraries."""
-    said, fresh = documented_table(name), list(make())
-    advice = f"write into reports/runtime/memory.md:\n{written(fresh)}"
-    assert [row[:3] for row in said] == [row[:3] for row in fresh], advice
-    for row, now in zip(said, fresh, strict=True):
+    documented, fresh = documented_table(name), list(make())
+    advice = f"write into reports/runtime/memory.md:\n{format_table(fresh)}"
+    assert [row[:3] for row in documented] == [row[:3] for row in fresh], advice
+    for row, now in zip(documented, fresh, strict=True):
         predicted, measured, error = map(number, row[2:5])
         assert abs(measured - number(now[3])) <= max(NEAR_MIB, NEAR_FRACTION * measured), advice
         rounding = 10 * predicted / measured / min(predicted, measured)

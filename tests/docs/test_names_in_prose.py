@@ -53,53 +53,53 @@ def paths() -> frozenset[str]:
 
 
 @cache
-def defined() -> dict[str, set[str]]:
-    """What each module (by its last name), folder and class holds."""
-    found: dict[str, set[str]] = {}
+def collect_names() -> dict[str, set[str]]:
+    """Names in each module (by its last name), folder and class."""
+    names: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
     for path in sources():
         module = path.parent.name if path.stem == "__init__" else path.stem
-        found.setdefault(module, set()).update(_bound(nodes(path)))
-        found.setdefault(path.parent.name, set()).add(path.stem)
-        found.setdefault(path.parent.parent.name, set()).add(path.parent.name)
+        names.setdefault(module, set()).update(_bound(nodes(path)))
+        names.setdefault(path.parent.name, set()).add(path.stem)
+        names.setdefault(path.parent.parent.name, set()).add(path.parent.name)
         for node in nodes(path):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, set()).update(_bound(ast.walk(node)))
+                names.setdefault(node.name, set()).update(_bound(ast.walk(node)))
                 named = (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases)
                 bases.setdefault(node.name, set()).update(named)
     for name in bases:
         for base in _ancestors(name, bases):
-            found[name] |= found.get(base, set())
-    return found
+            names[name] |= names.get(base, set())
+    return names
 
 
 @cache
 def words() -> set[str]:
     """Every identifier of our code, and every word in the library's strings and in data: keys, settings, metrics."""
-    found = set[str]()
+    known = set[str]()
     for path in sources():
-        prose = {id(constant) for constant in prose_of(path)}
-        found |= {path.stem, path.parent.name, *_bound(nodes(path))}
+        prose = {id(constant) for constant in find_prose(path)}
+        known |= {path.stem, path.parent.name, *_bound(nodes(path))}
         counts_strings = path.relative_to(ROOT).parts[0] != "tests" and path.stem not in RENAMED
         for node in nodes(path):
             if isinstance(node, ast.Constant):
                 if counts_strings and isinstance(node.value, str) and id(node) not in prose:
-                    found.update(re.findall(r"\w+", node.value))
+                    known.update(re.findall(r"\w+", node.value))
             elif isinstance(node, (ast.Name, ast.Attribute, ast.keyword)):  # a union is slow to look in
-                found.add(next(getattr(node, part) for part in ("id", "attr", "arg") if hasattr(node, part)) or "")
+                known.add(next(getattr(node, part) for part in ("id", "attr", "arg") if hasattr(node, part)) or "")
     data = (ROOT / path for path in paths() if path.endswith((".yaml", ".toml", ".j2", "/job.json", "points.json")))
     for path in (*data, ROOT / "Makefile", ROOT / "pyproject.toml"):
-        found.update(re.findall(r"\w+", read(path)))
-    return found
+        known.update(re.findall(r"\w+", read(path)))
+    return known
 
 
 def _ancestors(name: str, bases: dict[str, set[str]]) -> set[str]:
     """The classes that one inherits from, by name."""
-    found, left = set[str](), {name}
+    ancestors, left = set[str](), {name}
     while left:
-        found |= left
-        left = {base for one in left for base in bases.get(one, ())} - found
-    return found - {name}
+        ancestors |= left
+        left = {base for derived in left for base in bases.get(derived, ())} - ancestors
+    return ancestors - {name}
 
 
 def _bound(inside: Iterable[ast.AST]) -> Iterator[str]:
@@ -115,11 +115,11 @@ def _bound(inside: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def pages() -> list[str]:
-    found = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("*.md")]
-    return sorted({*found, *(path for path in paths() if path.endswith(".md"))} - set(HISTORY))
+    root_pages = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("*.md")]
+    return sorted({*root_pages, *(path for path in paths() if path.endswith(".md"))} - set(HISTORY))
 
 
-def prose_of(path: Path) -> Iterator[ast.Constant]:
+def find_prose(path: Path) -> Iterator[ast.Constant]:
     """Docstrings of a module, its classes and functions, and those under a constant or a field."""
     for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -127,8 +127,8 @@ def prose_of(path: Path) -> Iterator[ast.Constant]:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    for constant in prose_of(path):
-        yield without_doctests(str(constant.value))
+    for constant in find_prose(path):
+        yield remove_doctests(str(constant.value))
 
 
 def is_upstream(text: str, start: int) -> bool:
@@ -176,11 +176,13 @@ def gone_names(text: str) -> Iterator[str]:
         parts = match.group(1).rpartition("/")[2].split(".")
         is_known = parts[0] in SECTIONS | LIBRARIES or SUFFIX.fullmatch(parts[-1])
         pairs = itertools.pairwise(parts)
-        if not is_known and any(holder in defined() and name not in defined()[holder] for holder, name in pairs):
+        if not is_known and any(
+            holder in collect_names() and name not in collect_names()[holder] for holder, name in pairs
+        ):
             yield match.group(1)
     for match in CALL.finditer(text):
         name = match.group(1)
-        known = any(name in names for names in defined().values()) or hasattr(builtins, name)
+        known = any(name in names for names in collect_names().values()) or hasattr(builtins, name)
         if not known and not is_upstream(text, match.start()):
             yield f"{name}()"
 
@@ -192,7 +194,7 @@ def gone_bare_names(text: str, about: str = "") -> Iterator[str]:
             yield match.group(1)
 
 
-def without_doctests(text: str) -> str:
+def remove_doctests(text: str) -> str:
     return re.sub(r"(?m)^\s*(>>>|\.\.\.) .*$", "", text)
 
 

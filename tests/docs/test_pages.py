@@ -26,11 +26,11 @@ from tests.docs.documentation import (
     EXAMPLES,
     ROOT,
     anchors,
-    plan_of,
+    plan_example,
     read,
+    remove_code_blocks,
     rows,
     section,
-    without_code_blocks,
     words,
 )
 from tests.factories import JOB_EXAMPLES
@@ -59,7 +59,7 @@ PARTS_AND_KEYS = ALL_KEYS | {key.rsplit(".", count)[0] for key in ALL_KEYS for c
 def test_every_link_leads_somewhere(page: str) -> None:
     path = ROOT / page
     broken = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_code_blocks(read(path))):
+    for target in re.findall(r"\]\(([^)\s]+)\)", remove_code_blocks(read(path))):
         if re.match(r"(https?|mailto):", target):
             continue
         file, _, anchor = target.partition("#")
@@ -80,7 +80,7 @@ def commands(text: str) -> Iterator[str]:
         for line in block.replace("\\\n", " ").splitlines():
             if re.match(r" *(\$ )?rlplan ", line):
                 yield line.strip().removeprefix("$ ")
-    yield from re.findall(r"`(rlplan [^`\n]+)`", without_code_blocks(re.sub(r"(?<=\S)\n(?=\S)", " ", text)))
+    yield from re.findall(r"`(rlplan [^`\n]+)`", remove_code_blocks(re.sub(r"(?<=\S)\n(?=\S)", " ", text)))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -166,8 +166,8 @@ def test_the_values_of_the_cpu_profile_are_those_of_its_file() -> None:
     }
     values = dict(profile_values(get_profile("cpu-host", where="docs")))
     parse: TypeAdapter[Any] = TypeAdapter(typing.Annotated[int, *SourcedBytes.model_fields["value"].metadata])
-    said = {key: (parse.validate_python(size), provenance) for key, (size, provenance) in table.items()}
-    assert said == {key: (value.value, value.provenance.value) for key, value in values.items()}
+    documented = {key: (parse.validate_python(size), provenance) for key, (size, provenance) in table.items()}
+    assert documented == {key: (value.value, value.provenance.value) for key, value in values.items()}
 
 
 def test_every_example_is_listed_with_its_steps_and_memory() -> None:
@@ -177,7 +177,7 @@ def test_every_example_is_listed_with_its_steps_and_memory() -> None:
     for path in sorted(EXAMPLES.glob("*.yaml")):
         if path not in JOB_EXAMPLES:
             continue  # on GPUs: docs/planning.md names it
-        plan = plan_of(path.stem)
+        plan = plan_example(path.stem)
         row, ledger = listed[path.name], plan.ledger
         assert row[2] == str(plan.job.workload.num_steps)
         assert row[4] == f"{format_bytes(ledger.host_peak().num_bytes)} of {format_bytes(ledger.host_capacity)}"

@@ -22,7 +22,7 @@ PAGE = read(DOCS / "planning.md")
 
 def test_every_resource_is_explained_by_the_word_that_a_table_has_for_it() -> None:
     assert [row[0] for row in rows(section(PAGE, "Asking for a plan"))][: len(Resource)] == [
-        name_resource(one, is_on_host=False) for one in Resource
+        name_resource(resource, is_on_host=False) for resource in Resource
     ]
 
 

@@ -16,7 +16,7 @@ PAGE = read(DOCS / "python.md")
 
 
 def run_cells(cells: list[str]) -> list[Any]:
-    """What each cell ends with, as a notebook would show it; all cells share one namespace."""
+    """The last value of each cell, as a notebook would show it; all cells share one namespace."""
     names: dict[str, Any] = {}
     shown = []
     for cell in cells:

@@ -17,7 +17,7 @@ from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.trace import MemorySample, Span
 from rlplan.vocabulary import Dtype, Role
-from tests.docs.documentation import DOCS, ROOT, plan_of, read, rows, section, words
+from tests.docs.documentation import DOCS, ROOT, plan_example, read, rows, section, words
 
 RUNTIME_PAGES = "\n".join(read(path) for path in (DOCS / "runtime.md", *sorted((DOCS / "runtime").glob("*.md"))))
 
@@ -51,8 +51,8 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 
 def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
-    game = {"environment": plan_of("multi-turn").job.rollout.environment}
-    job = plan_of("quickstart").job
+    game = {"environment": plan_example("multi-turn").job.rollout.environment}
+    job = plan_example("quickstart").job
     refilled = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
     half = job.training.model_copy(update={"dtype": Dtype.FLOAT16})
     job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game), "training": half})
@@ -104,7 +104,7 @@ def test_the_limits_of_log_prob_differences_are_documented_as_they_are() -> None
 
 
 def test_every_file_of_a_bundle_is_documented(tmp_path: Path) -> None:
-    write_bundle(plan_of("quickstart"), tmp_path)
+    write_bundle(plan_example("quickstart"), tmp_path)
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     of_files = section(RUNTIME_PAGES, "The bundle")
     assert {words(row[0])[0] for row in rows(of_files)} == files
@@ -155,13 +155,13 @@ def test_every_file_of_a_report_is_documented() -> None:
 
 @pytest.mark.parametrize("part", ["start", "step", "finish"])
 def test_every_action_of_the_quickstart_is_told(part: str) -> None:
-    told = section(RUNTIME_PAGES, "Action by action")
-    assert {a.id for a in getattr(plan_of("quickstart").schedule, part) if f"`{a.id}`" not in told} == set()
+    prose = section(RUNTIME_PAGES, "Action by action")
+    assert {a.id for a in getattr(plan_example("quickstart").schedule, part) if f"`{a.id}`" not in prose} == set()
 
 
 def test_every_process_of_the_quickstart_is_told() -> None:
-    told = section(RUNTIME_PAGES, "Processes")
-    assert {name for name in plan_of("quickstart").ledger.processes if f"`{name}`" not in told} == set()
+    prose = section(RUNTIME_PAGES, "Processes")
+    assert {name for name in plan_example("quickstart").ledger.processes if f"`{name}`" not in prose} == set()
 
 
 def test_every_file_of_a_plans_report_is_documented() -> None:

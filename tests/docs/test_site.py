@@ -12,16 +12,16 @@ from benchmarks.pages.chromium import WIDTHS, Chromium
 from tests.docs.documentation import DOCS
 
 
-def files_of(nav: Any) -> list[str]:
+def list_pages(nav: Any) -> list[str]:
     """Every page of a navigation, in order."""
     if isinstance(nav, str):
         return [nav]
-    return [file for one in (nav.values() if isinstance(nav, dict) else nav) for file in files_of(one)]
+    return [file for entry in (nav.values() if isinstance(nav, dict) else nav) for file in list_pages(entry)]
 
 
 def test_every_page_stands_in_the_navigation_once() -> None:
     nav = tomllib.loads((DOCS / "site.toml").read_text("utf-8"))["project"]["nav"]
-    assert sorted(files_of(nav)) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+    assert sorted(list_pages(nav)) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
 @pytest.fixture(name="site", scope="module")

@@ -32,7 +32,7 @@ STAND_IN = {
     "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
 }
-"""In place of the example's model: what an engine is told does not depend on how large it is."""
+"""A small stand-in for the example's model: the engine's arguments do not depend on the model's size."""
 ONE_JOB = [path for path in EXAMPLES.rglob("*.yaml") if "\nstages:" not in path.read_text("utf-8")]
 JOBS = sorted(path for path in ONE_JOB if load_job(path).device_kind == "cuda")
 VARIANTS = (
@@ -49,7 +49,7 @@ WITH_DATA = (
     f"data.heldout={SORTING / 'heldout.jsonl'}",
     "rewards=[{kind: answer_matcher}]",
 )
-"""For jobs that are planned alone."""
+"""Data for jobs that are only planned."""
 RUN_BY_US = [path for path in JOBS if load_job(path).release.is_rlplan]
 """Jobs that leave the framework open, too, are run by rlplan's own runtime here, which the fixture makes sure of."""
 CASES = [(path, () if load_job(path).data else WITH_DATA) for path in RUN_BY_US]
@@ -66,20 +66,20 @@ def a_machine_with_a_driver(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
+def stand_in_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(STAND_IN))
     return str(folder)
 
 
-def name_of(case: tuple[Path, tuple[str, ...]]) -> str:
+def name_case(case: tuple[Path, tuple[str, ...]]) -> str:
     path, overrides = case
     where = f"{path.parent.name}-{path.stem}"
     return where if overrides is WITH_DATA else "-".join((where, *overrides))
 
 
-@pytest.fixture(scope="module", params=CASES, ids=name_of)
-def emitted(request: pytest.FixtureRequest) -> ExecutionSpec:
+@pytest.fixture(scope="module", params=CASES, ids=name_case)
+def emitted_spec(request: pytest.FixtureRequest) -> ExecutionSpec:
     path, overrides = request.param
     plan = require_executable(find_best_plan(load_job(path, overrides)))
     assert plan.job.backend == "deepspeed", "the job's `auto` is another framework: it is none of this contract"
@@ -87,12 +87,12 @@ def emitted(request: pytest.FixtureRequest) -> ExecutionSpec:
 
 
 @pytest.fixture
-def engine_environment(emitted: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of the first rank of an engine."""
-    if not emitted.vllm:
+def engine_environment(emitted_spec: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Environment variables of the first rank of an engine."""
+    if not emitted_spec.vllm:
         pytest.skip("nothing is generated: there is no engine")
-    worker = next(worker for worker in emitted.ray.workers if worker.worker == "rollout_engine")
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(emitted.job.rollout.tp)}
+    worker = next(worker for worker in emitted_spec.ray.workers if worker.worker == "rollout_engine")
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(emitted_spec.job.rollout.tp)}
     for name, value in {**worker.environment, **ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}.items():
         monkeypatch.setenv(name, value)
     return
@@ -110,35 +110,39 @@ def test_our_engine_of_weight_transfers_lacks_no_method() -> None:
 
 
 @pytest.mark.usefixtures("engine_environment")
-def test_vllm_configures_an_engine_as_the_bundle_says(emitted: ExecutionSpec, stand_in: str) -> None:
+def test_vllm_configures_an_engine_as_the_bundle_says(emitted_spec: ExecutionSpec, stand_in_model: str) -> None:
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    told: dict[str, Any] = dict(emitted.vllm["policy"])
-    told["weight_transfer_config"] = WeightTransferConfig(**told["weight_transfer_config"])
-    config = EngineArgs(model=stand_in, **told).create_engine_config()
+    arguments: dict[str, Any] = dict(emitted_spec.vllm["policy"])
+    arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+    config = EngineArgs(model=stand_in_model, **arguments).create_engine_config()
     assert config.use_v2_model_runner is False
     assert config.parallel_config.disable_custom_all_reduce is True
     assert config.compilation_config.pass_config.fuse_allreduce_rms is False
-    assert config.parallel_config.distributed_executor_backend == told["distributed_executor_backend"]
-    assert config.cache_config.block_size == told["block_size"]
+    assert config.parallel_config.distributed_executor_backend == arguments["distributed_executor_backend"]
+    assert config.cache_config.block_size == arguments["block_size"]
     assert config.scheduler_config.async_scheduling is False
 
 
-def test_deepspeed_reads_every_config(emitted: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_reads_every_config(emitted_spec: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed import comm
     from deepspeed.runtime.config import DeepSpeedConfig
 
     monkeypatch.setattr(comm, "get_rank", lambda: 0)  # it asks how many ranks there are only where they have met
-    for role, config in emitted.deepspeed.items():
-        layout = next(one for one in emitted.schedule.layouts if one.role == role and one.worker != "rollout_engine")
+    for role, config in emitted_spec.deepspeed.items():
+        layout = next(
+            candidate
+            for candidate in emitted_spec.schedule.layouts
+            if candidate.role == role and candidate.worker != "rollout_engine"
+        )
         ranks = SimpleNamespace(get_data_parallel_world_size=lambda layout=layout: layout.num_shards)
         read = DeepSpeedConfig(dict(config), mpu=ranks)
         assert read.zero_config.stage == layout.zero_stage
 
 
 def test_deepspeed_compiles_its_adam_for_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder of its own: torch waits for ever for a build that was cut off and left its lock."""
+    """The build has its own folder: torch waits forever for a build that was cut off and left its lock."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
@@ -165,7 +169,7 @@ def test_ray_shows_a_process_its_own_gpu_whatever_the_host_has_set(monkeypatch: 
 def test_every_example_on_gpus_is_asked_but_for_those_that_other_frameworks_train() -> None:
     left_out = {path.stem for path in JOBS} - {path.stem for path, _ in CASES}
     assert left_out == {"grpo-671b-1024xh200", "grpo-32b-two-continents"}
-    assert {name_of(case) for case in CASES if case[1] not in VARIANTS} == {
+    assert {name_case(case) for case in CASES if case[1] not in VARIANTS} == {
         *("examples-dpo-8b-8xa100", "examples-grpo-7b-8xh100", "examples-grpo-lora-8b-1xrtx4090"),
         *(
             "examples-ppo-70b-64xh100",

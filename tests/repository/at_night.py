@@ -1,4 +1,4 @@
-"""Which instances of one proof `make test` sees; the others are seen by `make nightly`."""
+"""Selection of the instances of a proof that `make test` runs; `make nightly` runs the others."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -20,8 +20,8 @@ def at_night(values: Iterable[Any], *, but: Collection[Any] | int) -> list[Any]:
     values = list(values)
     kept = values[:but] if isinstance(but, int) else but
     return [
-        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=() if one in kept else pytest.mark.nightly)
-        for one in values
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in kept else pytest.mark.nightly)
+        for case in values
     ]
 
 

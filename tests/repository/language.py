@@ -165,7 +165,8 @@ def find_long_sentences(page: str) -> Iterator[tuple[int, str]]:
 def check_source(path: Path) -> list[str]:
     """Violations in one Python file."""
     tree = sources()[path]
-    rules = (find_vague_names(tree), find_subjectless_docs(tree), find_banned_words(read(path)))
+    text = "" if path == Path(__file__).resolve() else read(path)  # this file lists the banned phrases
+    rules = (find_vague_names(tree), find_subjectless_docs(tree), find_banned_words(text))
     return [f"{path.relative_to(ROOT)}:{line}: {what}" for rule in rules for line, what in rule]
 
 

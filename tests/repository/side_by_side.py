@@ -93,7 +93,7 @@ NIGHTLY = ("tests/trust/faults/test_soak.py", "tests/trust/faults/test_fault_mat
 FIRST = {file: at for at, file in enumerate((*NIGHTLY, *WITH_ENGINES, *WITHOUT))}
 
 
-def place_of(node_id: str) -> int:
+def find_place(node_id: str) -> int:
     """Where a test stands: those of the files above first, all others as they were collected."""
     return FIRST.get(node_id.partition("::")[0], len(FIRST))
 

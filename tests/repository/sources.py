@@ -12,8 +12,8 @@ FOLDERS = ("rlplan", "cli", "tests", "benchmarks", "examples")
 @cache
 def sources() -> dict[Path, ast.Module]:
     """Every file, by its path."""
-    found = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
-    return {path: ast.parse(read(path)) for path in found}
+    modules = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+    return {path: ast.parse(read(path)) for path in modules}
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 from tests.factories import ROOT
 
 LEFT_OUT = ("rlplan/runtime/", "rlplan/report/")
-"""What is imported there is heavy."""
+"""Folders whose imports are heavy."""
 OF_TESTS = "tests/runtime/host/engine_uses.py"
 
 

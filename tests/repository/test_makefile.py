@@ -1,4 +1,4 @@
-"""What `make test` does with its halves. Only the interpreter is another: it writes down how it was called."""
+"""The two halves of `make test`. Only the interpreter is another: it writes down how it was called."""
 
 import os
 import shutil
@@ -47,14 +47,14 @@ def test_both_halves_of_make_test_run_and_are_told_at_the_end_whichever_fails(
     files = (path for path in ROOT.glob("tests/**/test_*.py") if "pytest.mark.engine" in path.read_text())
     assert calls[0] == "fast -m pytest -m not engine and not nightly -n 3 --dist loadfile --no-loadscope-reorder -x"
     start = "engines -m pytest -m engine and not nightly -n 2 --dist loadfile --no-loadscope-reorder"
-    begun, *given, end = calls[1].removeprefix(start).split(" ")
-    assert (begun, end, sorted(given)) == ("", "-x", sorted(str(path.relative_to(ROOT)) for path in files))
+    begun, *arguments, end = calls[1].removeprefix(start).split(" ")
+    assert (begun, end, sorted(arguments)) == ("", "-x", sorted(str(path.relative_to(ROOT)) for path in files))
     assert (code != 0) == bool(fast or engines)
-    told = ["test: tests that start no engine", f"  {fast + 1} counted in fast"]
-    told += [f"  exit code {fast}"] * bool(fast)
-    told += ["test: tests that start engines", f"  {engines + 1} counted in engines"]
-    told += [f"  exit code {engines}"] * bool(engines)
-    assert printed.splitlines() == told
+    expected = ["test: tests that start no engine", f"  {fast + 1} counted in fast"]
+    expected += [f"  exit code {fast}"] * bool(fast)
+    expected += ["test: tests that start engines", f"  {engines + 1} counted in engines"]
+    expected += [f"  exit code {engines}"] * bool(engines)
+    assert printed.splitlines() == expected
 
 
 def test_what_is_told_at_the_end_names_the_tests_that_failed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is installed, what an import pulls in, and what the repository may not say.
+"""Installed packages, the imports that a module pulls in, and text that the repository may not contain.
 
 Left out: the wheel (test_wheel.py), the engines themselves (tests/runtime) and the machine (`rlplan doctor`).
 """
@@ -37,11 +37,13 @@ def locked_versions() -> dict[str, str]:
 def locked_here() -> list[str]:
     """Names of the lock's packages for this machine and Python."""
     locked = [Requirement(line) for line in re.findall(r"(?m)^[\w.-]+==[^\\\n]+", LOCK)]
-    return [canonicalize_name(one.name) for one in locked if one.marker is None or one.marker.evaluate()]
+    return [
+        canonicalize_name(package.name) for package in locked if package.marker is None or package.marker.evaluate()
+    ]
 
 
 def required_names(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str, frozenset[str]]]:
-    """What an installed distribution requires on this machine: names, each with the extras asked of it."""
+    """Requirements of an installed distribution on this machine: names, each with the extras asked of it."""
     wanted = set()
     for line in distribution(name).requires or []:
         requirement = Requirement(line)
@@ -52,14 +54,14 @@ def required_names(name: str, extras: frozenset[str] = frozenset()) -> set[tuple
 
 def core_closure() -> set[str]:
     """The core dependencies and all that they require."""
-    found: set[str] = set()
+    closure: set[str] = set()
     pending = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]]
     while pending:
         name = pending.pop()
-        if name not in found:
-            found.add(name)
+        if name not in closure:
+            closure.add(name)
             pending += [required for required, _ in required_names(name)]
-    return found
+    return closure
 
 
 # ------------------------------------------------------------------------------------------ what an import pulls in
@@ -218,12 +220,12 @@ def files_in_git() -> dict[Path, bytes]:
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_file_names(what: str):
     pattern = re.compile("|".join(FORBIDDEN[what]).encode())
-    said = [
+    offences = [
         f"{path.relative_to(ROOT)}: {match.group().decode()}"
         for path, content in files_in_git().items()
         if (match := pattern.search(content))
     ]
-    assert said == []
+    assert offences == []
 
 
 def test_ci_runs_make_test_and_nothing_else():
@@ -242,8 +244,8 @@ def test_every_nightly_test_is_in_exactly_one_part() -> None:
     in_runtime = re.compile(r"\$\(addprefix (\S+?),(.*)\)")
     paths = []
     for value in parts.values():
-        found = in_runtime.fullmatch(value)
-        paths += [found.group(1) + name for name in found.group(2).split()] if found else value.split()
+        match = in_runtime.fullmatch(value)
+        paths += [match.group(1) + name for name in match.group(2).split()] if match else value.split()
     assert all((ROOT / path).exists() for path in paths)
     at_night = re.compile(r"mark\.nightly|at_night\(|in_turn\(|@given\(")  # of a property more examples
     tests = [path for path in (ROOT / "tests").rglob("test_*.py") if at_night.search(path.read_text())]

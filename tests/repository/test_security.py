@@ -20,7 +20,7 @@ from rlplan.spec.base import Spec
 from rlplan.spec.parts import rewards
 from rlplan.spec.resolved import ResolvedJob
 from tests.cli.conftest import Call, rlplan
-from tests.docs.documentation import ROOT, keys_of, read
+from tests.docs.documentation import ROOT, list_keys, read
 from tests.factories import QUICKSTART, make_plan, write_job
 from tests.runtime.traps import set_traps
 
@@ -97,7 +97,7 @@ PROMISES = {
         "tests/repository/test_gpu_lock.py::test_every_line_is_an_exact_pin_with_a_hash",
     ),
 }
-"""What SECURITY.md promises, and the tests that hold it. Other users are not defended against."""
+"""Promises of SECURITY.md, and the tests that hold it. Other users are not defended against."""
 
 
 def test_every_promise_is_tested() -> None:
@@ -126,7 +126,7 @@ MINE = Algorithm(name="mine", source="", advantage="group_mean", loss="clipped_r
 
 
 def test_a_key_of_a_job_names_code_only_where_it_is_said() -> None:
-    paths = {key for key in keys_of(ResolvedJob) if key.rpartition(".")[2] in ("path", "module", "function", "cls")}
+    paths = {key for key in list_keys(ResolvedJob) if key.rpartition(".")[2] in ("path", "module", "function", "cls")}
     folders = {
         "policy.path",
         "training.lora.path",

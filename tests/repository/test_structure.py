@@ -21,7 +21,7 @@ from tests.repository.sources import FOLDERS, nodes, sources
 HISTORY = {ROOT / "docs" / "lab-notes.md", ROOT / "CHANGELOG.md"}
 MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 20, 600, 80, 10
 MAX_OPTIONS = 12
-"""Of a command, arguments among them."""
+"""Options of a command, arguments included."""
 OURS = ("rlplan", "rlplan_cli", "tests", "benchmarks")
 DOTTED = re.compile(rf"(?<![\w./@-])(?:{'|'.join(OURS)})(?:\.[A-Za-z_]\w*)+(?![\w/{{-])")
 PATH = re.compile(r"(?<![\w./@-])(?:\.\./)*((?:rlplan|cli/rlplan_cli|tests|benchmarks)/[\w/.-]*\.py)\b")
@@ -40,8 +40,10 @@ def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 
 def test_a_folder_has_at_most_twenty_modules() -> None:
-    held = Counter(path.parent for path in sources() if path.name not in ("__init__.py", "conftest.py"))
-    assert {str(folder.relative_to(ROOT)): number for folder, number in held.items() if number > MAX_MODULES} == {}
+    num_modules = Counter(path.parent for path in sources() if path.name not in ("__init__.py", "conftest.py"))
+    assert {
+        str(folder.relative_to(ROOT)): number for folder, number in num_modules.items() if number > MAX_MODULES
+    } == {}
 
 
 def test_a_package_says_what_it_is_for() -> None:
@@ -72,7 +74,7 @@ def test_a_function_has_at_most_ten_parameters() -> None:
     for name, node in functions():
         listed = node.args.posonlyargs + node.args.args
         of_itself = bool(listed) and listed[0].arg in ("self", "cls")
-        variadic = [one for one in (node.args.vararg, node.args.kwarg) if one]
+        variadic = [argument for argument in (node.args.vararg, node.args.kwarg) if argument]
         number = len(listed) + len(node.args.kwonlyargs) + len(variadic) - of_itself
         if number > MAX_PARAMETERS:
             too_many[name] = number
@@ -80,10 +82,10 @@ def test_a_function_has_at_most_ten_parameters() -> None:
 
 
 def test_a_command_has_at_most_twelve_options() -> None:
-    made: Any = typer.main.get_command(app)
-    commands = {f"{verb} {name}": one for verb in made.commands for name, one in leaves(made.commands[verb])}
+    root: Any = typer.main.get_command(app)
+    commands = {f"{verb} {name}": command for verb in root.commands for name, command in leaves(root.commands[verb])}
     assert "profiles list" in commands
-    assert {name: len(one.params) for name, one in commands.items() if len(one.params) > MAX_OPTIONS} == {}
+    assert {name: len(command.params) for name, command in commands.items() if len(command.params) > MAX_OPTIONS} == {}
 
 
 def leaves(command: Any) -> list[tuple[str, Any]]:
@@ -92,7 +94,7 @@ def leaves(command: Any) -> list[tuple[str, Any]]:
 
 
 def texts() -> dict[Path, str]:
-    """What may name a module: sources, pages, settings, examples."""
+    """Texts that may name a module: sources, pages, settings, examples."""
     kept = [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile", *sources()]
     for folder in (*FOLDERS, "docs", "reports", "hardware_profiles", "requirements"):
         kept += [path for kind in ("md", "yaml", "txt") for path in (ROOT / folder).rglob(f"*.{kind}")]
@@ -100,17 +102,17 @@ def texts() -> dict[Path, str]:
 
 
 @cache
-def names_in(module: Path) -> set[str]:
-    """What a module binds at its top level, imports included."""
-    found = set()
+def find_names(module: Path) -> set[str]:
+    """Names that a module binds at its top level, imports included."""
+    names = set()
     for node in ast.walk(ast.parse(read(module))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-    return found
+            names.add((node.asname or node.name).partition(".")[0])
+    return names
 
 
 def exists(name: str) -> bool:
@@ -123,9 +125,9 @@ def exists(name: str) -> bool:
         return True
     module = place / f"{rest[0]}.py"
     if module.is_file():
-        return len(rest) == 1 or rest[1] in names_in(module) or rest[1].startswith("__")
+        return len(rest) == 1 or rest[1] in find_names(module) or rest[1].startswith("__")
     package = place / "__init__.py"
-    return package.is_file() and (rest[0] in names_in(package) or rest[0].startswith("__"))
+    return package.is_file() and (rest[0] in find_names(package) or rest[0].startswith("__"))
 
 
 def test_every_module_that_is_named_in_full_exists() -> None:

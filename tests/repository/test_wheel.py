@@ -77,10 +77,10 @@ def test_the_wheel_holds_the_library_the_command_line_and_the_profiles_and_nothi
 
 
 def test_the_wheel_holds_every_profile_as_json_too(wheel: Path):
-    with zipfile.ZipFile(wheel) as held:
+    with zipfile.ZipFile(wheel) as archive:
         folders = {"hardware_profiles/*/*.yaml": "rlplan/_", "rlplan/frameworks/*.yaml": ""}
         for path, prefix in ((path, prefix) for files, prefix in folders.items() for path in sorted(ROOT.glob(files))):
-            parsed = held.read(f"{prefix}{path.relative_to(ROOT).with_suffix('.json').as_posix()}")
+            parsed = archive.read(f"{prefix}{path.relative_to(ROOT).with_suffix('.json').as_posix()}")
             assert json.loads(parsed) == json.loads(json.dumps(read_yaml(path, "a profile"), default=str)), path.name
 
 
@@ -93,8 +93,10 @@ def test_the_installed_wheel_looks_words_up_and_writes_a_job_from_another_folder
     assert [path.stem for path in (ROOT / "docs").glob("*.md") if path.stem not in pages.stdout] == []
     assert "DeepSpeed's ZeRO stage" in run_outside(fresh_venv, tmp_path, "rlplan", "docs", "zero_stage").stdout
     job = tmp_path / "job.yaml"
-    made = run_outside(fresh_venv, tmp_path, "rlplan", "init", str(job), "--gpus", "8xH100", "--reward", "function")
-    assert made.returncode == 0, made.stderr
+    initialized = run_outside(
+        fresh_venv, tmp_path, "rlplan", "init", str(job), "--gpus", "8xH100", "--reward", "function"
+    )
+    assert initialized.returncode == 0, initialized.stderr
     assert run_outside(fresh_venv, tmp_path, "rlplan", "plan", str(job)).stdout.startswith("fits")
     watched = run_outside(fresh_venv, tmp_path, "rlplan", "watch", str(tmp_path))
     assert (watched.returncode, "is not a run folder" in watched.stderr) == (2, True)

@@ -17,11 +17,11 @@ from filelock import FileLock
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.trace import Trace
-from tests.runtime.runs.architectures import job_of
+from tests.runtime.runs.architectures import make_job
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART_STEPS = 8
-"""Of `quickstart_run`."""
+"""Steps of `quickstart_run`."""
 RLPLAN = str(Path(sys.executable).parent / "rlplan")
 DEADLINE_S = 400
 OTHER_LAYOUT = (
@@ -35,7 +35,7 @@ OTHER_LAYOUT = (
     "algorithm.learning_rate=1e-3",
     "controls.skip_sync_after_step=1",
 )
-"""Of `other_layout_run`."""
+"""Overrides of `other_layout_run`."""
 COLOCATED = (
     "algorithm.kl_coef=0.005",
     "placement.placement=colocated",
@@ -47,7 +47,7 @@ COLOCATED = (
     "rollout.kv_cache_memory=256MiB",
     "checkpoints.every=1",
 )
-"""Of `colocated_run`."""
+"""Overrides of `colocated_run`."""
 ASYNC = (
     "examples/rewards/code-executor.yaml",
     "algorithm.kl_coef=0",
@@ -165,8 +165,10 @@ def run_once(run_job: Runner, shared: Path) -> Runner:
         record = shared / f"run-{hashlib.sha256(repr((job, arguments)).encode()).hexdigest()[:16]}.json"
         with FileLock(record.with_suffix(".lock"), timeout=scale_seconds(2 * DEADLINE_S)):
             if not record.exists():
-                made = run_job(job, *arguments)
-                record.write_text(json.dumps([str(made.folder), made.exit_code, made.stdout, made.stderr]))
+                finished = run_job(job, *arguments)
+                record.write_text(
+                    json.dumps([str(finished.folder), finished.exit_code, finished.stdout, finished.stderr])
+                )
         folder, exit_code, stdout, stderr = json.loads(record.read_text())
         return FinishedRun(Path(folder), exit_code, stdout, stderr)
 
@@ -197,7 +199,7 @@ def colocated_job(shared: Path) -> tuple[str, ...]:
     """Three steps of a Gemma 2: its window, caps and multipliers are seen in the same run."""
     folder = shared / "gemma2"
     with FileLock(folder.with_suffix(".lock")):
-        job = folder / "job.yaml" if folder.exists() else job_of("Gemma2ForCausalLM", folder)
+        job = folder / "job.yaml" if folder.exists() else make_job("Gemma2ForCausalLM", folder)
     return str(job), *COLOCATED
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlplan.errors import RlplanError
 from rlplan.runtime.processes.limits import limit_memory
-from tests.trust.mutations import mutated
+from tests.trust.mutations import mutate
 from tests.trust.readers import Reader, is_inside, readers, table_readers, write
 
 MAX_CPU_S = 2.0
@@ -34,7 +34,7 @@ class TooSlowError(BaseException):
 
 
 class Watch:
-    """What a reader did besides reading. folder: where it may write."""
+    """Side effects of a reader. folder: where it may write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen, self.is_on = folder, list[str](), False
@@ -48,8 +48,8 @@ class Watch:
             self.seen.append(f"{event} {arguments[:1]}"[:200])
 
 
-def tried(reader: Reader, data: bytes, folder: Path, watch: Watch) -> str:
-    """What was wrong with how a reader took a file; empty where all was well."""
+def try_reader(reader: Reader, data: bytes, folder: Path, watch: Watch) -> str:
+    """Faults in a reader's handling of a file; empty where all was well."""
     path = folder / reader.file
     path.unlink()  # what an earlier file was mapped from stays whole
     path.write_bytes(data)
@@ -83,8 +83,8 @@ def fuzz(name: str, reader: Reader, count: int, seed: int, watch: Watch) -> list
         folder = Path(place)
         write(folder, reader.beside | {reader.file: reader.seeds[0]})
         for number in range(count):
-            data = reader.mend(mutated(chance.choice(reader.seeds), chance))
-            if fault := tried(reader, data, folder, watch):
+            data = reader.mend(mutate(chance.choice(reader.seeds), chance))
+            if fault := try_reader(reader, data, folder, watch):
                 faults.append({"reader": name, "number": number, "fault": fault, "file": repr(data[:2000])})
     return faults
 

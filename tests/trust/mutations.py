@@ -11,14 +11,14 @@ HOSTILE: tuple[Any, ...] = (
     "${HOME}", "$(touch sprung)", "{{ 7 * 7 }}", "!!python/object/apply:os.system [true]", "__import__('os')",
     [], {}, [[]], [None], [0] * 3000, {"": None}, {"x": {"y": {}}}, [[[[[[]]]]]],
 )  # fmt: skip
-"""In place of a value: of every type, too large, too deep, for a terminal, for a shell, a template, a path."""
+"""Hostile values: of every type, too large, too deep, for a terminal, for a shell, a template, a path."""
 BYTES = (
     b"\0", b"\xff\xfe", b"\x1b[31m", b"\n", b"\r", b"'", b'"', b"{", b"[", b"}", b"]", b":", b",", b"-", b"#", b"&a",
     b"*a", b"!!", b"1e999", b"NaN", b"\xe2\x80\xae", b"$(", b"`", b"<<EOF\n", b"%", b"\\", b"0x",
 )  # fmt: skip
 
 
-def mutated(data: bytes, chance: random.Random) -> bytes:
+def mutate(data: bytes, chance: random.Random) -> bytes:
     """One to four changes of a file's bytes, or of the values in it where it is JSON."""
     change: Callable[[bytes, random.Random], bytes] = _values if chance.random() < 0.5 else _bytes
     for _ in range(chance.randint(1, 4)):
@@ -44,28 +44,30 @@ def _bytes(data: bytes, chance: random.Random) -> bytes:
 
 
 def _values(data: bytes, chance: random.Random) -> bytes:
-    """Of a JSON file, or of one line of a file of them."""
+    """Change the values of a JSON file, or of one line of a JSONL file."""
     lines = data.splitlines(keepends=True)
     for at in (None, chance.randrange(len(lines)) if lines else None):
         try:
             value = json.loads(data if at is None else lines[at])
         except (ValueError, RecursionError):
             continue
-        text = json.dumps(_changed(value, chance)).encode()
+        text = json.dumps(_change_value(value, chance)).encode()
         return text if at is None else b"".join([*lines[:at], text, b"\n", *lines[at + 1 :]])
     return _bytes(data, chance)
 
 
-def _changed(value: Any, chance: random.Random) -> Any:
+def _change_value(value: Any, chance: random.Random) -> Any:
     """A value with one of those inside it made hostile, renamed, taken away or doubled."""
     if not isinstance(value, dict | list) or not value or chance.random() < 0.1:
         return chance.choice(HOSTILE)
     if isinstance(value, list):
         at = chance.randrange(len(value))
-        inner = [_changed(value[at], chance)] if chance.random() < 0.8 else [value[at]] * chance.choice((0, 2, 100))
+        inner = (
+            [_change_value(value[at], chance)] if chance.random() < 0.8 else [value[at]] * chance.choice((0, 2, 100))
+        )
         return [*value[:at], *inner, *value[at + 1 :]]
     key = chance.choice(list(value))
     kept = {name: inner for name, inner in value.items() if name != key}
     if chance.random() < 0.8:
-        return kept | {key: _changed(value[key], chance)}
+        return kept | {key: _change_value(value[key], chance)}
     return kept | {str(chance.choice(HOSTILE))[:40]: value[key]} if chance.random() < 0.5 else kept

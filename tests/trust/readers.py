@@ -54,11 +54,18 @@ class Reader:
 
 
 def readers(folder: Path) -> dict[str, Reader]:
-    """By name. folder: a place for what has to be made first."""
-    return _of_jobs(folder) | _of_models() | _of_data() | _of_points() | _of_runs(folder) | _of_other_stacks()
+    """All readers by name. folder: a place for files that must be made first."""
+    return (
+        _make_job_readers(folder)
+        | _make_model_readers()
+        | _make_data_readers()
+        | _make_point_readers()
+        | _make_run_readers(folder)
+        | _make_foreign_readers()
+    )
 
 
-def _of_jobs(folder: Path) -> dict[str, Reader]:
+def _make_job_readers(folder: Path) -> dict[str, Reader]:
     plan = make_plan()
     write_bundle(plan, folder / "bundle")
     bundle = {
@@ -68,31 +75,33 @@ def _of_jobs(folder: Path) -> dict[str, Reader]:
     }
     profile = (ROOT / "hardware_profiles" / "node" / "cpu-host.yaml").read_bytes()
     own = b'MINE = Algorithm(name="mine", source="", advantage="group_mean", loss="clipped_ratio")\n'
-    jobs = [_with_marked_paths(EXAMPLES / name) for name in ("quickstart.yaml", "ppo-tiny.yaml", "multi-turn.yaml")]
-    found = {
+    jobs = [_mark_paths(EXAMPLES / name) for name in ("quickstart.yaml", "ppo-tiny.yaml", "multi-turn.yaml")]
+    job_readers = {
         "job": Reader(
             "job.yaml", load_job, tuple(jobs), mend=lambda data: data.replace(b"IN_EXAMPLES", bytes(EXAMPLES))
         ),
         "profile": Reader("cpu-host.yaml", read_profile, (profile,), is_dear=True),
         "algorithm": Reader("own.py", lambda path: read_declaration(f"{path}:MINE", path.parent), (own,)),
-        "plan": Reader("plan.json", read_plan, (bundle["plan.json"],), mend=_with_its_digest, is_dear=True),
+        "plan": Reader("plan.json", read_plan, (bundle["plan.json"],), mend=_replace_digest, is_dear=True),
     }
     for name in bundle:
         beside = {other: content for other, content in bundle.items() if other != name}
-        found[f"bundle: {name}"] = Reader(name, partial(_read_bundle, name), (bundle[name],), beside, is_dear=True)
-    return found
+        job_readers[f"bundle: {name}"] = Reader(
+            name, partial(_read_bundle, name), (bundle[name],), beside, is_dear=True
+        )
+    return job_readers
 
 
 def _read_bundle(name: str, path: Path) -> None:
     read_bundle(path.parents[name.count("/")])
 
 
-def _with_marked_paths(path: Path) -> bytes:
+def _mark_paths(path: Path) -> bytes:
     """The same bytes in every checkout, so that a seed makes the same files."""
     return re.sub(r"\b(models|data|environments|rewards)/", r"IN_EXAMPLES/\1/", path.read_text()).encode()
 
 
-def _with_its_digest(data: bytes) -> bytes:
+def _replace_digest(data: bytes) -> bytes:
     try:
         stored = json.loads(data)
         stored["digest"] = compute_digest(
@@ -103,7 +112,7 @@ def _with_its_digest(data: bytes) -> bytes:
         return data
 
 
-def _of_models() -> dict[str, Reader]:
+def _make_model_readers() -> dict[str, Reader]:
     read = {path.name: path.read_bytes() for path in SORTER.iterdir()}
     small, index = _safetensors({"a": [2, 2], "b": [3]}), {"weight_map": {"a": "one.safetensors"}}
 
@@ -138,7 +147,7 @@ def _open_tensors(path: Path) -> None:
     TensorFile(path).close()
 
 
-def _of_data() -> dict[str, Reader]:
+def _make_data_readers() -> dict[str, Reader]:
     rows = [
         {"prompt": "1 + 1?", "answer": "2"},
         {"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "x"}, "extra_info": {"a": 1}},
@@ -164,7 +173,7 @@ def _of_data() -> dict[str, Reader]:
 
 
 def _ends_in_words(read: Callable[[], object]) -> None:
-    """Of a process of its own, which ends with a message for the one that asked."""
+    """Run `read` in its own process, which ends with a message for the one that asked."""
     try:
         read()
     except SystemExit as error:
@@ -172,7 +181,7 @@ def _ends_in_words(read: Callable[[], object]) -> None:
 
 
 def table_readers() -> dict[str, Reader]:
-    """Of what pyarrow reads: in a process with more memory, for it is the one that is made for that."""
+    """Readers that use pyarrow. They run in the process for tables, which has more memory."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -192,7 +201,7 @@ def table_readers() -> dict[str, Reader]:
     }
 
 
-def _of_points() -> dict[str, Reader]:
+def _make_point_readers() -> dict[str, Reader]:
     data = ROOT / "rlplan" / "accuracy" / "data"
     points = json.loads((data / "measured_points.json").read_text())
     listed = points if isinstance(points, list) else points["points"]
@@ -204,17 +213,19 @@ def _of_points() -> dict[str, Reader]:
     }
 
 
-def _of_runs(folder: Path) -> dict[str, Reader]:
+def _make_run_readers(folder: Path) -> dict[str, Reader]:
     run = make_run(folder / "run")
     files = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    found = {}
+    run_readers = {}
     for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "status.json"):
         seed = b"\n".join(files[name].splitlines()[:12]) if name != "status.json" else files[name]
         beside = {other: b"\n".join(content.splitlines()[:3]) for other, content in files.items() if "jsonl" in other}
         beside["plan.json"] = files["plan.json"]
-        found[f"run: {name}"] = Reader(name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True)
+        run_readers[f"run: {name}"] = Reader(
+            name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True
+        )
     lengths = {"mean_response_len": 3, "response_lengths": {"kind": "histogram", "edges": [1, 5, 9], "counts": [1, 2]}}
-    return found | {
+    return run_readers | {
         "run: lengths.json": Reader("lengths.json", lambda path: read_run_lengths(path.parent), (_json(lengths),)),
         "run: data.json": Reader(
             "data.json", lambda path: read_run_lengths(path.parent), (_json({"prompt_len": {"mean": 3.5, "max": 9}}),)
@@ -252,7 +263,7 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
 }
 
 
-def _of_other_stacks() -> dict[str, Reader]:
+def _make_foreign_readers() -> dict[str, Reader]:
     return {
         f"foreign: {name}": Reader(file, lambda path: read_source(path, None), (text.encode(),))
         for name, (file, text) in FOREIGN.items()

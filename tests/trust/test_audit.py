@@ -12,7 +12,7 @@ from tests.factories import ROOT
 
 PINNED = "pip-audit==2.10.1"
 KNOWN = "requests==2.19.0"
-"""A release with published holes (CVE-2018-18074): where none is told of it, nobody answers."""
+"""A release with published holes (CVE-2018-18074): if the index reports none, it is not answering."""
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +26,15 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "pip-audit"
 
 
-def audited(tool: Path, requirements: Path) -> list[dict[str, Any]]:
-    """What is said of each package."""
+def audit(tool: Path, requirements: Path) -> list[dict[str, Any]]:
+    """Audit the requirements; return the report on each package."""
     command = [tool, "-s", "pypi", "--disable-pip", "--no-deps", "--progress-spinner=off", "-f", "json", "-r"]
     done = subprocess.run([*command, str(requirements)], capture_output=True, text=True, timeout=1200, check=False)
     try:
-        found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+        dependencies: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except ValueError:
         pytest.skip(f"NOT AUDITED: {done.stderr.strip()[-300:]}")
-    return found
+    return dependencies
 
 
 @pytest.mark.nightly
@@ -43,8 +43,10 @@ def audited(tool: Path, requirements: Path) -> list[dict[str, Any]]:
 def test_no_locked_package_has_a_known_hole(tool: Path, lock: str, tmp_path: Path) -> None:
     """pip-audit ends well where the database knows no package at all: so it is first asked for a hole that there is."""
     (tmp_path / "known.txt").write_text(KNOWN + "\n")
-    (known,) = audited(tool, tmp_path / "known.txt")
+    (known,) = audit(tool, tmp_path / "known.txt")
     if not known.get("vulns"):
-        pytest.skip(f"NOT AUDITED: the index answers no question on holes ({known.get('skip_reason', 'none is told')})")
-    packages = audited(tool, ROOT / "requirements" / lock)
+        pytest.skip(
+            f"NOT AUDITED: the index answers no question on holes ({known.get('skip_reason', 'it gives no reason')})"
+        )
+    packages = audit(tool, ROOT / "requirements" / lock)
     assert [package for package in packages if package.get("vulns") or "skip_reason" in package] == []

@@ -11,7 +11,7 @@ from tests.factories import ROOT
 TABLES = ("data: parquet", "data: arrow")
 
 
-def fuzzed(count: int, seed: int, *names: str) -> tuple[list[str], int]:
+def run_fuzzer(count: int, seed: int, *names: str) -> tuple[list[str], int]:
     """(what was wrong, how many readers there were)."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.trust.fuzz", str(count), str(seed), *names],
@@ -26,21 +26,21 @@ def fuzzed(count: int, seed: int, *names: str) -> tuple[list[str], int]:
 
 
 def test_no_reader_breaks_on_some_hostile_files() -> None:
-    assert fuzzed(500, 1) == ([], 37)
+    assert run_fuzzer(500, 1) == ([], 37)
 
 
 def test_no_reader_of_tables_breaks_on_some_hostile_files() -> None:
-    assert fuzzed(500, 1, *TABLES) == ([], 2)
+    assert run_fuzzer(500, 1, *TABLES) == ([], 2)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(5000)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_reader_breaks_on_thousands_of_hostile_files(seed: int) -> None:
-    assert fuzzed(5_000, 100 + seed) == ([], 37)
+    assert run_fuzzer(5_000, 100 + seed) == ([], 37)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(5000)
 def test_no_reader_of_tables_breaks_on_thousands_of_hostile_files() -> None:
-    assert fuzzed(20_000, 100, *TABLES) == ([], 2)
+    assert run_fuzzer(20_000, 100, *TABLES) == ([], 2)

@@ -16,7 +16,7 @@ __all__ = ["rlplan"]
 GPUS = ("--hardware", "8xH100")
 
 
-def in_place_of(path: Path) -> Path:
+def make_pipe(path: Path) -> Path:
     """A pipe where a file may have been."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -24,44 +24,44 @@ def in_place_of(path: Path) -> Path:
     return path
 
 
-def of_a_bundle(folder: Path, name: str) -> Path:
+def make_bundle_pipe(folder: Path, name: str) -> Path:
     write_bundle(make_plan(), folder / "bundle")
-    in_place_of(folder / "bundle" / name)
+    make_pipe(folder / "bundle" / name)
     return folder / "bundle"
 
 
-def of_a_run(folder: Path, name: str) -> Path:
+def make_run_pipe(folder: Path, name: str) -> Path:
     run = make_run(folder / "run")
-    in_place_of(run / name)
+    make_pipe(run / name)
     return run
 
 
-def of_a_model(folder: Path, name: str) -> list[object]:
+def make_model_pipe(folder: Path, name: str) -> list[object]:
     for path in (EXAMPLES / "models" / "sorter").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    in_place_of(folder / name)
+    make_pipe(folder / name)
     return ["estimate", QUICKSTART, f"policy.path={folder}"]
 
 
 PLACES: dict[str, Callable[[Path], list[object]]] = {
-    "a job": lambda folder: ["plan", in_place_of(folder / "job.yaml")],
-    "a job without a name that says so": lambda folder: ["plan", in_place_of(folder / "job")],
-    "a plan": lambda folder: ["plan", in_place_of(folder / "plan.json")],
-    "a plan of a bundle": lambda folder: ["emit", of_a_bundle(folder, "plan.json"), "-o", folder / "again"],
-    "a file of a bundle": lambda folder: ["plan", of_a_bundle(folder, "ray.json")],
-    "a model's config": lambda folder: of_a_model(folder, "config.json"),
-    "a model's tokenizer": lambda folder: of_a_model(folder, "tokenizer.json"),
-    "a model's weights": lambda folder: of_a_model(folder, "more.safetensors"),
-    "an algorithm": lambda folder: ["plan", QUICKSTART, f"algorithm.path={in_place_of(folder / 'a.py')}:MINE"],
-    "points": lambda folder: ["accuracy", in_place_of(folder / "points")],
-    "points by name": lambda folder: ["accuracy", in_place_of(folder / "points.json")],
-    "a trace": lambda folder: ["report", of_a_run(folder, "trace.jsonl"), "--out", folder / "out"],
-    "metrics": lambda folder: ["report", of_a_run(folder, "metrics.jsonl"), "--out", folder / "out"],
-    "timings": lambda folder: ["report", of_a_run(folder, "timings.jsonl"), "--out", folder / "out"],
-    "a script of another stack": lambda folder: ["import", in_place_of(folder / "run.sh"), *GPUS],
-    "a configuration of another stack": lambda folder: ["check", in_place_of(folder / "run.yaml"), *GPUS],
-    "a program of another stack": lambda folder: ["import", in_place_of(folder / "run.py"), *GPUS],
-    "lengths of a run": lambda folder: ["plan", write_job(folder), "--lengths", of_a_run(folder, "lengths.json")],
+    "a job": lambda folder: ["plan", make_pipe(folder / "job.yaml")],
+    "a job without a name that says so": lambda folder: ["plan", make_pipe(folder / "job")],
+    "a plan": lambda folder: ["plan", make_pipe(folder / "plan.json")],
+    "a plan of a bundle": lambda folder: ["emit", make_bundle_pipe(folder, "plan.json"), "-o", folder / "again"],
+    "a file of a bundle": lambda folder: ["plan", make_bundle_pipe(folder, "ray.json")],
+    "a model's config": lambda folder: make_model_pipe(folder, "config.json"),
+    "a model's tokenizer": lambda folder: make_model_pipe(folder, "tokenizer.json"),
+    "a model's weights": lambda folder: make_model_pipe(folder, "more.safetensors"),
+    "an algorithm": lambda folder: ["plan", QUICKSTART, f"algorithm.path={make_pipe(folder / 'a.py')}:MINE"],
+    "points": lambda folder: ["accuracy", make_pipe(folder / "points")],
+    "points by name": lambda folder: ["accuracy", make_pipe(folder / "points.json")],
+    "a trace": lambda folder: ["report", make_run_pipe(folder, "trace.jsonl"), "--out", folder / "out"],
+    "metrics": lambda folder: ["report", make_run_pipe(folder, "metrics.jsonl"), "--out", folder / "out"],
+    "timings": lambda folder: ["report", make_run_pipe(folder, "timings.jsonl"), "--out", folder / "out"],
+    "a script of another stack": lambda folder: ["import", make_pipe(folder / "run.sh"), *GPUS],
+    "a configuration of another stack": lambda folder: ["check", make_pipe(folder / "run.yaml"), *GPUS],
+    "a program of another stack": lambda folder: ["import", make_pipe(folder / "run.py"), *GPUS],
+    "lengths of a run": lambda folder: ["plan", write_job(folder), "--lengths", make_run_pipe(folder, "lengths.json")],
 }
 
 

@@ -1,4 +1,4 @@
-"""What is far too large, too deep or too much of it is refused early: seconds and bytes are bounded."""
+"""Inputs that are far too large, too deep or too many are refused early: seconds and bytes are bounded."""
 
 import json
 import time
@@ -22,7 +22,7 @@ from tests.repository.at_night import at_night
 __all__ = ["rlplan"]
 
 MAX_CPU_S = 2.5
-"""Of this process: 2 s, and what a busy machine adds to them."""
+"""CPU limit of this process: 2 s, and what a busy machine adds to them."""
 
 
 @pytest.mark.parametrize("form", at_night(["block", "flow"], but=1))

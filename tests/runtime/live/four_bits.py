@@ -12,7 +12,7 @@ from typing import Any
 METHODS = ("awq", "gptq", "compressed-tensors")
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours lies in each nibble of an int32, the lowest first (AutoAWQ's `pack_intweight`)."""
+"""Index of the neighbour in each nibble of an int32, the lowest nibble first (AutoAWQ's `pack_intweight`)."""
 
 
 def quantize(folder: Path, out: Path, method: str) -> Any:
@@ -25,7 +25,7 @@ def quantize(folder: Path, out: Path, method: str) -> Any:
     tensors: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
         if name.endswith("proj.weight"):
-            stored, values = packed(parameter.data, method)
+            stored, values = pack(parameter.data, method)
             tensors |= {name.removesuffix("weight") + key: tensor.contiguous() for key, tensor in stored.items()}
         else:
             values = parameter.data.to(torch.bfloat16).float()
@@ -39,7 +39,7 @@ def quantize(folder: Path, out: Path, method: str) -> Any:
 
 
 def config_of(method: str) -> dict[str, Any]:
-    """What a checkpoint's config.json says of it."""
+    """The quantization section of a checkpoint's config.json."""
     if method == "awq":
         return {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
     if method == "gptq":
@@ -54,7 +54,7 @@ def config_of(method: str) -> dict[str, Any]:
     }
 
 
-def packed(weight: Any, method: str) -> tuple[dict[str, Any], Any]:
+def pack(weight: Any, method: str) -> tuple[dict[str, Any], Any]:
     """(the tensors of one matrix by the ends of their names, the values that they stand for)."""
     import torch
 

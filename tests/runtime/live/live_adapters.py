@@ -42,10 +42,10 @@ class Versions:
         if version not in self.values:
             torch.manual_seed(version)
             self.values[version] = {n: 0.1 * torch.randn_like(p) for n, p in self.trained.items()}
-        self.compare_with(version)
+        self.compare_version(version)
         self.live.update(version)
 
-    def compare_with(self, version: int) -> None:
+    def compare_version(self, version: int) -> None:
         for name, parameter in self.trained.items():
             parameter.data.copy_(self.values[version][name])
 
@@ -53,7 +53,7 @@ class Versions:
         """Two samples of a prompt that is the same each time, three steps long; then the engine waits."""
         engine, patience = self.live.engine, Patience(60)
         engine.invoke("resume")
-        engine.invoke("submit", [asked(version)])
+        engine.invoke("submit", [make_request(version)])
         steps = engine.num_steps
         while engine.num_steps < steps + 3 and patience.left_s() > 0:
             time.sleep(0.001)
@@ -61,14 +61,14 @@ class Versions:
 
     def differences(self, completion: Any) -> dict[int, float]:
         """The largest difference of a log-prob to each version's."""
-        found = {}
+        largest = {}
         for version in self.values:
-            self.compare_with(version)
-            found[version] = max(self.live.difference(asked(version).prompt, completion))
-        return found
+            self.compare_version(version)
+            largest[version] = max(self.live.difference(make_request(version).prompt, completion))
+        return largest
 
 
-def asked(version: int) -> Any:
+def make_request(version: int) -> Any:
     """A prompt of several blocks, so that versions could find each other's keys and values."""
     prompt = tuple(6 + i % 9 for i in range(50))
     return dataclasses.replace(request(f"begun under {version}", 2, 200), prompt=prompt)
@@ -83,27 +83,27 @@ def versions() -> dict[str, Any]:
     live, engine = both.live, both.live.engine
     forecast = EngineForecast(live.job, live.job.load_model(), live.job.load_profile())
     started = engine.components()["policy", "sync_staging"]
-    num_open, held = [], []
+    num_open, held_versions = [], []
     for version in (1, 2, 3):
         both.arrive(version)
         both.begin(version)
         num_open.append(engine.tracker.num_open)
-        held.append(engine.adapters.versions)
+        held_versions.append(engine.adapters.versions)
     kept = engine.adapters._held[3]
-    both.compare_with(2)
+    both.compare_version(2)
     live.update(3)  # as all get it where another engine was restarted, when the trainer has other adapters already
     answer = {
         "num_open": num_open,
-        "held": held,
+        "held": held_versions,
         "keeps": engine.adapters._held[3] is kept,
         "staging": [started, engine.components()["policy", "sync_staging"]],
         "forecast": [
-            forecast.predict_resident(one, "start")["sync_staging"] for one in (_start_action(), _generates())
+            forecast.predict_resident(action, "start")["sync_staging"] for action in (_start_action(), _generates())
         ],
     }
     engine.invoke("resume")
-    finished = {one.id: one for one in engine.invoke("collect", scale_seconds(60.0), 3)}
-    ends = {version: finished[asked(version).id].completions for version in (1, 2, 3)}
+    finished = {request.id: request for request in engine.invoke("collect", scale_seconds(60.0), 3)}
+    ends = {version: finished[make_request(version).id].completions for version in (1, 2, 3)}
     answer |= {
         "spans": {v: [[(s.version, s.start, s.end) for s in c.spans] for c in done] for v, done in ends.items()},
         "differences": {v: [both.differences(c) for c in done] for v, done in ends.items()},
@@ -111,12 +111,12 @@ def versions() -> dict[str, Any]:
         "files": [path.name for path in Path("/dev/shm").glob(f"rlplan-{os.getpid()}-adapter-*")],
     }
     engine.invoke("pause")
-    answer["refused"] = _without_a_slot(both)
+    answer["refused"] = _ask_fourth_version(both)
     return answer
 
 
-def _without_a_slot(both: Versions) -> str:
-    """What an engine says of a fourth version beside samples of three: no run asks that of it."""
+def _ask_fourth_version(both: Versions) -> str:
+    """The engine's error for a fourth version beside samples of three: no run asks for that."""
     engine = both.live.engine
     for version in (3, 4, 5):
         both.arrive(version)
@@ -126,7 +126,7 @@ def _without_a_slot(both: Versions) -> str:
     except RunError as error:
         return str(error)
     finally:
-        engine.invoke("abandon", [asked(version).id for version in (3, 4, 5)])
+        engine.invoke("abandon", [make_request(version).id for version in (3, 4, 5)])
         engine.invoke("resume")
         engine.invoke("stop")
     return ""
@@ -149,16 +149,16 @@ def versions_on_ranks(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
         time.sleep(scale_seconds(2.0))  # a run waits for all ranks here
         both.begin(1)
         both.arrive(2)
-        engine.invoke("submit", [asked(0)])
+        engine.invoke("submit", [make_request(0)])
         time.sleep(scale_seconds(2.0))
         engine.invoke("resume")
-        engine.invoke("submit", [asked(2)])
+        engine.invoke("submit", [make_request(2)])
     else:
         time.sleep(scale_seconds(1.0))
         both.arrive(2)
-    finished = {one.id: one.completions for one in engine.invoke("collect", scale_seconds(60.0), 3)}
+    finished = {request.id: request.completions for request in engine.invoke("collect", scale_seconds(60.0), 3)}
     for name, version in (("before", 1), ("between", 0), ("after", 2)):
-        completions = finished[asked(version).id]
+        completions = finished[make_request(version).id]
         answer[name] = [[span.version for c in completions for span in c.spans]]
         answer[name] += [both.differences(c) for c in completions] if rank == 0 else []
     answer["left"] = engine.adapters.versions

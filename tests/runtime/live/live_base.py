@@ -79,17 +79,17 @@ def shared_base() -> dict[str, Any]:
 
 
 def _other_numbers(live: SharedLive) -> str:
-    """What an engine says where its loader makes another parameter of the trainer's weights than the base has."""
+    """The engine's error if its loader makes another parameter of the trainer's weights than the base has."""
     from rlplan.errors import RunError
     from rlplan.runtime.weight_sync.shared_base import OpenedBase
 
     weights = OpenedBase.weights
 
-    def exchanged(base: OpenedBase) -> Any:
+    def exchange_weights(base: OpenedBase) -> Any:
         for name, tensor, part_of in weights(base):
             yield name, tensor.flip(0) if "k_proj" in name else tensor, part_of
 
-    OpenedBase.weights = exchanged  # type: ignore[method-assign]
+    OpenedBase.weights = exchange_weights  # type: ignore[method-assign]
     try:
         live.start()
     except RunError as error:
@@ -100,7 +100,7 @@ def _other_numbers(live: SharedLive) -> str:
 
 
 def memory_of_base(folder: str, dtype: str) -> dict[str, Any]:
-    """What the kernel says that this process takes beside a trainer's base: an engine with weights of its own, and
+    """This process's memory by the kernel beside a trainer's base: an engine with weights of its own, and
     without. Pages that are mapped twice count once.
 
     folder: of a model with weights.
@@ -117,7 +117,7 @@ def memory_of_base(folder: str, dtype: str) -> dict[str, Any]:
     ):  # kernels that either compiles stay, so that the last two differ in weights alone
         live.engine.invoke("start", folder, 0, None, 0, base)
         live.engine.invoke("generate", [asked])
-        taken.append(_taken())
+        taken.append(_measure_taken())
     model, size = live.job.load_model(), live.job.rollout.dtype.num_bytes
     packing = live.job.load_profile().weight_packing
     return {
@@ -126,7 +126,7 @@ def memory_of_base(folder: str, dtype: str) -> dict[str, Any]:
     }
 
 
-def _taken() -> tuple[int, int]:
+def _measure_taken() -> tuple[int, int]:
     """Bytes of this process by the kernel (Pss) and by our own account."""
     from rlplan.runtime.measure.memory_meter import give_memory_back, resident_bytes
 

@@ -37,7 +37,7 @@ def resume(live: "LiveRank") -> dict[str, Any]:
     log = [_train(live) for _ in range(2)]
     if live.job.checkpoints.writes == "beside":
         live.call("reserve_staging")
-    held = live.measured("save_states", path, live.job.checkpoints.writes == "waiting")
+    save_measurement = live.measured("save_states", path, live.job.checkpoints.writes == "waiting")
     saved = states_of(live)
     log += [_train(live) for _ in range(2)]
     went_on = states_of(live)
@@ -59,7 +59,7 @@ def resume(live: "LiveRank") -> dict[str, Any]:
         "went_on": went_on,
         "resumed": states_of(live),
         "facts": facts,
-        "held": held,
+        "held": save_measurement,
     }
 
 

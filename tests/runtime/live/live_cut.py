@@ -61,7 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adapters": {"training.zero_stage": 2, "training.lora": {"rank": 4}},
     "nf4": {"training.zero_stage": 2, "training.lora": {"rank": 4}, "training.lora.base_dtype": "nf4"},
 }
-"""What is made of a model that was loaded whole; adapters begin at zero."""
+"""Variants of a model that was loaded whole; adapters begin at zero."""
 
 
 class CutTrainer(PolicyTrainer):
@@ -88,9 +88,9 @@ def start_checkpoint(name: str, folder: Path) -> Path:
     return out
 
 
-def apart(one: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> list[float]:
+def apart(scores: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> list[float]:
     """The largest difference of each sequence."""
-    return [max(abs(a - b) for a, b in zip(x, y, strict=True)) for x, y in zip(one, other, strict=True)]
+    return [max(abs(a - b) for a, b in zip(x, y, strict=True)) for x, y in zip(scores, other, strict=True)]
 
 
 def buffers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -99,7 +99,7 @@ def buffers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def compare(name: str, folder: Path, port: int) -> dict[str, Any]:
-    """What a cut scorer, a cut reward model and a cut trainer say otherwise than whole ones."""
+    """Differences of a sharded scorer, reward model and trainer from whole ones."""
     model = str(start_checkpoint(name, folder))
     frozen, trained = (
         make_plan(**OVERRIDES, **{"policy.path": model, "hardware.num_devices": count}) for count in (2, 1)
@@ -116,25 +116,25 @@ def compare(name: str, folder: Path, port: int) -> dict[str, Any]:
     trainer.start(0, 1, ("127.0.0.1", port), model)
     reference = Scorer("whole", job, "reference", 1)
     reference.start(model)
-    said = reference.score(pairs(), "reference")
-    answer["trainer"] = apart(said, trainer.score(pairs(), "policy"))
+    expected = reference.score(pairs(), "reference")
+    answer["trainer"] = apart(expected, trainer.score(pairs(), "policy"))
     trainer.stop()
     if name == "qwen3":
-        answer["variants"] = {variant: loaded_whole(model, variant, port, said) for variant in VARIANTS}
+        answer["variants"] = {variant: loaded_whole(model, variant, port, expected) for variant in VARIANTS}
     return answer
 
 
-def loaded_whole(model: str, variant: str, port: int, said: list[tuple[float, ...]]) -> dict[str, Any]:
-    """What a trainer says otherwise that has loaded the model as a CPU's ranks do."""
+def loaded_whole(model: str, variant: str, port: int, expected: list[tuple[float, ...]]) -> dict[str, Any]:
+    """Differences of a trainer that has loaded the model as a CPU's ranks do."""
     plan = make_plan(**OVERRIDES | VARIANTS[variant] | {"policy.path": model, "hardware.num_devices": 1})
     trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
     trainer.start(0, 1, ("127.0.0.1", port), model)
-    found = {
-        "apart": apart(said, trainer.score(pairs(), "policy")),
+    answer = {
+        "apart": apart(expected, trainer.score(pairs(), "policy")),
         "buffers": list(buffers(trainer.engine.module)),
     }
     trainer.stop()
-    return found
+    return answer
 
 
 def main(path: str, names: list[str]) -> None:

@@ -26,7 +26,7 @@ SORTER = EXAMPLES / "models" / "sorter"
 
 
 def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
-    """What each rank of a scenario says, each run in a process of its own."""
+    """The answers of a scenario's ranks, each run in its own process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -103,15 +103,15 @@ class Live:
         from rlplan.errors import RunError
         from rlplan.runtime.weight_sync.channel import Update
 
-        sender, said = self._channel(), list[str]()
+        sender, errors = self._channel(), list[str]()
         update = Update(serial=1, version=8, is_full=True, timeout_s=0.5)
         for method, argument in (("receive_weights", update), ("generate", [question])):
             try:
                 self.engine.invoke(method, argument)
             except RunError as error:
-                said.append(str(error))
+                errors.append(str(error))
         sender.close()
-        return said
+        return errors
 
     def _channel(self) -> Any:
         """The trainer's end of a channel into the engine."""
@@ -182,17 +182,17 @@ def generation() -> dict[str, Any]:
 
 
 def _stopped_and_started(live: Live) -> dict[str, Any]:
-    """What an engine holds before and after it is destroyed, and whether it comes back the same."""
+    """Memory of an engine before and after it is destroyed, and whether it comes back the same."""
     from rlplan.runtime.measure.memory_meter import resident_bytes
 
     engine, asked = live.engine, [request("a", 2, 20)]
-    held, before = sum(engine.components().values()), resident_bytes()
+    held_bytes, before = sum(engine.components().values()), resident_bytes()
     engine.invoke("stop")
     freed, frozen = before - resident_bytes(), gc.get_freeze_count()
     engine.invoke("start", str(SORTER), 0, None, 9)
     once = engine.invoke("generate", asked)
     return {
-        "held": held,
+        "held": held_bytes,
         "freed": freed,
         "frozen": frozen,
         "restarted_version": [s.version for s in once[0].completions[0].spans],
@@ -206,7 +206,9 @@ def _against_fresh(live: Live, asked: list[Any], finished: list[Any]) -> float:
 
     live.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype=live.job.rollout.dtype.value).eval()
     return max(
-        max(live.difference(one.prompt, c)) for one, f in zip(asked, finished, strict=True) for c in f.completions
+        max(live.difference(request.prompt, c))
+        for request, f in zip(asked, finished, strict=True)
+        for c in f.completions
     )
 
 
@@ -311,10 +313,10 @@ def limits() -> dict[str, Any]:
     finished = live.engine.invoke("generate", asked)
     live.engine.invoke("reset_prefix_cache")  # from cached prefixes the last bits come out otherwise
     again = live.engine.invoke("generate", asked)
-    completions = [completion for one in finished for completion in one.completions]
+    completions = [completion for answered in finished for completion in answered.completions]
     live.engine.invoke("stop")
     return {
-        "num_prompt_tokens": sum(len(one.prompt) * one.num_samples for one in asked),
+        "num_prompt_tokens": sum(len(question.prompt) * question.num_samples for question in asked),
         "tokens": [completion.tokens for completion in completions],
         "logprobs": [len(completion.logprobs) for completion in completions],
         "reasons": [completion.finish_reason for completion in completions],
@@ -342,16 +344,16 @@ def speculative_decoding() -> dict[str, Any]:
 
 
 def alone(*_: int) -> dict[str, Any]:
-    """What engines on one rank are asked for, one engine after the other in one process."""
+    """The scenarios of engines on one rank, one engine after the other in one process."""
     from tests.runtime.live.live_adapters import versions
     from tests.runtime.live.live_base import shared_base
 
-    found = {"generation": generation(), "limits": limits(), "shared_base": shared_base(), "versions": versions()}
-    return found | {"speculative_decoding": speculative_decoding()}
+    answers = {"generation": generation(), "limits": limits(), "shared_base": shared_base(), "versions": versions()}
+    return answers | {"speculative_decoding": speculative_decoding()}
 
 
 def memory(*arguments: Any) -> dict[str, Any]:
-    """What a larger base takes, shared and not."""
+    """Memory of a larger base, shared and not."""
     from tests.runtime.live.live_base import memory_of_base
 
     return memory_of_base(*arguments[3:])

@@ -1,6 +1,6 @@
 """Processes with DeepSpeed or vLLM for tests: forks of one that has imported it, which takes ten seconds.
 
-As a program it is that one. Line by line it is told what a fork has to do and where it writes what it says; it answers
+As a program it is that one. Each input line has a fork's task and the file for its answer; it answers
 with the fork's process id.
 """
 
@@ -44,7 +44,7 @@ VLLM_ENVIRONMENT = {
 }
 TRAINING = ("deepspeed", "transformers", "peft", "rlplan.runtime.workers.trainer.policy_trainer")
 SERVING = ("vllm.v1.worker.cpu_worker", "vllm.entrypoints.llm", "rlplan.runtime.workers.engine.rollout_engine")
-"""What a process imports before it forks."""
+"""Modules that a process imports before it forks."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ def start(
     """
     line = json.dumps([target, arguments, str(log), environment])
     if is_alone:
-        pid = subprocess.Popen([*_COMMAND, "become", line], cwd=ROOT, env=_environment(), stdin=subprocess.DEVNULL).pid
+        pid = subprocess.Popen(
+            [*_COMMAND, "become", line], cwd=ROOT, env=_make_environment(), stdin=subprocess.DEVNULL
+        ).pid
     else:
         server = _server(libraries)
         assert server.stdin is not None
@@ -91,28 +93,30 @@ def start(
 
 
 def answers_of(processes: Sequence[LiveProcess], paths: Sequence[Path], deadline_s: float) -> list[Any]:
-    """What each wrote into its file. One that ends without ends it all: the others would wait for it."""
+    """The answer in each process's file. A process that ends without one ends all: the others would wait for it."""
     patience = Patience(deadline_s)
     while not all(path.exists() for path in paths):
-        failed = [one for one, path in zip(processes, paths, strict=True) if not (one.is_running or path.exists())]
+        failed = [
+            process for process, path in zip(processes, paths, strict=True) if not (process.is_running or path.exists())
+        ]
         if failed or patience.left_s() == 0:
-            said = [process.log.read_text(errors="replace")[-4000:] for process in failed or processes]
-            raise AssertionError("\n".join(said))
+            logs = [process.log.read_text(errors="replace")[-4000:] for process in failed or processes]
+            raise AssertionError("\n".join(logs))
         time.sleep(0.02)
     return [json.loads(path.read_text()) for path in paths]
 
 
-def answer(path: Path, said: Any) -> None:
+def answer(path: Path, message: Any) -> None:
     """Write an answer, which is read as soon as it is there."""
     draft = path.with_name(f"{path.name}.draft")
-    draft.write_text(json.dumps(said))
+    draft.write_text(json.dumps(message))
     draft.rename(path)
 
 
 _COMMAND = [sys.executable, "-m", "tests.runtime.live.live_forks"]
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     return os.environ | ENVIRONMENT | VLLM_ENVIRONMENT | path
 
@@ -122,7 +126,7 @@ def _server(libraries: tuple[str, ...]) -> "subprocess.Popen[str]":
     """The process that forks, until the tests end; forks end with it."""
     pipe = subprocess.PIPE
     server = subprocess.Popen(
-        [*_COMMAND, "serve", *libraries], cwd=ROOT, env=_environment(), stdin=pipe, stdout=pipe, text=True
+        [*_COMMAND, "serve", *libraries], cwd=ROOT, env=_make_environment(), stdin=pipe, stdout=pipe, text=True
     )
     atexit.register(server.kill)
     return server

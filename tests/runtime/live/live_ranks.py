@@ -22,7 +22,7 @@ Case = Mapping[str, Any]
 def exercise(
     num_ranks: int, cases: Mapping[str, Case], folder: Path, *, is_fresh: bool = False, is_measured: bool = False
 ) -> dict[str, list[Any]]:
-    """For each case what each rank gave. A case: `exercise` by name and `overrides` of the job, and what it asks for.
+    """The ranks' results for each case. A case: `exercise` by name and `overrides` of the job, and what it asks for.
 
     is_fresh: on processes of its own, for what stays in a process. is_measured: which share no memory either.
     """
@@ -70,7 +70,7 @@ class Ranks:
         return ranks
 
     def ask(self, folder: Path) -> list[Any]:
-        """What each rank gives for the cases in a folder. A rank that fails ends it all: the others would wait."""
+        """The ranks' results for the cases in a folder. A rank that fails ends them all: the others would wait."""
         for pipe in self._asking:
             os.write(pipe, f"{folder}\n".encode())
         paths = [folder / f"answer-{rank}.json" for rank in range(len(self.processes))]

@@ -22,7 +22,7 @@ from tests.factories import make_plan
 AGENTS_S = 8.0
 """Ray's agents open their ports some seconds after the rest."""
 WAITS_S = 120.0
-"""At most, to be killed."""
+"""Seconds at most until it is killed."""
 
 
 class Looker:

@@ -18,16 +18,16 @@ class Learner:
 
     def __init__(self, live: "LiveRank") -> None:
         from rlplan.runtime.rollout.experience import SequencePair
-        from tests.runtime.live.live_trainer import samples_of
+        from tests.runtime.live.live_trainer import make_samples
 
         self.live, self.trainer = live, live.trainer
-        self.micro_batches, self.weights = samples_of(live)
+        self.micro_batches, self.weights = make_samples(live)
         self.pairs = [SequencePair(s.prompt_tokens, s.response_tokens) for batch in self.micro_batches for s in batch]
 
-    def take_in(self, role: str) -> None:
-        """What reference or teacher says of each sample, for the loss."""
-        said, key = iter(self.live.call("score", self.pairs, role)), f"{role}_logprobs"
-        self.micro_batches = [[replace(s, **{key: next(said)}) for s in batch] for batch in self.micro_batches]
+    def add_logprobs(self, role: str) -> None:
+        """Add the reference's or teacher's log-probabilities to each sample, for the loss."""
+        scores, key = iter(self.live.call("score", self.pairs, role)), f"{role}_logprobs"
+        self.micro_batches = [[replace(s, **{key: next(scores)}) for s in batch] for batch in self.micro_batches]
 
     def train(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -41,19 +41,19 @@ class Learner:
         with torch.no_grad():
             return flat(self.trainer._score_pairs(self.pairs, lambda batch: self.trainer.engine.module(batch)[0]))
 
-    def judged(self, role: str) -> list[float]:
-        """What a role that shares the policy's weights says."""
+    def score_shared(self, role: str) -> list[float]:
+        """Log-probabilities of a role that shares the policy's weights."""
         return flat(self.live.call("score", self.pairs, role))
 
-    def scored(self, folder: str) -> list[float]:
-        """What a scorer says that has read a folder."""
+    def score_separately(self, folder: str) -> list[float]:
+        """Log-probabilities of a scorer that has loaded a folder."""
         from rlplan.runtime.workers.scorer import Scorer
 
         scorer = Scorer("scorer/reference/0", self.live.job, "reference", 1)
         scorer.start(folder)
         return flat(scorer.score(self.pairs, "reference"))
 
-    def with_peft(self, adapter: Path) -> list[float]:
+    def score_with_peft(self, adapter: Path) -> list[float]:
         """PEFT's own reading of an adapter, on the untouched base."""
         import torch
         from peft import PeftModel
@@ -83,23 +83,23 @@ def adapted(live: "LiveRank") -> dict[str, Any]:
     learner = Learner(live)
     answer: dict[str, Any] = {"start": learner.logprobs()}
     learner.train(2)
-    answer |= {"trained": learner.logprobs(), "reference": learner.judged("reference")}
+    answer |= {"trained": learner.logprobs(), "reference": learner.score_shared("reference")}
     answer["components"] = live.measured("components")["components"]
     with tempfile.TemporaryDirectory() as folder:
         live.call("save", folder, live.job.policy.path)
-        answer["saved"] = learner.scored(folder)
+        answer["saved"] = learner.score_separately(folder)
     return answer
 
 
 def adapters(live: "LiveRank") -> dict[str, Any]:
     """Three steps of adapters: the base, the reference before and after, and what was saved, merged and not."""
     learner = Learner(live)
-    base, before = learner.scored(live.job.policy.path), learner.judged("reference")
+    base, before = learner.score_separately(live.job.policy.path), learner.score_shared("reference")
     learner.train(3)
     with tempfile.TemporaryDirectory() as folder:
         live.call("save", folder, live.job.policy.path)
-        saved = {"merged": learner.scored(folder), "peft": learner.with_peft(Path(folder) / "adapter")}
-    reference = [before, learner.judged("reference")]
+        saved = {"merged": learner.score_separately(folder), "peft": learner.score_with_peft(Path(folder) / "adapter")}
+    reference = [before, learner.score_shared("reference")]
     return {"base": base, "reference": reference, "trained": learner.logprobs(), **saved, **learner.states()}
 
 
@@ -109,24 +109,27 @@ def role_adapters(live: "LiveRank") -> dict[str, Any]:
     lora, teacher = job.training.lora, job.roles.teacher.adapter
     assert lora is not None
     assert teacher is not None
-    answer = {"start": learner.with_peft(Path(str(lora.path))), "other": learner.with_peft(Path(teacher))}
+    answer = {"start": learner.score_with_peft(Path(str(lora.path))), "other": learner.score_with_peft(Path(teacher))}
     answer |= {"policy": [learner.logprobs()], "reference": [], "teacher": []}
     for role in ("reference", "teacher"):
-        learner.take_in(role)
+        learner.add_logprobs(role)
     for num_steps in (0, 3):
         learner.train(num_steps)
         for role in ("reference", "teacher"):
-            answer[role].append(learner.judged(role))
+            answer[role].append(learner.score_shared(role))
     answer["policy"].append(learner.logprobs())
     with tempfile.TemporaryDirectory() as folder:
         live.call("save", folder, live.job.policy.path)
-        answer |= {"merged": learner.scored(folder), "peft": learner.with_peft(Path(folder) / "adapter")}
+        answer |= {
+            "merged": learner.score_separately(folder),
+            "peft": learner.score_with_peft(Path(folder) / "adapter"),
+        }
     return answer | learner.states()
 
 
 def value_head(live: "LiveRank") -> dict[str, Any]:
-    """What a value head on the policy's backbone says before and after ten steps."""
+    """Values of a value head on the policy's backbone before and after ten steps."""
     learner = Learner(live)
-    first = learner.judged("value")
+    first = learner.score_shared("value")
     learner.train(10)
-    return {"values": [first, learner.judged("value")], **learner.states()}
+    return {"values": [first, learner.score_shared("value")], **learner.states()}

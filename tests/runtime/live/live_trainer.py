@@ -1,6 +1,6 @@
 """A live policy trainer on a CPU rank, as a process that live_ranks.py starts.
 
-Line by line it is told a folder with a JSON list of cases, each with overrides of the factories' job and the name of an
+Each input line names a folder with a JSON list of cases, each with overrides of the factories' job and the name of an
 exercise below, and writes there what each exercise gave.
 """
 
@@ -58,14 +58,14 @@ class LiveRank:
         return getattr(self.trainer, method)(*arguments)
 
     def measured(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """What a method's call held beyond the baseline: its peak, its end, and components by kind."""
-        _, found = self.trainer.call_measured(method, *arguments)
-        kinds = {kind: size for (_, kind), size in found.components.items()}
+        """Memory of a method's call above the baseline: its peak, its end, and components by kind."""
+        _, measurement = self.trainer.call_measured(method, *arguments)
+        kinds = {kind: size for (_, kind), size in measurement.components.items()}
         return {
-            "peak": found.peak_bytes - self.baseline,
-            "resident": found.resident_bytes - self.baseline,
+            "peak": measurement.peak_bytes - self.baseline,
+            "resident": measurement.resident_bytes - self.baseline,
             "components": kinds,
-            "seconds": found.end_s - found.start_s,
+            "seconds": measurement.end_s - measurement.start_s,
         }
 
 
@@ -76,7 +76,7 @@ def plan_of(num_ranks: int, case: Case) -> Any:
     return make_plan(**{"hardware.num_devices": num_ranks, "algorithm.kl_coef": 0.0} | case.get("overrides", {}))
 
 
-def samples_of(live: LiveRank, count: int = 16) -> tuple[list[list[Any]], list[list[float]]]:
+def make_samples(live: LiveRank, count: int = 16) -> tuple[list[list[Any]], list[list[float]]]:
     """This rank's micro-batches of a made-up mini-batch and what their tokens count. The last one is a dummy."""
     from rlplan.runtime.learning.packing import pack_shares
     from rlplan.runtime.rollout.experience import TrainSample
@@ -96,17 +96,17 @@ def samples_of(live: LiveRank, count: int = 16) -> tuple[list[list[Any]], list[l
     ]
     limit = live.case.get("limit", 30)
     shares = pack_shares([3 + len(s.response_tokens) for s in samples], live.num_shares, limit)
-    return packed(samples, shares[live.share])
+    return pack_samples(samples, shares[live.share])
 
 
-def packed(samples: list[Any], packs: list[list[int]]) -> tuple[list[list[Any]], list[list[float]]]:
+def pack_samples(samples: list[Any], packs: list[list[int]]) -> tuple[list[list[Any]], list[list[float]]]:
     """Micro-batches and what their tokens count; a dummy after them."""
     packs = [*packs, []]
     weights = [[1 / (len(samples) * len(samples[index].response_tokens)) for index in pack] for pack in packs]
     return [[samples[index] for index in pack] for pack in packs], weights
 
 
-def longest_samples_of(live: LiveRank) -> tuple[list[list[Any]], list[list[float]]]:
+def make_longest_samples(live: LiveRank) -> tuple[list[list[Any]], list[list[float]]]:
     """This rank's share of a mini-batch of sequences as long as the job allows."""
     from rlplan.runtime.learning.packing import pack_shares
     from rlplan.runtime.rollout.experience import TrainSample
@@ -123,13 +123,13 @@ def longest_samples_of(live: LiveRank) -> tuple[list[list[Any]], list[list[float
 
 def train(live: LiveRank) -> dict[str, float]:
     """One optimizer step."""
-    sums = live.call("forward_backward", *samples_of(live))
+    sums = live.call("forward_backward", *make_samples(live))
     return {"loss": sums["loss"], **live.call("optimizer_step")}
 
 
 def cut(live: LiveRank) -> dict[str, Any]:
     """One step of a mini-batch that is cut into passes of at most the case's `limit` tokens."""
-    micro_batches, weights = samples_of(live)
+    micro_batches, weights = make_samples(live)
     sums = live.call("forward_backward", micro_batches, weights)
     norm = live.call("optimizer_step")["grad_norm"]
     kept = [float(tensor.double().sum()) for _, tensor in live.call("weights")]
@@ -160,7 +160,7 @@ def first_step(live: LiveRank) -> dict[str, Any]:
 
 def memory(live: LiveRank) -> dict[str, Any]:
     """Two steps of longest sequences: what each call held."""
-    samples = longest_samples_of(live)
+    samples = make_longest_samples(live)
     answer = {"start": live.start}
     for name in ("first", "steady"):
         answer[f"{name}/forward_backward"] = live.measured("forward_backward", *samples)
@@ -186,7 +186,7 @@ def agree(live: LiveRank) -> dict[str, Any]:
 
     from rlplan.runtime.rollout.experience import SequencePair
 
-    micro_batches, weights = samples_of(live)
+    micro_batches, weights = make_samples(live)
     pairs = [SequencePair(s.prompt_tokens, s.response_tokens) for batch in micro_batches for s in batch]
 
     def logprobs() -> list[float]:
@@ -224,10 +224,10 @@ def elsewhere(module: str, name: str) -> Callable[[LiveRank], Any]:
     return lambda live: getattr(importlib.import_module(module), name)(live)
 
 
-def scaled(live: LiveRank) -> dict[str, Any]:
+def train_with_loss_scale(live: LiveRank) -> dict[str, Any]:
     """Eight steps, the first two with a huge loss: loss, norm, whether each was left out, the loss scale after it."""
     answer: dict[str, Any] = {"losses": [], "steps": [], "scales": []}
-    micro_batches, weights = samples_of(live)
+    micro_batches, weights = make_samples(live)
     huge = [[weight * 1e4 for weight in each] for each in weights]
     for step in range(8):
         sums = live.call("forward_backward", micro_batches, huge if step < 2 and live.is_half else weights)
@@ -247,7 +247,7 @@ EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "swap": swap,
     "agree": agree,
     **{name: elsewhere("tests.runtime.live.live_checkpoints", name) for name in ("resume", "take_over")},
-    "scaled": scaled,
+    "scaled": train_with_loss_scale,
     "kto": elsewhere("tests.runtime.live.live_kto", "kto"),
     **{
         name: elsewhere("tests.runtime.live.live_roles", name)

@@ -22,7 +22,7 @@ START_S = 200.0
 
 
 class LiveWorkerGroup:
-    """What `cluster.worker_group.WorkerGroup` is to those who call workers: `perform`, `gather`, `measured`,
+    """A stand-in for `cluster.worker_group.WorkerGroup` with its calls: `perform`, `gather`, `measured`,
     `addresses`.
     """
 
@@ -52,11 +52,11 @@ class LiveWorkerGroup:
                 stdout=log,
                 stderr=log,
             )
-        for process, (mine, theirs) in zip(processes, pipes, strict=True):
+        for process, (own_end, theirs) in zip(processes, pipes, strict=True):
             theirs.close()
             self._log(process).touch()
-            self._pipes[process], self.addresses[process] = mine, "127.0.0.1"
-            mine.send((class_path, (process, *arguments)))
+            self._pipes[process], self.addresses[process] = own_end, "127.0.0.1"
+            own_end.send((class_path, (process, *arguments)))
 
     def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin a call."""

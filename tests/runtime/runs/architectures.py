@@ -132,13 +132,13 @@ def config_of(architecture: str) -> dict[str, Any]:
     return config | {"architectures": [architecture]}
 
 
-def job_of(architecture: str, folder: Path, **overrides: Any) -> Path:
+def make_job(architecture: str, folder: Path, **overrides: Any) -> Path:
     """A job file: three GRPO steps of such a model, on one device; of a vision-language model from its weights."""
     return write_job(folder, **choices_of(architecture, folder / "model"), **overrides)
 
 
 def choices_of(architecture: str, model: Path) -> dict[str, Any]:
-    """What `job_of` asks for; writes the model into a new folder."""
+    """Overrides for `make_job`; writes the model into a new folder."""
     model.mkdir(parents=True)
     for file in (EXAMPLES / "models" / "sorter").glob("token*"):
         shutil.copyfile(file, model / file.name)

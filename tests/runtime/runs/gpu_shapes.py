@@ -33,7 +33,7 @@ WORKLOAD = {
 }
 
 
-def on_a_cpu_host(example: str, *overrides: str, num_devices: int = 2) -> ResolvedJob:
+def shrink_to_cpu(example: str, *overrides: str, num_devices: int = 2) -> ResolvedJob:
     """The job of an example, small. overrides: choices of the budget that are not left to the search."""
     budget = find_best_plan(load_job(EXAMPLES / example, overrides))
     data: dict[str, Any] = require_executable(budget).job.model_dump(mode="json")
@@ -61,10 +61,10 @@ def on_a_cpu_host(example: str, *overrides: str, num_devices: int = 2) -> Resolv
     return settled_on_a_cpu_host(validate(JobSpec, data, file=example))
 
 
-def bundle_of(example: str, folder: Path, *overrides: str) -> Path:
+def make_bundle(example: str, folder: Path, *overrides: str) -> Path:
     """Its bundle."""
     from rlplan.emit.bundle import write_bundle
     from rlplan.planner.search import find_plan
 
-    write_bundle(find_plan(on_a_cpu_host(example, *overrides)), folder)
+    write_bundle(find_plan(shrink_to_cpu(example, *overrides)), folder)
     return folder

@@ -93,7 +93,7 @@ def check_stages(curves: list[ExampleCurve]) -> None:
         assert is_as_seed_0(curve, curves), curve
 
 
-def stages_of(folder: Path, example: str, case: str) -> list[ExampleCurve]:
+def read_stages(folder: Path, example: str, case: str) -> list[ExampleCurve]:
     return [read_run(folder, example, stage, case) for name, stage in GOALS if name == example]
 
 
@@ -103,32 +103,32 @@ def test_three_stages_run_from_one_file_and_a_stopped_one_goes_on_to_the_same_fi
     """SFT, a reward model, PPO by its scores alone; asked again, nothing is run again."""
     run = run_job("examples/three-stage.yaml")
     assert run.exit_code == 0, run.stderr
-    curves = stages_of(run.folder, "three-stage", "seed 0")
+    curves = read_stages(run.folder, "three-stage", "seed 0")
     again = finish(start("run", "examples/three-stage.yaml", "--resume", str(run.folder)), run.folder)
     assert again.exit_code == 0, again.stderr
     assert again.stderr.count("already finished in") == 3
     stopped = interrupt_and_resume(tmp_path / "stopped", "examples/three-stage.yaml")
-    check_stages(curves + stages_of(stopped, "three-stage", RESUMED))
+    check_stages(curves + read_stages(stopped, "three-stage", RESUMED))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_each_of_three_stages_gets_better_in_other_seeds(run_job: Runner, seed: int) -> None:
     run = run_job("examples/three-stage.yaml", f"seed={seed}")
     assert run.exit_code == 0, run.stderr
-    check_stages(stages_of(run.folder, "three-stage", f"seed {seed}"))
+    check_stages(read_stages(run.folder, "three-stage", f"seed {seed}"))
 
 
 def test_stages_that_learn_at_rate_0_get_no_better(run_job: Runner) -> None:
     run = run_job("examples/three-stage.yaml", *EXAMPLE_CASES["three-stage"][LEARNING_RATE_0])
     assert run.exit_code == 0, run.stderr
-    check_stages(stages_of(run.folder, "three-stage", LEARNING_RATE_0))
+    check_stages(read_stages(run.folder, "three-stage", LEARNING_RATE_0))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_policy_learns_to_call_a_tool_on_the_runtime(run_job: Runner, seed: int) -> None:
     run = run_job("examples/tools.yaml", f"seed={seed}")
     assert run.exit_code == 0, run.stderr
-    (curve,) = stages_of(run.folder, "tools", f"seed {seed}")
+    (curve,) = read_stages(run.folder, "tools", f"seed {seed}")
     check_stages([curve])
     assert curve.steps[-1] <= 60
 
@@ -138,7 +138,7 @@ def test_a_policy_of_62_million_parameters_learns_from_random_weights(run_job: R
     short = ("stages.sft.workload.num_steps=20", "stages.grpo.workload.num_steps=2")
     run = run_job("examples/from-random-weights.yaml", *short)
     assert run.exit_code == 0, run.stderr
-    sft, _ = stages_of(run.folder, "from-random-weights", "seed 0")
+    sft, _ = read_stages(run.folder, "from-random-weights", "seed 0")
     assert sft.values[0] < 0.01
     assert sft.values[-1] > 0.2
     rows = [json.loads(line) for line in (run.folder / "grpo" / "metrics.jsonl").read_text().splitlines()]

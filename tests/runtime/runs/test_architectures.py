@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.spec.models.headers import read_checkpoint
 from tests.runtime.conftest import FinishedRun, Runner
-from tests.runtime.runs.architectures import ARCHITECTURES, WITH_TOWERS, job_of
+from tests.runtime.runs.architectures import ARCHITECTURES, WITH_TOWERS, make_job
 from tests.runtime.runs.beside_the_plan import check_steps
 
 pytestmark = pytest.mark.engine
@@ -23,7 +23,7 @@ def test_a_window_caps_and_multipliers_agree_where_the_engine_starts_anew_each_s
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *WITH_TOWERS])
 def test_three_steps_agree_with_the_engine_and_with_the_plan(run_job: Runner, tmp_path: Path, name: str) -> None:
-    run = run_job(str(job_of(name, tmp_path)))
+    run = run_job(str(make_job(name, tmp_path)))
     check_steps(run, within=1e-4)
     if name in WITH_TOWERS:
         kept = read_checkpoint(run.folder / "policy")
@@ -33,5 +33,5 @@ def test_three_steps_agree_with_the_engine_and_with_the_plan(run_job: Runner, tm
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", IN_BF16)
 def test_three_steps_in_bf16_agree_as_far_as_bf16_does(run_job: Runner, tmp_path: Path, name: str) -> None:
-    job = job_of(name, tmp_path, **{"training.dtype": "bfloat16", "rollout.dtype": "bfloat16"})
+    job = make_job(name, tmp_path, **{"training.dtype": "bfloat16", "rollout.dtype": "bfloat16"})
     check_steps(run_job(str(job)), within=2e-2)

@@ -64,7 +64,7 @@ def test_the_controls_learn_nothing(name: str, case: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_policy_learns_to_call_a_tool(seed: int) -> None:
-    """From what it does by itself, which is mostly to guess; the tool runs in processes of its own."""
+    """The policy starts by mostly guessing; the tool runs in its own processes."""
     trained = InProcess(resolve_on_cpu(load_job(EXAMPLES / "tools.yaml", (f"seed={seed}",))))
     try:
         assert trained.accuracy() < 0.4

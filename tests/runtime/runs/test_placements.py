@@ -66,11 +66,11 @@ def test_a_stopped_engine_gives_back_what_the_plan_says(colocated_run: FinishedR
 def test_a_whole_cycle_was_rehearsed_before_the_first_step(colocated_run: FinishedRun) -> None:
     preflight = json.loads((colocated_run.folder / "preflight.json").read_text())
     assert not preflight["not_rehearsed"]
-    assert {one["process"] for one in preflight["rehearsed"]} == {
+    assert {row["process"] for row in preflight["rehearsed"]} == {
         *(process for process in process_peaks(colocated_run) if "trainer" in process or "engine" in process)
     }
-    for one in preflight["rehearsed"]:
-        assert -0.02 < one["predicted_bytes"] / one["measured_bytes"] - 1 < 0.15, one
+    for row in preflight["rehearsed"]:
+        assert -0.02 < row["predicted_bytes"] / row["measured_bytes"] - 1 < 0.15, row
 
 
 def test_rollouts_are_at_most_as_old_as_allowed_and_survive_new_weights(async_run: FinishedRun) -> None:
@@ -115,11 +115,11 @@ def test_rollouts_that_wait_have_the_log_probs_of_the_trainer_at_their_version(a
     job, policies = adapters_ahead.plan.job, dict[int, Any]()
     requests = RequestMaker(job, load_prompts(job))
     seen = set()
-    for group in (group for step in range(1, 5) for group in _finished(adapters_ahead, step)):
+    for group in (group for step in range(1, 5) for group in _read_finished(adapters_ahead, step)):
         prompt = requests.rollout_request(group.number).prompt
         for completion in group.finished.completions:
             (span,) = completion.spans
-            policy = policies.setdefault(span.version, _policy_of(adapters_ahead, span.version))
+            policy = policies.setdefault(span.version, _read_policy(adapters_ahead, span.version))
             assert (span.start, span.end) == (0, len(completion.tokens))
             assert max(_differences(policy, prompt, completion)) < ROUNDING
             seen.add(span.version)
@@ -131,14 +131,14 @@ def _stream(run: FinishedRun, step: int) -> dict[str, Any]:
     return state
 
 
-def _finished(run: FinishedRun, step: int) -> list[BufferedGroup]:
-    """What had ended after a step and was not trained on yet."""
+def _read_finished(run: FinishedRun, step: int) -> list[BufferedGroup]:
+    """Groups that had ended after a step and were not yet trained on."""
     buffer = ExperienceBuffer(99)
     buffer.restore(json.loads((run.folder / "checkpoints" / f"step-{step:06d}" / "experience.json").read_text()))
     return buffer.take(1000)
 
 
-def _policy_of(run: FinishedRun, version: int) -> Any:
+def _read_policy(run: FinishedRun, version: int) -> Any:
     """The engines' first version is what training begins with."""
     from transformers import AutoModelForCausalLM
 

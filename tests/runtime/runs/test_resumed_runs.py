@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engine
 
 NUM_STEPS = 11
 PROMPTS_PER_EPOCH = 24
-"""With 8 prompts a step an epoch ends with steps 3, 6 and 9: each save point lies at most one step from such an end."""
+"""Epochs of 8 prompts per step end with steps 3, 6 and 9: each save point lies at most one step from such an end."""
 
 SIZES = (
     "workload.num_prompts_per_step=8",
@@ -52,14 +52,14 @@ def job(prompts: Path, *overrides: str, num_steps: int = NUM_STEPS) -> tuple[str
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+def uninterrupted_run(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("run") / "run"
     run = finish(start(*job(prompts, "checkpoints.keep_last=100"), "--out", str(folder)), folder)
     assert run.exit_code == 0, run.stderr
     return run
 
 
-def committed(folder: Path) -> int:
+def find_committed(folder: Path) -> int:
     """The step that the pointer names, 0 without one."""
     pointer = checkpoints_folder(folder) / POINTER
     return int(json.loads(pointer.read_text())["checkpoint"].removeprefix("step-")) if pointer.exists() else 0
@@ -71,7 +71,7 @@ def finished_steps(folder: Path) -> int:
     return path.read_text().count("\n") - 1 if path.exists() else -1
 
 
-def killed(command: tuple[str, ...], folder: Path, reached: Callable[[], bool], delay_s: float) -> None:
+def kill_run(command: tuple[str, ...], folder: Path, reached: Callable[[], bool], delay_s: float) -> None:
     """Begin or resume a run, and kill its driver some time after a moment; everything that it started goes with it."""
     process = start(*command)
     wait_for(lambda: reached() or process.poll() is not None, 200)
@@ -94,11 +94,11 @@ def is_worker(pid: int) -> bool:
 
 
 def assert_nothing_is_lost(folder: Path) -> None:
-    """At most one finished step is done again, and none that was committed."""
-    found = find_checkpoint(folder)
-    assert found.problems == ()
-    assert found.step >= committed(folder)
-    assert found.step >= finished_steps(folder) - 1
+    """Assert that at most one finished step is repeated, and none that was committed."""
+    checkpoint = find_checkpoint(folder)
+    assert checkpoint.problems == ()
+    assert checkpoint.step >= find_committed(folder)
+    assert checkpoint.step >= finished_steps(folder) - 1
 
 
 def assert_same(run: FinishedRun, other: FinishedRun) -> None:
@@ -109,7 +109,7 @@ def assert_same(run: FinishedRun, other: FinishedRun) -> None:
 
 def assert_goes_on_to_the_bit(command: tuple[str, ...], step: int, whole: FinishedRun, folder: Path) -> None:
     """Killed after a step's checkpoint and resumed, it ends as the run that nobody touched."""
-    killed((*command, "--out", str(folder)), folder, lambda: committed(folder) >= step, 0.2)
+    kill_run((*command, "--out", str(folder)), folder, lambda: find_committed(folder) >= step, 0.2)
     assert_nothing_is_lost(folder)
     run = finish(start("run", "--resume", str(folder)), folder)
     assert run.exit_code == 0, run.stderr
@@ -125,9 +125,9 @@ def trained_prompts(run: FinishedRun) -> list[str]:
 
 def states(folder: Path) -> dict[str, Any]:
     """Digests of the last checkpoint's tensors, and where the run stood."""
-    found = find_checkpoint(folder)
-    files = {name: file.sha256 for name, file in found.manifest.files.items() if name.endswith(".safetensors")}
-    return {"step": found.step, "files": files, "state": found.state}
+    checkpoint = find_checkpoint(folder)
+    files = {name: file.sha256 for name, file in checkpoint.manifest.files.items() if name.endswith(".safetensors")}
+    return {"step": checkpoint.step, "files": files, "state": checkpoint.state}
 
 
 def as_if_killed(whole: FinishedRun, step: int, folder: Path) -> None:
@@ -148,7 +148,7 @@ def as_if_killed(whole: FinishedRun, step: int, folder: Path) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_bit(colocated_run: FinishedRun, tmp_path: Path) -> None:
-    """What a kill leaves is made by hand here, to start one run less; the tests that follow kill real ones.
+    """The state after a kill is made by hand here, to start one run less; the tests that follow kill real ones.
 
     That workers go with a driver that is killed: tests/runtime/processes/test_own_host.py.
     """
@@ -163,10 +163,12 @@ def test_a_killed_run_goes_on_to_the_bit(colocated_run: FinishedRun, tmp_path: P
 
 
 @pytest.mark.nightly
-def test_a_lost_rank_and_two_kills_leave_no_trace(uninterrupted: FinishedRun, prompts: Path, tmp_path: Path) -> None:
+def test_a_lost_rank_and_two_kills_leave_no_trace(
+    uninterrupted_run: FinishedRun, prompts: Path, tmp_path: Path
+) -> None:
     folder, draw = tmp_path / "run", random.Random(0)
     process = start(*job(prompts), "--out", str(folder))
-    wait_for(lambda: committed(folder) >= 1, 200)
+    wait_for(lambda: find_committed(folder) >= 1, 200)
     log = (folder / "logs" / "policy_trainer-1.log").read_text()
     os.kill(int(re.findall(r"is process (\d+)", log)[-1]), signal.SIGKILL)
     wait_for(lambda: '"kind": "resume"' in (folder / "alarms.jsonl").read_text(), 60)
@@ -175,11 +177,11 @@ def test_a_lost_rank_and_two_kills_leave_no_trace(uninterrupted: FinishedRun, pr
     kill(process)
     assert_nothing_is_lost(folder)
     before = finished_steps(folder)
-    killed(("run", "--resume", str(folder)), folder, lambda: finished_steps(folder) > before, draw.random())
+    kill_run(("run", "--resume", str(folder)), folder, lambda: finished_steps(folder) > before, draw.random())
     assert_nothing_is_lost(folder)
     run = finish(start("run", "--resume", str(folder)), folder)
     assert run.exit_code == 0, run.stderr
-    assert_same(run, uninterrupted)
+    assert_same(run, uninterrupted_run)
     starts = [
         span for span in run.trace.spans if span.action_id == "start_trainer" and span.process == "policy_trainer/0"
     ]
@@ -204,13 +206,13 @@ def test_twenty_kills_at_random_moments_leave_no_trace(prompts: Path, tmp_path: 
     for _ in range(20):
         before, at_once = finished_steps(folder), draw.random() < 0.25
         reached = (lambda: True) if at_once else (lambda: finished_steps(folder) > before)  # noqa: B023
-        killed(command, folder, reached, draw.uniform(0, 20 if at_once else 3))
-        if committed(folder):
+        kill_run(command, folder, reached, draw.uniform(0, 20 if at_once else 3))
+        if find_committed(folder):
             assert_nothing_is_lost(folder)
             command = ("run", "--resume", str(folder))
         else:
             shutil.rmtree(folder)
-    assert 0 < committed(folder) < MANY_STEPS
+    assert 0 < find_committed(folder) < MANY_STEPS
     run = finish(start("run", "--resume", str(folder)), folder)
     assert run.exit_code == 0, run.stderr
     assert_same(run, whole)
@@ -219,18 +221,18 @@ def test_twenty_kills_at_random_moments_leave_no_trace(prompts: Path, tmp_path: 
 @pytest.mark.nightly
 @pytest.mark.parametrize("step", range(1, NUM_STEPS))
 def test_every_save_point_leads_to_the_same_end(
-    uninterrupted: FinishedRun, prompts: Path, step: int, tmp_path: Path
+    uninterrupted_run: FinishedRun, prompts: Path, step: int, tmp_path: Path
 ) -> None:
-    """In a new folder, from the checkpoint of each step: ten save points, three of them ends of epochs."""
+    """The run resumes in a new folder from each step's checkpoint: ten save points, three of them ends of epochs."""
     earlier, folder = tmp_path / "earlier", tmp_path / "run"
     name = f"step-{step:06d}"
-    shutil.copytree(checkpoints_folder(uninterrupted.folder) / name, checkpoints_folder(earlier) / name)
+    shutil.copytree(checkpoints_folder(uninterrupted_run.folder) / name, checkpoints_folder(earlier) / name)
     run = finish(start(*job(prompts), "--resume", str(earlier), "--out", str(folder)), folder)
     assert run.exit_code == 0, run.stderr
-    assert run.metrics == uninterrupted.metrics[step + 1 :]
-    assert states(folder) == states(uninterrupted.folder)
+    assert run.metrics == uninterrupted_run.metrics[step + 1 :]
+    assert states(folder) == states(uninterrupted_run.folder)
     policy = "policy/model.safetensors"
-    assert (folder / policy).read_bytes() == (uninterrupted.folder / policy).read_bytes()
+    assert (folder / policy).read_bytes() == (uninterrupted_run.folder / policy).read_bytes()
 
 
 OTHERS = {
@@ -270,13 +272,13 @@ def test_every_kind_of_run_goes_on_to_the_bit(overrides: tuple[str, ...], prompt
 
 @pytest.mark.nightly
 def test_a_run_that_runs_ahead_goes_on_and_trains_each_prompt_once(
-    uninterrupted: FinishedRun, prompts: Path, tmp_path: Path
+    uninterrupted_run: FinishedRun, prompts: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     ahead = ("placement.placement=disaggregated", "placement.max_staleness=1")
-    killed((*job(prompts, *ahead), "--out", str(folder)), folder, lambda: committed(folder) >= 2, 0.3)
+    kill_run((*job(prompts, *ahead), "--out", str(folder)), folder, lambda: find_committed(folder) >= 2, 0.3)
     run = finish(start("run", "--resume", str(folder)), folder)
     assert run.exit_code == 0, run.stderr
     assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, NUM_STEPS + 1))
     assert max(row["staleness/max"] for row in run.metrics if row["step"] > 0) <= 1
-    assert Counter(trained_prompts(run)) == Counter(trained_prompts(uninterrupted))
+    assert Counter(trained_prompts(run)) == Counter(trained_prompts(uninterrupted_run))

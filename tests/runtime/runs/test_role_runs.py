@@ -53,8 +53,8 @@ def test_adapters_with_the_base_as_reference(run_job: Runner) -> None:
 def test_adapters_of_policy_reference_and_teacher_on_one_base(run_job: Runner, tmp_path: Path) -> None:
     start = make_adapter(tmp_path / "start", rank=8, scale=0.05)
     other = make_adapter(tmp_path / "other", rank=16, targets=("q_proj", "v_proj"), scale=0.05, seed=1)
-    held = (f"training.lora.path={start}", f"roles.teacher.adapter={other}", "workload.num_steps=3")
-    run = run_job("examples/lora-tiny.yaml", *SHORT, *held, "placement.sync_content=adapter")
+    adapters = (f"training.lora.path={start}", f"roles.teacher.adapter={other}", "workload.num_steps=3")
+    run = run_job("examples/lora-tiny.yaml", *SHORT, *adapters, "placement.sync_content=adapter")
     check_run(run, 3)
     assert not any(process.startswith("scorer") for process, _ in run.plan.schedule.processes)
     first = next(row for row in run.metrics if row["step"] == 1)
@@ -66,8 +66,8 @@ def test_adapters_over_a_base_that_trainer_and_engine_share(run_job: Runner) -> 
     shares = ("placement.placement=hybrid", "placement.sync_content=adapter", "rollout.shares_base=true")
     run = run_job("examples/lora-tiny.yaml", *SHORT, *shares)
     check_run(run, 2)
-    held = {row.kind.value for row in run.plan.ledger.find_rows("rollout_engine/0") if row.resident_bytes}
-    assert not {"weights", "packed_weights"} & held
+    kinds = {row.kind.value for row in run.plan.ledger.find_rows("rollout_engine/0") if row.resident_bytes}
+    assert not {"weights", "packed_weights"} & kinds
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -78,8 +78,8 @@ def test_adapters_over_an_engine_s_base_in_4_bits(run_job: Runner, tmp_path: Pat
     check_run(run, 3, agree=LIMITS[FOUR_BITS].p99)
     differences = [row["sync/logprob_difference_mean"] for row in run.metrics if row["step"] > 0]
     assert all(1e-3 < difference < LIMITS[FOUR_BITS].mean for difference in differences), differences
-    held = {row.kind.value: row.resident_bytes for row in run.plan.ledger.find_rows("rollout_engine/0")}
-    assert held["weights"] < 786_432, "its linear layers, in bf16, are more"
+    resident = {row.kind.value: row.resident_bytes for row in run.plan.ledger.find_rows("rollout_engine/0")}
+    assert resident["weights"] < 786_432, "its linear layers, in bf16, are more"
 
 
 def test_a_teacher_without_rewards(run_job: Runner) -> None:

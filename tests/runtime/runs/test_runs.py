@@ -1,4 +1,4 @@
-"""What a run promises, checked on real runs of vLLM, DeepSpeed and Ray."""
+"""Promises of a run, checked on real runs of vLLM, DeepSpeed and Ray."""
 
 import json
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ OTHER_LAYOUT_RUN = pytest.param("other_layout_run", marks=pytest.mark.nightly)
 def test_persistent_components_are_predicted_to_the_byte(name: str, request: pytest.FixtureRequest) -> None:
     run: FinishedRun = request.getfixturevalue(name)
     compared = set()
-    for sample, row in _joined(run):
+    for sample, row in _join_rows(run):
         if sample.kind in PERSISTENT_KINDS:
             predicted = row.loaded_bytes if sample.statistic == "loaded" else row.resident_bytes
             assert sample.num_bytes == predicted, (sample, row)
@@ -69,7 +69,7 @@ def test_persistent_components_are_predicted_to_the_byte(name: str, request: pyt
 @pytest.mark.parametrize("name", ["quickstart_run", MEMORY_BOUND_RUN])
 def test_packed_weights_are_predicted_within_five_percent(name: str, request: pytest.FixtureRequest) -> None:
     run: FinishedRun = request.getfixturevalue(name)
-    errors = [row.resident_bytes / s.num_bytes - 1 for s, row in _joined(run) if s.kind == MemoryKind.PACKED_WEIGHTS]
+    errors = [row.resident_bytes / s.num_bytes - 1 for s, row in _join_rows(run) if s.kind == MemoryKind.PACKED_WEIGHTS]
     assert errors
     assert max(abs(error) for error in errors) <= 0.05
 
@@ -108,14 +108,14 @@ def test_the_prediction_was_written_before_the_run_and_without_it(quickstart_run
 def test_a_job_is_run_from_the_bundle_that_emit_writes_of_it(
     colocated_run: FinishedRun, colocated_job: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """What a bundle runs is what its job would have run: tests/runtime/driver/test_rehearsal.py runs one.
+    """A bundle runs the same as its job: tests/runtime/driver/test_rehearsal.py runs one.
 
     Paths in a bundle are relative to it: both lie equally deep under pytest's folder.
     """
     bundle = tmp_path / "run" / "bundle"
     emitted = finish(start("emit", *colocated_job, "-o", str(bundle)), tmp_path)
     assert emitted.exit_code == 0, emitted.stderr
-    assert _files_of(bundle) == _files_of(colocated_run.folder / "bundle")
+    assert _read_files(bundle) == _read_files(colocated_run.folder / "bundle")
 
 
 @pytest.mark.nightly
@@ -166,7 +166,7 @@ def test_another_family_with_an_untied_head_and_random_weights_runs(run_job: Run
     )
     assert run.exit_code == 0, run.stderr
     assert all(row["sync/logprob_difference_max"] < ROUNDING for row in run.metrics if row["step"] > 0)
-    for sample, row in _joined(run):
+    for sample, row in _join_rows(run):
         if sample.kind in PERSISTENT_KINDS:
             predicted = row.loaded_bytes if sample.statistic == "loaded" else row.resident_bytes
             assert sample.num_bytes == predicted, sample
@@ -199,7 +199,7 @@ def _run_phase(step: int) -> str:
     return {0: "start", 1: "first", -1: "finish"}.get(step, "steady")
 
 
-def _joined(run: FinishedRun) -> Iterator[tuple[MemorySample, LedgerRow]]:
+def _join_rows(run: FinishedRun) -> Iterator[tuple[MemorySample, LedgerRow]]:
     """Every measured component with the ledger row of its action, process, role and kind; both must exist."""
     assert run.exit_code == 0, run.stderr
     rows = {(row.run_phase, row.action_id, row.process, row.role, row.kind): row for row in run.plan.ledger.rows}
@@ -225,7 +225,7 @@ def _plan_of_bundle(run: FinishedRun):  # type: ignore[no-untyped-def]
     return read_plan(run.folder / "bundle" / "plan.json")
 
 
-def _files_of(folder: Path) -> dict[str, bytes]:
+def _read_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -24,9 +24,9 @@ from tests.runtime.conftest import ROOT, FinishedRun, alive, descendants_of
 from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
 
 NUM_STEPS = 3
-"""From one fault to the next."""
+"""Steps from one fault to the next."""
 FIRST_STEP = 4
-"""By then the first checkpoint counts, also on a slow disk."""
+"""Step of the first fault: the first checkpoint is complete by then, also on a slow disk."""
 WRITTEN_S = 1.0
 """Longer than a driver that ends goes on writing LIST.waiting."""
 STALL_S = 12.0
@@ -48,33 +48,33 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a fault. noticed_s, recovered_s: from the fault; from then to the next end of a step."""
+    """Outcome of a fault. noticed_s, recovered_s: from the fault; from then to the next end of a step."""
 
     fault: Fault
     ending: str
     """restarted (one process), went back (all, from the checkpoint), resumed (the run ended), unharmed, HANGS."""
     noticed_s: float | None
     recovered_s: float | None
-    said: str = ""
+    message: str = ""
 
 
-def cells_of(number: int) -> list[Fault]:
+def list_cells(number: int) -> list[Fault]:
     """One of NUM_SLICES parts of all cells, each cell in exactly one."""
-    kinds, modes, found = list(KINDS), list(MODES), []
+    kinds, modes, faults = list(KINDS), list(MODES), []
     for at, victim in enumerate(VICTIMS):
         for where, point in enumerate(POINTS):
             index = (at + where + number) % NUM_SLICES
-            found.append(Fault(victim, point, kinds[index % len(kinds)], modes[index % len(modes)]))
-    return found
+            faults.append(Fault(victim, point, kinds[index % len(kinds)], modes[index % len(modes)]))
+    return faults
 
 
-def dated(faults: Sequence[Fault], every: int = NUM_STEPS) -> list[Fault]:
+def assign_steps(faults: Sequence[Fault], every: int = NUM_STEPS) -> list[Fault]:
     """The same, each in a step of its own. every: steps from one to the next."""
     return [Fault(**asdict(fault) | {"step": FIRST_STEP + every * at}) for at, fault in enumerate(faults)]
 
 
 def num_steps(faults: Sequence[Fault]) -> int:
-    """Of the whole job."""
+    """Steps of the whole job."""
     return faults[-1].step + NUM_STEPS
 
 
@@ -110,7 +110,7 @@ class FaultyRun:
         fault = self.faults[number]
         before = self._alarms()
         self.list.with_suffix(".allowed").write_text(str(number + 1))
-        injected = self._wait(lambda: self._injected(number), 2 * HANG_S, f"{fault} did not happen")
+        injected = self._wait(lambda: self._read_injected(number), 2 * HANG_S, f"{fault} did not happen")
         begun_s = injected["at_s"]
         ending = noticed_s = None
         resumed_by_hand = 0
@@ -132,23 +132,23 @@ class FaultyRun:
                 ending, rows = "resumed", self._rows()
                 self._note(fault)
                 self._begin()
-            said = self._alarms()[len(before) :]
-            if noticed_s is None and (heard := [row for row in said if row["kind"] == "restart"]):
+            new_alarms = self._alarms()[len(before) :]
+            if noticed_s is None and (heard := [row for row in new_alarms if row["kind"] == "restart"]):
                 noticed_s, ending = now - begun_s, "restarted" if "process" in heard[0] else "went back"
                 rows = self._rows()
             if fault.victim == "driver" and fault.kind == "SIGSTOP" and now - begun_s > PAUSE_S:
                 with suppress(ProcessLookupError):
                     os.kill(injected["pid"], signal.SIGCONT)
             rows = min(rows, current := self._rows())  # going back may take a row away
-            if noticed_s is not None and (current > rows or self._waits_for(number + 1, begun_s + noticed_s)):
+            if noticed_s is not None and (current > rows or self._is_waiting(number + 1, begun_s + noticed_s)):
                 ended = self.errors[-1] if resumed_by_hand and self.errors else ""
-                text = next((row["text"] for row in reversed(said) if row["kind"] == "restart"), ended)
+                text = next((row["text"] for row in reversed(new_alarms) if row["kind"] == "restart"), ended)
                 return Outcome(fault, ending or "", noticed_s, now - begun_s - noticed_s, text[:200])
             if noticed_s is None and self._is_past(fault, injected, begun_s):
                 return Outcome(fault, "unharmed", None, None)
             time.sleep(0.05)
 
-    def _waits_for(self, index: int, since_s: float) -> bool:
+    def _is_waiting(self, index: int, since_s: float) -> bool:
         """Whether the run waits at the point of a fault, and has come there since a time. index: in the list."""
         path = self.list.with_suffix(".waiting")
         words = path.read_text().split() if path.exists() else []
@@ -173,7 +173,7 @@ class FaultyRun:
         return Outcome(fault, "HANGS", noticed_s, None)
 
     def _note(self, fault: Fault) -> None:
-        """What a run that ended said of it."""
+        """Text that an ended run gave on its fault."""
         assert self.process is not None
         if fault.victim == "driver" or self.process.returncode < 0:
             return
@@ -187,7 +187,7 @@ class FaultyRun:
         log = (self.folder.parent / "driver.log").read_text()
         return FinishedRun(self.folder, self.process.returncode, "", log)
 
-    def _injected(self, number: int) -> "dict[str, object] | None":
+    def _read_injected(self, number: int) -> "dict[str, object] | None":
         done = self.list.with_suffix(".done")
         lines = done.read_text().splitlines() if done.exists() else []
         if len(lines) > number:
@@ -201,13 +201,13 @@ class FaultyRun:
 
     def _wait(self, what, seconds: float, otherwise: str):  # type: ignore[no-untyped-def]
         deadline = time.monotonic() + scale_seconds(seconds)
-        while not (found := what()):
+        while not (outcome := what()):
             if time.monotonic() > deadline:
                 assert self.process is not None
                 end(self.process)
                 raise AssertionError(otherwise)
             time.sleep(0.05)
-        return found
+        return outcome
 
     def _alarms(self) -> list[dict[str, str]]:
         path = self.folder / "alarms.jsonl"

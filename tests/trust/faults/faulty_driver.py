@@ -28,7 +28,7 @@ WORKERS = {"trainer": "policy_trainer", "engine": "rollout_engine", "scorer": "s
 
 
 class Faults:
-    """What is still to happen, in order."""
+    """Faults that are still to happen, in order."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.lock = path, threading.Lock()

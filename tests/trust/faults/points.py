@@ -13,7 +13,7 @@ POINTS = {
     "sync": ("sync_weights", "save_weights"),
     "end of step": ("finish_step",),
 }
-"""With the kinds of actions as which they begin."""
+"""Points of a step, with the kinds of actions that begin them."""
 KINDS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "segfault": signal.SIGSEGV, "exit": None}
 """exit: a worker and the driver by `_exit`, Ray's own on SIGTERM."""
 
@@ -23,6 +23,6 @@ MODES = {
     "colocated": ("placement.placement=colocated", "placement.offload=disk", "rollout.kv_cache_memory=64MiB"),
     "asynchronous": AHEAD,
 }
-"""With what makes the quickstart one of them."""
+"""Modes, with the overrides that turn the quickstart into each."""
 NUM_SLICES = 12
-"""Of all cells: each has every pair of a victim and a point once, and every pair of two axes."""
+"""Slices of all cells: each has every pair of a victim and a point once, and every pair of two axes."""

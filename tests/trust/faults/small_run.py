@@ -51,7 +51,7 @@ class AtOnce:
 
 @dataclass
 class Ranks:
-    """What trainers' ranks write of a checkpoint."""
+    """A stand-in for the trainers' ranks that write a checkpoint."""
 
     step: int = 0
 
@@ -68,7 +68,7 @@ class Ranks:
 
 
 def play(task: Task, recorder: Recorder, listener: object) -> None:
-    """In place of `launch._run_with_fallbacks`."""
+    """A replacement for `launch._run_with_fallbacks`."""
     checkpointer.threading = SimpleNamespace(Thread=AtOnce, Lock=threading.Lock)  # type: ignore[attr-defined]
     ranks = Ranks()
     checkpoints = checkpointer.Checkpointer(task.spec, ranks, recorder)  # type: ignore[arg-type]
@@ -93,11 +93,11 @@ def small_run(plan: Plan, prompts: PromptSets, folder: Path, *, resumes: bool) -
         source = find_own_bundle(folder) if resumes else None
         spec = read_bundle(source) if source else execution_spec(plan)
         plan, identity = read_plan(source / "plan.json") if source else plan, describe_identity(spec.job)
-        found = find_checkpoint(folder, identity) if resumes else None
-        if found is not None:
-            check_resumable(spec.job, found, is_async=False)
+        checkpoint = find_checkpoint(folder, identity) if resumes else None
+        if checkpoint is not None:
+            check_resumable(spec.job, checkpoint, is_async=False)
         with lock_run_folder(folder, is_resumed=resumes):
-            task = Task(spec, plan, prompts, None, RewardPool(spec.job), resumption=found, identity=identity)
+            task = Task(spec, plan, prompts, None, RewardPool(spec.job), resumption=checkpoint, identity=identity)
             if not resumes:
                 task = launch.prepare_run_folder(task, folder, writes_bundle=True)
             launch.run_task(task, folder, lambda event: None)

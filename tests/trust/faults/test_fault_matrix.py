@@ -15,11 +15,11 @@ import pytest
 
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.runtime.conftest import FinishedRun, finish, start
-from tests.trust.faults.fault_matrix import STALL_S, Fault, FaultyRun, Outcome, cells_of, dated, num_steps
+from tests.trust.faults.fault_matrix import STALL_S, Fault, FaultyRun, Outcome, assign_steps, list_cells, num_steps
 from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
 
 NOTICED_S, RECOVERED_S = 15.0, 60.0
-"""From a death (of what is stopped: from the end of the stall time); from then to the end of the next step. Scaled."""
+"""Limits from a death (or the end of the stall time) to its notice, then to the end of the next step. Scaled."""
 SIZES = (
     "workload.num_prompts_per_step=8",
     "workload.mini_batch_size=64",
@@ -43,14 +43,17 @@ def slice_of_tonight() -> int:
 
 
 def test_every_cell_is_in_one_slice_and_each_slice_has_all_pairs() -> None:
-    slices = [cells_of(number) for number in range(NUM_SLICES)]
+    slices = [list_cells(number) for number in range(NUM_SLICES)]
     assert len({cell for cells in slices for cell in cells}) == len(VICTIMS) * len(POINTS) * len(KINDS) * len(MODES)
     sizes = {"victim": VICTIMS, "point": POINTS, "kind": KINDS, "mode": MODES}
     for cells in slices:
-        for one, others in sizes.items():
-            for two, more in sizes.items():
-                pairs = {(getattr(cell, one), getattr(cell, two)) for cell in cells}
-                assert len(pairs) == (len(others) * len(more) if one != two else len(others)), (one, two)
+        for first_axis, others in sizes.items():
+            for second_axis, more in sizes.items():
+                pairs = {(getattr(cell, first_axis), getattr(cell, second_axis)) for cell in cells}
+                assert len(pairs) == (len(others) * len(more) if first_axis != second_axis else len(others)), (
+                    first_axis,
+                    second_axis,
+                )
 
 
 @pytest.mark.engine
@@ -58,7 +61,7 @@ def test_every_cell_is_in_one_slice_and_each_slice_has_all_pairs() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_ends_as_one_without_faults_whatever_process_fails(mode: str, tmp_path: Path) -> None:
-    faults = dated([cell for cell in cells_of(slice_of_tonight()) if cell.mode == mode])
+    faults = assign_steps([cell for cell in list_cells(slice_of_tonight()) if cell.mode == mode])
     outcomes: list[Outcome] = []
 
     def note(outcome: Outcome) -> None:
@@ -90,7 +93,7 @@ def _assert_in_time(outcomes: list[Outcome], stall_s: float) -> None:
 
 
 def assert_same(mode: str, run: FinishedRun, whole: FinishedRun) -> None:
-    """To the byte; where generation runs ahead which prompts a step gets depends on time, but each is trained once."""
+    """Assert files equal to the byte. If generation runs ahead, a step's prompts depend on time; each trains once."""
     if mode != "asynchronous":
         for name in ("metrics.jsonl", "samples.jsonl", "prompts.jsonl", "policy/model.safetensors"):
             assert (run.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name

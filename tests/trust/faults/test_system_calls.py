@@ -70,12 +70,12 @@ class FaultyRun:
 
     def run(self, folder: Path, *, resumes: bool = False, inject: str = "", log: Path | None = None) -> int:
         """Its exit code; negative: the signal that ended it. inject: of strace, such as `write:signal=KILL:when=7`."""
-        held, release = os.pipe()
+        stopped, release = os.pipe()
         child = os.fork()
         if not child:
             os.close(release)
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
-            os.read(held, 1)
+            os.read(stopped, 1)
             code = 70
             try:
                 code = small_run(self.plan, self.prompts, folder, resumes=resumes)
@@ -83,7 +83,7 @@ class FaultyRun:
                 (self.place / "traceback").write_text(traceback.format_exc())
             finally:
                 os._exit(code)
-        os.close(held)
+        os.close(stopped)
         tracer = self._trace(child, inject, log) if inject or log else None
         os.write(release, b"x")
         os.close(release)
@@ -106,7 +106,7 @@ class FaultyRun:
         assert self.run(folder, resumes=resumes, log=log) == 0
         return Counter(re.findall(r"^(\w+)\(", log.read_text(), flags=re.MULTILINE))
 
-    def assert_goes_on(self, folder: Path, what: str) -> int:
+    def assert_resumes(self, folder: Path, what: str) -> int:
         """See the module's docstring. Gives how many finished steps are done again.
 
         A checkpoint that the disk refused is an alarm, and one more step that may be done again.
@@ -115,7 +115,7 @@ class FaultyRun:
         finished = len(lines(folder / "metrics.jsonl")) - 1
         refused = sum("no checkpoint of step" in row["text"] for row in lines(folder / "alarms.jsonl"))
         try:
-            found = find_checkpoint(folder)
+            checkpoint = find_checkpoint(folder)
         except SpecError:
             assert committed == 0, what
             assert finished <= 1 + refused, what
@@ -123,13 +123,13 @@ class FaultyRun:
             assert self.run(folder) == 0, what
             assert_same(folder, self.whole, what)
             return max(0, finished)
-        assert found.problems == (), what
-        assert found.step >= committed, what
-        assert found.step >= finished - 1 - refused, what
+        assert checkpoint.problems == (), what
+        assert checkpoint.step >= committed, what
+        assert checkpoint.step >= finished - 1 - refused, what
         code = self.run(folder, resumes=True)
-        assert code == 0 or (code == 2 and status_of(folder) == "finished"), (what, code, self.trace_back())
+        assert code == 0 or (code == 2 and read_state(folder) == "finished"), (what, code, self.trace_back())
         assert_same(folder, self.whole, what)
-        return max(0, finished - found.step)
+        return max(0, finished - checkpoint.step)
 
     def trace_back(self) -> str:
         path = self.place / "traceback"
@@ -151,15 +151,15 @@ def step_of_pointer(folder: Path) -> int:
     return int(json.loads(pointer.read_text())["checkpoint"].removeprefix("step-")) if pointer.exists() else 0
 
 
-def status_of(folder: Path) -> str:
+def read_state(folder: Path) -> str:
     return str(json.loads((folder / "status.json").read_text())["state"])
 
 
 def assert_same(folder: Path, whole: Path, what: str) -> None:
     for name in ("metrics.jsonl", "timings.jsonl", "prompts.jsonl", "samples.jsonl", "lengths.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), (what, name)
-    found, other = find_checkpoint(folder), find_checkpoint(whole)
-    assert (found.manifest.files, found.state) == (other.manifest.files, other.state), what
+    checkpoint, other = find_checkpoint(folder), find_checkpoint(whole)
+    assert (checkpoint.manifest.files, checkpoint.state) == (other.manifest.files, other.state), what
 
 
 @pytest.mark.parametrize("resumes", [False, True], ids=["a new run", "one that was resumed"])
@@ -177,7 +177,7 @@ def test_killed_before_any_system_call_no_committed_step_is_lost(
             folder, what = _copy(begun, tmp_path / f"{call}-{number}"), f"{call} {number} of {count}"
             code = faulty.run(folder, resumes=resumes, inject=f"{call}:signal=KILL:when={number}")
             assert code == -signal.SIGKILL, (what, code, faulty.trace_back())
-            again[faulty.assert_goes_on(folder, what)] += 1
+            again[faulty.assert_resumes(folder, what)] += 1
             num_kills += 1
             shutil.rmtree(folder)
     print(f"resumed: {resumes}; {num_kills} kills; finished steps done again: {dict(again)}")
@@ -207,12 +207,12 @@ def test_refused_any_write_a_run_ends_in_a_message_or_goes_on_without(
             code = faulty.run(folder, inject=f"{call}:error={error}:when={number}{'+' if lasts else ''}")
             assert code in ENDS, (what, code, faulty.trace_back())
             if code == 0:
-                assert status_of(folder) == "finished", what
+                assert read_state(folder) == "finished", what
             if code == 2:
                 assert not folder.exists() or not any(folder.iterdir()), what
             ends[code] += 1
             num_points += 1
-            faulty.assert_goes_on(folder, what) if code else None
+            faulty.assert_resumes(folder, what) if code else None
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{error}: {num_points} points; exit codes: {dict(ends)}")
     assert num_points >= 50
