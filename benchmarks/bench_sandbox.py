@@ -59,7 +59,7 @@ def parts(count: int = 100) -> list[str]:
     sandbox = Bubblewrap(1)
     runner = sandbox._runner
     joining = sandbox._groups[0].join_command if sandbox._groups else ()
-    drop = tuple(sandbox._command(0, 0)[: sandbox._command(0, 0).index(sandbox._bwrap)])
+    drop = tuple(sandbox._make_command(0, 0)[: sandbox._make_command(0, 0).index(sandbox._bwrap)])
     apart = ("--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "--")
     python = (INTERPRETER, *runner.flags[:-1])
     commands = {
@@ -89,7 +89,7 @@ def _median_s(command: tuple[str, ...], count: int) -> float:
     return median(taken)
 
 
-def left_behind() -> dict[str, int]:
+def count_leftovers() -> dict[str, int]:
     """Resources that a sandbox could leave: child processes, mounts, files of its uids, control groups, descriptors.
 
     Network namespaces are mounts of other work beside this: no sandbox of ours has one with a name.
@@ -149,13 +149,13 @@ def main() -> None:
     lines = table(
         lambda name, n: Bare(n) if name == "none" else open_sandbox(name, n), [*names, "none"], options.seconds
     )
-    before = left_behind()
+    before = count_leftovers()
     resident = psutil.Process().memory_info().rss
     sandbox = open_sandbox("bubblewrap", 4)
     rate, _ = measure(sandbox, 4, count=options.count)
     sandbox.close()
     grown = psutil.Process().memory_info().rss - resident
-    after = left_behind()
+    after = count_leftovers()
     left = ", ".join(f"{name} {after[name] - count}" for name, count in before.items())
     growth = f"the driver grew by {grown / 1024:.0f} KiB"
     lines += ["", f"{options.count:,} more runs, four at a time: {rate:.0f} a second; {growth}. Left behind: {left}."]

@@ -35,7 +35,7 @@ def _measure(model: str, algorithm: str, gpus: str) -> str:
     cold = _seconds(lambda: [search.score(candidate) for candidate in candidates], 1) / len(candidates)
     warm = _seconds(lambda: [search.score(candidate) for candidate in candidates], REPEATS) / len(candidates)
     scored = [search.score(candidate) for candidate in candidates[:WHOLE]]
-    whole = _seconds(lambda: [search.full_plan(candidate) for candidate in scored], REPEATS) / len(scored)
+    whole = _seconds(lambda: [search.build_plan(candidate) for candidate in scored], REPEATS) / len(scored)
     return (
         f"{len(candidates)} candidates; {1e6 * warm:.0f} us each from tables, {cold / warm:.1f} times that with their "
         f"making, {whole / warm:.0f} times that as a ledger"

@@ -12,7 +12,7 @@ import pytest
 
 from rlplan.runtime.processes import machine_speed
 from rlplan.runtime.processes.machine_speed import MAX_FACTOR
-from tests.waiting import Patience, at_most, orphans_come_here, own_processes, wait_for
+from tests.waiting import Patience, limit_time, orphans_come_here, own_processes, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,14 +29,14 @@ def test_waits_follow_the_slowdown_and_end(four_times_slower: None) -> None:
     assert 3.0 < Patience(1.0).left_s() <= 4.0
     begun = time.monotonic()
     with pytest.raises(AssertionError, match=r"did not happen within 0\.05 s"):
-        wait_for(lambda: False, 0.05, pause_s=0.01)
+        wait_until(lambda: False, 0.05, pause_s=0.01)
     assert 0.2 <= time.monotonic() - begun < MAX_FACTOR
 
 
 def test_what_takes_too_long_is_said_with_both_numbers(four_times_slower: None) -> None:
-    with pytest.raises(AssertionError, match=r"it took 2\.\d s, and 0\.001 s are allowed"), at_most(0.001):
+    with pytest.raises(AssertionError, match=r"it took 2\.\d s, and 0\.001 s are allowed"), limit_time(0.001):
         time.sleep(2.0)
-    with at_most(0.001, beyond_s=60.0):
+    with limit_time(0.001, beyond_s=60.0):
         time.sleep(0.1)
 
 
@@ -70,7 +70,7 @@ def test_what_lost_its_parent_is_found_and_what_others_started_is_not() -> None:
         orphan = psutil.Process(int(done.stdout))
         assert own_processes().keys() - before == {orphan.pid}
         orphan.kill()
-        wait_for(lambda: own_processes().keys() == before, 20)
+        wait_until(lambda: own_processes().keys() == before, 20)
     assert not psutil.pid_exists(orphan.pid)
     foreign = psutil.Process(1)
     assert foreign.pid not in own_processes()

@@ -37,7 +37,7 @@ class Patience:
         return max(0.0, self._begun + self.seconds * self._slowdown - time.monotonic())
 
 
-def wait_for(what: Callable[[], object], seconds: float, pause_s: float = 0.1) -> None:
+def wait_until(what: Callable[[], object], seconds: float, pause_s: float = 0.1) -> None:
     """Wait until something holds, at most so long."""
     patience = Patience(seconds)
     while not what():
@@ -46,7 +46,7 @@ def wait_for(what: Callable[[], object], seconds: float, pause_s: float = 0.1) -
 
 
 @contextmanager
-def at_most(seconds: float, beyond_s: float = 0.0) -> Iterator[None]:
+def limit_time(seconds: float, beyond_s: float = 0.0) -> Iterator[None]:
     """Assert that the block takes no longer than this. The block is not ended: that needs its own deadline.
 
     beyond_s: seconds by the clock that come first, such as the timeout that is tried.

@@ -20,7 +20,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.hardware.catalogue import get_gpu, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), "--tiny", "--device", "cpu"]
@@ -168,11 +168,11 @@ def test_a_case_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
     command = [*RUN, "--part", "zero", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: cases_running(tmp_path), 60)
+        wait_until(lambda: cases_running(tmp_path), 60)
     finally:
         process.kill()
         process.wait(timeout=scale_seconds(30))
-    wait_for(lambda: not cases_running(tmp_path), 60)
+    wait_until(lambda: not cases_running(tmp_path), 60)
 
 
 def cases_running(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Answer, Call
 from tests.cli.test_bad_input import check
 from tests.factories import QUICKSTART
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 GOOD = {"id": "a", "prompt": "Sort: 21", "answer": "12"}
 PAIR = {"id": "a", "prompt": "Sort: 21", "chosen": "12", "rejected": "21"}
@@ -41,7 +41,7 @@ def run(rlplan: Call, tmp_path: Path, *arguments: str | Path) -> Answer:
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    at_night(product(("prompts", "heldout"), BAD), but=[("prompts", "several"), ("prompts", "too long"), HELDOUT]),
+    mark_nightly(product(("prompts", "heldout"), BAD), but=[("prompts", "several"), ("prompts", "too long"), HELDOUT]),
 )
 def test_bad_rows_are_listed(rlplan: Call, tmp_path: Path, name: str, key: str) -> None:
     content, words = BAD[name]
@@ -78,7 +78,7 @@ def test_tests_that_cannot_be_taken_apart_are_said_with_the_rule_and_what_to_wri
 
 @pytest.mark.parametrize(
     ("source", "words", "times"),
-    at_night(
+    mark_nightly(
         [
             ("def f(question, reply): return 1.0", ("it takes (question, reply), which is neither",), 1),
             ("def g(completions, **rest): return [1.0]", ("has no function f",), 1),

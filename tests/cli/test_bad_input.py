@@ -15,7 +15,7 @@ from rlplan.planner.plan import write_plan
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, make_plan, write_config, write_job
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 
 def check(answer: Answer, code: int, *words: str) -> None:
@@ -260,7 +260,7 @@ def test_a_name_that_is_no_text_is_still_a_message() -> None:
     check(start("estimate", "caf\udce9.yaml"), 2, "the job file is missing")
 
 
-@pytest.mark.parametrize("package", at_night(["pandas", "jinja2"], but=1))
+@pytest.mark.parametrize("package", mark_nightly(["pandas", "jinja2"], but=1))
 def test_a_missing_extra_is_one_message_with_the_command_that_installs_it(tmp_path: Path, package: str) -> None:
     program = f"import sys; sys.modules[{package!r}] = None; from rlplan_cli.app import main; main()"
     done = subprocess.run(

@@ -9,7 +9,7 @@ from rlplan.runtime.checkpoints.identity import describe_identity
 from tests.cli.conftest import Call
 from tests.cli.test_bad_input import check
 from tests.factories import QUICKSTART, make_plan, write_job
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.checkpoints.test_folder import save
 
 PROGRAMS = QUICKSTART.parent / "rewards" / "code-executor.yaml"
@@ -31,7 +31,7 @@ def files_of(folder: Path) -> set[Path]:
 
 @pytest.mark.parametrize(
     ("override", "words"),
-    at_night(
+    mark_nightly(
         [
             ("training.lora={rank: 4}", ("the checkpoint belongs to another job: training.lora is",)),
             ("workload.num_steps=1", ("the checkpoint is of step 2, the job has 1 steps",)),

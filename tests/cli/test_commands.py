@@ -28,7 +28,7 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, ROOT
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 FOREIGN = ("import", "check")
 COMMANDS = (
@@ -201,7 +201,7 @@ def test_the_plan_s_tables_name_every_action_and_every_placement(rlplan: Call) -
 
 @pytest.mark.parametrize(
     "arguments",
-    at_night([(["estimate", QUICKSTART],), (["profiles", "list"],), (["estimate", "nowhere.yaml"],)], but=1),
+    mark_nightly([(["estimate", QUICKSTART],), (["profiles", "list"],), (["estimate", "nowhere.yaml"],)], but=1),
     ids=["estimate", "profiles", "wrong"],
 )
 def test_a_pipe_gets_plain_text_whole_lines_and_nothing_cut_off(arguments: list[Any]) -> None:
@@ -215,7 +215,7 @@ def test_a_pipe_gets_plain_text_whole_lines_and_nothing_cut_off(arguments: list[
 
 @pytest.mark.parametrize(
     "arguments",
-    at_night(
+    mark_nightly(
         [(["emit", QUICKSTART, "-o"],), (["doctor"],), (["plan", QUICKSTART],), (["profiles", "show", "cpu-host"],)],
         but=2,
     ),

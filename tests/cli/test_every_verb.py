@@ -14,7 +14,7 @@ import pytest
 from rlplan.units import format_bytes, format_seconds
 from tests.cli.conftest import Answer, Call
 from tests.factories import EXAMPLES, QUICKSTART
-from tests.repository.at_night import in_turn
+from tests.repository.at_night import rotate_places
 
 DATA = {"prompts": "data/sort_digits/train.jsonl", "heldout": "data/sort_digits/heldout.jsonl"}
 GPU_JOB = {
@@ -103,7 +103,7 @@ def refused(answer: Answer, code: int, *words: str) -> str:
     return lines[3].partition("way out: ")[2]
 
 
-@pytest.mark.parametrize(("form", "verb"), in_turn(FORMS, PLANNING))
+@pytest.mark.parametrize(("form", "verb"), rotate_places(FORMS, PLANNING))
 def test_what_is_planned_is_the_same_of_every_form(page: Call, named: Named, verb: str, form: str) -> None:
     answer = page(verb, getattr(named, form))
     assert (answer.exit_code, answer.err) == (0, "")
@@ -274,7 +274,7 @@ def test_a_cpu_job_that_lacks_its_policy_does_not_run_from_any_form(rlplan: Call
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("form", "verb"), in_turn(("plan", "bundle"), (*PLANNING, "emit", "run")))
+@pytest.mark.parametrize(("form", "verb"), rotate_places(("plan", "bundle"), (*PLANNING, "emit", "run")))
 def test_no_form_but_a_job_takes_an_override_and_the_way_out_works(
     rlplan: Call, page: Call, named: Named, verb: str, form: str, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.cli.conftest import RLPLAN
 from tests.factories import EXAMPLES, QUICKSTART, ROOT
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 
 @cache
@@ -80,13 +80,13 @@ def test_a_table_fits_and_loses_nothing(columns: int, arguments: list[Any]) -> N
     assert "…" not in text
 
 
-@pytest.mark.parametrize("columns", at_night([80, 100, 140], but=1))
+@pytest.mark.parametrize("columns", mark_nightly([80, 100, 140], but=1))
 def test_no_size_is_torn_from_its_unit(columns: int) -> None:
     text = plain(in_terminal(columns, "estimate", QUICKSTART))
     assert not re.search(r"\d(\.\d+)?\s*\n\s+[KMGT]iB", text)
 
 
-@pytest.mark.parametrize("columns", at_night([80, 140], but=1))
+@pytest.mark.parametrize("columns", mark_nightly([80, 140], but=1))
 def test_every_process_stands_with_its_peak_on_one_line(columns: int) -> None:
     text = plain(in_terminal(columns, "estimate", QUICKSTART))
     for process in ("driver/0", "ray_system", "policy_trainer/0", "policy_trainer/1", "rollout_engine/0"):

@@ -12,7 +12,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.parts.algorithm import ALGORITHMS
 from tests.docs.documentation import DOCS, EXAMPLES, read, rows, section, words
 from tests.factories import write_job
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 PAGE = read(DOCS / "algorithms.md")
 JOBS = sorted((EXAMPLES / "algorithms").glob("*.yaml"))
@@ -40,7 +40,7 @@ def test_there_is_a_job_for_each() -> None:
     assert {load_job(path).algorithm.name for path in JOBS} == set(ALGORITHMS)
 
 
-@pytest.mark.parametrize("path", at_night(JOBS, but=JOBS[::4]), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", mark_nightly(JOBS, but=JOBS[::4]), ids=lambda path: path.stem)
 def test_a_job_can_be_planned(path: Path) -> None:
     assert find_plan(load_job(path)).job.algorithm.name == path.stem
 

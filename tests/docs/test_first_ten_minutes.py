@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documentation import DOCS, read, run_commands
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 WITHIN_S = 60.0
 """Seconds from the first command to the answer, over all commands of a person or a guide."""
@@ -22,7 +22,7 @@ def test_there_are_four_people() -> None:
     assert len(PEOPLE) == 4
 
 
-@pytest.mark.parametrize("person", at_night(PEOPLE, but=1))
+@pytest.mark.parametrize("person", mark_nightly(PEOPLE, but=1))
 def test_each_of_them_has_the_answer_within_a_minute(person: str, tmp_path: Path) -> None:
     run_commands(PEOPLE[person], tmp_path, WITHIN_S)
 

@@ -17,7 +17,7 @@ from rlplan.planner.search import find_plan
 from rlplan.spec.files.job_file import load_job
 from tests.emit.known_keys import unknown_keys
 from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, ROOT, make_plan
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 FILES = {
     "plan.json",
@@ -61,7 +61,7 @@ def test_what_is_read_is_what_was_to_be_executed(tmp_path: Path, overrides: dict
     assert read_plan(tmp_path / "bundle" / "plan.json") == plan
 
 
-@pytest.mark.parametrize("path", at_night(JOB_EXAMPLES, but=JOB_EXAMPLES[::3]), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", mark_nightly(JOB_EXAMPLES, but=JOB_EXAMPLES[::3]), ids=lambda path: path.stem)
 def test_the_examples_survive_the_way_through_a_bundle(tmp_path: Path, path: Path) -> None:
     plan = find_plan(load_job(path))
     write_bundle(plan, tmp_path / "bundle")

@@ -15,7 +15,7 @@ from rlplan.planner.plan import Plan, compute_digest, read_plan
 from tests.cli.conftest import Call, rlplan
 from tests.emit.hostile_edits import HOSTILE
 from tests.factories import make_plan
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 __all__ = ["rlplan"]
 
@@ -73,7 +73,7 @@ def read_refusal(bundle: Path) -> SpecError | EmitError:
 
 @pytest.mark.parametrize(
     ("file", "key", "value"),
-    at_night([*HOSTILE, *BY_HAND], but=[*[*HOSTILE][::3], *BY_HAND]),
+    mark_nightly([*HOSTILE, *BY_HAND], but=[*[*HOSTILE][::3], *BY_HAND]),
     ids=lambda case: str(case)[:60],
 )
 def test_an_edit_is_refused_with_both_values(bundle: Path, file: str, key: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES, make_plan
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 KNOWN = YAML(typ="safe").load(Path(__file__).parent / "launcher_fields.yaml")
 
@@ -39,7 +39,7 @@ def read(path: Path) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize("target", at_night(LAUNCHERS, but=3))
+@pytest.mark.parametrize("target", mark_nightly(LAUNCHERS, but=3))
 def test_the_bundle_in_it_is_the_plan_s(target: str, plan: Plan, tmp_path: Path) -> None:
     write_launcher(plan, target, tmp_path)
     assert read_bundle(tmp_path / "bundle") == execution_spec(plan)

@@ -19,7 +19,7 @@ from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
 from rlplan.timing.job import JobTiming
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 HERE = {"prompts": "data/sort_digits/train.jsonl", "heldout": "data/sort_digits/heldout.jsonl"}
 DATA = {key: str(EXAMPLES / place) for key, place in HERE.items()}
@@ -117,7 +117,7 @@ def random_job(seed: int) -> JobSpec:
     return job_from(job)
 
 
-@pytest.mark.parametrize("seed", at_night(range(2), but=1))
+@pytest.mark.parametrize("seed", mark_nightly(range(2), but=1))
 def test_the_bundle_of_a_random_job_is_its_plan(seed: int, tmp_path: Path) -> None:
     check(random_job(seed), tmp_path)
 

@@ -23,7 +23,7 @@ from rlplan.spec.files.job_file import job_from
 from rlplan.spec.job import JobSpec
 from tests.factories import EXAMPLES, make_job, write_config
 from tests.planner.test_planned_is_executed import ALGORITHMS, DATA, GPUS
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 SHORT = {"num_prompts_per_step": 32, "num_samples_per_prompt": 8, "max_prompt_len": 512, "max_response_len": 512}
 OTHER_TRAINERS = ("megatron", "fsdp2")
@@ -91,7 +91,7 @@ def test_a_job_that_names_no_framework_is_planned_for_one_that_runs_its_policy(
             require_executable(plan)
 
 
-@pytest.mark.parametrize(("parts", "words"), at_night(REFUSED.values(), but=[*REFUSED.values()][::2]), ids=REFUSED)
+@pytest.mark.parametrize(("parts", "words"), mark_nightly(REFUSED.values(), but=[*REFUSED.values()][::2]), ids=REFUSED)
 def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(parts: dict[str, Any], words: str) -> None:
     plan = find_best_plan(build_job(parts))
     assert plan.verdict is Verdict.REFUSED
@@ -241,7 +241,7 @@ def _check_refused(plan: Plan) -> None:
         require_executable(plan)
 
 
-@pytest.mark.parametrize("seeds", at_night((range(4), range(4, 40)), but=1))
+@pytest.mark.parametrize("seeds", mark_nightly((range(4), range(4, 40)), but=1))
 def test_of_random_jobs_each_that_fits_is_taken_and_no_other(seeds: range, tmp_path: Path) -> None:
     verdicts = [check(seed, tmp_path / str(seed)) for seed in seeds]
     assert Verdict.FITS in verdicts

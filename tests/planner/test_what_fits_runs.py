@@ -13,7 +13,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 MODELS = (
     "Qwen/Qwen2.5-0.5B",
@@ -34,7 +34,7 @@ starting."""
 DATA = {key: str(EXAMPLES / "data" / "sort_digits" / f"{key}.jsonl") for key in ("train", "heldout")}
 
 
-@pytest.mark.parametrize(("model", "algorithm", "gpus"), at_night(SOME, but=SOME[::3] + SOME[4:5]))
+@pytest.mark.parametrize(("model", "algorithm", "gpus"), mark_nightly(SOME, but=SOME[::3] + SOME[4:5]))
 def test_what_fits_is_accepted_as_a_bundle(model: str, algorithm: str, gpus: str, tmp_path: Path) -> None:
     _check(model, algorithm, gpus, tmp_path)
 

@@ -14,7 +14,7 @@ from rlplan.report.plans.simulated import read_simulated_plan
 from rlplan.report.plans.write import write_plan_report, write_simulation_report
 from rlplan.report.write import write_report
 from tests.report.factory import RunShape, make_empty_run, make_run
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 PAGES = ("plan", "simulation", "run", "empty run", "comparison")
 DARK_BY_DAY = (("phone", True, "run"), ("phone", True, "plan"))
@@ -53,7 +53,7 @@ def _pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("size", "dark", "name"),
-    at_night(product(WIDTHS, (False, True), PAGES), but=[("wide", False, name) for name in PAGES] + [*DARK_BY_DAY]),
+    mark_nightly(product(WIDTHS, (False, True), PAGES), but=[("wide", False, name) for name in PAGES] + [*DARK_BY_DAY]),
 )
 def test_a_page_is_drawn_without_an_error_and_fits_its_width(
     browser: Chromium, pages: dict[str, Path], tmp_path: Path, name: str, size: str, dark: bool

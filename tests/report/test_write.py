@@ -18,7 +18,7 @@ from rlplan.report.run_page import render_page
 from rlplan.report.summary import find, summarize
 from rlplan.report.write import ReportFiles, write_report
 from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run, make_run_with_own_reward
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 VOID = {"meta", "img", "br", "link"}
 
@@ -216,7 +216,9 @@ def test_a_job_that_only_a_learned_reward_judges_says_that_nothing_was_evaluated
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    at_night([("interrupted", "The run was interrupted"), ("running", "was still active"), ("odd", "'odd'")], but=1),
+    mark_nightly(
+        [("interrupted", "The run was interrupted"), ("running", "was still active"), ("odd", "'odd'")], but=1
+    ),
 )
 def test_the_state_of_a_run_is_said_in_words(tmp_path: Path, state: str, words: str) -> None:
     page, _ = _show(make_run(tmp_path / "run", RunShape(stops_after=1, state=state, message="stopped by SIGTERM")))

@@ -12,7 +12,7 @@ def examples(count: int) -> settings:
     return settings(max_examples=max(1, count * settings().max_examples // 100))
 
 
-def at_night(values: Iterable[Any], *, but: Collection[Any] | int) -> list[Any]:
+def mark_nightly(values: Iterable[Any], *, but: Collection[Any] | int) -> list[Any]:
     """All values as parameters of a test, each that is not among `but`, or its first so many, marked as nightly.
 
     A tuple is several arguments.
@@ -25,7 +25,7 @@ def at_night(values: Iterable[Any], *, but: Collection[Any] | int) -> list[Any]:
     ]
 
 
-def in_turn(places: Sequence[str], names: Iterable[str]) -> list[Any]:
+def rotate_places(places: Sequence[str], names: Iterable[str]) -> list[Any]:
     """All pairs of a place and a name: each name in one of the places, in turn, in the others at night."""
     return [
         pytest.param(place, name, marks=pytest.mark.nightly if (at + turn) % len(places) else ())

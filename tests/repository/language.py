@@ -90,10 +90,15 @@ VERBS_IN_D = frozenset(
         "find",
         "fold",
         "hold",
+        "listen",
         "load",
         "need",
+        "open",
+        "own",
         "read",
         "seed",
+        "shorten",
+        "widen",
     ]
 )
 
@@ -108,21 +113,33 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def names_no_action(function: Function) -> bool:
-    """Whether a function's name is neither a verb nor a noun: `bytes_of`, `of_model`, `with_margin`, `refused`."""
-    if function.name.startswith("__") or any("property" in ast.unparse(each) for each in function.decorator_list):
+    """Whether a function's name is neither a verb nor a noun, such as "bytes_of", "of_model" or "refused"."""
+    if function.name.startswith(("__", "test_")) or any(
+        "property" in ast.unparse(each) for each in function.decorator_list
+    ):
         return False
     words = function.name.strip("_").split("_")
-    is_participle = (
-        words[0] not in VERBS_IN_D and bool(re.search(r"(ed|en|own|ld|nt|de)$", words[0])) and len(words) == 1
-    )
+    is_participle = words[0] not in VERBS_IN_D and bool(re.search(r"(ed|en|own|ld)$", words[0])) and len(words) == 1
     return words[-1] in PREPOSITIONS or words[0] in NOT_A_VERB or is_participle
 
 
 def find_vague_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Locals, parameters and functions whose names do not say what they hold or do."""
+    """Locals, parameters and functions whose names do not say what they hold or do.
+
+    Fields of classes are left out: they may be keys of a file.
+    """
+    fields = {
+        id(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign | ast.Assign)
+        for target in ast.walk(statement)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_LOCALS:
-            yield node.lineno, f"local `{node.id}`"
+            if id(node) not in fields:
+                yield node.lineno, f"local `{node.id}`"
         elif isinstance(node, ast.arg) and node.arg in VAGUE_LOCALS:
             yield node.lineno, f"parameter `{node.arg}`"
         elif isinstance(node, Function) and names_no_action(node):

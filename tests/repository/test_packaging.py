@@ -247,7 +247,7 @@ def test_every_nightly_test_is_in_exactly_one_part() -> None:
         match = in_runtime.fullmatch(value)
         paths += [match.group(1) + name for name in match.group(2).split()] if match else value.split()
     assert all((ROOT / path).exists() for path in paths)
-    at_night = re.compile(r"mark\.nightly|at_night\(|in_turn\(|@given\(")  # of a property more examples
+    at_night = re.compile(r"mark\.nightly|mark_nightly\(|rotate_places\(|@given\(")  # of a property more examples
     tests = [path for path in (ROOT / "tests").rglob("test_*.py") if at_night.search(path.read_text())]
     assert tests
     for test in tests:

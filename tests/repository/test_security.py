@@ -192,7 +192,7 @@ OPENED_OTHERWISE = {
 
 def test_no_untrusted_file_is_opened_in_another_way() -> None:
     opens = re.compile(r"(?<!def )\b(open|read_text|read_bytes|safe_open|fdopen)\(")
-    found = set()
+    openers = set()
     for path in [*(ROOT / "rlplan").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
         name = str(path.relative_to(ROOT))
         if name.startswith("rlplan/runtime/") and not name.startswith("rlplan/runtime/data/"):
@@ -201,8 +201,8 @@ def test_no_untrusted_file_is_opened_in_another_way() -> None:
         guarded = set(re.findall(r"\b(read_text|read_bytes)\b", "".join(re.findall(r"from rlplan.reading .*", text))))
         calls = [match for match in opens.finditer(text) if text[match.start() - 1] == "." or match[1] not in guarded]
         if calls and name != "rlplan/reading.py":
-            found.add(name)
-    assert found == set(OPENED_OTHERWISE)
+            openers.add(name)
+    assert openers == set(OPENED_OTHERWISE)
 
 
 # ---------------------------------------------------------------------------------------------- bundles

@@ -18,7 +18,7 @@ import pytest
 
 from rlplan.spec.files.yaml import read_yaml
 from tests.hub_server import CONFIG, serve_hub
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.repository.test_packaging import IMPORT_EVERYTHING_PURE, ROOT, core_closure
 
 
@@ -178,7 +178,7 @@ def test_the_installed_wheel_plans_with_a_model_of_the_hub(fresh_venv: Path, tmp
 
 @pytest.mark.parametrize(
     "variables",
-    at_night([{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], but=1),
+    mark_nightly([{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], but=1),
     ids=["no network", "switched off"],
 )
 def test_the_installed_wheel_says_without_a_network_what_to_fetch_and_where_to_name_it(

@@ -122,7 +122,7 @@ def finish(process: subprocess.Popen[str], folder: Path) -> FinishedRun:
     return FinishedRun(folder, process.returncode, stdout, stderr)
 
 
-def descendants_of(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """Process ids of everything below a process."""
     import psutil
 

@@ -15,7 +15,7 @@ from benchmarks.simulated.staleness_sweep import (
     ratios,
     run,
 )
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 
 @cache
@@ -43,6 +43,6 @@ def test_whole_runs_are_within_ten_percent_in_ratio() -> None:
     assert ratios(INPUTS, 100) == pytest.approx(published, rel=0.1)
 
 
-@pytest.mark.parametrize("num_gpus", at_night([32, 128], but=1))
+@pytest.mark.parametrize("num_gpus", mark_nightly([32, 128], but=1))
 def test_the_engine_gives_back_the_colocated_generation_that_it_was_fitted_to(num_gpus: int) -> None:
     assert generation_s(num_gpus, INPUTS, 8) == pytest.approx(COLOCATED_GENERATION_S[num_gpus], rel=0.05)

@@ -22,7 +22,7 @@ from rlplan.timing.cost import Cost, Resource
 from rlplan.trace import Span
 from rlplan.vocabulary import Phase, Placement
 from tests.factories import gpu_job, make_plan
-from tests.repository.at_night import at_night, examples
+from tests.repository.at_night import examples, mark_nightly
 from tests.simulate.cases import ROOMY, SPEED, SYNC_S, TRAIN_S, make_constant, make_setting, make_work, uniform
 
 # Each of 2 engines has 4 groups of 4: prompts of 2 whole blocks once a group, 1 token each of the other three; then 49
@@ -172,7 +172,7 @@ def test_memory_is_never_above_the_peak_of_the_ledger_and_reaches_it(placement: 
 # ------------------------------------------------------------------------------------------------------ staleness
 
 
-@pytest.mark.parametrize("num_at_once", at_night([16, 24, 40], but=1))
+@pytest.mark.parametrize("num_at_once", mark_nightly([16, 24, 40], but=1))
 def test_the_mean_lag_is_what_is_in_flight_over_the_batch_as_sample_factory_says(num_at_once: int) -> None:
     # Generation is the slower side and never stops, so that the queue holds half a take (of one prompt) in the mean.
     work = make_work(lengths=uniform(50, 150), limits=EngineLimits(512, 100_000))

@@ -9,7 +9,7 @@ from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.sampled import choose_sample, simulate_sampled
 from rlplan.simulate.setting import Asynchrony
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.simulate.cases import make_setting, make_work, uniform
 
 WORK = make_work(num_prompts=1024, num_engines=128, lengths=uniform(10, 200))
@@ -18,7 +18,7 @@ GPU_SPEED = LinearSpeed(base_s=0.01, per_seq_s=22e-6, per_token_s=1e-8, prefill_
 STREAM = Asynchrony(1.0, interrupts=True, is_bound=True)
 
 
-@pytest.mark.parametrize("asynchrony", at_night([None, STREAM], but=1))
+@pytest.mark.parametrize("asynchrony", mark_nightly([None, STREAM], but=1))
 def test_a_part_says_what_the_whole_says_within_one_percent(asynchrony: Asynchrony | None) -> None:
     setting = replace(make_setting(WORK, asynchrony, train_s=0.1), speed=GPU_SPEED)
     whole, part = simulate(setting, 1), simulate_sampled(setting, 1, most=2048)

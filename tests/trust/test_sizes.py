@@ -17,7 +17,7 @@ from rlplan.spec.files.job_file import load_job
 from tests.cli.conftest import Call, rlplan
 from tests.factories import EXAMPLES, QUICKSTART
 from tests.report.factory import make_run
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 __all__ = ["rlplan"]
 
@@ -25,7 +25,7 @@ MAX_CPU_S = 2.5
 """CPU limit of this process: 2 s, and what a busy machine adds to them."""
 
 
-@pytest.mark.parametrize("form", at_night(["block", "flow"], but=1))
+@pytest.mark.parametrize("form", mark_nightly(["block", "flow"], but=1))
 def test_sixty_thousand_unknown_keys_are_one_message_in_two_seconds(tmp_path: Path, form: str) -> None:
     keys = [f"key_{number}: 1" for number in range(60_000)]
     path = tmp_path / "job.yaml"
@@ -52,7 +52,7 @@ def test_more_points_than_anybody_measures_are_refused_in_two_seconds(tmp_path: 
     assert time.process_time() - begun < MAX_CPU_S
 
 
-@pytest.mark.parametrize("levels", at_night([33, 3_000, 100_000], but=(33, 100_000)))
+@pytest.mark.parametrize("levels", mark_nightly([33, 3_000, 100_000], but=(33, 100_000)))
 def test_an_override_of_many_levels_is_a_usage_error(rlplan: Call, levels: int) -> None:
     for override in (".".join(["a"] * levels) + "=1", "name=" + "[" * levels):
         answer = rlplan("plan", QUICKSTART, override)

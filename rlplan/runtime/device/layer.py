@@ -1,9 +1,9 @@
-"""The device layer: all that the runtime asks of an accelerator, behind one interface.
+"""The device layer: one interface for everything that the runtime asks of an accelerator.
 
-In: a place where tensors lie. Out: the device there, or None where that is the host's own memory. CUDA answers
-(cuda.py, with nvml.py the only files that call it); without a GPU tests have a stand-in (tests/runtime/device/).
-Left out: what torch itself does with a tensor on a device; which GPUs a machine has (host/detect.py).
-This module imports no torch: processes that hold nothing on a device read it, too.
+In: a place of tensors. Out: the device there, or None for host memory. CUDA implements it in cuda.py; only that file
+and nvml.py call CUDA or NVML. Tests without a GPU use a stand-in (tests/runtime/device/).
+Left out: operations of torch on tensors; which GPUs a machine has (host/detect.py).
+This module must not import torch, because processes without tensors read it too.
 """
 
 import sys
@@ -16,32 +16,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
+    """Bytes in use on a device at one moment."""
+
     allocated: int
-    """In tensors now, by torch's allocator."""
+    """Bytes in tensors now, by torch's allocator."""
 
     peak_allocated: int
-    """The most in tensors since the peak was reset, by torch's allocator."""
+    """Largest bytes in tensors since the peak was reset, by torch's allocator."""
 
     reserved: int
-    """That torch's allocator keeps, in tensors or not."""
+    """Bytes that torch's allocator has taken from the device, in tensors or not."""
 
     process: int
-    """Of this process by the driver, context and libraries included; 0 where it does not tell processes apart."""
+    """Bytes of this process by the driver, with context and libraries; 0 if the driver does not report processes."""
 
     total: int
-    """In use on the whole GPU, by the driver."""
+    """Bytes in use on the whole GPU, by the driver."""
 
     @property
     def peak(self) -> int:
-        """The most that tensors took, with the process's context and libraries where the driver tells them apart."""
+        """Largest bytes of tensors, plus the process's context and libraries if the driver reports processes."""
         return self.peak_allocated + max(0, self.process - self.reserved)
 
     @property
     def held(self) -> int:
-        """What the process keeps from others; of the whole GPU where the driver does not tell processes apart.
+        """Bytes of the process, or of the whole GPU if the driver does not report processes.
 
-        Torch's own count does not know what vLLM's sleeping allocator gives back. A difference between two moments at
-        which the others held the same is right either way.
+        Torch's own count misses what vLLM's sleeping allocator frees. A difference between two moments is right in both
+        cases, provided that other processes did not change.
         """
         return self.process or self.total
 
@@ -50,10 +52,10 @@ class Event(Protocol):
     """A mark on a stream."""
 
     def record(self, stream: Any) -> None:
-        """Behind what the stream has to do now."""
+        """Record the mark after the work that is queued on the stream."""
 
     def query(self) -> bool:
-        """Whether the stream has come so far."""
+        """Whether the stream has reached the mark."""
         ...
 
 
@@ -61,40 +63,40 @@ class Device(Protocol):
     """An accelerator as a process sees it."""
 
     place: "torch.device"
-    """Where its tensors lie."""
+    """The torch device of its tensors."""
 
     collectives: str
     """The backends of torch.distributed for ranks that compute on such devices."""
 
     def begin(self) -> None:
-        """This process computes here from now on."""
+        """Make this the device of the process."""
 
     def finish(self) -> None:
-        """Wait for everything that it still has to do."""
+        """Wait for all queued work of the device."""
 
     def finish_stream(self) -> None:
-        """Wait for what was asked of it on the current stream."""
+        """Wait for the queued work of the current stream."""
 
     def new_stream(self) -> Any:
-        """A stream beside the current one."""
+        """A new stream that runs beside the current one."""
 
     def follow(self, stream: Any) -> None:
-        """Let a stream wait for what was asked on the current one."""
+        """Let a stream wait for the queued work of the current one."""
 
     def new_event(self) -> Event:
-        """A mark, recorded nowhere yet."""
+        """A mark that is not recorded yet."""
         ...
 
     def uuid(self) -> str:
-        """Of the device: its number says nothing to a process that sees others."""
+        """The device's UUID; its number differs between processes that see different devices."""
         ...
 
     def capability(self) -> tuple[int, int]:
-        """Compute capability."""
+        """The compute capability, major and minor."""
         ...
 
     def pinned(self, num_bytes: int) -> "torch.Tensor":
-        """Bytes of the host's memory that the device can fetch by itself."""
+        """Pinned bytes of host memory, which the device can read by DMA."""
         ...
 
     def shareable(self, num_bytes: int) -> "torch.Tensor":
@@ -102,47 +104,48 @@ class Device(Protocol):
         ...
 
     def share(self, memory: "torch.Tensor") -> Any:
-        """A handle of shareable bytes that can be pickled; they stay as long as this process holds them."""
+        """A picklable handle of shareable bytes. The bytes live as long as this process references them."""
 
     def open(self, handle: Any) -> "torch.Tensor":
-        """The same bytes, of another process on the same device."""
+        """The bytes behind a handle of another process on the same device."""
         ...
 
     def meet(self, host: str, port: int, rank: int, num_ranks: int) -> tuple[Any, Any]:
-        """(group, communicator) of ranks on several devices; rank 0 listens at the address.
+        """A group and a communicator of ranks on several devices; rank 0 listens at the address.
 
-        The group has `broadcast_obj` and `barrier`, the communicator `broadcast` on a stream and `destroy`, as vLLM's.
+        As in vLLM, the group has `broadcast_obj` and `barrier`, and the communicator has `broadcast` on a stream and
+        `destroy`.
         """
         ...
 
     def empty_cache(self) -> None:
-        """Give what torch's allocator keeps of freed memory back, for others on the device."""
+        """Release the cached memory of torch's allocator to other processes on the device."""
 
     def free_bytes(self) -> int:
-        """On the whole device."""
+        """Free bytes of the whole device."""
         ...
 
     def held(self) -> DeviceBytes:
-        """What this process holds now."""
+        """Bytes in use now."""
         ...
 
     def reset_peak(self) -> None:
-        """Count the peak from now on."""
+        """Restart the count of the peak."""
 
     def generator_state(self) -> "torch.Tensor":
-        """Of the device's random numbers, as bytes on the host."""
+        """The state of the device's random generator, as bytes on the host."""
         ...
 
     def set_generator_state(self, state: "torch.Tensor") -> None:
-        """As `generator_state` gave it."""
+        """Restore a state that `generator_state` returned."""
 
 
 _standing_in: list[Device] = []
-"""Simulated devices of the tests, the newest last; always empty in a run."""
+"""Stand-in devices of the tests, the newest last; always empty in a run."""
 
 
 def present() -> Device | None:
-    """The device that this process can compute on, None where it sees none."""
+    """The device that this process can compute on, or None."""
     if _standing_in:
         return _standing_in[-1]
     from rlplan.runtime.device.cuda import CudaDevice, is_there
@@ -151,7 +154,7 @@ def present() -> Device | None:
 
 
 def device_of(place: "torch.device") -> Device | None:
-    """The device on which tensors of a place lie, None for plain host memory."""
+    """The device of a place, or None for host memory."""
     for device in reversed(_standing_in):
         if device.place.type == place.type:
             return device
@@ -163,7 +166,7 @@ def device_of(place: "torch.device") -> Device | None:
 
 
 def begun() -> Device | None:
-    """The device that this process holds something on. Torch is not imported for it, and no context is made."""
+    """The device on which this process already has a context, or None. Imports no torch and creates no context."""
     if _standing_in:
         return _standing_in[-1]
     if "torch" not in sys.modules:

@@ -146,7 +146,7 @@ class Lengths:
         """Probability that a response has at most `tokens` tokens, to a precision of 2^-40.
 
         >>> lengths = Lengths(UniformLengths(kind="uniform", low=100, high=300), 1000)
-        >>> round(lengths.at_most(150), 6), lengths.at_most(300), lengths.at_most(99)
+        >>> round(lengths.limit_time(150), 6), lengths.limit_time(300), lengths.limit_time(99)
         (0.25, 1.0, 0.0)
         """
         if tokens >= self.longest or self.quantile(1.0) <= tokens:

@@ -20,7 +20,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.files.job_schema import HEADER, NAME
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import EXAMPLES, ROOT
-from tests.repository.at_night import at_night, in_turn
+from tests.repository.at_night import mark_nightly, rotate_places
 
 SCHEMA = EXAMPLES / NAME
 JOBS = [path for path in sorted(EXAMPLES.rglob("*.yaml")) if "models" not in path.parts]
@@ -31,7 +31,7 @@ job_schema = cache(schemas.job_schema)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "reward"), in_turn(("cpu-host", "H100:8", "1xrtx-4090"), ("answer", "math", "code", "function"))
+    ("gpus", "reward"), rotate_places(("cpu-host", "H100:8", "1xrtx-4090"), ("answer", "math", "code", "function"))
 )
 def test_a_job_to_begin_with_is_read_and_says_what_it_can(rlplan: Call, tmp_path: Path, gpus: str, reward: str) -> None:
     job = tmp_path / "new" / "first.yaml"
@@ -66,7 +66,7 @@ def test_plan_takes_what_init_has_written(rlplan: Call, tmp_path: Path, words: t
     assert answer.out.startswith("fits")
 
 
-@pytest.mark.parametrize("algorithm", at_night(ALGORITHMS, but=[*ALGORITHMS][::4]))
+@pytest.mark.parametrize("algorithm", mark_nightly(ALGORITHMS, but=[*ALGORITHMS][::4]))
 def test_there_is_a_job_to_begin_with_for_every_algorithm(rlplan: Call, tmp_path: Path, algorithm: str) -> None:
     job = tmp_path / "job.yaml"
     assert rlplan("init", job, "--algorithm", algorithm, "--gpus", "8xH100").exit_code == 0

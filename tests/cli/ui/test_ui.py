@@ -23,7 +23,7 @@ from benchmarks.pages.chromium import Chromium
 from rlplan.errors import HostError
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.files.job_file import load_job
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 FIELDS = {
     "model": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "gpus": "2xh100-sxm", "max_prompt_len": "512",
@@ -122,7 +122,7 @@ def test_one_question_at_a_time_is_searched_and_of_those_that_wait_the_newest(
     threads = [threading.Thread(target=ask, args=(name,)) for name in ("first", "left", "last")]
     for number, thread in enumerate(threads, server.num_asked + 1):
         thread.start()
-        wait_for(lambda number=number: server.num_asked == number, 30, 0.01)
+        wait_until(lambda number=number: server.num_asked == number, 30, 0.01)
     may_end.set()
     for thread in threads:
         thread.join()

@@ -14,7 +14,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.files.yaml import read_yaml
 from tests.factories import EXAMPLES
 from tests.foreign.export.plans import STARTED, make_plan, plan_stack
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 SLIME_CRITIC = ("algorithm.value_learning_rate=null", "roles.reward.path=null", "roles.value.path=null")
 FIRST = [
@@ -48,7 +48,7 @@ def check_export(folder: Path, stack: str, plan: Plan) -> Checked:
     return check(read_source(folder / STARTED[stack], None), Asked(name_hardware(plan)))
 
 
-@pytest.mark.parametrize(("stack", "name", "overrides"), at_night([*FIRST, *AT_NIGHT], but=len(FIRST)))
+@pytest.mark.parametrize(("stack", "name", "overrides"), mark_nightly([*FIRST, *AT_NIGHT], but=len(FIRST)))
 def test_a_written_file_needs_what_the_plan_counts(
     stack: str, name: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:

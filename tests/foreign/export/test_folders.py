@@ -22,7 +22,7 @@ from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.resolved import settle
 from tests.factories import EXAMPLES
 from tests.foreign.export.plans import ASKED, STARTED, list_asked, make_plan, plan_stack
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 SAME_CACHE = 1.02
 """A share of the GPU is cut into whole blocks."""
@@ -127,7 +127,7 @@ def test_what_a_file_may_say_and_no_export_writes_is_planned_and_refused(stack: 
     assert make_plan(*ASKED[stack], caught.value.way_out).verdict is Verdict.FITS
 
 
-@pytest.mark.parametrize("policy", at_night(["Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"], but=1))
+@pytest.mark.parametrize("policy", mark_nightly(["Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"], but=1))
 @pytest.mark.parametrize("target", ["verl", "trl", "openrlhf", "slime", "nemo_rl"])
 def test_what_a_job_leaves_open_is_as_the_stack_has_it(target: str, policy: str) -> None:
     asked = job_from({"policy": policy, "hardware": "8xH100", "algorithm": "grpo"})

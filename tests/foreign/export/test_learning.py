@@ -18,7 +18,7 @@ from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from tests.factories import EXAMPLES
 from tests.foreign.export.plans import ASKED, make_plan, plan_stack
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 STACKS = ("verl", "trl", "openrlhf", "slime", "nemo_rl")
 ALGORITHMS = ("grpo", "ppo", "gspo", "cispo", "dr_grpo", "reinforce++", "reinforce++_baseline", "rloo", "remax")
@@ -87,7 +87,7 @@ def test_every_stack_says_or_refuses_every_key_that_changes_what_is_learned() ->
         assert not lacking or (name in of_a_critic and set(lacking) <= {"trl", "nemo_rl"}), (name, lacking)
 
 
-@pytest.mark.parametrize(("stack", "algorithm"), at_night([*product(STACKS, ALGORITHMS)], but=6))
+@pytest.mark.parametrize(("stack", "algorithm"), mark_nightly([*product(STACKS, ALGORITHMS)], but=6))
 def test_another_value_changes_what_is_written_or_is_refused(stack: str, algorithm: str) -> None:
     plan = base(stack, algorithm)
     if plan is None:

@@ -10,7 +10,7 @@ from rlplan.api import emit, plan
 from rlplan.errors import EmitError, RlplanError, SpecError
 from rlplan.planner.plan import write_plan
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 STACKS = ("nemo-rl", "slime", "openrlhf", "trl", "verl")
 ON_GPUS = ("grpo-7b-8xh100", "ppo-70b-64xh100", "grpo-lora-8b-1xrtx4090", "dpo-8b-8xa100", "grpo-671b-1024xh200")
@@ -31,7 +31,7 @@ def refusal(name: str, stack: str, folder: Path, *overrides: str) -> RlplanError
     return None
 
 
-@pytest.mark.parametrize(("name", "stack"), at_night(CASES, but=len(FIRST)))
+@pytest.mark.parametrize(("name", "stack"), mark_nightly(CASES, but=len(FIRST)))
 def test_the_command_of_a_refused_export_succeeds(name: str, stack: str, tmp_path: Path) -> None:
     """One alternative at least; where it is another framework, the folder of that one is written."""
     error = refusal(name, stack, tmp_path / "first")

@@ -27,7 +27,7 @@ from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import format_model_name
 from tests.foreign.export.plans import STARTED
 from tests.foreign.export.spread import FRAMEWORKS, JOBS, make_job
-from tests.repository.at_night import in_turn
+from tests.repository.at_night import rotate_places
 
 OVERRIDE = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_0-9]+)*=\S+")
 NEVER_SHORTER = ("workload.max_", "workload.num_", "workload.mini_")
@@ -35,7 +35,7 @@ OF_VALUE = "roles.value.training."
 NO_PART_OF_A_FILE = ("name", "framework", "data.", "rewards", "limits.", "rollout.engine")
 
 
-@pytest.mark.parametrize(("framework", "name"), in_turn(FRAMEWORKS, JOBS))
+@pytest.mark.parametrize(("framework", "name"), rotate_places(FRAMEWORKS, JOBS))
 def test_what_is_planned_for_a_framework_emits(framework: str, name: str, tmp_path: Path) -> None:
     job = make_job(name, framework, tmp_path)
     try:

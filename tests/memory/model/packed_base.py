@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from rlplan.spec.model import load_model
 from tests.factories import EXAMPLES
-from tests.runtime.live.four_bits import GROUP, config_of
+from tests.runtime.live.four_bits import GROUP, make_quantization
 
 SORTER = EXAMPLES / "models" / "sorter"
 
@@ -18,7 +18,7 @@ def packed_base(folder: Path, method: str = "awq", quantization: dict[str, Any] 
     """A folder of the policy of `make_job` in 4 bits. quantization, config: what differs in its config.json."""
     folder.mkdir(parents=True)
     config_json = json.loads((SORTER / "config.json").read_text("utf-8"))
-    config_json |= config | {"quantization_config": config_of(method) | (quantization or {})}
+    config_json |= config | {"quantization_config": make_quantization(method) | (quantization or {})}
     (folder / "config.json").write_text(json.dumps(config_json), encoding="utf-8")
     tensors: dict[str, Any] = {}
     for parameter in load_model(SORTER).parameters:

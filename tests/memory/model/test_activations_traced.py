@@ -14,7 +14,7 @@ from rlplan.memory.trainers.step_peak import RankState, find_largest, take_snaps
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.vocabulary import Loss, MemoryKind
 from tests.memory.model.passes import forward_end_bytes
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 TOKENS, LAYERS, ELEMENT = 4096, 4, 2
 LARGE_VOCABULARY, SMALL_VOCABULARY = 32_000, 4_000
@@ -198,7 +198,7 @@ def test_a_value_model_agrees_with_traces(name: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "loss"), at_night([("qwen3", Loss.IN_PLACE), ("olmo2", Loss.PLAIN), ("gpt_oss", Loss.CHUNKED)], but=1)
+    ("name", "loss"), mark_nightly([("qwen3", Loss.IN_PLACE), ("olmo2", Loss.PLAIN), ("gpt_oss", Loss.CHUNKED)], but=1)
 )
 def test_passes_without_gradient_agree_with_traces(name: str, loss: Loss) -> None:
     assert abs(score_error(name, SMALL_VOCABULARY, loss)) <= 0.08

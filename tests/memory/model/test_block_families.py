@@ -10,7 +10,7 @@ from rlplan.memory.model.activations import block_saved_bytes
 from rlplan.memory.model.block_families import REFUSED, TRAITS, list_blocks
 from rlplan.spec.model import FAMILIES, ModelSpec, model_from_config
 from tests.memory.model.traced_layers import saved_by_layer
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.spec.models.test_families import ALIASES, CASES
 
 TOKENS = 1024
@@ -52,7 +52,7 @@ def layer_errors(config: dict[str, Any]) -> list[float]:
     return [*each, sum(num * size for num, size in predicted) / sum(measured) - 1]
 
 
-@pytest.mark.parametrize("name", at_night(CHECKED, but=[*CHECKED][::4]))
+@pytest.mark.parametrize("name", mark_nightly(CHECKED, but=[*CHECKED][::4]))
 def test_each_layer_of_a_family_saves_what_its_block_says(name: str) -> None:
     errors = layer_errors(build_config(name, CHECKED[name]))
     assert max(map(abs, errors)) <= 0.01, errors

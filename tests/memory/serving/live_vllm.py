@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.live.live_forks import SERVING, answer, answers_of, start
+from tests.runtime.live.live_forks import SERVING, answer, read_answers, start
 
 DEADLINE_S = 240
 ANSWERS = "answers.json"
@@ -35,7 +35,7 @@ def measure(cases: Sequence[Mapping[str, Any]], tp: int) -> list[list[dict[str, 
             arguments = (list(cases), tp, str(place))
             ranks.append(start(target, *arguments, log=log, environment=environment, libraries=SERVING))
         try:
-            return answers_of(ranks, [place / ANSWERS for place in places], DEADLINE_S)
+            return read_answers(ranks, [place / ANSWERS for place in places], DEADLINE_S)
         finally:
             for process in ranks:
                 process.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.runtime.processes.machine_speed import scale_seconds
-from tests.runtime.live.live_forks import answer, answers_of, start
+from tests.runtime.live.live_forks import answer, read_answers, start
 
 DEADLINE_S = 300
 SETTLE_S = 0.05
@@ -33,7 +33,7 @@ def measure(num_ranks: int, cases: Mapping[str, Any]) -> dict[str, list[dict[str
             target, log = "tests.memory.trainers.live_zero:main", path.with_suffix(".log")
             ranks.append(start(target, dict(cases), str(path), log=log, environment=place))
         try:
-            answers = answers_of(ranks, paths, DEADLINE_S)
+            answers = read_answers(ranks, paths, DEADLINE_S)
         finally:
             for process in ranks:
                 process.close()

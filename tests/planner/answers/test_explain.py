@@ -18,7 +18,7 @@ from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from, override_job
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.job import JobSpec
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 SHORT = ("workload.num_prompts_per_step=16", "workload.max_response_len=512", "workload.max_prompt_len=256")
@@ -49,8 +49,8 @@ def explain_example(name: str) -> Explanation:
 
 
 FEW = ("grpo", "too small")
-cases = pytest.mark.parametrize("name", at_night(CASES, but=FEW))
-fitting = pytest.mark.parametrize("name", at_night((name for name in CASES if name != "too small"), but=FEW))
+cases = pytest.mark.parametrize("name", mark_nightly(CASES, but=FEW))
+fitting = pytest.mark.parametrize("name", mark_nightly((name for name in CASES if name != "too small"), but=FEW))
 
 
 @cases
@@ -85,7 +85,7 @@ def test_no_family_that_fits_is_faster_than_what_was_chosen(name: str) -> None:
             assert outcome.seconds * (1 + SAME_SPEED) >= plan.seconds * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", at_night(CASES, but=("grpo", "dpo")))
+@pytest.mark.parametrize("name", mark_nightly(CASES, but=("grpo", "dpo")))
 def test_a_family_flips_one_choice_and_is_answered_by_a_whole_search(name: str) -> None:
     plan = found(name)
     for outcome in explain_example(name).families:

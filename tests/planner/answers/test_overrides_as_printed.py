@@ -28,7 +28,7 @@ from rlplan.spec.resolved import settle
 from tests.emit.test_goldens import GOLDENS
 from tests.factories import EXAMPLES, ROOT, gpu_job, job_data
 from tests.planner.checks.test_trainers import REFUSED
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 LORA = "training.lora={rank: 8, target_modules: [q_proj, v_proj]}"
 BUDGETS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
@@ -82,7 +82,7 @@ def find_overrides(text: str) -> list[str]:
     return [word.rstrip(",") for word in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)*=(?:\{[^}]*\}|\S+)", text)]
 
 
-@pytest.mark.parametrize("name", at_night(BUDGETS, but=FEW))
+@pytest.mark.parametrize("name", mark_nightly(BUDGETS, but=FEW))
 def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> None:
     plan = found(name)
     for layout in (plan, *plan.runners_up, *plan.pareto):
@@ -92,7 +92,7 @@ def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> 
         override_job(plan.asked, shlex.split(diff_choices(other.choice, plan.choice, plan.job, plan.asked)))
 
 
-@pytest.mark.parametrize("name", at_night(BUDGETS, but=FEW))
+@pytest.mark.parametrize("name", mark_nightly(BUDGETS, but=FEW))
 def test_every_remedy_makes_the_job_fit_when_it_is_typed(name: str) -> None:
     plan = found(name)
     for remedy in plan.remedies:
@@ -128,7 +128,7 @@ def test_what_costs_nothing_in_learning_comes_first_and_shorter_responses_last()
         assert ranks == sorted(ranks)
 
 
-@pytest.mark.parametrize("name", at_night(("all fixed", "too small a card", "apart"), but=("all fixed",)))
+@pytest.mark.parametrize("name", mark_nightly(("all fixed", "too small a card", "apart"), but=("all fixed",)))
 def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
     plan = found(name)
     explanation = explain(plan, more_devices=True)

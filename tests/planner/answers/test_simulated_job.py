@@ -9,7 +9,7 @@ from rlplan.planner.search import find_plan
 from rlplan.simulate.result import SimulationResult
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 
 def simulate_job(staleness: int, *overrides: str, seed: int = 1) -> SimulationResult:
@@ -25,7 +25,7 @@ def test_running_ahead_is_worth_more_than_a_third_where_lengths_have_a_long_tail
 
 @pytest.mark.parametrize("staleness", [1, 2])
 @pytest.mark.parametrize("partial", ["true", "false"])
-@pytest.mark.parametrize("seed", at_night(range(4), but=1))
+@pytest.mark.parametrize("seed", mark_nightly(range(4), but=1))
 def test_no_rollout_is_older_than_allowed(staleness: int, partial: str, seed: int) -> None:
     tail = "workload.response_lengths={kind: lognormal, median: 10, sigma: 2.0}"
     result = simulate_job(staleness, f"placement.partial_rollouts={partial}", tail, seed=seed)

@@ -12,7 +12,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
 from tests.factories import EXAMPLES, QUICKSTART
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 
 def small(**overrides: str) -> JobSpec:
@@ -22,7 +22,7 @@ def small(**overrides: str) -> JobSpec:
 
 @pytest.mark.parametrize(
     ("key", "job"),
-    at_night(
+    mark_nightly(
         [
             ("max_response_len", EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"),
             ("num_samples_per_prompt", None),

@@ -9,7 +9,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from, override_job
 from tests.foreign.export.spread import FRAMEWORKS
-from tests.repository.at_night import in_turn
+from tests.repository.at_night import rotate_places
 
 JOB = {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", "algorithm": "grpo"}
 WITH_ADAPTERS = "training.lora={rank: 16}"
@@ -31,7 +31,7 @@ def make_plan(framework: str, *overrides: str) -> Plan:
 
 @pytest.mark.parametrize(
     ("framework", "override"),
-    [each for each in in_turn(FRAMEWORKS, LACKED) if each.values[0] != "slime" or "lora." not in each.values[1]],
+    [each for each in rotate_places(FRAMEWORKS, LACKED) if each.values[0] != "slime" or "lora." not in each.values[1]],
 )
 def test_a_key_that_a_framework_lacks_is_refused_and_the_way_out_is_planned(framework: str, override: str) -> None:
     """slime has no adapters at all, which is refused before the search."""

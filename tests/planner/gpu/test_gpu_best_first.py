@@ -19,7 +19,7 @@ from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement
 from tests.factories import gpu_job
-from tests.repository.at_night import at_night, examples
+from tests.repository.at_night import examples, mark_nightly
 
 OPEN = (*(f"training.{axis}=auto" for axis in ("ulysses", "tp", "pp", "cp", "ep")), "rollout.max_num_seqs=auto")
 CASES = (
@@ -177,7 +177,7 @@ def _sweep(search: GpuSearch, random) -> tuple:  # type: ignore[no-untyped-def, 
     return arrangement, sweep
 
 
-@pytest.mark.parametrize("index", at_night(range(3), but=1))
+@pytest.mark.parametrize("index", mark_nightly(range(3), but=1))
 def test_candidates_come_in_order_and_each_once(index: int) -> None:
     stream = iter(make_search(index).open_stream(0))
     first = [next(stream) for _ in range(40)]
@@ -198,7 +198,7 @@ def test_order_of_equals_is_total() -> None:
     assert len({rank_simplicity(candidate) for candidate in candidates}) == len(candidates)
 
 
-@pytest.mark.parametrize("backend", at_night(["deepspeed", "megatron"], but=1))
+@pytest.mark.parametrize("backend", mark_nightly(["deepspeed", "megatron"], but=1))
 def test_work_hardly_grows_with_the_cluster(backend: str) -> None:
     def count_scored(gpus: str, prompts: int) -> int:
         size = f"workload.num_prompts_per_step={prompts}"

@@ -18,7 +18,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Provenance, Role
 from tests.factories import EXAMPLES, gpu_job
-from tests.repository.at_night import in_turn
+from tests.repository.at_night import rotate_places
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 
@@ -35,7 +35,7 @@ def found(*arguments: str) -> Plan:
     return find_best_plan(plan(*arguments))
 
 
-@pytest.mark.parametrize(("placement", "algorithm"), in_turn(list(Placement), ("grpo", "ppo", "dpo")))
+@pytest.mark.parametrize(("placement", "algorithm"), rotate_places(list(Placement), ("grpo", "ppo", "dpo")))
 def test_what_the_tables_add_up_to_is_what_the_ledger_says(placement: Placement, algorithm: str) -> None:
     spec = plan(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
     gpu_search = search(spec)

@@ -15,7 +15,7 @@ from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import settle
 from tests.factories import EXAMPLES, gpu_job
 from tests.planner.gpu.test_search_oracle import _draw
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 CHANGES = (
     ("rollout.quantization=none", "rollout.quantization=fp8", "rollout.quantization=auto"),
@@ -52,13 +52,13 @@ def found_after(*jobs: JobSpec) -> tuple[object, ...]:
     return [found(job, memo) for job in jobs][-1]
 
 
-@pytest.mark.parametrize("name", at_night(EXAMPLE_JOBS, but=3))
+@pytest.mark.parametrize("name", mark_nightly(EXAMPLE_JOBS, but=3))
 def test_without_a_memo_the_plan_of_an_example_is_the_same(name: str) -> None:
     job = load_job(EXAMPLES / f"{name}.yaml")
     assert find_best_plan(job) == find_best_plan(job, memo=Memo(is_on=False))
 
 
-@pytest.mark.parametrize("seed", at_night(range(30), but=4))
+@pytest.mark.parametrize("seed", mark_nightly(range(30), but=4))
 def test_without_a_memo_the_plan_of_a_small_job_is_the_same(seed: int) -> None:
     random = Random(seed)
     models, gpus = ("Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.2-1B"), ("1xRTX4090", "2xL40S", "4xA100")

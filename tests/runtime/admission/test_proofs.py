@@ -9,7 +9,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.admission.proofs import SHIPPED, check_architecture, proof_key
 from rlplan.runtime.admission.shrinking import shrink_config
 from tests.factories import EXAMPLES, config_data
-from tests.runtime.runs.architectures import REFUSED, config_of
+from tests.runtime.runs.architectures import REFUSED, make_config
 
 HEADS = config_data(head_dim=64)
 
@@ -36,7 +36,7 @@ def test_what_differs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         check_architecture(config_data(head_dim=16), "here")  # no kernel for such heads
     for name in REFUSED:
         with pytest.raises(SpecError, match=f"{name} cannot be run: log-probs of trainer and engine differ"):
-            check_architecture(config_of(name), "here")
+            check_architecture(make_config(name), "here")
     assert not (tmp_path / "rlplan").exists()
 
 

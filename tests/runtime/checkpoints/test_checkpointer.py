@@ -12,7 +12,7 @@ from rlplan.runtime.checkpoints.folder import CheckpointFolder
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.vocabulary import ActionKind, Role
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 ACTION = SimpleNamespace(role=Role.POLICY, processes=("policy_trainer/0",), kind=ActionKind.SAVE_STATES)
 
@@ -52,7 +52,7 @@ def test_a_checkpoint_whose_writer_is_gone_is_given_up_long_before_the_deadline(
     checkpoints.settle(0.2)
     assert alarms == []
     ranks.gone = ["policy_trainer/0"]
-    wait_for(lambda: alarms, 10)
+    wait_until(lambda: alarms, 10)
     assert alarms == [(3, "checkpoint", "no checkpoint of step 3: policy_trainer/0 is gone")]
     assert not ranks.paths[0].parent.exists()
 

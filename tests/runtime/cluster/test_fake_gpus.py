@@ -17,7 +17,7 @@ from rlplan.runtime.cluster.ray_cluster import Cluster
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 GPUS_PER_HOST = 8
 
@@ -34,7 +34,7 @@ def hosts(count: int) -> list[Host]:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_hosts"), at_night([("grpo-7b-8xh100.yaml", 1), ("ppo-70b-64xh100.yaml", 8)], but=1)
+    ("name", "num_hosts"), mark_nightly([("grpo-7b-8xh100.yaml", 1), ("ppo-70b-64xh100.yaml", 8)], but=1)
 )
 def test_an_example_fits_on_its_hosts_and_on_no_fewer(name: str, num_hosts: int, tmp_path: Path) -> None:
     wanted = placement(name, tmp_path)

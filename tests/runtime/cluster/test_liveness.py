@@ -12,7 +12,7 @@ import pytest
 from rlplan.runtime.cluster import liveness
 from rlplan.runtime.cluster.liveness import Liveness, dead_service
 from rlplan.runtime.cluster.ray_cluster import Cluster
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ def test_a_process_that_stands_still_is_told_after_the_stall_time_and_not_before
     watch, pids = Liveness(0.3), {"scorer/reference/0": sleeper.pid}
     sleeper.send_signal(signal.SIGSTOP)
     assert watch.check(pids) is None
-    wait_for(lambda: watch.check(pids) == ("scorer/reference/0", "stopped"), 5, pause_s=0.05)
+    wait_until(lambda: watch.check(pids) == ("scorer/reference/0", "stopped"), 5, pause_s=0.05)
 
 
 def test_a_process_that_goes_on_begins_anew(sleeper: "subprocess.Popen[bytes]") -> None:
     watch, pids = Liveness(600.0), {"scorer/reference/0": sleeper.pid}
     sleeper.send_signal(signal.SIGSTOP)
-    wait_for(lambda: watch.check(pids) is None and watch._since, 5, pause_s=0.01)
+    wait_until(lambda: watch.check(pids) is None and watch._since, 5, pause_s=0.01)
     sleeper.send_signal(signal.SIGCONT)
-    wait_for(lambda: watch.check(pids) is None and not watch._since, 5, pause_s=0.01)
+    wait_until(lambda: watch.check(pids) is None and not watch._since, 5, pause_s=0.01)
 
 
 def test_a_process_that_was_killed_is_told_before_its_parent_has_asked(
@@ -50,7 +50,7 @@ def test_a_process_that_was_killed_is_told_before_its_parent_has_asked(
     monkeypatch.setattr(liveness, "GONE_S", 0.1)
     watch = Liveness(600.0)
     sleeper.kill()
-    wait_for(lambda: watch.check({"policy_trainer/0": sleeper.pid}) == ("policy_trainer/0", "gone"), 5, pause_s=0.02)
+    wait_until(lambda: watch.check({"policy_trainer/0": sleeper.pid}) == ("policy_trainer/0", "gone"), 5, pause_s=0.02)
 
 
 def node_of(raylet: "subprocess.Popen[bytes]", gcs: socket.socket) -> SimpleNamespace:
@@ -89,4 +89,4 @@ def test_a_service_of_ray_s_own_that_is_stopped_is_named_after_the_stall_time(
         sleeper.send_signal(signal.SIGSTOP)
         assert cluster.dead_service() is None
         message = f"Ray's raylet (process {sleeper.pid}) is stopped"
-        wait_for(lambda: cluster.dead_service() == message, 5, pause_s=0.05)
+        wait_until(lambda: cluster.dead_service() == message, 5, pause_s=0.05)

@@ -16,7 +16,7 @@ from rlplan.trace import Trace
 from tests.factories import make_plan
 from tests.runtime.cluster.hosts import Hosts, cluster_of
 from tests.runtime.conftest import ROOT, alive
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -69,7 +69,7 @@ def test_two_hosts_train_a_third_generates_and_nothing_is_left_behind(three_host
     for name, address in zip(names, three_hosts.addresses, strict=True):
         log = (tmp_path / "run" / "logs" / f"{name.replace('/', '-')}.log").read_text()
         assert f"on host {address}\n" in log
-    wait_for(lambda: not [pid for pid in set(three_hosts.pids()) - before if alive([pid]) and _is_worker(pid)], 20)
+    wait_until(lambda: not [pid for pid in set(three_hosts.pids()) - before if alive([pid]) and _is_worker(pid)], 20)
 
 
 @pytest.mark.nightly

@@ -9,13 +9,13 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import Columns
 from rlplan.runtime.data.loading import RowNeeds, load_rows
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.data.test_loading import GOOD, SORTER, VERL, jsonl, load
 
 
 @pytest.mark.parametrize(
     ("name", "content", "what"),
-    at_night(
+    mark_nightly(
         [
             ("tokenizer_config.json", b"{bad", "the tokenizer's configuration is not JSON"),
             ("tokenizer_config.json", b"[1]", "the tokenizer's configuration is \\[1\\]"),
@@ -35,7 +35,7 @@ def test_a_damaged_tokenizer_s_folder_is_one_message(tmp_path: Path, name: str, 
         load_rows(path, Columns(), tmp_path, RowNeeds())
 
 
-@pytest.mark.parametrize("name", at_night(["data.parquet", "data.arrow", "folder"], but=1))
+@pytest.mark.parametrize("name", mark_nightly(["data.parquet", "data.arrow", "folder"], but=1))
 def test_a_table_that_is_none_is_one_message(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "folder":

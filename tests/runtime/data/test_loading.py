@@ -14,7 +14,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Loaded, RowNeeds, load_rows
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 SORTER = EXAMPLES / "models" / "sorter"
 GOOD = b'{"id": "a", "prompt": "Sort: 21", "answer": "12"}'
@@ -91,7 +91,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Columns, str, str]] = {
 @pytest.mark.parametrize(
     ("kind", "name"),
     # A table is read by a process of its own, 1 s each: two of them see every kind, the others are for the night.
-    at_night(
+    mark_nightly(
         product(("jsonl", "json", "parquet", "folder"), LAYOUTS),
         but=[*product(("jsonl", "json"), LAYOUTS), ("parquet", "verl"), ("folder", "TRL, a chat")],
     ),
@@ -218,7 +218,7 @@ def test_answers_that_a_reward_cannot_use_are_bad_rows(tmp_path: Path) -> None:
         load_rows(path, Columns(), SORTER, RowNeeds(answers=True, check=check))
 
 
-@pytest.mark.parametrize("kind", at_night(["parquet", "folder"], but=["parquet"]))
+@pytest.mark.parametrize("kind", mark_nightly(["parquet", "folder"], but=["parquet"]))
 def test_bytes_that_are_no_text_are_a_bad_row_of_a_table_too(tmp_path: Path, kind: str) -> None:
     import pyarrow as pa
 
@@ -229,7 +229,7 @@ def test_bytes_that_are_no_text_are_a_bad_row_of_a_table_too(tmp_path: Path, kin
         load(path)
 
 
-@pytest.mark.parametrize("kind", at_night(["parquet", "folder"], but=["folder"]))
+@pytest.mark.parametrize("kind", mark_nightly(["parquet", "folder"], but=["folder"]))
 def test_a_column_whose_name_is_no_text_is_told(tmp_path: Path, kind: str) -> None:
     import pyarrow as pa
 
@@ -241,7 +241,7 @@ def test_a_column_whose_name_is_no_text_is_told(tmp_path: Path, kind: str) -> No
         load(path)
 
 
-@pytest.mark.parametrize("kind", at_night(["parquet", "folder"], but=["parquet"]))
+@pytest.mark.parametrize("kind", mark_nightly(["parquet", "folder"], but=["parquet"]))
 def test_bytes_that_are_text_are_read_and_what_json_does_not_know_is_no_answer(tmp_path: Path, kind: str) -> None:
     import pyarrow as pa
 
@@ -258,7 +258,7 @@ def test_bytes_that_are_text_are_read_and_what_json_does_not_know_is_no_answer(t
     assert json.loads(row.others) == {"answer": "12", "day": "2026-01-02", "image": None, "raw": "a"}
 
 
-@pytest.mark.parametrize("column", at_night(["prompt", "answer"], but=["prompt"]))
+@pytest.mark.parametrize("column", mark_nightly(["prompt", "answer"], but=["prompt"]))
 def test_a_date_is_no_prompt_and_no_answer(tmp_path: Path, column: str) -> None:
     import pyarrow as pa
 
@@ -344,7 +344,7 @@ WRONG_NAMES = (
 )
 
 
-@pytest.mark.parametrize(("name", "content", "what"), at_night(WRONG_NAMES, but=[WRONG_NAMES[at] for at in (3, 5)]))
+@pytest.mark.parametrize(("name", "content", "what"), mark_nightly(WRONG_NAMES, but=[WRONG_NAMES[at] for at in (3, 5)]))
 def test_a_data_set_that_names_its_files_wrongly_is_one_message(
     tmp_path: Path, name: str, content: str, what: str
 ) -> None:

@@ -18,7 +18,7 @@ from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
 from rlplan.runtime.data.text_tokens import TextTokenizer, read_end_tokens
 from tests.factories import EXAMPLES, make_job
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 SORTER = EXAMPLES / "models" / "sorter"
 CHAT = [{"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "x"}}]
@@ -65,7 +65,7 @@ FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize(
-    "name", at_night(FAULTS, but=("an id far away", "an unknown model"))
+    "name", mark_nightly(FAULTS, but=("an id far away", "an unknown model"))
 )  # the next test has "a text that grows"
 def test_a_hostile_tokenizer_is_one_message_or_works(tmp_path: Path, name: str) -> None:
     folder = change_tokenizer(tmp_path / "model", FAULTS[name])
@@ -98,7 +98,7 @@ TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize("name", at_night(TEMPLATES, but=("time", "a long answer")))
+@pytest.mark.parametrize("name", mark_nightly(TEMPLATES, but=("time", "a long answer")))
 def test_a_hostile_template_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(model_text, "ANSWER_S", 1.0)
     monkeypatch.setattr(model_text, "MAX_ANSWER_BYTES", 1 << 20)

@@ -12,7 +12,7 @@ from rlplan.runtime.data.layouts import Columns
 from rlplan.runtime.data.loading import RowNeeds, load_rows
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 GYM_TASKS = EXAMPLES / "rewards" / "gym_tasks.py"
 SORTER = EXAMPLES / "models" / "sorter"
@@ -21,7 +21,7 @@ ROWS = [{"prompt": f"Sort: {n}", "answer": str(n)} for n in range(5)]
 
 @pytest.mark.parametrize(
     "kind",
-    at_night(["folder", "splits", "parquet", "jsonl", "shuffled", "shards"], but=("jsonl", "shuffled")),
+    mark_nightly(["folder", "splits", "parquet", "jsonl", "shuffled", "shards"], but=("jsonl", "shuffled")),
 )
 def test_data_sets_are_read_as_their_own_package_writes_them(tmp_path: Path, kind: str) -> None:
     import datasets

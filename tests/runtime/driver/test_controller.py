@@ -11,7 +11,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.driver.controller import Controller
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import make_plan
-from tests.waiting import at_most
+from tests.waiting import limit_time
 
 
 def schedule() -> Schedule:
@@ -69,7 +69,7 @@ def test_an_action_that_is_late_fails_the_run_by_name() -> None:
             release.wait(scale_seconds(20))
 
     late = {"score/reference": 0.5}
-    with at_most(5), pytest.raises(RunError, match="score/reference did not finish"):
+    with limit_time(5), pytest.raises(RunError, match="score/reference did not finish"):
         Controller(schedule(), perform, lambda action: late.get(action.id, forever(action))).run(1, lambda step: None)
     release.set()
 

@@ -15,7 +15,7 @@ from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.rollout.experience import Completion, RolloutRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.environments.chat_policy import END, Script, chat_prompt, ids, write_policy
 
 GAME = """
@@ -121,7 +121,7 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("template", "reason"), at_night(REFUSED, but=REFUSED[1:2]))
+@pytest.mark.parametrize(("template", "reason"), mark_nightly(REFUSED, but=REFUSED[1:2]))
 def test_templates_that_fail_are_refused_before_anything_starts(template: str, reason: str, tmp_path: Path) -> None:
     policy = write_policy(tmp_path / "policy", template)
     chat = ChatTurns(policy, TextTokenizer(policy))

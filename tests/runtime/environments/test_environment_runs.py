@@ -9,8 +9,8 @@ import pytest
 
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import EXAMPLES
-from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
-from tests.waiting import wait_for
+from tests.runtime.conftest import FEW_PROCESSES, alive, finish, list_descendants, start
+from tests.waiting import wait_until
 
 NO_REHEARSAL = "preflight.rehearses=false"
 UNRELIABLE = """
@@ -32,8 +32,8 @@ def test_a_game_of_several_turns_is_played_and_learned_from(tmp_path: Path) -> N
     overrides = ("workload.num_steps=2", "workload.num_heldout_prompts=8", "workload.evaluate_every=2", NO_REHEARSAL)
     process = start("run", "examples/multi-turn.yaml", *overrides, *FEW_PROCESSES, "--out", str(folder))
     metrics = folder / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, 120)
-    children = descendants_of(process.pid)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, 120)
+    children = list_descendants(process.pid)
     run = finish(process, folder)
     assert run.exit_code == 0, run.stderr
     rows = [row for row in run.metrics if row["step"] > 0]

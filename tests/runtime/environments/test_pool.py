@@ -14,9 +14,9 @@ from rlplan.runtime.environments.pool import Answer, EnvironmentPool, RawAnswer,
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.conftest import alive
-from tests.waiting import at_most, wait_for
+from tests.waiting import limit_time, wait_until
 
 GAME = """
 import os, sys, time
@@ -53,7 +53,7 @@ def ask_all(pool: EnvironmentPool, *words: str) -> list[Answer]:
     for index, word in enumerate(words):
         pool.ask(index, {"play": [{"role": "assistant", "content": word}], "answer": "42"})
     answers: dict[int, RawAnswer] = {}
-    wait_for(lambda: answers.update(pool.take_answers()) or len(answers) == len(words), 30, pause_s=0.005)
+    wait_until(lambda: answers.update(pool.take_answers()) or len(answers) == len(words), 30, pause_s=0.005)
     return [read_answer(answers[index]) for index in range(len(words))]
 
 
@@ -79,7 +79,7 @@ def test_an_answer_without_an_observation_is_the_end_whatever_it_says_of_it(valu
 
 @pytest.mark.parametrize(
     ("word", "reason"),
-    at_night(
+    mark_nightly(
         [
             ("hang", "timeout after "),
             ("die", "its process ended with exit code 3"),
@@ -108,7 +108,7 @@ def test_what_is_no_answer_is_a_failure_with_its_reason_and_the_next_question_is
 
 def test_a_hang_costs_its_deadline_and_not_much_more(pool: EnvironmentPool) -> None:
     ask_all(pool, "won")
-    with at_most(1.0, beyond_s=pool.spec.timeout_s):
+    with limit_time(1.0, beyond_s=pool.spec.timeout_s):
         ask_all(pool, "hang")
 
 
@@ -151,7 +151,7 @@ def test_the_example_s_game_is_won_by_the_largest_digit_and_gives_hints() -> Non
         turns.append({"role": "assistant", "content": guess})
         pool.ask(0, {"play": turns, "answer": "12459"})
         answers: list[tuple[object, RawAnswer]] = []
-        wait_for(lambda: answers.extend(pool.take_answers()) or answers, 60, pause_s=0.005)  # noqa: B023
+        wait_until(lambda: answers.extend(pool.take_answers()) or answers, 60, pause_s=0.005)  # noqa: B023
         value.append(read_answer(answers[0][1]))
         turns.append({"role": "user", "content": str(get_words(value[-1]))})
     pool.close()

@@ -14,7 +14,7 @@ from rlplan.runtime.rewards.total import add_environment
 from rlplan.runtime.rollout.experience import Completion, Rollout, RolloutRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import make_job
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.environments.chat_policy import Script, chat_prompt, ids, write_policy
 
 FORMS = '''
@@ -166,7 +166,7 @@ def test_methods_of_trl_s_environments_are_tools_with_state(play: Play) -> None:
     assert completion.prompt_tokens == ids("<bos>", "<user>", "a begin", "<end>", "<assistant>")
 
 
-@pytest.mark.parametrize("name", at_night(["Turns", "load_environment"], but=["load_environment"]))
+@pytest.mark.parametrize("name", mark_nightly(["Turns", "load_environment"], but=["load_environment"]))
 def test_verifiers_environments_are_asked_as_they_are(play: Play, name: str) -> None:
     (completion,) = play(name, "a")
     assert (completion.num_turns, completion.ended) == (3, "answered")
@@ -182,7 +182,7 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize(("text", "reason"), at_night(WRONG, but=(WRONG[0], WRONG[1], WRONG[3])))
+@pytest.mark.parametrize(("text", "reason"), mark_nightly(WRONG, but=(WRONG[0], WRONG[1], WRONG[3])))
 def test_an_environment_that_goes_wrong_is_masked_with_its_reason(play: Play, text: str, reason: str) -> None:
     (completion,) = play("Bad", text)
     assert reason in completion.failure

@@ -19,8 +19,8 @@ from rlplan.runtime.environments.tool_calls import DIED, OK, RAISED, TIMED_OUT, 
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.vocabulary import TOKEN_VARIABLE
-from tests.repository.at_night import at_night
-from tests.waiting import wait_for
+from tests.repository.at_night import mark_nightly
+from tests.waiting import wait_until
 
 TOKEN = "a-token-of-the-test"
 
@@ -107,7 +107,7 @@ def said(pool: EnvironmentPool, *questions: tuple[dict[str, Any], str | None]) -
     for index, (question, session) in enumerate(questions):
         pool.ask(index, question, session)
     answers: dict[int, RawAnswer] = {}
-    wait_for(lambda: answers.update(pool.take_answers()) or len(answers) == len(questions), 60, pause_s=0.005)
+    wait_until(lambda: answers.update(pool.take_answers()) or len(answers) == len(questions), 60, pause_s=0.005)
     return [answers[index] for index in range(len(questions))]
 
 
@@ -147,7 +147,7 @@ NO_ANSWERS = (
 )
 
 
-@pytest.mark.parametrize(("action", "reason"), at_night(NO_ANSWERS, but=NO_ANSWERS[2:]))
+@pytest.mark.parametrize(("action", "reason"), mark_nightly(NO_ANSWERS, but=NO_ANSWERS[2:]))
 def test_a_server_that_says_what_is_no_answer_fails_that_rollout_by_name(
     url: str, action: str, reason: str, tmp_path: Path
 ) -> None:
@@ -194,7 +194,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, str(file), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    wait_for(lambda: is_there(port), 60)
+    wait_until(lambda: is_there(port), 60)
     yield f"http://127.0.0.1:{port}/mcp"
     process.kill()
     process.wait()

@@ -16,7 +16,7 @@ from rlplan.runtime.environments.tool_calls import MAX_CALLS, read_calls
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rollout.experience import Completion, RolloutRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.environments.chat_policy import Script, chat_prompt, ids, write_policy
 
 TOOLS = '''
@@ -195,7 +195,9 @@ UNDESCRIBED = (
 
 
 # Two that transformers refuses, which takes 3 s to import, are seen at night.
-@pytest.mark.parametrize(("function", "reason"), at_night(UNDESCRIBED, but=[UNDESCRIBED[at] for at in (0, 2, 3, 5)]))
+@pytest.mark.parametrize(
+    ("function", "reason"), mark_nightly(UNDESCRIBED, but=[UNDESCRIBED[at] for at in (0, 2, 3, 5)])
+)
 def test_a_function_that_cannot_be_described_is_refused_with_the_way_out(
     function: str, reason: str, tmp_path: Path
 ) -> None:

@@ -24,12 +24,12 @@ from tests.runtime.conftest import (
     FinishedRun,
     Runner,
     alive,
-    descendants_of,
     finish,
+    list_descendants,
     start,
 )
 from tests.runtime.run_folder.small_disk import SmallDisk, small_disk
-from tests.waiting import at_most, wait_for
+from tests.waiting import limit_time, wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -67,10 +67,10 @@ def run_and_interrupt(process: subprocess.Popen[str], folder: Path, number: sign
     """A run in the middle of training that gets a signal: it stops everything within ten seconds, and leaves a folder
     that can be reported on.
     """
-    children, began = descendants_of(process.pid), _began(process)
+    children, began = list_descendants(process.pid), _began(process)
     assert len(children) > 4
     mapped = _find_mapped_files(children)
-    with at_most(10):
+    with limit_time(10):
         process.send_signal(number)
         run = finish(process, folder)
     _assert_one_message(run)
@@ -96,7 +96,7 @@ def test_a_signal_in_the_middle_of_training_stops_everything_within_ten_seconds(
 ) -> None:
     process = start("run", QUICKSTART, f"checkpoints.every={every}", "--out", str(tmp_path / "run"))
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, 120)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, 120)
     run = run_and_interrupt(process, tmp_path / "run", number)
     assert run.exit_code == exit_code
     assert ("resume with `rlplan run --resume" in run.stderr) == bool(every)
@@ -124,8 +124,8 @@ def test_a_run_whose_terminal_is_lost_stops_everything_and_can_be_resumed(tmp_pa
             os.read(ours, 65536)  # a terminal that nobody reads fills up, and its writers wait
         return metrics.exists() and metrics.read_text().count("\n") >= 2
 
-    wait_for(has_made_two_steps, 120)
-    children = descendants_of(process.pid)
+    wait_until(has_made_two_steps, 120)
+    children = list_descendants(process.pid)
     assert len(children) > 4
     os.close(ours)
     assert process.wait(scale_seconds(20)) == 75
@@ -138,9 +138,9 @@ def test_a_run_whose_terminal_is_lost_stops_everything_and_can_be_resumed(tmp_pa
 @pytest.mark.nightly
 def test_a_signal_while_ray_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     process = start("run", QUICKSTART, "--out", str(tmp_path / "run"))
-    wait_for(lambda: (tmp_path / "run" / "status.json").exists() and len(descendants_of(process.pid)) > 1, 60)
-    children = descendants_of(process.pid)
-    with at_most(10):
+    wait_until(lambda: (tmp_path / "run" / "status.json").exists() and len(list_descendants(process.pid)) > 1, 60)
+    children = list_descendants(process.pid)
+    with limit_time(10):
         process.send_signal(signal.SIGTERM)
         run = finish(process, tmp_path / "run")
     assert run.exit_code == 143
@@ -153,8 +153,8 @@ def test_a_signal_while_ray_starts_leaves_nothing_behind(tmp_path: Path) -> None
 def test_a_killed_worker_fails_the_run_by_name(tmp_path: Path) -> None:
     process = start("run", QUICKSTART, "--out", str(tmp_path / "run"))
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
-    children = descendants_of(process.pid)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
+    children = list_descendants(process.pid)
     os.kill(_worker_pids(children)[0], signal.SIGKILL)
     run = finish(process, tmp_path / "run")
     assert run.exit_code == 5
@@ -169,14 +169,14 @@ def test_a_driver_that_is_killed_outright_takes_its_workers_along(tmp_path: Path
     """Workers, which hold the memory, are gone at once; two small agents of Ray take up to a minute."""
     process = start("run", QUICKSTART, "--out", str(tmp_path / "run"))
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, 120)
-    children = descendants_of(process.pid)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, 120)
+    children = list_descendants(process.pid)
     workers = _worker_pids(children)
     assert len(workers) == 4
     process.kill()
     process.communicate(timeout=scale_seconds(20))
-    wait_for(lambda: alive(workers) == [], 5)
-    wait_for(lambda: alive(children) == [], 90)
+    wait_until(lambda: alive(workers) == [], 5)
+    wait_until(lambda: alive(children) == [], 90)
 
 
 @pytest.mark.nightly
@@ -213,15 +213,15 @@ def test_a_run_lives_through_a_lost_engine_and_a_lost_checkpoint_and_is_resumed_
         job = (QUICKSTART, *SHORT_STEPS, *SMALL_BATCH, *KEEPS_ALL, *FEW_PROCESSES)
         folder = disk.path("run")
         with until_ended(_start_on_disk(disk, "run", *job, "--out", str(disk.folder / "run"))) as process:
-            wait_for(disk.path("run/checkpoints/latest.json").exists, 120)
+            wait_until(disk.path("run/checkpoints/latest.json").exists, 120)
             lost = lose_engine(process, folder, signal.SIGKILL)
-            children, began = descendants_of(process.pid), _began(process)
+            children, began = list_descendants(process.pid), _began(process)
             disk.fill(leaving=5_000_000)  # less than a checkpoint takes, more than a busy machine's steps write
             alarms = disk.path("run/alarms.jsonl")
             assert "rollout_engine/0 is gone" in alarms.read_text()
-            wait_for(lambda: "no checkpoint of step" in alarms.read_text(), 120)
+            wait_until(lambda: "no checkpoint of step" in alarms.read_text(), 120)
             wait_for_steps(folder, 1, process)  # a line beside the checkpoint may have been refused, and have ended it
-            wait_for(lambda: disk.fill() or process.poll() is not None, 60)  # a checkpoint that fails gives room back
+            wait_until(lambda: disk.fill() or process.poll() is not None, 60)  # a checkpoint that fails gives room back
             run = finish(process, folder)
         assert run.exit_code == 5, run.stderr
         _assert_one_message(run)
@@ -233,7 +233,7 @@ def test_a_run_lives_through_a_lost_engine_and_a_lost_checkpoint_and_is_resumed_
         assert way_out
         disk.path("filler").unlink()
         with until_ended(_start_on_disk(disk, *way_out[1].split())) as resumed:
-            wait_for(lambda: '"resume"' in alarms.read_text(), 60)
+            wait_until(lambda: '"resume"' in alarms.read_text(), 60)
             wait_for_steps(folder, 2)
             ended = run_and_interrupt(resumed, folder, signal.SIGTERM)
         assert ended.exit_code == 75, ended.stderr
@@ -258,15 +258,15 @@ def wait_for_steps(folder: Path, number: int, process: "subprocess.Popen[str] | 
         has_ended = process is not None and process.poll() is not None
         return has_ended or (metrics.exists() and metrics.read_text().count("\n") >= before + number)
 
-    wait_for(has_finished, 120)
+    wait_until(has_finished, 120)
 
 
 def lose_engine(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> list[int]:
     """Send a run's engine a signal, and wait until another one has taken part in a step. Out: the processes before."""
     pid = engine_pid(folder)
-    before = [pid, *descendants_of(process.pid)]
+    before = [pid, *list_descendants(process.pid)]
     os.kill(pid, number)
-    wait_for(lambda: engine_pid(folder) != pid, 120)
+    wait_until(lambda: engine_pid(folder) != pid, 120)
     wait_for_steps(folder, 2)
     return before
 

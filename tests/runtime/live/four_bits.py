@@ -34,11 +34,11 @@ def quantize(folder: Path, out: Path, method: str) -> Any:
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors*"))
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((out / "config.json").read_text("utf-8"))
-    (out / "config.json").write_text(json.dumps(config | {"quantization_config": config_of(method)}), "utf-8")
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": make_quantization(method)}), "utf-8")
     return model
 
 
-def config_of(method: str) -> dict[str, Any]:
+def make_quantization(method: str) -> dict[str, Any]:
     """The quantization section of a checkpoint's config.json."""
     if method == "awq":
         return {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}

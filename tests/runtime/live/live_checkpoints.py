@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tests.runtime.live.live_trainer import LiveRank
 
 
-def states_of(live: "LiveRank") -> dict[str, Any]:
+def digest_states(live: "LiveRank") -> dict[str, Any]:
     """A digest of every weight, whole, and of everything that this rank would save."""
     import torch
 
@@ -38,9 +38,9 @@ def resume(live: "LiveRank") -> dict[str, Any]:
     if live.job.checkpoints.writes == "beside":
         live.call("reserve_staging")
     save_measurement = live.measured("save_states", path, live.job.checkpoints.writes == "waiting")
-    saved = states_of(live)
+    saved = digest_states(live)
     log += [_train(live) for _ in range(2)]
-    went_on = states_of(live)
+    went_on = digest_states(live)
     live.call("reset", live.job.policy.path)
     live.trainer.saver.finish()
     import torch.distributed as dist
@@ -49,7 +49,7 @@ def resume(live: "LiveRank") -> dict[str, Any]:
     paths = sorted(map(str, folder.glob(f"{live.job.name}.*.safetensors")))
     facts = json.loads(Path(path).with_suffix(".receipt").read_text())
     live.call("load_states", paths, path, facts)
-    loaded = states_of(live)
+    loaded = digest_states(live)
     again = [_train(live) for _ in range(2)]
     return {
         "log": log,
@@ -57,7 +57,7 @@ def resume(live: "LiveRank") -> dict[str, Any]:
         "saved": saved,
         "loaded": loaded,
         "went_on": went_on,
-        "resumed": states_of(live),
+        "resumed": digest_states(live),
         "facts": facts,
         "held": save_measurement,
     }
@@ -69,7 +69,7 @@ def take_over(live: "LiveRank") -> dict[str, Any]:
     paths = sorted(map(str, folder.glob(f"{live.job.name}.*.safetensors")))
     facts = json.loads(Path(paths[0]).with_suffix(".receipt").read_text())
     live.call("load_states", paths, "", facts)
-    return {"loaded": states_of(live), "next": _train(live)}
+    return {"loaded": digest_states(live), "next": _train(live)}
 
 
 def _train(live: "LiveRank") -> dict[str, float]:

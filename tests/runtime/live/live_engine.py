@@ -16,7 +16,7 @@ from typing import Any
 from rlplan.emit.ray import COMMON_ENVIRONMENT
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import EXAMPLES, make_job
-from tests.runtime.live.live_forks import SERVING, VLLM_ENVIRONMENT, answer, answers_of, start
+from tests.runtime.live.live_forks import SERVING, VLLM_ENVIRONMENT, answer, read_answers, start
 from tests.waiting import Patience
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +30,7 @@ def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    target, threads = "tests.runtime.live.live_engine:main", {"OMP_NUM_THREADS": str(threads_of(num_ranks))}
+    target, threads = "tests.runtime.live.live_engine:main", {"OMP_NUM_THREADS": str(count_threads(num_ranks))}
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{rank}.json" for rank in range(num_ranks)]
         ranks = [
@@ -44,13 +44,13 @@ def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
             for rank, path in enumerate(paths)
         ]
         try:
-            return answers_of(ranks, paths, DEADLINE_S)
+            return read_answers(ranks, paths, DEADLINE_S)
         finally:
             for process in ranks:
                 process.close()
 
 
-def threads_of(num_ranks: int) -> int:
+def count_threads(num_ranks: int) -> int:
     """Threads of one rank: more in all than there are cores wait for each other in every loop."""
     return max(1, 2 // num_ranks)
 
@@ -65,7 +65,7 @@ class Live:
         from rlplan.runtime.workers.engine.rollout_engine import RolloutEngine
 
         self.job = make_job(**{"workload.ignores_eos": True, "workload.max_response_len": 200} | overrides)
-        threads = threads_of(self.job.rollout.tp)
+        threads = count_threads(self.job.rollout.tp)
         self.engine = RolloutEngine(f"rollout_engine/{rank}", self.job, engine_arguments(self.job), threads)
         self.engine.invoke("import_libraries")
         if address and rank == 0:

@@ -92,7 +92,7 @@ def start(
     return LiveProcess(psutil.Process(pid), log)
 
 
-def answers_of(processes: Sequence[LiveProcess], paths: Sequence[Path], deadline_s: float) -> list[Any]:
+def read_answers(processes: Sequence[LiveProcess], paths: Sequence[Path], deadline_s: float) -> list[Any]:
     """The answer in each process's file. A process that ends without one ends all: the others would wait for it."""
     patience = Patience(deadline_s)
     while not all(path.exists() for path in paths):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.runtime.live.live_forks import answers_of, start
+from tests.runtime.live.live_forks import read_answers, start
 
 DEADLINE_S = 280
 
@@ -74,7 +74,7 @@ class Ranks:
         for pipe in self._asking:
             os.write(pipe, f"{folder}\n".encode())
         paths = [folder / f"answer-{rank}.json" for rank in range(len(self.processes))]
-        return answers_of(self.processes, paths, DEADLINE_S)
+        return read_answers(self.processes, paths, DEADLINE_S)
 
     def close(self) -> None:
         """End them."""

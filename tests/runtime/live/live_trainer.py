@@ -41,7 +41,7 @@ class LiveRank:
         from rlplan.runtime.measure.memory_meter import resident_bytes
         from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
 
-        plan = plan_of(num_ranks, case)
+        plan = plan_case(num_ranks, case)
         self.plan, self.job, self.rank, self.num_ranks, self.case = plan, plan.job, rank, num_ranks, case
         self.is_half = plan.job.training.dtype == "float16"
         ranks_per_pass = plan.job.training.num_ranks_per_pass
@@ -69,7 +69,7 @@ class LiveRank:
         }
 
 
-def plan_of(num_ranks: int, case: Case) -> Any:
+def plan_case(num_ranks: int, case: Case) -> Any:
     """The plan of a case."""
     from tests.factories import make_plan
 

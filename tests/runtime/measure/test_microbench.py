@@ -24,8 +24,8 @@ from rlplan.spec.hardware.profile import ComputeDtype, CpuProfile, GpuProfile, N
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import Provenance
 from tests.factories import ROOT
-from tests.repository.at_night import at_night
-from tests.waiting import at_most, wait_for
+from tests.repository.at_night import mark_nightly
+from tests.waiting import limit_time, wait_until
 
 TINY = dataclasses.replace(
     microbench.QUICK, seconds=0.05, cpu_matrices=(64,), copy_bytes=16 * MIB, disk_bytes=16 * MIB, collective_bytes=MIB
@@ -51,14 +51,14 @@ def test_a_rate_is_the_amount_over_the_median_of_the_seconds():
 
 
 def test_samples_stop_when_their_seconds_are_over_but_are_never_too_few():
-    with at_most(5):
+    with limit_time(5):
         assert len(sample(lambda: time.sleep(0.05), 0.01)) == MIN_SAMPLES
         assert len(sample(lambda: None, 60.0)) == MAX_SAMPLES
 
 
 def test_everything_of_a_cpu_is_measured_and_becomes_a_profile_that_the_reader_accepts(tmp_path: Path):
     message: list[str] = []
-    with at_most(60):
+    with limit_time(60):
         measured = microbench.measure(TINY, tmp_path, message.append)
     names = [each.name for each in measured.measurements]
     assert names == [
@@ -145,7 +145,7 @@ def test_a_rank_that_fails_ends_the_others_and_says_why(monkeypatch: pytest.Monk
     assert ranks_of(os.getpid()) == []
 
 
-@pytest.mark.parametrize("number", at_night((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), but=(signal.SIGTERM,)))
+@pytest.mark.parametrize("number", mark_nightly((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), but=(signal.SIGTERM,)))
 def test_a_stopped_microbenchmark_leaves_no_process_and_no_file(number: signal.Signals, tmp_path: Path):
     """Stopped in the middle of its collectives; a kill leaves the ranks to notice by themselves."""
     waits = [sys.executable, "-c", "import sys; sys.stdin.read()", "microbench_ranks"]
@@ -176,7 +176,7 @@ def test_a_stopped_microbenchmark_leaves_no_process_and_no_file(number: signal.S
         started.kill()
     assert started.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in errors
-    wait_for(lambda: not any(is_running(rank) for rank in ranks), 20)
+    wait_until(lambda: not any(is_running(rank) for rank in ranks), 20)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,7 +185,7 @@ def ranks_of(parent: int) -> list[int]:
 
 
 def wait_for_ranks(parent: int, pause_s: float) -> list[int]:
-    wait_for(lambda: len(ranks_of(parent)) == 2, 60, pause_s=pause_s)
+    wait_until(lambda: len(ranks_of(parent)) == 2, 60, pause_s=pause_s)
     return ranks_of(parent)
 
 

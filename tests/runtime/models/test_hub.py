@@ -11,7 +11,7 @@ import pytest
 from rlplan.errors import RlplanError
 from rlplan.runtime.models.hub import fetch_config
 from tests.hub_server import CONFIG, TOKEN, Hub, serve_hub
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def test_the_hub_gets_the_id_and_our_name_and_no_token_where_it_asks_for_none(hu
         assert headers["User-Agent"].startswith("rlplan/")
 
 
-@pytest.mark.parametrize("kept_in", at_night(["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME"], but=("HF_TOKEN_PATH",)))
+@pytest.mark.parametrize("kept_in", mark_nightly(["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME"], but=("HF_TOKEN_PATH",)))
 def test_a_model_with_terms_of_use_is_asked_for_once_more_with_the_token(
     kept_in: str, hub: Hub, tmp_path: Path
 ) -> None:

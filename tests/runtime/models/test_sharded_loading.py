@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.live.live_cut import ARCHITECTURES, LENGTHS, VARIANTS
-from tests.runtime.live.live_forks import answers_of, start
+from tests.runtime.live.live_forks import read_answers, start
 from tests.runtime.workers.trainer.agreement import select_cases
 
 pytestmark = pytest.mark.engine
 VARIED = "qwen3"
-EACH = at_night(ARCHITECTURES, but=("llama", VARIED, "mixtral"))
+EACH = mark_nightly(ARCHITECTURES, but=("llama", VARIED, "mixtral"))
 """Scaled rotary positions, norms of queries and keys, and experts; without any of them at night."""
 
 
@@ -23,7 +23,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     rank = start("tests.runtime.live.live_cut:main", str(folder), names, log=folder / "log", environment={})
     try:
         answer: dict[str, Any]
-        (answer,) = answers_of([rank], [folder / "answer.json"], 240)
+        (answer,) = read_answers([rank], [folder / "answer.json"], 240)
     finally:
         rank.close()
     return answer

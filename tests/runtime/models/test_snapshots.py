@@ -15,7 +15,7 @@ from rlplan.spec.models.headers import read_checkpoint
 from tests.cli.conftest import Call, rlplan
 from tests.factories import EXAMPLES, QUICKSTART
 from tests.hub_server import TEMPLATE, WHOLE, Hub, serve_hub
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 __all__ = ["rlplan"]
 
@@ -90,7 +90,7 @@ def test_a_download_that_was_cut_off_is_not_taken_for_the_model_and_goes_on(hub:
     assert not [path for path, _ in hub.requests[count:] if "00001-of" in path]
 
 
-@pytest.mark.parametrize("reason", at_night(["Connection refused", "offline mode is enabled"], but=1))
+@pytest.mark.parametrize("reason", mark_nightly(["Connection refused", "offline mode is enabled"], but=1))
 def test_without_a_network_a_run_names_the_command_that_helps(
     hub: Hub, job: Path, rlplan: Call, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:

@@ -22,8 +22,8 @@ from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.model import has_vision_tower, load_model, read_model
 from rlplan.spec.models.headers import read_checkpoint, read_header
 from tests.factories import EXAMPLES
-from tests.repository.at_night import at_night
-from tests.runtime.runs.architectures import WITH_TOWERS, config_of, write_with_tower
+from tests.repository.at_night import mark_nightly
+from tests.runtime.runs.architectures import WITH_TOWERS, make_config, write_with_tower
 from tests.runtime.traps import trapped_model
 
 SORTER = EXAMPLES / "models" / "sorter"
@@ -40,7 +40,7 @@ def test_python_in_a_model_s_folder_is_not_imported(tmp_path: Path, load: object
     assert not sprung.exists()
 
 
-@pytest.mark.parametrize("name", at_night(WITH_TOWERS, but=1))
+@pytest.mark.parametrize("name", mark_nightly(WITH_TOWERS, but=1))
 def test_a_vision_language_model_s_language_part_says_of_a_text_what_the_whole_model_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_router_s_bias_is_saved_with_the_weights_and_loaded_again(tmp_path: Pa
     """It is no parameter, so that it was left out: an engine then took what lay in fresh memory."""
     folder, start, policy = tmp_path / "model", tmp_path / "start", tmp_path / "policy"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config_of("DeepseekV3ForCausalLM")))
+    (folder / "config.json").write_text(json.dumps(make_config("DeepseekV3ForCausalLM")))
     write_random_checkpoint(folder, start, seed=0)
     model = load_language_model(str(start))
     bias = model.model.layers[1].mlp.gate.e_score_correction_bias

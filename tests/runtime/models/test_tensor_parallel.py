@@ -6,14 +6,14 @@ import pytest
 
 from rlplan.errors import SpecError
 from tests.factories import make_job
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.workers.trainer.agreement import alone_and_together, check_states, select_cases
 
 CASES: dict[str, dict[str, Any]] = {
     f"stage {stage}, {dtype}": {"training.zero_stage": stage, "training.dtype": dtype}
     for stage, dtype in ((0, "float32"), (1, "float32"), (2, "float32"), (2, "bfloat16"))
 } | {"recomputed": {"training.zero_stage": 2, "training.gradient_checkpointing": True}}
-EACH = at_night(CASES, but=("stage 0, float32", "stage 2, bfloat16", "recomputed"))
+EACH = mark_nightly(CASES, but=("stage 0, float32", "stage 2, bfloat16", "recomputed"))
 SHARED = {"training.tp": 2}
 ROUNDING = {"float32": (1e-5, 1e-5), "bfloat16": (0.3, 0.03)}
 """Tolerances of a log-prob, and of a tensor's sum relative to it."""

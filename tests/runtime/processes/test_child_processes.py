@@ -10,7 +10,7 @@ import pytest
 
 from rlplan.runtime.cluster.liveness import describe_state
 from rlplan.runtime.processes.child_processes import add_descendants, find_process, is_copy
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 STARTS = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
@@ -18,7 +18,7 @@ STARTS = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep
 def test_what_a_logger_starts_later_belongs_to_it() -> None:
     logger = subprocess.Popen([sys.executable, "-c", STARTS])
     try:
-        wait_for(lambda: psutil.Process(logger.pid).children(), 20, pause_s=0.02)
+        wait_until(lambda: psutil.Process(logger.pid).children(), 20, pause_s=0.02)
         (server,) = psutil.Process(logger.pid).children()
         assert add_descendants([logger.pid]) == {logger.pid, server.pid}
         server.kill()

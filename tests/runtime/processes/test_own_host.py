@@ -17,10 +17,10 @@ from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import ROOT, make_plan
 from tests.runtime.conftest import DEADLINE_S, RLPLAN, FinishedRun, alive
-from tests.runtime.runs.architectures import choices_of
+from tests.runtime.runs.architectures import make_choices
 from tests.runtime.runs.beside_the_plan import check_steps
 from tests.runtime.traps import set_traps, trapped_model
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 INSTALLED = {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
@@ -107,7 +107,7 @@ def test_neither_ray_s_workers_nor_what_they_start_look_into_the_current_folder(
 def test_a_driver_that_is_killed_outright_takes_its_workers_along(ray_of_a_run: dict[str, Any]) -> None:
     worker = ray_of_a_run["paths"]["pid"]
     assert worker != os.getpid()
-    wait_for(lambda: alive([worker]) == [], 20)
+    wait_until(lambda: alive([worker]) == [], 20)
 
 
 def outward_ports(pid: int) -> set[str]:
@@ -138,7 +138,7 @@ def test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhe
     every architecture does in tests/runtime/runs/test_architectures.py.
     """
     bundle, model = tmp_path / "bundle", tmp_path / "model"
-    mixtral = choices_of("MixtralForCausalLM", tmp_path / "mixtral") | {"preflight.rehearses": False}
+    mixtral = make_choices("MixtralForCausalLM", tmp_path / "mixtral") | {"preflight.rehearses": False}
     of_model = trapped_model(tmp_path / "mixtral", model)
     write_bundle(make_plan(**mixtral, **{"policy.path": str(model)}), bundle)
     sprung = set_traps(bundle)

@@ -20,8 +20,8 @@ from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FunctionSpec
 from rlplan.units import MIB
 from tests.factories import make_job
-from tests.repository.at_night import at_night
-from tests.waiting import at_most, own_processes, wait_for
+from tests.repository.at_night import mark_nightly
+from tests.waiting import limit_time, own_processes, wait_until
 
 FAULTY = Path(__file__).with_name("faulty.py")
 TIMEOUT_S, HANG_S = 2.0, 0.5
@@ -80,7 +80,7 @@ def test_a_fault_is_a_failure_with_its_reason(name: str) -> None:
     judge = Judge((spec,), None)
     judge.start()
     try:
-        with at_most(1.0, beyond_s=spec.timeout_s):
+        with limit_time(1.0, beyond_s=spec.timeout_s):
             verdict = judge.judge(Response(Prompt("1", "p", "12", (1,)), "12"))
         assert verdict.values == {}
         assert FAULTS[name] in verdict.failure
@@ -212,7 +212,7 @@ FRAMES = ("{}", "${}$", r"\text{{{}}}", r"\operatorname{{{}}}(1)", r"\frac{{{}}}
 CODE_IN_MATHEMATICS = ("__import__('os').system('touch {}')", "open('{}', 'w').write('x')", "exec(\"open('{}', 'w')\")")
 
 
-@pytest.mark.parametrize("frame", at_night(FRAMES, but=("{}", r"\text{{{}}}")))
+@pytest.mark.parametrize("frame", mark_nightly(FRAMES, but=("{}", r"\text{{{}}}")))
 def test_code_in_a_mathematical_answer_does_nothing(mathematics: Judge, tmp_path: Path, frame: str) -> None:
     for code in CODE_IN_MATHEMATICS:
         verdict = judge_text(mathematics, frame.format(code.format(tmp_path / "touched")))
@@ -229,7 +229,7 @@ def test_towers_cost_their_timeout_one_after_the_other_and_are_a_zero_that_is_no
     try:
         judge.start()
         for _ in range(2):
-            with at_most(1.0, beyond_s=TIMEOUT_S):
+            with limit_time(1.0, beyond_s=TIMEOUT_S):
                 verdict = judge.judge(Response(Prompt("1", "p", "12", (1,)), text))
             assert (verdict.values, verdict.failure) == ({"answer_matcher": 0.0}, "")
             assert set(verdict.notes) <= {"answer_matcher/timeout", "answer_matcher/memory"}
@@ -304,7 +304,7 @@ def test_responses_are_judged_before_they_are_asked_for() -> None:
         reward_pool.start()
         each = rollout(0)
         reward_pool.begin(each.id, Response(each.prompt, each.text))
-        wait_for(reward_pool._started[each.id][1].done, 5, pause_s=0.01)
+        wait_until(reward_pool._started[each.id][1].done, 5, pause_s=0.01)
         asked = time.time()
         reward_pool.judge([each])
         assert each.reward == 1.0

@@ -123,7 +123,7 @@ def write_with_tower(architecture: str, folder: Path) -> Any:
     return model.eval()
 
 
-def config_of(architecture: str) -> dict[str, Any]:
+def make_config(architecture: str) -> dict[str, Any]:
     """A small model's whole config, as transformers writes it."""
     import transformers
 
@@ -134,10 +134,10 @@ def config_of(architecture: str) -> dict[str, Any]:
 
 def make_job(architecture: str, folder: Path, **overrides: Any) -> Path:
     """A job file: three GRPO steps of such a model, on one device; of a vision-language model from its weights."""
-    return write_job(folder, **choices_of(architecture, folder / "model"), **overrides)
+    return write_job(folder, **make_choices(architecture, folder / "model"), **overrides)
 
 
-def choices_of(architecture: str, model: Path) -> dict[str, Any]:
+def make_choices(architecture: str, model: Path) -> dict[str, Any]:
     """Overrides for `make_job`; writes the model into a new folder."""
     model.mkdir(parents=True)
     for file in (EXAMPLES / "models" / "sorter").glob("token*"):
@@ -145,7 +145,7 @@ def choices_of(architecture: str, model: Path) -> dict[str, Any]:
     if architecture in WITH_TOWERS:
         write_with_tower(architecture, model)
     else:
-        (model / "config.json").write_text(json.dumps(config_of(architecture)))
+        (model / "config.json").write_text(json.dumps(make_config(architecture)))
     return {
         "policy": {"path": str(model), "init": "checkpoint" if architecture in WITH_TOWERS else "random"},
         "hardware": {"num_devices": 1},

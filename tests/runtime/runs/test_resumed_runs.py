@@ -19,8 +19,8 @@ from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_folder
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from tests.factories import EXAMPLES
-from tests.runtime.conftest import FinishedRun, alive, descendants_of, finish, start
-from tests.waiting import wait_for
+from tests.runtime.conftest import FinishedRun, alive, finish, list_descendants, start
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -74,17 +74,17 @@ def finished_steps(folder: Path) -> int:
 def kill_run(command: tuple[str, ...], folder: Path, reached: Callable[[], bool], delay_s: float) -> None:
     """Begin or resume a run, and kill its driver some time after a moment; everything that it started goes with it."""
     process = start(*command)
-    wait_for(lambda: reached() or process.poll() is not None, 200)
+    wait_until(lambda: reached() or process.poll() is not None, 200)
     time.sleep(delay_s)
     kill(process)
 
 
 def kill(process: subprocess.Popen[str]) -> None:
     """Kill a driver outright; its workers go with it. Small agents of Ray take longer, and hold nothing of the run."""
-    workers = [pid for pid in descendants_of(process.pid) if is_worker(pid)] if process.poll() is None else []
+    workers = [pid for pid in list_descendants(process.pid) if is_worker(pid)] if process.poll() is None else []
     process.kill()
     process.communicate(timeout=scale_seconds(30))
-    wait_for(lambda: alive(workers) == [], 60)
+    wait_until(lambda: alive(workers) == [], 60)
 
 
 def is_worker(pid: int) -> bool:
@@ -168,11 +168,11 @@ def test_a_lost_rank_and_two_kills_leave_no_trace(
 ) -> None:
     folder, draw = tmp_path / "run", random.Random(0)
     process = start(*job(prompts), "--out", str(folder))
-    wait_for(lambda: find_committed(folder) >= 1, 200)
+    wait_until(lambda: find_committed(folder) >= 1, 200)
     log = (folder / "logs" / "policy_trainer-1.log").read_text()
     os.kill(int(re.findall(r"is process (\d+)", log)[-1]), signal.SIGKILL)
-    wait_for(lambda: '"kind": "resume"' in (folder / "alarms.jsonl").read_text(), 60)
-    wait_for(lambda: finished_steps(folder) >= 3, 200)
+    wait_until(lambda: '"kind": "resume"' in (folder / "alarms.jsonl").read_text(), 60)
+    wait_until(lambda: finished_steps(folder) >= 3, 200)
     time.sleep(draw.random())
     kill(process)
     assert_nothing_is_lost(folder)

@@ -18,9 +18,9 @@ from rlplan.runtime.sandbox import choice
 from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
-from tests.repository.at_night import at_night, in_turn
+from tests.repository.at_night import mark_nightly, rotate_places
 from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, open_each
-from tests.waiting import at_most, orphans_come_here, own_processes, wait_for
+from tests.waiting import limit_time, orphans_come_here, own_processes, wait_until
 
 LIMITS = Limits(case_s=0.6, total_s=3.0, memory_bytes=256 * MIB)
 PATIENT = Limits(case_s=scale_seconds(20.0), total_s=scale_seconds(80.0), memory_bytes=256 * MIB)
@@ -55,7 +55,7 @@ def opens() -> Iterator[Callable[[str], Sandbox]]:
         yield opens
 
 
-@pytest.fixture(params=at_night(BACKENDS, but=BACKENDS_BY_DAY))
+@pytest.fixture(params=mark_nightly(BACKENDS, but=BACKENDS_BY_DAY))
 def sandbox(request: pytest.FixtureRequest, opens: Callable[[str], Sandbox]) -> Sandbox:
     return opens(request.param)
 
@@ -142,9 +142,9 @@ def list_cases() -> list[Any]:
     alone = [name for name in ESCAPES if is_alone(name)]
     others = [name for name in ESCAPES if not is_alone(name)]
     return [
-        *in_turn(BACKENDS_BY_DAY, others),
-        *in_turn(BACKENDS_BY_DAY, alone),
-        *at_night([("gvisor", name) for name in ESCAPES], but=()),
+        *rotate_places(BACKENDS_BY_DAY, others),
+        *rotate_places(BACKENDS_BY_DAY, alone),
+        *mark_nightly([("gvisor", name) for name in ESCAPES], but=()),
     ]
 
 
@@ -203,18 +203,18 @@ def test_without_a_sandbox_the_same_attack_succeeds(name: str, targets: Outside,
 @pytest.mark.usefixtures("orphans")
 @pytest.mark.parametrize(
     ("sandbox", "name"),
-    [*in_turn(BACKENDS_BY_DAY, BOMBS), *at_night([("gvisor", name) for name in BOMBS], but=())],
+    [*rotate_places(BACKENDS_BY_DAY, BOMBS), *mark_nightly([("gvisor", name) for name in BOMBS], but=())],
     indirect=["sandbox"],
 )
 def test_a_resource_bomb_affects_no_other_program(name: str, sandbox: Sandbox) -> None:
     others = own_processes().keys()
-    with at_most(5.0, beyond_s=LIMITS.total_s):
+    with limit_time(5.0, beyond_s=LIMITS.total_s):
         report = attack(sandbox, BOMBS[name])
     assert report.status in ("done", "memory", "killed", "timeout"), report
     if report.status == "done" and "daemon" not in name:
         assert report.cases[0].status in ("error", "timeout", "output", "killed"), report
     assert attack(sandbox, "print(1)", PATIENT).cases[0].output == b"1\n", "the next program is not disturbed"
-    wait_for(lambda: own_processes().keys() <= others, 3, pause_s=0.05)  # nothing survives its sandbox
+    wait_until(lambda: own_processes().keys() <= others, 3, pause_s=0.05)  # nothing survives its sandbox
 
 
 def test_there_are_enough_attacks() -> None:

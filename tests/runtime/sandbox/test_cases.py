@@ -14,7 +14,7 @@ from rlplan.runtime.sandbox.choice import open_sandbox
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Sandbox
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 from rlplan.units import MIB
-from tests.waiting import at_most, own_processes, wait_for
+from tests.waiting import limit_time, own_processes, wait_until
 
 BEATS = """
 import os, sys, time
@@ -51,9 +51,9 @@ def test_closing_ends_a_program_at_once_and_nothing_is_left() -> None:
     sandbox = open_sandbox("bubblewrap", 1, Limits(case_s=60.0, total_s=60.0))
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(sandbox.run, Program("import time; time.sleep(50)", (Case(),)))
-        wait_for(lambda: own_processes().keys() - others, 30, pause_s=0.01)
+        wait_until(lambda: own_processes().keys() - others, 30, pause_s=0.01)
         time.sleep(0.2)
-        with at_most(3):
+        with limit_time(3):
             sandbox.close()
             report = future.result(scale_seconds(5))
     assert (report.status, report.cases[0].status) == ("broken", "missing")

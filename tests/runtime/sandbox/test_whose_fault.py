@@ -20,7 +20,7 @@ from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, attribute_failure, com
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report
 from rlplan.runtime.sandbox.tree_limits import TreeWatch
 from rlplan.units import MIB
-from tests.waiting import own_processes, wait_for
+from tests.waiting import own_processes, wait_until
 
 SPINS = """
 import os
@@ -55,7 +55,7 @@ def test_where_no_control_group_may_be_made_the_cpu_of_a_tree_is_looked_at(sourc
     watch, statuses = TreeWatch(None, 0.5), []
     tree = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
     try:
-        wait_for(lambda: statuses.append(watch(tree.pid)) or statuses[-1], 30, pause_s=0.02)
+        wait_until(lambda: statuses.append(watch(tree.pid)) or statuses[-1], 30, pause_s=0.02)
     finally:
         os.killpg(tree.pid, 9)
         tree.wait()
@@ -114,7 +114,7 @@ def test_a_runner_that_the_host_ends_is_no_fault_of_the_program(sandbox: Bubblew
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(sandbox.run, sleeps)
         inside: list[psutil.Process] = []
-        wait_for(
+        wait_until(
             lambda: inside.extend(each for each in own_processes().values() if _has_child(each, others)) or inside,
             20,
             pause_s=0.01,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.sinks.tensorboard import crc32c, encode_event, record
-from tests.waiting import wait_for
+from tests.waiting import wait_until
 
 ROWS: list[dict[str, float]] = [
     {"step": 0, "evaluate/greedy_accuracy": 0.25},
@@ -63,7 +63,7 @@ def test_a_sink_that_has_ended_is_reported_once_and_stops_nothing(tmp_path: Path
     (folder / "tensorboard").write_text("a file where a folder should be")
     followers = Followers(("tensorboard",), folder, "quickstart")
     lines: list[str] = []
-    wait_for(lambda: lines.extend(followers.take_dead()) or lines, 30, pause_s=0.05)
+    wait_until(lambda: lines.extend(followers.take_dead()) or lines, 30, pause_s=0.05)
     assert lines[0].startswith("the sink tensorboard has ended with exit code 1; the run continues")
     assert followers.take_dead() == []
     followers.close()

@@ -20,7 +20,7 @@ from rlplan.runtime.weight_sync.transports.disk import DiskInlet, Sender, _proce
 from rlplan.vocabulary import Transport
 from tests.factories import ROOT
 from tests.runtime.weight_sync.test_transports import MODEL, Weights
-from tests.waiting import at_most
+from tests.waiting import limit_time
 
 READER = """
 import sys, time
@@ -42,7 +42,7 @@ def test_a_sender_learns_at_once_that_a_reader_has_been_killed(tmp_path: Path) -
         killer = threading.Timer(0.3, reader.kill)
         killer.start()
         try:
-            with at_most(2.0), pytest.raises(GivenUpError, match=rf"has ended \(process {reader.pid}\) in update 1"):
+            with limit_time(2.0), pytest.raises(GivenUpError, match=rf"has ended \(process {reader.pid}\) in update 1"):
                 sender.send(WeightSource(Weights(0, torch.float32)), Update(1, 1, True, 300.0))
         finally:
             killer.join()
@@ -74,7 +74,7 @@ def test_a_reader_of_files_learns_at_once_that_the_sender_has_been_killed(tmp_pa
         killer = threading.Timer(0.3, sender.kill)
         killer.start()
         try:
-            with at_most(2.0), pytest.raises(GivenUpError, match=rf"has ended \(process {sender.pid}\) in version"):
+            with limit_time(2.0), pytest.raises(GivenUpError, match=rf"has ended \(process {sender.pid}\) in version"):
                 inlet.take(0)
         finally:
             killer.join()

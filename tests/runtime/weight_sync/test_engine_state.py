@@ -15,7 +15,7 @@ import torch
 
 from rlplan.errors import RunError
 from tests.factories import EXAMPLES
-from tests.runtime.runs.architectures import config_of
+from tests.runtime.runs.architectures import make_config
 from tests.runtime.weight_sync.live_sync import Setup
 
 pytestmark = pytest.mark.engine
@@ -72,7 +72,7 @@ def write_variant(variant: str, folder: Path) -> str:
     import transformers
 
     architecture, more = VARIANTS[variant]
-    config = getattr(transformers, architecture).config_class(**config_of(architecture) | {"vocab_size": 74} | more)
+    config = getattr(transformers, architecture).config_class(**make_config(architecture) | {"vocab_size": 74} | more)
     torch.manual_seed(1)
     getattr(transformers, architecture)._from_config(config, dtype=torch.float32).save_pretrained(folder)
     for file in Path(CALLER).glob("*token*"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.live.live_forks import SERVING, answers_of, start
+from tests.runtime.live.live_forks import SERVING, read_answers, start
 
 pytestmark = pytest.mark.engine
 TABLES = ["embed.weight", "head.weight", "head.bias"]
@@ -17,7 +17,7 @@ def reload(folder: Path, vocabulary: int) -> dict[str, Any]:
     target = "tests.runtime.weight_sync.live_reload:main"
     process = start(target, str(path), vocabulary, log=folder / "log", environment={}, libraries=SERVING)
     try:
-        return answers_of([process], [path], 120)[0]  # type: ignore[no-any-return]
+        return read_answers([process], [path], 120)[0]  # type: ignore[no-any-return]
     finally:
         process.close()
 

@@ -30,7 +30,7 @@ from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 from rlplan.runtime.weight_sync.weight_verification import check_fresh
 from rlplan.vocabulary import ActionKind, Dtype, SyncContent
 from tests.factories import EXAMPLES, make_plan
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 SORTER = str(EXAMPLES / "models" / "sorter")
 TRAINER, ENGINES = "policy_trainer/0", ("rollout_engine/0", "rollout_engine/1")
@@ -284,7 +284,7 @@ def _lose(setup: Setup, header: Header, payload: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("transport", "content", "fault"),
-    at_night(
+    mark_nightly(
         [
             (*way, fault)
             for way in (("shared_memory", "full"), ("gloo", "full"), ("disk", "full"), ("gloo", "adapter"))

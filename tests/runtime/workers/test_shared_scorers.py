@@ -10,7 +10,7 @@ from rlplan.memory.trainers.training import build_frozen_states
 from rlplan.runtime.rollout.experience import SequencePair
 from rlplan.runtime.workers.scorer import Scorer
 from tests.factories import make_plan
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.live.live_workers import LiveWorkerGroup
 
 SCORER = "rlplan.runtime.workers.scorer:Scorer"
@@ -90,7 +90,7 @@ def test_a_rank_holds_the_bytes_of_the_plan(shards: Shared) -> None:
     assert rows == [first]
 
 
-@pytest.mark.parametrize("destination", at_night(["disk", "host"], but=1))
+@pytest.mark.parametrize("destination", mark_nightly(["disk", "host"], but=1))
 def test_shares_come_back_from_where_they_offloaded(shards: Shared, destination: str) -> None:
     shards.call("offload", destination)
     assert shards.components()[0]["reference", "weights"] == 0

@@ -18,7 +18,7 @@ from rlplan.timing.cpu.engine import CpuEngine, Requests
 from rlplan.timing.cpu.host import CpuHost, read_host
 from rlplan.timing.cpu.weight_sync import time_weight_sync
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_model, make_plan, make_profile
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 
 def round_host(**overrides: Any) -> CpuHost:
@@ -121,7 +121,7 @@ def test_every_action_has_a_cost_and_every_cost_an_action(path: Any) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    at_night(
+    mark_nightly(
         [
             {"workload.max_response_len": 40},
             {"workload.num_prompts_per_step": 8},
@@ -137,7 +137,7 @@ def test_more_or_longer_rollouts_never_take_less_time(overrides: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "rate", at_night(["flops_per_s", "memory_bytes_per_s", "fresh_bytes_per_s", "collective_bytes_per_s"], but=2)
+    "rate", mark_nightly(["flops_per_s", "memory_bytes_per_s", "fresh_bytes_per_s", "collective_bytes_per_s"], but=2)
 )
 def test_a_slower_host_is_never_faster(rate: str) -> None:
     slow = replace(bundled_host(), **{rate: getattr(bundled_host(), rate) / 2})

@@ -18,7 +18,7 @@ from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, time_prefill
 from rlplan.timing.serving.occupancy import compute_occupancy, mean_footprint
 from rlplan.timing.serving.step import LAUNCH
-from tests.repository.at_night import at_night, examples
+from tests.repository.at_night import examples, mark_nightly
 
 CONSTANT = ConstantLengths(value=150)
 UNIFORM = UniformLengths(kind="uniform", low=25, high=300)
@@ -52,7 +52,7 @@ def token_by_token(engine: EngineSpeed, job: EngineRollouts, order: list[int]) -
 @pytest.mark.parametrize("spec", [CONSTANT, UNIFORM, LONG_TAIL], ids=["constant", "uniform", "lognormal"])
 @pytest.mark.parametrize(
     ("num_rollouts", "at_once"),
-    at_night(((48, 48), (64, 32), (60, 20), (100, 30), (160, 160)), but=((48, 48), (60, 20), (160, 160))),
+    mark_nightly(((48, 48), (64, 32), (60, 20), (100, 30), (160, 160)), but=((48, 48), (60, 20), (160, 160))),
 )
 def test_it_is_within_three_percent_of_a_loop_over_every_token(
     spec: LengthSpec, num_rollouts: int, at_once: int

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from rlplan.runtime.processes.machine_speed import scale_seconds
-from tests.runtime.conftest import ROOT, FinishedRun, alive, descendants_of
+from tests.runtime.conftest import ROOT, FinishedRun, alive, list_descendants
 from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
 
 NUM_STEPS = 3
@@ -226,7 +226,7 @@ class FaultyRun:
 
 def end(process: "subprocess.Popen[str]") -> None:
     """Kill a driver, and wait until its workers are gone."""
-    workers = descendants_of(process.pid) if process.poll() is None else []
+    workers = list_descendants(process.pid) if process.poll() is None else []
     process.kill()
     process.communicate(timeout=scale_seconds(30))
     deadline = time.monotonic() + scale_seconds(20)

@@ -11,7 +11,7 @@ import pytest
 from rlplan.runtime.rewards.assertions.expressions import FAULTS, evaluate, read_expression
 from rlplan.runtime.rewards.assertions.functions import FUNCTIONS
 from rlplan.units import MIB
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 
 NAN = float("nan")
 
@@ -100,7 +100,7 @@ HUNGRY: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    "name", at_night(HUNGRY, but=("integers", "one huge integer", "keys that collide", "lists that are alike"))
+    "name", mark_nightly(HUNGRY, but=("integers", "one huge integer", "keys that collide", "lists that are alike"))
 )
 def test_no_value_keeps_the_driver_busy(name: str) -> None:
     value, lines = HUNGRY[name]

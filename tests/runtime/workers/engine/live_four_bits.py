@@ -11,8 +11,8 @@ from rlplan.emit.ray import WHOLE_ACTIVATIONS
 from tests.factories import EXAMPLES
 from tests.runtime.live.four_bits import METHODS, quantize
 from tests.runtime.live.live_base import draw_adapters
-from tests.runtime.live.live_engine import DEADLINE_S, Live, _start_action, request, threads_of
-from tests.runtime.live.live_forks import SERVING, answer, answers_of, start
+from tests.runtime.live.live_engine import DEADLINE_S, Live, _start_action, count_threads, request
+from tests.runtime.live.live_forks import SERVING, answer, read_answers, start
 
 SORTER = EXAMPLES / "models" / "sorter"
 ASKED = {"training.lora": {"rank": 8}, "placement.sync_content": "adapter", "rollout.dtype": "bfloat16"}
@@ -47,13 +47,13 @@ class PackedLive(Live):
 
 def ask_engines() -> dict[str, Any]:
     """Answers of an engine of each method, all in one process of their own."""
-    environment = {"OMP_NUM_THREADS": str(threads_of(1)), **WHOLE_ACTIVATIONS}
+    environment = {"OMP_NUM_THREADS": str(count_threads(1)), **WHOLE_ACTIVATIONS}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "0.json"
         target, log = "tests.runtime.workers.engine.live_four_bits:main", path.with_suffix(".log")
         process = start(target, str(path), log=log, environment=environment, libraries=SERVING)
         try:
-            answers: dict[str, Any] = answers_of([process], [path], DEADLINE_S)[0]
+            answers: dict[str, Any] = read_answers([process], [path], DEADLINE_S)[0]
         finally:
             process.close()
     return answers

@@ -6,12 +6,12 @@ from pathlib import Path
 from rlplan.runtime.workers.engine.cpu_attention import choose_cpu_arguments
 from rlplan.spec.model import read_model
 from tests.factories import EXAMPLES
-from tests.runtime.runs.architectures import config_of
+from tests.runtime.runs.architectures import make_config
 
 
 def test_with_latent_attention_torch_rotates_queries_on_a_cpu(tmp_path: Path) -> None:
     """vLLM 0.32's kernel for CPUs takes a view for whole memory: log-probs were 1.6 apart (DeepSeek-V2), now 4e-6."""
-    (tmp_path / "config.json").write_text(json.dumps(config_of("DeepseekV2ForCausalLM")))
+    (tmp_path / "config.json").write_text(json.dumps(make_config("DeepseekV2ForCausalLM")))
     arguments = choose_cpu_arguments(read_model(tmp_path))
     assert arguments["compilation_config"] == {"custom_ops": ["all", "-rotary_embedding"]}
     assert arguments["attention_backend"] == "CPU_MLA"

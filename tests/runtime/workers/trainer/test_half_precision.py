@@ -7,7 +7,7 @@ import pytest
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.vocabulary import Role
 from tests.factories import make_job
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.workers.trainer.agreement import RATE, answer_with_one_rank, check_states, select_cases
 
 CASES = {
@@ -19,7 +19,7 @@ CASES = {
     }
     for stage in (0, 1, 2, 3)
 }
-EACH = at_night(CASES, but=("stage 0", "stage 2", "stage 3"))
+EACH = mark_nightly(CASES, but=("stage 0", "stage 2", "stage 3"))
 """Stages 1 and 2 are one optimizer of DeepSpeed's; stage 0 is scaled by us."""
 
 

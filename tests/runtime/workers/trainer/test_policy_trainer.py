@@ -10,7 +10,7 @@ import pytest
 from rlplan.memory.roles.cpu_trainer import TrainerForecast
 from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind
 from tests.runtime.live.live_ranks import exercise
-from tests.runtime.live.live_trainer import plan_of
+from tests.runtime.live.live_trainer import plan_case
 
 pytestmark = pytest.mark.engine
 
@@ -134,7 +134,7 @@ def test_states_that_offloaded_on_disk_come_back_bit_for_bit(two_ranks: Asked, n
 
 @pytest.mark.parametrize("name", mark_nightly(SWAPPED))
 def test_the_states_after_a_step_are_predicted_to_the_byte(two_ranks: Asked, name: str) -> None:
-    plan = plan_of(2, STAGES[name])
+    plan = plan_case(2, STAGES[name])
     action = next(action for action in plan.schedule.step if action.kind is ActionKind.OPTIMIZER_STEP)
     for rank, answer in enumerate(two_ranks(f"swapped, {name}")):
         forecast = TrainerForecast(

@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from tests.factories import make_job
-from tests.repository.at_night import at_night
+from tests.repository.at_night import mark_nightly
 from tests.runtime.workers.trainer.agreement import answer_with_one_rank, check_states, select_cases
 
 ADAPTERS = {"training.lora": {"rank": 4, "alpha": 8.0}, "algorithm.learning_rate": 1e-3}
@@ -45,7 +45,7 @@ def distance(values: list[float], other: list[float]) -> float:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", at_night(QUANTISED, but=BY_DAY))
+@pytest.mark.parametrize("name", mark_nightly(QUANTISED, but=BY_DAY))
 def test_adapters_learn_beside_a_base_in_four_bits_and_what_is_handed_over_says_the_same(
     answers: dict[str, Any], name: str
 ) -> None:
@@ -64,7 +64,7 @@ def test_moments_of_eight_bits_step_nearly_as_whole_ones(answers: dict[str, Any]
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", at_night((name for name in OVERRIDES if name != WHOLE), but=BY_DAY))
+@pytest.mark.parametrize("name", mark_nightly((name for name in OVERRIDES if name != WHOLE), but=BY_DAY))
 def test_states_are_predicted_to_the_byte(answers: dict[str, Any], name: str) -> None:
     check_states(OVERRIDES[name], [answers[name]])
 

@@ -8,7 +8,7 @@ import pytest
 from rlplan.memory.roles.cpu_trainer import TrainerForecast
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from tests.runtime.live.live_ranks import exercise
-from tests.runtime.live.live_trainer import plan_of
+from tests.runtime.live.live_trainer import plan_case
 
 pytestmark = pytest.mark.engine
 
@@ -98,7 +98,7 @@ def test_training_goes_on_to_the_bit(name: str, request: pytest.FixtureRequest) 
 def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    plan = plan_of(2, ALL_CASES[name])
+    plan = plan_case(2, ALL_CASES[name])
     layout, writes = plan.schedule.layout("policy_trainer"), plan.job.checkpoints.writes
     for number, rank in enumerate(find_ranks(name, request)):
         forecast = TrainerForecast(plan.job, plan.job.load_model(), plan.job.load_profile(), layout, number)

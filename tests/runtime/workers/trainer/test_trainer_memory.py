@@ -10,7 +10,7 @@ from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES
 from rlplan.memory.roles.cpu_trainer import TrainerForecast
 from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind, MemoryKind
 from tests.runtime.live.live_ranks import exercise
-from tests.runtime.live.live_trainer import plan_of
+from tests.runtime.live.live_trainer import plan_case
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
@@ -111,7 +111,7 @@ def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
     measurements: tuple[int, dict[str, Any], dict[str, list[Any]]], name: str
 ) -> None:
     num_ranks, cases, answers = measurements
-    plan = plan_of(num_ranks, cases[name])
+    plan = plan_case(num_ranks, cases[name])
     model, profile, layout = plan.job.load_model(), plan.job.load_profile(), plan.schedule.layout("policy_trainer")
     # Of a fresh process; these have trained before, and have compiled their matmuls.
     compiled = COMPILED_MATMUL_BYTES if plan.job.training.dtype.num_bytes == 2 else 0
