@@ -110,7 +110,7 @@ class CompareResult(Result):
         simulation only counts responses.
         """
         return [
-            result.compared()
+            result.build_comparison_row()
             | bill.as_json()
             | {
                 "hardware": format_hardware(result.plan),

@@ -119,7 +119,7 @@ class PlannedResult(Result):
             "layout": " ".join(f"{key}={value}" for key, value in self.overrides.items()),
         }
 
-    def compared(self) -> dict[str, Any]:
+    def build_comparison_row(self) -> dict[str, Any]:
         """The result's row in a comparison."""
         asked = self.plan.asked
         return {
@@ -256,7 +256,7 @@ class SimulateResult(PlannedResult):
     def build_comparison_row(self) -> dict[str, Any]:
         """The result's row in a comparison."""
         trained = self.simulation.num_tokens / self.simulation.seconds if self.simulation.seconds else None
-        return super().compared() | {"kind": "simulated", "tokens_per_s": trained}
+        return super().build_comparison_row() | {"kind": "simulated", "tokens_per_s": trained}
 
 
 @dataclass(frozen=True, repr=False)
@@ -301,7 +301,7 @@ class RunResult(PlannedResult):
         """The result's row in a comparison."""
         rates = [row["throughput/tokens_per_sec"] for row in self.run.timings if "throughput/tokens_per_sec" in row]
         speed = median(rates[1:] or rates) if rates else None
-        return super().compared() | {"name": self.run.name, "kind": "measured", "tokens_per_s": speed}
+        return super().build_comparison_row() | {"name": self.run.name, "kind": "measured", "tokens_per_s": speed}
 
 
 @dataclass(frozen=True, repr=False)

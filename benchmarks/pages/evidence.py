@@ -38,7 +38,7 @@ def main() -> None:
     pages["comparison"] = FOLDER / "comparison.html"
     simulated = read_simulated_plan(json.loads(result.read_text()), result)
     sides = [
-        make_side(result.plan, result.compared() | {"name": name})
+        make_side(result.plan, result.build_comparison_row() | {"name": name})
         for name, result in (("shared", plan), ("apart", split))
     ]
     write_comparison([*sides, make_side(simulated, {"name": "apart"})], pages["comparison"])

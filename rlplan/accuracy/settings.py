@@ -163,7 +163,7 @@ def unit_bytes(point: MeasuredPoint) -> int:
 def find_gpu(point: MeasuredPoint) -> GpuProfile | None:
     """The profile of the GPU that a point names in the source's words; None for an unknown one.
 
-    >>> gpu_of(MeasuredPoint(id="a", kind="k", gpu="2x RTX 4090", measured={"value": 1, "unit": "GiB"})).name
+    >>> find_gpu(MeasuredPoint(id="a", kind="k", gpu="2x RTX 4090", measured={"value": 1, "unit": "GiB"})).name
     'rtx-4090'
     """
     text = re.sub(r"\brtx(?=\d)", "rtx-", (point.gpu or "").lower().replace("_", "-"))

@@ -148,7 +148,7 @@ class SettledHardware(HardwareSpec):
     def find_host(self, device: int) -> int:
         """The host of a device; devices fill hosts in order and as evenly as possible.
 
-        >>> [SettledHardware(profile="cpu-host", num_devices=5, num_hosts=2).read_host(device) for device in range(5)]
+        >>> [SettledHardware(profile="cpu-host", num_devices=5, num_hosts=2).find_host(device) for device in range(5)]
         [0, 0, 0, 1, 1]
         """
         return device * self.num_hosts // self.num_devices

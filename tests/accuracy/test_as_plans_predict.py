@@ -42,9 +42,9 @@ VALUE_TYPES = {
 }
 """All that rlplan.accuracy imports of memory/ and timing/, and why."""
 ASKED = {
-    "rlplan.planner.machine.open_search": "plan_of",
-    "rlplan.planner.serving.serve": "served_of",
-    "rlplan.planner.serving.serve_load": "load_of",
+    "rlplan.planner.machine.open_search": "plan_point_job",
+    "rlplan.planner.serving.serve": "serve_job",
+    "rlplan.planner.serving.serve_load": "simulate_load",
 }
 """Calls of `rlplan plan`, `estimate` and `simulate` by which predictions come about, and who makes them here."""
 POINTS = {point.id: point for point in bundled_points()}
@@ -87,7 +87,7 @@ def test_one_module_asks_the_planner_and_every_kind_asks_that_module() -> None:
             if name in list_imported_names(path, module)
         }
         assert users == {"predict.py"}, called
-    readers = {*ASKED.values(), "job_of"}
+    readers = {*ASKED.values(), "validate_job"}
     for kind in known_kinds():
         predictor = find_predictor(kind)
         path = ROOT / Path(predictor.__module__.replace(".", "/")).with_suffix(".py")

@@ -60,7 +60,7 @@ OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
     ("workload.max_response_len=500", 2, ("may reach 508 tokens, the model's limit is 256",)),
     ("rollout.kv_cache_memory=1KiB", 2, ("holds 0 blocks of 32 tokens", "rollout.kv_cache_memory=1MiB")),
     ("workload.mini_batch_size=100", 2, ("= 256 must be a multiple of mini_batch_size = 100",)),
-    (NO_LAYOUT, 1, ("no layout can be built", "devices of its own")),
+    (NO_LAYOUT, 1, ("no layout can be built", "for generation")),
     ("num_steps", 2, ("override 'num_steps' is not KEY=VALUE", "command line")),
     ("rewards.0.weight=2", 2, ("leads through", "command line")),
     ("seed=[1", 2, ("the override's value is not YAML", "command line: seed")),

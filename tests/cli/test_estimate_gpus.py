@@ -139,7 +139,7 @@ def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
         ((*MODEL, "--gpus", "1xT4"), "bfloat16, which a t4 does not support"),
         ((*MODEL, "--gpus", "1xT4", *HALF, "rollout.kv_dtype=fp8"), "fp8 on a t4"),
         ((*MODEL, "--gpus", "8xH100", "hardware.memory=0"), "memory"),
-        ((*MODEL, "--gpus", "8xH100", "hardware.memory=500GiB"), "at most what the driver reports"),
+        ((*MODEL, "--gpus", "8xH100", "hardware.memory=500GiB"), "must not exceed what the driver reports"),
         ((*MODEL, "--gpus", "8xH100", "training.offloads_optimizer=yes"), "training.offloads_optimizer is 'yes'"),
         ((*MODEL, "--gpus", "8xH100", "training.zero_stage=2", "training.offloads_parameters=true"), "only ZeRO-3"),
         (

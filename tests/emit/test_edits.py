@@ -201,7 +201,7 @@ def test_a_plan_whose_schedule_is_none_of_its_job_is_refused(
 ) -> None:
     edit(bundle / "plan.json", key, value)
     error = read_refusal(bundle)
-    assert "the schedule of the plan is none that its job gives" in error.what
+    assert "the schedule of the plan does not follow from its job" in error.what
     assert error.where == f"{bundle / 'plan.json'}: schedule"
     for command in (
         ("run", bundle),
@@ -209,7 +209,7 @@ def test_a_plan_whose_schedule_is_none_of_its_job_is_refused(
         ("emit", bundle / "plan.json", "-o", tmp_path / "new"),
     ):
         answer = rlplan(*command)
-        assert (answer.exit_code, "none that its job gives" in answer.err) == (2, True)
+        assert (answer.exit_code, "does not follow from its job" in answer.err) == (2, True)
     assert not (tmp_path / "new").exists()
 
 

@@ -90,7 +90,7 @@ def plan_stages(stack: str, model: str, *more: str) -> Plan:
 def test_a_plan_with_stages_that_no_key_says_is_refused_with_a_number_that_is_taken() -> None:
     plan = plan_stages("slime", "Qwen/Qwen2.5-7B")
     assert plan.verdict is Verdict.REFUSED
-    with pytest.raises(EmitError, match="28 layers over 16 stages") as caught:
+    with pytest.raises(EmitError, match="28 layers do not divide evenly over 16 stages") as caught:
         check_fits(plan)
     assert caught.value.way_out == "training.pp=4"
     assert plan_stages("slime", "Qwen/Qwen2.5-7B", "training.pp=4").verdict is not Verdict.REFUSED

@@ -148,7 +148,7 @@ def test_the_plan_notes_a_release_that_was_not_read() -> None:
 
 def test_the_page_lists_every_framework_with_its_trainers_and_releases() -> None:
     listed = {}
-    for title, name, backends, versions in rows(section(PAGE, "What was read")):
+    for title, name, backends, versions in rows(section(PAGE, "Releases")):
         listed[words(name)[0]] = (title, words(backends), versions)
     for name in NAMES:
         title, backends, versions = listed[name]

@@ -37,7 +37,7 @@ def _pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     simulation = write_simulation_report(folder / "result.json", folder / "simulation")
     assert simulation
     sides = [
-        make_side(plan.plan, plan.compared()),
+        make_side(plan.plan, plan.build_comparison_row()),
         make_side(read_simulated_plan(json.loads((folder / "result.json").read_text()), folder / "result.json"), {}),
         *(make_side(result.run, result.build_comparison_row()) for result in map(rlplan.load_run, runs)),
     ]

@@ -15,7 +15,7 @@ from tests.repository.language import (
 from tests.repository.sources import nodes, sources
 
 MAX_SHARE = 0.05
-"""Names of functions that are neither verb nor noun, as a share; peers have 4 to 5 % (`bytes_of`, `of_step`)."""
+"""Names of functions that are neither verb nor noun, as a share; peers have 4 to 5 %."""
 
 
 def test_locals_say_what_they_hold_and_docs_have_subjects() -> None:
@@ -40,8 +40,8 @@ def test_sentences_of_pages_have_at_most_twenty_five_words() -> None:
 
 
 def test_the_rules_see_what_they_look_for() -> None:
-    tree = ast.parse('def bytes_of(given):\n    """Of a layer."""\n    found = given\n    return found\n')
-    assert [what for _, what in find_vague_names(tree)] == ["function `bytes_of`", "parameter `given`", "local `found`"]
+    tree = ast.parse('def sum_of(given):\n    """Of a layer."""\n    found = given\n    return found\n')
+    assert [what for _, what in find_vague_names(tree)] == ["function `sum_of`", "parameter `given`", "local `found`"]
     assert len(list(find_subjectless_docs(tree))) == 1
     assert len(list(find_long_sentences("word " * 26 + "."))) == 1
     assert list(find_long_sentences("| " + "word " * 30 + "|\n\n```\n" + "word " * 30 + "\n```\n")) == []

@@ -43,7 +43,7 @@ ALGORITHMS = ("algo", "algorithm")
 POLICY_GRADIENTS = frozenset({"grpo", "drgrpo", "dapo", "gspo", "rloo", "reinforce", "cispo"})
 PREFERENCE = frozenset({"dpo", "orpo", "kto", "simpo", "ppo", "grpo", "rlhf", "kd", "distillation", "reward"})
 _BACKENDS = ("custom", "bnb", "hqq")
-"""Prefixes of the modules of fsdp_qlora, such as hqq in hqq_lora."""
+"""Prefixes of the modules of fsdp_qlora, such as hqq in "hqq-lora"."""
 _PLACES = {
     "attention": r"q_proj|k_proj|v_proj|query_key_value|Wqkv|qkv|c_attn|query|key|value",
     "output": r"o_proj|out_proj|dense$|attn\.c_proj|self_attention\.dense",
@@ -205,7 +205,7 @@ def _map_names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
 
 
 def _split_words(text: str) -> list[str]:
-    """Words without dashes: `full-finetuning` and `hqq_lora` are two, `p-tuning` and `LN Tuning` are one."""
+    """Words without dashes: "full-finetuning" is two words, "p-tuning" and "LN Tuning" are one each."""
     known, words = LORA | OTHER_METHODS, list[str]()
     for word in re.findall(r"[a-z0-9_\-]+", text.lower().replace(" tuning", "tuning")):
         joined, parts = re.sub(r"[_\-]", "", word), re.split(r"[_\-]", word)

@@ -356,7 +356,7 @@ class RankOnGpu(Forecast):
 
     @cached_property
     def snapshots(self) -> dict[Place, Bytes]:
-        """Memory snapshots of a step. See `step_peak.snapshots`."""
+        """Memory snapshots of a step. See `step_peak.take_snapshots`."""
         return take_snapshots(self.rank_state, self.shape)
 
     @property

@@ -66,7 +66,7 @@ def measure_sizes(
     """Sizes of a model trained in full, or of adapters beside frozen weights of `frozen_bytes`.
 
     >>> model = [Parameter("model.embed_tokens.weight", (10, 4)), Parameter("model.layers.0.w", (4, 4))]
-    >>> sizes = compute_sizes(model, 1, is_tied=True)
+    >>> sizes = measure_sizes(model, 1, is_tied=True)
     >>> sizes.num_trainable, sizes.root, sizes.layer, sizes.table
     (56, 40, 16, 40)
     """

@@ -199,7 +199,7 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
 
 
 def _expand_cluster(word: str) -> str:
-    """Expand a cluster to `NxGPU`. Raises: SpecError."""
+    """Expand a cluster to the form COUNTxGPU. Raises: SpecError."""
     long = expand_hardware(word, where=WHERE)
     is_plain = _GPUS.match(word) and "generation" not in long
     return f"{long['num_devices']}x{long['profile']}" if is_plain else word

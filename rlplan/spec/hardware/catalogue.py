@@ -200,7 +200,7 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
         raise SpecError(
             f"'{shorten_value(text)[1:-1]}' names no GPUs" + ": their number is missing" * is_alone,
             where=where,
-            rule="COUNTxPROFILE with a GPU or node profile, as in 8xh100-sxm; h100:8 and h100x8 also work",
+            rule="COUNTxPROFILE with a count from 1 and a GPU or node profile, as in 8xh100-sxm; h100:8 also works",
             way_out=f"write 1x{text.strip()}" if is_alone else "`rlplan profiles list` shows the profiles",
         )
     profile, gpu = find_profile(name, where=where), get_gpu(name, where=where)

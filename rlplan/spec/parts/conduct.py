@@ -22,7 +22,7 @@ Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 
 class LimitsSpec(Spec):
     """Timeouts, and how many failures a run tolerates. `auto` follows predicted times (planner/search.py,
-    `with_deadlines`).
+    `add_deadlines`).
     """
 
     start_timeout_s: Seconds | Auto = "auto"

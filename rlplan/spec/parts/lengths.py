@@ -146,8 +146,8 @@ class Lengths:
         """Probability that a response has at most `tokens` tokens, to a precision of 2^-40.
 
         >>> lengths = Lengths(UniformLengths(kind="uniform", low=100, high=300), 1000)
-        >>> round(lengths.limit_time(150), 6), lengths.limit_time(300), lengths.limit_time(99)
-        (0.25, 1.0, 0.0)
+        >>> [round(lengths.compute_probability(num_tokens), 6) for num_tokens in (150, 300, 99)]
+        [0.25, 1.0, 0.0]
         """
         if tokens >= self.longest or self.quantile(1.0) <= tokens:
             return 1.0

@@ -47,7 +47,7 @@ def test_a_profile_that_is_there_is_refused_before_anything_is_predicted(
     (tmp_path / "h100-sxm.yaml").touch()
     log = tmp_path / "verl.log"
     log.write_text("step:1 - timing_s/gen:40.0 - timing_s/update_actor:50.0")
-    monkeypatch.delattr(calibration, "samples_of")
+    monkeypatch.delattr(calibration, "make_samples")
     monkeypatch.delattr(calibration, "explain_step")
     for words in ([points(tmp_path, 2)], [str(log), JOB]):
         answer = rlplan("calibrate", *words, "--out", str(tmp_path))

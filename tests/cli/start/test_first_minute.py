@@ -185,9 +185,7 @@ def test_an_editor_underlines_what_a_plan_would_refuse(tmp_path: Path, line: str
 
 def test_the_schema_says_what_a_key_means() -> None:
     parts = job_schema()["$defs"]
-    assert parts["DataSpec"]["properties"]["prompts"]["description"].startswith(
-        "A file or a folder of rows to train on"
-    )
+    assert parts["DataSpec"]["properties"]["prompts"]["description"].startswith("File or folder of rows to train on")
     undescribed = {
         f"{part}.{name}"
         for part in ("WorkloadSpec", "TrainingSpec", "RolloutSpec", "PlacementSpec", "HardwareSpec", "DataSpec")
@@ -207,7 +205,7 @@ def test_the_schema_says_what_a_key_means() -> None:
         ("zero_stage", "docs/job.md#training", "`training.zero_stage`"),
         ("exit codes", "docs/runtime.md#exit-codes", "`SpecError`"),
         ("KV-cache", "docs/glossary.md#memory-kinds", "the engine's keys and values"),
-        ("staleness", "docs/simulate.md#staleness", "as the versions between"),
+        ("staleness", "docs/simulate.md#staleness", "number of versions between its"),
     ],
 )
 def test_a_word_is_looked_up_offline(rlplan: Call, words: str, place: str, message: str) -> None:

@@ -319,7 +319,7 @@ def test_outside_of_training_an_exported_role_that_is_offloaded_has_its_weights_
         )
         return TrainerOnGpu(role)
 
-    stays, leaves = rank(), rank(puts_states_away=True)
+    stays, leaves = rank(), rank(offloads_states=True)
     sync, offload = action(ActionKind.SYNC_WEIGHTS), action(ActionKind.OFFLOAD_ROLE)
     weights = leaves.predict_resident(STEP, "steady")[MemoryKind.WEIGHTS]
     cut = 3 * 2048 * 7168 * 257 + 1536 * 24576 + 512 * 32768 + 16384 * 7168  # 256 experts and a shared one, projections

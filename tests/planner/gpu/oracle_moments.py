@@ -58,11 +58,11 @@ class PhaseBytes:
             run_phase, action, inside = there[name]
             key = run_phase, action.id, inside
             if key not in known:
-                sizes = usual.peak(action, run_phase) if inside else usual.resident(action, run_phase)
-                most = longest.peak(action, run_phase) if inside else sizes
+                sizes = usual.predict_peak(action, run_phase) if inside else usual.predict_resident(action, run_phase)
+                most = longest.predict_peak(action, run_phase) if inside else sizes
                 high = sum(spread(kind, size)[1] for kind, size in most.items())
                 lies_there = host_bytes(usual, action, run_phase, WORKER_HOST_BYTES)
-                once = usual.on_host_of_first(action, run_phase)
+                once = usual.predict_first_host(action, run_phase)
                 known[key] = sum(sizes.values()), high, sum(lies_there.values()), sum(once.values())
             expected, high, on_host, of_first = known[key]
             if self.on[name] == device:

@@ -64,7 +64,7 @@ def test_a_checkpoint_that_was_given_up_takes_nothing_from_the_run_that_begins_a
     ranks, alarms = Ranks(), list[tuple[int, str, str]]()
     with monkeypatch.context() as slow:
         slow.setattr(checkpointer, "POLL_S", 2.0)
-        slow.setattr(checkpointer, "scaled", lambda seconds: 0.0)
+        slow.setattr(checkpointer, "scale_seconds", lambda seconds: 0.0)
         before = begun(tmp_path, ranks, alarms)
         thread = before._thread
         time.sleep(0.2)  # it waits for the file by now

@@ -26,7 +26,7 @@ def worker() -> Iterator["subprocess.Popen[bytes]"]:
 def closed(monkeypatch: pytest.MonkeyPatch, message: str | None, worker: Any) -> tuple[list[bool], float]:
     """(whether the worker lived when Ray was left, seconds of closing). said: what has ended of Ray."""
     monkeypatch.setattr(ray_cluster, "STOP_S", 1.0)
-    monkeypatch.setattr(ray_cluster, "scaled", float)
+    monkeypatch.setattr(ray_cluster, "scale_seconds", float)
     cluster, lived = Cluster(), list[bool]()
     cluster.foreign_pids -= {worker.pid}
     monkeypatch.setattr(cluster, "dead_service", lambda: message)

@@ -44,7 +44,7 @@ class CountedMemory(CountedTensors):
         self._elsewhere.add(key)
         weakref.finalize(storage, self._elsewhere.discard, key)
 
-    def _grown(self, key: int, num_bytes: int, *, is_new: bool) -> None:
+    def _note_growth(self, key: int, num_bytes: int, *, is_new: bool) -> None:
         others = self.of_others
         if self._total <= self.peak and (self.capacity is None or self._total + others <= self.capacity):
             return

@@ -162,10 +162,10 @@ def test_bytes_of_hugging_faces_image_feature_are_read_from_parquet(job_file: Pa
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("policy.init=random", "images with policy.init random are not run"),
-        ("training.lora={rank: 4}", "images with training.lora are not run"),
-        ("rollout.speculative_tokens=2", "images with rollout.speculative_tokens are not run"),
-        ("policy.path=LLAMA", "images are for a policy of Qwen2_5_VLForConditionalGeneration"),
+        ("policy.init=random", "images are not supported with policy.init random"),
+        ("training.lora={rank: 4}", "images are not supported with training.lora"),
+        ("rollout.speculative_tokens=2", "images are not supported with rollout.speculative_tokens"),
+        ("policy.path=LLAMA", "images need a policy of Qwen2_5_VLForConditionalGeneration"),
     ],
 )
 def test_a_job_that_has_no_images_is_refused_by_name(job_file: Path, override: str, why: str) -> None:

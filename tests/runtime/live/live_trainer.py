@@ -143,7 +143,7 @@ def source(live: LiveRank) -> dict[str, Any]:
     weights = live.call("weights")
     seen = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in weights}
     sums = {name: float(tensor.double().sum()) for name, tensor in weights}
-    weights.take_part()
+    weights.join_gathers()
     log.append(train(live))
     return {"seen": seen, "sums": sums, "log": log}
 

@@ -65,7 +65,7 @@ class LiveWorkerGroup:
 
     def perform(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin a call that is to be measured."""
-        return self.submit(process, "perform", method, *arguments)
+        return self.submit(process, "call_measured", method, *arguments)
 
     def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         """Results in order. Raises: what a worker raised, when all have answered."""
@@ -76,7 +76,7 @@ class LiveWorkerGroup:
                 raise answer
         return answers
 
-    def measured(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> tuple[list[Any], list[Any]]:
+    def gather_measured(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> tuple[list[Any], list[Any]]:
         """(results, measurements)."""
         answers = self.gather(calls, timeout_s)
         return [result for result, _ in answers], [measurement for _, measurement in answers]

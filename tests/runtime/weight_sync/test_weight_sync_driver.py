@@ -196,7 +196,7 @@ class WorkerGroup:
         call[0].join(timeout_s)
         return not call[0].is_alive()
 
-    def measured(self, calls: Any, timeout_s: float) -> tuple[list[Any], list[Any]]:
+    def gather_measured(self, calls: Any, timeout_s: float) -> tuple[list[Any], list[Any]]:
         return self.gather(calls, timeout_s), []
 
 

@@ -102,7 +102,7 @@ def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, c
         if simulated is not None:
             return make_side(simulated, {})
         plan = read_question(NAME, JobArguments(str(source))).answer()
-        return make_side(plan, PlanResult(plan).compared())
+        return make_side(plan, PlanResult(plan).build_comparison_row())
 
     page = (out or Path("comparison")) / "comparison.html"
     write_comparison([build_side(source) for source in sources], page)

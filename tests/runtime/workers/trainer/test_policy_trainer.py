@@ -138,7 +138,7 @@ def test_the_states_after_a_step_are_predicted_to_the_byte(two_ranks: Asked, nam
     action = next(action for action in plan.schedule.step if action.kind is ActionKind.OPTIMIZER_STEP)
     for rank, answer in enumerate(two_ranks(f"swapped, {name}")):
         forecast = TrainerForecast(
-            plan.job, plan.job.load_model(), plan.job.load_profile(), plan.schedule.layout("policy_trainer"), rank
+            plan.job, plan.job.load_model(), plan.job.load_profile(), plan.schedule.find_layout("policy_trainer"), rank
         )
         resident = forecast.predict_resident(action, "steady")
         for kind in PERSISTENT_KINDS:

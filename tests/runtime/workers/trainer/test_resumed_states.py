@@ -99,7 +99,7 @@ def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     plan = plan_case(2, ALL_CASES[name])
-    layout, writes = plan.schedule.layout("policy_trainer"), plan.job.checkpoints.writes
+    layout, writes = plan.schedule.find_layout("policy_trainer"), plan.job.checkpoints.writes
     for number, rank in enumerate(find_ranks(name, request)):
         forecast = TrainerForecast(plan.job, plan.job.load_model(), plan.job.load_profile(), layout, number)
         predicted = saved_bytes(forecast.states)

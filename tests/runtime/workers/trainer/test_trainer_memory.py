@@ -112,7 +112,7 @@ def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
 ) -> None:
     num_ranks, cases, answers = measurements
     plan = plan_case(num_ranks, cases[name])
-    model, profile, layout = plan.job.load_model(), plan.job.load_profile(), plan.schedule.layout("policy_trainer")
+    model, profile, layout = plan.job.load_model(), plan.job.load_profile(), plan.schedule.find_layout("policy_trainer")
     # Of a fresh process; these have trained before, and have compiled their matmuls.
     compiled = COMPILED_MATMUL_BYTES if plan.job.training.dtype.num_bytes == 2 else 0
     slack = profile.process_slack.policy_trainer.value + compiled
