@@ -135,7 +135,8 @@ def _training(part: str, is_tiny: bool) -> Iterator[Case]:
 
 def _zero(is_tiny: bool) -> Iterator[Case]:
     models = [TRAINED["train-0.5b"]] if is_tiny else [TRAINED[f"train-{size}"] for size in ("0.5b", "1.5b", "3b", "7b")]
-    settings = [(stage, offload) for offload in ("none", "optimizer") for stage in (1, 2, 3)] + [(3, "all")]
+    # A job cannot offload the optimizer in stage 1, so that no plan could be compared with the measurement.
+    settings = [*((stage, "none") for stage in (1, 2, 3)), (2, "optimizer"), (3, "optimizer"), (3, "all")]
     if is_tiny:
         settings = [(2, "optimizer"), (3, "none")]
     for model, (stage, offload) in product(models, settings):
