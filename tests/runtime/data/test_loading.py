@@ -340,7 +340,7 @@ WRONG_NAMES = (
         '{"_data_files": [{"filename": "../good.arrow"}]}',
         "names '../good.arrow', which is not a plain file name",
     ),
-    ("state.json", '{"_data_files": [{"filename": "absent.arrow"}]}', "absent.arrow is no file"),
+    ("state.json", '{"_data_files": [{"filename": "absent.arrow"}]}', "absent.arrow is not a file"),
 )
 
 
