@@ -120,7 +120,7 @@ class PlacementSpec(Spec):
     spreads_scoring: bool | Auto = "auto"
     """Whether a frozen role has a process on every device of its group, or only on the first."""
     offload: Literal["auto", "none", "host", "disk"] = "auto"
-    """Where idle roles are offloaded to."""
+    """Destination of offloaded idle roles."""
     offload_roles: Literal["auto", "all", "frozen"] = "auto"
     """Idle roles that are offloaded: all (colocated only), or only the frozen ones."""
     transport: Literal[

@@ -165,7 +165,7 @@ class TrainingSpec(Spec):
     offloads_parameters: bool | Auto = False
     """Whether parameters also stay off the GPU and are fetched layer by layer (ZeRO-3)."""
     offload_device: Literal["cpu", "nvme"] = "cpu"
-    """Where offloaded states are kept: host memory (ZeRO-Offload) or NVMe (ZeRO-Infinity)."""
+    """Destination of offloaded states: host memory (ZeRO-Offload) or NVMe (ZeRO-Infinity)."""
     offloads_activations: bool = False
     """Whether the inputs kept by gradient checkpointing are offloaded to the host."""
     master_dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
