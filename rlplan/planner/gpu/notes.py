@@ -115,13 +115,13 @@ class PlanNotes:
 
     def _describe_fitting_batch(self, groups: int) -> str:
         """Describe the plan with the nearest batch size that `groups` ranks divide; empty if there is none."""
-        other = nearest_batch(self.job, groups)
-        search = None if other is None else self.search.replace_job(other)
-        if other is None or search is None or not search.space.arrangements:
+        dividing_job = nearest_batch(self.job, groups)
+        search = None if dividing_job is None else self.search.replace_job(dividing_job)
+        if dividing_job is None or search is None or not search.space.arrangements:
             return ""
         best = search.find_best().plan
         return (
-            f"; with workload.num_prompts_per_step={other.workload.num_prompts_per_step} it {best.fit.value}, "
+            f"; with workload.num_prompts_per_step={dividing_job.workload.num_prompts_per_step} it {best.fit.value}, "
             f"{format_seconds(best.seconds)} a step"
         )
 
@@ -134,11 +134,11 @@ class PlanNotes:
             return
         unit = "pairs" if job.sequences_per_unit == 2 else "rollouts"
         words = f"{units:,} {unit} do not divide evenly over {groups} ranks"
-        other = nearest_batch(job, groups)
-        if other is not None and plan.timing is not None:
+        dividing_job = nearest_batch(job, groups)
+        if dividing_job is not None and plan.timing is not None:
             cache = plan.kv.kv_cache_memory_bytes if plan.kv else 0
-            seconds = self.search.restrict_to_plan(plan).replace_job(other).predict_step_s(plan.choice, cache)
-            prompts = other.workload.num_prompts_per_step
+            seconds = self.search.restrict_to_plan(plan).replace_job(dividing_job).predict_step_s(plan.choice, cache)
+            prompts = dividing_job.workload.num_prompts_per_step
             speedup = plan.seconds * prompts / (seconds * job.workload.num_prompts_per_step) - 1
             words += (
                 f"; workload.num_prompts_per_step={prompts} does: {format_seconds(seconds)} a step, "
@@ -172,10 +172,10 @@ def nearest_batch(job: SettledJob, groups: int) -> SettledJob | None:
                 continue
             size = {} if work.mini_batch_size is None else {"mini_batch_size": rollouts}
             changed = work.model_copy(update={"num_prompts_per_step": prompts, **size})
-            other = job.model_copy(update={"workload": changed})
-            units = other.num_units_per_mini_batch
+            candidate = job.model_copy(update={"workload": changed})
+            units = candidate.num_units_per_mini_batch
             if units % groups == 0 and units >= groups:
-                return other
+                return candidate
     return None
 
 

@@ -482,8 +482,8 @@ class GpuSearch:
         )
         if roomiest is None or self._roominess(roomiest) >= self._roominess(self.score(plan.choice)):
             return plan
-        other = self.build_plan(roomiest)
-        return other if other.verdict is Verdict.FITS else plan
+        roomier_plan = self.build_plan(roomiest)
+        return roomier_plan if roomier_plan.verdict is Verdict.FITS else plan
 
     def _roominess(self, scored: ScoredCandidate) -> tuple[object, ...]:
         return rank_roominess(
@@ -502,8 +502,8 @@ class GpuSearch:
             if (
                 scored := next(self._derive_search(job, self.setting).open_stream(0).read_until(limit), None)
             ) is not None:
-                other = self.build_plan(scored)
-                plan = other if other.verdict is Verdict.FITS else plan
+                simpler_plan = self.build_plan(scored)
+                plan = simpler_plan if simpler_plan.verdict is Verdict.FITS else plan
         return plan
 
     def _list_runners_up(self, best: Plan, stream: Iterable[ScoredCandidate]) -> tuple[Alternative, ...]:
