@@ -18,7 +18,7 @@ from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
 from tests.gpu_contract.fake_cuda import load_driver, take_platform
-from tests.runtime.host.engine_api import recorded_api, signature_of
+from tests.runtime.host.engine_api import accepted_signatures, recorded_api, signature_of
 
 STAND_IN = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -100,7 +100,7 @@ def engine_environment(emitted_spec: ExecutionSpec, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", sorted(recorded_api()))
 def test_what_the_runtime_uses_is_there_as_recorded(name: str) -> None:
-    assert signature_of(name) == recorded_api()[name]
+    assert signature_of(name) in accepted_signatures(name)
 
 
 def test_our_engine_of_weight_transfers_lacks_no_method() -> None:

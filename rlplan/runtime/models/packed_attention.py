@@ -11,7 +11,9 @@ Left out: dropout, and chunked attention; both are refused.
 """
 
 from collections.abc import Iterator
-from itertools import groupby
+from functools import lru_cache
+from inspect import signature
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -168,9 +170,20 @@ def _attend_varlen(
     """All sequences in one call of torch's variable-length flash attention. Not yet run on a GPU."""
     from torch.nn.attention.varlen import varlen_attn
 
-    starts = torch.tensor((0, *lens), device=query.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    # Until torch 2.11 grouped heads need no argument, and the function has none for them.
+    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    starts = _place_starts(lens, query.device)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     longest = max(lens)
-    output = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
+    output = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), **grouped)
     assert isinstance(output, torch.Tensor), "no auxiliary output was asked for"
     return output.unsqueeze(0)
+
+
+@lru_cache(maxsize=1)
+def _place_starts(lens: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Token at which each sequence starts, and the end of the last: [n + 1], int32, on the device.
+
+    All layers of a batch share one tensor, because a copy from pageable memory waits for everything queued on the GPU.
+    """
+    return torch.tensor((0, *accumulate(lens)), dtype=torch.int32, device=device)

@@ -5,6 +5,7 @@ made by `python -m tests.runtime.host.engine_api` in an environment for GPUs. A 
 `module:Class.member`. Left out: types and values of defaults, and attributes of what the engines return.
 """
 
+import enum
 import importlib
 import inspect
 import json
@@ -15,6 +16,13 @@ from typing import Any
 
 TABLE = Path(__file__).with_name("engine_api.json")
 ABSENT = "absent"
+ENUM = "enum"
+OLDER_SIGNATURES = {
+    "torch.nn.attention.varlen:varlen_attn": {
+        "2.11": "(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, return_aux=, scale=, window_size=)"
+    }
+}
+"""Signatures in older releases that the runtime accepts too, by name and release."""
 LONGEST = 60
 """Arguments: a class with more has its names in tests/emit/known_keys.json."""
 
@@ -27,6 +35,11 @@ def recorded_api() -> dict[str, str]:
     return table
 
 
+def accepted_signatures(name: str) -> set[str]:
+    """The recorded signature, and those of older releases that the runtime accepts."""
+    return {recorded_api()[name], *OLDER_SIGNATURES.get(name, {}).values()}
+
+
 def signature_of(name: str) -> str:
     """Signature in the installed package: arguments by name, with `=` after optional ones; otherwise its kind."""
     result, path = _module_of(name.replace(":", ".").split("."))
@@ -35,6 +48,8 @@ def signature_of(name: str) -> str:
         result = getattr(owner, part, ABSENT)
         if result is ABSENT:
             return "attribute" if inspect.isclass(owner) and _assigns(owner, part) else ABSENT
+    if isinstance(result, enum.EnumType):
+        return ENUM  # the arguments of its call differ between releases of Python
     if not callable(result):
         return "module" if inspect.ismodule(result) else "value"
     try:
