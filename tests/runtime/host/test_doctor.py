@@ -39,3 +39,11 @@ def test_where_no_sandbox_passes_each_is_a_warning_with_its_way_out(sandboxes: A
     for name, each in sandboxes().items():
         assert (each.state, each.found) == ("warning", f"{name} does not start")
         assert each.fix == f"needed for code_executor only: install {name}"
+
+
+@pytest.mark.parametrize(("torch", "state"), [("2.13.0+cu130", "ok"), ("2.11.0+cu130", "ok"), ("2.10.0", "warning")])
+def test_every_checked_version_of_torch_is_accepted(monkeypatch: pytest.MonkeyPatch, torch: str, state: str) -> None:
+    versions = {**doctor.REQUIRED_PACKAGES, "torch": torch, "vllm": "0.32.0"}
+    monkeypatch.setattr(doctor, "installed_version", lambda name: versions.get(name) or "1.0")
+    findings = {finding.subject: finding for finding in doctor._packages("vllm")}
+    assert (findings["torch"].state, findings["torch"].found) == (state, torch)
