@@ -30,7 +30,7 @@ def read_command(
         entries |= {key: Given(value, place) for key, value, place in _read_overrides(words)}
         return Launch(entries, is_known=True)
     entries = _read_flags(words, table, folder, notes)
-    return Launch(entries, not entries.keys().isdisjoint({*table.roots, table.positional}))
+    return Launch(entries, not entries.keys().isdisjoint({*table.roots, *table.shared_roots, table.positional}))
 
 
 def find_entry(command: Command, table: Table) -> int | None:
@@ -51,6 +51,25 @@ def find_word(command: Command, entry: str) -> int | None:
     return None
 
 
+def find_server(command: Command, table: Table) -> int | None:
+    """Index of the last word by which a command starts the engine of a table's stack; None where it starts none."""
+    positions = (find_word(command, server) for server in table.servers)
+    return next((at for at in positions if at is not None), None)
+
+
+def read_server(commands: Iterable[Command], table: Table) -> dict[str, Given]:
+    """Flags of the engine that the same script starts: `trl vllm-serve --tensor-parallel-size 2`."""
+    for command in commands:
+        at = find_server(command, table)
+        if at is not None:
+            words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
+            entries = {f"vllm_serve.{key}": Given(value, place) for key, value, place in read_flags(words)}
+            return {key: Given(1, command.places[at]) for key in _SIZES} | entries
+    return {}
+
+
+_SIZES = ("vllm_serve.tensor_parallel_size", "vllm_serve.data_parallel_size")
+"""Sizes of an engine, 1 by default."""
 LEAST_WRAPPED = 5
 """Fewest known keys by which another project's program counts as a wrapper of the table's stack."""
 
@@ -112,6 +131,8 @@ def _read_overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any
             yield word[1:].partition("=")[0], None, place
 
 
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+"""The beginning of `key=value` behind the file of a command line, as OmegaConf reads it."""
 _NAMES = ("--config-name", "-cn", "--config")
 """Flags that name a configuration: Hydra's, and NeMo-RL's own."""
 _FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
@@ -150,6 +171,7 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
     entries: dict[str, Given] = {}
     if table.positional and words and not words[0][0].startswith("-"):
         entries[table.positional] = Given(*words[0])
+        words = [(f"--{word}" if _OVERRIDE.match(word) else word, place) for word, place in words[1:]]
     long = [
         (f"--{table.short[word[1:]]}" if word[:1] == "-" and word[1:] in table.short else word, at)
         for word, at in words

@@ -14,24 +14,28 @@ from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.command_lines import (
     find_defaults,
     find_entry,
+    find_server,
     find_word,
     first_word,
     is_wrapped,
     normalize_values,
     read_command,
+    read_server,
 )
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, parse_word
 from rlplan.foreign.shell.script import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, get_table_name, load_table
-from rlplan.foreign.trl.launched import add_launcher, is_server, read_server
+from rlplan.foreign.trl.launched import add_launcher, read_launcher
 from rlplan.foreign.trl.trainers import choose_table, is_trl
-from rlplan.foreign.trl.training_arguments import add_accelerate
+from rlplan.foreign.trl.training_arguments import KIND, add_accelerate
 from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
 from rlplan.spec.base import shorten_value
 
 NEAREST = Nearest()
+PROCESSES = ("NPROC_PER_NODE", "NNODES")
+"""Variables that stand for flags of `torchrun`."""
 MOST_STRANGE = 0.6
 """Largest share of unknown keys in a file of a stack that is read.
 
@@ -74,7 +78,8 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
         settings, names = _read_script(path, tables, pairs, nearest)
     if settings.table.syntax == "python":
         names = names | {"trainer"}
-        with_files, notes = add_accelerate(settings.entries, path.parent)
+    if KIND in settings.table.defaults:
+        with_files, notes = add_accelerate(settings.entries, path.parent, settings.table)
         settings = replace(settings, entries=with_files, notes=(*settings.notes, *notes))
     _check_known(settings, nearest)
     return _apply_outside(settings, pairs, names)
@@ -198,8 +203,7 @@ def _read_script(
     for table in tables.values():
         commands = [(command, at) for command in script.commands if (at := find_entry(command, table)) is not None]
         commands = commands or [(command, 0) for command in script.commands if is_wrapped(command, table)]
-        if table.syntax == "python":
-            commands = [(command, at) for command, at in commands if not is_server(command)]
+        commands = [(command, at) for command, at in commands if find_server(command, table) is None]
         for command, at in commands:
             words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
             notes = list(script.notes)
@@ -211,18 +215,44 @@ def _read_script(
             entries, chosen, defaults = read.entries, table, find_defaults(table, command.words)
             if table.syntax == "python":
                 chosen, entries = choose_table(entries, command.places[0])
-                entries, defaults = read_server(script.commands) | entries, dict(chosen.defaults)
-            return Settings(
-                chosen, str(path), normalize_values(entries, chosen), defaults, tuple(notes)
-            ), script.names | read.used
+                defaults = dict(chosen.defaults)
+            else:
+                entries = _read_before(command, at, table, path.parent, notes) | entries
+            entries = read_server(script.commands, table) | entries
+            settings = Settings(chosen, str(path), normalize_values(entries, chosen), defaults, tuple(notes))
+            return _choose_method(settings, command.words), script.names | read.used
     raise _refuse_without_command(path, script.commands, tables, nearest)
+
+
+def _read_before(command: Command, at: int, table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
+    """The keys of the launcher before a program, and of the environment, where a table reads them."""
+    if "accelerate.num_processes" not in table.keys:
+        return {}
+    place, environment = command.places[0], command.environment
+    flags = [(f"--{name.lower()}={environment[name]}", place) for name in PROCESSES if name in environment]
+    words = [*flags, *zip(command.words[:at], command.places[:at], strict=True)]
+    # SCRIPT: the same flags mean other steps in other folders
+    variables = {f"env.{name}": value for name, value in {**environment, "SCRIPT": str(folder.resolve())}.items()}
+    asked = {key: Given(parse_word(value), place) for key, value in variables.items() if key in table.keys}
+    return asked | read_launcher(words, folder, notes, table.shipped)
+
+
+def _choose_method(settings: Settings, words: Sequence[str], parts: Set[str] = frozenset()) -> Settings:
+    """The settings as the table of their method reads them. words, parts: as of find_defaults."""
+    for name, condition in settings.table.instead.items():
+        if settings.holds(condition):
+            table = load_table(name)
+            entries = normalize_values(settings.entries, table)
+            return replace(settings, table=table, entries=entries, defaults=find_defaults(table, words, parts))
+    return settings
 
 
 def _refuse_without_command(
     path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest
 ) -> SpecError:
     """The refusal of a script without a command that is read; it names a known program without a table."""
-    unread = [(table, name) for table in tables.values() for name in table.unread if "." in name]  # `rm` is bash's too
+    # `rm` is bash's too
+    unread = [(table, name) for table in tables.values() for name in table.unread if "." in name or " " in name]
     for table, program in unread:
         if any(find_word(command, program) is not None for command in commands):
             return _refuse_program(path, table, program, nearest)
@@ -274,12 +304,14 @@ def _read_document(
         if table.syntax == "python" and (source or is_trl(with_trainer)):
             chosen, keys = choose_table(add_launcher(with_trainer, path.parent, notes), str(path))
             return Settings(chosen, str(path), normalize_values(keys, chosen), dict(chosen.defaults), tuple(notes))
-        keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if table.syntax == "flags" else entries
+        keys = {table.older.get(name := key.replace("-", "_"), name): entry for key, entry in entries.items()}
+        keys = keys if table.syntax == "flags" else entries
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
             parts = _find_parts(path, keys, table, nearest)
-            plain_entries = normalize_values(keys, table)
-            defaults = find_defaults(table, (f"--config={path.stem}",), parts)
-            return Settings(table, str(path), plain_entries, defaults, tuple(notes))
+            words = (f"--config={path.stem}",)
+            defaults = find_defaults(table, words, parts)
+            settings = Settings(table, str(path), normalize_values(keys, table), defaults, tuple(notes))
+            return _choose_method(settings, words, parts)
     raise SpecError(
         f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),
         where=str(path),

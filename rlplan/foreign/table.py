@@ -9,7 +9,8 @@ for any value but null.
 """
 
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import Field
@@ -21,7 +22,10 @@ from rlplan.spec.files.yaml import parse_yaml
 from rlplan.vocabulary import Role
 
 FOLDER = KEYS_FOLDER
-SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl_given", "trl", "vllm", "deepspeed")
+SOURCES = (
+    *("verl", "nemo_rl", "openrlhf", "slime", "ms_swift", "ms_swift_online", "megatron_swift", "megatron_swift_online"),
+    *("axolotl", "axolotl_online", "llama_factory", "deepspeed_chat", "trl_given", "trl", "vllm", "deepspeed"),
+)
 """Stacks with a table, in the order in which a file is tried."""
 Condition = dict[str, Any]
 
@@ -75,11 +79,12 @@ class Row(Spec):
     """Reason of the refusal where the row holds."""
     way_out: str = ""
     """Way out of that refusal."""
-    convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share"] = ""
+    convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share", "count", "names"] = ""
     """A further conversion.
 
     `model` finds a model by its name, `packed` reads a weight format from it, `mebibytes` gives bytes. The shares turn
     a fraction of a GPU's memory into bytes of KV cache: of the whole engine (vLLM), or of weights and cache (SGLang).
+    `count` counts the words of a list, `names` gives the names of layers.
     """
 
     @property
@@ -186,6 +191,16 @@ class Table(Spec):
     """Upstream's files with a model's shape each; a command must name one."""
     short: dict[str, str] = Field(default={})
     """Keys of flags with one dash."""
+    fsdp_by_config: bool = False
+    """Whether `fsdp_config` alone turns FSDP on; in transformers `fsdp` does."""
+    instead: dict[str, Condition] = Field(default={})
+    """Tables of the same stack that read a file in place of this one, where their conditions hold."""
+    servers: tuple[str, ...] = ()
+    """Words of commands that start the stack's engine beside a training."""
+    shipped: dict[str, dict[str, Any]] = Field(default={})
+    """Accelerate's keys for files of DeepSpeed and FSDP that the stack ships, by their names without a suffix."""
+    refusals: tuple[Row, ...] = ()
+    """Settings that decide memory or time and that no job can state: rows with a reason, which convert to nothing."""
     older: dict[str, str] = Field(default={})
     """Current names of keys by their names in earlier versions."""
     serves: bool = False
@@ -213,29 +228,39 @@ class Table(Spec):
     """Other defaults by the name of a configuration or program, or by a part of a document."""
     rows: dict[str, tuple[Row, ...]]
     without_counterpart: dict[str, tuple[str, ...]]
+    uncounted: tuple[str, ...] = ()
+    """Patterns of those keys that can need more memory than a plan counts, unless they are false, 0 or empty."""
     released_defaults: tuple[ReleasedDefault, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """Foreign and job keys that rows, requirements and remedies ask for."""
+        mentioned = [key for row in self.all_rows for key in row.keys]
+        mentioned += [key for entry in (*self.fixed, *self.required) for key in (*entry.keys, *entry.when)]
+        mentioned += [key for words in self.stages.values() for key in words.split()]
+        mentioned += [key for remedy in self.remedies for key in (remedy.key, *remedy.with_, *remedy.when)]
+        mentioned += [key for condition in self.instead.values() for key in condition]
+        return frozenset(mentioned) - {""}
 
     @property
     def framework(self) -> str:
         """The framework at the table's release, as a job names it."""
         return f"{get_table_name(self.framework_name or self.title)}@{self.version}"
 
-    @property
+    @cached_property
+    def all_rows(self) -> tuple[Row, ...]:
+        """The rows of all job keys, and the refusals."""
+        return (*chain.from_iterable(self.rows.values()), *self.refusals)
+
+    @cached_property
     def keys(self) -> frozenset[str]:
         """Every foreign key that is known by name."""
-        rows = (row for alternatives in self.rows.values() for row in alternatives)
-        asked = (key for row in rows for key in row.keys)
-        fixed = (key for fixed in self.fixed for key in fixed.keys)
-        stages = (key for words in self.stages.values() for key in words.split())
-        changed = (key for remedy in self.remedies for key in (remedy.key, *remedy.with_))
-        known = frozenset((*(key for key in asked if key and key not in self.rows), *fixed, *stages))
-        return known.union(self.defaults, changed)
+        return (self.asked - self.rows.keys()).union(self.defaults)
 
     def reads_value(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that the value is not dropped as null."""
-        rows = (row for alternatives in self.rows.values() for row in alternatives)
-        asked = [row.when[key] for row in rows if key in row.when]
+        asked = [row.when[key] for row in self.all_rows if key in row.when]
         return any(value == wanted or (isinstance(wanted, list) and value in wanted) for wanted in asked)
 
     def knows(self, key: str) -> bool:
@@ -268,10 +293,23 @@ def load_table(source: str) -> Table:
     >>> load_table("verl").rows["workload.max_response_len"][0].key
     'data.max_response_length'
     """
-    read = read_facts(source)
-    if base := read.pop("stands_on", ""):
-        read = _extend(read_facts(base), read)
-    return validate(Table, read, file=str(FOLDER / f"{source}.yaml"))
+    table = validate(Table, _read_standing(source), file=str(FOLDER / f"{source}.yaml"))
+    own = read_facts(source)
+    if "stands_on" not in own:
+        return table
+    # rows that replace those of a table below may leave its defaults without a reader
+    read = {key: value for key, value in table.defaults.items() if key in table.asked or key in own["defaults"]}
+    return table.model_copy(update={"defaults": read})
+
+
+def _read_standing(name: str) -> dict[str, Any]:
+    """The facts of a table, laid over those that it stands on: one table, or several, of which later ones win."""
+    own = read_facts(name)
+    bases = own.pop("stands_on", [])
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        merged = _extend(merged, _read_standing(base))
+    return _extend(merged, own)
 
 
 def read_facts(name: str) -> dict[str, Any]:
@@ -283,13 +321,15 @@ def read_facts(name: str) -> dict[str, Any]:
 
 def _extend(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """A table merged with the one that it extends: its hardware rows come first, because shared rows ask for them."""
-    rows = own["rows"]
+    rows, inherited = own.get("rows", {}), base.get("rows", {})
     first = {ours: row for ours, row in rows.items() if ours.startswith("hardware.")}
-    return own | {
-        "defaults": base["defaults"] | own["defaults"],
-        "rows": first | base["rows"] | rows,
-        "without_counterpart": base["without_counterpart"] | own["without_counterpart"],
+    joined: dict[str, Any] = {
+        name: base.get(name, {}) | own.get(name, {}) for name in ("defaults", "presets", "shipped")
     }
+    left, more = base.get("without_counterpart", {}), own.get("without_counterpart", {})
+    joined["without_counterpart"] = {why: [*left.get(why, ()), *more.get(why, ())] for why in (*left, *more)}
+    joined |= {name: [*own.get(name, ()), *base.get(name, ())] for name in ("refusals", "uncounted")}
+    return base | own | joined | {"rows": first | inherited | rows}
 
 
 @cache

@@ -34,6 +34,8 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
     "variable_assignments"
 }
 """Nodes of the grammar whose children are statements."""
+LAUNCHED_WITH = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "USE_MCA", "USE_V1")
+"""Variables by which stacks choose their processes and their trainer."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
 """Nodes that set variables."""
 RUN_BY = {"sbatch": "COMMAND"}
@@ -50,6 +52,8 @@ class Command:
     """The command and its arguments."""
     places: tuple[str, ...]
     """File and line of each word."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Values of those of LAUNCHED_WITH that are set before it."""
 
 
 @dataclass
@@ -201,7 +205,7 @@ class _Reader:
         elif (at := find_text(words)) is not None:
             self._run_text(words[at], places[at], depth)
         else:
-            self.script.commands.append(Command(tuple(words), tuple(places)))
+            self.script.commands.append(Command(tuple(words), tuple(places), self._find_environment(node)))
             if text := self._find_batch_text(node, words[0]):
                 self._run_text(text, places[0], depth)
 
@@ -213,7 +217,13 @@ class _Reader:
 
     def _find_batch_text(self, node: "Node", word: str) -> str:
         """The text of the variable that a batch script runs, set before the command or in the script; else empty."""
-        name = RUN_BY.get(word.rpartition("/")[2], "")
+        return self._find_variable(node, RUN_BY.get(word.rpartition("/")[2], ""))
+
+    def _find_environment(self, node: "Node") -> dict[str, str]:
+        return {name: value for name in LAUNCHED_WITH if (value := self._find_variable(node, name))}
+
+    def _find_variable(self, node: "Node", name: str) -> str:
+        """A variable's value for a command, set before it or in the script; else empty."""
         text = self.words.variables.get(name, "")
         for child in node.named_children:
             if child.type == "variable_assignment" and get_text(child.named_children[0]) == name:
