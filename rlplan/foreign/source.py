@@ -230,7 +230,7 @@ def _read_before(command: Command, at: int, table: Table, folder: Path, notes: l
         return {}
     place, environment = command.places[0], command.environment
     flags = [(f"--{name.lower()}={environment[name]}", place) for name in PROCESSES if name in environment]
-    words = [*flags, *zip(command.words[:at], command.places[:at], strict=True)]
+    words = [*zip(command.words[:at], command.places[:at], strict=True), *flags]
     # SCRIPT: the same flags mean other steps in other folders
     variables = {f"env.{name}": value for name, value in {**environment, "SCRIPT": str(folder.resolve())}.items()}
     asked = {key: Given(parse_word(value), place) for key, value in variables.items() if key in table.keys}

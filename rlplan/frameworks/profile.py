@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rlplan.errors import did_you_mean
 from rlplan.frameworks.rules import Rule
-from rlplan.vocabulary import Backend, Role
+from rlplan.vocabulary import Backend, MemoryKind, Role
 
 FOLDER = Path(__file__).parent
 KEYS_FOLDER = FOLDER / "keys"
@@ -106,6 +106,8 @@ class FrameworkRelease:
     """Data type of the reference's weights by backend, if it differs from the compute type."""
     sync_bucket: int = 0
     """Bytes of the weight-sync bucket; 0: the machine's default."""
+    never_offloaded: Mapping[Backend, tuple[MemoryKind, ...]] = field(default_factory=dict)
+    """Kinds of a trained role's memory that stay on the GPU while the role is offloaded, by backend."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """Kind of host memory for offloaded roles. Copies to pageable memory are several times slower."""
     serves: bool = False
@@ -226,6 +228,8 @@ def _find_release(name: str, version: str) -> FrameworkRelease:
     facts["backends"] = tuple(facts["backends"])
     step = facts["step"]
     facts["step"] = Step(**step | {"order": tuple(map(Role, step.get("order", Step.order)))})
+    kept = facts.get("never_offloaded", {})
+    facts["never_offloaded"] = {backend: tuple(map(MemoryKind, kinds)) for backend, kinds in kept.items()}
     facts["logits"] = {backend: _parse_logits(words) for backend, words in facts["logits"].items()}
     listed = (rules for rules in facts.get("rules", ()) if _applies(rules, facts["version"]))
     facts["rules"] = tuple(chain.from_iterable(map(_parse_rules, listed)))

@@ -36,6 +36,8 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
 """Nodes of the grammar whose children are statements."""
 LAUNCHED_WITH = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "USE_MCA", "USE_V1")
 """Variables by which stacks choose their processes and their trainer."""
+_EXPR = re.compile(r"\$\(\s*expr\s+([\w\s$%*/+(){}-]+)\)")
+"""`$(expr 16 / $N)`, which is arithmetic."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
 """Nodes that set variables."""
 RUN_BY = {"sbatch": "COMMAND"}
@@ -344,7 +346,7 @@ class _Reader:
 
     def _substitute(self, node: "Node") -> str | None:
         """The text of a `$(...)` that only splits a path or computes a number; None for any other."""
-        words, source = None, get_text(node).strip()
+        words, source = None, _EXPR.sub(r"$((\1))", get_text(node).strip())
         if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar parses it as commands
             parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None
