@@ -275,6 +275,20 @@ def _refuse_program(path: Path, table: Table, name: str, nearest: Nearest) -> Sp
     )
 
 
+def _refuse_other_source(entries: Mapping[str, Given], path: Path, table: Table) -> None:
+    """Raises: SpecError for a document with the own keys of a stack that shares other keys with the named one."""
+    for name in SOURCES:
+        other = load_table(name)
+        keys = [root for root in other.roots if root in entries and root not in table.keys]
+        if keys and other.framework_name and other.framework != table.framework:
+            raise SpecError(
+                f"this is a file of {other.title} ({', '.join(keys[:3])})",
+                where=str(path),
+                rule=f"--source names the file's own stack: {other.title}, not {table.title}",
+                way_out=f"omit --source, or --source {name}",
+            )
+
+
 def _find_parts(path: Path, keys: dict[str, Given], table: Table, nearest: Nearest) -> Set[str]:
     """The top-level parts of a document, and the first word of a missing base configuration, whose key is removed.
 
@@ -299,6 +313,8 @@ def _read_document(
 ) -> Settings:
     entries, notes = read_document(path)
     refuse_document(entries, path, nearest)
+    if source is not None:
+        _refuse_other_source(entries, path, load_table(get_table_name(source)))
     with_trainer = entries | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
     for table in tables.values():
         if table.syntax == "python" and (source or is_trl(with_trainer)):

@@ -18,8 +18,8 @@ from rlplan.foreign.documents import flatten_keys, read_named_file
 from rlplan.foreign.python.file import PythonScript, read_python
 from rlplan.foreign.settings import Given, read_flags
 from rlplan.foreign.table import read_facts
-from rlplan.foreign.trl.training_arguments import Shipped, find_known
 from rlplan.foreign.trl.trainers import get_online_trainer, is_trl, list_programs
+from rlplan.foreign.trl.training_arguments import Shipped, find_known
 from rlplan.reading import is_file
 
 _SHORT = re.compile(r"-[A-Za-z]\w*")

@@ -35,9 +35,7 @@ Shipped = Mapping[str, Mapping[str, Any]]
 _WRAPPED = {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 
 
-def add_accelerate(
-    entries: Mapping[str, Given], folder: Path, table: Table
-) -> tuple[dict[str, Given], list[str]]:
+def add_accelerate(entries: Mapping[str, Given], folder: Path, table: Table) -> tuple[dict[str, Given], list[str]]:
     """The keys with accelerate's, and notes on missing files. folder: base of relative paths."""
     notes: list[str] = []
     shipped = table.shipped

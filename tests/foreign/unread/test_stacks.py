@@ -33,13 +33,12 @@ actor_train:
   device_mapping: list(range(0,16))
 """
 LLAMA_FACTORY = """
-model_name_or_path: Qwen/Qwen2.5-7B-Instruct
-stage: dpo
-finetuning_type: lora
-lora_rank: 8
+model: Qwen/Qwen3-4B
+model_class: llm
+peft_config: {name: lora, r: 8, lora_alpha: 16}
+dist_config: {name: fsdp2}
+micro_batch_size: 1
 cutoff_len: 2048
-per_device_train_batch_size: 1
-bf16: true
 """
 PRIME_RL = """
 seq_len = 2048
@@ -67,36 +66,25 @@ SLIME = (
     "python3 train.py --colocate --hf-checkpoint Qwen/Qwen3-8B --rollout-batch-size 32 --n-samples-per-prompt 8 "
     "--rollout-max-response-len 8192 --global-batch-size 256 --advantage-estimator grpo "
 )
-SWIFT = (
-    "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --use_vllm true "
-    "--num_generations 8 --max_completion_length 2048 --per_device_train_batch_size 8\n"
-)
 SKYRL = (
     "uv run --isolated --extra vllm -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen2.5-7B "
     "trainer.algorithm.advantage_estimator=grpo generator.sampling_params.max_generate_length=1024\n"
 )
 OWN_MAIN = SKYRL.replace("skyrl.train.entrypoints.main_base", "examples.mine.main")
-CHAT = (
-    "deepspeed main.py --data_split 2,4,4 --actor_model_name_or_path Qwen/Qwen2.5-7B --actor_zero_stage 3 "
-    "--critic_model_name_or_path Qwen/Qwen2.5-7B --max_prompt_seq_len 256 --max_answer_seq_len 256\n"
-)
 OPEN_INSTRUCT = (
     "accelerate launch --num_processes 8 open_instruct/finetune.py --model_name_or_path Qwen/Qwen2.5-7B --use_lora "
     "--lora_rank 64 --max_seq_length 4096 --per_device_train_batch_size 1 --dataset_mixer_list x 1.0\n"
 )
 FILES = [
-    ("axolotl", "a.yml", AXOLOTL, "sft", "training.lora.rank=32"),
     ("ROLL", "r.yaml", ROLL, "grpo", "workload.max_response_len=4096"),
-    ("LLaMA-Factory", "l.yaml", LLAMA_FACTORY, "dpo", "training.lora.rank=8"),
+    ("LLaMA-Factory v1", "l.yaml", LLAMA_FACTORY, "sft", "training.lora.rank=8"),
     ("prime-rl", "p.toml", PRIME_RL, "grpo", "workload.num_samples_per_prompt=16"),
     ("AReaL", "e.yaml", AREAL, "grpo", "workload.max_prompt_len=1024"),
     ("torchtune", "t.yaml", TORCHTUNE, "sft", "training.lora.rank=32"),
     ("miles", "m.sh", SLIME + "--lora-rank 32 --target-modules all-linear\n", "grpo", "training.lora.rank=32"),
     ("miles", "w.sh", SLIME + "--custom-rm-path miles.rollout.rm.math\n", "grpo", "workload.max_response_len=8192"),
-    ("ms-swift", "s.sh", SWIFT, "grpo", "training.lora.rank=8"),
     ("SkyRL", "k.sh", SKYRL, "grpo", "workload.max_response_len=1024"),
     ("SkyRL", "o.sh", OWN_MAIN, "grpo", "workload.max_response_len=1024"),
-    ("DeepSpeed-Chat", "c.sh", CHAT, "ppo", "workload.max_prompt_len=256"),
     ("open-instruct", "i.sh", OPEN_INSTRUCT, "sft", "training.lora.rank=64"),
 ]
 
