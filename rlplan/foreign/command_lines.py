@@ -13,7 +13,7 @@ from typing import Any
 from rlplan.foreign.documents import SUFFIXES, flatten_keys, read_named_file
 from rlplan.foreign.settings import Given, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.table import Table
+from rlplan.foreign.table import Table, load_table
 from rlplan.foreign.trl.launched import Launch, read_launch
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
@@ -74,13 +74,16 @@ LEAST_WRAPPED = 5
 """Fewest known keys by which another project's program counts as a wrapper of the table's stack."""
 
 
-def is_wrapped(command: Command, table: Table) -> bool:
-    """Whether another project's program takes a table's overrides, as rllm and SkyRL-Agent take verl's."""
-    if table.syntax != "overrides":
-        return False
+def is_wrapped(command: Command, head: Table, name: str) -> bool:
+    """Whether another project's program takes a table's overrides, as rllm and SkyRL-Agent take verl's.
+
+    head, name: the table's head and name.
+    """
     keys = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
-    known = [key for key in keys if key in table.keys]
-    has_root = any(key.startswith(f"{root}.") for key in known for root in table.roots)
+    if head.syntax != "overrides" or not any(key.startswith(f"{root}.") for key in keys for root in head.roots):
+        return False
+    known = [key for key in keys if key in load_table(name).keys]
+    has_root = any(key.startswith(f"{root}.") for key in known for root in head.roots)
     return has_root and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
 
 

@@ -26,7 +26,7 @@ from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, parse_word
 from rlplan.foreign.shell.script import Command, read_script
-from rlplan.foreign.table import SOURCES, Table, get_table_name, load_table
+from rlplan.foreign.table import SOURCES, Table, get_table_name, load_head, load_table
 from rlplan.foreign.trl.launched import add_launcher, read_launcher
 from rlplan.foreign.trl.trainers import choose_table, is_trl
 from rlplan.foreign.trl.training_arguments import KIND, add_accelerate
@@ -59,7 +59,7 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
     source: its stack, where the file cannot be recognised. outside: `NAME=VALUE` for a variable of the script or a
     foreign key. nearest: options of the command line that a refusal repeats. Raises: SpecError, HostError.
     """
-    tables = _load_tables(source)
+    tables = _list_sources(source)
     pairs = _split_pairs(outside)
     path = _find_file(path, nearest) if path.is_dir() else path
     names: Set[str] = frozenset()
@@ -166,9 +166,10 @@ def _refuse_without_trainer(path: Path) -> SpecError:
     )
 
 
-def _load_tables(source: str | None) -> dict[str, Table]:
+def _list_sources(source: str | None) -> tuple[str, ...]:
+    """The names of the tables that may read a file."""
     if source is None:
-        return {name: load_table(name) for name in SOURCES}
+        return SOURCES
     if get_table_name(source) not in SOURCES:
         raise SpecError(
             f"'{source}' is no known stack",
@@ -176,7 +177,7 @@ def _load_tables(source: str | None) -> dict[str, Table]:
             rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
             way_out="omit --source: most files are recognised without it",
         )
-    return {source: load_table(get_table_name(source))}
+    return (get_table_name(source),)
 
 
 def _split_pairs(words: Sequence[str]) -> dict[str, str]:
@@ -195,15 +196,17 @@ def _split_pairs(words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_script(
-    path: Path, tables: Mapping[str, Table], outside: Mapping[str, str], nearest: Nearest
+    path: Path, tables: Sequence[str], outside: Mapping[str, str], nearest: Nearest
 ) -> tuple[Settings, Set[str]]:
     """The settings of a shell script, and all its words that may be variables."""
     script = read_script(path, {name: value for name, value in outside.items() if "." not in name})
     refuse_commands(script.commands, path, nearest)
-    for table in tables.values():
-        commands = [(command, at) for command in script.commands if (at := find_entry(command, table)) is not None]
-        commands = commands or [(command, 0) for command in script.commands if is_wrapped(command, table)]
-        commands = [(command, at) for command, at in commands if find_server(command, table) is None]
+    for name in tables:
+        head = load_head(name)
+        commands = [(command, at) for command in script.commands if (at := find_entry(command, head)) is not None]
+        commands = commands or [(command, 0) for command in script.commands if is_wrapped(command, head, name)]
+        commands = [(command, at) for command, at in commands if find_server(command, head) is None]
+        table = load_table(name) if commands else head
         for command, at in commands:
             words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
             notes = list(script.notes)
@@ -248,15 +251,16 @@ def _choose_method(settings: Settings, words: Sequence[str], parts: Set[str] = f
 
 
 def _refuse_without_command(
-    path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest
+    path: Path, commands: Sequence[Command], tables: Sequence[str], nearest: Nearest
 ) -> SpecError:
     """The refusal of a script without a command that is read; it names a known program without a table."""
     # `rm` is bash's too
-    unread = [(table, name) for table in tables.values() for name in table.unread if "." in name or " " in name]
+    heads = [load_head(name) for name in tables]
+    unread = [(table, name) for table in heads for name in table.unread if "." in name or " " in name]
     for table, program in unread:
         if any(find_word(command, program) is not None for command in commands):
             return _refuse_program(path, table, program, nearest)
-    entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
+    entries = ", ".join(dict.fromkeys(entry for table in heads for entry in table.entries))
     return SpecError(
         f"no command of this script starts one of {_list_titles(tables)}",
         where=str(path),
@@ -278,7 +282,7 @@ def _refuse_program(path: Path, table: Table, name: str, nearest: Nearest) -> Sp
 def _refuse_other_source(entries: Mapping[str, Given], path: Path, table: Table) -> None:
     """Raises: SpecError for a document with the own keys of a stack that shares other keys with the named one."""
     for name in SOURCES:
-        other = load_table(name)
+        other = load_head(name)
         keys = [root for root in other.roots if root in entries and root not in table.keys]
         if keys and other.framework_name and other.framework != table.framework:
             raise SpecError(
@@ -304,25 +308,27 @@ def _find_parts(path: Path, keys: dict[str, Given], table: Table, nearest: Neare
     return parts
 
 
-def _list_titles(tables: Mapping[str, Table]) -> str:
-    return ", ".join(dict.fromkeys(table.title for table in tables.values()))
+def _list_titles(tables: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(load_head(name).title for name in tables))
 
 
 def _read_document(
-    path: Path, tables: Mapping[str, Table], source: str | None, outside: Mapping[str, str], nearest: Nearest
+    path: Path, tables: Sequence[str], source: str | None, outside: Mapping[str, str], nearest: Nearest
 ) -> Settings:
     entries, notes = read_document(path)
     refuse_document(entries, path, nearest)
     if source is not None:
         _refuse_other_source(entries, path, load_table(get_table_name(source)))
     with_trainer = entries | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
-    for table in tables.values():
-        if table.syntax == "python" and (source or is_trl(with_trainer)):
+    for name in tables:
+        head = load_head(name)
+        if head.syntax == "python" and (source or is_trl(with_trainer)):
             chosen, keys = choose_table(add_launcher(with_trainer, path.parent, notes), str(path))
             return Settings(chosen, str(path), normalize_values(keys, chosen), dict(chosen.defaults), tuple(notes))
-        keys = {table.older.get(name := key.replace("-", "_"), name): entry for key, entry in entries.items()}
-        keys = keys if table.syntax == "flags" else entries
-        if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
+        keys = {head.older.get(flag := key.replace("-", "_"), flag): entry for key, entry in entries.items()}
+        keys = keys if head.syntax == "flags" else entries
+        if source or any(key == root or key.startswith(root + ".") for key in keys for root in head.roots):
+            table = load_table(name)
             parts = _find_parts(path, keys, table, nearest)
             words = (f"--config={path.stem}",)
             defaults = find_defaults(table, words, parts)
@@ -331,6 +337,6 @@ def _read_document(
     raise SpecError(
         f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),
         where=str(path),
-        rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
-        way_out="name the stack: --source " + "|".join(dict.fromkeys(table.title for table in tables.values())),
+        rule="each is known by " + ", ".join(root for name in tables for root in load_head(name).roots),
+        way_out="name the stack: --source " + "|".join(dict.fromkeys(load_head(name).title for name in tables)),
     )

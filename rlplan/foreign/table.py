@@ -302,21 +302,29 @@ def load_table(source: str) -> Table:
     return table.model_copy(update={"defaults": read})
 
 
-def _read_standing(name: str) -> dict[str, Any]:
+@cache
+def load_head(source: str) -> Table:
+    """The table of a stack without its keys: enough to recognise a file, and read in a tenth of the time."""
+    return Table.model_construct(**_read_standing(source, is_head=True))
+
+
+def _read_standing(name: str, *, is_head: bool = False) -> dict[str, Any]:
     """The facts of a table, laid over those that it stands on: one table, or several, of which later ones win."""
-    own = read_facts(name)
+    own = read_facts(name, is_head=is_head)
     bases = own.pop("stands_on", [])
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
-        merged = _extend(merged, _read_standing(base))
+        merged = _extend(merged, _read_standing(base, is_head=is_head))
     return _extend(merged, own)
 
 
-def read_facts(name: str) -> dict[str, Any]:
-    """The raw data of a file of keys."""
+def read_facts(name: str, *, is_head: bool = False) -> dict[str, Any]:
+    """The raw data of a file of keys, or of its head, which ends at the defaults."""
     path = FOLDER / f"{name}.yaml"
-    read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
-    return read
+    text = path.read_text("utf-8")
+    text = text.partition("\ndefaults:")[0] if is_head else text
+    read: dict[str, Any] | None = parse_yaml(text, where=str(path), what="a mapping table")
+    return read or {}
 
 
 def _extend(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pydantic import Field
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.table import SOURCES, load_table
+from rlplan.foreign.table import SOURCES, load_head, load_table
 from rlplan.foreign.unknown import is_known
 from rlplan.frameworks.rules import matches
 from rlplan.spec.algorithms import ALGORITHMS
@@ -223,7 +223,7 @@ def flags_and_overrides(command: Command) -> dict[str, Given]:
 
 
 def _refuse(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
-    titles = ", ".join(dict.fromkeys(load_table(name).title for name in SOURCES))
+    titles = ", ".join(dict.fromkeys(load_head(name).title for name in SOURCES))
     return SpecError(
         f"this is a file of {stack.title} ({', '.join(dict.fromkeys(keys[:MOST_SHOWN]))}), which rlplan does not read",
         where=where,
