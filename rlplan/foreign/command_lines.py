@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rlplan.errors import SpecError
 from rlplan.foreign.documents import SUFFIXES, flatten_keys, read_named_file
 from rlplan.foreign.settings import Given, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
@@ -193,7 +194,15 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
         notes.append(f"flags of an earlier {table.title}, with defaults of {table.version}: {', '.join(old[:4])} ...")
         entries = {table.older.get(key, key): entry for key, entry in entries.items()}
     named = entries.pop("config", None) if table.positional else None
-    return {key.replace("-", "_"): entry for key, entry in read_named_file(folder, named, notes).items()} | entries
+    inner = read_named_file(folder, named, notes)
+    if named is not None and not inner and table.positional == "config":
+        raise SpecError(
+            f"'{named.value}' was not found",
+            where=named.place,
+            rule=f"a command of {table.title} that names a file takes its settings from there",
+            way_out="put the file beside the script, or give it in place of the script",
+        )
+    return {key.replace("-", "_"): entry for key, entry in inner.items()} | entries
 
 
 def find_defaults(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:

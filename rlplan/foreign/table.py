@@ -314,8 +314,9 @@ def _read_standing(name: str, *, is_head: bool = False) -> dict[str, Any]:
     bases = own.pop("stands_on", [])
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
-        merged = _extend(merged, _read_standing(base, is_head=is_head))
-    return _extend(merged, own)
+        below = _read_standing(base, is_head=is_head)
+        merged = _extend(merged, below) if merged else below
+    return _extend(merged, own) if merged else own
 
 
 def read_facts(name: str, *, is_head: bool = False) -> dict[str, Any]:

@@ -44,8 +44,9 @@ def test_rows_ask_only_for_keys_of_ours_that_stand_above_them(source: str) -> No
 def test_every_default_is_of_a_key_that_some_row_or_remedy_asks_for(source: str) -> None:
     table = load_table(source)
     asked: set[Any] = set()
-    for row in (row for alternatives in table.rows.values() for row in alternatives):
+    for row in table.all_rows:
         asked |= set(row.keys)
+    asked |= {key for condition in table.instead.values() for key in condition}
     for remedy in table.remedies:
         asked |= {remedy.key, *remedy.when, *remedy.with_}
     asked |= {key for required in table.required for key in (*required.keys, *required.when)}

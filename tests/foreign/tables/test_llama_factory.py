@@ -100,3 +100,9 @@ def test_accelerate_s_shipped_file_turns_fsdp_on(tmp_path: Path) -> None:
     )
     job = import_job(read_source(tmp_path / "run.sh", None), Asked("2xH100"))[1]
     assert (job.backend, job.training.lora.base_dtype if job.training.lora else "") == ("fsdp2", "nf4")
+
+
+def test_a_command_whose_file_is_missing_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("llamafactory-cli train elsewhere.yaml\n")
+    with pytest.raises(SpecError, match=r"'elsewhere.yaml' was not found"):
+        read_source(tmp_path / "run.sh", None)
