@@ -215,15 +215,13 @@ def _read_script(
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
-            entries, chosen, defaults = read.entries, table, find_defaults(table, command.words)
+            entries, chosen = read.entries, table
             if table.syntax == "python":
                 chosen, entries = choose_table(entries, command.places[0])
-                defaults = dict(chosen.defaults)
             else:
                 entries = _read_before(command, at, table, path.parent, notes) | entries
             entries = read_server(script.commands, table) | entries
-            settings = Settings(chosen, str(path), normalize_values(entries, chosen), defaults, tuple(notes))
-            return _choose_method(settings, command.words), script.names | read.used
+            return _build_settings(chosen, path, entries, command.words, notes), script.names | read.used
     raise _refuse_without_command(path, script.commands, tables, nearest)
 
 
@@ -240,14 +238,19 @@ def _read_before(command: Command, at: int, table: Table, folder: Path, notes: l
     return asked | read_launcher(words, folder, notes, table.shipped)
 
 
-def _choose_method(settings: Settings, words: Sequence[str], parts: Set[str] = frozenset()) -> Settings:
-    """The settings as the table of their method reads them. words, parts: as of find_defaults."""
-    for name, condition in settings.table.instead.items():
-        if settings.holds(condition):
-            table = load_table(name)
-            entries = normalize_values(settings.entries, table)
-            return replace(settings, table=table, entries=entries, defaults=find_defaults(table, words, parts))
-    return settings
+def _build_settings(
+    table: Table,
+    path: Path,
+    keys: Mapping[str, Given],
+    words: Sequence[str],
+    notes: Sequence[str],
+    parts: Set[str] = frozenset(),
+) -> Settings:
+    """The settings as a table reads them, or the table of their method. words, parts: as of find_defaults."""
+    entries = normalize_values({table.older.get(key, key): entry for key, entry in keys.items()}, table)
+    settings = Settings(table, str(path), entries, find_defaults(table, words, parts), tuple(notes))
+    other = next((name for name, condition in table.instead.items() if settings.holds(condition)), "")
+    return _build_settings(load_table(other), path, keys, words, notes, parts) if other else settings
 
 
 def _refuse_without_command(
@@ -324,16 +327,12 @@ def _read_document(
         head = load_head(name)
         if head.syntax == "python" and (source or is_trl(with_trainer)):
             chosen, keys = choose_table(add_launcher(with_trainer, path.parent, notes), str(path))
-            return Settings(chosen, str(path), normalize_values(keys, chosen), dict(chosen.defaults), tuple(notes))
-        keys = {head.older.get(flag := key.replace("-", "_"), flag): entry for key, entry in entries.items()}
-        keys = keys if head.syntax == "flags" else entries
+            return _build_settings(chosen, path, keys, (), notes)
+        keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if head.syntax == "flags" else entries
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in head.roots):
             table = load_table(name)
             parts = _find_parts(path, keys, table, nearest)
-            words = (f"--config={path.stem}",)
-            defaults = find_defaults(table, words, parts)
-            settings = Settings(table, str(path), normalize_values(keys, table), defaults, tuple(notes))
-            return _choose_method(settings, words, parts)
+            return _build_settings(table, path, keys, (f"--config={path.stem}",), notes, parts)
     raise SpecError(
         f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),
         where=str(path),

@@ -47,8 +47,6 @@ class Readable(Spec):
     """Keys with the rank of adapters."""
     packed: tuple[str, ...] = ()
     """Keys that load the base model of the adapters in 4 bits: true, or 4."""
-    rewards: tuple[str, ...] = ()
-    """Keys that are true where a reward model is trained."""
     prompt: tuple[str, ...] = ()
     response: tuple[str, ...] = ()
     length: tuple[str, ...] = ()
@@ -256,8 +254,6 @@ def _find_model(reads: Readable, entries: Mapping[str, Given]) -> str:
 
 
 def _find_algorithm(stack: Stack, entries: Mapping[str, Given], words: Iterable[str]) -> str:
-    if matches(_find_value(entries, stack.reads.rewards), True):
-        return next(name for name, declared in ALGORITHMS.items() if declared.trains_scalar)
     method = str(_find_value(entries, stack.reads.method) or "").lower()
     for ours, theirs in algorithm_words().items():
         if method in theirs:
