@@ -234,7 +234,7 @@ def _read_before(command: Command, at: int, table: Table, folder: Path, notes: l
     words = [*zip(command.words[:at], command.places[:at], strict=True), *flags]
     # SCRIPT: the same flags mean other steps in other folders
     variables = {f"env.{name}": value for name, value in {**environment, "SCRIPT": str(folder.resolve())}.items()}
-    asked = {key: Given(parse_word(value), place) for key, value in variables.items() if key in table.keys}
+    asked = {key: Given(parse_word(value), place) for key, value in variables.items() if table.knows(key)}
     return asked | read_launcher(words, folder, notes, table.shipped)
 
 

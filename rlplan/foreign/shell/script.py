@@ -34,8 +34,18 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
     "variable_assignments"
 }
 """Nodes of the grammar whose children are statements."""
-LAUNCHED_WITH = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "USE_MCA", "USE_V1")
-"""Variables by which stacks choose their processes and their trainer."""
+LAUNCHED_WITH = (
+    *(
+        "NPROC_PER_NODE",
+        "NNODES",
+        "CUDA_VISIBLE_DEVICES",
+        "ASCEND_RT_VISIBLE_DEVICES",
+        "USE_MCA",
+        "USE_MEGATRON_BRIDGE",
+    ),
+    *("USE_V1", "MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_PIXELS", "VIDEO_MAX_TOKEN_NUM"),
+)
+"""Variables by which stacks choose their processes, their trainer and the size of images."""
 _EXPR = re.compile(r"\$\(\s*expr\s+([\w\s$%*/+(){}-]+)\)")
 """`$(expr 16 / $N)`, which is arithmetic."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")

@@ -88,10 +88,11 @@ def read_launcher(words: Words, folder: Path, notes: list[str], shipped: Shipped
     """The keys of `accelerate launch`, `torchrun` or `deepspeed`, and of the file that they name, for all processes."""
     flags = read_flags([pair for pair in words if pair[0] != "-m"])
     launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags}
-    named = launcher.get("accelerate.config_file")
-    if named is not None and not is_file(folder / str(named.value)) and (known := find_known(named, shipped)):
-        return known | _count_processes(launcher)
-    configured = _read_configuration(folder, named, notes)
+    named, missing = launcher.get("accelerate.config_file"), list[str]()
+    configured = _read_configuration(folder, named, missing)
+    if named is not None and not configured:
+        configured = find_known(named, shipped)
+    notes += [] if configured else missing
     return configured | _count_processes(launcher)
 
 
