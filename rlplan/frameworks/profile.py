@@ -25,7 +25,7 @@ KEYS_FOLDER = FOLDER / "keys"
 """Folder with one file of configuration keys per framework, used by rlplan/foreign."""
 NAMES = (
     *("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed"),
-    *("ms_swift", "axolotl", "llama_factory", "deepspeed_chat"),
+    *("ms_swift", "megatron_swift", "axolotl", "llama_factory", "deepspeed_chat"),
 )
 """Frameworks with a profile."""
 LogProbs = Literal["always", "never", "later_updates", "later_updates_or_correction"]
