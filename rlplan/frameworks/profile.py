@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlplan.errors import did_you_mean
 from rlplan.frameworks.rules import Rule
@@ -179,7 +179,7 @@ def split_label(label: str) -> tuple[str, str]:
     word, _, version = label.partition("@")
     name = word.strip().lower().replace("-", "_").replace(" ", "_")
     if name not in NAMES:
-        near = did_you_mean(name, NAMES)
+        near = "" if name in get_args(Backend) else did_you_mean(name, NAMES)  # a trainer is no framework
         instead = near.split("'")[1] if near else "verl"
         raise UnknownFrameworkError(f"unknown framework {word!r}: {', '.join(NAMES)}.{near}", instead)
     if version and not re.fullmatch(r"v?\d+(\.\d+){0,3}(\.?(a|b|rc|post|dev)\d*)*", version):
