@@ -77,7 +77,7 @@ def test_trainer_settings_are_read(changes: dict[str, Any], facts: dict[str, Any
         ({"rl": "orpo"}, "dpo"),
         ({"rl": "kto"}, "kto"),
         ({"reward_model": True}, "reward_modeling"),
-        ({"rl": "grpo", "trl": {"use_vllm": True, "num_generations": 8}, "vllm": {"max_model_len": 4096}}, "grpo"),
+        ({"rl": "grpo", "trl": {"use_vllm": True, "vllm_mode": "colocate"}, "vllm": {"max_model_len": 4096}}, "grpo"),
     ],
 )
 def test_rl_decides_the_method(changes: dict[str, Any], algorithm: str, tmp_path: Path) -> None:
@@ -100,6 +100,23 @@ def test_what_no_job_can_state_is_refused_for_that_reason(changes: dict[str, Any
     with pytest.raises(SpecError) as refused:
         import_yaml(tmp_path, FULL | changes)
     assert words in refused.value.rule
+
+
+def test_grpo_is_read_below_trl_and_vllm(tmp_path: Path) -> None:
+    trl = {"use_vllm": True, "vllm_mode": "colocate", "num_generations": 4, "max_completion_length": 256}
+    changes = {"rl": "grpo", "trl": trl, "vllm": {"max_model_len": 4096, "gpu_memory_utilization": 0.5}}
+    imported, job = import_yaml(tmp_path, FULL | changes)
+    work = job.workload
+    assert (work.num_samples_per_prompt, work.max_response_len, work.max_prompt_len) == (4, 256, 3840)
+    assert imported.share is not None
+    assert imported.share.value == 0.5
+
+
+def test_the_engine_is_a_server_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    """validation.py: `vllm_mode` becomes `server`."""
+    with pytest.raises(SpecError) as refused:
+        import_yaml(tmp_path, FULL | {"rl": "grpo", "trl": {"use_vllm": True}})
+    assert "number of training GPUs is not given" in refused.value.rule
 
 
 def test_a_command_names_the_file_and_overrides_its_keys(tmp_path: Path) -> None:
