@@ -6,6 +6,7 @@ In: pairs of key and text. Out: Settings. Left out: reading files (source.py), t
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from rlplan.errors import SpecError
@@ -108,7 +109,9 @@ class Settings:
 
     def replace_values(self, values: Mapping[str, Any]) -> "Settings":
         """The settings with other values."""
-        changed = {**self.entries, **{key: Given(value, "a change") for key, value in values.items()}}
+        named = [self.table.shipped.get(PurePosixPath(str(value)).stem, {}) for value in values.values()]
+        new = {key: value for mapping in (values, *named) for key, value in mapping.items()}
+        changed = {**self.entries, **{key: Given(value, "a change") for key, value in new.items()}}
         return replace(self, entries=changed, ours={})
 
 

@@ -78,11 +78,12 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
         settings, names = _read_script(path, tables, pairs, nearest)
     if settings.table.syntax == "python":
         names = names | {"trainer"}
+    settings = _apply_outside(settings, pairs, names)
     if KIND in settings.table.defaults:
         with_files, notes = add_accelerate(settings.entries, path.parent, settings.table)
         settings = replace(settings, entries=with_files, notes=(*settings.notes, *notes))
     _check_known(settings, nearest)
-    return _apply_outside(settings, pairs, names)
+    return settings
 
 
 def _find_file(folder: Path, nearest: Nearest) -> Path:
@@ -221,7 +222,8 @@ def _read_script(
             else:
                 entries = _read_before(command, at, table, path.parent, notes) | entries
             entries = read_server(script.commands, table) | entries
-            return _build_settings(chosen, path, entries, command.words, notes), script.names | read.used
+            raw = Settings(chosen, str(path), entries, {}, tuple(notes))
+            return _settle(raw, command.words, outside), script.names | read.used
     raise _refuse_without_command(path, script.commands, tables, nearest)
 
 
@@ -238,19 +240,14 @@ def _read_before(command: Command, at: int, table: Table, folder: Path, notes: l
     return asked | read_launcher(words, folder, notes, table.shipped)
 
 
-def _build_settings(
-    table: Table,
-    path: Path,
-    keys: Mapping[str, Given],
-    words: Sequence[str],
-    notes: Sequence[str],
-    parts: Set[str] = frozenset(),
-) -> Settings:
-    """The settings as a table reads them, or the table of their method. words, parts: as of find_defaults."""
-    entries = normalize_values({table.older.get(key, key): entry for key, entry in keys.items()}, table)
-    settings = Settings(table, str(path), entries, find_defaults(table, words, parts), tuple(notes))
+def _settle(raw: Settings, words: Sequence[str], outside: Mapping[str, str], parts: Set[str] = frozenset()) -> Settings:
+    """The settings as their table reads them, or the table of their method. words, parts: as of find_defaults."""
+    table = raw.table
+    given = {key: Given(parse_word(value), "--set") for key, value in outside.items() if key in table.keys}
+    keys = {table.older.get(key, key): entry for key, entry in {**raw.entries, **given}.items()}
+    settings = replace(raw, entries=normalize_values(keys, table), defaults=find_defaults(table, words, parts))
     other = next((name for name, condition in table.instead.items() if settings.holds(condition)), "")
-    return _build_settings(load_table(other), path, keys, words, notes, parts) if other else settings
+    return _settle(replace(raw, table=load_table(other)), words, outside, parts) if other else settings
 
 
 def _refuse_without_command(
@@ -327,12 +324,13 @@ def _read_document(
         head = load_head(name)
         if head.syntax == "python" and (source or is_trl(with_trainer)):
             chosen, keys = choose_table(add_launcher(with_trainer, path.parent, notes), str(path))
-            return _build_settings(chosen, path, keys, (), notes)
+            return _settle(Settings(chosen, str(path), keys, {}, tuple(notes)), (), {})
         keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if head.syntax == "flags" else entries
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in head.roots):
             table = load_table(name)
             parts = _find_parts(path, keys, table, nearest)
-            return _build_settings(table, path, keys, (f"--config={path.stem}",), notes, parts)
+            raw = Settings(table, str(path), keys, {}, tuple(notes))
+            return _settle(raw, (f"--config={path.stem}",), outside, parts)
     raise SpecError(
         f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),
         where=str(path),

@@ -294,12 +294,9 @@ def load_table(source: str) -> Table:
     'data.max_response_length'
     """
     table = validate(Table, _read_standing(source), file=str(FOLDER / f"{source}.yaml"))
-    own = read_facts(source)
-    if "stands_on" not in own:
-        return table
     # rows that replace those of a table below may leave its defaults without a reader
-    read = {key: value for key, value in table.defaults.items() if key in table.asked or key in own["defaults"]}
-    return table.model_copy(update={"defaults": read})
+    asked = table.asked | read_facts(source)["defaults"].keys()
+    return table.model_copy(update={"defaults": {key: table.defaults[key] for key in table.defaults if key in asked}})
 
 
 @cache
@@ -310,7 +307,7 @@ def load_head(source: str) -> Table:
 
 def _read_standing(name: str, *, is_head: bool = False) -> dict[str, Any]:
     """The facts of a table, laid over those that it stands on: one table, or several, of which later ones win."""
-    own = read_facts(name, is_head=is_head)
+    own = dict(read_facts(name, is_head=is_head))
     bases = own.pop("stands_on", [])
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
@@ -319,6 +316,7 @@ def _read_standing(name: str, *, is_head: bool = False) -> dict[str, Any]:
     return _extend(merged, own) if merged else own
 
 
+@cache
 def read_facts(name: str, *, is_head: bool = False) -> dict[str, Any]:
     """The raw data of a file of keys, or of its head, which ends at the defaults."""
     path = FOLDER / f"{name}.yaml"

@@ -110,6 +110,8 @@ class FrameworkRelease:
     """Kinds of a trained role's memory that stay on the GPU while the role is offloaded, by backend."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """Kind of host memory for offloaded roles. Copies to pageable memory are several times slower."""
+    is_read_only: bool = False
+    """Whether its files are read and no plan is exported to it."""
     serves: bool = False
     """Whether it is a standalone engine, which trains nothing and has no step."""
     packs: bool = True
@@ -200,6 +202,8 @@ def note_unread_release(label: str) -> str:
     asked = _as_numbers(version)
     release = find_release(label)
     read = _as_numbers(release.version)
+    if release.is_read_only:
+        return f"framework {label}: files of {release.title} are read; a plan is not exported to it"
     if not version or asked == read or release.is_rlplan:
         return ""
     which = "the earliest release that was read" if asked < read else "the last release before it that was read"

@@ -24,17 +24,8 @@ from rlplan.reading import is_file
 
 _SHORT = re.compile(r"-[A-Za-z]\w*")
 _OF_LAUNCHER = (
-    *(
-        "num_processes",
-        "num_machines",
-        "mixed_precision",
-        "multi_gpu",
-        "config_file",
-        "machine_rank",
-        "main_",
-        "gpu_ids",
-    ),
-    *("use_deepspeed", "use_fsdp", "zero_stage", "offload_", "fsdp_", "parallelism_config_"),
+    *("num_processes", "num_machines", "mixed_precision", "multi_gpu", "config_file", "machine_rank", "main_"),
+    *("gpu_ids", "use_deepspeed", "use_fsdp", "zero_stage", "offload_", "fsdp_", "parallelism_config_"),
 )
 """Prefixes of flags that `trl sft` passes on to `accelerate launch`."""
 _MODULES = "trl.scripts."

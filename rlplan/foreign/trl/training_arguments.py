@@ -38,16 +38,15 @@ _WRAPPED = {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 def add_accelerate(entries: Mapping[str, Given], folder: Path, table: Table) -> tuple[dict[str, Given], list[str]]:
     """The keys with accelerate's, and notes on missing files. folder: base of relative paths."""
     notes: list[str] = []
-    shipped = table.shipped
     converted = dict(_convert_flags(entries))
     for key in _FILES:
         named = entries.get(key)
         if named is not None and isinstance(named.value, str):
-            converted |= _read_deepspeed_file(folder, named, notes, shipped)
+            converted |= _read_deepspeed_file(folder, named, notes, table.shipped)
     inner = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
     converted |= _convert_deepspeed(inner)
     if isinstance(words := entries.get("fsdp"), Given) and words.value not in (None, "", False):
-        converted |= find_known(words, shipped) or dict(_convert_fsdp(words))
+        converted |= find_known(words, table.shipped) or dict(_convert_fsdp(words))
     for key, entry in entries.items():
         if key.startswith("fsdp_config."):
             converted |= {KIND: Given("FSDP", entry.place)} if table.fsdp_by_config else {}
@@ -116,10 +115,9 @@ def _read_deepspeed_file(folder: Path, named: Given, notes: list[str], shipped: 
         return known
     if not is_file(file):
         stage = re.search(r"(?:z|zero|stage)[-_]?([0-3])(?!\d)", file.stem.lower())
-        number = int(stage[1]) if stage else 2
-        origin = "by its name" if stage else "is counted"
-        notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage {number} {origin}")
-        return _convert_deepspeed({"zero_optimization.stage": Given(number, named.place)})
+        counted = f"{stage[1]} by its name" if stage else "2 is counted"
+        notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage {counted}")
+        return _convert_deepspeed({"zero_optimization.stage": Given(int(counted[0]), named.place)})
     inner, more = read_document(file)
     notes += more
     return _convert_deepspeed(inner)

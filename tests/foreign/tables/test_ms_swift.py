@@ -231,3 +231,19 @@ def test_division_by_expr_is_followed_as_upstream_s_examples_have_it(tmp_path: P
     settings = read_source(write(tmp_path, script), None)
     assert settings.value("gradient_accumulation_steps") == 8
     assert settings.value("accelerate.num_processes") == 2
+
+
+FULL_32B = "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-32B --tuner_type full --max_length 2048 --deepspeed zero2"
+
+
+def test_settings_from_outside_are_read_as_those_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, FULL_32B)
+    assert import_job(read_source(path, None, ["deepspeed=zero3"]), Asked("8xH100"))[1].training.zero_stage == 3
+    other = write(tmp_path, GRPO + "--gradient_accumulation_steps 1")
+    method = ["rlhf_type=kto", "max_length=512"]
+    assert import_job(read_source(other, None, method), Asked("8xH100"))[1].algorithm.name == "kto"
+
+
+def test_changes_that_help_are_named_in_upstream_s_words(tmp_path: Path) -> None:
+    changes = [change.values for change in check_command(tmp_path, FULL_32B, "8xH100").changes]
+    assert {"deepspeed": "zero3"} in changes
