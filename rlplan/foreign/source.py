@@ -243,8 +243,8 @@ def _read_before(command: Command, at: int, table: Table, folder: Path, notes: l
 def _settle(raw: Settings, words: Sequence[str], outside: Mapping[str, str], parts: Set[str] = frozenset()) -> Settings:
     """The settings as their table reads them, or the table of their method. words, parts: as of find_defaults."""
     table = raw.table
-    given = {key: Given(parse_word(value), "--set") for key, value in outside.items() if key in table.keys}
-    keys = {table.older.get(key, key): entry for key, entry in {**raw.entries, **given}.items()}
+    typed = {key: Given(parse_word(value), "--set") for key, value in outside.items() if key in table.keys}
+    keys = {table.older.get(key, key): entry for key, entry in {**raw.entries, **typed}.items()}
     settings = replace(raw, entries=normalize_values(keys, table), defaults=find_defaults(table, words, parts))
     other = next((name for name, condition in table.instead.items() if settings.holds(condition)), "")
     return _settle(replace(raw, table=load_table(other)), words, outside, parts) if other else settings
