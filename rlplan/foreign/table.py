@@ -23,7 +23,7 @@ from rlplan.vocabulary import Role
 
 FOLDER = KEYS_FOLDER
 SOURCES = (
-    *("verl", "nemo_rl", "openrlhf", "slime", "ms_swift", "ms_swift_online", "megatron_swift", "megatron_swift_online"),
+    *("verl", "nemo_rl", "openrlhf", "slime", "megatron_swift", "megatron_swift_online", "ms_swift", "ms_swift_online"),
     *("axolotl", "axolotl_online", "llama_factory", "deepspeed_chat", "trl_given", "trl", "vllm", "deepspeed"),
 )
 """Stacks with a table, in the order in which a file is tried."""
