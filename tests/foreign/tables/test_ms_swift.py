@@ -252,8 +252,8 @@ def test_changes_that_help_are_named_in_upstream_s_words(tmp_path: Path) -> None
 def test_a_file_of_megatron_swift_is_not_taken_for_one_of_ms_swift(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(
-        "{model: Qwen/Qwen3-30B-A3B, tuner_type: lora, max_length: 2048, split_dataset_ratio: 0.01, micro_batch_size: 1, "
-        "global_batch_size: 4, expert_model_parallel_size: 4, recompute_granularity: full, no_save_optim: true}"
+        "{model: Qwen/Qwen3-30B-A3B, tuner_type: lora, max_length: 2048, split_dataset_ratio: 0.01, "
+        "micro_batch_size: 1, global_batch_size: 4, expert_model_parallel_size: 4, no_save_optim: true}"
     )
     _, job = import_job(read_source(path, None), Asked("4xH100"))
     assert (job.framework, job.backend, job.training.ep) == ("megatron_swift@4.6.0", "megatron", 4)
