@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rlplan.foreign.table import SOURCES, load_table
+from rlplan.foreign.table import SOURCES, load_head, load_table
 from rlplan.spec.job import JobSpec
 
 
@@ -62,3 +62,20 @@ def test_every_row_says_where_its_facts_are_from(source: str) -> None:
     assert len(table.commit) == 40 or table.commit == f"v{table.version}"
     assert table.files
     assert table.repository.count("/") == 1
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_head_of_a_table_recognises_what_the_table_does(source: str) -> None:
+    head, table = load_head(source), load_table(source)
+    for name in ("title", "syntax", "framework_name", "positional"):
+        assert getattr(head, name) == getattr(table, name)
+    for name in ("entries", "roots", "shared_roots", "servers", "older", "unread"):
+        assert list(getattr(head, name)) == list(getattr(table, name))
+
+
+def test_a_table_that_stands_on_others_has_their_rows_where_it_has_none() -> None:
+    given, online = load_table("ms_swift"), load_table("ms_swift_online")
+    shared = load_table("trl_given").rows["training.zero_stage"]
+    assert given.rows["training.zero_stage"] == online.rows["training.zero_stage"] == shared
+    assert given.rows["algorithm.name"] != load_table("trl_given").rows["algorithm.name"]
+    assert next(iter(given.rows)) == "hardware.num_devices"
