@@ -279,17 +279,17 @@ def _refuse_program(path: Path, table: Table, name: str, nearest: Nearest) -> Sp
     )
 
 
-def _refuse_other_source(entries: Mapping[str, Given], path: Path, table: Table) -> None:
-    """Raises: SpecError for a document with the own keys of a stack that shares other keys with the named one."""
+def _refuse_other_stack(entries: Mapping[str, Given], path: Path, table: Table, least: int) -> None:
+    """Raises: SpecError for a document with at least so many own keys of a stack that is not the table's."""
     for name in SOURCES:
         other = load_head(name)
-        keys = [root for root in other.roots if root in entries and root not in table.keys]
-        if keys and other.framework_name and other.framework != table.framework:
+        keys = [root for root in other.roots if root in entries and not table.knows(root)]
+        if len(keys) >= least and other.framework_name and other.framework != table.framework:
             raise SpecError(
                 f"this is a file of {other.title} ({', '.join(keys[:3])})",
                 where=str(path),
-                rule=f"--source names the file's own stack: {other.title}, not {table.title}",
-                way_out=f"omit --source, or --source {name}",
+                rule=f"a file has the keys of one stack, and {table.title} has none of these",
+                way_out=f"--source {name}, without keys of {table.title}",
             )
 
 
@@ -318,7 +318,7 @@ def _read_document(
     entries, notes = read_document(path)
     refuse_document(entries, path, nearest)
     if source is not None:
-        _refuse_other_source(entries, path, load_table(get_table_name(source)))
+        _refuse_other_stack(entries, path, load_table(get_table_name(source)), 1)
     with_trainer = entries | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
     for name in tables:
         head = load_head(name)
@@ -328,6 +328,7 @@ def _read_document(
         keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if head.syntax == "flags" else entries
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in head.roots):
             table = load_table(name)
+            _refuse_other_stack(entries, path, table, 2)
             parts = _find_parts(path, keys, table, nearest)
             raw = Settings(table, str(path), keys, {}, tuple(notes))
             return _settle(raw, (f"--config={path.stem}",), outside, parts)

@@ -237,7 +237,8 @@ class Table(Spec):
     def asked(self) -> frozenset[str]:
         """Foreign and job keys that rows, requirements and remedies ask for."""
         mentioned = [key for row in self.all_rows for key in row.keys]
-        mentioned += [key for entry in (*self.fixed, *self.required) for key in (*entry.keys, *entry.when)]
+        extra: list[Fixed | Required] = [*self.fixed, *self.required]
+        mentioned += [key for entry in extra for key in (*entry.keys, *entry.when)]
         mentioned += [key for words in self.stages.values() for key in words.split()]
         mentioned += [key for remedy in self.remedies for key in (remedy.key, *remedy.with_, *remedy.when)]
         mentioned += [key for condition in self.instead.values() for key in condition]

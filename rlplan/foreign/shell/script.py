@@ -34,17 +34,8 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
     "variable_assignments"
 }
 """Nodes of the grammar whose children are statements."""
-LAUNCHED_WITH = (
-    *(
-        "NPROC_PER_NODE",
-        "NNODES",
-        "CUDA_VISIBLE_DEVICES",
-        "ASCEND_RT_VISIBLE_DEVICES",
-        "USE_MCA",
-        "USE_MEGATRON_BRIDGE",
-    ),
-    *("USE_V1", "MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_PIXELS", "VIDEO_MAX_TOKEN_NUM"),
-)
+_PROCESSES = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES")
+LAUNCHED_WITH = (*_PROCESSES, "USE_MCA", "USE_MEGATRON_BRIDGE", "USE_V1", "MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM")
 """Variables by which stacks choose their processes, their trainer and the size of images."""
 _EXPR = re.compile(r"\$\(\s*expr\s+([\w\s$%*/+(){}-]+)\)")
 """`$(expr 16 / $N)`, which is arithmetic."""

@@ -108,19 +108,18 @@ def find_known(named: Given, shipped: Shipped) -> dict[str, Given]:
 
 
 def _read_deepspeed_file(folder: Path, named: Given, notes: list[str], shipped: Shipped) -> dict[str, Given]:
-    """Accelerate's keys for a DeepSpeed configuration file: one on this machine, one that the stack ships, or one
-    whose name says its stage."""
+    """Accelerate's keys for DeepSpeed's file: one on this machine, or one that the stack ships, or by its name."""
     file = folder / str(named.value)
-    if not is_file(file) and (known := find_known(named, shipped)):
+    if is_file(file):
+        inner, more = read_document(file)
+        notes += more
+        return _convert_deepspeed(inner)
+    if known := find_known(named, shipped):
         return known
-    if not is_file(file):
-        stage = re.search(r"(?:z|zero|stage)[-_]?([0-3])(?!\d)", file.stem.lower())
-        counted = f"{stage[1]} by its name" if stage else "2 is counted"
-        notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage {counted}")
-        return _convert_deepspeed({"zero_optimization.stage": Given(int(counted[0]), named.place)})
-    inner, more = read_document(file)
-    notes += more
-    return _convert_deepspeed(inner)
+    stage = re.search(r"(?:z|zero|stage)[-_]?([0-3])(?!\d)", file.stem.lower())
+    counted = f"{stage[1]} by its name" if stage else "2 is counted"
+    notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage {counted}")
+    return _convert_deepspeed({"zero_optimization.stage": Given(int(counted[0]), named.place)})
 
 
 def _convert_deepspeed(inner: Mapping[str, Given]) -> dict[str, Given]:

@@ -93,6 +93,8 @@ def test_rl_decides_the_method(changes: dict[str, Any], algorithm: str, tmp_path
         ({"unfrozen_parameters": ["lm_head"]}, "a part of the weights"),
         ({"tensor_parallel_size": 2}, "tensor parallelism"),
         ({"qat": {"weight_dtype": "int4"}}, "QAT"),
+        ({"adapter": "lora"}, "lora_r"),
+        ({"finetuning_type": "lora", "cutoff_len": 2048}, "keys of one stack"),
         ({"base_model": "Qwen/Qwen3-30B-A3B", "adapter": "qlora", "load_in_4bit": True, "lora_r": 8}, "routed experts"),
     ],
 )
