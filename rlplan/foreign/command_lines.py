@@ -6,7 +6,7 @@ source.py), TRL's launchers (trl/launched.py).
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,8 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
     entries: dict[str, Given] = {}
     if table.positional and words and not words[0][0].startswith("-"):
         entries[table.positional] = Given(*words[0])
-        words = [(f"--{word}" if _OVERRIDE.match(word) else word, place) for word, place in words[1:]]
+        overrides = list(takewhile(lambda pair: _OVERRIDE.match(pair[0]), words[1:]))
+        words = [*((f"--{word}", place) for word, place in overrides), *words[1 + len(overrides) :]]
     long = [
         (f"--{table.short[word[1:]]}" if word[:1] == "-" and word[1:] in table.short else word, at)
         for word, at in words

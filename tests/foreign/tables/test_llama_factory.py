@@ -86,11 +86,13 @@ def test_what_no_job_can_state_is_refused_for_that_reason(changes: dict[str, Any
 def test_a_command_names_the_file_and_overrides_its_keys(tmp_path: Path) -> None:
     (tmp_path / "dpo.yaml").write_text(json.dumps(DPO))
     (tmp_path / "run.sh").write_text(
-        "FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train dpo.yaml cutoff_len=4096 lora_rank=16\n"
+        "FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train dpo.yaml cutoff_len=4096 lora_rank=16 "
+        "--lora_target q_proj,v_proj\n"
     )
     job = import_job(read_source(tmp_path / "run.sh", None), Asked("H100"))[1]
     assert job.training.lora is not None
     assert (job.hardware.num_devices, job.workload.max_seq_len, job.training.lora.rank) == (16, 4096, 16)
+    assert job.training.lora.target_modules == ("q_proj", "v_proj")
 
 
 def test_accelerate_s_shipped_file_turns_fsdp_on(tmp_path: Path) -> None:
