@@ -53,3 +53,10 @@ def test_adapters_of_the_policy_beside_a_full_critic_are_refused(tmp_path: Path)
     with pytest.raises(SpecError) as refused:
         import_script(tmp_path, PPO + "--actor_lora_dim 128")
     assert "critic that trains in full" in refused.value.rule
+
+
+def test_the_reference_is_a_copy_also_beside_adapters(tmp_path: Path) -> None:
+    """step2_dpo_finetuning/main.py loads a second model; rlhf_engine.py too (_init_ref)."""
+    job = import_script(tmp_path, COMMON + "--beta 0.1 --lora_dim 64 --only_optimize_lora")
+    assert job.training.lora is not None
+    assert str(job.roles.reference.path).endswith("Llama-2-7b-hf")

@@ -64,6 +64,14 @@ def test_trainer_settings_are_read(changes: dict[str, Any], facts: dict[str, Any
     assert {key: getattr(job.training, key) for key in facts} == facts
 
 
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_reward_model_has_the_logits_of_its_language_head(kind: str, tmp_path: Path) -> None:
+    """rm/workflow.py: AutoModelForCausalLMWithValueHead, which computes and upcasts all logits."""
+    job = import_yaml(tmp_path, DPO | {"stage": "rm", "finetuning_type": kind})
+    assert (job.algorithm.name, job.training.logits) == ("dpo", "in_place")
+    assert job.roles.reference.is_precomputed
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
