@@ -118,8 +118,12 @@ def _read_deepspeed_file(folder: Path, named: Given, notes: list[str], shipped: 
         return known
     stage = re.search(r"(?:z|zero|stage)[-_]?([0-3])(?!\d)", file.stem.lower())
     counted = f"{stage[1]} by its name" if stage else "2 is counted"
+    inner = {"zero_optimization.stage": Given(int(counted[0]), named.place)}
+    if "offload" in file.stem.lower():
+        counted += ", with the optimizer on the CPU"
+        inner["zero_optimization.offload_optimizer.device"] = Given("cpu", named.place)
     notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage {counted}")
-    return _convert_deepspeed({"zero_optimization.stage": Given(int(counted[0]), named.place)})
+    return _convert_deepspeed(inner)
 
 
 def _convert_deepspeed(inner: Mapping[str, Given]) -> dict[str, Given]:
