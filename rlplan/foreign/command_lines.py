@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.foreign.documents import SUFFIXES, flatten_keys, read_named_file
-from rlplan.foreign.settings import Given, parse_word, read_flags
+from rlplan.foreign.settings import Given, add_parts, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import Table
 from rlplan.foreign.trl.launched import Launch, read_launch
@@ -30,7 +30,10 @@ def read_command(
         entries |= {key: Given(value, place) for key, value, place in _read_overrides(words)}
         return Launch(entries, is_known=True)
     entries = _read_flags(words, table, folder, notes)
-    return Launch(entries, not entries.keys().isdisjoint({*table.roots, table.positional}))
+    is_known = any(table.is_root(key, entry.value) for key, entry in entries.items()) and entries.keys() >= {
+        *table.needs
+    }
+    return Launch(entries, is_known or table.positional in entries or any(word == FILE_FOLLOWS for word, _ in words))
 
 
 def find_entry(command: Command, table: Table) -> int | None:
@@ -60,7 +63,7 @@ def is_wrapped(command: Command, table: Table) -> bool:
     if table.syntax != "overrides":
         return False
     keys = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
-    known = [key for key in keys if key in table.keys]
+    known = [key for key in keys if table.knows(key)]
     has_root = any(key.startswith(f"{root}.") for key in known for root in table.roots)
     return has_root and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
 
@@ -81,7 +84,7 @@ def normalize_values(entries: Mapping[str, Given], table: Table) -> dict[str, Gi
             plain_entries |= {f"{key}.{at}": Given(part, entry.place) for at, part in enumerate(parts)}
         else:
             plain_entries[key] = Given(_expand_number(entry.value, table), entry.place)
-    return plain_entries
+    return add_parts(plain_entries, table)
 
 
 def _expand_number(value: Any, table: Table) -> Any:
@@ -112,10 +115,10 @@ def _read_overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any
             yield word[1:].partition("=")[0], None, place
 
 
-_NAMES = ("--config-name", "-cn", "--config")
-"""Flags that name a configuration: Hydra's, and NeMo-RL's own."""
-_FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
-"""Hydra's flags for the configuration's folder."""
+_NAMES = ("--config-name", "-cn", "--config", "--config_name")
+"""Flags that name a configuration: Hydra's, NeMo-RL's and ROLL's own."""
+_FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd", "--config_path")
+"""Flags for the configuration's folder: Hydra's and ROLL's."""
 
 
 def _find_configuration(words: Sequence[str]) -> tuple[Path, int]:
@@ -147,7 +150,7 @@ def _read_configuration(
 
 def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
     """Flags of one program: short flags, `--no-key`, JSON values as keys, and a positional word before all flags."""
-    entries: dict[str, Given] = {}
+    entries = _read_files(words, folder, notes)
     if table.positional and words and not words[0][0].startswith("-"):
         entries[table.positional] = Given(*words[0])
     long = [
@@ -162,13 +165,28 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
                 name: Given(inner, place)
                 for name, inner in flatten_keys({key: parse_yaml(value, where=place, what=key)}).items()
             }
-        else:
+        elif not str(value).startswith(f"{FILE_FOLLOWS} "):
             entries[key] = Given(value, place)
     if old := [key for key in entries if key in table.older]:
         notes.append(f"flags of an earlier {table.title}, with defaults of {table.version}: {', '.join(old[:4])} ...")
         entries = {table.older.get(key, key): entry for key, entry in entries.items()}
     named = entries.pop("config", None) if table.positional else None
     return {key.replace("-", "_"): entry for key, entry in read_named_file(folder, named, notes).items()} | entries
+
+
+FILE_FOLLOWS = "@"
+"""Word of prime-rl's command lines before a file, whose keys stand below the flag before it: `--trainer @ t.toml`."""
+
+
+def _read_files(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
+    """The keys of the files that follow the word `@`, the last file first in precedence."""
+    entries: dict[str, Given] = {}
+    for (before, _), (word, _), file in zip([("", ""), *words], words, words[1:], strict=False):
+        if word == FILE_FOLLOWS:
+            below = f"{before.removeprefix('--')}." if before.startswith("--") else ""
+            named = read_named_file(folder, Given(*file), notes)
+            entries |= {below + key.replace("-", "_"): entry for key, entry in named.items()}
+    return entries
 
 
 def find_defaults(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:

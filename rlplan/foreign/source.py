@@ -22,7 +22,7 @@ from rlplan.foreign.command_lines import (
 )
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
-from rlplan.foreign.settings import Given, Settings, parse_word
+from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, get_table_name, load_table
 from rlplan.foreign.trl.launched import add_launcher, is_server, read_server
@@ -171,7 +171,8 @@ def _load_tables(source: str | None) -> dict[str, Table]:
             rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
             way_out="omit --source: most files are recognised without it",
         )
-    return {source: load_table(get_table_name(source))}
+    name = get_table_name(source)
+    return {other: load_table(other) for other in SOURCES if f"{other}_".startswith(f"{name}_")}
 
 
 def _split_pairs(words: Sequence[str]) -> dict[str, str]:
@@ -201,14 +202,16 @@ def _read_script(
         if table.syntax == "python":
             commands = [(command, at) for command, at in commands if not is_server(command)]
         for command, at in commands:
-            words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
+            words = tuple(zip(command.words, command.places, strict=True))
             notes = list(script.notes)
-            read = read_command(words, table, path.parent, notes, outside)
+            read = read_command(words[at + 1 :], table, path.parent, notes, outside)
             if not read.is_known:
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
             entries, chosen, defaults = read.entries, table, find_defaults(table, command.words)
+            launcher = {f"launcher.{key}": Given(value, place) for key, value, place in read_flags(words[:at])}
+            entries |= {key: entry for key, entry in launcher.items() if key in table.keys}
             if table.syntax == "python":
                 chosen, entries = choose_table(entries, command.places[0])
                 entries, defaults = read_server(script.commands) | entries, dict(chosen.defaults)
@@ -270,12 +273,17 @@ def _read_document(
     entries, notes = read_document(path)
     refuse_document(entries, path, nearest)
     with_trainer = entries | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
-    for table in tables.values():
+    base = first_word(Path(str(entries[BELOW].value)).stem) if BELOW in entries else ""
+    candidates = [(table, False) for table in tables.values()]
+    candidates += [(tables[get_table_name(source)], True)] if source else []
+    for table, is_named in candidates:
         if table.syntax == "python" and (source or is_trl(with_trainer)):
             chosen, keys = choose_table(add_launcher(with_trainer, path.parent, notes), str(path))
             return Settings(chosen, str(path), normalize_values(keys, chosen), dict(chosen.defaults), tuple(notes))
         keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if table.syntax == "flags" else entries
-        if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
+        has_suffix = path.suffix == (table.suffix or path.suffix)
+        has_root = base in table.roots or any(table.is_root(key, entry.value) for key, entry in keys.items())
+        if is_named or (has_suffix and has_root):
             parts = _find_parts(path, keys, table, nearest)
             plain_entries = normalize_values(keys, table)
             defaults = find_defaults(table, (f"--config={path.stem}",), parts)

@@ -8,6 +8,7 @@ foreign keys and for job keys that stand above. Its values are one value, a list
 for any value but null.
 """
 
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal
@@ -21,7 +22,12 @@ from rlplan.spec.files.yaml import parse_yaml
 from rlplan.vocabulary import Role
 
 FOLDER = KEYS_FOLDER
-SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl_given", "trl", "vllm", "deepspeed")
+SOURCES = (
+    *("areal", "areal_offline", "roll", "roll_offline", "roll_dpo"),
+    *("verl_offline", "verl", "nemo_rl_offline", "nemo_rl", "openrlhf_offline", "openrlhf", "miles", "slime"),
+    *("prime_rl", "prime_rl_offline", "prime_rl_trainer", "skyrl_offline", "skyrl"),
+    *("trl_given", "trl", "vllm", "deepspeed"),
+)
 """Stacks with a table, in the order in which a file is tried."""
 Condition = dict[str, Any]
 
@@ -196,12 +202,21 @@ class Table(Spec):
     """Whether `16k` is 16,000 and `16K` 16,384."""
     appended: tuple[str, ...] = ()
     """Patterns of keys that upstream's configuration does not list: Hydra accepts them only with `++`."""
+    parsed: dict[str, dict[str, str]] = Field(default={})
+    """Expressions that find parts of a composite value, by key, and by the part's name or its whole key. The part is
+    the one group, or the second group minus the first."""
     of_roles: dict[Role, dict[str, str]] = Field(default={})
     """Prefixes of another role's keys by the policy's prefixes, for roles that share the policy's layout."""
     compared: dict[Role, dict[str, str]] = Field(default={})
     """The same for keys that are only read: by default they follow the policy's."""
     roots: tuple[str, ...]
     """Keys that identify the stack in a file, or beside its entry on a command line of flags."""
+    root_values: tuple[str, ...] = ()
+    """Patterns of values that identify the stack as a root does."""
+    needs: tuple[str, ...] = ()
+    """Keys that a command has besides a root."""
+    suffix: str = ""
+    """Suffix of its documents, where its keys alone are too common to identify the stack."""
     shared_roots: tuple[str, ...] = ()
     """Keys that identify the stack, but not one of its tables."""
     programs: tuple[str, ...] = ()
@@ -238,6 +253,11 @@ class Table(Spec):
         asked = [row.when[key] for row in rows if key in row.when]
         return any(value == wanted or (isinstance(wanted, list) and value in wanted) for wanted in asked)
 
+    def is_root(self, key: str, value: Any) -> bool:
+        """Whether a key, or its value, identifies the stack in a file."""
+        is_named = isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.root_values)
+        return is_named or any(key == root or key.startswith(root + ".") for root in self.roots)
+
     def knows(self, key: str) -> bool:
         """Whether a key belongs to the stack: by name, or by a pattern of keys without a counterpart."""
         patterns = (pattern for patterns in self.without_counterpart.values() for pattern in patterns)
@@ -268,28 +288,55 @@ def load_table(source: str) -> Table:
     >>> load_table("verl").rows["workload.max_response_len"][0].key
     'data.max_response_length'
     """
-    read = read_facts(source)
-    if base := read.pop("stands_on", ""):
-        read = _extend(read_facts(base), read)
-    return validate(Table, read, file=str(FOLDER / f"{source}.yaml"))
+    return validate(Table, read_facts(source), file=str(FOLDER / f"{source}.yaml"))
 
 
 def read_facts(name: str) -> dict[str, Any]:
-    """The raw data of a file of keys."""
+    """The raw data of a file of keys, merged with the table that it extends, whose keys it may rename."""
     path = FOLDER / f"{name}.yaml"
-    read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
-    return read
+    own: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
+    if not (base := own.pop("stands_on", "")):
+        return own
+    facts = _rename(read_facts(base), own.pop("renamed", {}))
+    inherited = own.pop("inherits", ["*"])  # patterns of job keys
+    kept = {ours: rows for ours, rows in facts["rows"].items() if any(fnmatchcase(ours, key) for key in inherited)}
+    return _extend(facts | {"rows": kept}, own)
+
+
+def _rename(facts: Any, prefixes: Mapping[str, str]) -> Any:
+    """Facts in which every text that begins with one of the prefixes begins with the new one.
+
+    >>> _rename({"model.lr": ["model.path", "lr"]}, {"model.": "actor."})
+    {'actor.lr': ['actor.path', 'lr']}
+    """
+    if isinstance(facts, dict):
+        return {_rename(key, prefixes): _rename(value, prefixes) for key, value in facts.items()}
+    if isinstance(facts, list):
+        return [_rename(value, prefixes) for value in facts]
+    starts = (begin for begin in prefixes if isinstance(facts, str) and facts.startswith(begin))
+    begin = next(starts, "")
+    return prefixes[begin] + facts.removeprefix(begin) if begin else facts
 
 
 def _extend(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """A table merged with the one that it extends: its hardware rows come first, because shared rows ask for them."""
-    rows = own["rows"]
+    rows = own.get("rows", {})
     first = {ours: row for ours, row in rows.items() if ours.startswith("hardware.")}
-    return own | {
-        "defaults": base["defaults"] | own["defaults"],
-        "rows": first | base["rows"] | rows,
-        "without_counterpart": base["without_counterpart"] | own["without_counterpart"],
-    }
+    shared = ("defaults", "without_counterpart")
+    merged = base | own | {part: base[part] | own.get(part, {}) for part in shared}
+    merged["rows"] = first | base["rows"] | rows
+    asked = set(_list_words([part for name, part in merged.items() if name not in (*shared, "presets", "older")]))
+    asked |= {word for key, value in merged["defaults"].items() if key in asked for word in _list_words(value)}
+    kept = {key: value for key, value in merged["defaults"].items() if key in own.get("defaults", {}) or key in asked}
+    return merged | {"defaults": kept}
+
+
+def _list_words(facts: Any) -> Iterator[str]:
+    """All words of nested data; of a reference `${key}` the key."""
+    if isinstance(facts, str):
+        yield from facts.removeprefix("${").removesuffix("}").split()
+    for part in [*facts, *facts.values()] if isinstance(facts, dict) else facts if isinstance(facts, list) else ():
+        yield from _list_words(part)
 
 
 @cache

@@ -23,7 +23,10 @@ from rlplan.vocabulary import Backend, Role
 FOLDER = Path(__file__).parent
 KEYS_FOLDER = FOLDER / "keys"
 """Folder with one file of configuration keys per framework, used by rlplan/foreign."""
-NAMES = ("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed")
+NAMES = (
+    *("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed"),
+    *("miles", "skyrl", "prime_rl", "areal", "roll"),
+)
 """Frameworks with a profile."""
 LogProbs = Literal["always", "never", "later_updates", "later_updates_or_correction"]
 
@@ -263,7 +266,7 @@ def _read_profile(name: str) -> dict[str, Any]:
     from ruamel.yaml import YAML  # lazy: its import takes as long as a short command
 
     profile = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
-    return profile
+    return merge_mappings(_read_profile(base), profile) if (base := profile.pop("stands_on", "")) else profile
 
 
 def merge_mappings(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
