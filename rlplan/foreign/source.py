@@ -210,7 +210,8 @@ def _read_script(
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
             entries, chosen, defaults = read.entries, table, find_defaults(table, command.words)
-            launcher = {f"launcher.{key}": Given(value, place) for key, value, place in read_flags(words[:at])}
+            long = [pair for pair in words[:at] if pair[0].startswith("--") or not pair[0].startswith("-")]
+            launcher = {f"launcher.{key}": Given(value, place) for key, value, place in read_flags(long)}
             entries |= {key: entry for key, entry in launcher.items() if key in table.keys}
             if table.syntax == "python":
                 chosen, entries = choose_table(entries, command.places[0])
