@@ -4,6 +4,7 @@ In: a path, `--source` and `--set`. Out: Settings. Left out: command lines (comm
 (shell/script.py), conversions (convert.py).
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -29,6 +30,7 @@ from rlplan.foreign.trl.launched import add_launcher, is_server, read_server
 from rlplan.foreign.trl.trainers import choose_table, is_trl
 from rlplan.foreign.trl.training_arguments import add_accelerate
 from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
+from rlplan.reading import read_text
 from rlplan.spec.base import shorten_value
 
 NEAREST = Nearest()
@@ -41,6 +43,8 @@ have 0.75 and more.
 PYTHON = (".py", ".ipynb")
 READ = (*SUFFIXES, *PYTHON)
 """Suffixes of files other than shell scripts that may describe a training."""
+_IMPORT = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(SOURCES)})\b", re.MULTILINE)
+"""Imports the package of a stack that is started by commands or configuration files."""
 EMITTED = "train"
 """Stem of the file that `rlplan emit --target` writes."""
 PLAN_FILE = "plan.json"
@@ -60,6 +64,7 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
     path = _find_file(path, nearest) if path.is_dir() else path
     names: Set[str] = frozenset()
     if path.suffix in PYTHON:
+        _refuse_launcher(path)
         script = read_python(path, pairs)
         if not script.has_trainer:
             raise _refuse_without_trainer(path)
@@ -149,6 +154,21 @@ def _normalize_key(name: str, table: Table) -> str:
         key = name.lstrip("-").replace("-", "_")
         return table.older.get(key, key)
     return name.lstrip("+")
+
+
+def _refuse_launcher(path: Path) -> None:
+    """Raises: SpecError for a Python program of a stack that is started by commands or configuration files."""
+    text = read_text(path, "the script")
+    package = _IMPORT.search(text)
+    if package is None or re.search(r"\b(trl|unsloth)\b", text):
+        return
+    title = load_table(package[1]).title
+    raise SpecError(
+        f"this program computes the options of {title} in Python, which is not followed for {title}",
+        where=str(path),
+        rule=f"a command line or configuration file of {title}",
+        way_out="give the command or the file that the program starts with, with its options",
+    )
 
 
 def _refuse_without_trainer(path: Path) -> SpecError:

@@ -328,6 +328,13 @@ def test_a_mixture_s_fp32_states_do_not_fit_four_gpus_beside_two_engines(tmp_pat
     assert answer.plan.binding.num_bytes > 100 << 30
 
 
+def test_a_python_program_that_computes_a_stack_s_options_is_refused_by_the_stack_s_name(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("import miles.utils as U\nU.execute_train(train_args=f'--lr {1}')\n")
+    with pytest.raises(SpecError, match="options of miles in Python") as refused:
+        read_source(tmp_path / "run.py", None)
+    assert "command line or configuration file of miles" in refused.value.rule
+
+
 REFUSED = [
     (
         PRIME_RL.replace("[trainer.model]", "[trainer.model]\nfull_offload = true"),
