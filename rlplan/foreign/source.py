@@ -239,13 +239,17 @@ def _read_script(
             return Settings(
                 chosen, str(path), normalize_values(entries, chosen), defaults, tuple(notes)
             ), script.names | read.used
-    raise _refuse_without_command(path, script.commands, tables, nearest)
+    skipped = [note for note in script.notes if "taken as false" in note]
+    raise _refuse_without_command(path, script.commands, tables, nearest, skipped)
 
 
 def _refuse_without_command(
-    path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest
+    path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest, skipped: Sequence[str]
 ) -> SpecError:
-    """The refusal of a script without a command that is read; it names a known program without a table."""
+    """The refusal of a script without a command that is read; it names a known program without a table.
+
+    skipped: notes on conditions that only a run decides, whose commands were not read.
+    """
     unread = [(table, name) for table in tables.values() for name in table.unread if "." in name]  # `rm` is bash's too
     for table, program in unread:
         if any(find_word(command, program) is not None for command in commands):
@@ -255,7 +259,8 @@ def _refuse_without_command(
         f"no command of this script starts one of {_list_titles(tables)}",
         where=str(path),
         rule=f"a command with one of {entries} among its words",
-        way_out="give the script that starts the training, or the YAML file that it reads",
+        way_out="give the script that starts the training, or the YAML file that it reads"
+        + (f"; or with --set the values that decide it ({skipped[0]})" if skipped else ""),
     )
 
 
