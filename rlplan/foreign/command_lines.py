@@ -13,7 +13,7 @@ from typing import Any
 from rlplan.foreign.documents import SUFFIXES, flatten_keys, read_named_file
 from rlplan.foreign.settings import Given, add_parts, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.table import Table
+from rlplan.foreign.table import Identity, Table
 from rlplan.foreign.trl.launched import Launch, read_launch
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
@@ -36,9 +36,9 @@ def read_command(
     return Launch(entries, is_known or table.positional in entries or any(word == FILE_FOLLOWS for word, _ in words))
 
 
-def find_entry(command: Command, table: Table) -> int | None:
-    """Index of the last word of the first entry of a table that a command has."""
-    positions = (find_word(command, entry) for entry in table.entries)
+def find_entry(command: Command, stack: Identity) -> int | None:
+    """Index of the last word of the first entry of a stack that a command has."""
+    positions = (find_word(command, entry) for entry in stack.entries)
     return next((at for at in positions if at is not None), None)
 
 
@@ -58,14 +58,21 @@ LEAST_WRAPPED = 5
 """Fewest known keys by which another project's program counts as a wrapper of the table's stack."""
 
 
+def may_wrap(command: Command, stack: Identity) -> bool:
+    """Whether another project's program may take a stack's overrides: it has one of the stack's roots."""
+    keys = _list_override_keys(command) if stack.syntax == "overrides" else []
+    return any(key.startswith(f"{root}.") for key in keys for root in stack.roots)
+
+
 def is_wrapped(command: Command, table: Table) -> bool:
     """Whether another project's program takes a table's overrides, as rllm and SkyRL-Agent take verl's."""
-    if table.syntax != "overrides":
-        return False
-    keys = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
+    keys = _list_override_keys(command)
     known = [key for key in keys if table.knows(key)]
-    has_root = any(key.startswith(f"{root}.") for key in known for root in table.roots)
-    return has_root and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
+    return may_wrap(command, table) and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
+
+
+def _list_override_keys(command: Command) -> list[str]:
+    return [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
 
 
 LARGE = 1_000

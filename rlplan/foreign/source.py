@@ -6,7 +6,7 @@ In: a path, `--source` and `--set`. Out: Settings. Left out: command lines (comm
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rlplan.foreign.command_lines import (
     find_word,
     first_word,
     is_wrapped,
+    may_wrap,
     normalize_values,
     read_command,
 )
@@ -25,7 +26,7 @@ from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
-from rlplan.foreign.table import SOURCES, Table, get_table_name, load_table
+from rlplan.foreign.table import SOURCES, Identity, Table, get_table_name, load_identity, load_table
 from rlplan.foreign.trl.launched import add_launcher, is_server, read_server
 from rlplan.foreign.trl.trainers import choose_table, is_trl
 from rlplan.foreign.trl.training_arguments import add_accelerate
@@ -59,7 +60,7 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
     source: its stack, where the file cannot be recognised. outside: `NAME=VALUE` for a variable of the script or a
     foreign key. nearest: options of the command line that a refusal repeats. Raises: SpecError, HostError.
     """
-    tables = _load_tables(source)
+    stacks = _load_identities(source)
     pairs = _split_pairs(outside)
     path = _find_file(path, nearest) if path.is_dir() else path
     names: Set[str] = frozenset()
@@ -74,9 +75,9 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
             table, str(path), normalize_values(script.entries, table), dict(table.defaults), script.notes
         )
     elif path.suffix in SUFFIXES:
-        settings = _read_document(path, tables, source, pairs, nearest)
+        settings = _read_document(path, stacks, source, pairs, nearest)
     else:
-        settings, names = _read_script(path, tables, pairs, nearest)
+        settings, names = _read_script(path, stacks, pairs, nearest)
     if settings.table.syntax == "python":
         names = names | {"trainer"}
         with_files, notes = add_accelerate(settings.entries, path.parent)
@@ -162,7 +163,7 @@ def _refuse_launcher(path: Path) -> None:
     package = _IMPORT.search(text)
     if package is None or re.search(r"\b(trl|unsloth)\b", text):
         return
-    title = load_table(package[1]).title
+    title = load_identity(package[1]).title
     raise SpecError(
         f"this program computes the options of {title} in Python, which is not followed for {title}",
         where=str(path),
@@ -181,18 +182,19 @@ def _refuse_without_trainer(path: Path) -> SpecError:
     )
 
 
-def _load_tables(source: str | None) -> dict[str, Table]:
+def _load_identities(source: str | None) -> dict[str, Identity]:
     if source is None:
-        return {name: load_table(name) for name in SOURCES}
+        return {name: load_identity(name) for name in SOURCES}
     if get_table_name(source) not in SOURCES:
         raise SpecError(
             f"'{source}' is no known stack",
             where="command line: --source",
-            rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
+            rule=f"one of {', '.join(dict.fromkeys(load_identity(name).title for name in SOURCES))}."
+            f"{did_you_mean(source, SOURCES)}",
             way_out="omit --source: most files are recognised without it",
         )
     name = get_table_name(source)
-    return {other: load_table(other) for other in SOURCES if f"{other}_".startswith(f"{name}_")}
+    return {other: load_identity(other) for other in SOURCES if f"{other}_".startswith(f"{name}_")}
 
 
 def _split_pairs(words: Sequence[str]) -> dict[str, str]:
@@ -211,14 +213,18 @@ def _split_pairs(words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_script(
-    path: Path, tables: Mapping[str, Table], outside: Mapping[str, str], nearest: Nearest
+    path: Path, stacks: Mapping[str, Identity], outside: Mapping[str, str], nearest: Nearest
 ) -> tuple[Settings, Set[str]]:
     """The settings of a shell script, and all its words that may be variables."""
     script = read_script(path, {name: value for name, value in outside.items() if "." not in name})
     refuse_commands(script.commands, path, nearest)
-    for table in tables.values():
-        commands = [(command, at) for command in script.commands if (at := find_entry(command, table)) is not None]
-        commands = commands or [(command, 0) for command in script.commands if is_wrapped(command, table)]
+    for name, stack in stacks.items():
+        commands = [(command, at) for command in script.commands if (at := find_entry(command, stack)) is not None]
+        if not commands and any(may_wrap(command, stack) for command in script.commands):
+            commands = [(command, 0) for command in script.commands if is_wrapped(command, load_table(name))]
+        if not commands:
+            continue
+        table = load_table(name)
         if table.syntax == "python":
             commands = [(command, at) for command, at in commands if not is_server(command)]
         for command, at in commands:
@@ -240,23 +246,23 @@ def _read_script(
                 chosen, str(path), normalize_values(entries, chosen), defaults, tuple(notes)
             ), script.names | read.used
     skipped = [note for note in script.notes if "taken as false" in note]
-    raise _refuse_without_command(path, script.commands, tables, nearest, skipped)
+    raise _refuse_without_command(path, script.commands, [*stacks.values()], nearest, skipped)
 
 
 def _refuse_without_command(
-    path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest, skipped: Sequence[str]
+    path: Path, commands: Sequence[Command], stacks: Sequence[Identity], nearest: Nearest, skipped: Sequence[str]
 ) -> SpecError:
     """The refusal of a script without a command that is read; it names a known program without a table.
 
     skipped: notes on conditions that only a run decides, whose commands were not read.
     """
-    unread = [(table, name) for table in tables.values() for name in table.unread if "." in name]  # `rm` is bash's too
-    for table, program in unread:
+    unread = [(stack, name) for stack in stacks for name in stack.unread if "." in name]  # `rm` is bash's too
+    for stack, program in unread:
         if any(find_word(command, program) is not None for command in commands):
-            return _refuse_program(path, table, program, nearest)
-    entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
+            return _refuse_program(path, stack, program, nearest)
+    entries = ", ".join(dict.fromkeys(entry for stack in stacks for entry in stack.entries))
     return SpecError(
-        f"no command of this script starts one of {_list_titles(tables)}",
+        f"no command of this script starts one of {_list_titles(stacks)}",
         where=str(path),
         rule=f"a command with one of {entries} among its words",
         way_out="give the script that starts the training, or the YAML file that it reads"
@@ -264,12 +270,12 @@ def _refuse_without_command(
     )
 
 
-def _refuse_program(path: Path, table: Table, name: str, nearest: Nearest) -> SpecError:
-    algorithm, *words = table.unread[name].split()
+def _refuse_program(path: Path, stack: Identity, name: str, nearest: Nearest) -> SpecError:
+    algorithm, *words = stack.unread[name].split()
     return SpecError(
-        f"{name} of {table.title} is not read",
+        f"{name} of {stack.title} is not read",
         where=str(path),
-        rule=f"of {table.title}: {', '.join(table.entries)}, and their configurations",
+        rule=f"of {stack.title}: {', '.join(stack.entries)}, and their configurations",
         way_out=nearest.command(algorithm=algorithm, words=words),
     )
 
@@ -289,34 +295,35 @@ def _find_parts(path: Path, keys: dict[str, Given], table: Table, nearest: Neare
     return parts
 
 
-def _list_titles(tables: Mapping[str, Table]) -> str:
-    return ", ".join(dict.fromkeys(table.title for table in tables.values()))
+def _list_titles(stacks: Iterable[Identity]) -> str:
+    return ", ".join(dict.fromkeys(stack.title for stack in stacks))
 
 
 def _read_document(
-    path: Path, tables: Mapping[str, Table], source: str | None, outside: Mapping[str, str], nearest: Nearest
+    path: Path, stacks: Mapping[str, Identity], source: str | None, outside: Mapping[str, str], nearest: Nearest
 ) -> Settings:
     entries, notes = read_document(path)
     refuse_document(entries, path, nearest)
     with_trainer = entries | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
     base = first_word(Path(str(entries[BELOW].value)).stem) if BELOW in entries else ""
-    candidates = [(table, False) for table in tables.values()]
-    candidates += [(tables[get_table_name(source)], True)] if source else []
-    for table, is_named in candidates:
-        if table.syntax == "python" and (source or is_trl(with_trainer)):
+    candidates = [(name, False) for name in stacks] + ([(get_table_name(source), True)] if source else [])
+    for name, is_named in candidates:
+        stack = stacks[name]
+        if stack.syntax == "python" and (source or is_trl(with_trainer)):
             chosen, keys = choose_table(add_launcher(with_trainer, path.parent, notes), str(path))
             return Settings(chosen, str(path), normalize_values(keys, chosen), dict(chosen.defaults), tuple(notes))
-        keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if table.syntax == "flags" else entries
-        has_suffix = path.suffix == (table.suffix or path.suffix)
-        has_root = base in table.roots or any(table.is_root(key, entry.value) for key, entry in keys.items())
+        keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if stack.syntax == "flags" else entries
+        has_suffix = path.suffix == (stack.suffix or path.suffix)
+        has_root = base in stack.roots or any(stack.is_root(key, entry.value) for key, entry in keys.items())
         if is_named or (has_suffix and has_root):
+            table = load_table(name)
             parts = _find_parts(path, keys, table, nearest)
             plain_entries = normalize_values(keys, table)
             defaults = find_defaults(table, (f"--config={path.stem}",), parts)
             return Settings(table, str(path), plain_entries, defaults, tuple(notes))
     raise SpecError(
-        f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),
+        f"none of its keys is one of {_list_titles(stacks.values())}: " + ", ".join(list(entries)[:5]),
         where=str(path),
-        rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
-        way_out="name the stack: --source " + "|".join(dict.fromkeys(table.title for table in tables.values())),
+        rule="each is known by " + ", ".join(root for stack in stacks.values() for root in stack.roots),
+        way_out="name the stack: --source " + "|".join(dict.fromkeys(stack.title for stack in stacks.values())),
     )

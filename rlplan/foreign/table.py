@@ -157,10 +157,34 @@ class Fixed(Spec):
     when: Condition = Field(default={})
 
 
-class Table(Spec):
-    """The mapping table of one stack."""
+class Identity(Spec):
+    """How a stack's files and commands are recognised. It stands at the top of a table's file, above `defaults`."""
 
     title: str
+    syntax: Literal["overrides", "flags", "python", "document"]
+    """Syntax of its command lines: Hydra's `key=value`, `--key value`, a launcher before the program, or none."""
+    entries: tuple[str, ...]
+    """Words of a command line that identify the stack; consecutive words where an entry has a space."""
+    unread: dict[str, str] = Field(default={})
+    """Unsupported programs, and parts of their documents, with rlplan's algorithm and further overrides for them."""
+    roots: tuple[str, ...]
+    """Keys that identify the stack in a file, or beside its entry on a command line of flags."""
+    root_values: tuple[str, ...] = ()
+    """Patterns of values that identify the stack as a root does."""
+    needs: tuple[str, ...] = ()
+    """Keys that a command has besides a root."""
+    suffix: str = ""
+    """Suffix of its documents, where its keys alone are too common to identify the stack."""
+
+    def is_root(self, key: str, value: Any) -> bool:
+        """Whether a key, or its value, identifies the stack in a file."""
+        is_named = isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.root_values)
+        return is_named or any(key == root or key.startswith(root + ".") for root in self.roots)
+
+
+class Table(Identity):
+    """The mapping table of one stack."""
+
     version: str
     framework_name: str = ""
     """The framework's profile (rlplan/frameworks), where its name is not the table's title."""
@@ -170,12 +194,6 @@ class Table(Spec):
     files: tuple[str, ...]
     vllm: str = ""
     """The version of vLLM that the stack requires."""
-    syntax: Literal["overrides", "flags", "python", "document"]
-    """Syntax of its command lines: Hydra's `key=value`, `--key value`, a launcher before the program, or none."""
-    entries: tuple[str, ...]
-    """Words of a command line that identify the stack; consecutive words where an entry has a space."""
-    unread: dict[str, str] = Field(default={})
-    """Unsupported programs, and parts of their documents, with rlplan's algorithm and further overrides for them."""
     positional: str = ""
     """The key of a word that stands before all flags."""
     in_python: dict[str, str] = Field(default={})
@@ -209,14 +227,6 @@ class Table(Spec):
     """Prefixes of another role's keys by the policy's prefixes, for roles that share the policy's layout."""
     compared: dict[Role, dict[str, str]] = Field(default={})
     """The same for keys that are only read: by default they follow the policy's."""
-    roots: tuple[str, ...]
-    """Keys that identify the stack in a file, or beside its entry on a command line of flags."""
-    root_values: tuple[str, ...] = ()
-    """Patterns of values that identify the stack as a root does."""
-    needs: tuple[str, ...] = ()
-    """Keys that a command has besides a root."""
-    suffix: str = ""
-    """Suffix of its documents, where its keys alone are too common to identify the stack."""
     shared_roots: tuple[str, ...] = ()
     """Keys that identify the stack, but not one of its tables."""
     programs: tuple[str, ...] = ()
@@ -253,11 +263,6 @@ class Table(Spec):
         asked = [row.when[key] for row in rows if key in row.when]
         return any(value == wanted or (isinstance(wanted, list) and value in wanted) for wanted in asked)
 
-    def is_root(self, key: str, value: Any) -> bool:
-        """Whether a key, or its value, identifies the stack in a file."""
-        is_named = isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.root_values)
-        return is_named or any(key == root or key.startswith(root + ".") for root in self.roots)
-
     def knows(self, key: str) -> bool:
         """Whether a key belongs to the stack: by name, or by a pattern of keys without a counterpart."""
         patterns = (pattern for patterns in self.without_counterpart.values() for pattern in patterns)
@@ -291,10 +296,31 @@ def load_table(source: str) -> Table:
     return validate(Table, read_facts(source), file=str(FOLDER / f"{source}.yaml"))
 
 
+@cache
+def load_identity(source: str) -> Identity:
+    """How the stack of a table is recognised: a part that is read several times faster than the table.
+
+    >>> load_identity("miles").entries[0], load_identity("miles").title
+    ('train.py', 'miles')
+    """
+    own = _parse(source, "\ndefaults:")
+    is_whole = {"title", "syntax", "entries", "roots"} <= own.keys()
+    inherited = {} if is_whole else load_identity(own["stands_on"]).model_dump()
+    named = inherited | {name: own[name] for name in Identity.model_fields if name in own}
+    return validate(Identity, named, file=str(FOLDER / f"{source}.yaml"))
+
+
+@cache
+def _parse(name: str, end: str = "\0") -> dict[str, Any]:
+    """The data of a file of keys, up to a text that ends it."""
+    path = FOLDER / f"{name}.yaml"
+    facts = parse_yaml(path.read_text("utf-8").partition(end)[0], where=str(path), what="a mapping table")
+    return dict(facts or {})
+
+
 def read_facts(name: str) -> dict[str, Any]:
     """The raw data of a file of keys, merged with the table that it extends, whose keys it may rename."""
-    path = FOLDER / f"{name}.yaml"
-    own: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
+    own = dict(_parse(name))
     if not (base := own.pop("stands_on", "")):
         return own
     facts = _rename(read_facts(base), own.pop("renamed", {}))

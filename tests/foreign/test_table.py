@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rlplan.foreign.table import SOURCES, load_table
+from rlplan.foreign.table import SOURCES, load_identity, load_table
 from rlplan.spec.job import JobSpec
 
 
@@ -62,3 +62,10 @@ def test_every_row_says_where_its_facts_are_from(source: str) -> None:
     assert len(table.commit) == 40 or table.commit == f"v{table.version}"
     assert table.files
     assert table.repository.count("/") == 1
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_stack_is_recognised_by_the_head_of_its_table(source):
+    table = load_table(source).model_dump()
+    identity = load_identity(source).model_dump()
+    assert identity == {name: table[name] for name in identity}

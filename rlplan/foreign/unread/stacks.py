@@ -18,7 +18,7 @@ from pydantic import Field
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.table import SOURCES, load_table
+from rlplan.foreign.table import SOURCES, load_identity
 from rlplan.foreign.unknown import is_known
 from rlplan.frameworks.rules import matches
 from rlplan.spec.algorithms import ALGORITHMS
@@ -163,7 +163,7 @@ def is_verl_key(key: str) -> bool:
     >>> is_verl_key("actor_rollout_ref.model.path"), is_verl_key("model.path")
     (True, False)
     """
-    return key.startswith(tuple(f"{root}." for root in load_table("verl").roots))
+    return key.startswith(tuple(f"{root}." for root in load_identity("verl").roots))
 
 
 @cache
@@ -223,7 +223,7 @@ def flags_and_overrides(command: Command) -> dict[str, Given]:
 
 
 def _refuse(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
-    titles = ", ".join(dict.fromkeys(load_table(name).title for name in SOURCES))
+    titles = ", ".join(dict.fromkeys(load_identity(name).title for name in SOURCES))
     return SpecError(
         f"this is a file of {stack.title} ({', '.join(dict.fromkeys(keys[:MOST_SHOWN]))}), which rlplan does not read",
         where=where,
