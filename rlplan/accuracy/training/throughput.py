@@ -20,7 +20,7 @@ from rlplan.accuracy.training.settings import (
     RunSettings,
     num_ranks,
 )
-from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, TORCHTITAN, Trainer, find_trainer
+from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, find_trainer
 from rlplan.planner.answers.model_flops import count_model_flops, read_peak_flops_per_s
 from rlplan.planner.measured_errors import find_stratum
 from rlplan.planner.plan import Plan
@@ -48,6 +48,11 @@ def predict_throughput(point: MeasuredPoint) -> Prediction:
 def step_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a timed step. Raises: CannotPredict where a setting that decides the time is missing."""
     point = add_usual(point)
+    if find_trainer(point) is PRIME_RL:
+        raise CannotPredict(
+            "prime-rl before 2026-06-15 (fa21395a6) waits for the device at every layer and token "
+            "(get_response_lengths), which no job and no framework profile describes"
+        )
     settings, trainer, model = RunSettings(point), find_trainer(point), find_point_model(point)
     job = training_job(point)
     training: dict[str, Any] = job["training"]
