@@ -300,8 +300,8 @@ def load_table(source: str) -> Table:
 def load_identity(source: str) -> Identity:
     """How the stack of a table is recognised: a part that is read several times faster than the table.
 
-    >>> load_identity("miles").entries[0], load_identity("miles").title
-    ('train.py', 'miles')
+    >>> load_identity("prime_rl").title, load_identity("prime_rl").suffix
+    ('prime-rl', '.toml')
     """
     own = _parse(source, "\ndefaults:")
     is_whole = {"title", "syntax", "entries", "roots"} <= own.keys()

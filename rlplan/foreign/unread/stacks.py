@@ -177,8 +177,8 @@ def algorithm_words() -> dict[str, tuple[str, ...]]:
 def load_stacks() -> tuple[Stack, ...]:
     """The stacks that are refused by name.
 
-    >>> [stack.title for stack in load_stacks()][:2]
-    ['axolotl', 'ROLL']
+    >>> any(stack.title == "torchtune" for stack in load_stacks())
+    True
     """
     entries = read_yaml(FILE, "the stacks without a table")
     return tuple(validate(Stack, entry, file=str(FILE)) for entry in entries)
