@@ -113,6 +113,8 @@ class FrameworkRelease:
     packs: bool = True
     """Whether a training micro-batch is packed by tokens. Otherwise it has a number of rollouts that divides a rank's
     part of a mini-batch."""
+    splits_unevenly: bool = False
+    """Whether ranks may have different numbers of a mini-batch's rollouts."""
     scores_in_units_of_training: bool = False
     """Whether scoring micro-batches are sized like training ones: by rollouts, or by packed tokens."""
     rules: tuple[Rule, ...] = ()

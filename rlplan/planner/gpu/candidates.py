@@ -153,9 +153,9 @@ class GroupChoices:
     def _can_distribute(self, groups: int) -> bool:
         """Whether a mini-batch can be split over `groups` groups of ranks.
 
-        rlplan's runtime packs uneven shares. Other trainers need equal numbers of rollouts (or pairs) per group.
+        rlplan's runtime packs uneven shares. Most other trainers need equal numbers of rollouts (or pairs) per group.
         """
-        if self.job.is_for_rlplan:
+        if self.job.is_for_rlplan or self.job.release.splits_unevenly:
             return groups <= self.job.num_units_per_mini_batch
         return self.job.workload.rollouts_per_mini_batch % (groups * self.job.sequences_per_unit) == 0
 
@@ -437,7 +437,7 @@ class GpuSpace(GroupChoices):
         """The reason why no mini-batch can be split over groups of ranks, or no share into micro-batches."""
         rollouts = self.job.workload.rollouts_per_mini_batch
         if not any(map(self._can_distribute, groups)):
-            if self.job.is_for_rlplan:
+            if self.job.is_for_rlplan or self.job.release.splits_unevenly:
                 return f"mini_batch_size {rollouts} gives some of the {_join_numbers(groups)} training ranks no rollout"
             return f"mini_batch_size {rollouts} does not divide by the {_join_numbers(groups)} training ranks"
         shares = sorted({ceil_div(rollouts, group) for group in groups if self._can_distribute(group)})

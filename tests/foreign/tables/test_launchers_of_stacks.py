@@ -328,6 +328,27 @@ def test_a_mixture_s_fp32_states_do_not_fit_four_gpus_beside_two_engines(tmp_pat
     assert answer.plan.binding.num_bytes > 100 << 30
 
 
+def test_ranks_of_prime_rl_may_have_different_numbers_of_rollouts(tmp_path: Path) -> None:
+    # src/prime_rl/trainer/batch.py (prepare_batch): 128 rollouts on 7 GPUs
+    (tmp_path / "p.toml").write_text(
+        PRIME_RL.replace("num_infer_gpus = 6", "num_infer_gpus = 1").split("[inference")[0]
+    )
+    assert check(read_source(tmp_path / "p.toml", None), Asked("8xH100")).fits
+
+
+def test_engines_that_leave_no_gpu_for_training_are_the_reason_given(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(PRIME_RL)
+    answer = check(read_source(tmp_path / "p.toml", None), Asked("6xH100"))
+    assert "num_generation_devices 6 leaves none of 6 GPUs for training" in str(answer.refusal)
+
+
+@pytest.mark.parametrize("text", ["group_size = 8\n[train.source]\nname = 'a'\n", "[model]\nname = 'a/b'\n"])
+def test_a_file_of_prime_rl_s_orchestrator_or_engine_is_not_read_as_the_trainer_s(text: str, tmp_path: Path) -> None:
+    (tmp_path / "o.toml").write_text(text)
+    with pytest.raises(SpecError, match=r"train of prime-rl is not read|none of its keys"):
+        read_source(tmp_path / "o.toml", None)
+
+
 def test_a_python_program_that_computes_a_stack_s_options_is_refused_by_the_stack_s_name(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("import miles.utils as U\nU.execute_train(train_args=f'--lr {1}')\n")
     with pytest.raises(SpecError, match="options of miles in Python") as refused:
