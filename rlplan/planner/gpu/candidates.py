@@ -425,6 +425,8 @@ class GpuSpace(GroupChoices):
         if generation % ranks:
             key = "rollout.tp" if dp in ("auto", 1) else "rollout.tp x rollout.attention_dp"
             return f"{key} {ranks} does not divide the {generation} GPUs that generate"
+        if job.has_rollouts and (wanted := job.rollout.num_engines) not in ("auto", generation // ranks):
+            return f"rollout.num_engines {wanted} of {ranks} GPUs each do not fill the {generation} GPUs that generate"
         if alone not in ("auto", 0) and job.backend != "deepspeed" and all(alone % size for size in group_sizes):
             return (
                 f"placement.num_scoring_devices {alone} does not divide by the {_join_numbers(group_sizes)} ranks that "

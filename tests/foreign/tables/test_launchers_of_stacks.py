@@ -336,10 +336,41 @@ def test_ranks_of_prime_rl_may_have_different_numbers_of_rollouts(tmp_path: Path
     assert check(read_source(tmp_path / "p.toml", None), Asked("8xH100")).fits
 
 
-def test_engines_that_leave_no_gpu_for_training_are_the_reason_given(tmp_path: Path) -> None:
-    (tmp_path / "p.toml").write_text(PRIME_RL)
-    answer = check(read_source(tmp_path / "p.toml", None), Asked("6xH100"))
-    assert "num_generation_devices 6 leaves none of 6 GPUs for training" in str(answer.refusal)
+COLOCATED = OLD_SKYRL.rstrip() + " generator.n_samples_per_prompt=5 trainer.policy_mini_batch_size=64"
+OPENRLHF_COLOCATED = (
+    "python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 4 --vllm.num_engines 4 --train.colocate_all "
+    "--vllm.enable_sleep --ds.enable_sleep --actor.model_name_or_path Qwen/Qwen3-4B --ds.zero_stage 3 "
+    "--algo.kl.init_coef 0 --algo.advantage.estimator rloo --rollout.n_samples_per_prompt 8\n"
+)
+NO_LAYOUT = [
+    (PRIME_RL, "p.toml", "6xH100", "num_generation_devices 6 leaves none of 6 GPUs for training"),
+    (
+        OPENRLHF_COLOCATED,
+        "o.sh",
+        "8xH100",
+        "rollout.num_engines 4 of 1 GPUs each do not fill the 8 GPUs that generate",
+    ),
+    (
+        COLOCATED + " trainer.micro_train_batch_size_per_gpu=16\n",
+        "s.sh",
+        "8xH100",
+        "micro_batch_size_per_gpu 16 does not divide the 40 rollouts of a rank",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "hardware", "reason"), NO_LAYOUT)
+def test_sizes_that_exclude_each_other_are_the_reason_given(
+    text: str, name: str, hardware: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert reason in str(check(read_source(tmp_path / name, None), Asked(hardware)).refusal)
+
+
+def test_a_clip_of_zero_is_left_out(tmp_path: Path) -> None:
+    # examples/math/gsm8k_m2po.yaml
+    data = flatten_keys(read(tmp_path, AREAL + "actor.eps_clip: 0.0\n", "a.yaml").data)
+    assert "algorithm.clip_low" not in data
 
 
 @pytest.mark.parametrize("text", ["group_size = 8\n[train.source]\nname = 'a'\n", "[model]\nname = 'a/b'\n"])
