@@ -12,9 +12,9 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.documents import SUFFIXES, flatten_keys, read_named_file
-from rlplan.foreign.settings import Given, parse_word, read_flags
+from rlplan.foreign.settings import Given, add_parts, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.table import Table, load_table
+from rlplan.foreign.table import Identity, Table
 from rlplan.foreign.trl.launched import Launch, read_launch
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
@@ -31,12 +31,16 @@ def read_command(
         entries |= {key: Given(value, place) for key, value, place in _read_overrides(words)}
         return Launch(entries, is_known=True)
     entries = _read_flags(words, table, folder, notes)
-    return Launch(entries, not entries.keys().isdisjoint({*table.roots, *table.shared_roots, table.positional}))
+    is_known = any(table.is_root(key, entry.value) for key, entry in entries.items()) and entries.keys() >= {
+        *table.needs
+    }
+    is_known = is_known or not entries.keys().isdisjoint({*table.shared_roots, table.positional})
+    return Launch(entries, is_known or any(word == FILE_FOLLOWS for word, _ in words))
 
 
-def find_entry(command: Command, table: Table) -> int | None:
-    """Index of the last word of the first entry of a table that a command has."""
-    positions = (find_word(command, entry) for entry in table.entries)
+def find_entry(command: Command, stack: Identity) -> int | None:
+    """Index of the last word of the first entry of a stack that a command has."""
+    positions = (find_word(command, entry) for entry in stack.entries)
     return next((at for at in positions if at is not None), None)
 
 
@@ -52,9 +56,9 @@ def find_word(command: Command, entry: str) -> int | None:
     return None
 
 
-def find_server(command: Command, table: Table) -> int | None:
-    """Index of the last word by which a command starts the engine of a table's stack; None where it starts none."""
-    positions = (find_word(command, server) for server in table.servers)
+def find_server(command: Command, stack: Identity) -> int | None:
+    """Index of the last word by which a command starts the engine of a stack; None where it starts none."""
+    positions = (find_word(command, server) for server in stack.servers)
     return next((at for at in positions if at is not None), None)
 
 
@@ -75,17 +79,21 @@ LEAST_WRAPPED = 5
 """Fewest known keys by which another project's program counts as a wrapper of the table's stack."""
 
 
-def is_wrapped(command: Command, head: Table, name: str) -> bool:
-    """Whether another project's program takes a table's overrides, as rllm and SkyRL-Agent take verl's.
+def may_wrap(command: Command, stack: Identity) -> bool:
+    """Whether another project's program may take a stack's overrides: it has one of the stack's roots."""
+    keys = _list_override_keys(command) if stack.syntax == "overrides" else []
+    return any(key.startswith(f"{root}.") for key in keys for root in stack.roots)
 
-    head, name: the table's head and name.
-    """
-    keys = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
-    if head.syntax != "overrides" or not any(key.startswith(f"{root}.") for key in keys for root in head.roots):
-        return False
-    known = [key for key in keys if key in load_table(name).keys]
-    has_root = any(key.startswith(f"{root}.") for key in known for root in head.roots)
-    return has_root and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
+
+def is_wrapped(command: Command, table: Table) -> bool:
+    """Whether another project's program takes a table's overrides, as rllm and SkyRL-Agent take verl's."""
+    keys = _list_override_keys(command)
+    known = [key for key in keys if table.knows(key)]
+    return may_wrap(command, table) and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
+
+
+def _list_override_keys(command: Command) -> list[str]:
+    return [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
 
 
 LARGE = 1_000
@@ -104,7 +112,7 @@ def normalize_values(entries: Mapping[str, Given], table: Table) -> dict[str, Gi
             plain_entries |= {f"{key}.{at}": Given(part, entry.place) for at, part in enumerate(parts)}
         else:
             plain_entries[key] = Given(_expand_number(entry.value, table), entry.place)
-    return plain_entries
+    return add_parts(plain_entries, table)
 
 
 def _expand_number(value: Any, table: Table) -> Any:
@@ -137,10 +145,10 @@ def _read_overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 """The beginning of `key=value` behind the file of a command line, as OmegaConf reads it."""
-_NAMES = ("--config-name", "-cn", "--config")
-"""Flags that name a configuration: Hydra's, and NeMo-RL's own."""
-_FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
-"""Hydra's flags for the configuration's folder."""
+_NAMES = ("--config-name", "-cn", "--config", "--config_name")
+"""Flags that name a configuration: Hydra's, NeMo-RL's and ROLL's own."""
+_FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd", "--config_path")
+"""Flags for the configuration's folder: Hydra's and ROLL's."""
 
 
 def _find_configuration(words: Sequence[str]) -> tuple[Path, int]:
@@ -172,7 +180,7 @@ def _read_configuration(
 
 def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
     """Flags of one program: short flags, `--no-key`, JSON values as keys, and a positional word before all flags."""
-    entries: dict[str, Given] = {}
+    entries = _read_files(words, folder, notes)
     if table.positional and words and not words[0][0].startswith("-"):
         entries[table.positional] = Given(*words[0])
         overrides = list(takewhile(lambda pair: _OVERRIDE.match(pair[0]), words[1:]))
@@ -189,7 +197,7 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
                 name: Given(inner, place)
                 for name, inner in flatten_keys({key: parse_yaml(value, where=place, what=key)}).items()
             }
-        else:
+        elif not str(value).startswith(f"{FILE_FOLLOWS} "):
             entries[key] = Given(value, place)
     if old := [key for key in entries if key in table.older]:
         notes.append(f"flags of an earlier {table.title}, with defaults of {table.version}: {', '.join(old[:4])} ...")
@@ -204,6 +212,21 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
             way_out="put the file beside the script, or give it in place of the script",
         )
     return {key.replace("-", "_"): entry for key, entry in inner.items()} | entries
+
+
+FILE_FOLLOWS = "@"
+"""Word of prime-rl's command lines before a file, whose keys stand below the flag before it: `--trainer @ t.toml`."""
+
+
+def _read_files(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
+    """The keys of the files that follow the word `@`, the last file first in precedence."""
+    entries: dict[str, Given] = {}
+    for (before, _), (word, _), file in zip([("", ""), *words], words, words[1:], strict=False):
+        if word == FILE_FOLLOWS:
+            below = f"{before.removeprefix('--')}." if before.startswith("--") else ""
+            named = read_named_file(folder, Given(*file), notes)
+            entries |= {below + key.replace("-", "_"): entry for key, entry in named.items()}
+    return entries
 
 
 def find_defaults(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:

@@ -356,7 +356,7 @@ def _list_left(settings: Settings) -> tuple[Left, ...]:
     return tuple(
         Left(key, strip_marks(format_value(entry.value)), entry.place, table.why_without_counterpart(key))
         for key, entry in settings.entries.items()
-        if key not in known
+        if key not in known and not any(f"{key}.".startswith(f"{composite}.") for composite in table.parsed)
     )
 
 

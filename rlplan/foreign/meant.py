@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.foreign.convert import SHARES
-from rlplan.foreign.table import SOURCES, Row, Table, load_head, load_table
+from rlplan.foreign.table import SOURCES, Row, Table, load_identity, load_table
 from rlplan.frameworks.rules import format_value
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
@@ -75,7 +75,8 @@ def _find_misplaced(key: str, assignment: str) -> str:
 
 
 def _find_hints(key: str, word: str | None) -> Iterator[_Hint]:
-    for table in (load_table(name) for name in SOURCES if not load_head(name).framework_name):  # only those that emit
+    emitted = (name for name in SOURCES if not load_identity(name).framework_name)
+    for table in map(load_table, emitted):
         for ours, alternatives in table.rows.items():
             for row in alternatives:
                 if row.is_only_read:

@@ -8,6 +8,7 @@ foreign keys and for job keys that stand above. Its values are one value, a list
 for any value but null.
 """
 
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from itertools import chain
@@ -23,8 +24,12 @@ from rlplan.vocabulary import Role
 
 FOLDER = KEYS_FOLDER
 SOURCES = (
-    *("verl", "nemo_rl", "openrlhf", "slime", "megatron_swift", "megatron_swift_online", "ms_swift", "ms_swift_online"),
-    *("axolotl", "axolotl_online", "llama_factory", "deepspeed_chat", "trl_given", "trl", "vllm", "deepspeed"),
+    *("areal", "areal_offline", "roll", "roll_offline", "roll_dpo"),
+    *("megatron_swift", "megatron_swift_online", "ms_swift", "ms_swift_online", "axolotl", "axolotl_online"),
+    *("llama_factory", "deepspeed_chat"),
+    *("verl_offline", "verl", "nemo_rl_offline", "nemo_rl", "openrlhf_offline", "openrlhf", "miles", "slime"),
+    *("prime_rl", "prime_rl_offline", "prime_rl_trainer", "skyrl_offline", "skyrl"),
+    *("trl_given", "trl", "vllm", "deepspeed"),
 )
 """Stacks with a table, in the order in which a file is tried."""
 Condition = dict[str, Any]
@@ -156,27 +161,50 @@ class Fixed(Spec):
     when: Condition = Field(default={})
 
 
-class Table(Spec):
-    """The mapping table of one stack."""
+class Identity(Spec):
+    """How a stack's files and commands are recognised. It stands at the top of a table's file, above `defaults`."""
 
     title: str
-    version: str
-    framework_name: str = ""
-    """The framework's profile (rlplan/frameworks), where its name is not the table's title."""
-    repository: str
-    commit: str
-    """Upstream commit that the table describes."""
-    files: tuple[str, ...]
-    vllm: str = ""
-    """The version of vLLM that the stack requires."""
     syntax: Literal["overrides", "flags", "python", "document"]
     """Syntax of its command lines: Hydra's `key=value`, `--key value`, a launcher before the program, or none."""
     entries: tuple[str, ...]
     """Words of a command line that identify the stack; consecutive words where an entry has a space."""
     unread: dict[str, str] = Field(default={})
     """Unsupported programs, and parts of their documents, with rlplan's algorithm and further overrides for them."""
+    roots: tuple[str, ...]
+    """Keys that identify the stack in a file, or beside its entry on a command line of flags."""
+    root_values: tuple[str, ...] = ()
+    """Patterns of values that identify the stack as a root does."""
+    needs: tuple[str, ...] = ()
+    """Keys that a command has besides a root."""
+    suffix: str = ""
+    """Suffix of its documents, where its keys alone are too common to identify the stack."""
+
     positional: str = ""
     """The key of a word that stands before all flags."""
+
+    framework_name: str = ""
+    """The framework's profile (rlplan/frameworks), where its name is not the table's title."""
+
+    servers: tuple[str, ...] = ()
+    """Words of commands that start the stack's engine beside a training."""
+
+    def is_root(self, key: str, value: Any) -> bool:
+        """Whether a key, or its value, identifies the stack in a file."""
+        is_named = isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.root_values)
+        return is_named or any(key == root or key.startswith(root + ".") for root in self.roots)
+
+
+class Table(Identity):
+    """The mapping table of one stack."""
+
+    version: str
+    repository: str
+    commit: str
+    """Upstream commit that the table describes."""
+    files: tuple[str, ...]
+    vllm: str = ""
+    """The version of vLLM that the stack requires."""
     in_python: dict[str, str] = Field(default={})
     """Keys of a command line with another name in a Python script, and that name."""
     required: tuple[Required, ...] = ()
@@ -195,8 +223,6 @@ class Table(Spec):
     """Whether `fsdp_config` alone turns FSDP on; in transformers `fsdp` does."""
     instead: dict[str, Condition] = Field(default={})
     """Tables of the same stack that read a file in place of this one, where their conditions hold."""
-    servers: tuple[str, ...] = ()
-    """Words of commands that start the stack's engine beside a training."""
     shipped: dict[str, dict[str, Any]] = Field(default={})
     """Accelerate's keys for files of DeepSpeed and FSDP that the stack ships, by their names without a suffix."""
     refusals: tuple[Row, ...] = ()
@@ -211,12 +237,13 @@ class Table(Spec):
     """Whether `16k` is 16,000 and `16K` 16,384."""
     appended: tuple[str, ...] = ()
     """Patterns of keys that upstream's configuration does not list: Hydra accepts them only with `++`."""
+    parsed: dict[str, dict[str, str]] = Field(default={})
+    """Expressions that find parts of a composite value, by key, and by the part's name or its whole key. The part is
+    the one group, or the second group minus the first."""
     of_roles: dict[Role, dict[str, str]] = Field(default={})
     """Prefixes of another role's keys by the policy's prefixes, for roles that share the policy's layout."""
     compared: dict[Role, dict[str, str]] = Field(default={})
     """The same for keys that are only read: by default they follow the policy's."""
-    roots: tuple[str, ...]
-    """Keys that identify the stack in a file, or beside its entry on a command line of flags."""
     shared_roots: tuple[str, ...] = ()
     """Keys that identify the stack, but not one of its tables."""
     programs: tuple[str, ...] = ()
@@ -294,50 +321,92 @@ def load_table(source: str) -> Table:
     >>> load_table("verl").rows["workload.max_response_len"][0].key
     'data.max_response_length'
     """
-    table = validate(Table, _read_standing(source), file=str(FOLDER / f"{source}.yaml"))
+    facts = read_facts(source)
+    own, shared = _parse(source).get("defaults", {}), ("defaults", "without_counterpart")
     # rows that replace those of a table below may leave its defaults without a reader
-    asked = table.asked | read_facts(source)["defaults"].keys()
-    return table.model_copy(update={"defaults": {key: table.defaults[key] for key in table.defaults if key in asked}})
+    asked = set(_list_words([part for name, part in facts.items() if name not in (*shared, "presets", "older")]))
+    asked |= {word for key, value in facts["defaults"].items() if key in asked for word in _list_words(value)}
+    kept = {key: value for key, value in facts["defaults"].items() if key in own or key in asked}
+    return validate(Table, facts | {"defaults": kept}, file=str(FOLDER / f"{source}.yaml"))
 
 
 @cache
-def load_head(source: str) -> Table:
-    """The table of a stack without its keys: enough to recognise a file, and read in a tenth of the time."""
-    return Table.model_construct(**_read_standing(source, is_head=True))
+def load_identity(source: str) -> Identity:
+    """How the stack of a table is recognised: a part that is read several times faster than the table.
+
+    >>> load_identity("prime_rl").title, load_identity("prime_rl").suffix
+    ('prime-rl', '.toml')
+    """
+    return validate(Identity, _read_identity(source), file=str(FOLDER / f"{source}.yaml"))
 
 
-def _read_standing(name: str, *, is_head: bool = False) -> dict[str, Any]:
-    """The facts of a table, laid over those that it stands on: one table, or several, of which later ones win."""
-    own = dict(read_facts(name, is_head=is_head))
-    bases = own.pop("stands_on", [])
+def _read_identity(name: str) -> dict[str, Any]:
+    own = _parse(name, "\ndefaults:")
+    inherited = [_read_identity(base) for base in _list_bases(own)]
+    facts = {key: value for mapping in (*inherited, own) for key, value in mapping.items()}
+    return {key: facts[key] for key in Identity.model_fields if key in facts}
+
+
+def _list_bases(own: Mapping[str, Any]) -> list[str]:
+    """The tables that a table stands on; later ones win."""
+    bases = own.get("stands_on", [])
+    return [bases] if isinstance(bases, str) else bases
+
+
+@cache
+def _parse(name: str, end: str = "\0") -> dict[str, Any]:
+    """The data of a file of keys, up to a text that ends it."""
+    path = FOLDER / f"{name}.yaml"
+    facts = parse_yaml(path.read_text("utf-8").partition(end)[0], where=str(path), what="a mapping table")
+    return dict(facts or {})
+
+
+def read_facts(name: str) -> dict[str, Any]:
+    """The raw data of a file of keys, merged with the tables that it extends, whose keys it may rename."""
+    own = dict(_parse(name))
+    bases, renamed, inherited = _list_bases(own), own.pop("renamed", {}), own.pop("inherits", ["*"])
+    own.pop("stands_on", None)
     merged: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
-        below = _read_standing(base, is_head=is_head)
-        merged = _extend(merged, below) if merged else below
+    for base in bases:
+        facts = _rename(read_facts(base), renamed)
+        # `inherits` has patterns of job keys
+        rows = {ours: row for ours, row in facts["rows"].items() if any(fnmatchcase(ours, key) for key in inherited)}
+        merged = _extend(merged, facts | {"rows": rows}) if merged else facts | {"rows": rows}
     return _extend(merged, own) if merged else own
 
 
-@cache
-def read_facts(name: str, *, is_head: bool = False) -> dict[str, Any]:
-    """The raw data of a file of keys, or of its head, which ends at the defaults."""
-    path = FOLDER / f"{name}.yaml"
-    text = path.read_text("utf-8")
-    text = text.partition("\ndefaults:")[0] if is_head else text
-    read: dict[str, Any] | None = parse_yaml(text, where=str(path), what="a mapping table")
-    return read or {}
+def _rename(facts: Any, prefixes: Mapping[str, str]) -> Any:
+    """Facts in which every text that begins with one of the prefixes begins with the new one.
+
+    >>> _rename({"model.lr": ["model.path", "lr"]}, {"model.": "actor."})
+    {'actor.lr': ['actor.path', 'lr']}
+    """
+    if isinstance(facts, dict):
+        return {_rename(key, prefixes): _rename(value, prefixes) for key, value in facts.items()}
+    if isinstance(facts, list):
+        return [_rename(value, prefixes) for value in facts]
+    starts = (begin for begin in prefixes if isinstance(facts, str) and facts.startswith(begin))
+    begin = next(starts, "")
+    return prefixes[begin] + facts.removeprefix(begin) if begin else facts
 
 
 def _extend(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """A table merged with the one that it extends: its hardware rows come first, because shared rows ask for them."""
     rows, inherited = own.get("rows", {}), base.get("rows", {})
     first = {ours: row for ours, row in rows.items() if ours.startswith("hardware.")}
-    joined: dict[str, Any] = {
-        name: base.get(name, {}) | own.get(name, {}) for name in ("defaults", "presets", "shipped")
-    }
+    joined: dict[str, Any] = {"defaults": base.get("defaults", {}) | own.get("defaults", {})}
     left, more = base.get("without_counterpart", {}), own.get("without_counterpart", {})
     joined["without_counterpart"] = {why: [*left.get(why, ()), *more.get(why, ())] for why in (*left, *more)}
     joined |= {name: [*own.get(name, ()), *base.get(name, ())] for name in ("refusals", "uncounted")}
     return base | own | joined | {"rows": first | inherited | rows}
+
+
+def _list_words(facts: Any) -> Iterator[str]:
+    """All words of nested data; of a reference `${key}` the key."""
+    if isinstance(facts, str):
+        yield from facts.removeprefix("${").removesuffix("}").split()
+    for part in [*facts, *facts.values()] if isinstance(facts, dict) else facts if isinstance(facts, list) else ():
+        yield from _list_words(part)
 
 
 @cache

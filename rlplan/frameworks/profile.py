@@ -25,6 +25,7 @@ KEYS_FOLDER = FOLDER / "keys"
 """Folder with one file of configuration keys per framework, used by rlplan/foreign."""
 NAMES = (
     *("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed"),
+    *("miles", "skyrl", "prime_rl", "areal", "roll"),
     *("ms_swift", "megatron_swift", "axolotl", "llama_factory", "deepspeed_chat"),
 )
 """Frameworks with a profile."""
@@ -117,6 +118,8 @@ class FrameworkRelease:
     packs: bool = True
     """Whether a training micro-batch is packed by tokens. Otherwise it has a number of rollouts that divides a rank's
     part of a mini-batch."""
+    splits_unevenly: bool = False
+    """Whether ranks may have different numbers of a mini-batch's rollouts."""
     scores_in_units_of_training: bool = False
     """Whether scoring micro-batches are sized like training ones: by rollouts, or by packed tokens."""
     rules: tuple[Rule, ...] = ()
@@ -274,7 +277,7 @@ def _read_profile(name: str) -> dict[str, Any]:
     from ruamel.yaml import YAML  # lazy: its import takes as long as a short command
 
     profile = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
-    return profile
+    return merge_mappings(_read_profile(base), profile) if (base := profile.pop("stands_on", "")) else profile
 
 
 def merge_mappings(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pydantic import Field
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.table import SOURCES, load_head, load_table
+from rlplan.foreign.table import SOURCES, load_identity
 from rlplan.foreign.unknown import is_known
 from rlplan.frameworks.rules import matches
 from rlplan.spec.algorithms import ALGORITHMS
@@ -161,7 +161,7 @@ def is_verl_key(key: str) -> bool:
     >>> is_verl_key("actor_rollout_ref.model.path"), is_verl_key("model.path")
     (True, False)
     """
-    return key.startswith(tuple(f"{root}." for root in load_table("verl").roots))
+    return key.startswith(tuple(f"{root}." for root in load_identity("verl").roots))
 
 
 @cache
@@ -175,8 +175,8 @@ def algorithm_words() -> dict[str, tuple[str, ...]]:
 def load_stacks() -> tuple[Stack, ...]:
     """The stacks that are refused by name.
 
-    >>> [stack.title for stack in load_stacks()][:2]
-    ['axolotl', 'ROLL']
+    >>> any(stack.title == "torchtune" for stack in load_stacks())
+    True
     """
     entries = read_yaml(FILE, "the stacks without a table")
     return tuple(validate(Stack, entry, file=str(FILE)) for entry in entries)
@@ -221,7 +221,7 @@ def flags_and_overrides(command: Command) -> dict[str, Given]:
 
 
 def _refuse(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
-    titles = ", ".join(dict.fromkeys(load_head(name).title for name in SOURCES))
+    titles = ", ".join(dict.fromkeys(load_identity(name).title for name in SOURCES))
     return SpecError(
         f"this is a file of {stack.title} ({', '.join(dict.fromkeys(keys[:MOST_SHOWN]))}), which rlplan does not read",
         where=where,
