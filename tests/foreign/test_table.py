@@ -74,8 +74,8 @@ def test_the_head_of_a_table_recognises_what_the_table_does(source: str) -> None
 
 
 def test_a_table_that_stands_on_others_has_their_rows_where_it_has_none() -> None:
-    given, online = load_table("ms_swift"), load_table("ms_swift_online")
+    offline, online = load_table("ms_swift"), load_table("ms_swift_online")
     shared = load_table("trl_given").rows["training.zero_stage"]
-    assert given.rows["training.zero_stage"] == online.rows["training.zero_stage"] == shared
-    assert given.rows["algorithm.name"] != load_table("trl_given").rows["algorithm.name"]
-    assert next(iter(given.rows)) == "hardware.num_devices"
+    assert offline.rows["training.zero_stage"] == online.rows["training.zero_stage"] == shared
+    assert offline.rows["algorithm.name"] != load_table("trl_given").rows["algorithm.name"]
+    assert next(iter(offline.rows)) == "hardware.num_devices"
