@@ -41,6 +41,7 @@ _EXPR = re.compile(r"\$\(\s*expr\s+([\w\s$%*/+(){}-]+)\)")
 """`$(expr 16 / $N)`, which is arithmetic."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
 """Nodes that set variables."""
+_FIRST_NODE = re.compile(r'NODE_RANK}?"? *(-eq|==?) *"?0')
 RUN_BY = {"sbatch": "COMMAND"}
 """Variables whose text a batch script runs, by the command that submits it: NeMo-RL's `ray.sub`."""
 STARTERS = ("bash", "sh", "exec", "time", "nohup")
@@ -325,7 +326,9 @@ class _Reader:
     def _decide_test(self, test: "Node") -> bool:
         verdict = evaluate_test(test, self.words)
         if verdict is None:
-            self._add_note(test, f"taken as false, because it is known only at run time: {get_text(test)[:80]}")
+            verdict = _FIRST_NODE.search(get_text(test)) is not None
+            taken = "true, as on the first node" if verdict else "false"
+            self._add_note(test, f"taken as {taken}, because it is known only at run time: {get_text(test)[:80]}")
         return bool(verdict)
 
     def _run_case(self, node: "Node", depth: int) -> None:
