@@ -115,7 +115,7 @@ def test_grpo_is_read_below_trl_and_vllm(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_a_server_unless_the_file_says_otherwise(tmp_path: Path) -> None:
-    """validation.py: `vllm_mode` becomes `server`."""
+    """Upstream's validation sets `vllm_mode` to `server`."""
     with pytest.raises(SpecError) as refused:
         import_yaml(tmp_path, FULL | {"rl": "grpo", "trl": {"use_vllm": True}})
     assert "number of training GPUs is not given" in refused.value.rule

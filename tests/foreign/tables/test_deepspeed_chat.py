@@ -56,7 +56,7 @@ def test_adapters_of_the_policy_beside_a_full_critic_are_refused(tmp_path: Path)
 
 
 def test_the_reference_is_a_copy_also_beside_adapters(tmp_path: Path) -> None:
-    """step2_dpo_finetuning/main.py loads a second model; rlhf_engine.py too (_init_ref)."""
+    """Upstream loads a second model in step 2 (DPO), and in step 3."""
     job = import_script(tmp_path, COMMON + "--beta 0.1 --lora_dim 64 --only_optimize_lora")
     assert job.training.lora is not None
     assert str(job.roles.reference.path).endswith("Llama-2-7b-hf")

@@ -36,7 +36,7 @@ def import_yaml(folder: Path, data: dict[str, Any]) -> JobSpec:
 
 
 def test_preferences_with_adapters_are_read(tmp_path: Path) -> None:
-    """finetuning_args.py: alpha is twice the rank; adapter.py: adapters in float32, the base in 16 bits."""
+    """Upstream's alpha is twice the rank; adapters are in float32, the base is in 16 bits."""
     job = import_yaml(tmp_path, DPO)
     assert job.training.lora is not None
     assert (job.training.lora.rank, job.training.lora.alpha, job.training.lora.dtype) == (8, 16, "float32")
@@ -66,7 +66,7 @@ def test_trainer_settings_are_read(changes: dict[str, Any], facts: dict[str, Any
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_a_reward_model_has_the_logits_of_its_language_head(kind: str, tmp_path: Path) -> None:
-    """rm/workflow.py: AutoModelForCausalLMWithValueHead, which computes and upcasts all logits."""
+    """Upstream loads a value head beside the language head, which computes and upcasts all logits."""
     job = import_yaml(tmp_path, DPO | {"stage": "rm", "finetuning_type": kind})
     assert (job.algorithm.name, job.training.logits) == ("dpo", "in_place")
     assert job.roles.reference.is_precomputed
