@@ -176,7 +176,7 @@ def load_stacks() -> tuple[Stack, ...]:
     """The stacks that are refused by name.
 
     >>> [stack.title for stack in load_stacks()][:2]
-    ['axolotl', 'ROLL']
+    ['ROLL', 'LLaMA-Factory v1']
     """
     entries = read_yaml(FILE, "the stacks without a table")
     return tuple(validate(Stack, entry, file=str(FILE)) for entry in entries)
