@@ -6,14 +6,15 @@ source.py), TRL's launchers (trl/launched.py).
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+from rlplan.errors import SpecError
 from rlplan.foreign.documents import SUFFIXES, flatten_keys, read_named_file
-from rlplan.foreign.settings import Given, parse_word, read_flags
+from rlplan.foreign.settings import Given, add_parts, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.table import Table
+from rlplan.foreign.table import Identity, Table
 from rlplan.foreign.trl.launched import Launch, read_launch
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
@@ -30,12 +31,16 @@ def read_command(
         entries |= {key: Given(value, place) for key, value, place in _read_overrides(words)}
         return Launch(entries, is_known=True)
     entries = _read_flags(words, table, folder, notes)
-    return Launch(entries, not entries.keys().isdisjoint({*table.roots, table.positional}))
+    is_known = any(table.is_root(key, entry.value) for key, entry in entries.items()) and entries.keys() >= {
+        *table.needs
+    }
+    is_known = is_known or not entries.keys().isdisjoint({*table.shared_roots, table.positional})
+    return Launch(entries, is_known or any(word == FILE_FOLLOWS for word, _ in words))
 
 
-def find_entry(command: Command, table: Table) -> int | None:
-    """Index of the last word of the first entry of a table that a command has."""
-    positions = (find_word(command, entry) for entry in table.entries)
+def find_entry(command: Command, stack: Identity) -> int | None:
+    """Index of the last word of the first entry of a stack that a command has."""
+    positions = (find_word(command, entry) for entry in stack.entries)
     return next((at for at in positions if at is not None), None)
 
 
@@ -51,18 +56,44 @@ def find_word(command: Command, entry: str) -> int | None:
     return None
 
 
+def find_server(command: Command, stack: Identity) -> int | None:
+    """Index of the last word by which a command starts the engine of a stack; None where it starts none."""
+    positions = (find_word(command, server) for server in stack.servers)
+    return next((at for at in positions if at is not None), None)
+
+
+def read_server(commands: Iterable[Command], table: Table) -> dict[str, Given]:
+    """Flags of the engine that the same script starts: `trl vllm-serve --tensor-parallel-size 2`."""
+    for command in commands:
+        at = find_server(command, table)
+        if at is not None:
+            words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
+            entries = {f"vllm_serve.{key}": Given(value, place) for key, value, place in read_flags(words)}
+            return {key: Given(1, command.places[at]) for key in _SIZES} | entries
+    return {}
+
+
+_SIZES = ("vllm_serve.tensor_parallel_size", "vllm_serve.data_parallel_size")
+"""Sizes of an engine, 1 by default."""
 LEAST_WRAPPED = 5
 """Fewest known keys by which another project's program counts as a wrapper of the table's stack."""
 
 
+def may_wrap(command: Command, stack: Identity) -> bool:
+    """Whether another project's program may take a stack's overrides: it has one of the stack's roots."""
+    keys = _list_override_keys(command) if stack.syntax == "overrides" else []
+    return any(key.startswith(f"{root}.") for key in keys for root in stack.roots)
+
+
 def is_wrapped(command: Command, table: Table) -> bool:
     """Whether another project's program takes a table's overrides, as rllm and SkyRL-Agent take verl's."""
-    if table.syntax != "overrides":
-        return False
-    keys = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
-    known = [key for key in keys if key in table.keys]
-    has_root = any(key.startswith(f"{root}.") for key in known for root in table.roots)
-    return has_root and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
+    keys = _list_override_keys(command)
+    known = [key for key in keys if table.knows(key)]
+    return may_wrap(command, table) and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(keys)
+
+
+def _list_override_keys(command: Command) -> list[str]:
+    return [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
 
 
 LARGE = 1_000
@@ -81,7 +112,7 @@ def normalize_values(entries: Mapping[str, Given], table: Table) -> dict[str, Gi
             plain_entries |= {f"{key}.{at}": Given(part, entry.place) for at, part in enumerate(parts)}
         else:
             plain_entries[key] = Given(_expand_number(entry.value, table), entry.place)
-    return plain_entries
+    return add_parts(plain_entries, table)
 
 
 def _expand_number(value: Any, table: Table) -> Any:
@@ -112,10 +143,12 @@ def _read_overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any
             yield word[1:].partition("=")[0], None, place
 
 
-_NAMES = ("--config-name", "-cn", "--config")
-"""Flags that name a configuration: Hydra's, and NeMo-RL's own."""
-_FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
-"""Hydra's flags for the configuration's folder."""
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+"""The beginning of `key=value` behind the file of a command line, as OmegaConf reads it."""
+_NAMES = ("--config-name", "-cn", "--config", "--config_name")
+"""Flags that name a configuration: Hydra's, NeMo-RL's and ROLL's own."""
+_FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd", "--config_path")
+"""Flags for the configuration's folder: Hydra's and ROLL's."""
 
 
 def _find_configuration(words: Sequence[str]) -> tuple[Path, int]:
@@ -147,9 +180,11 @@ def _read_configuration(
 
 def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
     """Flags of one program: short flags, `--no-key`, JSON values as keys, and a positional word before all flags."""
-    entries: dict[str, Given] = {}
+    entries = _read_files(words, folder, notes)
     if table.positional and words and not words[0][0].startswith("-"):
         entries[table.positional] = Given(*words[0])
+        overrides = list(takewhile(lambda pair: _OVERRIDE.match(pair[0]), words[1:]))
+        words = [*((f"--{word}", place) for word, place in overrides), *words[1 + len(overrides) :]]
     long = [
         (f"--{table.short[word[1:]]}" if word[:1] == "-" and word[1:] in table.short else word, at)
         for word, at in words
@@ -162,13 +197,36 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
                 name: Given(inner, place)
                 for name, inner in flatten_keys({key: parse_yaml(value, where=place, what=key)}).items()
             }
-        else:
+        elif not str(value).startswith(f"{FILE_FOLLOWS} "):
             entries[key] = Given(value, place)
     if old := [key for key in entries if key in table.older]:
         notes.append(f"flags of an earlier {table.title}, with defaults of {table.version}: {', '.join(old[:4])} ...")
         entries = {table.older.get(key, key): entry for key, entry in entries.items()}
     named = entries.pop("config", None) if table.positional else None
-    return {key.replace("-", "_"): entry for key, entry in read_named_file(folder, named, notes).items()} | entries
+    inner = read_named_file(folder, named, notes)
+    if named is not None and not inner and table.positional == "config":
+        raise SpecError(
+            f"'{named.value}' was not found",
+            where=named.place,
+            rule=f"a command of {table.title} that names a file takes its settings from there",
+            way_out="put the file beside the script, or give it in place of the script",
+        )
+    return {key.replace("-", "_"): entry for key, entry in inner.items()} | entries
+
+
+FILE_FOLLOWS = "@"
+"""Word of prime-rl's command lines before a file, whose keys stand below the flag before it: `--trainer @ t.toml`."""
+
+
+def _read_files(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
+    """The keys of the files that follow the word `@`, the last file first in precedence."""
+    entries: dict[str, Given] = {}
+    for (before, _), (word, _), file in zip([("", ""), *words], words, words[1:], strict=False):
+        if word == FILE_FOLLOWS:
+            below = f"{before.removeprefix('--')}." if before.startswith("--") else ""
+            named = read_named_file(folder, Given(*file), notes)
+            entries |= {below + key.replace("-", "_"): entry for key, entry in named.items()}
+    return entries
 
 
 def find_defaults(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Left out: reading files (source.py), planning the job (check.py).
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from math import ceil
 from pathlib import Path, PurePosixPath
@@ -24,7 +25,7 @@ from rlplan.spec.hardware.catalogue import split_count
 from rlplan.spec.models.catalogue import find_bundled_id, find_model_path, find_nearest_id
 from rlplan.units import MIB
 
-_PACKED = re.compile(r"-(FP8|INT4|NVFP4)$", re.IGNORECASE)
+_PACKED = re.compile(r"[-_](FP8|NVFP4|MXFP4|AWQ|(GPTQ-)?INT[48]|GPTQ|AQLM[\w-]*|(unsloth-)?bnb-4bit)$", re.IGNORECASE)
 """Suffixes in the names of quantized checkpoints."""
 _FP8 = re.compile(
     r"(?!.*bf16)(.*-FP8|DeepSeek-(V3|R1)(\.\d)?(-Base|-Zero|-Exp|-Terminus|-\d{4})?|Kimi-K2-(Instruct|Base)(-\d{4})?"
@@ -112,6 +113,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
             counted = {entry.ours: entry for entry in _read_hardware(settings, hardware, notes)}
             taken |= counted
             settings.ours.update({key: entry.value for key, entry in counted.items()})
+            find_first(settings, "", settings.table.refusals, notes)
             continue
         match = None if ours in taken else find_first(settings, ours, alternatives, notes)
         if match is None:
@@ -134,10 +136,10 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
     data: dict[str, Any] = {"name": _make_name(settings.file), "framework": settings.table.framework}
     for ours, entry in taken.items():
         _put(data, ours.split("."), entry.value)
-    larger = tuple(words for role in roles for words in role.not_counted)
-    return Imported(
-        settings, data, tuple(taken.values()), _list_left(settings), tuple(dict.fromkeys(notes)), share, larger
-    )
+    left = _list_left(settings)
+    larger = [words for role in roles for words in role.not_counted]
+    larger += [f"{entry.key}={entry.value}" for entry in left if _may_take_more(settings, entry)]
+    return Imported(settings, data, tuple(taken.values()), left, tuple(dict.fromkeys(notes)), share, tuple(larger))
 
 
 def _order_rows(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...] | None]]:
@@ -195,6 +197,10 @@ def _convert_value(settings: Settings, row: Row, value: Any, notes: list[str]) -
         return _find_model(settings, row, str(value), notes)
     if row.convert == "packed":
         return "fp8" if _FP8.match(PurePosixPath(str(value).rstrip("/")).name) else None
+    if row.convert == "count":
+        return len(str(value).strip("[]").split(","))
+    if row.convert == "names":
+        return _list_layers(row, value, notes)
     if row.convert == "mebibytes":
         return int(_require_number(settings, row.key, value) * MIB)
     if row.part:
@@ -202,6 +208,16 @@ def _convert_value(settings: Settings, row: Row, value: Any, notes: list[str]) -
     if row.times or row.over or row.minus or row.plus or row.least:
         return _scale(settings, row, value, notes)
     return value
+
+
+def _list_layers(row: Row, value: Any, notes: list[str]) -> Any:
+    """Names of layers with adapters: a list, or a text of names; all linear layers for a pattern."""
+    names = value if isinstance(value, list) else re.split(r"[ ,]+", str(value).strip("[]"))
+    if all(isinstance(name, str) and re.fullmatch(r"\w+_proj|experts|gate|up|down", name) for name in names):
+        return names
+    if value not in ("all-linear", "all", ["all-linear"]):
+        notes.append(f"{row.key} = {shorten_value(value)}: adapters are counted on all linear layers")
+    return "all-linear"
 
 
 def _scale(settings: Settings, row: Row, value: Any, notes: list[str]) -> int:
@@ -336,13 +352,18 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
 
 def _list_left(settings: Settings) -> tuple[Left, ...]:
     table = settings.table
-    rows = (row for alternatives in table.rows.values() for row in alternatives)
-    known = frozenset(key for row in rows for key in row.keys)
+    known = frozenset(key for row in table.all_rows for key in row.keys)
     return tuple(
         Left(key, strip_marks(format_value(entry.value)), entry.place, table.why_without_counterpart(key))
         for key, entry in settings.entries.items()
-        if key not in known
+        if key not in known and not any(f"{key}.".startswith(f"{composite}.") for composite in table.parsed)
     )
+
+
+def _may_take_more(settings: Settings, entry: Left) -> bool:
+    """Whether a setting without a counterpart can need more memory than a plan counts."""
+    is_set = entry.value.lower() not in ("false", "null", "none", "0", "0.0", "[]", "")
+    return is_set and any(fnmatchcase(entry.key, pattern) for pattern in settings.table.uncounted)
 
 
 def _read_fraction(entry: Taken) -> float:

@@ -7,64 +7,27 @@ with a way out in rlplan's keys. Left out: keys of older rlplan versions (spec/f
 
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.foreign.convert import SHARES
-from rlplan.foreign.table import SOURCES, Row, Table, load_table
+from rlplan.foreign.table import SOURCES, Row, Table, load_identity, load_table
 from rlplan.frameworks.rules import format_value
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
 
-COMMON = {
-    "num_gpus": "hardware.num_devices",
-    "num_nodes": "hardware.num_hosts",
-    "nodes": "hardware.num_hosts",
-    "gpu": "hardware.profile",
-    "gpu_type": "hardware.profile",
-    "train": "data.prompts",
-    "train_file": "data.prompts",
-    "train_data": "data.prompts",
-    "dataset": "data.prompts",
-    "train_files": "data.prompts",
-    "val": "data.heldout",
-    "val_file": "data.heldout",
-    "val_files": "data.heldout",
-    "test_file": "data.heldout",
-    "eval_file": "data.heldout",
-    "validation": "data.heldout",
-    "reward": "rewards",
-    "reward_function": "rewards",
-    "max_steps": "workload.num_steps",
-    "total_steps": "workload.num_steps",
-    "max_length": "workload.max_response_len",
-    "max_tokens": "workload.max_response_len",
-    "group_size": "workload.num_samples_per_prompt",
-    "evaluate": "workload.evaluate_every",
-    "eval_steps": "workload.evaluate_every",
-    "eval_every": "workload.evaluate_every",
-    "lora_rank": "training.lora.rank",
-    "qlora": "training.lora='{rank: 16, base_dtype: nf4}'",
-    "r": "training.lora.rank",
-    "top_p": "workload.temperature alone: rollouts are sampled from all tokens",
-    "top_k": "workload.temperature alone: rollouts are sampled from all tokens",
-    "load_in_4bit": "training.lora='{rank: 16, base_dtype: nf4}'",
-    "use_peft": "training.lora='{rank: 16}'",
-    "peft": "training.lora='{rank: 16}'",
-    "deepspeed": "training.zero_stage",
-    "offload": "placement.offload",
-    "save_steps": "checkpoints.every",
-    "save_every": "checkpoints.every",
-    "wandb": "metrics",
-    "is_async": "placement.max_staleness=1",
-    "async": "placement.max_staleness=1",
-    "async_mode": "placement.max_staleness=1",
-    "async_training": "placement.max_staleness=1",
-    "logger": "metrics",
-}
-"""Words that no stack's table has, and rlplan's keys for them."""
 MAX_MEANT = 3
 """Keys that one hint may list."""
+
+
+@cache
+def _read_common() -> dict[str, str]:
+    """Words that no stack's table has, and rlplan's keys for them."""
+    words: dict[str, str] = read_yaml(Path(__file__).with_suffix(".yaml"), "common words")
+    return words
 
 
 class _Hint(NamedTuple):
@@ -83,7 +46,8 @@ def add_hint(error: MisspeltError) -> SpecError:
     nearest = min(_find_hints(error.key.replace("-", "_"), error.word), default=None)
     way_out = _find_misplaced(error.key, error.value_text) if error.word is None else ""
     if error.word is None and not way_out and (nearest is None or nearest.distance):
-        common = COMMON.get(error.key.rpartition(".")[2]) or (not nearest and COMMON.get(error.key.partition(".")[0]))
+        words = _read_common()
+        common = words.get(error.key.rpartition(".")[2]) or (not nearest and words.get(error.key.partition(".")[0]))
         way_out = f"write {common}" if common else ""
     if not way_out and nearest is None:
         return error
@@ -111,7 +75,8 @@ def _find_misplaced(key: str, assignment: str) -> str:
 
 
 def _find_hints(key: str, word: str | None) -> Iterator[_Hint]:
-    for table in map(load_table, SOURCES):
+    emitted = (name for name in SOURCES if not load_identity(name).framework_name)
+    for table in map(load_table, emitted):
         for ours, alternatives in table.rows.items():
             for row in alternatives:
                 if row.is_only_read:

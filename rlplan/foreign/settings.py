@@ -6,6 +6,7 @@ In: pairs of key and text. Out: Settings. Left out: reading files (source.py), t
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from rlplan.errors import SpecError
@@ -93,7 +94,12 @@ class Settings:
 
     def holds(self, condition: Condition) -> bool:
         """Whether every key of a condition has its value, one of its values, or a value within its bound."""
-        return all(matches(self.value(key), wanted) for key, wanted in condition.items())
+        return all(matches(self.value(key), self._fill_bound(wanted)) for key, wanted in condition.items())
+
+    def _fill_bound(self, wanted: Any) -> Any:
+        """A condition's value; a bound that names a key, such as `<other.key`, with that key's value."""
+        is_bound = isinstance(wanted, str) and wanted[:1] in ("<", ">") and wanted[1:2].isalpha()
+        return f"{wanted[0]}{self.value(wanted[1:]) or 0}" if is_bound else wanted
 
     def list_required(self) -> dict[str, Any]:
         """Keys that the stack requires beside the given ones, with the table's values where the file has none."""
@@ -108,8 +114,21 @@ class Settings:
 
     def replace_values(self, values: Mapping[str, Any]) -> "Settings":
         """The settings with other values."""
-        changed = {**self.entries, **{key: Given(value, "a change") for key, value in values.items()}}
-        return replace(self, entries=changed, ours={})
+        named = [self.table.shipped.get(PurePosixPath(str(value)).stem, {}) for value in values.values()]
+        new = {key: Given(value, "a change") for mapping in (values, *named) for key, value in mapping.items()}
+        return replace(self, entries={**self.entries, **add_parts(new, self.table)}, ours={})
+
+
+def add_parts(entries: Mapping[str, Given], table: Table) -> dict[str, Given]:
+    """The entries with the parts of composite values as keys of their own, as the table's `parsed` names them."""
+    parts = dict(entries)
+    for key, patterns in table.parsed.items():
+        for name, pattern in patterns.items() if key in parts else ():
+            if match := re.search(pattern, str(parts[key].value)):
+                words = [parse_word(word) for word in match.groups()]
+                value = words[1] - words[0] if len(words) > 1 else words[0]
+                parts[name if "." in name else f"{key}.{name}"] = Given(value, parts[key].place)
+    return parts
 
 
 def parse_word(text: str) -> Any:

@@ -4,8 +4,9 @@ In: a path, `--source` and `--set`. Out: Settings. Left out: command lines (comm
 (shell/script.py), conversions (convert.py).
 """
 
+import re
 import shlex
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,31 @@ from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.command_lines import (
     find_defaults,
     find_entry,
+    find_server,
     find_word,
     first_word,
     is_wrapped,
+    may_wrap,
     normalize_values,
     read_command,
+    read_server,
 )
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
-from rlplan.foreign.settings import Given, Settings, parse_word
+from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
-from rlplan.foreign.table import SOURCES, Table, get_table_name, load_table
-from rlplan.foreign.trl.launched import add_launcher, is_server, read_server
+from rlplan.foreign.table import SOURCES, Identity, Table, get_table_name, load_identity, load_table
+from rlplan.foreign.trl.launched import add_launcher, read_launcher
 from rlplan.foreign.trl.trainers import choose_table, is_trl
-from rlplan.foreign.trl.training_arguments import add_accelerate
+from rlplan.foreign.trl.training_arguments import KIND, add_accelerate
 from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
+from rlplan.frameworks.profile import find_release
+from rlplan.reading import read_text
 from rlplan.spec.base import shorten_value
 
 NEAREST = Nearest()
+PROCESSES = ("NPROC_PER_NODE", "NNODES")
+"""Variables that stand for flags of `torchrun`."""
 MOST_STRANGE = 0.6
 """Largest share of unknown keys in a file of a stack that is read.
 
@@ -41,6 +49,8 @@ have 0.75 and more.
 PYTHON = (".py", ".ipynb")
 READ = (*SUFFIXES, *PYTHON)
 """Suffixes of files other than shell scripts that may describe a training."""
+_IMPORT = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(SOURCES)})\b", re.MULTILINE)
+"""Imports the package of a stack that is started by commands or configuration files."""
 EMITTED = "train"
 """Stem of the file that `rlplan emit --target` writes."""
 PLAN_FILE = "plan.json"
@@ -55,11 +65,12 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
     source: its stack, where the file cannot be recognised. outside: `NAME=VALUE` for a variable of the script or a
     foreign key. nearest: options of the command line that a refusal repeats. Raises: SpecError, HostError.
     """
-    tables = _load_tables(source)
+    stacks = _load_identities(source)
     pairs = _split_pairs(outside)
     path = _find_file(path, nearest) if path.is_dir() else path
     names: Set[str] = frozenset()
     if path.suffix in PYTHON:
+        _refuse_launcher(path)
         script = read_python(path, pairs)
         if not script.has_trainer:
             raise _refuse_without_trainer(path)
@@ -69,15 +80,17 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
             table, str(path), normalize_values(script.entries, table), dict(table.defaults), script.notes
         )
     elif path.suffix in SUFFIXES:
-        settings = _read_document(path, tables, source, pairs, nearest)
+        settings = _read_document(path, stacks, source, pairs, nearest)
     else:
-        settings, names = _read_script(path, tables, pairs, nearest)
+        settings, names = _read_script(path, stacks, pairs, nearest)
     if settings.table.syntax == "python":
         names = names | {"trainer"}
-        with_files, notes = add_accelerate(settings.entries, path.parent)
+    settings = _apply_outside(settings, pairs, names)
+    if KIND in settings.table.defaults:
+        with_files, notes = add_accelerate(settings.entries, path.parent, settings.table)
         settings = replace(settings, entries=with_files, notes=(*settings.notes, *notes))
     _check_known(settings, nearest)
-    return _apply_outside(settings, pairs, names)
+    return settings
 
 
 def _find_file(folder: Path, nearest: Nearest) -> Path:
@@ -151,6 +164,21 @@ def _normalize_key(name: str, table: Table) -> str:
     return name.lstrip("+")
 
 
+def _refuse_launcher(path: Path) -> None:
+    """Raises: SpecError for a Python program of a stack that is started by commands or configuration files."""
+    text = read_text(path, "the script")
+    package = _IMPORT.search(text)
+    if package is None or re.search(r"\b(trl|unsloth)\b", text):
+        return
+    title = load_identity(package[1]).title
+    raise SpecError(
+        f"this program computes the options of {title} in Python, which is not followed for {title}",
+        where=str(path),
+        rule=f"a command line or configuration file of {title}",
+        way_out="give the command or the file that the program starts with, with its options",
+    )
+
+
 def _refuse_without_trainer(path: Path) -> SpecError:
     known = ", ".join(f"{name}Trainer" for name in ("GRPO", "SFT", "DPO", "KTO", "Reward"))
     return SpecError(
@@ -161,17 +189,19 @@ def _refuse_without_trainer(path: Path) -> SpecError:
     )
 
 
-def _load_tables(source: str | None) -> dict[str, Table]:
+def _load_identities(source: str | None) -> dict[str, Identity]:
     if source is None:
-        return {name: load_table(name) for name in SOURCES}
+        return {name: load_identity(name) for name in SOURCES}
     if get_table_name(source) not in SOURCES:
         raise SpecError(
             f"'{source}' is no known stack",
             where="command line: --source",
-            rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
+            rule=f"one of {', '.join(dict.fromkeys(load_identity(name).title for name in SOURCES))}."
+            f"{did_you_mean(source, SOURCES)}",
             way_out="omit --source: most files are recognised without it",
         )
-    return {source: load_table(get_table_name(source))}
+    name = get_table_name(source)
+    return {other: load_identity(other) for other in SOURCES if f"{other}_".startswith(f"{name}_")}
 
 
 def _split_pairs(words: Sequence[str]) -> dict[str, str]:
@@ -190,59 +220,110 @@ def _split_pairs(words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_script(
-    path: Path, tables: Mapping[str, Table], outside: Mapping[str, str], nearest: Nearest
+    path: Path, stacks: Mapping[str, Identity], outside: Mapping[str, str], nearest: Nearest
 ) -> tuple[Settings, Set[str]]:
     """The settings of a shell script, and all its words that may be variables."""
     script = read_script(path, {name: value for name, value in outside.items() if "." not in name})
     refuse_commands(script.commands, path, nearest)
-    for table in tables.values():
-        commands = [(command, at) for command in script.commands if (at := find_entry(command, table)) is not None]
-        commands = commands or [(command, 0) for command in script.commands if is_wrapped(command, table)]
-        if table.syntax == "python":
-            commands = [(command, at) for command, at in commands if not is_server(command)]
+    for name, stack in stacks.items():
+        commands = [(command, at) for command in script.commands if (at := find_entry(command, stack)) is not None]
+        if not commands and any(may_wrap(command, stack) for command in script.commands):
+            commands = [(command, 0) for command in script.commands if is_wrapped(command, load_table(name))]
+        commands = [(command, at) for command, at in commands if find_server(command, stack) is None]
+        if not commands:
+            continue
+        table = load_table(name)
         for command, at in commands:
-            words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
+            words = tuple(zip(command.words, command.places, strict=True))
             notes = list(script.notes)
-            read = read_command(words, table, path.parent, notes, outside)
+            read = read_command(words[at + 1 :], table, path.parent, notes, outside)
             if not read.is_known:
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
-            entries, chosen, defaults = read.entries, table, find_defaults(table, command.words)
+            entries, chosen = read.entries, table
+            long = [pair for pair in words[:at] if pair[0].startswith("--") or not pair[0].startswith("-")]
+            launcher = {f"launcher.{key}": Given(value, place) for key, value, place in read_flags(long)}
+            entries |= {key: entry for key, entry in launcher.items() if key in table.keys}
             if table.syntax == "python":
                 chosen, entries = choose_table(entries, command.places[0])
-                entries, defaults = read_server(script.commands) | entries, dict(chosen.defaults)
-            return Settings(
-                chosen, str(path), normalize_values(entries, chosen), defaults, tuple(notes)
-            ), script.names | read.used
-    raise _refuse_without_command(path, script.commands, tables, nearest)
+            else:
+                entries = _read_before(command, at, table, path.parent, notes) | entries
+            entries = read_server(script.commands, table) | entries
+            raw = Settings(chosen, str(path), entries, {}, tuple(notes))
+            return _settle(raw, command.words, outside), script.names | read.used
+    skipped = [note for note in script.notes if "taken as false" in note]
+    raise _refuse_without_command(path, script.commands, [*stacks.values()], nearest, skipped)
+
+
+def _read_before(command: Command, at: int, table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
+    """The keys of the launcher before a program, and of the environment, where a table reads them."""
+    if "accelerate.num_processes" not in table.keys:
+        return {}
+    place, environment = command.places[0], command.environment
+    flags = [(f"--{name.lower()}={environment[name]}", place) for name in PROCESSES if name in environment]
+    words = [*zip(command.words[:at], command.places[:at], strict=True), *flags]
+    # SCRIPT: the same flags mean other steps in other folders
+    variables = {f"env.{name}": value for name, value in {**environment, "SCRIPT": str(folder.resolve())}.items()}
+    asked = {key: Given(parse_word(value), place) for key, value in variables.items() if table.knows(key)}
+    return asked | read_launcher(words, folder, notes, table.shipped)
+
+
+def _settle(raw: Settings, words: Sequence[str], outside: Mapping[str, str], parts: Set[str] = frozenset()) -> Settings:
+    """The settings as their table reads them, or the table of their method. words, parts: as of find_defaults."""
+    table = raw.table
+    typed = {key: Given(parse_word(value), "--set") for key, value in outside.items() if key in table.keys}
+    keys = {table.older.get(key, key): entry for key, entry in {**raw.entries, **typed}.items()}
+    settings = replace(raw, entries=normalize_values(keys, table), defaults=find_defaults(table, words, parts))
+    other = next((name for name, condition in table.instead.items() if settings.holds(condition)), "")
+    return _settle(replace(raw, table=load_table(other)), words, outside, parts) if other else settings
 
 
 def _refuse_without_command(
-    path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest
+    path: Path, commands: Sequence[Command], stacks: Sequence[Identity], nearest: Nearest, skipped: Sequence[str]
 ) -> SpecError:
-    """The refusal of a script without a command that is read; it names a known program without a table."""
-    unread = [(table, name) for table in tables.values() for name in table.unread if "." in name]  # `rm` is bash's too
-    for table, program in unread:
+    """The refusal of a script without a command that is read; it names a known program without a table.
+
+    skipped: notes on conditions that only a run decides, whose commands were not read.
+    """
+    # `rm` is bash's too
+    unread = [(stack, name) for stack in stacks for name in stack.unread if "." in name or " " in name]
+    for stack, program in unread:
         if any(find_word(command, program) is not None for command in commands):
-            return _refuse_program(path, table, program, nearest)
-    entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
+            return _refuse_program(path, stack, program, nearest)
+    entries = ", ".join(dict.fromkeys(entry for stack in stacks for entry in stack.entries))
     return SpecError(
-        f"no command of this script starts one of {_list_titles(tables)}",
+        f"no command of this script starts one of {_list_titles(stacks)}",
         where=str(path),
         rule=f"a command with one of {entries} among its words",
-        way_out="give the script that starts the training, or the YAML file that it reads",
+        way_out="give the script that starts the training, or the YAML file that it reads"
+        + (f"; or with --set the values that decide it ({skipped[0]})" if skipped else ""),
     )
 
 
-def _refuse_program(path: Path, table: Table, name: str, nearest: Nearest) -> SpecError:
-    algorithm, *words = table.unread[name].split()
+def _refuse_program(path: Path, stack: Identity, name: str, nearest: Nearest) -> SpecError:
+    algorithm, *words = stack.unread[name].split()
     return SpecError(
-        f"{name} of {table.title} is not read",
+        f"{name} of {stack.title} is not read",
         where=str(path),
-        rule=f"of {table.title}: {', '.join(table.entries)}, and their configurations",
+        rule=f"of {stack.title}: {', '.join(stack.entries)}, and their configurations",
         way_out=nearest.command(algorithm=algorithm, words=words),
     )
+
+
+def _refuse_other_stack(entries: Mapping[str, Given], path: Path, table: Table, least: int) -> None:
+    """Raises: SpecError for a document with at least so many own keys of a stack that is not the table's."""
+    for name in SOURCES:
+        other = load_identity(name)
+        keys = [root for root in other.roots if root in entries and not table.knows(root)]
+        is_other = len(keys) >= least and other.framework_name not in ("", table.framework_name)
+        if is_other and find_release(other.framework_name).is_read_only:
+            raise SpecError(
+                f"this is a file of {other.title} ({', '.join(keys[:3])})",
+                where=str(path),
+                rule=f"a file has the keys of one stack, and {table.title} has none of these",
+                way_out=f"--source {name}, without keys of {table.title}",
+            )
 
 
 def _find_parts(path: Path, keys: dict[str, Given], table: Table, nearest: Nearest) -> Set[str]:
@@ -260,29 +341,37 @@ def _find_parts(path: Path, keys: dict[str, Given], table: Table, nearest: Neare
     return parts
 
 
-def _list_titles(tables: Mapping[str, Table]) -> str:
-    return ", ".join(dict.fromkeys(table.title for table in tables.values()))
+def _list_titles(stacks: Iterable[Identity]) -> str:
+    return ", ".join(dict.fromkeys(stack.title for stack in stacks))
 
 
 def _read_document(
-    path: Path, tables: Mapping[str, Table], source: str | None, outside: Mapping[str, str], nearest: Nearest
+    path: Path, stacks: Mapping[str, Identity], source: str | None, outside: Mapping[str, str], nearest: Nearest
 ) -> Settings:
     entries, notes = read_document(path)
     refuse_document(entries, path, nearest)
+    if source is not None:
+        _refuse_other_stack(entries, path, load_table(get_table_name(source)), 1)
     with_trainer = entries | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
-    for table in tables.values():
-        if table.syntax == "python" and (source or is_trl(with_trainer)):
+    base = first_word(Path(str(entries[BELOW].value)).stem) if BELOW in entries else ""
+    candidates = [(name, False) for name in stacks] + ([(get_table_name(source), True)] if source else [])
+    for name, is_named in candidates:
+        stack = stacks[name]
+        if stack.syntax == "python" and (source or is_trl(with_trainer)):
             chosen, keys = choose_table(add_launcher(with_trainer, path.parent, notes), str(path))
-            return Settings(chosen, str(path), normalize_values(keys, chosen), dict(chosen.defaults), tuple(notes))
-        keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if table.syntax == "flags" else entries
-        if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
+            return _settle(Settings(chosen, str(path), keys, {}, tuple(notes)), (), {})
+        keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if stack.syntax == "flags" else entries
+        has_suffix = path.suffix == (stack.suffix or path.suffix)
+        has_root = base in stack.roots or any(stack.is_root(key, entry.value) for key, entry in keys.items())
+        if is_named or (has_suffix and has_root):
+            table = load_table(name)
+            _refuse_other_stack(entries, path, table, 2)
             parts = _find_parts(path, keys, table, nearest)
-            plain_entries = normalize_values(keys, table)
-            defaults = find_defaults(table, (f"--config={path.stem}",), parts)
-            return Settings(table, str(path), plain_entries, defaults, tuple(notes))
+            raw = Settings(table, str(path), keys, {}, tuple(notes))
+            return _settle(raw, (f"--config={path.stem}",), outside, parts)
     raise SpecError(
-        f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),
+        f"none of its keys is one of {_list_titles(stacks.values())}: " + ", ".join(list(entries)[:5]),
         where=str(path),
-        rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
-        way_out="name the stack: --source " + "|".join(dict.fromkeys(table.title for table in tables.values())),
+        rule="each is known by " + ", ".join(root for stack in stacks.values() for root in stack.roots),
+        way_out="name the stack: --source " + "|".join(dict.fromkeys(stack.title for stack in stacks.values())),
     )

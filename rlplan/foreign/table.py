@@ -8,8 +8,10 @@ foreign keys and for job keys that stand above. Its values are one value, a list
 for any value but null.
 """
 
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import Field
@@ -21,7 +23,14 @@ from rlplan.spec.files.yaml import parse_yaml
 from rlplan.vocabulary import Role
 
 FOLDER = KEYS_FOLDER
-SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl_given", "trl", "vllm", "deepspeed")
+SOURCES = (
+    *("areal", "areal_offline", "roll", "roll_offline", "roll_dpo"),
+    *("megatron_swift", "megatron_swift_online", "ms_swift", "ms_swift_online", "axolotl", "axolotl_online"),
+    *("llama_factory", "deepspeed_chat"),
+    *("verl_offline", "verl", "nemo_rl_offline", "nemo_rl", "openrlhf_offline", "openrlhf", "miles", "slime"),
+    *("prime_rl", "prime_rl_offline", "prime_rl_trainer", "skyrl_offline", "skyrl"),
+    *("trl_given", "trl", "vllm", "deepspeed"),
+)
 """Stacks with a table, in the order in which a file is tried."""
 Condition = dict[str, Any]
 
@@ -75,11 +84,12 @@ class Row(Spec):
     """Reason of the refusal where the row holds."""
     way_out: str = ""
     """Way out of that refusal."""
-    convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share"] = ""
+    convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share", "count", "names"] = ""
     """A further conversion.
 
     `model` finds a model by its name, `packed` reads a weight format from it, `mebibytes` gives bytes. The shares turn
     a fraction of a GPU's memory into bytes of KV cache: of the whole engine (vLLM), or of weights and cache (SGLang).
+    `count` counts the words of a list, `names` gives the names of layers.
     """
 
     @property
@@ -151,27 +161,50 @@ class Fixed(Spec):
     when: Condition = Field(default={})
 
 
-class Table(Spec):
-    """The mapping table of one stack."""
+class Identity(Spec):
+    """How a stack's files and commands are recognised. It stands at the top of a table's file, above `defaults`."""
 
     title: str
-    version: str
-    framework_name: str = ""
-    """The framework's profile (rlplan/frameworks), where its name is not the table's title."""
-    repository: str
-    commit: str
-    """Upstream commit that the table describes."""
-    files: tuple[str, ...]
-    vllm: str = ""
-    """The version of vLLM that the stack requires."""
     syntax: Literal["overrides", "flags", "python", "document"]
     """Syntax of its command lines: Hydra's `key=value`, `--key value`, a launcher before the program, or none."""
     entries: tuple[str, ...]
     """Words of a command line that identify the stack; consecutive words where an entry has a space."""
     unread: dict[str, str] = Field(default={})
     """Unsupported programs, and parts of their documents, with rlplan's algorithm and further overrides for them."""
+    roots: tuple[str, ...]
+    """Keys that identify the stack in a file, or beside its entry on a command line of flags."""
+    root_values: tuple[str, ...] = ()
+    """Patterns of values that identify the stack as a root does."""
+    needs: tuple[str, ...] = ()
+    """Keys that a command has besides a root."""
+    suffix: str = ""
+    """Suffix of its documents, where its keys alone are too common to identify the stack."""
+
     positional: str = ""
     """The key of a word that stands before all flags."""
+
+    framework_name: str = ""
+    """The framework's profile (rlplan/frameworks), where its name is not the table's title."""
+
+    servers: tuple[str, ...] = ()
+    """Words of commands that start the stack's engine beside a training."""
+
+    def is_root(self, key: str, value: Any) -> bool:
+        """Whether a key, or its value, identifies the stack in a file."""
+        is_named = isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.root_values)
+        return is_named or any(key == root or key.startswith(root + ".") for root in self.roots)
+
+
+class Table(Identity):
+    """The mapping table of one stack."""
+
+    version: str
+    repository: str
+    commit: str
+    """Upstream commit that the table describes."""
+    files: tuple[str, ...]
+    vllm: str = ""
+    """The version of vLLM that the stack requires."""
     in_python: dict[str, str] = Field(default={})
     """Keys of a command line with another name in a Python script, and that name."""
     required: tuple[Required, ...] = ()
@@ -186,6 +219,14 @@ class Table(Spec):
     """Upstream's files with a model's shape each; a command must name one."""
     short: dict[str, str] = Field(default={})
     """Keys of flags with one dash."""
+    fsdp_by_config: bool = False
+    """Whether `fsdp_config` alone turns FSDP on; in transformers `fsdp` does."""
+    instead: dict[str, Condition] = Field(default={})
+    """Tables of the same stack that read a file in place of this one, where their conditions hold."""
+    shipped: dict[str, dict[str, Any]] = Field(default={})
+    """Accelerate's keys for files of DeepSpeed and FSDP that the stack ships, by their names without a suffix."""
+    refusals: tuple[Row, ...] = ()
+    """Settings that decide memory or time and that no job can state: rows with a reason, which convert to nothing."""
     older: dict[str, str] = Field(default={})
     """Current names of keys by their names in earlier versions."""
     serves: bool = False
@@ -196,12 +237,13 @@ class Table(Spec):
     """Whether `16k` is 16,000 and `16K` 16,384."""
     appended: tuple[str, ...] = ()
     """Patterns of keys that upstream's configuration does not list: Hydra accepts them only with `++`."""
+    parsed: dict[str, dict[str, str]] = Field(default={})
+    """Expressions that find parts of a composite value, by key, and by the part's name or its whole key. The part is
+    the one group, or the second group minus the first."""
     of_roles: dict[Role, dict[str, str]] = Field(default={})
     """Prefixes of another role's keys by the policy's prefixes, for roles that share the policy's layout."""
     compared: dict[Role, dict[str, str]] = Field(default={})
     """The same for keys that are only read: by default they follow the policy's."""
-    roots: tuple[str, ...]
-    """Keys that identify the stack in a file, or beside its entry on a command line of flags."""
     shared_roots: tuple[str, ...] = ()
     """Keys that identify the stack, but not one of its tables."""
     programs: tuple[str, ...] = ()
@@ -213,29 +255,40 @@ class Table(Spec):
     """Other defaults by the name of a configuration or program, or by a part of a document."""
     rows: dict[str, tuple[Row, ...]]
     without_counterpart: dict[str, tuple[str, ...]]
+    uncounted: tuple[str, ...] = ()
+    """Patterns of those keys that can need more memory than a plan counts, unless they are false, 0 or empty."""
     released_defaults: tuple[ReleasedDefault, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """Foreign and job keys that rows, requirements and remedies ask for."""
+        mentioned = [key for row in self.all_rows for key in row.keys]
+        extra: list[Fixed | Required] = [*self.fixed, *self.required]
+        mentioned += [key for entry in extra for key in (*entry.keys, *entry.when)]
+        mentioned += [key for words in self.stages.values() for key in words.split()]
+        mentioned += [key for remedy in self.remedies for key in (remedy.key, *remedy.with_, *remedy.when)]
+        mentioned += [key for condition in self.instead.values() for key in condition]
+        return frozenset(mentioned) - {""}
 
     @property
     def framework(self) -> str:
         """The framework at the table's release, as a job names it."""
         return f"{get_table_name(self.framework_name or self.title)}@{self.version}"
 
-    @property
+    @cached_property
+    def all_rows(self) -> tuple[Row, ...]:
+        """The rows of all job keys, and the refusals."""
+        return (*chain.from_iterable(self.rows.values()), *self.refusals)
+
+    @cached_property
     def keys(self) -> frozenset[str]:
         """Every foreign key that is known by name."""
-        rows = (row for alternatives in self.rows.values() for row in alternatives)
-        asked = (key for row in rows for key in row.keys)
-        fixed = (key for fixed in self.fixed for key in fixed.keys)
-        stages = (key for words in self.stages.values() for key in words.split())
-        changed = (key for remedy in self.remedies for key in (remedy.key, *remedy.with_))
-        known = frozenset((*(key for key in asked if key and key not in self.rows), *fixed, *stages))
-        return known.union(self.defaults, changed)
+        return (self.asked - self.rows.keys()).union(self.defaults)
 
     def reads_value(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that the value is not dropped as null."""
-        rows = (row for alternatives in self.rows.values() for row in alternatives)
-        asked = [row.when[key] for row in rows if key in row.when]
+        asked = [row.when[key] for row in self.all_rows if key in row.when]
         return any(value == wanted or (isinstance(wanted, list) and value in wanted) for wanted in asked)
 
     def knows(self, key: str) -> bool:
@@ -268,28 +321,92 @@ def load_table(source: str) -> Table:
     >>> load_table("verl").rows["workload.max_response_len"][0].key
     'data.max_response_length'
     """
-    read = read_facts(source)
-    if base := read.pop("stands_on", ""):
-        read = _extend(read_facts(base), read)
-    return validate(Table, read, file=str(FOLDER / f"{source}.yaml"))
+    facts = read_facts(source)
+    own, shared = _parse(source).get("defaults", {}), ("defaults", "without_counterpart")
+    # rows that replace those of a table below may leave its defaults without a reader
+    asked = set(_list_words([part for name, part in facts.items() if name not in (*shared, "presets", "older")]))
+    asked |= {word for key, value in facts["defaults"].items() if key in asked for word in _list_words(value)}
+    kept = {key: value for key, value in facts["defaults"].items() if key in own or key in asked}
+    return validate(Table, facts | {"defaults": kept}, file=str(FOLDER / f"{source}.yaml"))
+
+
+@cache
+def load_identity(source: str) -> Identity:
+    """How the stack of a table is recognised: a part that is read several times faster than the table.
+
+    >>> load_identity("prime_rl").title, load_identity("prime_rl").suffix
+    ('prime-rl', '.toml')
+    """
+    return validate(Identity, _read_identity(source), file=str(FOLDER / f"{source}.yaml"))
+
+
+def _read_identity(name: str) -> dict[str, Any]:
+    own = _parse(name, "\ndefaults:")
+    inherited = [_read_identity(base) for base in _list_bases(own)]
+    facts = {key: value for mapping in (*inherited, own) for key, value in mapping.items()}
+    return {key: facts[key] for key in Identity.model_fields if key in facts}
+
+
+def _list_bases(own: Mapping[str, Any]) -> list[str]:
+    """The tables that a table stands on; later ones win."""
+    bases = own.get("stands_on", [])
+    return [bases] if isinstance(bases, str) else bases
+
+
+@cache
+def _parse(name: str, end: str = "\0") -> dict[str, Any]:
+    """The data of a file of keys, up to a text that ends it."""
+    path = FOLDER / f"{name}.yaml"
+    facts = parse_yaml(path.read_text("utf-8").partition(end)[0], where=str(path), what="a mapping table")
+    return dict(facts or {})
 
 
 def read_facts(name: str) -> dict[str, Any]:
-    """The raw data of a file of keys."""
-    path = FOLDER / f"{name}.yaml"
-    read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
-    return read
+    """The raw data of a file of keys, merged with the tables that it extends, whose keys it may rename."""
+    own = dict(_parse(name))
+    bases, renamed, inherited = _list_bases(own), own.pop("renamed", {}), own.pop("inherits", ["*"])
+    own.pop("stands_on", None)
+    merged: dict[str, Any] = {}
+    for base in bases:
+        facts = _rename(read_facts(base), renamed)
+        # `inherits` has patterns of job keys
+        rows = {ours: row for ours, row in facts["rows"].items() if any(fnmatchcase(ours, key) for key in inherited)}
+        merged = _extend(merged, facts | {"rows": rows}) if merged else facts | {"rows": rows}
+    return _extend(merged, own) if merged else own
+
+
+def _rename(facts: Any, prefixes: Mapping[str, str]) -> Any:
+    """Facts in which every text that begins with one of the prefixes begins with the new one.
+
+    >>> _rename({"model.lr": ["model.path", "lr"]}, {"model.": "actor."})
+    {'actor.lr': ['actor.path', 'lr']}
+    """
+    if isinstance(facts, dict):
+        return {_rename(key, prefixes): _rename(value, prefixes) for key, value in facts.items()}
+    if isinstance(facts, list):
+        return [_rename(value, prefixes) for value in facts]
+    starts = (begin for begin in prefixes if isinstance(facts, str) and facts.startswith(begin))
+    begin = next(starts, "")
+    return prefixes[begin] + facts.removeprefix(begin) if begin else facts
 
 
 def _extend(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """A table merged with the one that it extends: its hardware rows come first, because shared rows ask for them."""
-    rows = own["rows"]
+    rows, inherited = own.get("rows", {}), base.get("rows", {})
     first = {ours: row for ours, row in rows.items() if ours.startswith("hardware.")}
-    return own | {
-        "defaults": base["defaults"] | own["defaults"],
-        "rows": first | base["rows"] | rows,
-        "without_counterpart": base["without_counterpart"] | own["without_counterpart"],
-    }
+    joined: dict[str, Any] = {"defaults": base.get("defaults", {}) | own.get("defaults", {})}
+    left, more = base.get("without_counterpart", {}), own.get("without_counterpart", {})
+    joined["without_counterpart"] = {why: [*left.get(why, ()), *more.get(why, ())] for why in (*left, *more)}
+    joined |= {name: [*own.get(name, ()), *base.get(name, ())] for name in ("refusals", "uncounted")}
+    return base | own | joined | {"rows": first | inherited | rows}
+
+
+def _list_words(facts: Any) -> Iterator[str]:
+    """All words of nested data; of a reference `${key}` the key."""
+    if isinstance(facts, str):
+        yield from facts.removeprefix("${").removesuffix("}").split()
+    for part in [*facts, *facts.values()] if isinstance(facts, dict) else facts if isinstance(facts, list) else ():
+        yield from _list_words(part)
 
 
 @cache

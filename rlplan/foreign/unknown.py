@@ -4,6 +4,8 @@ In: a word. Out: whether all of it is known, and the word as people read it. A m
 that needs its value can name the missing part. Left out: which parts are unknown (shell/words.py, python/values.py).
 """
 
+import re
+
 OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around unknown parts, from Unicode's private use area."""
 
@@ -15,6 +17,15 @@ def mark_unknown(text: str) -> str:
     (False, 'run-$(date)')
     """
     return f"{OPEN}{text}{CLOSE}"
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text between spaces, as bash splits an expansion; an unknown part is never split.
+
+    >>> split_words("a=1 b=" + mark_unknown("$(date +%F)") + "/c") == ["a=1", "b=" + mark_unknown("$(date +%F)") + "/c"]
+    True
+    """
+    return re.findall(f"(?:{OPEN}[^{CLOSE}]*{CLOSE}|\\S)+", text)
 
 
 def is_known(word: str) -> bool:

@@ -14,16 +14,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlplan.errors import did_you_mean
 from rlplan.frameworks.rules import Rule
-from rlplan.vocabulary import Backend, Role
+from rlplan.vocabulary import Backend, MemoryKind, Role
 
 FOLDER = Path(__file__).parent
 KEYS_FOLDER = FOLDER / "keys"
 """Folder with one file of configuration keys per framework, used by rlplan/foreign."""
-NAMES = ("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed")
+NAMES = (
+    *("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed"),
+    *("miles", "skyrl", "prime_rl", "areal", "roll"),
+    *("ms_swift", "megatron_swift", "axolotl", "llama_factory", "deepspeed_chat"),
+)
 """Frameworks with a profile."""
 LogProbs = Literal["always", "never", "later_updates", "later_updates_or_correction"]
 
@@ -103,13 +107,19 @@ class FrameworkRelease:
     """Data type of the reference's weights by backend, if it differs from the compute type."""
     sync_bucket: int = 0
     """Bytes of the weight-sync bucket; 0: the machine's default."""
+    never_offloaded: Mapping[Backend, tuple[MemoryKind, ...]] = field(default_factory=dict)
+    """Kinds of a trained role's memory that stay on the GPU while the role is offloaded, by backend."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """Kind of host memory for offloaded roles. Copies to pageable memory are several times slower."""
+    is_read_only: bool = False
+    """Whether its files are read and no plan is exported to it."""
     serves: bool = False
     """Whether it is a standalone engine, which trains nothing and has no step."""
     packs: bool = True
     """Whether a training micro-batch is packed by tokens. Otherwise it has a number of rollouts that divides a rank's
     part of a mini-batch."""
+    splits_unevenly: bool = False
+    """Whether ranks may have different numbers of a mini-batch's rollouts."""
     scores_in_units_of_training: bool = False
     """Whether scoring micro-batches are sized like training ones: by rollouts, or by packed tokens."""
     rules: tuple[Rule, ...] = ()
@@ -174,7 +184,7 @@ def split_label(label: str) -> tuple[str, str]:
     word, _, version = label.partition("@")
     name = word.strip().lower().replace("-", "_").replace(" ", "_")
     if name not in NAMES:
-        near = did_you_mean(name, NAMES)
+        near = "" if name in get_args(Backend) else did_you_mean(name, NAMES)  # a trainer is no framework
         instead = near.split("'")[1] if near else "verl"
         raise UnknownFrameworkError(f"unknown framework {word!r}: {', '.join(NAMES)}.{near}", instead)
     if version and not re.fullmatch(r"v?\d+(\.\d+){0,3}(\.?(a|b|rc|post|dev)\d*)*", version):
@@ -195,6 +205,8 @@ def note_unread_release(label: str) -> str:
     asked = _as_numbers(version)
     release = find_release(label)
     read = _as_numbers(release.version)
+    if release.is_read_only:
+        return f"framework {label}: files of {release.title} are read; a plan is not exported to it"
     if not version or asked == read or release.is_rlplan:
         return ""
     which = "the earliest release that was read" if asked < read else "the last release before it that was read"
@@ -223,6 +235,8 @@ def _find_release(name: str, version: str) -> FrameworkRelease:
     facts["backends"] = tuple(facts["backends"])
     step = facts["step"]
     facts["step"] = Step(**step | {"order": tuple(map(Role, step.get("order", Step.order)))})
+    kept = facts.get("never_offloaded", {})
+    facts["never_offloaded"] = {backend: tuple(map(MemoryKind, kinds)) for backend, kinds in kept.items()}
     facts["logits"] = {backend: _parse_logits(words) for backend, words in facts["logits"].items()}
     listed = (rules for rules in facts.get("rules", ()) if _applies(rules, facts["version"]))
     facts["rules"] = tuple(chain.from_iterable(map(_parse_rules, listed)))
@@ -263,7 +277,7 @@ def _read_profile(name: str) -> dict[str, Any]:
     from ruamel.yaml import YAML  # lazy: its import takes as long as a short command
 
     profile = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
-    return profile
+    return merge_mappings(_read_profile(base), profile) if (base := profile.pop("stands_on", "")) else profile
 
 
 def merge_mappings(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def format_value(value: Any) -> str:
 
 
 def matches(value: Any, wanted: Any) -> bool:
-    """Whether a value meets a condition: a value, one of several, beyond a bound, any (`*`), or none of these (`{not:
-    ...}`).
+    """Whether a value meets a condition: a value, one of several, beyond a bound, any (`*`), none of these (`{not:
+    ...}`), or a text or list that contains a word (`{has: ...}`).
 
     >>> matches(4, ">1"), matches("host", ["none", "host"]), matches(None, "*"), matches(True, "true")
     (True, True, False, True)
@@ -58,7 +58,7 @@ def matches(value: Any, wanted: Any) -> bool:
     if type(value) is type(wanted) and type(value) in (bool, int, float):
         return bool(value == wanted)
     if isinstance(wanted, Mapping):
-        return not matches(value, wanted["not"])
+        return str(wanted["has"]) in str(value) if "has" in wanted else not matches(value, wanted["not"])
     if isinstance(wanted, list | tuple):
         return any(matches(value, option) for option in wanted)
     if isinstance(wanted, str) and wanted[:1] in ("<", ">"):

@@ -11,7 +11,7 @@ from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 from rlplan.spec.models.catalogue import find_model
 from rlplan.units import MIB
-from tests.foreign.scripts import verl_script
+from tests.foreign.scripts import VERL, verl_script
 
 
 def import_settings(
@@ -126,7 +126,7 @@ def test_a_misspelt_key_is_listed_with_what_was_meant(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"actor_rollout_ref.actor.strategy": "veomni"}, "actor_rollout_ref.actor.strategy is 'veomni'"),
+        ({"actor_rollout_ref.actor.strategy": "mindspeed"}, "actor_rollout_ref.actor.strategy is 'mindspeed'"),
         ({"data.train_batch_size": "${NPROC}"}, "data.train_batch_size is"),
         ({"actor_rollout_ref.rollout.n": "many"}, "actor_rollout_ref.rollout.n is 'many'"),
         ({"actor_rollout_ref.rollout.gpu_memory_utilization": 60}, "gpu_memory_utilization is 60"),
@@ -219,8 +219,18 @@ def test_verl_s_megatron_shares_rows_unless_it_is_told_not_to(
 
 
 def test_an_engine_of_verl_that_nothing_here_counts_is_refused_by_its_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"model_engine is 'torchtitan'(?s:.*)one of dp, megatron"):
-        import_settings(tmp_path, {"model_engine": "torchtitan"})
+    with pytest.raises(SpecError, match=r"model_engine is 'mindspeed'(?s:.*)one of dp, megatron"):
+        import_settings(tmp_path, {"model_engine": "mindspeed"})
+
+
+@pytest.mark.parametrize("engine", ["veomni", "torchtitan"])
+def test_other_engines_of_verl_that_shard_like_fsdp2_are_predicted_so_with_a_note(engine: str, tmp_path: Path) -> None:
+    keys = {f"actor_rollout_ref.actor.{engine}.{part}_offload": True for part in ("param", "optimizer")}
+    alone = {key: None for key in VERL if "fsdp_config" in key}
+    result = import_settings(tmp_path, {"model_engine": engine, **alone, **keys})
+    data = flatten_keys(result.data)
+    assert (data["training.backend"], data["placement.offload"]) == ("fsdp2", "host")
+    assert any("predicted as FSDP2" in note for note in result.notes)
 
 
 def test_a_kv_cache_in_fp8_is_verl_s_engine_s_own_key(tmp_path: Path) -> None:

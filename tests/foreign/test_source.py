@@ -335,9 +335,8 @@ def test_an_earlier_flag_stands_for_one_that_the_table_has(older: tuple[str, str
 @pytest.mark.parametrize(
     ("command", "program", "algorithm"),
     [
-        ("deepspeed --module openrlhf.cli.train_dpo --ds.zero_stage 3", "openrlhf.cli.train_dpo", "dpo"),
-        ("torchrun -m verl.trainer.sft_trainer model.path=x", "verl.trainer.sft_trainer", "sft"),
-        ("uv run examples/run_rm.py --config x.yaml", "run_rm.py", "reward_modeling"),
+        ("uv run examples/run_vlm_sft.py --config x.yaml", "run_vlm_sft.py", "sft"),
+        ("python examples/start_distill_pipeline.py --config_name x", "start_distill_pipeline.py", "grpo"),
     ],
 )
 def test_a_program_of_a_known_stack_that_is_not_read_is_named(

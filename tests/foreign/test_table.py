@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rlplan.foreign.table import SOURCES, load_table
+from rlplan.foreign.table import SOURCES, load_identity, load_table
 from rlplan.spec.job import JobSpec
 
 
@@ -44,14 +44,16 @@ def test_rows_ask_only_for_keys_of_ours_that_stand_above_them(source: str) -> No
 def test_every_default_is_of_a_key_that_some_row_or_remedy_asks_for(source: str) -> None:
     table = load_table(source)
     asked: set[Any] = set()
-    for row in (row for alternatives in table.rows.values() for row in alternatives):
+    for row in table.all_rows:
         asked |= set(row.keys)
+    asked |= {key for condition in table.instead.values() for key in condition}
     for remedy in table.remedies:
         asked |= {remedy.key, *remedy.when, *remedy.with_}
     asked |= {key for required in table.required for key in (*required.keys, *required.when)}
     asked |= {key for mirrored in table.of_roles.values() for key in mirrored.values()}
     asked |= {key for fixed in table.fixed for key in (*fixed.keys, *fixed.when)}
     asked |= {key for words in table.stages.values() for key in words.split()}
+    asked |= {value[2:-1] for value in table.defaults.values() if str(value).startswith("${")}
     assert set(table.defaults) - asked == set()
 
 
@@ -61,3 +63,18 @@ def test_every_row_says_where_its_facts_are_from(source: str) -> None:
     assert len(table.commit) == 40 or table.commit == f"v{table.version}"
     assert table.files
     assert table.repository.count("/") == 1
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_stack_is_recognised_by_the_head_of_its_table(source):
+    table = load_table(source).model_dump()
+    identity = load_identity(source).model_dump()
+    assert identity == {name: table[name] for name in identity}
+
+
+def test_a_table_that_stands_on_others_has_their_rows_where_it_has_none() -> None:
+    offline, online = load_table("ms_swift"), load_table("ms_swift_online")
+    shared = load_table("trl_given").rows["training.zero_stage"]
+    assert offline.rows["training.zero_stage"] == online.rows["training.zero_stage"] == shared
+    assert offline.rows["algorithm.name"] != load_table("trl_given").rows["algorithm.name"]
+    assert next(iter(offline.rows)) == "hardware.num_devices"

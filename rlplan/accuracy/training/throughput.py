@@ -50,7 +50,8 @@ def step_job(point: MeasuredPoint) -> dict[str, Any]:
     point = add_usual(point)
     if find_trainer(point) is PRIME_RL:
         raise CannotPredict(
-            "prime-rl synchronizes its host for every layer and token, which no job or framework profile describes"
+            "prime-rl before 2026-06-15 (fa21395a6) waits for the device at every layer and token "
+            "(get_response_lengths), which no job and no framework profile describes"
         )
     settings, trainer, model = RunSettings(point), find_trainer(point), find_point_model(point)
     job = training_job(point)

@@ -130,6 +130,7 @@ AGILERL = Trainer(
 PRIME_RL = Trainer(
     "prime-rl",
     ("prime-rl", "primerl", "prime_rl"),
+    framework="prime_rl",
     logits="compiled_rows",
     has_master=True,
     targets=(*QV, "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),

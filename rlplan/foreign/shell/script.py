@@ -34,8 +34,14 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
     "variable_assignments"
 }
 """Nodes of the grammar whose children are statements."""
+_PROCESSES = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES")
+LAUNCHED_WITH = (*_PROCESSES, "USE_MCA", "USE_MEGATRON_BRIDGE", "USE_V1", "MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM")
+"""Variables by which stacks choose their processes, their trainer and the size of images."""
+_EXPR = re.compile(r"\$\(\s*expr\s+([\w\s$%*/+(){}-]+)\)")
+"""`$(expr 16 / $N)`, which is arithmetic."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
 """Nodes that set variables."""
+_FIRST_NODE = re.compile(r'NODE_RANK}?"? *(-eq|==?) *"?0')
 RUN_BY = {"sbatch": "COMMAND"}
 """Variables whose text a batch script runs, by the command that submits it: NeMo-RL's `ray.sub`."""
 STARTERS = ("bash", "sh", "exec", "time", "nohup")
@@ -50,6 +56,8 @@ class Command:
     """The command and its arguments."""
     places: tuple[str, ...]
     """File and line of each word."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Values of those of LAUNCHED_WITH that are set before it."""
 
 
 @dataclass
@@ -201,7 +209,7 @@ class _Reader:
         elif (at := find_text(words)) is not None:
             self._run_text(words[at], places[at], depth)
         else:
-            self.script.commands.append(Command(tuple(words), tuple(places)))
+            self.script.commands.append(Command(tuple(words), tuple(places), self._find_environment(node)))
             if text := self._find_batch_text(node, words[0]):
                 self._run_text(text, places[0], depth)
 
@@ -213,7 +221,13 @@ class _Reader:
 
     def _find_batch_text(self, node: "Node", word: str) -> str:
         """The text of the variable that a batch script runs, set before the command or in the script; else empty."""
-        name = RUN_BY.get(word.rpartition("/")[2], "")
+        return self._find_variable(node, RUN_BY.get(word.rpartition("/")[2], ""))
+
+    def _find_environment(self, node: "Node") -> dict[str, str]:
+        return {name: value for name in LAUNCHED_WITH if (value := self._find_variable(node, name))}
+
+    def _find_variable(self, node: "Node", name: str) -> str:
+        """A variable's value for a command, set before it or in the script; else empty."""
         text = self.words.variables.get(name, "")
         for child in node.named_children:
             if child.type == "variable_assignment" and get_text(child.named_children[0]) == name:
@@ -312,7 +326,9 @@ class _Reader:
     def _decide_test(self, test: "Node") -> bool:
         verdict = evaluate_test(test, self.words)
         if verdict is None:
-            self._add_note(test, f"taken as false, because it is known only at run time: {get_text(test)[:80]}")
+            verdict = _FIRST_NODE.search(get_text(test)) is not None
+            taken = "true, as on the first node" if verdict else "false"
+            self._add_note(test, f"taken as {taken}, because it is known only at run time: {get_text(test)[:80]}")
         return bool(verdict)
 
     def _run_case(self, node: "Node", depth: int) -> None:
@@ -334,7 +350,7 @@ class _Reader:
 
     def _substitute(self, node: "Node") -> str | None:
         """The text of a `$(...)` that only splits a path or computes a number; None for any other."""
-        words, source = None, get_text(node).strip()
+        words, source = None, _EXPR.sub(r"$((\1))", get_text(node).strip())
         if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar parses it as commands
             parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from rlplan.foreign.unknown import is_known, mark_unknown
+from rlplan.foreign.unknown import is_known, mark_unknown, split_words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -87,7 +87,7 @@ class Words:
             start = source.find("$")
             values = self._expand(node, source[start:])
             if not quoted:
-                values = [part for value in values for part in (value.split() if is_known(value) else [value])]
+                values = [part for value in values for part in split_words(value)]
             return _join([[source[:start]], values]) if source[:start].strip() or quoted else values
         if kind == "process_substitution":
             return [mark_unknown(source)]

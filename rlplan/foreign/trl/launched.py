@@ -7,7 +7,7 @@ frameworks/keys/accelerate.yaml.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -17,28 +17,15 @@ from typing import Any
 from rlplan.foreign.documents import flatten_keys, read_named_file
 from rlplan.foreign.python.file import PythonScript, read_python
 from rlplan.foreign.settings import Given, read_flags
-from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import read_facts
 from rlplan.foreign.trl.trainers import get_online_trainer, is_trl, list_programs
+from rlplan.foreign.trl.training_arguments import Shipped, find_known
 from rlplan.reading import is_file
 
 _SHORT = re.compile(r"-[A-Za-z]\w*")
-_SERVERS = ("vllm-serve", "vllm_serve.py", "trl.scripts.vllm_serve")
-"""Words that start TRL's vLLM server beside a training."""
-_SIZES = ("vllm_serve.tensor_parallel_size", "vllm_serve.data_parallel_size")
-"""Sizes of that server, 1 by default."""
 _OF_LAUNCHER = (
-    *(
-        "num_processes",
-        "num_machines",
-        "mixed_precision",
-        "multi_gpu",
-        "config_file",
-        "machine_rank",
-        "main_",
-        "gpu_ids",
-    ),
-    *("use_deepspeed", "use_fsdp", "zero_stage", "offload_", "fsdp_", "parallelism_config_"),
+    *("num_processes", "num_machines", "mixed_precision", "multi_gpu", "config_file", "machine_rank", "main_"),
+    *("gpu_ids", "use_deepspeed", "use_fsdp", "zero_stage", "offload_", "fsdp_", "parallelism_config_"),
 )
 """Prefixes of flags that `trl sft` passes on to `accelerate launch`."""
 _MODULES = "trl.scripts."
@@ -67,10 +54,8 @@ def read_launch(words: Words, folder: Path, notes: list[str], outside: Mapping[s
     """The keys of a launcher, of its program and of the files that they name; flags win over files."""
     words = [(f"{word[len(_MODULES) :]}.py" if word.startswith(_MODULES) else word, place) for word, place in words]
     at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in list_programs()), len(words))
-    before = [pair for pair in words[:at] if pair[0] != "-m"]
     flags = dict(_read_switches(words[at + 1 :]))
-    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in read_flags(before)}
-    configured = _read_configuration(folder, launcher.get("accelerate.config_file"), notes)
+    launcher = read_launcher(words[:at], folder, notes, {})
     if at < len(words) and words[at][0] in list_programs():  # TRL's own command passes flags on to accelerate
         flags = add_launcher(read_named_file(folder, flags.get("config"), notes) | flags, folder, notes)
     else:
@@ -78,9 +63,9 @@ def read_launch(words: Words, folder: Path, notes: list[str], outside: Mapping[s
     script = _read_program(words[at:], folder, flags, outside)
     if script is not None:
         notes += script.notes
-        configured |= script.entries
+        launcher |= script.entries
         flags = {} if script.has_own_flags else flags
-    entries, used = configured | _count_processes(launcher) | flags, script.used if script else frozenset[str]()
+    entries, used = launcher | flags, script.used if script else frozenset[str]()
     if script is not None and script.makes_grpo:
         return Launch(entries | {"trainer": Given(get_online_trainer(), words[at][1])}, is_known=True, used=used)
     program = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
@@ -88,6 +73,18 @@ def read_launch(words: Words, folder: Path, notes: list[str], outside: Mapping[s
         entries["trainer"] = Given(program, words[at][1])
     is_elsewhere = script is None or script.has_trainer
     return Launch(entries, "trainer" in entries or (is_elsewhere and is_trl(entries)), used)
+
+
+def read_launcher(words: Words, folder: Path, notes: list[str], shipped: Shipped) -> dict[str, Given]:
+    """The keys of `accelerate launch`, `torchrun` or `deepspeed`, and of the file that they name, for all processes."""
+    flags = read_flags([pair for pair in words if pair[0] != "-m"])
+    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags}
+    named, missing = launcher.get("accelerate.config_file"), list[str]()
+    configured = _read_configuration(folder, named, missing)
+    if named is not None and not configured:
+        configured = find_known(named, shipped)
+    notes += [] if configured else missing
+    return configured | _count_processes(launcher)
 
 
 def add_launcher(entries: Mapping[str, Given], folder: Path, notes: list[str]) -> dict[str, Given]:
@@ -140,22 +137,6 @@ def _count_processes(launcher: Mapping[str, Given]) -> dict[str, Given]:
         if isinstance(num_hosts, int):
             counted["accelerate.num_processes"] = Given(per_host.value * num_hosts, per_host.place)
     return counted
-
-
-def is_server(command: Command) -> bool:
-    """Whether a command starts TRL's vLLM server."""
-    return any(word.endswith(_SERVERS) for word in command.words)
-
-
-def read_server(commands: Iterable[Command]) -> dict[str, Given]:
-    """Flags of the vLLM server that the same script starts: `trl vllm-serve --tensor-parallel-size 2`."""
-    for command in commands:
-        at = next((at for at, word in enumerate(command.words) if word.endswith(_SERVERS)), None)
-        if at is not None:
-            words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
-            entries = {f"vllm_serve.{key}": Given(value, place) for key, value, place in read_flags(words)}
-            return {key: Given(1, command.places[at]) for key in _SIZES} | entries
-    return {}
 
 
 def _read_short_flags(words: Words) -> dict[str, str]:

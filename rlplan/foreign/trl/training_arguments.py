@@ -5,12 +5,14 @@ Left out: the meaning of these keys (frameworks/keys/trl_training.yaml).
 Source: transformers 5.19 training_args.py (`deepspeed`, `fsdp`); accelerate 1.15 commands/launch.py.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlplan.foreign.documents import read_document
 from rlplan.foreign.settings import Given
+from rlplan.foreign.table import Table
 from rlplan.frameworks.rules import format_value
 from rlplan.reading import is_file
 
@@ -28,23 +30,26 @@ _ZERO = {
 """Keys of DeepSpeed's file, with accelerate's names."""
 _FLAGS = ("zero_stage", "offload_optimizer_device", "offload_param_device")
 _FILES = ("deepspeed", "accelerate.deepspeed_config_file", f"{DEEPSPEED}deepspeed_config_file")
+Shipped = Mapping[str, Mapping[str, Any]]
+"""Accelerate's keys by the names of the files that a stack ships."""
 _WRAPPED = {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 
 
-def add_accelerate(entries: Mapping[str, Given], folder: Path) -> tuple[dict[str, Given], list[str]]:
+def add_accelerate(entries: Mapping[str, Given], folder: Path, table: Table) -> tuple[dict[str, Given], list[str]]:
     """The keys with accelerate's, and notes on missing files. folder: base of relative paths."""
     notes: list[str] = []
     converted = dict(_convert_flags(entries))
     for key in _FILES:
         named = entries.get(key)
         if named is not None and isinstance(named.value, str):
-            converted |= _read_deepspeed_file(folder, named, notes)
+            converted |= _read_deepspeed_file(folder, named, notes, table.shipped)
     inner = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
     converted |= _convert_deepspeed(inner)
     if isinstance(words := entries.get("fsdp"), Given) and words.value not in (None, "", False):
-        converted |= dict(_convert_fsdp(words))
+        converted |= find_known(words, table.shipped) or dict(_convert_fsdp(words))
     for key, entry in entries.items():
         if key.startswith("fsdp_config."):
+            converted |= {KIND: Given("FSDP", entry.place)} if table.fsdp_by_config else {}
             converted[f"{FSDP}fsdp_{key.removeprefix('fsdp_config.').removeprefix('fsdp_')}"] = entry
     own = {key: entry for key, entry in entries.items() if not _is_read(key)}
     return dict(_normalize_strategy(converted | own)), notes
@@ -97,14 +102,27 @@ def _convert_flags(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
             yield PARALLEL + _SIZE + key.removeprefix("parallelism_config."), entry
 
 
-def _read_deepspeed_file(folder: Path, named: Given, notes: list[str]) -> dict[str, Given]:
-    """Accelerate's keys for a DeepSpeed configuration file."""
+def find_known(named: Given, shipped: Shipped) -> dict[str, Given]:
+    """Accelerate's keys for a file that the stack ships, by its name; empty for another file."""
+    return {key: Given(value, named.place) for key, value in shipped.get(Path(str(named.value)).stem, {}).items()}
+
+
+def _read_deepspeed_file(folder: Path, named: Given, notes: list[str], shipped: Shipped) -> dict[str, Given]:
+    """Accelerate's keys for DeepSpeed's file: one on this machine, or one that the stack ships, or by its name."""
     file = folder / str(named.value)
-    if not is_file(file):
-        notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage 2 is counted")
-        return _convert_deepspeed({"zero_optimization.stage": Given(2, named.place)})
-    inner, more = read_document(file)
-    notes += more
+    if is_file(file):
+        inner, more = read_document(file)
+        notes += more
+        return _convert_deepspeed(inner)
+    if known := find_known(named, shipped):
+        return known
+    stage = re.search(r"(?:z|zero|stage)[-_]?([0-3])(?!\d)", file.stem.lower())
+    counted = f"{stage[1]} by its name" if stage else "2 is counted"
+    inner = {"zero_optimization.stage": Given(int(counted[0]), named.place)}
+    if "offload" in file.stem.lower():
+        counted += ", with the optimizer on the CPU"
+        inner["zero_optimization.offload_optimizer.device"] = Given("cpu", named.place)
+    notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage {counted}")
     return _convert_deepspeed(inner)
 
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.table import SOURCES, load_table
+from rlplan.foreign.table import SOURCES, load_identity
 from rlplan.foreign.unknown import is_known
 from rlplan.frameworks.rules import matches
 from rlplan.spec.algorithms import ALGORITHMS
@@ -47,8 +47,6 @@ class Readable(Spec):
     """Keys with the rank of adapters."""
     packed: tuple[str, ...] = ()
     """Keys that load the base model of the adapters in 4 bits: true, or 4."""
-    rewards: tuple[str, ...] = ()
-    """Keys that are true where a reward model is trained."""
     prompt: tuple[str, ...] = ()
     response: tuple[str, ...] = ()
     length: tuple[str, ...] = ()
@@ -163,7 +161,7 @@ def is_verl_key(key: str) -> bool:
     >>> is_verl_key("actor_rollout_ref.model.path"), is_verl_key("model.path")
     (True, False)
     """
-    return key.startswith(tuple(f"{root}." for root in load_table("verl").roots))
+    return key.startswith(tuple(f"{root}." for root in load_identity("verl").roots))
 
 
 @cache
@@ -177,8 +175,8 @@ def algorithm_words() -> dict[str, tuple[str, ...]]:
 def load_stacks() -> tuple[Stack, ...]:
     """The stacks that are refused by name.
 
-    >>> [stack.title for stack in load_stacks()][:2]
-    ['axolotl', 'ROLL']
+    >>> any(stack.title == "torchtune" for stack in load_stacks())
+    True
     """
     entries = read_yaml(FILE, "the stacks without a table")
     return tuple(validate(Stack, entry, file=str(FILE)) for entry in entries)
@@ -223,7 +221,7 @@ def flags_and_overrides(command: Command) -> dict[str, Given]:
 
 
 def _refuse(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
-    titles = ", ".join(dict.fromkeys(load_table(name).title for name in SOURCES))
+    titles = ", ".join(dict.fromkeys(load_identity(name).title for name in SOURCES))
     return SpecError(
         f"this is a file of {stack.title} ({', '.join(dict.fromkeys(keys[:MOST_SHOWN]))}), which rlplan does not read",
         where=where,
@@ -256,8 +254,6 @@ def _find_model(reads: Readable, entries: Mapping[str, Given]) -> str:
 
 
 def _find_algorithm(stack: Stack, entries: Mapping[str, Given], words: Iterable[str]) -> str:
-    if matches(_find_value(entries, stack.reads.rewards), True):
-        return next(name for name, declared in ALGORITHMS.items() if declared.trains_scalar)
     method = str(_find_value(entries, stack.reads.method) or "").lower()
     for ours, theirs in algorithm_words().items():
         if method in theirs:

@@ -103,6 +103,8 @@ class TrainedRole:
     """Whether only weights are on the GPU outside of training: gradients are dropped, states are on the host. Source:
     verl's `offload_megatron_optimizer` and `load_grad=False` after update_actor; NeMo-RL's `offload_before_refit`;
     slime's sleep."""
+    never_offloaded: tuple[MemoryKind, ...] = ()
+    """Kinds of memory that stay on the GPU while the role is offloaded."""
     frozen_adapters: tuple[LoraSpec, ...] = ()
     """Adapters of other roles that compute on the policy's base."""
     scoring: tuple["ScoringPass", ...] = ()
@@ -290,7 +292,9 @@ class RankOnGpu(Forecast):
 
     def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Bytes on the GPU after the action."""
-        sizes = {} if action.kind is ActionKind.OFFLOAD_ROLE else self._find_states(action, run_phase).device
+        sizes = self._find_states(action, run_phase).device
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            sizes = {kind: size for kind, size in sizes.items() if kind in self.trained.never_offloaded}
         return self._add_overheads(sizes, run_phase)
 
     def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
@@ -377,8 +381,8 @@ class RankOnGpu(Forecast):
     @property
     def moved(self) -> Bytes:
         """Bytes that move to the host and back when the role is offloaded. Dropped gradients are not copied."""
-        dropped = MemoryKind.GRADIENTS if self.trained.offloads_states else None
-        return {kind: size for kind, size in self.fixed.after_step.device.items() if kind is not dropped}
+        kept = (*self.trained.never_offloaded, *[MemoryKind.GRADIENTS] * self.trained.offloads_states)
+        return {kind: size for kind, size in self.fixed.after_step.device.items() if kind not in kept}
 
     def _largest_snapshot(self, run_phase: RunPhase) -> Bytes:
         # The passes of the first step run before Adam's moments exist.

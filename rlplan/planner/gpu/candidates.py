@@ -153,9 +153,9 @@ class GroupChoices:
     def _can_distribute(self, groups: int) -> bool:
         """Whether a mini-batch can be split over `groups` groups of ranks.
 
-        rlplan's runtime packs uneven shares. Other trainers need equal numbers of rollouts (or pairs) per group.
+        rlplan's runtime packs uneven shares. Most other trainers need equal numbers of rollouts (or pairs) per group.
         """
-        if self.job.is_for_rlplan:
+        if self.job.is_for_rlplan or self.job.release.splits_unevenly:
             return groups <= self.job.num_units_per_mini_batch
         return self.job.workload.rollouts_per_mini_batch % (groups * self.job.sequences_per_unit) == 0
 
@@ -405,7 +405,9 @@ class GpuSpace(GroupChoices):
         if placement is Placement.DISAGGREGATED and self.num_gpus < 2:
             return "disaggregated needs at least 2 GPUs: some generate, the others train"
         job = self.job
-        alone = job.placement.num_scoring_devices
+        alone, generating = job.placement.num_scoring_devices, job.placement.num_generation_devices
+        if placement is Placement.DISAGGREGATED and generating != "auto" and generating >= self.num_gpus:
+            return f"placement.num_generation_devices {generating} leaves none of {self.num_gpus} GPUs for training"
         if alone not in ("auto", 0) and placement is not Placement.DISAGGREGATED:
             return f"placement.num_scoring_devices {alone}: all GPUs train, so none is left for scoring alone"
         if alone != "auto" and not any(self._list_splits(placement)):
@@ -415,7 +417,6 @@ class GpuSpace(GroupChoices):
         training, generation, _ = next(iter(self._list_splits(placement)), (self.num_gpus, self.num_gpus, 0))
         tp, dp = (job.rollout.tp, job.rollout.attention_dp) if job.has_rollouts else (1, 1)
         ranks = prod(int(size) for size in (tp, dp) if size != "auto")
-        rollouts = job.workload.rollouts_per_mini_batch
         group_sizes = sorted({axes.ranks_per_sequence for axes in list_parallel_axes(job, self.models, training)})
         if all(training % group_size for group_size in group_sizes):
             return (
@@ -424,16 +425,27 @@ class GpuSpace(GroupChoices):
         if generation % ranks:
             key = "rollout.tp" if dp in ("auto", 1) else "rollout.tp x rollout.attention_dp"
             return f"{key} {ranks} does not divide the {generation} GPUs that generate"
+        if job.has_rollouts and (wanted := job.rollout.num_engines) not in ("auto", generation // ranks):
+            return f"rollout.num_engines {wanted} of {ranks} GPUs each do not fill the {generation} GPUs that generate"
         if alone not in ("auto", 0) and job.backend != "deepspeed" and all(alone % size for size in group_sizes):
             return (
                 f"placement.num_scoring_devices {alone} does not divide by the {_join_numbers(group_sizes)} ranks that "
                 "share a sequence: a frozen role is sharded like the policy"
             )
         groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
+        return self._explain_shares(training, groups)
+
+    def _explain_shares(self, training: int, groups: list[int]) -> str:
+        """The reason why no mini-batch can be split over groups of ranks, or no share into micro-batches."""
+        rollouts = self.job.workload.rollouts_per_mini_batch
         if not any(map(self._can_distribute, groups)):
-            if job.is_for_rlplan:
+            if self.job.is_for_rlplan or self.job.release.splits_unevenly:
                 return f"mini_batch_size {rollouts} gives some of the {_join_numbers(groups)} training ranks no rollout"
             return f"mini_batch_size {rollouts} does not divide by the {_join_numbers(groups)} training ranks"
+        shares = sorted({ceil_div(rollouts, group) for group in groups if self._can_distribute(group)})
+        axes, size = list_parallel_axes(self.job, self.models, training)[0], self.job.workload.micro_batch_size_per_gpu
+        if not any(self._list_micro_batches(share, axes) for share in shares):
+            return f"micro_batch_size_per_gpu {size} does not divide the {_join_numbers(shares)} rollouts of a rank"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
 

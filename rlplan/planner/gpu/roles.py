@@ -248,6 +248,7 @@ class RoleBytes:
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
                 backend=job.backend,
                 offloads_states=job.backend != "deepspeed" and arrangement.offloaded == "all",
+                never_offloaded=job.release.never_offloaded.get(job.backend, ()),
                 frozen_adapters=tuple(job.frozen_adapters.values()) if role is Role.POLICY else (),
                 scoring=tuple(
                     ScoringPass(scored, self.size_scoring_micro_batch(scored, candidate, response_len), words)

@@ -175,6 +175,14 @@ def test_a_value_behind_a_test_that_only_running_would_decide_is_taken_with_a_no
     assert (decided.commands[-1].words, decided.notes) == (("run", "1"), [])
 
 
+@pytest.mark.parametrize("test", ['[ "$NODE_RANK" -eq 0 ]', "[[ ${NODE_RANK} -eq 0 ]]"])
+def test_a_script_of_several_nodes_is_read_as_on_the_first_one(tmp_path: Path, test: str) -> None:
+    result = read(tmp_path, f"NODE_RANK=$2\nif {test}; then\n  run a\nelse\n  run b\nfi")
+    assert [command.words for command in result.commands] == [("run", "a")]
+    assert any("taken as true, as on the first node" in note for note in result.notes)
+    assert words(tmp_path, f"if {test}; then\n  run a\nelse\n  run b\nfi", NODE_RANK="1") == ["b"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -89,17 +89,13 @@ def test_sglang_holds_a_checkpoint_in_fp8_as_it_is(name: str, quantization: str 
     assert any("takes more in the engine" in note for note in imported.notes) is ("INT4" in name)
 
 
-@pytest.mark.parametrize("source", [None, "slime"])
-def test_adapters_which_slime_does_not_have_are_refused(source: str | None, tmp_path: Path) -> None:
+def test_adapters_which_slime_does_not_have_are_those_of_miles(tmp_path: Path) -> None:
     script = tmp_path / "slime.sh"
     script.write_text(SLIME + "--lora-rank 32 --lora-alpha 32\n")
-    with pytest.raises(SpecError, match="miles") as caught:
-        read_source(script, source)
-    assert "training.lora.rank=32" in caught.value.way_out
-    document = tmp_path / "slime.yaml"
-    document.write_text("{hf_checkpoint: Qwen/Qwen3-4B, colocate: true, rollout_batch_size: 32, lora_rank: 32}")
-    with pytest.raises(SpecError, match="miles"):
-        read_source(document, source)
+    imported = convert(read_source(script, None), "H100", None)
+    assert (imported.settings.table.title, flatten_keys(imported.data)["training.lora.rank"]) == ("miles", 32)
+    with pytest.raises(SpecError, match="slime has no LoRA; miles, which builds on it, has"):
+        convert(read_source(script, "slime"), "H100", None)
 
 
 def test_ranks_of_latent_attention_are_of_the_model_s_shape(tmp_path: Path) -> None:

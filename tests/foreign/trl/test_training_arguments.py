@@ -65,6 +65,26 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "stage", "device", "words"),
+    [
+        ("ds_z3_bf16.json", 3, "none", "ZeRO stage 3 by its name"),
+        ("stage_1.json", 1, "none", "ZeRO stage 1 by its name"),
+        ("zero3-offload.json", 3, "cpu", "ZeRO stage 3 by its name, with the optimizer on the CPU"),
+        ("config_v3.json", 2, "none", "ZeRO stage 2 is counted"),
+    ],
+)
+def test_a_missing_file_of_deepspeed_is_counted_by_its_name(
+    name: str, stage: int, device: str, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(f"{{model_name_or_path: Qwen/Qwen3-4B, max_length: 512, packing: true, deepspeed: {name}}}")
+    settings = read_source(path, None)
+    assert settings.value("accelerate.deepspeed_config.zero_stage") == stage
+    assert settings.value("accelerate.deepspeed_config.offload_optimizer_device") == device
+    assert settings.notes[-1].endswith(words)
+
+
+@pytest.mark.parametrize(
     ("precision", "dtype", "master"),
     [
         ({}, "bfloat16", "float32"),
