@@ -32,8 +32,9 @@ from rlplan.results import (
     SolveResult,
     StepResult,
 )
-from rlplan.sources import JobWords, Question, is_plan_path, read_question
+from rlplan.sources import JobWords, Question, is_job_path, is_plan_path, read_question
 from rlplan.spec.files.job_file import override_job
+from rlplan.spec.hardware.typed import is_hardware
 from rlplan.spec.job import JobSpec
 
 __all__ = [
@@ -251,6 +252,9 @@ def compare(
     """
     if not sources:
         raise _missing_subject("compare", "rlplan.compare('job.yaml', hardware='8xH100,16xL40S')")
+    words = [source for source in sources if isinstance(source, str) and not is_job_path(source) and is_hardware(source)]
+    hardware = [*([hardware] if isinstance(hardware, str) and hardware else hardware), *words]
+    sources = tuple(source for source in sources if source not in words)
     clusters = Clusters.parse(hardware, prices, budget_per_hour)
     if not clusters.is_asked:
         return CompareResult(tuple(_find_result(source, overrides) for source in sources), clusters)

@@ -28,6 +28,7 @@ from rlplan.errors import (
     RlplanError,
     SpecError,
     build_missing_extra,
+    did_you_mean,
 )
 from rlplan.printable import PrintableStream
 from rlplan.reading import describe_path_error
@@ -97,6 +98,10 @@ class _Root(TyperGroup):
         super().__init__(**settings)
         self.commands = _Modules()
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Resolve `rlplan "qwen3 8b on a 4090"` and `rlplan run.sh` to the command that answers them."""
+        return super().resolve_command(ctx, [*_choose_command(args[0]), *args])
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -113,6 +118,18 @@ class _Root(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, about["help"]) for name, about in COMMANDS.items()])
+
+
+def _choose_command(word: str) -> list[str]:
+    """The command for a first word that is none: a run is explained, everything else estimated; empty for a typo."""
+    if word in COMMANDS or word.startswith("-"):
+        return []
+    if Path(word).exists():
+        from rlplan.planner.plan import is_run_folder
+
+        return ["explain" if is_run_folder(Path(word)) else "estimate"]
+    is_typo = word.isalpha() and did_you_mean(word, COMMANDS)
+    return [] if is_typo else ["estimate"]
 
 
 app = typer.Typer(

@@ -15,34 +15,14 @@ from rlplan.foreign.table import SOURCES, Row, Table, load_table
 from rlplan.frameworks.rules import format_value
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
+from rlplan.spec.typed import load_words
 
 COMMON = {
-    "num_gpus": "hardware.num_devices",
-    "num_nodes": "hardware.num_hosts",
-    "nodes": "hardware.num_hosts",
     "gpu": "hardware.profile",
     "gpu_type": "hardware.profile",
-    "train": "data.prompts",
-    "train_file": "data.prompts",
-    "train_data": "data.prompts",
-    "dataset": "data.prompts",
-    "train_files": "data.prompts",
-    "val": "data.heldout",
-    "val_file": "data.heldout",
-    "val_files": "data.heldout",
-    "test_file": "data.heldout",
-    "eval_file": "data.heldout",
-    "validation": "data.heldout",
     "reward": "rewards",
     "reward_function": "rewards",
-    "max_steps": "workload.num_steps",
-    "total_steps": "workload.num_steps",
     "max_length": "workload.max_response_len",
-    "max_tokens": "workload.max_response_len",
-    "group_size": "workload.num_samples_per_prompt",
-    "evaluate": "workload.evaluate_every",
-    "eval_steps": "workload.evaluate_every",
-    "eval_every": "workload.evaluate_every",
     "lora_rank": "training.lora.rank",
     "qlora": "training.lora='{rank: 16, base_dtype: nf4}'",
     "r": "training.lora.rank",
@@ -51,18 +31,11 @@ COMMON = {
     "load_in_4bit": "training.lora='{rank: 16, base_dtype: nf4}'",
     "use_peft": "training.lora='{rank: 16}'",
     "peft": "training.lora='{rank: 16}'",
-    "deepspeed": "training.zero_stage",
-    "offload": "placement.offload",
-    "save_steps": "checkpoints.every",
-    "save_every": "checkpoints.every",
     "wandb": "metrics",
-    "is_async": "placement.max_staleness=1",
-    "async": "placement.max_staleness=1",
-    "async_mode": "placement.max_staleness=1",
-    "async_training": "placement.max_staleness=1",
     "logger": "metrics",
-}
-"""Words that no stack's table has, and rlplan's keys for them."""
+} | dict.fromkeys(("is_async", "async", "async_mode", "async_training"), "placement.max_staleness=1")
+COMMON = load_words()["keys"] | COMMON
+"""Words that no stack's table has, and rlplan's keys for them; a sentence where a value belongs to them."""
 MAX_MEANT = 3
 """Keys that one hint may list."""
 
