@@ -252,7 +252,9 @@ def compare(
     """
     if not sources:
         raise _missing_subject("compare", "rlplan.compare('job.yaml', hardware='8xH100,16xL40S')")
-    words = [source for source in sources if isinstance(source, str) and not is_job_path(source) and is_hardware(source)]
+    words = [
+        source for source in sources if isinstance(source, str) and not is_job_path(source) and is_hardware(source)
+    ]
     hardware = [*([hardware] if isinstance(hardware, str) and hardware else hardware), *words]
     sources = tuple(source for source in sources if source not in words)
     clusters = Clusters.parse(hardware, prices, budget_per_hour)

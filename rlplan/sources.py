@@ -16,6 +16,7 @@ from rlplan.spec.files.job_file import Fetch, job_from, load_job
 from rlplan.spec.files.renamed import RENAMED
 from rlplan.spec.files.stages import find_chosen_stage, list_open_inputs, stages_of
 from rlplan.spec.files.yaml import read_yaml
+from rlplan.spec.hardware.typed import is_hardware
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import MAX_ID, find_bundled_id, find_nearest_id, load_catalogue
 from rlplan.spec.typed import Reading, add_override, default_overrides, read_typed, set_named
@@ -132,8 +133,15 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
 def read_options(named: Mapping[str, str | None], words: Sequence[str], objective: str | None = None) -> Reading:
     """Read the options and overrides beside a job. Raises: SpecError for a word that is neither."""
     reading = Reading()
+    bare = [word for word in words if "=" not in word]
+    if bare and is_hardware(" ".join(bare)):  # `rlplan estimate job.yaml 8xH100`
+        named = {**named, "hardware": " ".join(bare)}
+        words = [word for word in words if "=" in word]
     for word in words:
-        add_override(reading, word)
+        if "=" in word:
+            add_override(reading, word)
+        else:
+            reading.overrides.append(word)  # refused with the others, which say what an override is
     for key, value in named.items():
         if value is not None:
             set_named(reading, key, value)

@@ -11,7 +11,6 @@ from rlplan.sources import read_question as read_words
 from rlplan.spec.files.job_file import Fetch
 from rlplan.spec.files.stages import Stage, find_chosen_stage, stages_of
 from rlplan.spec.files.yaml import read_yaml
-from rlplan.spec.hardware.typed import normalize
 from rlplan.spec.job import MODELS
 from rlplan_cli.options import JobArguments
 from rlplan_cli.render.terminal import note
@@ -51,10 +50,8 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
     from rlplan.foreign.source import read_source
     from rlplan.foreign.unread.stacks import Nearest
 
-    words = [word for word in asked.overrides or () if "=" not in word]  # `rlplan check run.sh 8xH100`
-    reading = read_options({"policy": asked.model}, [word for word in asked.overrides or () if word not in words])
-    hardware = asked.gpus or reading.keys.get("hardware") or normalize(" ".join(words))
-    model = reading.keys.get("policy")
+    reading = read_options({"policy": asked.model}, asked.overrides or ())
+    hardware, model = asked.gpus or reading.keys.get("hardware", ""), reading.keys.get("policy")
     settings = read_source(asked.file, asked.source, asked.outside or (), Nearest(hardware, model))
     return settings, Asked(hardware, model, tuple(reading.overrides), fetch_model)
 

@@ -17,24 +17,27 @@ from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
 from rlplan.spec.typed import load_words
 
-COMMON = {
+_SHARED = """num_gpus num_nodes nodes train train_file train_data dataset train_files val val_file val_files test_file
+eval_file validation max_steps total_steps max_tokens group_size evaluate eval_steps eval_every deepspeed offload
+save_steps save_every"""
+COMMON = {name: load_words()["keys"][name] for name in _SHARED.split()} | {
     "gpu": "hardware.profile",
     "gpu_type": "hardware.profile",
     "reward": "rewards",
     "reward_function": "rewards",
     "max_length": "workload.max_response_len",
     "lora_rank": "training.lora.rank",
-    "qlora": "training.lora='{rank: 16, base_dtype: nf4}'",
     "r": "training.lora.rank",
-    "top_p": "workload.temperature alone: rollouts are sampled from all tokens",
-    "top_k": "workload.temperature alone: rollouts are sampled from all tokens",
-    "load_in_4bit": "training.lora='{rank: 16, base_dtype: nf4}'",
+    "qlora": (packed := "training.lora='{rank: 16, base_dtype: nf4}'"),
+    "load_in_4bit": packed,
+    "top_p": (sampled := "workload.temperature alone: rollouts are sampled from all tokens"),
+    "top_k": sampled,
     "use_peft": "training.lora='{rank: 16}'",
     "peft": "training.lora='{rank: 16}'",
     "wandb": "metrics",
     "logger": "metrics",
-} | dict.fromkeys(("is_async", "async", "async_mode", "async_training"), "placement.max_staleness=1")
-COMMON = load_words()["keys"] | COMMON
+    **dict.fromkeys(("is_async", "async", "async_mode", "async_training"), "placement.max_staleness=1"),
+}
 """Words that no stack's table has, and rlplan's keys for them; a sentence where a value belongs to them."""
 MAX_MEANT = 3
 """Keys that one hint may list."""

@@ -1,7 +1,7 @@
 """Everything that a person types about a job, read by one function: `qwen3 8b grpo on 2 h100 nodes, 16k responses`.
 
-In: words of a command line, of a form or of a Python call. Out: keys of a job, overrides, and what was assumed. Left out:
-files (sources.py), names of models (models/names.py) and of GPUs (hardware/typed.py).
+In: words of a command line, of a form or of a Python call. Out: keys of a job, overrides, assumptions. Left out: files
+(sources.py), names of models (models/names.py) and of GPUs (hardware/typed.py).
 
 A sentence is read part by part: ids, GPUs, adapters, numbers with units, the algorithm, the framework. Each part is
 taken out of the sentence; what is left names the model. What the reader had to guess is in `assumed`, so that every
@@ -24,9 +24,9 @@ from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile
 from rlplan.spec.hardware.names import find_near_names
 from rlplan.spec.hardware.profile import NodeProfile
-from rlplan.spec.hardware.typed import USUAL, find_group, is_cpu_text, load_machines, normalize
+from rlplan.spec.hardware.typed import USUAL, find_group, is_cpu_text, is_hardware, load_machines, normalize
 from rlplan.spec.models.bundled import load_catalogue
-from rlplan.spec.models.catalogue import find_model_path
+from rlplan.spec.models.catalogue import find_model, find_model_path
 from rlplan.spec.models.names import list_words, match_model
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import parse_tokens
@@ -36,6 +36,7 @@ USUAL_MODEL = "Qwen/Qwen2.5-7B"
 """Model that an error suggests where none is named."""
 LORA_RANK = 16
 """Rank of adapters without one. Source: LoraConfig and QLoRA examples of TRL's documentation."""
+ONE_CLUSTER = "a question is about one cluster, `rlplan compare` about several; + joins two groups to one"
 QLORA = "adapters of rank 16 on a 4-bit base"
 CPU_SIZES = {
     "workload.num_steps": 20,
@@ -82,10 +83,15 @@ _LORA = re.compile(
     r"(?<![\w])(q?lora|4[\s-]?bit|nf4|peft|adapters?)(?:\s*(?:adapters?|training))?(?:\s*(?:\(|with\s)?\s*(?:of\s)?"
     r"(?:rank|r)?\s*[=:]?\s*(\d{1,4})(?!\w))?\)?|(?<!\w)(rank|lora[\s_-]?r)\s*[=:]?\s*(\d+)"
 )
+_COUNT = r"(?<![\w.-])(?:\d+\s*x?\s*)?"
+_NO_KIND = re.compile(
+    r"(?<![\w.])\d+\s*x?\s*gpus?\b|(?<![\w.-])\d+\s?x(?!\w)|(?<!\w)\d+x[a-z]\w*|(?<![\w.-])(?:rtx|gtx)\s?\d+"
+)
+"""GPUs whose kind is missing or unknown."""
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|\bhf:(?://)?")
 _ID = re.compile(r"(?<!\S)[\w.~-]*/[\w./-]+(?!\S)")
 _VERSUS = re.compile(r"\s*(?:;|\b(?:vs\.?|versus|or|on|and|compare[d]?(?: to)?)\b)\s*")
-_COLOCATION = {"colocated": "colocated", "co-located": "colocated", "disaggregated": "disaggregated", "hybrid": "hybrid"}
+_PLACEMENTS = {"co-located": "colocated"} | {word: word for word in ("colocated", "disaggregated", "hybrid")}
 
 
 @dataclass
@@ -127,16 +133,22 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
     """
     reading = Reading()
     overrides = [word for word in words if re.match(r"[\w.+-]+=", word)]
-    for key, value in (named or {}).items():
-        if value is not None:
+    rest = " ".join(word for word in words if word not in overrides)
+    typed = [(key, value) for key, value in (named or {}).items() if value is not None]
+    try:
+        for key, value in sorted(typed, key=lambda item: item[0] == "hardware"):
             set_named(reading, key, value)
-    for word in overrides:
-        add_override(reading, word)
-    _read_sentence(reading, " ".join(word for word in words if word not in overrides), verb)
+        for word in overrides:
+            add_override(reading, word)
+    except SpecError as error:
+        if error.where != "--gpus":
+            raise
+        raise _correct_gpus(reading, error, rest, verb) from None
+    _read_sentence(reading, rest, verb)
     missing = {"hardware": USUAL, "policy": USUAL_MODEL}
-    for key, usual in missing.items():
+    for key in missing:
         if key not in reading.keys and not any(word.startswith(f"{key}.") for word in reading.overrides):
-            whole = Reading({**reading.keys, key: usual}, reading.overrides)
+            whole = Reading(missing | reading.keys, reading.overrides)
             raise SpecError(
                 "on which GPUs?" if key == "hardware" else "which model?",
                 where=WHERE,
@@ -182,7 +194,7 @@ def read_model(name: str, where: str, assumed: list[str]) -> str:
     if find_model_path(name) is not None or name.endswith(".json") or name.startswith(("~", ".", "/")):
         return name
     match = match_model(name)
-    if match.id and (match.is_exact or "/" not in name):
+    if match.id and (match.is_exact or match.packed or "/" not in name):
         if match.packed:
             is_qlora = "bnb" in match.packed or match.packed in ("4bit", "4-bit", "nf4")
             words = QLORA if is_qlora else f"16-bit weights, for {match.packed} cannot be trained (qlora: a 4-bit base)"
@@ -194,8 +206,9 @@ def read_model(name: str, where: str, assumed: list[str]) -> str:
     if "/" in name:
         return name
     near = match.others or (USUAL_MODEL,)
+    could_be = f" could be {' or '.join(match.others)}" if match.others else " is not known"
     raise SpecError(
-        f"model {shorten_value(name)} could be {' or '.join(match.others)}" if match.others else f"no model {shorten_value(name)}",
+        f"model {shorten_value(name)}{could_be}",
         where=where,
         rule="a Hugging Face id, a folder, a config.json, or the name and size of a bundled model",
         way_out=f"--model {near[0]}",
@@ -204,6 +217,9 @@ def read_model(name: str, where: str, assumed: list[str]) -> str:
 
 def read_hardware(text: str, where: str, assumed: list[str]) -> str:
     """Hardware in the short form of a job: `16xh100-sxm`. Raises: SpecError."""
+    if "," in text and is_hardware(text):
+        what = f"{text.count(',') + 1} clusters: {text}"
+        raise SpecError(what, where=where, rule=ONE_CLUSTER, way_out=f"write {USUAL}")
     long = expand_hardware(text, where, assumed)
     if "link" in long or long["profile"].startswith("cpu"):
         return text if "link" in long else str(long["profile"])
@@ -229,8 +245,8 @@ def default_overrides(keys: Mapping[str, Any], overrides: Sequence[str]) -> list
     typed = {word.partition("=")[0] for word in overrides}
     given = keys.get("algorithm") in ALGORITHMS and ALGORITHMS[keys["algorithm"]].given
     own = {key: size for key, size in sizes.items() if not (given and key in GIVEN_KEYS)}
-    match = load_catalogue().get(str(keys.get("policy")))
-    context = int(match.config.get("max_position_embeddings") or 0) if match else 0
+    model = str(keys.get("policy"))
+    context = find_model(model).max_position_embeddings if model in load_catalogue() else 0
     prompt, response = (f"workload.max_{part}_len" for part in ("prompt", "response"))
     usual = WorkloadSpec.create_default()
     if context and not typed & {prompt, response} and context < usual.max_seq_len and not sizes:
@@ -256,6 +272,8 @@ def add_override(reading: Reading, word: str) -> None:
     elif key == "context":
         _set_context(reading, parse_tokens(value))
     else:
+        if key == "training.zero_stage":
+            value = re.sub(r"^\D*([0-3])$", r"\1", value)  # deepspeed=zero3
         if key in ("placement.max_staleness", "rollout.quantization") and value.lower() in ("true", "1", "yes"):
             value = "1" if key == "placement.max_staleness" else "fp8"
         if key == "workload.num_prompts_per_step" and "batch" in short:
@@ -319,32 +337,42 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
             raise SpecError(
                 f"{len(clusters)} clusters: {', '.join(parts)}",
                 where=WHERE,
-                rule=f"`rlplan {verb}` answers for one cluster, `rlplan compare` for several; + joins two groups",
+                rule=ONE_CLUSTER,
                 way_out=f"rlplan compare {shlex.quote(_VERSUS.sub(' ', text).strip())} --gpus {shown}",
             )
-        reading.keys["hardware"] = read_hardware(typed, WHERE, reading.assumed)
+        try:
+            reading.keys["hardware"] = read_hardware(typed, WHERE, reading.assumed)
+        except SpecError as error:
+            raise _correct_gpus(reading, error, text, verb) from None
         return text
     cpu = "|".join(sorted(map(re.escape, load_machines()["cpu"]), key=len, reverse=True))
     if match := re.search(rf"(?<![\w-])(?:cpu-host|(?:{cpu}))(?![\w-])", text):
         reading.keys["hardware"] = "cpu-host"
         return text.replace(match[0], _GAP, 1)
     words = "|".join(re.escape(word) for names in load_machines()["unprofiled"].values() for word in names)
-    match = re.search(rf"(?<![\w.-])(?:\d+\s*x?\s*)?(?:{words})(?:\s(?:max|pro|ultra|ti|super|v\d\w?))?(?![\w.-])", text)
-    match = match or re.search(r"(?<![\w.])\d+\s*x?\s*gpus?\b|(?<![\w.-])\d+\s?x(?!\w)|(?<!\w)\d+x[a-z]\w*|(?<![\w.-])(?:rtx|gtx)\s?\d+", text)
-    match = match or next(filter(_is_misspelt_gpu, re.finditer(r"(?<![\w.-])(?:\d+\s*x?\s*)?[a-z]{1,2}\d{2,4}[a-z]?(?!\w)", text)), None)
+    match = re.search(rf"{_COUNT}(?:{words})(?:\s(?:max|pro|ultra|ti|super|v\d\w?))?(?![\w.-])", text)
+    match = match or _NO_KIND.search(text)
+    match = match or next(
+        filter(_is_misspelt_gpu, re.finditer(rf"{_COUNT}[a-z]{{1,2}}\d{{2,4}}[a-z]?(?!\w)", text)), None
+    )
     if match is None:
         return text
     try:
         read_hardware(match[0].strip(), WHERE, reading.assumed)
     except SpecError as error:
-        rest = text.replace(match[0], _GAP, 1)
-        near = re.search(r"(?:write|such as) (\w\S*)", error.way_out)
-        whole = Reading({**reading.keys, "hardware": near[1] if near else USUAL}, [*reading.overrides])
-        _read_sentence(whole, rest, verb)
-        whole.keys.setdefault("policy", USUAL_MODEL)
-        way_out = f"rlplan {verb} {whole.command}"
-        raise SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out) from None
+        raise _correct_gpus(reading, error, text.replace(match[0], _GAP, 1), verb) from None
     return text
+
+
+def _correct_gpus(reading: Reading, error: SpecError, rest: str, verb: str) -> SpecError:
+    """The refusal of GPUs with the whole question, corrected. rest: the sentence without them."""
+    near = re.search(r"(?:write|such as) (\w[\w.-]*)", error.way_out)
+    whole = Reading({**reading.keys, "hardware": near[1] if near else USUAL}, [*reading.overrides])
+    _read_sentence(whole, rest, verb)
+    whole.keys.setdefault("policy", USUAL_MODEL)
+    if error.rule == ONE_CLUSTER:
+        verb, whole.keys["hardware"] = "compare", error.what.partition(": ")[2]
+    return SpecError(error.what, where=error.where, rule=error.rule, way_out=f"rlplan {verb} {whole.command}")
 
 
 def _is_misspelt_gpu(match: re.Match[str]) -> bool:
@@ -393,7 +421,7 @@ def _take_names(reading: Reading, text: str) -> str:
     while match := _search_names(exact, text) or _search_names(algorithms, text):
         reading.keys.setdefault("algorithm", algorithms[match[0]])
         text = text.replace(match[0], _GAP, 1)
-    for word, value in _COLOCATION.items():
+    for word, value in _PLACEMENTS.items():
         if re.search(rf"(?<!\w){word}(?!\w)", text):
             reading.overrides.append(f"placement.placement={value}")
             text = text.replace(word, _GAP)
@@ -428,7 +456,8 @@ def _take_model(reading: Reading, text: str, verb: str) -> None:
         if near := re.search(r"'(.+)'", did_you_mean(word, ALGORITHMS)):
             reading.keys.setdefault("algorithm", near[1])
             reading.assumed.append(f"'{word}' is {near[1]}")
-            return _take_model(reading, text.replace(word, " "), verb)
+            _take_model(reading, text.replace(word, " "), verb)
+            return
     try:
         _set_model(reading, name, WHERE)
     except SpecError as error:
@@ -439,4 +468,3 @@ def _take_model(reading: Reading, text: str, verb: str) -> None:
         ) from None
     if match.ignored:
         reading.assumed.append(f"ignored: {' '.join(match.ignored)}")
-

@@ -27,9 +27,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Predict memory by phase, process and kind. Starts nothing; needs torch only with --trace."""
-    from rlplan.sources import is_foreign
     from rlplan.planner.answers.plan_results import estimate_as_json
     from rlplan.planner.executable import check_fits
+    from rlplan.sources import is_foreign
     from rlplan_cli.render.answer import show_answer
     from rlplan_cli.render.estimate import show_estimate, show_trace
     from rlplan_cli.render.terminal import note, print_stages, show_stage
@@ -39,7 +39,9 @@ def command(
     if job.source is not None and is_foreign(Path(job.source)):
         from rlplan_cli.commands.check import check_file
 
-        return check_file(ForeignArguments(Path(job.source), job.overrides, job.gpus, job.model), is_verbose=verbose, as_json=as_json)
+        foreign = ForeignArguments(Path(job.source), job.overrides, job.gpus, job.model)
+        check_file(foreign, is_verbose=verbose, as_json=as_json)
+        return
     plans, texts = {}, {}
     for name, asked in split_stages(job):
         question = read_question(NAME, asked)

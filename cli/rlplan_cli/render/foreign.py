@@ -20,7 +20,7 @@ MANY = 6
 
 
 def show_check(checked: Checked, *, is_verbose: bool = False) -> None:
-    """Show the verdict on a configuration, and changes that make it fit. is_verbose: also show sources of the ranges."""
+    """Show the verdict on a configuration, and changes that make it fit. is_verbose: also show sources of ranges."""
     plan = checked.plan
     if checked.served is not None:
         show_served(checked.served)

@@ -29,8 +29,8 @@ GIVEN_LEN = 1024
 Tulu 3 allows a prompt and its answer in DPO (arXiv:2411.15124, its table of hyperparameters)."""
 
 
-_SLOW = re.compile(r"\+.*\sover\s", re.IGNORECASE)
-"""A link joins two groups; `16 H100 over 2 nodes` has none."""
+_SLOW = re.compile(r"\+.*\sover\s|\sover\s+[\d.]+\s*[kmgt]?b(?:it)?/s", re.IGNORECASE)
+"""A link has a rate and joins two groups; `16 H100 over 2 nodes` has none."""
 _OVER = re.compile(r"\s+over\s+", re.IGNORECASE)
 _LINK_WORDS: dict[str, tuple[re.Pattern[str], float]] = {
     "latency_s": (re.compile(r"([\d.]+) ?ms"), 1e-3),

@@ -35,6 +35,7 @@ def split_name(text: str) -> list[str]:
     (['nvidia', 'a100', 'sxm4', '80gb'], ['rtx', '4090'], ['dgx', 'h100'])
     """
     joined = re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text.lower())
+    joined = re.sub(r"-(16|32|40|48|80|96)\b", r"-\1gb", joined)  # A100-40
     return _WORDS.findall(joined)
 
 

@@ -70,22 +70,25 @@ def load_machines() -> dict[str, Any]:
 @cache
 def _compile_group(names: frozenset[str], gpus: frozenset[str]) -> re.Pattern[str]:
     """The expression of one group. names: of all profiles; gpus: of those that are no nodes."""
-    whole = sorted({*names, *SHORT_NAMES, *load_machines()["machines"]} - {"cpu-host"}, key=lambda name: (-len(name), name))
+    whole = sorted(
+        {*names, *SHORT_NAMES, *load_machines()["machines"]} - {"cpu-host"}, key=lambda name: (-len(name), name)
+    )
     exact = "|".join(re.escape(name).replace(r"\-", r"[\s_-]*") for name in whole)
     bases = "|".join(sorted((re.escape(base) for base in find_bases(gpus)), key=len, reverse=True))
-    memory, extra = r"\d{2,3}\s*gi?b?(?!\w)", rf"(?:{VARIANTS}|{NO_CHOICE})\b"
-    structured = rf"(?:(?:{VENDORS})[\s_-]*)*(?:{bases})s?(?=x\d|[^\w.]|$)(?:[\s_-]*\(?(?:{memory}|{extra})\)?)*"
-    name = rf"(?:standard_)?(?:(?:nvidia|amd|geforce)[\s-]+)?(?:(?:{exact})s?(?:[\s_-]*\(?(?:{memory}|{extra})\)?)*|{structured})"
+    memory, extra = r"(?:\d{2,3}\s*gi?b?(?!\w)|(?<=-)(?:16|32|40|48|80|96)(?!\w))", rf"(?:{VARIANTS}|{NO_CHOICE})\b"
+    after = rf"(?:[\s_-]*\(?(?:{memory}|{extra})\)?)*"
+    structured = rf"(?:{memory}\s+)?(?:(?:{VENDORS})[\s_-]*)*(?:{bases})s?(?=x\d|[^\w.]|$){after}"
+    name = rf"(?:standard_)?(?:(?:nvidia|amd|geforce)[\s-]+)?(?:(?:{exact})s?{after}|{structured})"
     count = rf"(?:\d{{1,6}}|{'|'.join(NUMBERS)})"
     hosts = r"(?:nodes?|hosts?|machines?|servers?|box(?:es)?|instances?)"
     return re.compile(
         rf"(?<![\w.])(?:(?P<hosts>{count})\s*(?:x\s*)?{hosts}\s*(?:\b(?:of|with|x|each|having)\b|[x,:])?\s*)?"
         rf"(?:(?P<outer>\d{{1,4}})\s*x\s*(?=\d+\s*x?\s*[a-z]))?"
-        rf"(?:(?P<first>{count})(?:\s*x\s*|\s+(?:gpus?\s+(?:of\s+)?)?|(?<=\d)(?=[a-z])))?"
+        rf"(?:(?P<first>{count})(?:\s*x\s*|\s+(?:gpus?\s*\(?\s*(?:of\s+)?)?|(?<=\d)(?=[a-z])))?"
         rf"(?:(?P<word>node|host|machine|server)s?\s+(?:of|with)\s+(?:(?P<inner>{count})\s*x?\s*)?)?"
         rf"(?P<name>{name})(?=\s*x\s*\d|[^\w.-]|$)"
         rf"(?:\s*(?:x|:)\s*(?P<last>\d{{1,6}})(?![\w.]|\s*(?:x\s*)?{hosts}))?"
-        rf"(?:\s*(?:gpus?|cards?))?"
+        rf"(?:\s*(?:gpus?|cards?))?\)?"
         rf"(?:\s*(?P<plural>{hosts}))?"
         rf"(?:\s*(?P<joint>on|over|across|in|,|\(|x|/)?\s*(?P<after>{count})\s*(?:x\s*)?{hosts}\)?)?(?:\s+each\b)?",
         re.IGNORECASE,
@@ -97,8 +100,8 @@ def _get_expression() -> re.Pattern[str]:
 
 
 def normalize(text: str) -> str:
-    """Lowercase text with plain signs: `8×H100` and `8*H100` become `8xh100`."""
-    text = text.lower().replace("×", "x").replace("*", "x").replace("\u2011", "-").replace("\u2013", "-")
+    """Lowercase text with plain signs: `8*H100` becomes `8xh100`."""
+    text = text.lower().replace("\u00d7", "x").replace("*", "x").replace("\u2011", "-").replace("\u2013", "-")
     return re.sub(r"\s+", " ", text).strip()
 
 
@@ -109,7 +112,10 @@ def find_group(text: str) -> re.Match[str] | None:
 
 def read_group(match: re.Match[str], *, where: str) -> TypedGpus:
     """The group that was matched. Raises: SpecError for a count of 0 or more than MAX_GPUS."""
-    name, numbers = match["name"], {key: _read_number(match[key]) for key in ("hosts", "outer", "first", "inner", "last", "after")}
+    name, numbers = (
+        match["name"],
+        {key: _read_number(match[key]) for key in ("hosts", "outer", "first", "inner", "last", "after")},
+    )
     profile, per_machine = _find_machine(name, where)
     hosts = numbers["hosts"] or numbers["outer"] or numbers["after"]
     count = numbers["inner"] or numbers["first"] or numbers["last"]
@@ -160,7 +166,8 @@ def _note_variant(name: str, profile: str) -> str:
     """The note on a typed variant or memory size that the profile does not have."""
     if (variant := _VARIANT.search(name)) and variant[1] not in profile:
         return f"{profile}, for there is no profile of its variant {variant[1]}"
-    sizes = re.findall(r"(\d{2,3})\s*gi?b?(?!\w)", name)
+    sizes = re.findall(r"(\d{2,3})\s*gi?b?(?!\w)|-(40|80)$", name)
+    sizes = [first or second for first, second in sizes]
     if not sizes or sizes[0] in profile:
         return ""
     gpu = get_gpu(profile, where=name)

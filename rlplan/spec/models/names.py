@@ -1,6 +1,6 @@
 """Names of models as people type them, and the bundled model that each means.
 
-In: `qwen3 8b`, `llama-70b`, `unsloth/Qwen3-8B-bnb-4bit`, `Qwen3-30B`. Out: the bundled id, other candidates, and how the
+In: `qwen3 8b`, `llama-70b`, `unsloth/Qwen3-8B-bnb-4bit`, `Qwen3-30B`. Out: the bundled id, other candidates, how the
 name was read. Left out: downloads (runtime/models/hub.py), folders (catalogue.py).
 
 A name is split into words and sizes. A bundled model is a candidate if it has all of them. Among the candidates, those
@@ -21,7 +21,8 @@ _PACKED = re.compile(
     r"[48]-?bits?|int[48]|nf4|w4a16|w8a8|q\d_k(?:_[sml])?|nvfp4|mxfp4|mlx|hqq|exl2|bf16|fp16)(?=[-_. ]|$)"
 )
 """Words for quantized or converted weights."""
-WEIGHTLESS = frozenset("it instruct base hf chat meta pt v the model ai".split())
+_BILLION = re.compile(r"(?i)(\d)[\s-]*([bm])(?:illion)?\b")
+WEIGHTLESS = frozenset(["it", "instruct", "base", "hf", "chat", "meta", "pt", "v", "the", "model", "ai"])
 """Words that choose among variants of one shape."""
 ALIASES = {"lama": "llama", "r1": "r 1", "quen": "qwen", "gwen": "qwen", "mixtral": "mixtral", "gptoss": "gpt oss"}
 UNUSUAL = ("mosaicml/", "megatron-paper/", "nvidia/Nemotron-H")
@@ -55,8 +56,7 @@ def split_model_name(name: str) -> list[str]:
     >>> split_model_name("Qwen2.5-Coder-7B"), split_model_name("qwen3 30b-a3b"), split_model_name("Mixtral-8x7B")
     (['qwen', '2.5', 'coder', '7b'], ['qwen', '3', '30b', 'a3b'], ['mixtral', '8x7b'])
     """
-    text = re.sub(r"(\d)[\s-]*([bm])(?:illion)?\b", r"\1\2", name.lower())
-    return _TOKENS.findall(text)
+    return _TOKENS.findall(_BILLION.sub(r"\1\2", name.lower()))
 
 
 @cache
@@ -79,6 +79,7 @@ def match_model(name: str) -> ModelName:
     catalogue = load_catalogue()
     if name in catalogue:
         return ModelName(name)
+    name = _BILLION.sub(r"\1\2", name)
     packed = _PACKED.search(name)
     plain = _PACKED.sub("", name.strip().rstrip("/")) if packed else name.strip().rstrip("/")
     form = packed[0].strip("-_. ").lower() if packed else ""
