@@ -158,6 +158,17 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
     return reading
 
 
+def read_sentence(text: str) -> Reading:
+    """Read a sentence that may name only a part of a job. Raises: SpecError.
+
+    >>> read_sentence("on 4 A100s with lora").words
+    ['--gpus', '4xa100-sxm-80gb', 'training.lora={rank: 16}']
+    """
+    reading = Reading()
+    _read_sentence(reading, text, "estimate")
+    return reading
+
+
 def set_named(reading: Reading, key: str, value: str) -> None:
     """Set a top-level key from text. Raises: SpecError."""
     if key == "policy":
