@@ -44,9 +44,9 @@ __all__ = [
 ]  # fmt: skip
 
 JobSource = str | Path | Mapping[str, Any] | Plan | PlannedResult | ServingResult
-"""Job file (.yaml), plan file or bundle; a job as a mapping; a plan, or a result that holds one."""
+"""Job file (.yaml), plan file or bundle; words (`qwen3 8b`); a job as a mapping; a plan, or a result that holds one."""
 Overrides = Sequence[str] | Mapping[str, Any]
-"""Dotted keys of the job: `["rollout.tp=2"]` or `{"rollout.tp": 2}`."""
+"""Keys of the job: `["rollout.tp=2"]` or `{"rollout.tp": 2}`; GPUs in words: `estimate("Qwen/Qwen3-8B", "8xH100")`."""
 
 
 @explain_path_errors()
@@ -67,7 +67,7 @@ def estimate(
     question = _build_question("estimate", job, overrides, (model, algorithm, gpus))
     if question.serves:
         return ServingResult(question.job, question.predict_engine())
-    return EstimateResult(question.answer())
+    return EstimateResult(question.answer(), assumed=question.assumed)
 
 
 @explain_path_errors()
@@ -81,7 +81,8 @@ def plan(
     objective: str | None = None,
 ) -> PlanResult:
     """Choose a layout. objective: step_time (default), tokens_per_s, cost or gpus. Raises: as `estimate`."""
-    return PlanResult(_build_question("plan", job, overrides, (model, algorithm, gpus), objective).answer())
+    question = _build_question("plan", job, overrides, (model, algorithm, gpus), objective)
+    return PlanResult(question.answer(), assumed=question.assumed)
 
 
 @explain_path_errors()

@@ -245,9 +245,9 @@ def test_a_job_is_moved_in_a_browser_and_answered_at_once(server: Server, tmp_pa
         browser.says("charts.showTip(9, 9, 'of a chart that is exchanged', [])")
         browser.says("(() => { const one = document.forms[0].elements.max_response_len; one.value = 2048;"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
-        browser.wait("document.getElementById('job').innerText.includes('max_response_len: 2048')", 60)
+        browser.wait("document.getElementById('job').textContent.includes('max_response_len: 2048')", 60)
         browser.wait(answered)
-        assert "max_response_len=2048" in browser.says("document.getElementById('command').innerText")
+        assert "max_response_len=2048" in browser.says("document.getElementById('command').textContent")
         assert browser.says("document.querySelector('#answer canvas') !== null")
         assert browser.says("left.length") > 1
         assert browser.says("left.filter((one) => uPlot.sync(one.cursor.sync.key).plots.includes(one)).length") == 0
@@ -255,7 +255,7 @@ def test_a_job_is_moved_in_a_browser_and_answered_at_once(server: Server, tmp_pa
         assert browser.says(SAMPLES) == [False, False]
         browser.says("(() => { const one = document.forms[0].elements.algorithm; one.value = 'sft';"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
-        browser.wait("document.getElementById('job').innerText.includes('algorithm: sft')", 60)
+        browser.wait("document.getElementById('job').textContent.includes('algorithm: sft')", 60)
         assert browser.says(SAMPLES) == [True, True]
         browser.says("(() => { const one = document.forms[0].elements.more; one.value = 'rollout.tp=3';"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
@@ -280,7 +280,7 @@ def test_a_pasted_script_is_checked_on_the_gpus_of_the_form() -> None:
 def test_a_permalink_holds_the_question_and_a_fix_is_pressed(server: Server) -> None:
     with Chromium() as browser:
         browser.open(f"{server.address}#model=Qwen%2FQwen3-8B&gpus=1xrtx-4090", "phone")
-        browser.wait("document.querySelector('[data-fix]')", 60)
+        browser.wait("document.querySelector('[data-fix]') !== null", 60)
         fold = browser.says("document.querySelector('[data-fix]').getBoundingClientRect().bottom")
         assert fold <= 844  # verdict and first fix are seen without scrolling
         browser.says("document.querySelector('[data-fix]').click()")
