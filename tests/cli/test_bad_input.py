@@ -271,7 +271,7 @@ def test_a_missing_extra_is_one_message_with_the_command_that_installs_it(tmp_pa
         check=False,
     )
     answer = Answer(done.returncode, done.stdout, done.stderr)
-    check(answer, 4, f"package '{package}' is missing", "pip install 'rlplan[report]'")
+    check(answer, 4, f"package '{package}' is missing", "pip install jinja2 pandas")
 
 
 def test_a_key_its_sign_and_its_value_may_stand_apart(rlplan: Call) -> None:
