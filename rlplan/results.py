@@ -80,7 +80,7 @@ class PlannedResult(Result):
     plan: Plan
     """Plan with choice, schedule, ledger and timing (rlplan.planner.plan)."""
     assumed: tuple[str, ...] = field(default=(), kw_only=True)
-    """What the words of the question left open."""
+    """Assumptions where the question was open."""
 
     @property
     def verdict(self) -> str:

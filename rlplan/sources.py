@@ -53,7 +53,7 @@ class Question:
     plan: "Plan | None" = None
     """Plan that was read; None: it must still be found."""
     assumed: tuple[str, ...] = ()
-    """What the words of the question left open."""
+    """Assumptions where the words of the question were open."""
 
     @property
     def serves(self) -> bool:
@@ -124,10 +124,23 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
         _refuse_changes(path, (*words[1:], *asks))
         plan = _read_plan(path)
         return Question(plan.asked, plan)
+    if is_foreign(path):
+        return Question(_import_job(path, reading, fetch), assumed=tuple(reading.assumed))
     if verb in RUNNING_VERBS:
         check_inputs(path, words[1:])
     job = load_job(path, (*reading.overrides, *asks), fetch=fetch)
     return Question(job, assumed=tuple(reading.assumed))
+
+
+def _import_job(path: Path, reading: Reading, fetch: Fetch) -> JobSpec:
+    """The job of another framework's file. Raises: SpecError."""
+    from rlplan.foreign.check import Asked, import_job
+    from rlplan.foreign.source import read_source
+    from rlplan.foreign.unread.stacks import Nearest
+
+    hardware, model = reading.keys.get("hardware", ""), reading.keys.get("policy")
+    settings = read_source(path, None, (), Nearest(hardware, model))
+    return import_job(settings, Asked(hardware, model, tuple(reading.overrides), fetch))[1]
 
 
 def read_options(named: Mapping[str, str | None], words: Sequence[str], objective: str | None = None) -> Reading:

@@ -121,13 +121,14 @@ class _Root(TyperGroup):
 
 
 def _choose_command(word: str) -> list[str]:
-    """The command for a first word that is none: a run is explained, everything else estimated; empty for a typo."""
+    """The command for a first word that is none: a script is checked, a run explained, other things estimated; empty for a typo."""
     if word in COMMANDS or word.startswith("-"):
         return []
     if Path(word).exists():
         from rlplan.planner.plan import is_run_folder
+        from rlplan.sources import is_foreign
 
-        return ["explain" if is_run_folder(Path(word)) else "estimate"]
+        return ["check" if is_foreign(Path(word)) else "explain" if is_run_folder(Path(word)) else "estimate"]
     is_typo = word.isalpha() and did_you_mean(word, COMMANDS)
     return [] if is_typo else ["estimate"]
 

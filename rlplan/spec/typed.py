@@ -49,7 +49,7 @@ CPU_SIZES = {
 GIVEN_KEYS = ("workload.num_samples_per_prompt", "workload.max_response_len")
 """Sizes that algorithms on given answers set themselves (files/job_forms.py)."""
 _GAP = " ; "
-"""What replaces a part that was read, so that the words around it are not joined."""
+"""Replacement of a part that was read, so that the words around it are not joined."""
 _NUMBER = r"(\d+(?:[.,]\d+)?\s?k?|\d{1,3}(?:,\d{3})+)"
 _LENGTH = r"(?:len(?:gth)?s?|tokens?|limit|window|size)"
 _RESPONSE = r"(?:responses?|outputs?|completions?|answers?|generations?|cot|reasoning|max[\s_-]?(?:new[\s_-]?)?tokens)"
@@ -96,14 +96,14 @@ _PLACEMENTS = {"co-located": "colocated"} | {word: word for word in ("colocated"
 
 @dataclass
 class Reading:
-    """What was read of a question so far."""
+    """The parts of a question that were read so far."""
 
     keys: dict[str, Any] = field(default_factory=dict)
     """Top-level keys of a job: policy, hardware, algorithm, framework."""
     overrides: list[str] = field(default_factory=list)
     """Overrides `KEY=VALUE` with dotted keys."""
     assumed: list[str] = field(default_factory=list)
-    """What the question left open, in words."""
+    """Assumptions where the question is open, in words."""
 
     @property
     def command(self) -> str:
@@ -254,8 +254,8 @@ def default_overrides(keys: Mapping[str, Any], overrides: Sequence[str]) -> list
     hardware = str(keys.get("hardware", ""))
     sizes = CPU_SIZES if is_cpu_text(hardware) or hardware.startswith("cpu") else {}
     typed = {word.partition("=")[0] for word in overrides}
-    given = keys.get("algorithm") in ALGORITHMS and ALGORITHMS[keys["algorithm"]].given
-    own = {key: size for key, size in sizes.items() if not (given and key in GIVEN_KEYS)}
+    reads_answers = keys.get("algorithm") in ALGORITHMS and ALGORITHMS[keys["algorithm"]].given
+    own = {key: size for key, size in sizes.items() if not (reads_answers and key in GIVEN_KEYS)}
     model = str(keys.get("policy"))
     context = find_model(model).max_position_embeddings if model in load_catalogue() else 0
     prompt, response = (f"workload.max_{part}_len" for part in ("prompt", "response"))

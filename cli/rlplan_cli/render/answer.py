@@ -24,13 +24,14 @@ MOST_KINDS = 4
 MOST_REMEDIES = 3
 
 
-def read_command(*changes: str) -> str:
+def read_command(*changes: str, typed: Sequence[str] = ()) -> str:
     """The typed command with changes, to be typed again; options for the output are left out.
 
-    A change of a key replaces the typed one.
+    A change of a key replaces the typed one. typed: another command than that of this process.
     """
     keys = {change.partition("=")[0] for change in changes}
-    words = [word for word in sys.argv[1:] if word not in ("-v", "--verbose") and word.partition("=")[0] not in keys]
+    words = [word for word in typed or sys.argv[1:] if word not in ("-v", "--verbose")]
+    words = [word for word in words if word.partition("=")[0] not in keys]
     return shlex.join(["rlplan", *words, *changes])
 
 
@@ -52,12 +53,12 @@ def show_answer(plan: Plan, assumed: Sequence[str] = (), *, leads_with_speed: bo
         show_fact("Assumed", "; ".join(assumed))
 
 
-def show_remedies(plan: Plan, most: int = MOST_REMEDIES) -> None:
-    """Show the first remedies as commands, or that there is none."""
+def show_remedies(plan: Plan, typed: Sequence[str] = ()) -> None:
+    """Show the first remedies as commands, or that there is none. typed: the command, if it is not this process's."""
     if plan.remedies:
         show_text(Text("To make it fit, the smallest effect on learning first:", style="bold"))
-    for remedy in plan.remedies[:most]:
-        show_change(read_command(*shlex.split(remedy.change)), describe_remedy(remedy))
+    for remedy in plan.remedies[:MOST_REMEDIES]:
+        show_change(read_command(*shlex.split(remedy.change), typed=typed), describe_remedy(remedy))
     if not plan.remedies and not plan.fits and not plan.refusals:
         larger = "more memory" if plan.is_on_host else "larger GPUs"
         show_fact("No change", f"of those tried makes it fit; try a smaller model, shorter lengths or {larger}")

@@ -3,6 +3,7 @@
 In: Imported, Checked. Out: the answer on stdout, the account of keys on stderr.
 """
 
+import sys
 from itertools import groupby
 
 from rich.text import Text
@@ -47,7 +48,8 @@ def show_check(checked: Checked, *, is_verbose: bool = False) -> None:
         show_change(format_assignments(change.values), f"{change.plan.verdict.value}, {size}")
     if checked.changes:
         first = [word for key, value in checked.changes[0].values.items() for word in ("--set", f"{key}={value}")]
-        show_fact("To try the first", read_command(*first))
+        typed = [word for word in sys.argv[1:] if word not in ("check", "estimate")]
+        show_fact("To try the first", read_command(*first, typed=["check", *typed]))
     settings = checked.imported.settings
     if settings.file.endswith(".py"):
         changed = dict.fromkeys(key for change in checked.changes for key in change.values)

@@ -80,7 +80,7 @@ def _list_assumptions(comparison: CompareResult, rows: list[dict[str, Any]], bes
 
 
 def _list_measurements(rows: list[dict[str, Any]], best: int) -> list[str]:
-    """What would decide among the rows that cannot be told apart, and what it costs."""
+    """Measurements that would decide among the rows that cannot be told apart, with their costs."""
     group = [row for row in rows if row["cost_group"] == 1] or [rows[best]]
     lines = []
     for row in group:

@@ -82,7 +82,7 @@ def _list_words(known: Collection[str]) -> set[str]:
 
 
 def find_near_names(text: str, known: Collection[str]) -> list[str]:
-    """At most three known names that are similar.
+    """Known names that are similar, at most three.
 
     >>> find_near_names("h1000", ["h100-sxm", "h100", "l4"])
     ['h100', 'h100-sxm']

@@ -51,7 +51,7 @@ class TypedGpus:
     num_hosts: int | None = None
     """Hosts that were named; None: full nodes."""
     assumed: str = ""
-    """What the text does not say; empty if it says everything."""
+    """The part that the text leaves open; empty if it says everything."""
 
     @property
     def keys(self) -> dict[str, Any]:
