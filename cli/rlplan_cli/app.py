@@ -121,7 +121,10 @@ class _Root(TyperGroup):
 
 
 def _choose_command(word: str) -> list[str]:
-    """The command for a first word that is none: a script is checked, a run explained, other things estimated; empty for a typo."""
+    """Choose the command for a first word that is none; empty for a typo.
+
+    A script is checked, a run is explained, everything else is estimated.
+    """
     if word in COMMANDS or word.startswith("-"):
         return []
     if Path(word).exists():

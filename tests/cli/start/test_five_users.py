@@ -26,7 +26,7 @@ def test_a_user_of_verl_gives_the_script_alone_and_the_gpus_by_either_name(rlpla
     answers.append(rlplan("check", SCRIPT, "16xH100"))
     answers.append(rlplan("estimate", SCRIPT, "16xH100"))
     assert len({answer.out.partition("To try the first")[0] for answer in answers}) == 1
-    assert "dapo, 16x h100-sxm: peak" in answers[0].out.splitlines()[0]
+    assert "grpo, 16x h100-sxm: peak" in answers[0].out.splitlines()[0]
     printed = re.search(r"To try the first: rlplan (.*)", answers[-1].out)
     assert printed is not None
     assert rlplan(*shlex.split(printed[1])).out.startswith("fits")
