@@ -32,7 +32,7 @@ def command(
     from rlplan.sources import is_foreign
     from rlplan_cli.render.answer import show_answer
     from rlplan_cli.render.estimate import show_estimate, show_trace
-    from rlplan_cli.render.terminal import note, print_stages, show_stage
+    from rlplan_cli.render.terminal import hint, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question, split_stages
 
@@ -69,7 +69,7 @@ def command(
     if as_json and texts:
         print_stages(texts)
     elif plans and not verbose:
-        note("-v shows the memory of each action, process and kind")
+        hint("-v shows the memory of each action, process and kind")
     for plan in plans.values():
         check_fits(plan)
 

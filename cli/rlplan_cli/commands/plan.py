@@ -41,7 +41,7 @@ def command(
     from rlplan.sources import check_inputs, is_job_path
     from rlplan_cli.render.answer import show_answer
     from rlplan_cli.render.plan import show_pareto, show_plan
-    from rlplan_cli.render.terminal import note, print_stages, show_stage
+    from rlplan_cli.render.terminal import hint, note, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question, split_stages
 
@@ -64,7 +64,7 @@ def command(
             else:
                 show_pareto(plan)
     if not as_json and not verbose and top == SHOWN_FIRST:
-        note("-v shows the seconds of each phase and action, and the next best layouts")
+        hint("-v shows the seconds of each phase and action, and the next best layouts")
     if as_json:
         print_stages({name: dump_plan(plan, Path.cwd()) for name, plan in plans.items()})
     for plan in plans.values():

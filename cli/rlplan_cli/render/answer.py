@@ -48,17 +48,17 @@ def show_answer(plan: Plan, assumed: Sequence[str] = (), *, leads_with_speed: bo
     if plan.timing is not None and plan.verdict.may_fit:
         count = plan.job.workload.num_steps
         show_fact("Run", f"{count} steps take {format_seconds(plan.timing.run_s(plan.schedule, count))}")
-    show_remedies(plan)
+    _show_remedies(plan)
     if assumed:
         show_fact("Assumed", "; ".join(assumed))
 
 
-def show_remedies(plan: Plan, typed: Sequence[str] = ()) -> None:
-    """Show the first remedies as commands, or that there is none. typed: the command, if it is not this process's."""
+def _show_remedies(plan: Plan) -> None:
+    """Show the first remedies as commands, or that there is none."""
     if plan.remedies:
-        show_text(Text("To make it fit, the smallest effect on learning first:", style="bold"))
+        show_text(Text("Each of these changes alone helps, the smallest effect on learning first:", style="bold"))
     for remedy in plan.remedies[:MOST_REMEDIES]:
-        show_change(read_command(*shlex.split(remedy.change), typed=typed), describe_remedy(remedy))
+        show_change(read_command(*shlex.split(remedy.change)), describe_remedy(remedy))
     if not plan.remedies and not plan.fits and not plan.refusals:
         larger = "more memory" if plan.is_on_host else "larger GPUs"
         show_fact("No change", f"of those tried makes it fit; try a smaller model, shorter lengths or {larger}")

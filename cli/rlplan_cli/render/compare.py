@@ -130,8 +130,11 @@ def _show_prices(rows: list[dict[str, Any]]) -> None:
 
 
 def format_range(interval: tuple[float, float] | None, value: float | None, show: Callable[[float | None], str]) -> str:
-    """Format a range as `$163 to $653`; the value alone if it has no range."""
-    return show(value) if interval is None else f"{show(interval[0])} to {show(interval[1])}"
+    """Format a range as `$163-653`; the value alone if it has no range."""
+    if interval is None:
+        return show(value)
+    low, high = map(show, interval)
+    return f"{low.removesuffix(' h') if high.endswith(' h') else low}-{high.removeprefix('$')}"
 
 
 def _hours(value: float | None) -> str:

@@ -183,7 +183,7 @@ def parse_pools(text: str, *, where: str, may_assume: bool = False) -> tuple[Typ
     may_assume: whether a number of GPUs may be missing. Raises: SpecError for more than MAX_POOLS groups, or an invalid
     one.
     """
-    parts = normalize(text).split("+")
+    parts = text.split("+")
     if len(parts) > MAX_POOLS:
         raise SpecError(
             f"'{shorten_value(text)[1:-1]}' names {len(parts)} groups of GPUs",
@@ -195,7 +195,8 @@ def parse_pools(text: str, *, where: str, may_assume: bool = False) -> tuple[Typ
 
 
 def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
-    match = _get_expression().fullmatch(re.sub(r"^(\D\S*) (\d{1,3})$", r"\2x\1", text))  # `h100 8`
+    words = normalize(text)
+    match = _get_expression().fullmatch(re.sub(r"^(\D\S*) (\d{1,3})$", r"\2x\1", words))  # `h100 8`
     if match is None or match["first"] in find_bases(list_gpu_names()):  # `4090x3090` could mean two things
         raise _refuse_text(text, where)
     group = read_group(match, where=where)
@@ -211,7 +212,7 @@ def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
 
 def _refuse_text(text: str, where: str) -> SpecError:
     """The refusal of text that names no GPUs, with GPUs that can be typed instead."""
-    cut = shorten_value(text)[1:-1]
+    cut, text = shorten_value(text)[1:-1], normalize(text)
     words, known = set(re.findall(r"[a-z\d]+", text)), [*profile_paths(), *SHORT_NAMES]
     for instead, unprofiled in load_machines()["unprofiled"].items():
         if words & set(unprofiled):

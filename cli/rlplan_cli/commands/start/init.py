@@ -1,6 +1,7 @@
 """`rlplan init`: writes a new job with comments, which `rlplan plan` accepts without changes."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -93,7 +94,8 @@ def _show_verdict(job: Path) -> None:
     """Say at once where a new job for GPUs does not fit, with commands that make it fit."""
     from rlplan.sources import JobWords
     from rlplan.sources import read_question as read
-    from rlplan_cli.render.answer import show_remedies
+    from rlplan_cli.render.answer import MOST_REMEDIES, read_command
+    from rlplan_cli.render.plan import describe_remedy
 
     try:
         plan = read("plan", JobWords(str(job))).answer()
@@ -101,8 +103,9 @@ def _show_verdict(job: Path) -> None:
         show_error(error)
         return
     note(f"{plan.verdict.value} on {plan.devices}")
-    if not plan.fits:
-        show_remedies(plan, ("plan", str(job)))
+    for remedy in plan.remedies[:MOST_REMEDIES]:
+        command = read_command(*shlex.split(remedy.change), typed=("plan", str(job)))
+        note(f"  {command}  ({describe_remedy(remedy)})")
 
 
 def _detect_answers() -> "Answers":
