@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplan.errors import SpecError
+from rlplan.errors import HostError, SpecError
 from rlplan.reading import exists, is_file, open_regular
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
 from rlplan.spec.files.renamed import RENAMED
@@ -19,7 +19,7 @@ from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.typed import is_hardware
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import MAX_ID, find_bundled_id, find_nearest_id, load_catalogue
-from rlplan.spec.typed import Reading, add_override, default_overrides, read_typed, set_named
+from rlplan.spec.typed import Reading, add_override, default_overrides, read_typed, set_named, suggest_bundled
 
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
@@ -113,7 +113,10 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
         reading = read_typed(words, verb=verb, named=named)
         keys = reading.keys | ({"objective": objective} if objective else {})
         overrides = [*default_overrides(keys, reading.overrides), *reading.overrides]
-        job = job_from(keys, overrides, fetch=fetch)
+        try:
+            job = job_from(keys, overrides, fetch=fetch)
+        except HostError as error:
+            raise suggest_bundled(reading, error, verb) from None
         assumed = [*reading.assumed, *([] if "algorithm" in keys else [job.algorithm.name])]
         if not any(word.startswith("workload.") for word in reading.overrides):
             assumed.append("default batch and lengths")

@@ -9,6 +9,7 @@ import keyword
 import os
 import re
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
@@ -100,6 +101,9 @@ class _Root(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve `rlplan "qwen3 8b on a 4090"` and `rlplan run.sh` to the command that answers them."""
+        if args == ["help"]:
+            typer.echo(ctx.get_help())
+            raise typer.Exit
         return super().resolve_command(ctx, [*_choose_command(args[0]), *args])
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -256,6 +260,8 @@ def _suggest_usage(message: str, path: str) -> str:
     if "No such option: --set" in message:
         return "write overrides without --set: seed=1"
     option = re.search(r"No such option: --([\w.-]+)", message)
+    if option and path == "rlplan":
+        return shlex.join(["rlplan", "estimate", *sys.argv[1:]])
     if option and "Did you mean" not in message:
         typed = next((word for word in sys.argv if word.startswith(f"--{option[1]}")), "")
         if "=" in typed or "." in option[1] or "_" in option[1]:

@@ -322,6 +322,13 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
             rule=f"{table.title} takes the number from its launcher",
             way_out=f"--hardware 8x{hardware or 'H100'}",
         )
+    if not hardware and count is not None:
+        raise SpecError(
+            f"{count[0].value} of which GPU?",
+            where=where,
+            rule="the file has the number of GPUs, the command line their kind",
+            way_out=f"rlplan check {settings.file} --gpus {count[0].value}xH100",
+        )
     keys = expand_hardware(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
     second = keys.get("generation", {}).get("num_devices", 0)
     if count is not None and not second and keys["num_devices"] == count[0].value + _sum(settings, count[1].aside):

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlplan.errors import SpecError, did_you_mean
+from rlplan.errors import HostError, SpecError, did_you_mean
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
@@ -38,47 +38,10 @@ LORA_RANK = 16
 """Rank of adapters without one. Source: LoraConfig and QLoRA examples of TRL's documentation."""
 ONE_CLUSTER = "a question is about one cluster, `rlplan compare` about several; + joins two groups to one"
 QLORA = "adapters of rank 16 on a 4-bit base"
-CPU_SIZES = {
-    "workload.num_steps": 20,
-    "workload.num_prompts_per_step": 8,
-    "workload.num_samples_per_prompt": 4,
-    "workload.max_prompt_len": 256,
-    "workload.max_response_len": 128,
-}
-"""Sizes of a job on a CPU host: a step of the quickstart takes seconds (reports/quickstart)."""
 GIVEN_KEYS = ("workload.num_samples_per_prompt", "workload.max_response_len")
 """Sizes that algorithms on given answers set themselves (files/job_forms.py)."""
 _GAP = " ; "
 """Replacement of a part that was read, so that the words around it are not joined."""
-_NUMBER = r"(\d+(?:[.,]\d+)?\s?k?|\d{1,3}(?:,\d{3})+)"
-_LENGTH = r"(?:len(?:gth)?s?|tokens?|limit|window|size)"
-_RESPONSE = r"(?:responses?|outputs?|completions?|answers?|generations?|cot|reasoning|max[\s_-]?(?:new[\s_-]?)?tokens)"
-_PROMPT, _CONTEXT = r"(?:prompts?|inputs?)", r"(?:context|ctx|seq(?:uence)?s?|total|max[\s_-]?(?:model[\s_-]?)?length)"
-_BATCH = r"(?:(?:global|train(?:ing)?|rollout)[\s_-]+)?(?:batch(?:[\s_-]*size)?|bs|gbs)"
-_SAMPLES = r"(?:samples?|rollouts?|generations?|completions?|responses?|answers?)"
-NUMBERS: tuple[tuple[str, str], ...] = (
-    (rf"{_NUMBER}\s*{_SAMPLES}\s*(?:per|each|a|/)\s*prompt", "n"),
-    (rf"(?:group[\s_-]*(?:size)?(?:\s*of)?|(?<!\w)[ng]\s*[=:]|num[\s_-]generations)\s*[=:]?\s*{_NUMBER}", "n"),
-    (rf"{_NUMBER}\s*(?:rollouts?|samples?|generations?)(?!\s*{_LENGTH})", "n"),
-    (rf"micro[\s_-]*batch(?:[\s_-]*size)?\s*(?:of|=|:)?\s*{_NUMBER}", "mbs"),
-    (rf"{_BATCH}\s*(?:of|=|:|is)?\s*{_NUMBER}", "batch"),
-    (rf"{_NUMBER}\s*(?:train\s)?batch(?:[\s_-]*size)?", "batch"),
-    (rf"{_NUMBER}\s*(?:prompts\b|questions\b)(?!\s*{_LENGTH})", "prompts"),
-    (rf"(?:for\s)?{_NUMBER}\s*(?:rl\s|training\s)?(?:steps|iterations|iters)", "steps"),
-    *(
-        (pattern, name)
-        for words, name in ((_RESPONSE, "response"), (_PROMPT, "prompt"), (_CONTEXT, "context"))
-        for pattern in (
-            rf"{_NUMBER}[\s-]*(?:tokens?[\s-]+)?(?:long\s+|max\s+)?{words}(?:\s*{_LENGTH})*",
-            rf"(?:max(?:imum)?[\s_-]*)?{words}(?:[\s_-]*{_LENGTH})*\s*(?:of|up\sto|=|:|is)?\s*{_NUMBER}(?:[\s-]*tokens?)?",
-        )
-    ),
-    (rf"(?:up\sto\s|max\s)?{_NUMBER}\s*(?:tokens?|toks?)", "response"),
-    (r"(?<![\w.])(\d+k)(?![\w.])", "response"),
-    (r"(?:rollout\s)?(?:tp|tensor[\s-]parallel(?:ism)?)\s*[=:]?\s*(\d+)", "tp"),
-    (r"zero[\s_-]*(?:stage)?[\s_-]*=?\s*([0-3])", "zero"),
-)
-"""Numbers with what they count: an expression, and a short key of typed.json."""
 _LORA = re.compile(
     r"(?<![\w])(q?lora|4[\s-]?bit|nf4|peft|adapters?)(?:\s*(?:adapters?|training))?(?:\s*(?:\(|with\s)?\s*(?:of\s)?"
     r"(?:rank|r)?\s*[=:]?\s*(\d{1,4})(?!\w))?\)?|(?<!\w)(rank|lora[\s_-]?r)\s*[=:]?\s*(\d+)"
@@ -91,7 +54,6 @@ _NO_KIND = re.compile(
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|\bhf:(?://)?")
 _ID = re.compile(r"(?<!\S)[\w.~-]*/[\w./-]+(?!\S)")
 _VERSUS = re.compile(r"\s*(?:;|\b(?:vs\.?|versus|or|on|and|compare[d]?(?: to)?)\b)\s*")
-_PLACEMENTS = {"co-located": "colocated"} | {word: word for word in ("colocated", "disaggregated", "hybrid")}
 
 
 @dataclass
@@ -156,6 +118,16 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
                 way_out=f"rlplan {verb} {whole.command}",
             )
     return reading
+
+
+def suggest_bundled(reading: Reading, error: HostError, verb: str) -> HostError:
+    """The error of a model that cannot be downloaded, with the nearest bundled one as its way out."""
+    near = match_model(str(reading.keys["policy"]).rpartition("/")[2])
+    if not (chosen := near.id or next(iter(near.others), "")):
+        return error
+    whole = Reading({**reading.keys, "policy": chosen}, reading.overrides)
+    way_out = f"rlplan {verb} {whole.command} has the nearest shape. {error.way_out}"
+    return HostError(error.what, where=error.where, rule=error.rule, way_out=way_out)
 
 
 def read_sentence(text: str) -> Reading:
@@ -252,10 +224,10 @@ def default_overrides(keys: Mapping[str, Any], overrides: Sequence[str]) -> list
     A CPU host gets a step of seconds; elsewhere WorkloadSpec's own defaults hold. Lengths end with the model's context.
     """
     hardware = str(keys.get("hardware", ""))
-    sizes = CPU_SIZES if is_cpu_text(hardware) or hardware.startswith("cpu") else {}
+    sizes = load_words()["cpu_sizes"] if is_cpu_text(hardware) or hardware.startswith("cpu") else {}
     typed = {word.partition("=")[0] for word in overrides}
     reads_answers = keys.get("algorithm") in ALGORITHMS and ALGORITHMS[keys["algorithm"]].given
-    own = {key: size for key, size in sizes.items() if not (reads_answers and key in GIVEN_KEYS)}
+    own = {key: size for key, size in sizes.items() if "." in key and not (reads_answers and key in GIVEN_KEYS)}
     model = str(keys.get("policy"))
     context = find_model(model).max_position_embeddings if model in load_catalogue() else 0
     prompt, response = (f"workload.max_{part}_len" for part in ("prompt", "response"))
@@ -326,7 +298,7 @@ def _read_sentence(reading: Reading, text: str, verb: str) -> None:
     text = normalize(text)
     text = _take_gpus(reading, text, verb)
     text = _take_adapters(reading, text)
-    for pattern, key in NUMBERS:
+    for pattern, key in _compile_numbers():
         text = _take_number(reading, text, pattern, key)
     text = _take_names(reading, text)
     _take_model(reading, text, verb)
@@ -407,8 +379,20 @@ def _take_adapters(reading: Reading, text: str) -> str:
     return text
 
 
-def _take_number(reading: Reading, text: str, pattern: str, key: str) -> str:
-    match = re.search(rf"(?<![\w.-]){pattern}(?!\w)", text)
+@cache
+def _compile_numbers() -> list[tuple[re.Pattern[str], str]]:
+    """Expressions of numbers with what they count, as a short key."""
+
+    def expand(pattern: str) -> str:
+        for name, part in load_words()["fragments"].items():
+            pattern = pattern.replace(f"<{name}>", part)
+        return expand(pattern) if re.search(r"(?<!\()<[A-Z]+>", pattern) else pattern
+
+    return [(re.compile(rf"(?<![\w.-]){expand(pattern)}(?!\w)"), key) for pattern, key in load_words()["numbers"]]
+
+
+def _take_number(reading: Reading, text: str, pattern: re.Pattern[str], key: str) -> str:
+    match = pattern.search(text)
     if match is None:
         return text
     number = match[1].replace(" ", "")
@@ -432,16 +416,9 @@ def _take_names(reading: Reading, text: str) -> str:
     while match := _search_names(exact, text) or _search_names(algorithms, text):
         reading.keys.setdefault("algorithm", algorithms[match[0]])
         text = text.replace(match[0], _GAP, 1)
-    for word, value in _PLACEMENTS.items():
-        if re.search(rf"(?<!\w){word}(?!\w)", text):
-            reading.overrides.append(f"placement.placement={value}")
-            text = text.replace(word, _GAP)
-    if match := re.search(r"(?<!\w)async(?:hronous(?:ly)?)?(?!\w)", text):
-        reading.overrides.append("placement.max_staleness=1")
-        text = text.replace(match[0], _GAP)
-    if match := re.search(r"(?<![\w-])(?:fp8 rollouts?|rollouts? in fp8|fp8)(?![\w-])", text):
-        reading.overrides.append("rollout.quantization=fp8")
-        text = text.replace(match[0], _GAP)
+    while match := _search_names(tables["settings"], text):
+        reading.overrides.append(tables["settings"][match[0]])
+        text = text.replace(match[0], _GAP, 1)
     return text
 
 
