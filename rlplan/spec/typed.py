@@ -126,7 +126,7 @@ def suggest_bundled(reading: Reading, error: HostError, verb: str) -> HostError:
     if not (chosen := near.id or next(iter(near.others), "")):
         return error
     whole = Reading({**reading.keys, "policy": chosen}, reading.overrides)
-    way_out = f"rlplan {verb} {whole.command} has the nearest shape. {error.way_out}"
+    way_out = f"`rlplan {verb} {whole.command}` has the nearest shape; {error.way_out}"
     return HostError(error.what, where=error.where, rule=error.rule, way_out=way_out)
 
 

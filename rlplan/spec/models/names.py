@@ -11,6 +11,7 @@ import difflib
 import re
 from dataclasses import dataclass
 from functools import cache
+from math import log2
 
 from rlplan.spec.models.bundled import load_catalogue
 
@@ -146,7 +147,7 @@ def _find_near(words: list[str]) -> tuple[str, ...]:
         ranked = _rank(family)
         if ranked and sizes:
             wanted = _count_parameters(sizes[0])
-            ranked.sort(key=lambda known: abs(load_catalogue()[known].num_parameters - wanted))
+            ranked.sort(key=lambda known: _compare_sizes(known, wanted))
         if ranked:
             return tuple(ranked[:MOST_CANDIDATES])
         family.pop()
@@ -154,6 +155,11 @@ def _find_near(words: list[str]) -> tuple[str, ...]:
     usual = [known for known in load_catalogue() if sizes and not known.startswith(UNUSUAL)]
     usual.sort(key=lambda known: abs(load_catalogue()[known].num_parameters - wanted))
     return tuple(usual[:MOST_CANDIDATES])
+
+
+def _compare_sizes(known: str, wanted: float) -> int:
+    """Distance of a model's size in steps of 40 %: within a step the plainer name comes first."""
+    return round(2 * abs(log2(load_catalogue()[known].num_parameters / max(wanted, 1.0))))
 
 
 def _count_parameters(size: str) -> float:
