@@ -185,6 +185,8 @@ def read_model(name: str, where: str, assumed: list[str]) -> str:
         elif not match.is_exact or ("/" in name and name.lower() != match.id.lower()):
             others = f" (not {', '.join(other.rpartition('/')[2] for other in match.others[:2])})" * bool(match.others)
             assumed.append(f"'{name}' is {match.id}{others}")
+        if match.ignored:
+            assumed.append(f"ignored: {' '.join(match.ignored)}")
         return match.id
     if "/" in name:
         return name
@@ -396,6 +398,9 @@ def _take_number(reading: Reading, text: str, pattern: re.Pattern[str], key: str
     if match is None:
         return text
     number = match[1].replace(" ", "")
+    if key in ("lr", "kl", "temperature", "pp"):
+        add_override(reading, f"{key}={number}")
+        return f"{text[: match.start()]}{_GAP}{text[match.end() :]}"
     value = parse_tokens(number.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", number) else number)
     if "k" in number and key == "response" and match[0].strip() == number:
         reading.assumed.append(f"{number} is the longest response")
@@ -417,7 +422,7 @@ def _take_names(reading: Reading, text: str) -> str:
         reading.keys.setdefault("algorithm", algorithms[match[0]])
         text = text.replace(match[0], _GAP, 1)
     while match := _search_names(tables["settings"], text):
-        reading.overrides.append(tables["settings"][match[0]])
+        reading.overrides += tables["settings"][match[0]].split()
         text = text.replace(match[0], _GAP, 1)
     return text
 
@@ -431,7 +436,7 @@ def _search_names(names: Iterable[str], text: str, after: str = "") -> re.Match[
 def _take_model(reading: Reading, text: str, verb: str) -> None:
     """Read the model from the words that are left. Raises: SpecError with a corrected command."""
     stop = set(load_words()["stop"].split())
-    words = [word.strip("?!,.;:()\"'") for word in text.split()]
+    words = [word.strip("?!,.;:()/\"'") for word in text.split()]
     words = [word for word in words if word and word not in stop]
     if not words:
         return
@@ -454,5 +459,3 @@ def _take_model(reading: Reading, text: str, verb: str) -> None:
         raise SpecError(
             error.what, where=error.where, rule=error.rule, way_out=f"rlplan {verb} {whole.command}"
         ) from None
-    if match.ignored:
-        reading.assumed.append(f"ignored: {' '.join(match.ignored)}")

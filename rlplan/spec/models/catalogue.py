@@ -108,7 +108,7 @@ def find_nearest_id(name: str) -> str:
     path = Path(name[: MAX_ID * 20])
     ends = [path.name] if path.is_absolute() or len(path.parts) == 1 else ["/".join(path.parts[-2:])]
     match = match_model(ends[0])
-    return match.id if match.is_exact and not match.packed else ""
+    return match.id if match.is_exact and not (match.packed or match.ignored) else ""
 
 
 def _unknown_model(name: str, where: str = "model") -> SpecError:

@@ -89,7 +89,7 @@ def match_model(name: str) -> ModelName:
     for known in catalogue:
         if known.lower() == low or re.sub(r"[^a-z0-9.]", "", known.rpartition("/")[2].lower()) == squashed:
             return ModelName(known, packed=form)
-    words, ignored = _read_words(plain.rpartition("/")[2])
+    words, ignored, is_corrected = _read_words(plain.rpartition("/")[2])
     ranked = _rank(words)
     sizes = {load_catalogue()[known].num_parameters for known in ranked}
     is_open = len(sizes) > 1 and not any(_SIZE.fullmatch(word) for word in words)
@@ -97,27 +97,28 @@ def match_model(name: str) -> ModelName:
     if not ranked or is_open or is_stranger:
         near = tuple(ranked[:MOST_CANDIDATES]) if is_open else _find_near(words)
         return ModelName("", near, form, is_exact=False, ignored=tuple(ignored))
-    is_exact = not ignored and len(ranked) == 1
-    return ModelName(ranked[0], tuple(ranked[1:MOST_CANDIDATES]), form, is_exact, tuple(ignored))
+    own = _load_words()[ranked[0]]
+    is_exact = len(ranked) == 1 and {*own} - WEIGHTLESS == {*words} - WEIGHTLESS and {*words} <= {*own}
+    return ModelName(ranked[0], tuple(ranked[1:MOST_CANDIDATES]), form, is_exact and not is_corrected, tuple(ignored))
 
 
-def _read_words(name: str) -> tuple[list[str], list[str]]:
-    """(words of bundled names, words that none has). Misspelt words are corrected."""
-    known, words, ignored = list_words(), list[str](), list[str]()
+def _read_words(name: str) -> tuple[list[str], list[str], bool]:
+    """(words of bundled names, words that none has, whether a misspelt word was corrected)."""
+    known, words, ignored, is_corrected = list_words(), list[str](), list[str](), False
     for word in split_model_name(name):
+        near = difflib.get_close_matches(word, known, n=1, cutoff=NEAR) if len(word) > 3 and word.isalpha() else []
         if word in known or _SIZE.fullmatch(word):
             words.append(word)
-        elif word in ALIASES:
-            words += ALIASES[word].split()
-        elif len(word) > 3 and (near := difflib.get_close_matches(word, known, n=1, cutoff=NEAR)):
-            words.append(near[0])
+        elif instead := ALIASES.get(word) or next(iter(near), ""):
+            words += instead.split()
+            is_corrected = True
         else:
             ignored.append(word)
-    return words, ignored
+    return words, ignored, is_corrected
 
 
 def _rank(words: list[str]) -> list[str]:
-    """Bundled ids that have all words, the likeliest first."""
+    """Bundled ids that have all words but WEIGHTLESS ones, the likeliest first."""
     typed, has_family = set(words), any(word.isalpha() and word not in WEIGHTLESS for word in words)
     if not typed - WEIGHTLESS:
         return []
@@ -128,9 +129,10 @@ def _rank(words: list[str]) -> list[str]:
         heavy = [word for word in further if word not in WEIGHTLESS]
         numbers = [float(word) for word in own if re.fullmatch(r"\d{1,2}(?:\.\d+)?", word)]
         family = next((place for place, name in enumerate(FAMILIES) if own[0].startswith(name)), len(FAMILIES))
-        return (0 if has_family else family, len(heavy), -max(numbers, default=0.0), len(further), known)
+        missing = len(typed - {*own})
+        return (0 if has_family else family, len(heavy), missing, -max(numbers, default=0.0), len(further), known)
 
-    candidates = [known for known, own in _load_words().items() if typed <= set(own)]
+    candidates = [known for known, own in _load_words().items() if typed - WEIGHTLESS <= {*own}]
     usual = [known for known in candidates if has_family or not known.startswith(UNUSUAL)]
     return sorted(usual, key=order)
 
@@ -143,15 +145,18 @@ def _find_near(words: list[str]) -> tuple[str, ...]:
         return tuple(sorted(inner, key=lambda known: -len(_load_words()[known]))[:MOST_CANDIDATES])
     sizes = [word for word in words if _SIZE.fullmatch(word)]
     family = [word for word in words if word not in sizes and word not in WEIGHTLESS]
-    while family:
-        ranked = _rank(family)
-        if ranked and sizes:
-            wanted = _count_parameters(sizes[0])
-            ranked.sort(key=lambda known: _compare_sizes(known, wanted))
-        if ranked:
-            return tuple(ranked[:MOST_CANDIDATES])
-        family.pop()
     wanted = _count_parameters(sizes[0]) if sizes else 0.0
+    while family:
+        ranked = sorted(_rank(family), key=lambda known: _compare_sizes(known, wanted) if sizes else 0)
+        if ranked and (not sizes or _compare_sizes(ranked[0], wanted) == 0):
+            return tuple(ranked[:MOST_CANDIDATES])
+        # another version in the same size is nearer than another size of the same version
+        of_size = _rank([word for word in family if not word[0].isdigit()] + sizes) if sizes else []
+        if of_size or ranked:
+            return tuple((of_size or ranked)[:MOST_CANDIDATES])
+        family.pop()
+    if of_size := _rank(sizes):
+        return tuple(of_size[:MOST_CANDIDATES])
     usual = [known for known in load_catalogue() if sizes and not known.startswith(UNUSUAL)]
     usual.sort(key=lambda known: abs(load_catalogue()[known].num_parameters - wanted))
     return tuple(usual[:MOST_CANDIDATES])
