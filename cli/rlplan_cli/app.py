@@ -136,7 +136,9 @@ def _choose_command(word: str) -> list[str]:
         from rlplan.sources import is_foreign
 
         return ["check" if is_foreign(Path(word)) else "explain" if is_run_folder(Path(word)) else "estimate"]
-    is_typo = word.isalpha() and did_you_mean(word, COMMANDS)
+    from rlplan.spec.typed import load_words
+
+    is_typo = word.isalpha() and word not in load_words()["settings"] and did_you_mean(word, COMMANDS)
     return [] if is_typo else ["estimate"]
 
 

@@ -83,7 +83,7 @@ def _compile_group(names: frozenset[str], gpus: frozenset[str]) -> re.Pattern[st
     hosts = r"(?:nodes?|hosts?|machines?|servers?|box(?:es)?|instances?)"
     return re.compile(
         rf"(?<![\w.])(?:(?P<hosts>{count})\s*(?:x\s*)?{hosts}\s*(?:\b(?:of|with|x|each|having)\b|[x,:])?\s*)?"
-        rf"(?:(?P<outer>{count})\s*(?:x\s*(?=\d+\s*x?\s*[a-z])|(?=\d+\s*x?\s*[a-z][\w -]{{0,20}}\bnodes\b)))?"
+        rf"(?:(?P<outer>{count})(?:\s*x\s*(?=\d+\s*x?\s*[a-z])|\s+(?=\d+\s*x?\s*[a-z][\w -]{{0,20}}\bnodes\b)))?"
         rf"(?:(?P<first>{count})(?:\s*x\s*|\s+(?:gpus?\s*\(?\s*(?:of\s+)?)?|(?<=\d)(?=[a-z])))?"
         rf"(?:(?P<word>node|host|machine|server)s?\s+(?:of|with)\s+(?:(?P<inner>{count})\s*x?\s*)?)?"
         rf"(?P<name>{name})(?=\s*x\s*\d|[^\w.-]|$)"
