@@ -8,7 +8,6 @@ taken out of the sentence; what is left names the model. What the reader had to 
 answer can say it; a job file is exact and has no such guesses.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 from rlplan.errors import HostError, SpecError, did_you_mean
 from rlplan.spec.algorithms import ALGORITHMS
-from rlplan.spec.base import shorten_value
+from rlplan.spec.base import read_json, shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile
 from rlplan.spec.hardware.names import find_near_names
@@ -83,7 +82,7 @@ class Reading:
 @cache
 def load_words() -> dict[str, Any]:
     """The tables of typed.json."""
-    data: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    data: dict[str, Any] = read_json(Path(__file__).with_suffix(".json"), "the words")
     return data
 
 
@@ -422,7 +421,7 @@ def _take_names(reading: Reading, text: str) -> str:
         reading.keys.setdefault("algorithm", algorithms[match[0]])
         text = text.replace(match[0], _GAP, 1)
     while match := _search_names(tables["settings"], text):
-        reading.overrides += tables["settings"][match[0]].split()
+        add_override(reading, tables["settings"][match[0]])
         text = text.replace(match[0], _GAP, 1)
     return text
 

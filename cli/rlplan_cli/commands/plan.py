@@ -10,14 +10,11 @@ from rlplan.errors import SpecError
 from rlplan_cli.options import AsJson, JobArguments, Verbose, flatten_options
 
 NAME = "plan"
-SHOWN_FIRST = 3
-"""Number of next best layouts that are shown by default."""
 
 Objective = Annotated[
     str | None,
     typer.Option(help="What to optimize: step_time (default), tokens_per_s, cost or gpus.", show_default=False),
 ]
-Top = Annotated[int, typer.Option(min=0, max=100, help="Number of next best layouts to show.")]
 Lengths = Annotated[
     Path | None, typer.Option(help="Run folder whose measured response lengths to plan with.", show_default=False)
 ]
@@ -28,7 +25,6 @@ Pareto = Annotated[bool, typer.Option("--pareto", help="Also show the Pareto fro
 def command(
     job: JobArguments,
     objective: Objective = None,
-    top: Top = SHOWN_FIRST,
     pareto: Pareto = False,
     verbose: Verbose = False,
     lengths: Lengths = None,
@@ -59,11 +55,11 @@ def command(
         if not as_json:
             show_stage(name)
             show_answer(plan, question.assumed, leads_with_speed=True)
-            if verbose or top != SHOWN_FIRST:
-                show_plan(plan, top=top)
+            if verbose:
+                show_plan(plan)
             else:
                 show_pareto(plan)
-    if not as_json and not verbose and top == SHOWN_FIRST:
+    if not as_json and not verbose:
         hint("-v shows the seconds of each phase and action, and the next best layouts")
     if as_json:
         print_stages({name: dump_plan(plan, Path.cwd()) for name, plan in plans.items()})

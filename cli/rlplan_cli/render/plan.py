@@ -44,8 +44,8 @@ COLORS = {
 }
 
 
-def show_plan(plan: Plan, *, top: int) -> None:
-    """Show the tables of a plan: phases, actions, and the next best layouts. top: number of these."""
+def show_plan(plan: Plan) -> None:
+    """Show the tables of a plan: phases, actions, and the next best layouts."""
     _show_phases(plan)
     _show_actions(plan)
     words = f"on the fullest {'host' if plan.is_on_host else 'GPU'}"
@@ -55,7 +55,7 @@ def show_plan(plan: Plan, *, top: int) -> None:
         words += f"; {needed}"
     show_fact("Memory", words)
     show_errors(plan)
-    _show_alternatives(plan, plan.runners_up[:top], title="Next best")
+    _show_alternatives(plan, plan.runners_up, title="Next best")
     show_pareto(plan)
     show_considered(plan)
 

@@ -6,14 +6,13 @@ groups (files/job_forms.py), names of GPUs (names.py).
 One expression describes a group, so that it is recognised alone and inside a sentence (spec/typed.py).
 """
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import shorten_value
+from rlplan.spec.base import read_json, shorten_value
 from rlplan.spec.hardware.catalogue import (
     SHORT_NAMES,
     find_profile,
@@ -63,7 +62,7 @@ class TypedGpus:
 @cache
 def load_machines() -> dict[str, Any]:
     """Rented machines by name, words for a CPU host, and words for hardware without a profile."""
-    data: dict[str, Any] = json.loads((profile_folder() / "machines.json").read_text("utf-8"))
+    data: dict[str, Any] = read_json(profile_folder() / "machines.json", "the machines")
     return data
 
 
