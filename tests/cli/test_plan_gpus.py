@@ -72,7 +72,7 @@ def test_a_plan_is_shown_and_estimated_as_the_budget_it_was_made_of(rlplan: Call
     assert rlplan("estimate", plan).out == rlplan("estimate", *ASKED).out.partition("Assumed: ")[0]
 
 
-def test_top_says_how_many_of_the_next_best_are_shown(rlplan: Call) -> None:
+def test_tables_show_the_next_best(rlplan: Call) -> None:
     assert "Next best" not in rlplan("plan", *ASKED).out
     assert "Next best" in rlplan("plan", *ASKED, "-v").out
 
