@@ -167,7 +167,10 @@ def rlplan(
         bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere on the line.")
     ] = False,
 ) -> None:
-    """Plan, estimate, simulate, run and report reinforcement learning of language models."""
+    """Plan, estimate, simulate, run and report reinforcement learning of language models.
+
+    Ask in words: rlplan "qwen3 8b grpo on a 4090", or give a file: rlplan run.sh --gpus 8xH100.
+    """
 
 
 def main() -> NoReturn:

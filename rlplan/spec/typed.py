@@ -249,12 +249,13 @@ def add_override(reading: Reading, word: str) -> None:
         set_named(reading, key, value)
     elif key in ("training.lora", "qlora"):
         packed = ", base_dtype: nf4" * (key == "qlora")
-        rank = int(value) if value.isdigit() and int(value) else LORA_RANK
+        rank = value if value.isdigit() else str(LORA_RANK)
+        is_word = value.isdigit() or value.lower() in ("true", "yes", "on", "")
         is_off = value.lower() in ("false", "0", "no", "none", "null")
-        whole = value if value[:1] == "{" else f"{{rank: {rank}{packed}}}"
+        whole = f"{{rank: {rank}{packed}}}" if is_word else value
         reading.overrides += [] if is_off else [f"training.lora={whole}"]
     elif key == "context":
-        _set_context(reading, parse_tokens(value))
+        _set_context(reading, value)
     else:
         if key == "training.zero_stage":
             value = re.sub(r"^\D*([0-3])$", r"\1", value)  # deepspeed=zero3
@@ -282,9 +283,15 @@ def _find_leaf(word: str) -> str:
     return keys[0] if len(keys) == 1 else ""
 
 
-def _set_context(reading: Reading, tokens: int) -> None:
+def _set_context(reading: Reading, value: str) -> None:
     """Split a context length: the prompt gets a quarter, at most 1,024 tokens, as in WorkloadSpec."""
-    prompt = next((int(word.partition("=")[2]) for word in reading.overrides if "max_prompt_len=" in word), 0)
+    try:
+        tokens = parse_tokens(value)
+        typed = [parse_tokens(word.partition("=")[2]) for word in reading.overrides if "max_prompt_len=" in word]
+    except ValueError as error:
+        way_out = "workload.max_response_len=16k"
+        raise SpecError(f"a context of '{value}'", where=WHERE, rule=str(error), way_out=way_out) from None
+    prompt = typed[0] if typed else 0
     prompt = prompt or max(1, min(1024, tokens // 4))
     reading.overrides = [word for word in reading.overrides if "max_prompt_len=" not in word]
     reading.overrides += [f"workload.max_prompt_len={prompt}", f"workload.max_response_len={max(1, tokens - prompt)}"]
