@@ -167,7 +167,7 @@ def read_algorithm(name: str) -> str:
     """
     low = " ".join(name.lower().split())
     spelt = {known.replace("_", " "): known for known in ALGORITHMS}
-    return load_words()["algorithms"].get(low) or spelt.get(re.sub(r"[-_\s]+", " ", low), name)  # type: ignore[no-any-return]
+    return load_words()["algorithms"].get(low) or spelt.get(re.sub(r"[-_\s]+", " ", low), name)
 
 
 def read_model(name: str, where: str, assumed: list[str]) -> str:
