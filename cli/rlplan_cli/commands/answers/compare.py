@@ -77,9 +77,8 @@ def command(asked: Compared, out: PageFile = None, memo: Memo = False, as_json: 
 
     sources, overrides = split_words(asked.words or [])
     if sources and not any(map(is_job_path, sources)):  # words: qwen3 8b grpo 8xH100,16xL40S
-        clusters = list(filter(is_hardware, sources))
-        words = [word for word in sources if word not in clusters]
-        sources = [*clusters, *([" ".join(words)] if words else [])]
+        words = [word for word in sources if not is_hardware(word)]
+        sources = [*filter(is_hardware, sources), *([" ".join(words)] if words else [])]
     if out is not None:
         _check_page(out)
     jobs: list[Any] = [*sources, *_build_job(asked.model, asked.algorithm)]
