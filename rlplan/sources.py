@@ -4,6 +4,7 @@ In: the words of a command line, or the arguments of a function (api.py). Out: a
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
-from rlplan.reading import exists, is_file, open_regular
+from rlplan.reading import exists, is_file, open_regular, read_text
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
 from rlplan.spec.files.renamed import RENAMED
 from rlplan.spec.files.stages import find_chosen_stage, list_open_inputs, stages_of
@@ -182,11 +183,14 @@ def is_foreign(path: Path) -> bool:
         return is_file(path)
     if path.suffix not in (".yaml", ".yml"):
         return False
+    keys = "|".join(map(re.escape, ("policy", "hardware", "stages", *(key for key in RENAMED if "." not in key))))
     try:
+        if re.search(rf"^[\"']?(?:{keys})[\"']?\s*:", read_text(path, "the job file"), re.MULTILINE):
+            return False  # without parsing it
         data = read_yaml(path, "the job file", may_repeat=True)
     except SpecError:
         return False
-    return isinstance(data, dict) and bool(data) and not {"policy", "hardware", "stages", *RENAMED} & data.keys()
+    return isinstance(data, dict) and bool(data) and not {"policy", "hardware"} & data.keys()
 
 
 def is_model_folder(path: Path) -> bool:
