@@ -28,9 +28,8 @@ def command(
 ) -> None:
     """Predict memory by phase, process and kind. Starts nothing; needs torch only with --trace."""
     from rlplan.planner.answers.plan_results import estimate_as_json
-    from rlplan.planner.executable import check_fits
     from rlplan.sources import is_foreign
-    from rlplan_cli.render.answer import show_answer
+    from rlplan_cli.render.answer import end_with_verdict, show_answer
     from rlplan_cli.render.estimate import show_estimate, show_trace
     from rlplan_cli.render.terminal import hint, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
@@ -71,7 +70,7 @@ def command(
     elif plans and not verbose:
         hint("-v shows the memory of each action, process and kind")
     for plan in plans.values():
-        check_fits(plan)
+        end_with_verdict(plan)
 
 
 def _trace(question: "Question") -> "TraceEstimate":

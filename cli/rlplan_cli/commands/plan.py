@@ -32,10 +32,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Choose the best layout for a job. Also shows why others were rejected."""
-    from rlplan.planner.executable import check_fits
     from rlplan.planner.plan import dump_plan, write_plan
     from rlplan.sources import check_inputs, is_job_path
-    from rlplan_cli.render.answer import show_answer
+    from rlplan_cli.render.answer import end_with_verdict, show_answer
     from rlplan_cli.render.plan import show_pareto, show_plan
     from rlplan_cli.render.terminal import hint, note, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
@@ -64,7 +63,7 @@ def command(
     if as_json:
         print_stages({name: dump_plan(plan, Path.cwd()) for name, plan in plans.items()})
     for plan in plans.values():
-        check_fits(plan)
+        end_with_verdict(plan)
     if out is not None:
         run = "`rlplan run {0}` runs it" if plan.job.is_for_rlplan else "`rlplan emit {0} -o FOLDER` writes its files"
         uses = f"`rlplan explain {out}` explains it, `rlplan simulate {out}` simulates it, {run.format(out)}"

@@ -9,13 +9,16 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+import typer
 from rich.text import Text
 
+from rlplan.errors import RlplanError
+from rlplan.planner.executable import check_fits
 from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import format_name
 from rlplan_cli.render.plan import describe_remedy, format_fullness, format_peak_range, format_speed, show_headline
-from rlplan_cli.render.terminal import show_change, show_fact, show_text
+from rlplan_cli.render.terminal import show_change, show_fact, show_text, stdout
 
 WIDTH = 40
 """Characters of the bar, for the capacity or the peak, whichever is larger."""
@@ -33,6 +36,19 @@ def read_command(*changes: str, typed: Sequence[str] = ()) -> str:
     words = [word for word in typed or sys.argv[1:] if word not in ("-v", "--verbose")]
     words = [word for word in words if word.partition("=")[0] not in keys]
     return shlex.join(["rlplan", *words, *changes])
+
+
+def end_with_verdict(plan: Plan) -> None:
+    """End with the verdict's exit code; only a pipe also gets the message, for a person has just read the answer.
+
+    Raises: typer.Exit at a terminal, else as `check_fits`.
+    """
+    try:
+        check_fits(plan)
+    except RlplanError as error:
+        if not stdout.is_terminal:
+            raise
+        raise typer.Exit(error.exit_code) from None
 
 
 def show_answer(plan: Plan, assumed: Sequence[str] = (), *, leads_with_speed: bool = False) -> None:
