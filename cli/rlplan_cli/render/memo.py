@@ -8,6 +8,7 @@ from typing import Any
 from rlplan.comparison import CompareResult
 from rlplan.planner.machine import open_search
 from rlplan.planner.measured_errors import find_step_error
+from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.compare import COLUMNS, describe_groups, describe_workload
 from rlplan_cli.render.plan import choice_line
@@ -19,87 +20,75 @@ SHOWN = ("step time", "run time", "$/run", "kWh/run", "memory")
 
 def format_memo(comparison: CompareResult) -> str:
     """Format the page."""
-    rows = comparison.rows()
-    order = sorted(range(len(rows)), key=lambda place: _order(rows[place], fits=comparison.results[place].fits))
-    best = order[0]
-    parts = [f"# Which GPUs for {rows[best]['name']}?", describe_workload(comparison) + "."]
-    if not comparison.results[best].fits:
-        return "\n\n".join(
-            [*parts, "None of these clusters fits: " + "; ".join(filter(None, (r["why"] for r in rows)))]
-        )
-    parts += ["## Answer", *_describe_answer(comparison, rows, best)]
-    parts += ["## Alternatives", _draw_table(comparison, [rows[place] for place in order])]
-    parts += ["## Assumptions", _format_list(_list_assumptions(comparison, rows, best))]
-    parts += ["## Measure first", _format_list(_list_measurements(rows, best))]
-    if trade := _list_trade(comparison, best):
-        parts += ["## Headroom against seconds", _format_list(trade)]
-    return "\n\n".join(parts)
-
-
-def _order(row: dict[str, Any], *, fits: bool) -> tuple[bool, bool, float]:
-    """Sort key: what fits first, then by dollars per run, then by the run's time."""
-    cost = row["dollars_per_run"]
-    return not fits, cost is None, cost if cost is not None else row["run_s"] or 0.0
-
-
-def _describe_answer(comparison: CompareResult, rows: list[dict[str, Any]], best: int) -> list[str]:
-    row = rows[best]
-    cells = {name: COLUMNS[name](row) for name in SHOWN}
-    words = (
-        f"**{row['devices']}**: {cells['run time']} and {cells['$/run']} for the run, {cells['kWh/run']} kWh at most."
+    fits = [result.fits for result in comparison.results]
+    rows = [row | {"fits": is_fit} for row, is_fit in zip(comparison.rows(), fits, strict=True)]
+    order = sorted(range(len(rows)), key=lambda place: _order(rows[place]))
+    best, plan = rows[order[0]], comparison.results[order[0]].plan
+    title = [f"# Which GPUs for {best['name']}?", describe_workload(comparison) + "."]
+    if not best["fits"]:
+        return "\n\n".join([*title, "None of these clusters fits: " + "; ".join(row["why"] for row in rows)])
+    cells = {name: COLUMNS[name](best) for name in SHOWN}
+    answer = (
+        f"**{best['devices']}**: {cells['run time']} and {cells['$/run']} for the run, {cells['kWh/run']} kWh at most."
     )
-    return [words, *describe_groups(rows), f"Layout: {choice_line(comparison.results[best].plan)}."]
+    left = [f"{failed.cluster} cannot be built: {failed.error.what}" for failed in comparison.not_built]
+    sections: dict[str, list[str]] = {
+        "Answer": [answer, *describe_groups(rows), f"Layout: {choice_line(plan)}."],
+        "Alternatives": [_draw_table([rows[place] for place in order]), *left],
+        "Assumptions": [_format_list(_list_assumptions(plan, rows))],
+        "Measure first": [_format_list(_list_measurements(rows, best))],
+        "Headroom against seconds": [_format_list(_list_trade(plan))],
+    }
+    return "\n\n".join([*title, *(part for name, parts in sections.items() for part in (f"## {name}", *parts))])
 
 
-def _draw_table(comparison: CompareResult, rows: list[dict[str, Any]]) -> str:
-    names = ("devices", *SHOWN, "verdict")
-    lines = [f"| {' | '.join(names)} |", f"| {' | '.join('---' for _ in names)} |"]
-    for row in rows:
-        cells = [row["devices"], *(COLUMNS[name](row) for name in SHOWN), row["verdict"]]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [f"\n{failed.cluster} cannot be built: {failed.error.what}" for failed in comparison.not_built]
-    return "\n".join(lines)
+def _order(row: dict[str, Any]) -> tuple[bool, bool, float]:
+    """Sort key: rows that fit first, then by dollars per run, or by the run's time without a price."""
+    cost = row["dollars_per_run"]
+    return not row["fits"], cost is None, row["run_s"] or 0.0 if cost is None else cost
 
 
-def _list_assumptions(comparison: CompareResult, rows: list[dict[str, Any]], best: int) -> list[str]:
-    plan = comparison.results[best].plan
+def _draw_table(rows: list[dict[str, Any]]) -> str:
+    lines = [("devices", *SHOWN, "verdict"), ("---",) * (len(SHOWN) + 2)]
+    lines += [(row["devices"], *(COLUMNS[name](row) for name in SHOWN), row["verdict"]) for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _list_assumptions(plan: Plan, rows: list[dict[str, Any]]) -> list[str]:
     quotes = {quote["gpu"]: quote for row in rows for quote in row["quotes"]}
     read_on = {gpu: f", read on {quote['date']}" * bool(quote["date"]) for gpu, quote in quotes.items()}
-    prices = [
-        f"{gpu}: ${quote['dollars']:g} per GPU-hour ({quote['source']}{read_on[gpu]})." for gpu, quote in quotes.items()
-    ]
-    unpriced = sorted({gpu for row in rows for gpu in row["unpriced"]})
     return [
         f"Lengths: {plan.job.workload.tokens_in_words}.",
         f"Range of step times: {find_step_error(plan).words}.",
-        *prices,
-        *(f"No price is known for {gpu}." for gpu in unpriced),
+        *(
+            f"{gpu}: ${quote['dollars']:g} per GPU-hour ({quote['source']}{read_on[gpu]})."
+            for gpu, quote in quotes.items()
+        ),
+        *(f"No price is known for {gpu}." for gpu in sorted({gpu for row in rows for gpu in row["unpriced"]})),
         "Energy: every GPU at its board's full power, without hosts and cooling.",
         *plan.notes,
     ]
 
 
-def _list_measurements(rows: list[dict[str, Any]], best: int) -> list[str]:
+def _list_measurements(rows: list[dict[str, Any]], best: dict[str, Any]) -> list[str]:
     """Measurements that would decide among the rows that cannot be told apart, with their costs."""
-    group = [row for row in rows if row["cost_group"] == 1] or [rows[best]]
     lines = []
-    for row in group:
+    for row in [row for row in rows if row["cost_group"] == 1] or [best]:
         price = f", about ${MEASURED_STEPS * row['dollars_per_step']:,.2f}" if row["dollars_per_step"] else ""
-        time = format_seconds(MEASURED_STEPS * row["step_s"]) if row["step_s"] else "unknown time"
-        lines.append(f"{MEASURED_STEPS} steps on {row['devices']}: {time}{price}.")
-    lines.append("`rlplan calibrate` reads them; then compare again. Response lengths move every row alike: log them.")
-    return lines
-
-
-def _list_trade(comparison: CompareResult, best: int) -> list[str]:
-    """The Pareto front of step time and headroom on the first choice."""
-    plan = comparison.results[best].plan
-    front = plan.pareto or open_search(plan.asked).restrict_to_plan(plan).find_pareto_front()
+        lines.append(
+            f"{MEASURED_STEPS} steps on {row['devices']}: {format_seconds(MEASURED_STEPS * row['step_s'])}{price}."
+        )
     return [
-        f"{format_seconds(layout.seconds)} per step leaves {format_bytes(max(0, layout.headroom_bytes))}."
-        for layout in front
-        if layout.seconds
+        *lines,
+        "`rlplan calibrate` reads them; then compare again. Log response lengths: they move every row alike.",
     ]
+
+
+def _list_trade(plan: Plan) -> list[str]:
+    """The Pareto front of step time and headroom on the first choice."""
+    front = plan.pareto or open_search(plan.asked).restrict_to_plan(plan).find_pareto_front()
+    rooms = [(format_seconds(layout.seconds), format_bytes(max(0, layout.headroom_bytes))) for layout in front]
+    return [f"{seconds} per step leaves {room}." for seconds, room in rooms]
 
 
 def _format_list(lines: list[str]) -> str:
