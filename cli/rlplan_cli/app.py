@@ -272,6 +272,8 @@ def _suggest_usage(message: str, path: str) -> str:
         if "=" in typed or "." in option[1] or "_" in option[1]:
             value = typed.partition("=")[2] or "VALUE"
             return f"write keys of a job without dashes: {option[1]}={value}"
+    if near := re.search(r"No such command '.*?'\. Did you mean '([^']+)'", message):
+        return shlex.join([*path.split(), near[1], *sys.argv[1 + len(path.split()) :]])
     examples = COMMANDS.get(path.rpartition(" ")[2], {}).get("examples")
     return f"for example: {examples[0]}" if examples else f"`{path} --help` shows what can be typed"
 
