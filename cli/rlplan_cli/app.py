@@ -104,7 +104,7 @@ class _Root(TyperGroup):
         if args == ["help"]:
             typer.echo(ctx.get_help())
             raise typer.Exit
-        return super().resolve_command(ctx, [*_choose_command(args[0]), *args])
+        return super().resolve_command(ctx, [*choose_command(args[0]), *args])
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -124,7 +124,7 @@ class _Root(TyperGroup):
             formatter.write_dl([(name, about["help"]) for name, about in COMMANDS.items()])
 
 
-def _choose_command(word: str) -> list[str]:
+def choose_command(word: str) -> list[str]:
     """Choose the command for a first word that is none; empty for a typo.
 
     A script is checked, a run is explained, everything else is estimated.

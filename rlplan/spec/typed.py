@@ -246,7 +246,7 @@ def add_override(reading: Reading, word: str) -> None:
     if key == typed and "." not in typed:
         key = _find_leaf(short) or typed
     if key in ("policy", "hardware", "algorithm", "framework") and value[:1] not in "{[":
-        set_named(reading, key, value)
+        set_named(reading, key, value.strip("\"'"))
     elif key in ("training.lora", "qlora"):
         packed = ", base_dtype: nf4" * (key == "qlora")
         rank = value if value.isdigit() else str(LORA_RANK)
