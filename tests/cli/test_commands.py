@@ -176,7 +176,7 @@ def test_the_doctor_answers_in_json_with_a_fix_for_what_is_wrong(rlplan: Call) -
 
 def test_the_estimate_s_tables_say_what_the_ledger_says(rlplan: Call) -> None:
     plan = find_plan(load_job(QUICKSTART))
-    out = rlplan("estimate", QUICKSTART).out
+    out = rlplan("estimate", QUICKSTART, "-v").out
     peak = plan.ledger.host_peak()
     assert out.startswith(f"fits  sorter, grpo, 2x cpu-host: peak {format_bytes(peak.num_bytes)} of 8.00 GiB (")
     assert f"in {peak.action_id}" in out.splitlines()[0]
