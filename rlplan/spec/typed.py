@@ -50,6 +50,7 @@ _NO_KIND = re.compile(
     r"(?<![\w.])\d+\s*x?\s*gpus?\b|(?<![\w.-])\d+\s?x(?!\w)|(?<!\w)\d+x[a-z]\w*|(?<![\w.-])(?:rtx|gtx)\s?\d+"
 )
 """GPUs whose kind is missing or unknown."""
+_OVERRIDE = re.compile(r"[\w.+-]+\s*=\s*(?:\S*|[{\[\"'].*)", re.DOTALL)
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|\bhf:(?://)?")
 _ID = re.compile(r"(?<!\S)[\w.~-]*/[\w./-]+(?!\S)")
 _VERSUS = re.compile(r"\s*(?:;|\b(?:vs\.?|versus|or|on|and|compare[d]?(?: to)?)\b)\s*")
@@ -93,7 +94,9 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
     ['--model', 'Qwen/Qwen3-8B', '--algorithm', 'grpo', '--gpus', '1xrtx-4090']
     """
     reading = Reading()
-    overrides = [word for word in words if re.match(r"[\w.+-]+=", word)]
+    # a quoted sentence may hold overrides, and an override may hold spaces
+    words = [part for word in words for part in ([word] if _OVERRIDE.fullmatch(word) else word.split())]
+    overrides = list(filter(_OVERRIDE.fullmatch, words))
     rest = " ".join(word for word in words if word not in overrides)
     typed = [(key, value) for key, value in (named or {}).items() if value is not None]
     try:
@@ -243,7 +246,7 @@ def add_override(reading: Reading, word: str) -> None:
     typed, _, value = (part.strip() for part in word.partition("="))
     short = typed.lower().lstrip("+-").replace("-", "_")
     key = load_words()["keys"].get(short, typed) if "." not in typed else typed
-    if key == typed and "." not in typed:
+    if key == typed and "." not in typed and value[:1] not in ("{", "["):  # `placement={...}` is a part of a job
         key = _find_leaf(short) or typed
     if key in ("policy", "hardware", "algorithm", "framework") and value[:1] not in "{[":
         set_named(reading, key, value.strip("\"'"))
