@@ -32,8 +32,9 @@ from rlplan.results import (
     SolveResult,
     StepResult,
 )
-from rlplan.sources import JobWords, Question, is_plan_path, read_question
+from rlplan.sources import JobWords, Question, is_job_path, is_plan_path, read_question
 from rlplan.spec.files.job_file import override_job
+from rlplan.spec.hardware.typed import is_hardware
 from rlplan.spec.job import JobSpec
 
 __all__ = [
@@ -43,9 +44,9 @@ __all__ = [
 ]  # fmt: skip
 
 JobSource = str | Path | Mapping[str, Any] | Plan | PlannedResult | ServingResult
-"""Job file (.yaml), plan file or bundle; a job as a mapping; a plan, or a result that holds one."""
+"""Job file (.yaml), plan file or bundle; words (`qwen3 8b`); a job as a mapping; a plan, or a result that holds one."""
 Overrides = Sequence[str] | Mapping[str, Any]
-"""Dotted keys of the job: `["rollout.tp=2"]` or `{"rollout.tp": 2}`."""
+"""Keys of the job: `["rollout.tp=2"]` or `{"rollout.tp": 2}`; GPUs in words: `estimate("Qwen/Qwen3-8B", "8xH100")`."""
 
 
 @explain_path_errors()
@@ -66,7 +67,7 @@ def estimate(
     question = _build_question("estimate", job, overrides, (model, algorithm, gpus))
     if question.serves:
         return ServingResult(question.job, question.predict_engine())
-    return EstimateResult(question.answer())
+    return EstimateResult(question.answer(), assumed=question.assumed)
 
 
 @explain_path_errors()
@@ -80,7 +81,8 @@ def plan(
     objective: str | None = None,
 ) -> PlanResult:
     """Choose a layout. objective: step_time (default), tokens_per_s, cost or gpus. Raises: as `estimate`."""
-    return PlanResult(_build_question("plan", job, overrides, (model, algorithm, gpus), objective).answer())
+    question = _build_question("plan", job, overrides, (model, algorithm, gpus), objective)
+    return PlanResult(question.answer(), assumed=question.assumed)
 
 
 @explain_path_errors()
@@ -251,6 +253,11 @@ def compare(
     """
     if not sources:
         raise _missing_subject("compare", "rlplan.compare('job.yaml', hardware='8xH100,16xL40S')")
+    words = [
+        source for source in sources if isinstance(source, str) and not is_job_path(source) and is_hardware(source)
+    ]
+    hardware = [*([hardware] if isinstance(hardware, str) and hardware else hardware), *words]
+    sources = tuple(source for source in sources if source not in words)
     clusters = Clusters.parse(hardware, prices, budget_per_hour)
     if not clusters.is_asked:
         return CompareResult(tuple(_find_result(source, overrides) for source in sources), clusters)

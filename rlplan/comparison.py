@@ -26,6 +26,8 @@ from rlplan.spec.hardware.prices import Prices, read_prices
 from rlplan.spec.job import JobSpec
 
 COMPARE_SCHEMA_VERSION = 2
+RANGED = (("run", "_s"), ("dollars_per_run", ""), ("kwh_per_run", ""))
+"""Quantities with a range: name and unit."""
 PriceSource = Mapping[str, float] | str | Path
 """Dollars per GPU-hour by GPU, or a file with them."""
 PriceSources = PriceSource | Sequence[PriceSource]
@@ -106,10 +108,13 @@ class CompareResult(Result):
         capacity_bytes, step_interval_s and peak_interval_bytes, the fields of a Bill (answers/clusters.py), hardware,
         is_on_front, why (the reason why it does not fit), overrides.
 
+        run_interval_s, dollars_per_run_interval and kwh_per_run_interval follow the range of the step. Rows with the
+        same time_group or cost_group cannot be told apart: their ranges overlap that of the group's best row.
+
         Memory and intervals are always the plan's. step_s and tokens_per_s are of the row's kind; tokens_per_s of a
         simulation only counts responses.
         """
-        return [
+        rows = [
             result.build_comparison_row()
             | bill.as_json()
             | {
@@ -120,6 +125,20 @@ class CompareResult(Result):
             }
             for result, bill, is_on_front in zip(self.results, self.bills, self.front, strict=True)
         ]
+        for row in rows:
+            row |= {f"{name}_interval{unit}": _scale(row, name + unit) for name, unit in RANGED}
+        for group, key in (("time_group", "run_s"), ("cost_group", "dollars_per_run")):
+            groups = group_overlapping(
+                [
+                    (row[key], row[f"{key.removesuffix('_s')}_interval{'_s' * key.endswith('_s')}"])
+                    if result.fits
+                    else (None, None)
+                    for row, result in zip(rows, self.results, strict=True)
+                ]
+            )
+            for row, number in zip(rows, groups, strict=True):
+                row[group] = number
+        return rows
 
     def facts(self) -> dict[str, str]:
         """The fastest result that fits, and the one that trains the most tokens per dollar."""
@@ -138,6 +157,31 @@ class CompareResult(Result):
             "left_out": dict(self.clusters.left_out),
             "not_built": [{"cluster": failed.cluster, "why": failed.error.what} for failed in self.not_built],
         }
+
+
+def _scale(row: Mapping[str, Any], key: str) -> tuple[float, float] | None:
+    """The range of a quantity that grows with the seconds of a step; None if either is unknown or measured."""
+    interval, step_s, value = row["step_interval_s"], row["step_s"], row[key]
+    if interval is None or not step_s or value is None or row["kind"] == "measured":
+        return None
+    return value * interval[0] / step_s, value * interval[1] / step_s
+
+
+def group_overlapping(values: Sequence[tuple[float | None, tuple[float, float] | None]]) -> list[int | None]:
+    """Number groups of values whose ranges overlap the range of the group's smallest value, from 1; None: unknown.
+
+    >>> group_overlapping([(9, (5, 14)), (4, (3, 6)), (20, (15, 25)), (None, None)])
+    [1, 1, 2, None]
+    """
+    ranges = {place: interval or (value, value) for place, (value, interval) in enumerate(values) if value is not None}
+    numbers: list[int | None] = [None] * len(values)
+    end, number = -1.0, 0
+    for place in sorted(ranges, key=lambda place: values[place][0] or 0.0):
+        low, high = ranges[place]
+        if low > end:
+            number, end = number + 1, high
+        numbers[place] = number
+    return numbers
 
 
 def plan_clusters(

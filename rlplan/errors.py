@@ -101,7 +101,7 @@ EXTRAS = {"pandas": "report", "jinja2": "report"} | dict.fromkeys(
 
 def build_missing_extra(package: str) -> HostError:
     """The error for a package of EXTRAS that is not installed."""
-    way_out = "run `make setup` in a checkout" if EXTRAS[package] == "cpu" else "pip install 'rlplan[report]'"
+    way_out = "run `make setup` in a checkout" if EXTRAS[package] == "cpu" else "pip install jinja2 pandas"
     return HostError(
         f"package '{package}' is missing",
         where="this Python environment",

@@ -7,7 +7,7 @@ HTML. Left out: computing anything. Bytes are integers, seconds floats.
 import html
 import json
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rlplan.simulate.result import SimulationResult
     from rlplan.spec.job import JobSpec
 
-MAX_SHOWN_ROWS = 12
-"""Rows of a result shown in a notebook; `to_frame()` has all."""
+MAX_SHOWN_ROWS, MAX_SHOWN_COLUMNS = 6, 8
+"""Rows and columns of a result shown in a notebook; `to_frame()` has all."""
 
 
 class Result(ABC):
@@ -57,14 +57,20 @@ class Result(ABC):
         return f"{type(self).__name__}({'; '.join(f'{key}: {value}' for key, value in self.facts().items())})"
 
     def _repr_html_(self) -> str:
-        facts = "".join(_html_row("th", key) + _html_row("td", value) + "</tr>" for key, value in self.facts().items())
+        from rlplan.report.inline import format_value
+
+        facts = "".join(f"<tr>{_cell('th', key)}{_cell('td', value)}</tr>" for key, value in self.facts().items())
         rows = self.rows()
-        head = "".join(_html_row("th", key) for key in (rows[0] if rows else ()))
-        body = "".join(
-            f"<tr>{''.join(_html_row('td', value) for value in row.values())}</tr>" for row in rows[:MAX_SHOWN_ROWS]
-        )
-        more = f"<p>{MAX_SHOWN_ROWS} of {len(rows)} rows</p>" if len(rows) > MAX_SHOWN_ROWS else ""
-        return f"<table>{facts.replace('<th>', '<tr><th>')}</table><table><tr>{head}</tr>{body}</table>{more}"
+        shown = [row[:MAX_SHOWN_COLUMNS] for row in (list(row.items()) for row in rows[:MAX_SHOWN_ROWS])]
+        head = "".join(_cell("th", key) for key, _ in (shown[0] if shown else ()))
+        body = "".join(f"<tr>{''.join(_cell('td', format_value(*cell)) for cell in row)}</tr>" for row in shown)
+        rest = f"<p>{len(shown)} of {len(rows)} rows; to_frame() has all.</p>" if len(rows) > len(shown) else ""
+        table = f"<details><summary>Rows</summary><table><tr>{head}</tr>{body}</table>{rest}</details>"
+        return f"<table>{facts}</table>{self._draw()}{table if rows else ''}"
+
+    def _draw(self) -> str:
+        """Draw a chart for a notebook; empty if the result has none."""
+        return ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,6 +79,8 @@ class PlannedResult(Result):
 
     plan: Plan
     """Plan with choice, schedule, ledger and timing (rlplan.planner.plan)."""
+    assumed: tuple[str, ...] = field(default=(), kw_only=True)
+    """Assumptions where the question was open."""
 
     @property
     def verdict(self) -> str:
@@ -114,10 +122,23 @@ class PlannedResult(Result):
         return {
             "job": f"{self.plan.model_name}, {self.plan.job.algorithm.name}, {self.plan.devices}",
             "verdict": self.verdict,
-            "step": "unknown" if self.step_s is None else format_seconds(self.step_s),
+            "step": self._describe_step(),
             "peak": f"{format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}",
             "layout": " ".join(f"{key}={value}" for key, value in self.overrides.items()),
+            **({"assumed": "; ".join(self.assumed)} if self.assumed else {}),
+            **({"would fit with": "; or ".join(self.remedies[:3])} if self.remedies else {}),
         }
+
+    def _draw(self) -> str:
+        from rlplan.report.inline import draw_timeline
+
+        return draw_timeline(self.plan.timing.step) if self.plan.timing is not None else ""
+
+    def _describe_step(self) -> str:
+        interval = predict_step_interval(self.plan)
+        if self.step_s is None or interval is None or self.step_s != self.plan.seconds:
+            return "unknown" if self.step_s is None else format_seconds(self.step_s)
+        return f"{format_seconds(self.step_s)}, range {format_seconds(interval[0])} to {format_seconds(interval[1])}"
 
     def build_comparison_row(self) -> dict[str, Any]:
         """The result's row in a comparison."""
@@ -424,6 +445,5 @@ def _dataframes() -> Any:
     return dataframes
 
 
-def _html_row(tag: str, value: Any) -> str:
-    text = "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-    return f"<{tag}>{html.escape(text)}</{tag}>"
+def _cell(tag: str, value: object) -> str:
+    return f"<{tag} style='text-align:left'>{html.escape(str(value))}</{tag}>"

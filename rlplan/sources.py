@@ -4,19 +4,23 @@ In: the words of a command line, or the arguments of a function (api.py). Out: a
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplan.errors import SpecError
-from rlplan.reading import exists, open_regular
+from rlplan.errors import HostError, SpecError
+from rlplan.reading import exists, is_file, open_regular, read_text
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
+from rlplan.spec.files.renamed import RENAMED
 from rlplan.spec.files.stages import find_chosen_stage, list_open_inputs, stages_of
 from rlplan.spec.files.yaml import read_yaml
+from rlplan.spec.hardware.typed import is_hardware
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import MAX_ID, find_bundled_id, find_nearest_id, load_catalogue
+from rlplan.spec.typed import Reading, add_override, default_overrides, read_typed, set_named, suggest_bundled
 
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
@@ -49,6 +53,8 @@ class Question:
     """Job; for a plan, the job that it was made for."""
     plan: "Plan | None" = None
     """Plan that was read; None: it must still be found."""
+    assumed: tuple[str, ...] = ()
+    """Assumptions where the words of the question were open."""
 
     @property
     def serves(self) -> bool:
@@ -95,26 +101,101 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
     Raises: SpecError, HostError.
     """
     fetch = fetch or fetch_model  # configs are enough to plan
-    keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
-    keys["framework"] = asked.framework
-    named = {key: value for key, value in keys.items() if value is not None}
+    named = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "framework": asked.framework}
     if isinstance(asked.source, Mapping):
-        data = {**deepcopy(dict(asked.source)), **named}
-        return Question(job_from(data, asked.overrides or (), fetch=fetch, where="the job"))
+        reading = read_options(named, asked.overrides or (), objective)
+        data = {**deepcopy(dict(asked.source)), **reading.keys}
+        return Question(job_from(data, reading.overrides, fetch=fetch, where="the job"), assumed=tuple(reading.assumed))
     words = _join_words([*([] if asked.source is None else [asked.source]), *(asked.overrides or ())])
-    text, overrides = (words[0], words[1:]) if words else (None, [])
-    if text is None or ("=" in text and not exists(Path(text))):
-        if not named:
-            raise _nothing_asked(verb, text)
-        return Question(job_from(named, words, fetch=fetch))
-    path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in named.items())
+    if not words and not any(named.values()):
+        raise _nothing_asked(verb)
+    text = words[0] if words else ""
+    if not words or not is_job_path(text):
+        reading = read_typed(words, verb=verb, named=named)
+        keys = reading.keys | ({"objective": objective} if objective else {})
+        overrides = [*default_overrides(keys, reading.overrides), *reading.overrides]
+        try:
+            job = job_from(keys, overrides, fetch=fetch)
+        except HostError as error:
+            raise suggest_bundled(reading, error, verb) from None
+        assumed = [*reading.assumed, *([] if "algorithm" in keys else [job.algorithm.name])]
+        if not any(word.startswith("workload.") for word in reading.overrides):
+            assumed.append("default batch and lengths")
+        return Question(job, assumed=tuple(assumed))
+    path, reading = Path(text), read_options(named, words[1:], objective)
+    asks = tuple(f"{key}={json.dumps(value)}" for key, value in reading.keys.items())
     if is_plan_path(path):
-        _refuse_changes(path, (*overrides, *asks))
+        _refuse_changes(path, (*words[1:], *asks))
         plan = _read_plan(path)
         return Question(plan.asked, plan)
+    if is_foreign(path):
+        return Question(_import_job(path, reading, fetch), assumed=tuple(reading.assumed))
     if verb in RUNNING_VERBS:
-        check_inputs(path, overrides)
-    return Question(load_job(path, (*overrides, *asks), fetch=fetch))
+        check_inputs(path, words[1:])
+    job = load_job(path, (*reading.overrides, *asks), fetch=fetch)
+    return Question(job, assumed=tuple(reading.assumed))
+
+
+def _import_job(path: Path, reading: Reading, fetch: Fetch) -> JobSpec:
+    """The job of another framework's file. Raises: SpecError."""
+    from rlplan.foreign.check import Asked, import_job
+    from rlplan.foreign.source import read_source
+    from rlplan.foreign.unread.stacks import Nearest
+
+    hardware, model = reading.keys.get("hardware", ""), reading.keys.get("policy")
+    settings = read_source(path, None, (), Nearest(hardware, model))
+    return import_job(settings, Asked(hardware, model, tuple(reading.overrides), fetch))[1]
+
+
+def read_options(named: Mapping[str, str | None], words: Sequence[str], objective: str | None = None) -> Reading:
+    """Read the options and overrides beside a job. Raises: SpecError for a word that is neither."""
+    reading = Reading()
+    bare = [word for word in words if "=" not in word]
+    if bare and is_hardware(" ".join(bare)):  # `rlplan estimate job.yaml 8xH100`
+        named = {**named, "hardware": " ".join(bare)}
+        words = [word for word in words if "=" in word]
+    for word in words:
+        if "=" in word:
+            add_override(reading, word)
+        else:
+            reading.overrides.append(word)  # refused with the others, which say what an override is
+    for key, value in named.items():
+        if value is not None:
+            set_named(reading, key, value)
+    if objective:
+        reading.keys["objective"] = objective
+    return reading
+
+
+def is_job_path(text: str) -> bool:
+    """Whether a word is a path rather than a part of a question: it exists, or looks like a file's name."""
+    path = Path(text)
+    if exists(path):
+        return not ("=" in text or (path.is_dir() and is_model_folder(path)))
+    return path.suffix in (".yaml", ".yml", ".json") or text.startswith((".", "/", "~")) or text.endswith("/")
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file is a script or a configuration of another framework, rather than a job or a plan."""
+    from rlplan.foreign.source import PYTHON
+
+    if not is_file(path) or path.suffix in (*PYTHON, ".sh", ".bash", ".sbatch", ".slurm", ".toml"):
+        return is_file(path)
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    keys = "|".join(map(re.escape, ("policy", "hardware", "stages", *(key for key in RENAMED if "." not in key))))
+    try:
+        if re.search(rf"^[\"']?(?:{keys})[\"']?\s*:", read_text(path, "the job file"), re.MULTILINE):
+            return False  # without parsing it
+        data = read_yaml(path, "the job file", may_repeat=True)
+    except SpecError:
+        return False
+    return isinstance(data, dict) and bool(data) and not {"policy", "hardware"} & data.keys()
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder is a model's, rather than a bundle's or a run's."""
+    return is_file(path / "config.json") and not is_file(path / "plan.json")
 
 
 def is_plan_path(path: Path) -> bool:
@@ -205,11 +286,11 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word for word in joined if word not in overrides], overrides
 
 
-def _nothing_asked(verb: str, override: str | None) -> SpecError:
+def _nothing_asked(verb: str) -> SpecError:
     return SpecError(
-        f"nothing to {verb}" if override is None else f"'{override}' changes a job, but no job is named",
+        f"nothing to {verb}",
         where="command line",
-        rule="a job file, a plan or a bundle, or --model and --gpus",
+        rule="a job file, a plan or a bundle, or a model and GPUs",
         way_out=f"for example: rlplan {verb} --model Qwen/Qwen2.5-7B --algorithm grpo --gpus 8xH100",
     )
 

@@ -61,6 +61,23 @@ def parse_bytes(text: str | int) -> int:
     return count
 
 
+_TOKENS = re.compile(r"\s*(\d+(?:[.,]\d+)?)\s*([kK]?)\s*")
+
+
+def parse_tokens(text: str | int) -> int:
+    """A number of tokens from `16k` (1,024 each), `4096` or an integer. Raises: ValueError with the rule.
+
+    >>> parse_tokens("16k"), parse_tokens("1.5K"), parse_tokens("4096")
+    (16384, 1536, 4096)
+    """
+    if not isinstance(text, str):
+        return text
+    match = _TOKENS.fullmatch(text)
+    if match is None:
+        raise ValueError("a number of tokens is a whole number, or one with k for 1,024, as in 16k")
+    return int(Fraction(match[1].replace(",", ".")) * (1024 if match[2] else 1))
+
+
 def format_bytes(count: float) -> str:
     """Bytes for display: three significant figures in a fitting unit.
 

@@ -164,3 +164,21 @@ def test_a_result_prints_what_it_says_first() -> None:
     text = repr(rlplan.estimate(**WORDS))
     assert text.startswith("EstimateResult(job: Qwen/Qwen2.5-0.5B, grpo, 1x h100-sxm; verdict: fits; ")
     assert len(text) < 1_000
+
+
+def test_a_model_and_gpus_in_words_are_a_question() -> None:
+    plan = rlplan.plan("Qwen/Qwen2.5-0.5B", "1xH100")
+    assert plan.rows() == rlplan.plan(**WORDS).rows()
+    assert "default batch and lengths" in plan.assumed
+    assert [row["devices"] for row in rlplan.compare("Qwen/Qwen2.5-0.5B", "1xH100,2xL40S").rows()] == [
+        "1x h100-sxm", "2x l40s"
+    ]  # fmt: skip
+
+
+def test_a_notebook_shows_the_timeline_and_numbers_for_people_and_a_frame_is_plain() -> None:
+    plan = rlplan.estimate(**WORDS)
+    shown = plan._repr_html_()
+    assert "<svg" in shown
+    assert "GiB" in shown
+    assert len(shown) < 20_000
+    assert str(plan.to_frame()["peak_bytes"].dtype) == "int64"

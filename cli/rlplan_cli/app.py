@@ -9,6 +9,7 @@ import keyword
 import os
 import re
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
@@ -28,6 +29,7 @@ from rlplan.errors import (
     RlplanError,
     SpecError,
     build_missing_extra,
+    did_you_mean,
 )
 from rlplan.printable import PrintableStream
 from rlplan.reading import describe_path_error
@@ -97,6 +99,13 @@ class _Root(TyperGroup):
         super().__init__(**settings)
         self.commands = _Modules()
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Resolve `rlplan "qwen3 8b on a 4090"` and `rlplan run.sh` to the command that answers them."""
+        if args == ["help"]:
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        return super().resolve_command(ctx, [*choose_command(args[0]), *args])
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -113,6 +122,24 @@ class _Root(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, about["help"]) for name, about in COMMANDS.items()])
+
+
+def choose_command(word: str) -> list[str]:
+    """Choose the command for a first word that is none; empty for a typo.
+
+    A script is checked, a run is explained, everything else is estimated.
+    """
+    if word in COMMANDS or word.startswith("-"):
+        return []
+    if Path(word).exists():
+        from rlplan.planner.plan import is_run_folder
+        from rlplan.sources import is_foreign
+
+        return ["check" if is_foreign(Path(word)) else "explain" if is_run_folder(Path(word)) else "estimate"]
+    from rlplan.spec.typed import load_words
+
+    is_typo = word.isalpha() and word not in load_words()["settings"] and did_you_mean(word, COMMANDS)
+    return [] if is_typo else ["estimate"]
 
 
 app = typer.Typer(
@@ -140,7 +167,10 @@ def rlplan(
         bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere on the line.")
     ] = False,
 ) -> None:
-    """Plan, estimate, simulate, run and report reinforcement learning of language models."""
+    """Plan, estimate, simulate, run and report reinforcement learning of language models.
+
+    Ask in words: rlplan "qwen3 8b grpo on a 4090", or give a file: rlplan run.sh --gpus 8xH100.
+    """
 
 
 def main() -> NoReturn:
@@ -235,12 +265,17 @@ def _suggest_usage(message: str, path: str) -> str:
     if "No such option: --set" in message:
         return "write overrides without --set: seed=1"
     option = re.search(r"No such option: --([\w.-]+)", message)
+    if option and path == "rlplan":
+        return shlex.join(["rlplan", "estimate", *sys.argv[1:]])
     if option and "Did you mean" not in message:
         typed = next((word for word in sys.argv if word.startswith(f"--{option[1]}")), "")
         if "=" in typed or "." in option[1] or "_" in option[1]:
             value = typed.partition("=")[2] or "VALUE"
             return f"write keys of a job without dashes: {option[1]}={value}"
-    return f"correct the command line; `{path} --help` ends with examples"
+    if near := re.search(r"No such command '.*?'\. Did you mean '([^']+)'", message):
+        return shlex.join([*path.split(), near[1], *sys.argv[1 + len(path.split()) :]])
+    examples = COMMANDS.get(path.rpartition(" ")[2], {}).get("examples")
+    return f"for example: {examples[0]}" if examples else f"`{path} --help` shows what can be typed"
 
 
 def _show_usage(error: typer.TyperException) -> int:

@@ -24,7 +24,9 @@ Overrides = Annotated[
 Source = Annotated[
     str | None,
     typer.Argument(
-        metavar="JOB", help="A job file (.yaml), a plan (.json) or a bundle; or use --model.", show_default=False
+        metavar="JOB|WORDS",
+        help="A job file (.yaml), a plan (.json), a bundle, or words: qwen3 8b grpo on 8xH100.",
+        show_default=False,
     ),
 ]
 Model = Annotated[
@@ -41,7 +43,13 @@ AlgorithmName = Annotated[
 ]
 Gpus = Annotated[
     str | None,
-    typer.Option(help="Number and type of GPUs, such as 8xH100.", show_default=False, autocompletion=completion.gpus),
+    typer.Option(
+        "--gpus",
+        "--hardware",
+        help="The GPUs, such as 8xH100, or cpu.",
+        show_default=False,
+        autocompletion=completion.gpus,
+    ),
 ]
 Framework = Annotated[
     str | None,
@@ -52,16 +60,9 @@ Framework = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show tables.")]
 ForeignFile = Annotated[
     Path, typer.Argument(help="Another framework's script, or YAML or JSON file.", show_default=False)
-]
-Hardware = Annotated[
-    str,
-    typer.Option(
-        help="The GPUs, such as 8xH100; H100 alone takes the file's number.",
-        show_default=False,
-        autocompletion=completion.gpus,
-    ),
 ]
 SourceName = Annotated[str | None, typer.Option("--source", help="Source framework, if it cannot be detected.")]
 Outside = Annotated[
@@ -88,7 +89,7 @@ class ForeignArguments:
 
     file: ForeignFile
     overrides: Overrides = None
-    hardware: Hardware = ""
+    gpus: Gpus = None
     model: Model = None
     source: SourceName = None
     outside: Outside = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplan.errors import HostError
-from rlplan.sources import JobWords, Question, fetch_model, find_executable, is_hub_id
+from rlplan.sources import JobWords, Question, fetch_model, find_executable, is_hub_id, read_options
 from rlplan.sources import read_question as read_words
 from rlplan.spec.files.job_file import Fetch
 from rlplan.spec.files.stages import Stage, find_chosen_stage, stages_of
@@ -50,9 +50,10 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
     from rlplan.foreign.source import read_source
     from rlplan.foreign.unread.stacks import Nearest
 
-    nearest = Nearest(asked.hardware, asked.model)
-    settings = read_source(asked.file, asked.source, asked.outside or (), nearest)
-    return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetch_model)
+    reading = read_options({"policy": asked.model}, asked.overrides or ())
+    hardware, model = asked.gpus or reading.keys.get("hardware", ""), reading.keys.get("policy")
+    settings = read_source(asked.file, asked.source, asked.outside or (), Nearest(hardware, model))
+    return settings, Asked(hardware, model, tuple(reading.overrides), fetch_model)
 
 
 def resolve_model(name: str, folder: Path, key: str) -> str:

@@ -21,7 +21,7 @@ from rlplan.foreign.unread.roles import find_differing_roles
 from rlplan.frameworks.rules import format_value
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
-from rlplan.spec.hardware.catalogue import split_count
+from rlplan.spec.hardware.typed import has_count
 from rlplan.spec.models.catalogue import find_bundled_id, find_model_path, find_nearest_id
 from rlplan.units import MIB
 
@@ -324,7 +324,7 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
     """The GPUs of the command line; their number is the command line's, else the file's."""
     table, where = settings.table, "command line: --hardware"
     rows, count, hosts = table.rows, None, None
-    is_counted = "+" in hardware or split_count(hardware) is not None
+    is_counted = "+" in hardware or has_count(hardware)
     try:
         count = find_first(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
         hosts = find_first(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
@@ -337,6 +337,13 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
             where=where,
             rule=f"{table.title} takes the number from its launcher",
             way_out=f"--hardware 8x{hardware or 'H100'}",
+        )
+    if not hardware and count is not None:
+        raise SpecError(
+            f"{count[0].value} of which GPU?",
+            where=where,
+            rule="the file has the number of GPUs, the command line their kind",
+            way_out=f"rlplan check {settings.file} --gpus {count[0].value}xH100",
         )
     keys = expand_hardware(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
     second = keys.get("generation", {}).get("num_devices", 0)

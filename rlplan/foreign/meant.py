@@ -18,7 +18,12 @@ from rlplan.frameworks.rules import format_value
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
+from rlplan.spec.typed import load_words
 
+SHARED = """num_gpus num_nodes nodes train train_file train_data dataset train_files val val_file val_files test_file
+eval_file validation max_steps total_steps max_tokens group_size evaluate eval_steps eval_every deepspeed offload
+save_steps save_every""".split()
+"""Words whose keys are the same in a job file and in a question (spec/typed.json)."""
 MAX_MEANT = 3
 """Keys that one hint may list."""
 
@@ -27,7 +32,8 @@ MAX_MEANT = 3
 def _read_common() -> dict[str, str]:
     """Words that no stack's table has, and rlplan's keys for them."""
     words: dict[str, str] = read_yaml(Path(__file__).with_suffix(".yaml"), "common words")
-    return words
+    keys = load_words()["keys"]
+    return {word: keys[word] for word in SHARED} | words
 
 
 class _Hint(NamedTuple):

@@ -40,7 +40,7 @@ OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
     ("workload.num_stepz=3", 2, ("Did you mean 'num_steps'?", "way out: write workload.num_steps=3")),
     ("workload={num_stepz: 3}", 2, ("where: override 'workload={num_stepz: 3}': workload.num_stepz",)),
     ("stage=sft", 2, ("has no stages", "override 'stage=sft'", "leave stage=sft out")),
-    ("num_prompts_per_step=3", 2, ("write workload.num_prompts_per_step",)),
+    ("num_prompts_per_step=3", 2, ("must be a multiple of mini_batch_size", "workload.mini_batch_size=8")),
     ("wrkload.num_steps=3", 2, ("unknown key 'wrkload'", "Did you mean 'workload'?")),
     ("workload.num_steps=many", 2, ("workload.num_steps is 'many'", "valid integer")),
     ("workload.num_steps=true", 2, ("workload.num_steps is True", "valid integer")),
@@ -223,7 +223,7 @@ def test_a_report_of_nothing_is_one_message(rlplan: Call, tmp_path: Path) -> Non
         (["plan"], ("nothing to plan", "rlplan plan --model")),
         (["estimate", "--jsn", "x"], ("No such option: --jsn",)),
         (["estimate", "--set", "seed=1"], ("No such option: --set", "write overrides without --set: seed=1")),
-        (["estimate", "--model", "Qwen/Qwen2.5-7B", "--gpus", "8"], ("8 of which GPU?", "such as 8xH100")),
+        (["estimate", "--model", "Qwen/Qwen2.5-7B", "--gpus", "8"], ("8 of which GPU?", "--gpus 8xH100")),
         (["emit", "x"], ("Missing option '--out' / '-o'",)),
         (["plan", "x", "--out"], ("'--out' requires an argument",)),
         (["profiles", "shw"], ("No such command 'shw'. Did you mean 'show'?",)),
@@ -271,7 +271,7 @@ def test_a_missing_extra_is_one_message_with_the_command_that_installs_it(tmp_pa
         check=False,
     )
     answer = Answer(done.returncode, done.stdout, done.stderr)
-    check(answer, 4, f"package '{package}' is missing", "pip install 'rlplan[report]'")
+    check(answer, 4, f"package '{package}' is missing", "pip install jinja2 pandas")
 
 
 def test_a_key_its_sign_and_its_value_may_stand_apart(rlplan: Call) -> None:
@@ -281,7 +281,7 @@ def test_a_key_its_sign_and_its_value_may_stand_apart(rlplan: Call) -> None:
 
 def test_an_override_without_a_job_says_so(rlplan: Call) -> None:
     for words in (("rollout.tp", "=", "2"), ("rollout.tp = 2",), ("rollout.tp=2",)):
-        check(rlplan("estimate", *words), 2, "changes a job, but no job is named", "--model Qwen/Qwen2.5-7B")
+        check(rlplan("estimate", *words), 2, "on which GPUs?", "--model Qwen/Qwen2.5-7B --gpus 8xH100 rollout.tp=2")
 
 
 def test_a_report_of_nothing_does_not_ask_for_packages_first(rlplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ HALF = ("training.dtype=float16", "rollout.dtype=float16")
 
 
 def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
-    answer = rlplan(*ASKED)
+    answer = rlplan(*ASKED, "-v")
     assert (answer.exit_code, answer.err) == (0, "")
     for words in (
         "fits  Qwen/Qwen2.5-7B, grpo, 8x h100-sxm:",
@@ -55,7 +55,7 @@ def test_overrides_stand_beside_the_options(rlplan: Call) -> None:
 def test_a_file_asks_the_same(rlplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("policy: Qwen/Qwen2.5-7B\nalgorithm: grpo\nhardware: 8xH100\n")
-    assert rlplan("estimate", path).out == rlplan(*ASKED).out
+    assert rlplan("estimate", path).out == rlplan(*ASKED).out.partition("Assumed: ")[0]
     assert json.loads(rlplan("estimate", path, "hardware=4xH200", "--json").out)["devices"] == "4x h200-sxm"
 
 
@@ -118,13 +118,12 @@ def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--gpus", "8xH100"), "no model is named"),
-        (("--model", "Qwen/Qwen2.5-7B"), "no GPUs are named"),
-        (("--model", "Qwen/Qwen2.5-7b", "--gpus", "8xH100"), "Did you mean 'Qwen/Qwen2.5-7B'?"),
+        (("--gpus", "8xH100"), "which model?"),
+        (("--model", "Qwen/Qwen2.5-7B"), "on which GPUs?"),
+        (("--model", "Qwen2.5", "--gpus", "8xH100"), "--model Qwen/Qwen2.5-"),
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH1000"), "h100"),
-        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "H100"), "8xh100-sxm"),
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "0xH100"), "from 1"),
-        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "--algorithm", "grop"), "known algorithms"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "--algorithm", "grppo"), "known algorithms"),
         (
             ("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "training.lora={rank: 8, target_modules: [x_proj]}"),
             "x_proj",

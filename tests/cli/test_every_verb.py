@@ -168,7 +168,7 @@ def test_pages_of_a_cpu_host_and_of_gpus_have_the_same_headings(page: Call, fold
         ("simulate", ("Mean step", "Utilization", "Rollouts: ")),
     ):
         for job in jobs:
-            lines = page(verb, job).out.splitlines()
+            lines = page(verb, job, *["-v"] * (verb in ("estimate", "plan"))).out.splitlines()
             assert [heading for heading in headings if not any(line.startswith(heading) for line in lines)] == [], job
 
 

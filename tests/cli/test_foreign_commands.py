@@ -140,7 +140,7 @@ def test_without_the_grammar_the_message_names_the_extra(
     monkeypatch.setattr(builtins, "__import__", without)
     answer = rlplan("check", verl_script(tmp_path), "--hardware", "H100")
     assert answer.exit_code == 4
-    assert "way out: pip install 'rlplan[import]'" in answer.err
+    assert "way out: pip install tree-sitter tree-sitter-bash" in answer.err
 
 
 def test_a_plan_is_emitted_for_another_stack(rlplan: Call, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 from pydantic import TypeAdapter
-from rlplan_cli.app import app
+from rlplan_cli.app import app, choose_command
 
 from rlplan import vocabulary
 from rlplan.spec.base import Spec
@@ -88,6 +88,7 @@ def test_every_command_shown_is_understood_by_the_command_line(page: str) -> Non
     root = typer.main.get_command(app)
     for line in commands(read(ROOT / page)):
         _, *arguments = [word for word in shlex.split(line, comments=True) if word not in ("--debug", "--help", "-h")]
+        arguments = [*choose_command(arguments[0]), *arguments] if arguments else arguments
         command: Any = root
         while hasattr(command, "commands") and arguments:
             name = arguments.pop(0)

@@ -1,11 +1,12 @@
 """`rlplan estimate`: predicts a job's memory by phase, process and kind, on a CPU host or on GPUs."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, JobArguments, flatten_options
+from rlplan_cli.options import AsJson, ForeignArguments, JobArguments, Verbose, flatten_options
 
 if TYPE_CHECKING:
     from rlplan.runtime.measure.trace_estimate import TraceEstimate
@@ -22,16 +23,24 @@ Trace = Annotated[
 def command(
     job: JobArguments,
     trace: Trace = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict memory by phase, process and kind. Starts nothing; needs torch only with --trace."""
     from rlplan.planner.answers.plan_results import estimate_as_json
-    from rlplan.planner.executable import check_fits
+    from rlplan.sources import is_foreign
+    from rlplan_cli.render.answer import end_with_verdict, show_answer
     from rlplan_cli.render.estimate import show_estimate, show_trace
-    from rlplan_cli.render.terminal import print_stages, show_stage
+    from rlplan_cli.render.terminal import hint, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question, split_stages
 
+    if job.source is not None and is_foreign(Path(job.source)):
+        from rlplan_cli.commands.check import check_file
+
+        foreign = ForeignArguments(Path(job.source), job.overrides, job.gpus, job.model)
+        check_file(foreign, is_verbose=verbose, as_json=as_json)
+        return
     plans, texts = {}, {}
     for name, asked in split_stages(job):
         question = read_question(NAME, asked)
@@ -51,13 +60,17 @@ def command(
             plans[name] = plan = question.answer()
         if not as_json:
             show_stage(name)
-            show_estimate(plan)
+            show_answer(plan, question.assumed)
+            if verbose:
+                show_estimate(plan)
         else:
             texts[name] = json.dumps(estimate_as_json(plan), indent=1)
     if as_json and texts:
         print_stages(texts)
+    elif plans and not verbose:
+        hint("-v shows the memory of each action, process and kind")
     for plan in plans.values():
-        check_fits(plan)
+        end_with_verdict(plan)
 
 
 def _trace(question: "Question") -> "TraceEstimate":

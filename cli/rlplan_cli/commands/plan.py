@@ -7,17 +7,14 @@ from typing import Annotated
 import typer
 
 from rlplan.errors import SpecError
-from rlplan_cli.options import AsJson, JobArguments, flatten_options
+from rlplan_cli.options import AsJson, JobArguments, Verbose, flatten_options
 
 NAME = "plan"
-SHOWN_FIRST = 3
-"""Number of next best layouts that are shown by default."""
 
 Objective = Annotated[
     str | None,
     typer.Option(help="What to optimize: step_time (default), tokens_per_s, cost or gpus.", show_default=False),
 ]
-Top = Annotated[int, typer.Option(min=0, max=100, help="Number of next best layouts to show.")]
 Lengths = Annotated[
     Path | None, typer.Option(help="Run folder whose measured response lengths to plan with.", show_default=False)
 ]
@@ -28,18 +25,18 @@ Pareto = Annotated[bool, typer.Option("--pareto", help="Also show the Pareto fro
 def command(
     job: JobArguments,
     objective: Objective = None,
-    top: Top = SHOWN_FIRST,
     pareto: Pareto = False,
+    verbose: Verbose = False,
     lengths: Lengths = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose the best layout for a job. Also shows why others were rejected."""
-    from rlplan.planner.executable import check_fits
     from rlplan.planner.plan import dump_plan, write_plan
-    from rlplan.sources import check_inputs
-    from rlplan_cli.render.plan import show_plan
-    from rlplan_cli.render.terminal import note, print_stages, show_stage
+    from rlplan.sources import check_inputs, is_job_path
+    from rlplan_cli.render.answer import end_with_verdict, show_answer
+    from rlplan_cli.render.plan import show_pareto, show_plan
+    from rlplan_cli.render.terminal import hint, note, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question, split_stages
 
@@ -50,17 +47,23 @@ def command(
         question = read_question(NAME, asked, objective=objective)
         with waiting("searching"):
             plans[name] = plan = question.answer(with_pareto=pareto)
-        if out is not None and question.plan is None and asked.source and not asked.model:
-            check_inputs(Path(asked.source), asked.overrides or ())
+        if out is not None and question.plan is None and is_job_path(asked.source or "") and not asked.model:
+            check_inputs(Path(asked.source or ""), asked.overrides or ())
         if out is not None and plan.fits:
             write_plan(plan, out)
         if not as_json:
             show_stage(name)
-            show_plan(plan, top=top)
+            show_answer(plan, question.assumed, leads_with_speed=True)
+            if verbose:
+                show_plan(plan)
+            else:
+                show_pareto(plan)
+    if not as_json and not verbose:
+        hint("-v shows the seconds of each phase and action, and the next best layouts")
     if as_json:
         print_stages({name: dump_plan(plan, Path.cwd()) for name, plan in plans.items()})
     for plan in plans.values():
-        check_fits(plan)
+        end_with_verdict(plan)
     if out is not None:
         run = "`rlplan run {0}` runs it" if plan.job.is_for_rlplan else "`rlplan emit {0} -o FOLDER` writes its files"
         uses = f"`rlplan explain {out}` explains it, `rlplan simulate {out}` simulates it, {run.format(out)}"

@@ -32,8 +32,29 @@ def show_comparison(comparison: CompareResult) -> None:
     for name, reason in reasons:
         show_text(Text.assemble((f"  {name}: ", "bold"), (reason, "dim")))
     _show_front(rows)
+    for words in describe_groups(rows):
+        show_text(Text(words))
     _show_intervals(comparison, rows)
     _show_prices(rows)
+
+
+def describe_workload(comparison: CompareResult) -> str:
+    """Describe the workload, if all rows share it."""
+    jobs = [result.plan.asked for result in comparison.results]
+    work = jobs[0].workload
+    if any(job.workload != work for job in jobs):
+        return "workloads differ"
+    return f"{work.num_steps} steps of {work.num_prompts_per_step} prompts x {work.num_samples_per_prompt}"
+
+
+def describe_groups(rows: list[dict[str, Any]]) -> list[str]:
+    """Name the rows whose ranges overlap the best row's, by time and by cost."""
+    lines = []
+    for key, words in (("time_group", "time"), ("cost_group", "dollars")):
+        best = [row["devices"] for row in rows if row[key] == 1]
+        if len(best) > 1:
+            lines.append(f"By {words}, {', '.join(best)} cannot be told apart: their ranges overlap. Measure a step.")
+    return lines
 
 
 def _show_intervals(comparison: CompareResult, rows: list[dict[str, Any]]) -> None:
@@ -52,6 +73,7 @@ def _show_table(comparison: CompareResult, rows: list[dict[str, Any]]) -> None:
     names = {row["name"] for row in rows}
     lead = [key for key in ("name", "kind") if len({row[key] for row in rows}) > 1]
     title = f"{rows[0]['name']}: time and cost" if len(names) == 1 else "Time and cost"
+    title += f"; {describe_workload(comparison)}"
     # rich would squeeze columns to fit the width; columns are dropped instead until the table fits as it is
     wide = stdout.options.update(width=10 * stdout.width)
     for num_left_out in range(len(LEFT_OUT) + 1):
@@ -107,6 +129,23 @@ def _show_prices(rows: list[dict[str, Any]]) -> None:
         show_fact("Power", f"no profile has the power of {', '.join(unmetered)}")
 
 
+def format_range(interval: tuple[float, float] | None, value: float | None, show: Callable[[float | None], str]) -> str:
+    """Format a range as `$163-653`; the value alone if it has no range."""
+    if interval is None:
+        return show(value)
+    low, high = map(show, interval)
+    return f"{low.removesuffix(' h') if high.endswith(' h') else low}-{high.removeprefix('$')}"
+
+
+def _hours(value: float | None) -> str:
+    """Format seconds as hours.
+
+    >>> _hours(9000.0), _hours(90000.0)
+    ('2.5 h', '25 h')
+    """
+    return UNKNOWN if value is None else f"{value / 3600:.1f} h" if value < 36_000 else f"{value / 3600:,.0f} h"
+
+
 def _memory(row: Mapping[str, Any]) -> str:
     return f"{format_bytes(row['peak_bytes'])} of {format_bytes(row['capacity_bytes'])}"
 
@@ -142,9 +181,9 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "memory": _memory,
     "$/hour": lambda row: _dollars(row["dollars_per_hour"]),
     "$/step": lambda row: _dollars(row["dollars_per_step"]),
-    "run time": lambda row: _seconds(row["run_s"]),
-    "$/run": lambda row: _dollars(row["dollars_per_run"]),
-    "kWh/run": lambda row: _number(row["kwh_per_run"]),
+    "run time": lambda row: format_range(row["run_interval_s"], row["run_s"], _hours),
+    "$/run": lambda row: format_range(row["dollars_per_run_interval"], row["dollars_per_run"], _dollars),
+    "kWh/run": lambda row: format_range(row["kwh_per_run_interval"], row["kwh_per_run"], _number),
     "tokens/$": lambda row: _number(row["tokens_per_dollar"]),
 }
 """Formatters of the columns."""

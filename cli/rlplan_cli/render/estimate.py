@@ -14,7 +14,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import KvReport
 from rlplan.units import GIB, format_bytes
 from rlplan.vocabulary import MemoryKind, format_name
-from rlplan_cli.render.plan import format_fullness, format_peak_range, name_loss, show_headline, show_others
+from rlplan_cli.render.plan import name_loss, show_considered
 from rlplan_cli.render.terminal import (
     NARROW,
     join_parts,
@@ -35,8 +35,7 @@ WHEN = {"start": "while starting", "first": "first step", "steady": "every step"
 
 
 def show_estimate(plan: Plan) -> None:
-    """Show the parts of an estimate that people read first; the rest is in `--json`."""
-    show_headline(plan, f"peak {format_fullness(plan)}", f" in {plan.binding.action_id}{format_peak_range(plan)}")
+    """Show the tables of an estimate; the rest is in `--json`."""
     if plan.is_on_host:
         _show_step(plan, "the host", plan.ledger.processes, "")
     for group in () if plan.is_on_host else plan.schedule.groups:
@@ -49,7 +48,7 @@ def show_estimate(plan: Plan) -> None:
     _show_binding(plan)
     _show_process_peaks(plan)
     _show_risks(plan)
-    show_others(plan)
+    show_considered(plan)
     words = "Bold: active in the action; dim: idle. --json has every row with its range and source."
     show_text(Text(words, style="dim"))
 

@@ -3,21 +3,25 @@
 In: Imported, Checked. Out: the answer on stdout, the account of keys on stderr.
 """
 
+import sys
 from itertools import groupby
+
+from rich.text import Text
 
 from rlplan.foreign.check import Checked, format_assignments
 from rlplan.foreign.convert import Imported
 from rlplan.units import format_bytes
-from rlplan_cli.render.plan import format_fullness, format_peak_range, show_errors, show_headline
+from rlplan_cli.render.answer import draw_bar, read_command
+from rlplan_cli.render.plan import format_fullness, format_peak_range, format_speed, show_errors, show_headline
 from rlplan_cli.render.serving import show_served
-from rlplan_cli.render.terminal import note, show_change, show_fact
+from rlplan_cli.render.terminal import note, show_change, show_fact, show_text
 
 MANY = 6
 """Number of keys that are listed for one reason; --json has all."""
 
 
-def show_check(checked: Checked) -> None:
-    """Show the verdict on a configuration, and changes that make it fit."""
+def show_check(checked: Checked, *, is_verbose: bool = False) -> None:
+    """Show the verdict on a configuration, and changes that make it fit. is_verbose: also show sources of ranges."""
     plan = checked.plan
     if checked.served is not None:
         show_served(checked.served)
@@ -26,7 +30,10 @@ def show_check(checked: Checked) -> None:
         moment = f" in {peak.action_id} on {peak.scope}{format_peak_range(plan)}"
         limits = _count_uncounted(checked.imported) if plan.verdict.may_fit else ""
         show_headline(plan, f"peak {format_fullness(plan)}", moment, but=limits)
-        show_errors(plan)
+        show_text(Text(f"  {draw_bar(plan)}"))
+        show_fact("Step", "".join(format_speed(plan)))
+        if is_verbose:
+            show_errors(plan)
     work = checked.imported.data.get("workload", {})
     if checked.shorter is not None:
         prompt, response = checked.shorter
@@ -40,8 +47,9 @@ def show_check(checked: Checked) -> None:
         size = format_bytes(change.num_bytes)
         show_change(format_assignments(change.values), f"{change.plan.verdict.value}, {size}")
     if checked.changes:
-        first = checked.changes[0].values.items()
-        show_fact("To try the first", "add " + " ".join(f"--set {key}={value}" for key, value in first))
+        first = [word for key, value in checked.changes[0].values.items() for word in ("--set", f"{key}={value}")]
+        typed = [word for word in sys.argv[1:] if word not in ("check", "estimate")]
+        show_fact("To try the first", read_command(*first, typed=["check", *typed]))
     settings = checked.imported.settings
     if settings.file.endswith(".py"):
         changed = dict.fromkeys(key for change in checked.changes for key in change.values)

@@ -29,7 +29,6 @@ from rlplan_cli.render.terminal import (
     list_parts,
     name_resource,
     new_table,
-    show_change,
     show_fact,
     show_left_out,
     show_text,
@@ -45,23 +44,25 @@ COLORS = {
 }
 
 
-def show_plan(plan: Plan, *, top: int) -> None:
-    """Show the layout, its step time, its memory, and the next best layouts. top: number of these."""
-    show_headline(plan, *_format_speed(plan))
+def show_plan(plan: Plan) -> None:
+    """Show the tables of a plan: phases, actions, and the next best layouts."""
     _show_phases(plan)
     _show_actions(plan)
-    peak = plan.binding
-    fullest = "host" if plan.is_on_host else "GPU"
-    words = f"peak {format_fullness(plan)} on the fullest {fullest}, in {peak.action_id}{format_peak_range(plan)}"
+    words = f"on the fullest {'host' if plan.is_on_host else 'GPU'}"
     if plan.kv is not None:
         words += f"; KV cache {format_bytes(plan.kv.kv_cache_memory_bytes)} per engine rank"
     if needed := describe_needed_memory(plan):
         words += f"; {needed}"
     show_fact("Memory", words)
     show_errors(plan)
-    _show_alternatives(plan, plan.runners_up[:top], title="Next best")
+    _show_alternatives(plan, plan.runners_up, title="Next best")
+    show_pareto(plan)
+    show_considered(plan)
+
+
+def show_pareto(plan: Plan) -> None:
+    """Show the Pareto front of step time and headroom, if it was searched."""
     _show_alternatives(plan, plan.pareto, title="Pareto front: step time against headroom")
-    show_others(plan)
 
 
 def show_errors(plan: Plan) -> None:
@@ -91,7 +92,7 @@ def show_headline(plan: Plan, answer: str, rest: str = "", *, but: str = "") -> 
 
 def show_speed(plan: Plan) -> None:
     """Show the headline with step time and throughput."""
-    show_headline(plan, *_format_speed(plan))
+    show_headline(plan, *format_speed(plan))
 
 
 def format_fullness(plan: Plan) -> str:
@@ -120,7 +121,8 @@ def name_loss(logits: str) -> str:
     return ("row-chunked" if logits == "by_rows" else logits.replace("_", "-")) + " loss"
 
 
-def _format_speed(plan: Plan) -> tuple[str, str]:
+def format_speed(plan: Plan) -> tuple[str, str]:
+    """Format the step's time, and its range with throughput and cost."""
     if plan.timing is None:
         return "step time unknown", f": profile '{plan.job.hardware.profile}' lacks rates or latencies"
     dollars, hours = plan.dollars_per_million_tokens, plan.gpu_hours_per_million_tokens
@@ -276,22 +278,14 @@ def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title
         show_text(Text(words, style="dim"))
 
 
-def show_others(plan: Plan) -> None:
-    """Show why other placements were not chosen, and the changes that would make the job fit."""
+def show_considered(plan: Plan) -> None:
+    """Show why other placements were not chosen."""
     for considered in plan.considered:
         show_fact(considered.name, considered.reason)
-    if plan.remedies:
-        words = "Each of these changes alone helps, the smallest effect on learning first:"
-        show_text(Text(words, style="bold"))
-        for remedy in plan.remedies:
-            show_change(remedy.change, _describe_remedy(remedy))
-    elif not plan.fits and not plan.refusals:
-        larger = "more memory" if plan.is_on_host else "larger GPUs"
-        show_fact("No single change", f"of those tried makes it fit; try a smaller model, shorter lengths or {larger}")
 
 
-def _describe_remedy(remedy: Remedy) -> str:
-    """The result and the cost of a remedy."""
+def describe_remedy(remedy: Remedy) -> str:
+    """Describe the result and the cost of a remedy."""
     learns_less = f", and {remedy.learns_less}" if remedy.learns_less else ""
     costs = f", ${remedy.dollars:,.2f}" if remedy.dollars is not None else ""
     step = f", {format_seconds(remedy.seconds)} per step on {remedy.num_devices}" if remedy.seconds else ""

@@ -113,6 +113,12 @@ def note(text: str) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
+def hint(text: str) -> None:
+    """Print a remark for a person at a terminal; a pipe gets none."""
+    if stderr.is_terminal:
+        note(text)
+
+
 def print_json(value: dict[str, Any]) -> None:
     """Print a value as JSON on stdout."""
     print(json.dumps(value, indent=1))

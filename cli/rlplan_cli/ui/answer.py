@@ -4,12 +4,19 @@ In: fields as text. Out: answers as JSON values. Left out: HTTP (server.py), the
 """
 
 import io
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import RlplanError, SpecError
+from rlplan.spec.typed import read_hardware, read_model, read_sentence
+
+if TYPE_CHECKING:
+    from rlplan.planner.plan import Plan
 
 FIELDS = {
     "model": "policy",
@@ -25,8 +32,8 @@ FIELDS = {
     "tp": "rollout.tp",
 }
 """Key of a job for each field of the form; rlplan chooses the values of empty fields."""
-MORE = "more"
-"""The field for further overrides, written as on a command line."""
+MORE, ASK = "more", "ask"
+"""The fields for further overrides, written as on a command line, and for a question in words or a script."""
 NAMED = ("model", "algorithm", "gpus")
 """Fields that are options of `rlplan plan`."""
 
@@ -79,7 +86,11 @@ class Asked:
         from rlplan.spec.files.yaml import apply_overrides
         from rlplan.spec.job import JobSpec
 
-        short: dict[str, Any] = {"schema_version": 2, **{FIELDS[name]: value for name, value in self.named.items()}}
+        named = dict(self.named)
+        for name, read in (("model", read_model), ("gpus", read_hardware)):
+            if name in named:
+                named[name] = read(named[name], "the form", [])
+        short: dict[str, Any] = {"schema_version": 2, **{FIELDS[name]: value for name, value in named.items()}}
         long, opened = JobSpec.expand_short_forms(short), {word.partition(".")[0].strip() for word in self.overrides}
         yaml, out = YAML(), io.StringIO()
         yaml.dump(apply_overrides({key: (long if key in opened else short)[key] for key in short}, self.overrides), out)
@@ -94,25 +105,75 @@ def given_answers() -> list[str]:
 
 
 def answer(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Answer with `html` to show, and `job` and `command` to copy; on an error, with the error as `html`."""
+    """Answer with `html` to show, and `job` and `command` to copy; on an error, with the error as `html`.
+
+    `fields`: the form after a question in words was read.
+    """
     from rlplan.report import html
 
+    text = fields.get(ASK, "").strip()
     try:
-        asked = Asked.parse(fields)
-        return {"html": _render_plan(asked), "job": asked.job, "command": asked.command}
+        if "\n" in text:
+            return {"html": _render_script(text, fields), "job": "", "command": ""}
+        filled = fill_fields(fields, text) if text else {name: value for name, value in fields.items() if name != ASK}
+        asked = Asked.parse(filled)
+        page = _render_plan(asked)
+        return {"html": page, "job": asked.job, "command": asked.command} | ({"fields": filled} if text else {})
     except RlplanError as error:
         return {"html": html.render("refusal.html.j2", error=error), "job": "", "command": ""}
+
+
+def fill_fields(fields: Mapping[str, str], text: str) -> dict[str, str]:
+    """Fill the form from words; what they do not name stays. Raises: SpecError."""
+    reading = read_sentence(text)
+    by_key = {key: name for name, key in FIELDS.items()}
+    filled = {name: value for name, value in fields.items() if name != ASK}
+    filled |= {by_key[key]: str(value) for key, value in reading.keys.items() if key in by_key}
+    more = [f"framework={reading.keys['framework']}"] if "framework" in reading.keys else []
+    for word in reading.overrides:
+        key, _, value = word.partition("=")
+        if key in by_key:
+            filled[by_key[key]] = value
+        else:
+            more.append(word)
+    return filled | {MORE: shlex.join(more)}
+
+
+def _render_script(text: str, fields: Mapping[str, str]) -> str:
+    """Render the verdict on a pasted script or document of another framework, on the GPUs of the form."""
+    from rlplan.foreign.check import Asked as Question
+    from rlplan.foreign.check import check, format_assignments
+    from rlplan.foreign.source import read_source
+    from rlplan.sources import fetch_model
+
+    is_yaml = re.match(r"\s*(#[^\n]*\n\s*)*[\w.]+:(\s|$)", text) is not None
+    is_python = re.search(r"^\s*(import|from)\s+\w+", text, re.MULTILINE) is not None
+    with TemporaryDirectory(prefix="rlplan-ui-") as folder:
+        path = Path(folder) / ("pasted.yaml" if is_yaml else "pasted.py" if is_python else "pasted.sh")
+        path.write_text(text, encoding="utf-8")
+        checked = check(read_source(path, None), Question(fields.get("gpus", ""), None, (), fetch_model))
+    if checked.plan is None:
+        raise checked.refusal or SpecError("the script starts no training", where="the pasted text")
+    changes = [f"{format_assignments(change.values)}: {change.plan.verdict.value}" for change in checked.changes]
+    return _render(checked.plan, [*checked.imported.notes], ["change " + words for words in changes])
 
 
 def _render_plan(asked: Asked) -> str:
     """Render the best plan, without the next best ones, each of which would take a search."""
     from rlplan.planner.search import find_best_plan
+    from rlplan.sources import JobWords, read_question
+
+    question = read_question("plan", JobWords(overrides=[*asked.overrides], **asked.named))
+    return _render(find_best_plan(question.job, with_others=False), question.assumed)
+
+
+def _render(plan: "Plan", assumed: Sequence[str], changes: Sequence[str] = ()) -> str:
     from rlplan.report import html
     from rlplan.report.plans.forecast import forecast
     from rlplan.report.plans.plan_page import plan_page
     from rlplan.report.plans.write import draw
-    from rlplan.sources import JobWords, read_question
 
-    words = JobWords(overrides=[*asked.overrides], **asked.named)
-    plan = find_best_plan(read_question("plan", words).job, with_others=False)
-    return html.render("plan_parts.html.j2", page=plan_page(plan), drawing=draw(forecast(plan, "the form")))
+    drawing = draw(forecast(plan, "the form"))
+    return html.render(
+        "plan_parts.html.j2", page=plan_page(plan), drawing=drawing, is_live=True, assumed=[*changes, *assumed]
+    )

@@ -2,13 +2,15 @@
 
 from typing import Any
 
-FIRST = {"model": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "gpu": "h100-sxm", "count": "8"}
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+from rlplan.spec.parts.workload import WorkloadSpec
+
+FIRST = {"model": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "gpus": "8xh100-sxm"}
+_USUAL = WorkloadSpec.create_default()
 LENGTHS = (
-    ("max_prompt_len", "Max prompt tokens", "1024", 131072),
-    ("max_response_len", "Max response tokens", "4096", 131072),
-    ("num_prompts", "Prompts per step", "128", 4096),
-    ("num_samples", "Samples per prompt", "8", 256),
+    ("max_prompt_len", "Max prompt tokens", str(_USUAL.max_prompt_len), 131072),
+    ("max_response_len", "Max response tokens", str(_USUAL.max_response_len), 131072),
+    ("num_prompts", "Prompts per step", str(_USUAL.num_prompts_per_step), 4096),
+    ("num_samples", "Samples per prompt", str(_USUAL.num_samples_per_prompt), 256),
 )
 """Field, label, initial value, largest value of its slider."""
 
@@ -26,8 +28,7 @@ def page(token: str) -> str:
         "models": sorted(load_catalogue()),
         "algorithms": list(ALGORITHMS),
         "given": given_answers(),
-        "gpus": [name for name in profile_paths() if name != "cpu-host"],
-        "counts": COUNTS,
+        "gpus": ["cpu", *(f"8x{name}" for name in profile_paths() if name != "cpu-host")],
         "placements": [str(placement) for placement in Placement],
     }
     return html.render("ui.html.j2", token=token, first=FIRST, lengths=LENGTHS, **choices)

@@ -100,7 +100,7 @@ def _load_parser() -> Any:
             f"package '{(error.name or 'tree_sitter').replace('_', '-')}' is missing",
             where="this Python environment",
             rule="shell scripts are read with a grammar of bash, the extra 'import'",
-            way_out="pip install 'rlplan[import]'",
+            way_out="pip install tree-sitter tree-sitter-bash",
         ) from None
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 

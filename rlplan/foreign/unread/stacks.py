@@ -24,7 +24,7 @@ from rlplan.frameworks.rules import matches
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import read_yaml
-from rlplan.spec.hardware.catalogue import split_count
+from rlplan.spec.hardware.typed import has_count
 from rlplan.spec.models.catalogue import find_bundled_id, find_nearest_id
 
 FILE = Path(__file__).parent / "stacks.yaml"
@@ -127,7 +127,7 @@ class Nearest(NamedTuple):
         ('rlplan estimate --model Qwen/Qwen3-4B --algorithm sft --gpus 4xA100', '8xA100')
         """
         gpus = self.hardware or USUAL_GPUS
-        if "+" not in gpus and split_count(gpus) is None:
+        if "+" not in gpus and not has_count(gpus):
             gpus = f"8x{gpus}"
         base = ["rlplan", "estimate", "--model", self.model or model, "--algorithm", algorithm, "--gpus", gpus]
         return " ".join((shlex.join(base), *words))

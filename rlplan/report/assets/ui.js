@@ -4,9 +4,20 @@
   const ui = document.querySelector(".ui"), form = ui.querySelector("form"), place = document.getElementById("answer");
   let asked = null, waiting = null;
 
-  const fields = () => {
-    const { count, gpu, ...all } = Object.fromEntries(new FormData(form));
-    return { ...all, gpus: `${count}x${gpu}` };
+  const fields = () => Object.fromEntries(new FormData(form));
+  const fill = (values) => {
+    for (const [name, value] of Object.entries(values)) {
+      const field = form.elements[name];
+      if (!field) continue;
+      field.value = value;
+      field.dispatchEvent(new Event("input"));
+    }
+    given();
+  };
+  /* The address holds the whole question, so that it can be kept and sent; a script stays on this page. */
+  const keep = () => {
+    const { ask: _, ...all } = fields();
+    history.replaceState(null, "", "#" + new URLSearchParams(Object.entries(all).filter(([, value]) => value)));
   };
   const ask = async () => {
     if (asked) asked.abort();
@@ -18,6 +29,8 @@
       if (reply.status === 409) return ask();   // another page of this server asked meanwhile
       if (!reply.ok) throw new Error(await reply.text());
       const told = await reply.json();
+      if (told.fields) fill({ ...told.fields, ask: "" });
+      if (mine === asked) keep();
       const open = scrollY;
       place.innerHTML = told.html;   // made by our own templates, every value escaped; scripts in it are not run
       charts.open(place);
@@ -44,11 +57,24 @@
     number.addEventListener("input", follow);
     follow();
   }
-  const samples = form.elements.num_samples, given = () => {   // where answers are given, a job says how many
+  function given() {   // where answers are given, a job says how many
+    const samples = form.elements.num_samples;
     const is_given = "given" in form.elements.algorithm.selectedOptions[0].dataset;
     for (const one of samples.parentElement.children) one.disabled = is_given;
-  };
+  }
+  for (const part of form.querySelectorAll("details")) part.open = !matchMedia("(max-width: 720px)").matches;
+  const read = () => { if (location.hash.length > 1) fill(Object.fromEntries(new URLSearchParams(location.hash.slice(1)))); };
+  read();
+  addEventListener("hashchange", () => { read(); ask(); });
   given();
+  place.addEventListener("click", ({ target }) => {   // a fix replaces keys that were typed before
+    if (!target.dataset.fix) return;
+    const words = target.dataset.fix.match(/(?:[^\s']|'[^']*')+/g), more = form.elements.more;
+    const keys = words.map((word) => word.split("=")[0]);
+    const kept = (more.value.match(/(?:[^\s']|'[^']*')+/g) || []).filter((word) => !keys.includes(word.split("=")[0]));
+    more.value = [...kept, ...words].join(" ");
+    ask();
+  });
   form.elements.algorithm.addEventListener("change", given);
   form.addEventListener("change", soon);
   form.addEventListener("input", (event) => { if (event.target.type === "number") soon(); });

@@ -54,13 +54,13 @@ def plan_page(plan: Plan) -> Page:
         places=_places(plan),
         facts=_risks(plan),
         others=list_alternatives(plan),
-        remedies=tuple(map(_remedy, plan.remedies)),
+        remedies=tuple(_remedy(remedy, plan.device_word) for remedy in plan.remedies),
     )
 
 
-def _remedy(remedy: Remedy) -> OtherRow:
+def _remedy(remedy: Remedy, device: str) -> OtherRow:
     """A change that would help: its step, its peak, and its effect on learning."""
-    devices = f"on {remedy.num_devices}" * bool(remedy.seconds)
+    devices = f"on {remedy.num_devices} {device}{'s' * (remedy.num_devices > 1)}" * bool(remedy.seconds)
     words = (f"peak {format_bytes(remedy.peak_bytes)}", devices, remedy.learns_less)
     reason = ", ".join(word for word in words if word)
     return OtherRow(remedy.change, remedy.verdict.value, remedy.seconds or None, reason)

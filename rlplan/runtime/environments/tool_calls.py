@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import regex
-
 from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
 
 MAX_CALLS = 32
@@ -42,6 +40,8 @@ def read_calls(text: str, pattern: str, names: Collection[str]) -> list[ToolCall
     >>> [(call.name, call.fault) for call in read_calls(turn, r"<tool_call>(.*?)(?:</tool_call>|$)", ["add"])]
     [('add', ''), ('', 'not_json')]
     """
+    import regex  # a dry run needs it not
+
     try:
         matches = regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
         groups = [match.group(1) or "" for match in matches]

@@ -6,8 +6,6 @@ sandbox or the row is a RewardFailure. A timeout or crash of the program is a wr
 
 import itertools
 
-import regex
-
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure
@@ -23,6 +21,8 @@ def make_limits(spec: CodeExecutorSpec) -> Limits:
 
 def extract_program(text: str, pattern: str) -> str | None:
     """The last program in a response, or None. Raises: ExhaustedError when the pattern takes too long."""
+    import regex  # a dry run needs it not
+
     try:
         matches = regex.findall(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
     except TimeoutError:

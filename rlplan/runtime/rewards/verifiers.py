@@ -7,8 +7,6 @@ In: a reward's spec, the response and the right answer. Out: 0 or 1. Left out: r
 
 from typing import Any
 
-import regex
-
 from rlplan.runtime.rewards.verdict import ExhaustedError
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FormatCheckerSpec, RewardSpec
 
@@ -24,17 +22,19 @@ def match_answer(spec: AnswerMatcherSpec, text: str, answer: str) -> float:
 
 def extract_answer(spec: AnswerMatcherSpec, text: str) -> str | None:
     """The first group of the pattern's first match, without surrounding whitespace; None without a match."""
-    match = _match_pattern(regex.search, spec, text)
+    match = _match_pattern("search", spec, text)
     return None if match is None or match.group(1) is None else str(match.group(1)).strip()
 
 
 def check_format(spec: FormatCheckerSpec, text: str) -> float:
-    return float(_match_pattern(regex.fullmatch, spec, text.strip()) is not None)
+    return float(_match_pattern("fullmatch", spec, text.strip()) is not None)
 
 
-def _match_pattern(function: Any, spec: RewardSpec, text: str) -> Any:
+def _match_pattern(name: str, spec: RewardSpec, text: str) -> Any:
     """A match or None. `concurrent` releases the GIL, so that deadlines and signals are still served."""
-    pattern = getattr(spec, "pattern", "")
+    import regex  # a dry run needs it not
+
+    pattern, function = getattr(spec, "pattern", ""), getattr(regex, name)
     try:
         return function(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
     except TimeoutError:

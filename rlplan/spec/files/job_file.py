@@ -180,7 +180,7 @@ def _check_model(name: str, where: str) -> None:
         where=where,
         rule="a folder or a config.json, its path relative to the job file, or the id of a bundled model"
         + (f". Did you mean '{near}'?" if near else ""),
-        way_out="correct the path, make the folder, or write the id as on the hub (case matters)",
+        way_out=f"write {near}, or correct the path" if near else "correct the path, or make the folder",
     )
 
 

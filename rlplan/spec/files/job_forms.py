@@ -21,13 +21,16 @@ from rlplan.errors import SpecError
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import shorten_value
 from rlplan.spec.declaration import NUM_GIVEN
-from rlplan.spec.hardware.catalogue import SHORT_NAMES, is_cpu_host, parse_pools
+from rlplan.spec.hardware.catalogue import is_cpu_host, profile_paths
+from rlplan.spec.hardware.typed import is_cpu_text, parse_pools
 
 GIVEN_LEN = 1024
 """Default max_response_len of algorithms that learn from answers in the data. Source: half of the 2,048 tokens that
 Tulu 3 allows a prompt and its answer in DPO (arXiv:2411.15124, its table of hyperparameters)."""
 
 
+_SLOW = re.compile(r"\+.*\sover\s|\sover\s+[\d.]+\s*[kmgt]?b(?:it)?/s", re.IGNORECASE)
+"""A link has a rate and joins two groups; `16 H100 over 2 nodes` has none."""
 _OVER = re.compile(r"\s+over\s+", re.IGNORECASE)
 _LINK_WORDS: dict[str, tuple[re.Pattern[str], float]] = {
     "latency_s": (re.compile(r"([\d.]+) ?ms"), 1e-3),
@@ -52,22 +55,24 @@ def expand_job(data: Any) -> Any:
     return long
 
 
-def expand_hardware(text: str, where: str = "hardware") -> dict[str, Any]:
-    """The long form of a hardware description. Raises: SpecError."""
-    if text.strip().isdigit() and text.strip() not in SHORT_NAMES:
-        raise SpecError(
-            f"{text.strip()} of which GPU?",
-            where=where,
-            rule="a number, an x and a GPU or a node of GPUs; or cpu-host",
-            way_out=f"such as {text.strip()}xH100",
-        )
-    if not set("x*:+") & set(text.lower()) and is_cpu_host(text.strip(), where=where):
-        return {"profile": text.strip(), "num_devices": 1}
-    text, *links = _OVER.split(text, maxsplit=1)
-    pools = parse_pools(text, where=where)
-    named = [{"profile": node.name if node else gpu.name, "num_devices": count} for count, gpu, node in pools]
+def expand_hardware(text: str, where: str = "hardware", assumed: list[str] | None = None) -> dict[str, Any]:
+    """The long form of a hardware description. Raises: SpecError.
+
+    assumed: receives what the text leaves open, such as the number of GPUs; None: then it is refused, as in a file.
+
+    >>> expand_hardware("2 nodes of 8 h100")
+    {'profile': 'h100-sxm', 'num_devices': 16, 'num_hosts': 2}
+    """
+    name = "cpu-host" if is_cpu_text(text) else text.strip()
+    if name.lower() in profile_paths() and is_cpu_host(name.lower(), where=where):
+        return {"profile": name.lower(), "num_devices": 1}
+    text, *links = _OVER.split(text, maxsplit=1) if _SLOW.search(text) else (text,)
+    pools = parse_pools(text, where=where, may_assume=assumed is not None)
+    if assumed is not None:
+        assumed += [pool.assumed for pool in pools if pool.assumed]
     link = {"link": expand_link(links[0], where)} if links else {}
-    return named[0] | ({"generation": named[1]} if len(named) > 1 else {}) | link
+    second = {"generation": {"profile": pools[1].profile, "num_devices": pools[1].num_gpus}} if len(pools) > 1 else {}
+    return pools[0].keys | second | link
 
 
 def expand_link(text: str, where: str = "hardware") -> dict[str, Any]:

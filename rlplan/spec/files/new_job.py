@@ -18,6 +18,8 @@ from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.files.job_schema import HEADER, NAME, job_schema
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import is_cpu_host
+from rlplan.spec.parts.workload import WorkloadSpec
+from rlplan.spec.typed import default_overrides
 from rlplan.units import GIB
 
 CPU_MODEL, GPU_MODEL = "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-7B-Instruct"
@@ -25,6 +27,8 @@ CPU = "cpu-host"
 RewardKind = Literal["answer", "math", "code", "function"]
 ROWS, FUNCTION = "train.jsonl", "reward.py"
 NUM_ROWS = 200
+SIZES = ("num_steps", "num_prompts_per_step", "num_samples_per_prompt", "max_prompt_len", "max_response_len")
+"""Keys of the workload that a starter job writes out."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,17 @@ def _has_pairs(answers: Answers) -> bool:
 def _job_text(answers: Answers, texts: Mapping[str, Any], job_name: str, *, on_cpu: bool) -> str:
     declared, gib = ALGORITHMS[answers.algorithm], max(1, answers.memory_bytes // GIB)
     own = answers.heldout or ("heldout.jsonl" if _needs_heldout(answers) and answers.data is None else None)
-    steps, prompts, samples, prompt_len, response_len = (20, 8, 4, 256, 128) if on_cpu else (200, 128, 8, 1024, 2048)
+    model = answers.model or (CPU_MODEL if on_cpu else GPU_MODEL)
+    keys = {"hardware": answers.hardware, "policy": model, "algorithm": answers.algorithm}
+    sizes = dict(word.split("=") for word in default_overrides(keys, ()))
+    steps, prompts, samples, prompt_len, response_len = (
+        int(sizes.get(f"workload.{key}", getattr(WorkloadSpec.create_default(), key))) for key in SIZES
+    )
     words = {
         "header": HEADER.format(NAME),
         "job": job_name,
         "name": answers.name,
-        "model": answers.model or (CPU_MODEL if on_cpu else GPU_MODEL),
+        "model": model,
         "algorithm": answers.algorithm,
         "other_algorithms": ", ".join(name for name in ALGORITHMS if name != answers.algorithm),
         "prompts": answers.data or ROWS,

@@ -24,7 +24,7 @@ def refuse_old_keys(data: Any) -> None:
             f"unknown key '{old}': it is {new} now",
             where=old,
             rule="keys of a job: docs/job.md",
-            way_out=_framework_settings(data, old) if old in ("target", "source") else f"write {new}",
+            way_out=_framework_settings(data, old) if old in ("target", "source") else _suggest_key(data.get(old), new),
         )
     version = data.get("schema_version")
     if version == 1:
@@ -34,6 +34,13 @@ def refuse_old_keys(data: Any) -> None:
             rule="this rlplan reads jobs of version 2; CHANGELOG.md lists renamed keys",
             way_out="schema_version: 2, or leave it out",
         )
+
+
+def _suggest_key(value: Any, new: str) -> str:
+    """The new key with the old value; a bare number of GPUs gets a usual kind."""
+    if new == "hardware" and isinstance(value, int):
+        return f"write {new}: {value}xH100, with your kind of GPU"
+    return f"write {new}: {value}" if isinstance(value, str) and "\n" not in value else f"write {new}"
 
 
 def _framework_settings(data: Mapping[str, Any], old: str) -> str:

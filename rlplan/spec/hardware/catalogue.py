@@ -6,7 +6,6 @@ names are profile names; a file there replaces the bundled profile of its name. 
 Parsing a profile takes about ten milliseconds, so that names come from the folder listing.
 """
 
-import difflib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import shorten_value, validate
 from rlplan.spec.files.yaml import read_yaml
+from rlplan.spec.hardware.names import find_near_names, match_name
 from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile, Profile
 
 FOLDER_VARIABLE = "RLPLAN_PROFILES"
@@ -29,10 +29,6 @@ _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "rocm": GpuProfile,
     "node": NodeProfile,
 }
-MAX_POOLS = 2
-"""Limit on groups of GPUs of different kinds: one that trains and one that generates."""
-_GPUS = re.compile(r"\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*")
-_GPUS_NAME_FIRST = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9 _.-]*?)\s*[xX*:]\s*([0-9]{1,6})\s*")
 
 
 @cache
@@ -82,6 +78,11 @@ def _list_paths(folder: Path) -> dict[str, Path]:
     return paths
 
 
+def list_gpu_names() -> list[str]:
+    """Names of all profiles but those of nodes, which a person types in full."""
+    return [name for name, path in profile_paths().items() if path.parent.name != "node"]
+
+
 def read_profile(path: Path) -> Profile:
     """The profile in a file, bundled or not. Raises: SpecError where it is invalid or its name differs from the
     file's.
@@ -128,9 +129,11 @@ def find_profile(name: str, *, where: str) -> Profile:
     where: the place that names it, for the message.
     """
     paths = profile_paths()
-    wanted = _normalize(name)
+    wanted: str | None = name.strip().lower()
     if wanted not in paths:
-        near = difflib.get_close_matches(wanted, [*paths, *SHORT_NAMES], n=3, cutoff=0.6)
+        wanted = match_name(name, list_gpu_names(), SHORT_NAMES)
+    if wanted is None:
+        near = find_near_names(name, [*paths, *SHORT_NAMES])
         raise SpecError(
             f"hardware profile '{shorten_value(name)[1:-1]}' is unknown",
             where=where,
@@ -179,68 +182,6 @@ def find_usual_node(gpu: GpuProfile) -> NodeProfile | None:
         if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
             return get_node(name, where=name)
     return None
-
-
-def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile | None]:
-    """The number of GPUs, their profile, and the node if the text names one: `2xdgx-h100` are sixteen GPUs.
-
-    Raises: SpecError for another form, or a profile that is unknown or of another kind.
-    """
-    count, name = split_count(text) or (0, text)
-    inner = split_count(name) if count and _normalize(name) not in profile_paths() else None
-    if inner is not None and _normalize(inner[1]) in profile_paths():
-        raise SpecError(
-            f"'{shorten_value(text)[1:-1]}' has two numbers",
-            where=where,
-            rule="the number of all GPUs and their profile; the number of hosts is hardware.num_hosts",
-            way_out=f"{count * inner[0]}x{inner[1]} hardware.num_hosts={count}",
-        )
-    if count < 1:
-        is_alone = _normalize(text) in profile_paths()
-        raise SpecError(
-            f"'{shorten_value(text)[1:-1]}' names no GPUs" + ": their number is missing" * is_alone,
-            where=where,
-            rule="COUNTxPROFILE with a count from 1 and a GPU or node profile, as in 8xh100-sxm; h100:8 also works",
-            way_out=f"write 1x{text.strip()}" if is_alone else "`rlplan profiles list` shows the profiles",
-        )
-    profile, gpu = find_profile(name, where=where), get_gpu(name, where=where)
-    if isinstance(profile, NodeProfile):
-        return count * profile.num_gpus, gpu, profile
-    return count, gpu, None
-
-
-def split_count(text: str) -> tuple[int, str] | None:
-    """Count and name in `8xH100`, `H100x8` or `H100:8`; None for other text, or if it is ambiguous (`4090x3090`).
-
-    >>> split_count("8xH100"), split_count("H100:8"), split_count("4090x2"), split_count("4090x3090")
-    ((8, 'H100'), (8, 'H100'), (2, '4090'), None)
-    """
-    first, last = _GPUS.fullmatch(text), _GPUS_NAME_FIRST.fullmatch(text)
-    readings = [(int(first[1]), first[2])] if first else []
-    readings += [(int(last[2]), last[1])] if last else []
-    named = [reading for reading in readings if _normalize(reading[1]) in profile_paths()]
-    return (named or readings)[0] if readings and len(named) < 2 else None
-
-
-def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodeProfile | None], ...]:
-    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`, two groups that share no devices. See `parse_gpus`.
-
-    Raises: SpecError for more than two groups, or an invalid one.
-    """
-    parts = text.split("+")
-    if len(parts) > MAX_POOLS:
-        raise SpecError(
-            f"'{shorten_value(text)[1:-1]}' names {len(parts)} groups of GPUs",
-            where=where,
-            rule=f"at most {MAX_POOLS}: the first trains, the second generates",
-            way_out="leave out all but two, as in 8xh100-sxm + 8xl40s",
-        )
-    return tuple(parse_gpus(part, where=where) for part in parts)
-
-
-def _normalize(name: str) -> str:
-    words = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("geforce-")
-    return SHORT_NAMES.get(words, words)
 
 
 def _wrong_kind(profile: Profile, wanted: str, where: str) -> SpecError:

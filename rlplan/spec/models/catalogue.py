@@ -11,6 +11,7 @@ from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec, model_from_config, read_model
 from rlplan.spec.models.bundled import CatalogueEntry, load_catalogue
 from rlplan.spec.models.headers import check_checkpoint
+from rlplan.spec.models.names import match_model
 
 __all__ = [
     "MAX_ID",
@@ -100,17 +101,14 @@ def find_model_path(name: str) -> Path | None:
 
 
 def find_nearest_id(name: str) -> str:
-    """The bundled id that differs only in case, or lacks its organization; empty if there is none.
+    """The bundled id that differs only in spelling or lacks its organization; empty if there is none.
 
     A path is matched by its end, since a job's relative paths are absolute by now.
     """
-    path = Path(name[: MAX_ID * 20].lower())
-    wanted = "/".join(path.parts[-2:])
-    file_name = path.name if path.is_absolute() or len(path.parts) == 1 else None
-    known = {known_id.lower(): known_id for known_id in load_catalogue()}
-    return known.get(wanted) or next(
-        (known_id for low, known_id in known.items() if low.rpartition("/")[2] == file_name), ""
-    )
+    path = Path(name[: MAX_ID * 20])
+    ends = [path.name] if path.is_absolute() or len(path.parts) == 1 else ["/".join(path.parts[-2:])]
+    match = match_model(ends[0])
+    return match.id if match.is_exact and not (match.packed or match.ignored) else ""
 
 
 def _unknown_model(name: str, where: str = "model") -> SpecError:

@@ -4,16 +4,21 @@ In: the `workload:` part of a job. Out: frozen values. Units: lengths are in tok
 their names say.
 """
 
+from math import gcd
 from typing import Annotated
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from rlplan.spec.base import Auto, Spec
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LengthSpec, cut_lengths
+from rlplan.units import parse_tokens
 
 MAX_COUNT = 1 << 30
 """Limit of counts, far above any real batch: a larger number is a typo."""
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Tokens = Annotated[int, BeforeValidator(parse_tokens, json_schema_input_type=int | str), Field(ge=1, le=MAX_COUNT)]
+"""A length in tokens; `16k` is 16,384."""
 MAX_MINI_BATCHES = 256
 """Limit of optimizer steps in one RL step: each is an action of the schedule, so that planning time grows with them."""
 
@@ -37,13 +42,13 @@ class WorkloadSpec(Spec):
     micro_batch_size_per_gpu: Count | Auto = "auto"
     """Rollouts per micro-batch on each rank, counted at maximum length. training.max_tokens_per_micro_batch is the same
     limit in tokens."""
-    max_prompt_len: Count = 1024
+    max_prompt_len: Tokens = 1024
     """Maximum prompt length in tokens."""
-    max_response_len: Count = 3072
+    max_response_len: Tokens = 3072
     """Maximum response length in tokens."""
-    mean_prompt_len: Count | None = None
+    mean_prompt_len: Tokens | None = None
     """Mean prompt length in tokens, for predictions only; None: max_prompt_len."""
-    mean_response_len: Count | None = None
+    mean_response_len: Tokens | None = None
     """Mean response length in tokens, for predictions only; None: max_response_len. On GPUs a given `response_lengths`
     takes precedence."""
     response_lengths: LengthSpec = ConstantLengths.create_default()
@@ -138,9 +143,12 @@ class WorkloadSpec(Spec):
     @model_validator(mode="after")
     def _ladder_divides(self) -> "WorkloadSpec":
         if self.num_rollouts_per_step % self.rollouts_per_mini_batch:
-            raise ValueError(
+            size = gcd(self.num_rollouts_per_step, self.rollouts_per_mini_batch)
+            raise PydanticCustomError(
+                "value_error",
                 f"num_prompts_per_step x num_samples_per_prompt = {self.num_rollouts_per_step} must be a multiple of "
-                f"mini_batch_size = {self.mini_batch_size}"
+                f"mini_batch_size = {self.mini_batch_size}",
+                {"way_out": f"workload.mini_batch_size={size}"},
             )
         if self.num_mini_batches > MAX_MINI_BATCHES:
             raise ValueError(

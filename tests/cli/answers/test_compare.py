@@ -87,7 +87,7 @@ def test_an_old_and_an_unknown_price_are_named(rlplan: Call, tmp_path: Path) -> 
         ((JOB, *CLUSTERS, "--price", "h100=-1"), "'h100=-1' is not a price"),
         ((JOB, *CLUSTERS, "--price", "h100=0"), "'h100=0' is not a price"),
         ((JOB, *CLUSTERS, "--price", "h1000=2"), "hardware profile 'h1000' is unknown"),
-        ((JOB, "--hardware", "H100"), "names no GPUs"),
+        ((JOB, "--hardware", "H100"), "leaves open: one h100-sxm"),
         ((JOB, "--budget-per-hour", "0"), "buys nothing"),
         ((JOB, "--hardware", "8xH100", "--budget-per-hour", "1"), "none of 1 clusters is available"),
         (CLUSTERS, "nothing to compare"),

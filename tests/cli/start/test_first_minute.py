@@ -91,8 +91,8 @@ def test_own_data_keep_their_place_and_their_columns(rlplan: Call, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--gpus", "8xh1000"), "hardware profile 'h1000' is unknown"),
-        (("--algorithm", "gpro"), "Did you mean 'grpo'?"),
+        (("--gpus", "8xh1000"), "'8xh1000' names no GPUs"),
+        (("--algorithm", "grppo"), "Did you mean 'grpo'?"),
         (("--reward", "guess"), "unknown reward 'guess'"),
         (("--data", "nowhere.jsonl"), "nowhere.jsonl does not exist"),
     ],
@@ -136,7 +136,7 @@ def test_at_a_terminal_it_asks_and_asks_again(rlplan: Call, tmp_path: Path, monk
     monkeypatch.setattr(typer, "prompt", lambda *_, default, **__: next(message) or default)
     answer = rlplan("init", tmp_path / "job.yaml")
     assert answer.exit_code == 0, answer.err
-    assert "hardware profile 'h1000' is unknown" in answer.err
+    assert "'8xh1000' names no GPUs" in answer.err
     job = load_job(tmp_path / "job.yaml")
     assert (job.hardware.num_devices, job.hardware.profile) == (2, "h100-sxm")
     assert job.policy.path.endswith("Qwen/Qwen2.5-0.5B")

@@ -13,6 +13,7 @@ from rlplan.spec.files.yaml import read_yaml
 from tests.cli.conftest import Call
 
 TABLE: dict[str, list[list[str]]] = read_yaml(Path(__file__).parent / "mistakes.yaml", "mistakes")
+ANSWERED: list[tuple[str, str]] = read_yaml(Path(__file__).parent / "answered.yaml", "answers")
 LEAST = 120
 LEAST_SHARE = 0.95
 """Number of the mistakes that get a specific way out."""
@@ -53,3 +54,9 @@ def test_the_answer_to_a_mistake_names_its_cause_and_a_way_out(
         assert answer.exit_code not in (0, 70), command
         assert cause in message.splitlines()[0], message
         assert way_out in message, message
+
+
+@pytest.mark.parametrize(("command", "headline"), ANSWERED)
+def test_a_short_or_foreign_word_is_answered(rlplan: Call, command: str, headline: str) -> None:
+    answer = rlplan(*typed(command, Path()))
+    assert headline in answer.out.splitlines()[0], answer.err

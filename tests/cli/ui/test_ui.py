@@ -245,9 +245,9 @@ def test_a_job_is_moved_in_a_browser_and_answered_at_once(server: Server, tmp_pa
         browser.says("charts.showTip(9, 9, 'of a chart that is exchanged', [])")
         browser.says("(() => { const one = document.forms[0].elements.max_response_len; one.value = 2048;"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
-        browser.wait("document.getElementById('job').innerText.includes('max_response_len: 2048')", 60)
+        browser.wait("document.getElementById('job').textContent.includes('max_response_len: 2048')", 60)
         browser.wait(answered)
-        assert "max_response_len=2048" in browser.says("document.getElementById('command').innerText")
+        assert "max_response_len=2048" in browser.says("document.getElementById('command').textContent")
         assert browser.says("document.querySelector('#answer canvas') !== null")
         assert browser.says("left.length") > 1
         assert browser.says("left.filter((one) => uPlot.sync(one.cursor.sync.key).plots.includes(one)).length") == 0
@@ -255,9 +255,34 @@ def test_a_job_is_moved_in_a_browser_and_answered_at_once(server: Server, tmp_pa
         assert browser.says(SAMPLES) == [False, False]
         browser.says("(() => { const one = document.forms[0].elements.algorithm; one.value = 'sft';"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
-        browser.wait("document.getElementById('job').innerText.includes('algorithm: sft')", 60)
+        browser.wait("document.getElementById('job').textContent.includes('algorithm: sft')", 60)
         assert browser.says(SAMPLES) == [True, True]
         browser.says("(() => { const one = document.forms[0].elements.more; one.value = 'rollout.tp=3';"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
         browser.wait("document.querySelector('#answer .bad')?.innerText.includes('does not divide')", 60)
         assert browser.said == []
+
+
+def test_words_fill_the_form_and_what_they_leave_out_stays() -> None:
+    answer_text = answer(FIELDS | {"ask": "qwen3 8b on a 4090, 2k responses, tp 1"})
+    assert answer_text["fields"] | {"more": ""} == {
+        name: value for name, value in FIELDS.items() if name != "max_response_len"
+    } | {"model": "Qwen/Qwen3-8B", "gpus": "1xrtx-4090", "max_response_len": "2048", "tp": "1", "more": ""}
+    assert answer_text["html"].count("data-fix=") >= 1  # a fix is a button
+
+
+def test_a_pasted_script_is_checked_on_the_gpus_of_the_form() -> None:
+    script = "python3 -m verl.trainer.main_ppo \\\n  actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B \\\n"
+    script += "  trainer.n_gpus_per_node=8\n"
+    assert "Qwen/Qwen2.5-0.5B on 8x h100-sxm" in answer(FIELDS | {"ask": script, "gpus": "8xH100"})["html"]
+
+
+def test_a_permalink_holds_the_question_and_a_fix_is_pressed(server: Server) -> None:
+    with Chromium() as browser:
+        browser.open(f"{server.address}#model=Qwen%2FQwen3-8B&gpus=1xrtx-4090", "phone")
+        browser.wait("document.querySelector('[data-fix]') !== null", 60)
+        fold = browser.says("document.querySelector('[data-fix]').getBoundingClientRect().bottom")
+        assert fold <= 844  # verdict and first fix are seen without scrolling
+        browser.says("document.querySelector('[data-fix]').click()")
+        browser.wait("document.querySelector('#answer .status').innerText.startsWith('Fits')", 60)
+        assert "more=training." in browser.says("location.hash")

@@ -23,7 +23,12 @@ Sources = Annotated[
 ]
 Clusters = Annotated[
     list[str] | None,
-    typer.Option(help="Clusters, such as 8xH100,16xL40S; with a budget also GPUs without a count.", show_default=False),
+    typer.Option(
+        "--gpus",
+        "--hardware",
+        help="Clusters, such as 8xH100,16xL40S; with a budget also GPUs without a count.",
+        show_default=False,
+    ),
 ]
 Price = Annotated[
     list[str] | None,
@@ -34,6 +39,7 @@ Budget = Annotated[
     float | None,
     typer.Option(help="Dollars per hour; compares the clusters that it buys of each GPU.", show_default=False),
 ]
+Memo = Annotated[bool, typer.Option("--memo", help="Print one page for a decision, as Markdown.")]
 PageFile = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Write the comparison as a page: a .html file.", show_default=False),
@@ -60,15 +66,19 @@ class Compared:
 
 
 @flatten_options
-def command(asked: Compared, out: PageFile = None, as_json: AsJson = False) -> None:
+def command(asked: Compared, out: PageFile = None, memo: Memo = False, as_json: AsJson = False) -> None:
     """Compare time and cost of a job on several clusters. Without clusters, compare jobs, plans and runs."""
     from rlplan.api import compare
-    from rlplan.sources import split_words
+    from rlplan.sources import is_job_path, split_words
+    from rlplan.spec.hardware.typed import is_hardware
     from rlplan_cli.render.compare import show_comparison
     from rlplan_cli.render.terminal import note, print_json
     from rlplan_cli.render.waiting import waiting
 
     sources, overrides = split_words(asked.words or [])
+    if sources and not any(map(is_job_path, sources)):  # words: qwen3 8b grpo 8xH100,16xL40S
+        words = [word for word in sources if not is_hardware(word)]
+        sources = [*filter(is_hardware, sources), *([" ".join(words)] if words else [])]
     if out is not None:
         _check_page(out)
     jobs: list[Any] = [*sources, *_build_job(asked.model, asked.algorithm)]
@@ -87,6 +97,10 @@ def command(asked: Compared, out: PageFile = None, as_json: AsJson = False) -> N
         _write_page(comparison, out)
     if as_json:
         print_json(comparison.as_json())
+    elif memo:
+        from rlplan_cli.render.memo import format_memo
+
+        print(format_memo(comparison))
     else:
         show_comparison(comparison)
     if out is not None:

@@ -72,7 +72,6 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
 
     from rlplan.runtime.driver.launch import prepare_run_folder, prepare_task
     from rlplan.runtime.fault_tolerance.resuming import find_own_bundle, find_run_to_resume
-    from rlplan.runtime.run_folder.run_lock import lock_run_folder
 
     earlier = None if asked.resume is None else find_run_to_resume(asked.resume)
     source: Plan | Path
@@ -86,6 +85,8 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
         with ready as task:
             _show_dry_run(task, folder, as_json=as_json)
         return
+    from rlplan.runtime.run_folder.run_lock import lock_run_folder  # imports a package that a dry run does not need
+
     with lock_run_folder(folder, is_resumed=asked.what is None), ready as task:
         if asked.what is not None:
             task = prepare_run_folder(task, folder, writes_bundle=not isinstance(source, Path))

@@ -1,6 +1,7 @@
 """`rlplan init`: writes a new job with comments, which `rlplan plan` accepts without changes."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlplan.errors import SpecError
+from rlplan.errors import RlplanError, SpecError
 from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, flatten_options
 from rlplan_cli.render.terminal import note, print_json, show_error
 
@@ -44,15 +45,18 @@ class NewJob:
 @flatten_options
 def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> None:
     """Write a new job with comments. Asks questions if no option is given."""
+    from rlplan.sources import read_options
     from rlplan.spec.base import explain_write_errors
     from rlplan.spec.files.job_schema import NAME as SCHEMA
     from rlplan.spec.files.new_job import ROWS, new_job
 
     job, data = asked.job, asked.data
+    named = {"policy": asked.model, "hardware": asked.gpus, "algorithm": asked.algorithm}
+    reading = read_options(named, ())
     options: dict[str, Any] = {
-        "hardware": asked.gpus,
-        "model": asked.model,
-        "algorithm": asked.algorithm,
+        "hardware": reading.keys.get("hardware"),
+        "model": reading.keys.get("policy"),
+        "algorithm": reading.keys.get("algorithm"),
         "reward": asked.reward,
     }
     answers = replace(_detect_answers(), **{key: value for key, value in options.items() if value is not None})
@@ -80,7 +84,28 @@ def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> Non
         print_json({"schema_version": 1, "files": paths})
         return
     print("\n".join(paths))
+    for words in reading.assumed:
+        note(f"assumed: {words}")
+    _show_verdict(job)
     note(f"`rlplan plan {job}` shows whether it fits and how fast it is; `rlplan run {job} --report` runs it")
+
+
+def _show_verdict(job: Path) -> None:
+    """Say at once where a new job for GPUs does not fit, with commands that make it fit."""
+    from rlplan.sources import JobWords
+    from rlplan.sources import read_question as read
+    from rlplan_cli.render.answer import MOST_REMEDIES, read_command
+    from rlplan_cli.render.plan import describe_remedy
+
+    try:
+        plan = read("plan", JobWords(str(job))).answer()
+    except RlplanError as error:
+        show_error(error)
+        return
+    note(f"{plan.verdict.value} on {plan.devices}")
+    for remedy in plan.remedies[:MOST_REMEDIES]:
+        command = read_command(*shlex.split(remedy.change), typed=("plan", str(job)))
+        note(f"  {command}  ({describe_remedy(remedy)})")
 
 
 def _detect_answers() -> "Answers":
@@ -134,12 +159,14 @@ def _prompt_column(data: Path) -> str | None:
 
 def _ask_all(answers: "Answers", data: Path | None) -> "tuple[Answers, Path | None]":
     """Ask for the answers in a terminal. An empty line takes the default, which is shown in brackets."""
-    from rlplan.spec.files.job_forms import expand_hardware
     from rlplan.spec.files.new_job import CPU_MODEL, GPU_MODEL
+    from rlplan.spec.typed import read_hardware, read_model
 
-    hardware = _ask("Hardware (8xH100, 1xrtx-4090, cpu-host)", answers.hardware, expand_hardware)
-    default_model = CPU_MODEL if expand_hardware(hardware)["profile"] == "cpu-host" else GPU_MODEL
-    model = _ask("Model (a hub id, or a folder)", default_model, lambda text: None)
+    hardware = _ask("Hardware (8xH100, a 4090, cpu)", answers.hardware, lambda text: read_hardware(text, "--gpus", []))
+    hardware = read_hardware(hardware, "--gpus", [])
+    default_model = CPU_MODEL if hardware == "cpu-host" else GPU_MODEL
+    model = _ask("Model (a hub id, a name, a folder)", default_model, lambda text: read_model(text, "--model", []))
+    model = read_model(model, "--model", [])
     question = "Your prompts (a file; empty for arithmetic examples)"
     path = _ask(question, "", lambda text: text and _read_data(Path(), Path(text), None))
     reward = _ask(f"Reward ({', '.join(REWARD_KINDS)})", answers.reward, _check_reward)

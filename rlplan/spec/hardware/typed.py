@@ -1,0 +1,268 @@
+"""Hardware as people type it: `8xH100`, `2 nodes of 8 h100`, `a 4090`, `p5.48xlarge`, `cpu`.
+
+In: text. Out: groups of GPUs with their number and hosts, and what had to be assumed. Left out: the slow link between
+groups (files/job_forms.py), names of GPUs (names.py).
+
+One expression describes a group, so that it is recognised alone and inside a sentence (spec/typed.py).
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import read_json, shorten_value
+from rlplan.spec.hardware.catalogue import (
+    SHORT_NAMES,
+    find_profile,
+    find_usual_node,
+    get_gpu,
+    list_gpu_names,
+    profile_folder,
+    profile_paths,
+)
+from rlplan.spec.hardware.names import NO_CHOICE, VARIANTS, VENDORS, find_bases, find_near_names
+from rlplan.spec.hardware.profile import NodeProfile
+from rlplan.units import GIB
+
+MAX_POOLS = 2
+"""Limit on groups of GPUs of different kinds: one that trains and one that generates."""
+MAX_GPUS = 999_999
+USUAL = "8xH100"
+"""GPUs that an error suggests where none are named."""
+NUMBERS = {"a": 1, "an": 1, "one": 1, "single": 1, "my": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "quad": 4}
+NUMBERS |= {"six": 6, "eight": 8, "sixteen": 16, "thirty-two": 32, "sixty-four": 64}
+MOST_PER_HOST = 8
+"""Most GPUs of a usual host: `8xH100, 2 nodes` are sixteen, `16xH100, 2 nodes` are sixteen too."""
+_VARIANT = re.compile(r"[\s-]*\b(ti|super)\b")
+SAME_MEMORY = 0.15
+"""Largest relative difference of a typed memory size and that of the profile: marketing GB against GiB."""
+
+
+@dataclass(frozen=True)
+class TypedGpus:
+    """One group of GPUs."""
+
+    num_gpus: int
+    profile: str
+    """Profile of the GPU, or of the node that was named."""
+    num_hosts: int | None = None
+    """Hosts that were named; None: full nodes."""
+    assumed: str = ""
+    """The part that the text leaves open; empty if it says everything."""
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The group as keys of `hardware:`."""
+        hosts = {} if self.num_hosts is None else {"num_hosts": self.num_hosts}
+        return {"profile": self.profile, "num_devices": self.num_gpus, **hosts}
+
+
+@cache
+def load_machines() -> dict[str, Any]:
+    """Rented machines by name, words for a CPU host, and words for hardware without a profile."""
+    data: dict[str, Any] = read_json(profile_folder() / "machines.json", "the machines")
+    return data
+
+
+@cache
+def _compile_group(names: frozenset[str], gpus: frozenset[str]) -> re.Pattern[str]:
+    """The expression of one group. names: of all profiles; gpus: of those that are no nodes."""
+    whole = sorted(
+        {*names, *SHORT_NAMES, *load_machines()["machines"]} - {"cpu-host"}, key=lambda name: (-len(name), name)
+    )
+    exact = "|".join(re.escape(name).replace(r"\-", r"[\s_-]*") for name in whole)
+    bases = "|".join(sorted((re.escape(base) for base in find_bases(gpus)), key=len, reverse=True))
+    memory, extra = r"(?:\d{2,3}\s*gi?b?(?!\w)|(?<=-)(?:16|32|40|48|80|96)(?!\w))", rf"(?:{VARIANTS}|{NO_CHOICE})\b"
+    after = rf"(?:[\s_-]*\(?(?:{memory}|{extra})\)?)*"
+    structured = rf"(?:{memory}\s+)?(?:(?:{VENDORS})[\s_-]*)*(?:{bases})s?(?=x\d|[^\w.]|$){after}"
+    name = rf"(?:standard_)?(?:(?:nvidia|amd|geforce)[\s-]+)?(?:(?:{exact})s?{after}|{structured})"
+    count = rf"(?:\d{{1,6}}|{'|'.join(NUMBERS)})"
+    hosts = r"(?:nodes?|hosts?|machines?|servers?|box(?:es)?|instances?)"
+    return re.compile(
+        rf"(?<![\w.])(?:(?P<hosts>{count})\s*(?:x\s*)?{hosts}\s*(?:\b(?:of|with|x|each|having)\b|[x,:])?\s*)?"
+        rf"(?:(?P<outer>{count})(?:\s*x\s*(?=\d+\s*x?\s*[a-z])|\s+(?=\d+\s*x?\s*[a-z][\w -]{{0,20}}\bnodes\b)))?"
+        rf"(?:(?P<first>{count})(?:\s*x\s*|\s+(?:gpus?\s*\(?\s*(?:of\s+)?)?|(?<=\d)(?=[a-z])))?"
+        rf"(?:(?P<word>node|host|machine|server)s?\s+(?:of|with)\s+(?:(?P<inner>{count})\s*x?\s*)?)?"
+        rf"(?P<name>{name})(?=\s*x\s*\d|[^\w.-]|$)"
+        rf"(?:\s*(?:x|:|cluster\s+of)\s*(?P<last>\d{{1,6}})(?![\w.]|\s*(?:x\s*)?{hosts}))?"
+        rf"(?:\s*(?:gpus?|cards?))?\)?"
+        rf"(?:\s*(?P<plural>{hosts}))?"
+        rf"(?:\s*(?P<joint>on|over|across|in|,|\(|x|/)?\s*(?P<after>{count})\s*(?:x\s*)?{hosts}\)?)?(?:\s+each\b)?",
+        re.IGNORECASE,
+    )
+
+
+def _get_expression() -> re.Pattern[str]:
+    return _compile_group(frozenset(profile_paths()), frozenset(list_gpu_names()))
+
+
+def normalize(text: str) -> str:
+    """Lowercase text with plain signs: `8*H100` becomes `8xh100`."""
+    text = text.lower().replace("\u00d7", "x").replace("*", "x").replace("\u2011", "-").replace("\u2013", "-")
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def find_group(text: str) -> re.Match[str] | None:
+    """The first group of GPUs in a normalized text; None if there is none."""
+    return _get_expression().search(text)
+
+
+def read_group(match: re.Match[str], *, where: str) -> TypedGpus:
+    """The group that was matched. Raises: SpecError for a count of 0 or more than MAX_GPUS."""
+    name, numbers = (
+        match["name"],
+        {key: _read_number(match[key]) for key in ("hosts", "outer", "first", "inner", "last", "after")},
+    )
+    profile, per_machine = _find_machine(name, where)
+    hosts = numbers["hosts"] or numbers["outer"] or numbers["after"]
+    count = numbers["inner"] or numbers["first"] or numbers["last"]
+    if match["word"] and numbers["first"]:  # `2 nodes with 8 h100` without the plural
+        hosts, count = numbers["first"], numbers["inner"]
+    assumed = _note_variant(name, profile)
+    is_plural = bool(match["plural"]) and match["plural"].endswith("s")
+    if match["plural"] and hosts is None and (is_plural or count in (None, 1)):
+        hosts, count = count or 1, None
+    if hosts is not None and count is None and per_machine is None:
+        node = find_usual_node(get_gpu(profile, where=where))
+        count = node.num_gpus if node else 8
+        assumed = assumed or f"{count} GPUs per node"
+    if count is None and per_machine is None and hosts is None:
+        assumed = assumed or f"one {profile}; write 8x{name} for eight"
+    total = (count if count is not None else 1) * (per_machine or 1)
+    is_total = numbers["after"] is not None and count is not None and match["joint"] != "x"
+    if hosts is not None and not (is_total and (match["joint"] != "," or total > MOST_PER_HOST)):
+        total *= hosts
+    if not 1 <= total <= MAX_GPUS or 0 in numbers.values():
+        raise SpecError(
+            f"'{shorten_value(match[0])[1:-1]}' names no GPUs, or too many",
+            where=where,
+            rule=f"from 1 to {MAX_GPUS} GPUs",
+            way_out=f"write {USUAL}",
+        )
+    is_spread = hosts is not None and hosts > 1 and per_machine is None
+    return TypedGpus(total, profile, hosts if is_spread else None, assumed)
+
+
+def _read_number(text: str | None) -> int | None:
+    return None if text is None else NUMBERS[text] if text in NUMBERS else int(text)
+
+
+def _find_machine(name: str, where: str) -> tuple[str, int | None]:
+    """Profile of a name, and the GPUs of one machine; None for a GPU by itself."""
+    typed = re.sub(r"[\s_]+", "-", name.removeprefix("standard_")).strip("-")
+    machines = load_machines()["machines"]
+    if typed not in profile_paths() and (machine := machines.get(typed) or machines.get(typed.removesuffix("s"))):
+        count, _, inner = machine.partition("x")
+        profile = find_profile(inner, where=where)
+        return profile.name, int(count) * (profile.num_gpus if isinstance(profile, NodeProfile) else 1)
+    profile = find_profile(typed if typed in profile_paths() else _VARIANT.sub("", name), where=where)
+    return profile.name, profile.num_gpus if isinstance(profile, NodeProfile) else None
+
+
+def _note_variant(name: str, profile: str) -> str:
+    """The note on a typed variant or memory size that the profile does not have."""
+    if (variant := _VARIANT.search(name)) and variant[1] not in profile:
+        return f"{profile}, for there is no profile of its variant {variant[1]}"
+    sizes = re.findall(r"(\d{2,3})\s*gi?b?(?!\w)|-(40|80)$", name)
+    sizes = [first or second for first, second in sizes]
+    if not sizes or sizes[0] in profile:
+        return ""
+    gpu = get_gpu(profile, where=name)
+    size = gpu.memory.value / GIB
+    if abs(float(sizes[0]) / size - 1) <= SAME_MEMORY:
+        return ""
+    return f"{gpu.name} with {size:.0f} GiB, not {sizes[0]}; hardware.memory={sizes[0]}GiB limits it"
+
+
+def parse_pools(text: str, *, where: str, may_assume: bool = False) -> tuple[TypedGpus, ...]:
+    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`, two groups that share no devices.
+
+    may_assume: whether a number of GPUs may be missing. Raises: SpecError for more than MAX_POOLS groups, or an invalid
+    one.
+    """
+    parts = text.split("+")
+    if len(parts) > MAX_POOLS:
+        raise SpecError(
+            f"'{shorten_value(text)[1:-1]}' names {len(parts)} groups of GPUs",
+            where=where,
+            rule=f"at most {MAX_POOLS}: the first trains, the second generates",
+            way_out="leave out all but two, as in 8xh100-sxm + 8xl40s",
+        )
+    return tuple(_parse_group(part.strip(), where=where, may_assume=may_assume) for part in parts)
+
+
+def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
+    words = normalize(text)
+    match = _get_expression().fullmatch(re.sub(r"^(\D\S*) (\d{1,3})$", r"\2x\1", words))  # `h100 8`
+    if match is None or match["first"] in find_bases(list_gpu_names()):  # `4090x3090` could mean two things
+        raise _refuse_text(text, where)
+    group = read_group(match, where=where)
+    if group.assumed and not may_assume:
+        raise SpecError(
+            f"'{shorten_value(text)[1:-1]}' leaves open: {group.assumed}",
+            where=where,
+            rule="a file names the number of GPUs and their kind exactly",
+            way_out=f"write {group.num_gpus}x{match['name'] if group.num_gpus == 1 else group.profile}",
+        )
+    return group
+
+
+def _refuse_text(text: str, where: str) -> SpecError:
+    """The refusal of text that names no GPUs, with GPUs that can be typed instead."""
+    cut, text = shorten_value(text)[1:-1], normalize(text)
+    words, known = set(re.findall(r"[a-z\d]+", text)), [*profile_paths(), *SHORT_NAMES]
+    for instead, unprofiled in load_machines()["unprofiled"].items():
+        if words & set(unprofiled):
+            return SpecError(
+                f"no profile of '{cut}'",
+                where=where,
+                rule="rlplan plans for the GPUs of `rlplan profiles list` and for CPU hosts",
+                way_out=f"write {instead} for a GPU that you could rent, or cpu for this machine's processor",
+            )
+    number = re.fullmatch(r"(\d{1,6})\s*(?:x|gpus?|cards?|x\s*gpus?)?", text)
+    if number or not text:
+        count = max(1, int(number[1])) if number else 8
+        return SpecError(
+            f"{count} of which GPU?" if number else "no GPUs are named",
+            where=where,
+            rule="a number, an x and a GPU or a node of GPUs; or cpu-host",
+            way_out=f"such as {count}xH100",
+        )
+    leading = re.match(r"(\d{1,6})\s*x?\s+|(\d{1,6})x", text)
+    count = max(1, int(leading[1] or leading[2])) if leading else 1
+    name = text[leading.end() :] if leading else text
+    near = [name for name in find_near_names(re.sub(r"\bx?\s*\d{1,2}$", "", name), known) if name != "cpu-host"]
+    return SpecError(
+        f"'{cut}' names no GPUs",
+        where=where,
+        rule="COUNTxPROFILE with a GPU or node profile, such as 8xH100; h100:8 and 2 nodes of 8 h100 also work"
+        + (f". Did you mean {' or '.join(map(repr, near))}?" if near else ""),
+        way_out=f"write {count}x{near[0]}" if near else f"such as {USUAL}; `rlplan profiles list` shows all profiles",
+    )
+
+
+def is_cpu_text(text: str) -> bool:
+    """Whether text means a CPU host without a profile of its own: `cpu`, `no gpu`."""
+    return normalize(text) in load_machines()["cpu"]
+
+
+def is_hardware(text: str) -> bool:
+    """Whether text names only hardware, one cluster or several with commas.
+
+    >>> is_hardware("8xH100, 2 nodes of 8 a100"), is_hardware("qwen3 8b on 8xH100")
+    (True, False)
+    """
+    parts = [part for cluster in normalize(text).split(",") for part in cluster.split("+")]
+    return all(is_cpu_text(part) or _get_expression().fullmatch(part.strip()) for part in parts)
+
+
+def has_count(text: str) -> bool:
+    """Whether text names GPUs with their number.
+
+    >>> has_count("8xH100"), has_count("4090:2"), has_count("H100")
+    (True, True, False)
+    """
+    match = _get_expression().fullmatch(normalize(text))
+    return match is not None and any(match[key] for key in ("hosts", "first", "inner", "last", "after"))
