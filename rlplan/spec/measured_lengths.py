@@ -14,7 +14,15 @@ from pydantic import Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, read_json, validate
-from rlplan.spec.parts.lengths import MAX_LEN, HistogramLengths, Lengths, LengthSpec, LogNormalLengths
+from rlplan.spec.parts.lengths import (
+    MAX_LEN,
+    ConstantLengths,
+    HistogramLengths,
+    Lengths,
+    LengthSpec,
+    LogNormalLengths,
+    UniformLengths,
+)
 
 
 class PromptLengths(Spec):
@@ -84,8 +92,8 @@ def fit_lengths(
     share, limit = cut_share or 0.0, float(cap)
     if not share and longest:
         share, limit = 1 / max(2, num_rollouts), longest
-    if not share and isinstance(shape, LogNormalLengths) and mean < cap:
-        return _fit_median(mean, cap, shape.sigma)
+    if not share and shape is not None and not isinstance(shape, ConstantLengths) and mean < cap:
+        return _fit_scale(shape, mean, cap)
     if not 0 < share < 1 or mean >= limit:
         return f"workload.response_lengths={{kind: constant, value: {max(1, round(min(mean, cap)))}}}"
     deviations = NormalDist().inv_cdf(1 - share)
@@ -101,15 +109,42 @@ def fit_lengths(
     return _as_override(lengths(high))
 
 
-def _fit_median(mean: float, cap: int, sigma: float) -> str:
-    """The override of log-normal lengths with deviation `sigma` whose mean, once capped at `cap`, is `mean`."""
-    low, high = 1.0, 1e3 * cap
+def _fit_scale(shape: LengthSpec, mean: float, cap: int) -> str:
+    """The override of the distribution `shape`, stretched so that its mean, once capped at `cap`, is `mean`."""
+    low, high = 1e-6, 1e6
     for _ in range(60):
-        median = math.sqrt(low * high)  # bisection of the logarithm: the range spans several orders of magnitude
-        is_short = Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=sigma), cap).mean < mean
-        low, high = (median, high) if is_short else (low, median)
-    return _as_override(LogNormalLengths(kind="lognormal", median=min(float(MAX_LEN), high), sigma=sigma))
+        factor = math.sqrt(low * high)  # bisection of the logarithm: the range spans several orders of magnitude
+        is_short = Lengths(_stretch(shape, factor), cap).mean < mean
+        low, high = (factor, high) if is_short else (low, factor)
+    return _as_override(_stretch(shape, high))
 
 
-def _as_override(lengths: LogNormalLengths) -> str:
-    return f"workload.response_lengths={{kind: lognormal, median: {lengths.median:.4g}, sigma: {lengths.sigma:.3g}}}"
+def _stretch(shape: LengthSpec, factor: float) -> LengthSpec:
+    """The distribution of lengths that are all `factor` times as long."""
+
+    def scale(length: float) -> int:
+        return min(MAX_LEN, max(1, round(length * factor)))
+
+    if isinstance(shape, LogNormalLengths):
+        return shape.model_copy(update={"median": min(float(MAX_LEN), shape.median * factor)})
+    if isinstance(shape, UniformLengths):
+        return UniformLengths(kind="uniform", low=scale(shape.low), high=scale(shape.high))
+    if isinstance(shape, HistogramLengths):
+        edges, counts = [scale(shape.edges[0])], list[int]()
+        for edge, count in zip(shape.edges[1:], shape.counts, strict=True):
+            if scale(edge) > edges[-1]:
+                edges.append(scale(edge))
+                counts.append(count)
+            elif counts:
+                counts[-1] += count  # a bin that rounding closed joins the one before
+        if sum(counts):
+            return HistogramLengths(kind="histogram", edges=tuple(edges), counts=tuple(counts))
+    return ConstantLengths(value=scale(Lengths(shape, MAX_LEN).mean))
+
+
+def _as_override(lengths: LengthSpec) -> str:
+    if isinstance(lengths, LogNormalLengths):
+        return (
+            f"workload.response_lengths={{kind: lognormal, median: {lengths.median:.4g}, sigma: {lengths.sigma:.3g}}}"
+        )
+    return f"workload.response_lengths={json.dumps(lengths.model_dump(mode='json'))}"
