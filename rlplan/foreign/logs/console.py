@@ -15,6 +15,8 @@ Row = dict[str, float]
 CLOCK_STEP, CLOCK_S = "clock/step", "clock/seconds"
 """Fields of a row that tells how many seconds the run had taken at a step: of progress bars and of W&B."""
 MAX_FIELDS = 2_000
+MAX_BAR = 1_000
+"""Characters of a line with a progress bar."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _DICTIONARY = re.compile(r"(?:\{|^[ \t]*(?=['\"]loss['\"]))([^{}]{2,40000})\}", re.MULTILINE)
 """A dictionary; a pasted one may lack its first brace."""
@@ -90,7 +92,7 @@ def _read_bars(text: str) -> Iterator[Row]:
     """The seconds of the progress bar that took longest: shorter ones are of evaluations."""
     bars: dict[tuple[str, str], list[Row]] = {}
     for line in re.split(r"[\r\n]", text):
-        match = _BAR.search(line)
+        match = _BAR.search(line) if len(line) < MAX_BAR else None
         if match and _STEP_BAR.match(match[1]):
             row = {CLOCK_STEP: float(match[2]), CLOCK_S: read_seconds(match[4]) or 0.0}
             bars.setdefault((match[1].partition("[")[0], match[3]), []).append(row)

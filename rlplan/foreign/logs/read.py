@@ -93,7 +93,8 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
         rule = "numbers for each step: JSONL, CSV, or the console of " + ", ".join(
             stack.name for stack in load_stacks()
         )
-        raise _refuse(path, "the log has no rows", rule, "give the log of a run with steps")
+        what = "the log has neither rows nor an out-of-memory error"
+        raise _refuse(path, what, rule, "give the log of a run with steps, or a traceback with its last line")
     names, clock_s = {name for row in rows for name in row}, _read_clock(rows)
     names |= set() if clock_s is None else {CLOCK}
     stack = max(load_stacks(), key=lambda candidate: sum(name in names for name in candidate.meanings))

@@ -111,9 +111,9 @@ def test_timers_that_no_table_names_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fields", "words"),
     [
-        ("", (), "the log has no rows"),
-        ("\n\n", (), "the log has no rows"),
-        ("{}\n", (), "the log has no rows"),
+        ("", (), "neither rows nor an out-of-memory error"),
+        ("\n\n", (), "neither rows nor an out-of-memory error"),
+        ("{}\n", (), "neither rows nor an out-of-memory error"),
         ('{"loss": 1}\n', (), "none of 1 fields is a known timer: loss"),
         ('{"timing_s/gne": 3, "time_x": 1}\n', (), "Did you mean 'timing_s/gen'?"),
         ('{"gen_time": 3}\n', (), "--field rollout=gen_time:s"),
