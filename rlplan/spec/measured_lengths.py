@@ -6,6 +6,7 @@ whether the next run's data are similar, which the user asserts by naming the ru
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -21,8 +22,10 @@ from rlplan.spec.parts.lengths import (
     Lengths,
     LengthSpec,
     LogNormalLengths,
-    UniformLengths,
 )
+
+BINS = 20
+"""Bins of a stretched distribution."""
 
 
 class PromptLengths(Spec):
@@ -120,26 +123,17 @@ def _fit_scale(shape: LengthSpec, mean: float, cap: int) -> str:
 
 
 def _stretch(shape: LengthSpec, factor: float) -> LengthSpec:
-    """The distribution of lengths that are all `factor` times as long."""
-
-    def scale(length: float) -> int:
-        return min(MAX_LEN, max(1, round(length * factor)))
-
+    """The distribution of lengths that are all `factor` times as long; all but a log-normal one becomes a histogram."""
     if isinstance(shape, LogNormalLengths):
         return shape.model_copy(update={"median": min(float(MAX_LEN), shape.median * factor)})
-    if isinstance(shape, UniformLengths):
-        return UniformLengths(kind="uniform", low=scale(shape.low), high=scale(shape.high))
-    if isinstance(shape, HistogramLengths):
-        edges, counts = [scale(shape.edges[0])], list[int]()
-        for edge, count in zip(shape.edges[1:], shape.counts, strict=True):
-            if scale(edge) > edges[-1]:
-                edges.append(scale(edge))
-                counts.append(count)
-            elif counts:
-                counts[-1] += count  # a bin that rounding closed joins the one before
-        if sum(counts):
-            return HistogramLengths(kind="histogram", edges=tuple(edges), counts=tuple(counts))
-    return ConstantLengths(value=scale(Lengths(shape, MAX_LEN).mean))
+    quantiles = [min(MAX_LEN, max(1, round(factor * shape.quantile(at / BINS)))) for at in range(BINS + 1)]
+    edges = list(dict.fromkeys(quantiles))  # rounding may close a bin, whose share joins the next one
+    counts = [quantiles.index(high) - quantiles.index(low) for low, high in pairwise(edges)]
+    return (
+        HistogramLengths(kind="histogram", edges=tuple(edges), counts=tuple(counts))
+        if counts
+        else ConstantLengths(value=edges[0])
+    )
 
 
 def _as_override(lengths: LengthSpec) -> str:

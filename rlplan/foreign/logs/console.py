@@ -29,7 +29,11 @@ _NEW_LINE = re.compile(r"\(|\[|\d{4}-|\s*$|.*(?:(?<![\w/])step:|%\|)")
 _PRIME = re.compile(r"\bStep (\d+) \| (.+)")
 _PRIME_PAIR = re.compile(r"(?:([A-Z][\w. -]*?):? )?((?:\d+(?:\.\d+)?[hms] ?)+|-?\d+\.?\d*)(?=\s|$|/)")
 _BULLET = re.compile(r"•\s*([A-Za-z_][^:\n]{0,60}?):\s*(-?\d+\.?\d*(?:e[-+]?\d+)?)(s?)\b")
-_FINISHED = re.compile(r"Finished: '([\w/ -]+)', time cost: (\d+\.?\d*)s")
+_TIMERS = {
+    "timing/{}": re.compile(r"Finished: '([\w/ -]+)', time cost: (\d+\.?\d*)s"),
+    "perf/{}_time": re.compile(r"Timer (\w+) end \(elapsed: (\d+\.?\d*)s"),
+}
+"""Lines of one timer each, of SkyRL and slime, by the name under which the logger gets it."""
 _BAR = re.compile(r"(?:^|\r|\))\s*([^\r|%]*?):?\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[((?:\d+:)?\d+:\d+)<")
 _STEP_BAR = re.compile(r"$|Training Progress|Episode \[")
 """Descriptions of bars that advance with training steps."""
@@ -66,12 +70,13 @@ def _read_lines(text: str) -> Iterator[Row]:
 
 
 def _read_block_line(line: str) -> Iterator[tuple[str, float]]:
-    """Names under which NeMo-RL and SkyRL send the same numbers to their loggers."""
+    """Names under which NeMo-RL, SkyRL and slime send the same numbers to their loggers."""
     if match := _BULLET.search(line):
         name = match[1].strip().lower().replace(" ", "_")
         yield f"timing/train/{name}" if match[3] else f"train/{name}", float(match[2])
-    elif match := _FINISHED.search(line):
-        yield f"timing/{match[1]}", float(match[2])
+    for name, pattern in _TIMERS.items():
+        if match := pattern.search(line):
+            yield name.format(match[1]), float(match[2])
 
 
 def _join_wrapped(text: str) -> Iterator[str]:
@@ -140,4 +145,5 @@ def _read_value(name: str, value: str) -> Row:
         number = float(value)
     except ValueError:
         return {}
-    return {"train_speed(s/it)": 1 / number} if name == "train_speed(iter/s)" and number > 0 else {name: number}
+    is_speed = name in ("train_speed(iter/s)", "train_steps_per_second") and number > 0
+    return {"train_speed(s/it)": 1 / number} if is_speed else {name: number}

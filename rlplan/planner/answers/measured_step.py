@@ -16,13 +16,15 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
-from rlplan.planner.answers.changes import describe_bottleneck
+from rlplan.planner.answers.changes import Change, ask, describe_bottleneck
+from rlplan.planner.answers.plan_results import list_overrides
 from rlplan.planner.machine import open_search
 from rlplan.planner.measured_errors import MeasuredError, find_phase_error, find_step_error
 from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.measured_lengths import fit_lengths
+from rlplan.spec.parts.lengths import ConstantLengths
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_seconds
 from rlplan.vocabulary import Phase
@@ -128,6 +130,8 @@ class StepReport:
     """Largest abnormal gap; None if all are normal."""
     causes: tuple[Cause, ...]
     """Possible causes of that gap, the likeliest first."""
+    tail_s: float = 0.0
+    """Further seconds that count as normal, because nothing tells how the lengths spread around their mean."""
 
     @property
     def is_normal(self) -> bool:
@@ -162,6 +166,11 @@ class StepReport:
         if self.is_too_short:
             least = f"below the normal minimum of {max(self.error.low, SHORTEST_NORMAL):.2f} times its prediction"
             remarks.append(f"the step is {least}: did it do less work than the job states?")
+        if self.tail_s:
+            remarks.append(
+                f"log and job have a mean length alone: a tail up to the cap would add {format_seconds(self.tail_s)}, "
+                "which counts as normal; workload.response_lengths tells"
+            )
         remarks += self._describe_optimizer_steps()
         return tuple(remarks)
 
@@ -227,14 +236,31 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | N
     if plan.timing is None or not plan.verdict.may_fit:
         raise _explain_missing_prediction(plan)
     predicted = _sum_by_timer(plan.timing.step, measured)
-    gaps = tuple(_list_gaps(plan, measured, predicted))
+    tail_s = _predict_tail(job, plan, measured.lengths) if plan is not executed_plan else 0.0
+    gaps = tuple(_list_gaps(plan, measured, predicted, tail_s))
     wrong = [gap for gap in gaps if not gap.is_normal and gap.gap_s >= LEAST_SHARE * measured.seconds]
     phases = [gap for gap in wrong if gap.phase != "step"]
     largest = max(phases or wrong, key=lambda gap: gap.gap_s, default=None)
     causes: tuple[Cause, ...] = ()
     if largest is not None and plan is not executed_plan:
         causes = list_causes(job, plan, largest.phase, largest.measured_s)
-    return StepReport(plan, overrides, measured, gaps, largest, causes)
+    return StepReport(plan, overrides, measured, gaps, largest, causes, tail_s)
+
+
+def _predict_tail(job: JobSpec, plan: Plan, lengths: Mapping[str, float]) -> float:
+    """Further seconds of rollouts whose longest response reaches the cap, where log and job have a mean alone; else 0.
+
+    The layout stays. Equal lengths are the shortest rollout of a mean.
+    """
+    work, mean = job.workload, lengths.get("mean_response_len", 0.0)
+    has_tail = lengths.get("longest_response_len") or lengths.get("cut_share")
+    if has_tail or not 1 <= mean < work.max_response_len or not isinstance(work.response_lengths, ConstantLengths):
+        return 0.0
+    cap, num = work.max_response_len, work.num_rollouts_per_step
+    widest = fit_lengths(mean, cap, cut_share=None, longest=cap, num_rollouts=num)
+    chosen = [f"{key}={value}" for key, value in list_overrides(plan.choice, plan.job, plan.asked).items() if value]
+    other = ask(job, Change((*chosen, widest))).plan
+    return 0.0 if other is None else max(0.0, other.seconds - plan.seconds)
 
 
 def _gather_optimizer_steps(measured: MeasuredStep, num: int) -> MeasuredStep:
@@ -261,13 +287,20 @@ def _sum_by_timer(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, flo
     return {phase: taken for phase, taken in seconds.items() if taken > 0}
 
 
-def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
+def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float], tail_s: float) -> list[PhaseGap]:
     high = find_step_error(plan).high
-    gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, high)]
+    longest = high * (1 + tail_s / plan.seconds)
+    gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, longest)]
     named = [phase for phase in Phase if phase in measured.phases and (measured.phases[phase] or phase in predicted)]
     gaps += [
         PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), find_phase_error(plan, phase).high)
         for phase in named
+    ]
+    gaps = [
+        replace(gap, longest_normal=gap.longest_normal * (1 + tail_s / gap.predicted_s))
+        if gap.phase == Phase.ROLLOUT and gap.predicted_s
+        else gap
+        for gap in gaps
     ]
     # without the step's own time no time is left to assign
     if measured.step_s is not None and measured.phases:

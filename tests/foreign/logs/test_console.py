@@ -46,6 +46,14 @@ FORMS = {
         64.2,
         {Phase.ROLLOUT: 45.2, Phase.SCORE: 3.1, Phase.TRAIN: 12.0, Phase.SYNC: 0.34},
     ),
+    # THUDM/slime issue 1136: without a line of all timers
+    "slime's timers": (
+        ("[2025-12-17 14:10:28] timer.py:32 - Timer actor_train end (elapsed: 81.3s)\n"
+        "[2025-12-17 14:10:29] timer.py:32 - Timer train end (elapsed: 92.5s)\n"
+        "[2025-12-17 14:10:39] timer.py:32 - Timer update_weights end (elapsed: 2.5s)\n"),
+        None,
+        {Phase.TRAIN: 81.3, Phase.SYNC: 2.5},
+    ),
     # NVIDIA-NeMo/RL pull request 1052
     "NeMo-RL": (
         ("Training Results:\n  • Loss: 0.1\n  • Mean Generation Length: 412.0\n\nTiming:\n"

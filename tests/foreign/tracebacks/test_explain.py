@@ -68,7 +68,7 @@ def test_half_a_traceback_says_what_it_lacks() -> None:
     assert error is not None
     answer = explain_alone(error)
     assert "in a phase that the text does not name" in answer.headline
-    assert "no traceback above the message" in answer.remarks[-1]
+    assert "no known frame" in answer.remarks[-1]
     assert ask(TORCH.format(tried=3.1, total=79.11), "rllm29.sh", "8xA100").predicted is not None
 
 

@@ -96,6 +96,20 @@ def test_what_is_normal_of_training_alone_follows_the_measured_error() -> None:
     assert not explain_step(job, MeasuredStep("test", 9, 1.01 * high * alone.seconds, {}, {})).is_normal
 
 
+def test_a_tail_that_neither_log_nor_job_tells_of_is_normal() -> None:
+    job = override_job(JOB, ["workload.response_lengths={kind: constant}", "workload.max_response_len=8192"])
+    lengths = {"mean_response_len": 900.0}
+    with_tail = fit_lengths(900.0, 8192, cut_share=None, longest=8192, num_rollouts=job.workload.num_rollouts_per_step)
+    slower = open_search(override_job(job, ["workload.mean_response_len=900", with_tail])).run(with_others=False)
+    report = explain_step(job, MeasuredStep("test", 9, slower.seconds, {}, lengths))
+    assert report.gaps[0].ratio is not None
+    assert report.gaps[0].ratio > 1.2
+    assert report.is_normal
+    assert "a tail up to the cap would add" in report.remarks[0]
+    far = MeasuredStep("test", 9, 4 * slower.seconds, {}, lengths)
+    assert not explain_step(job, far).is_normal
+
+
 PACKING = {"workload__response_lengths": "{kind: constant}"}
 
 

@@ -1,18 +1,15 @@
 """`rlplan explain`: explains the bottleneck of a plan, or of a measured step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rlplan.errors import SpecError
 from rlplan.sources import split_words
 from rlplan_cli.options import AsJson, ForeignArguments, JobArguments, flatten_options
-
-if TYPE_CHECKING:
-    from rlplan.planner.answers.measured_step import StepReport
 
 NAME = "explain"
 
@@ -56,9 +53,7 @@ def command(
     --with its script: rlplan explain metrics.jsonl job.yaml.
     """
     if _is_measured(job.source) or script is not None:
-        log = _Log(job, script, tuple(changes or ()), tuple(fields or ()), as_json)
-        if not log.explain_memory():
-            log.explain_steps()
+        _explain_measured(job, script, changes or (), fields or (), as_json=as_json)
         return
     from rlplan.planner.answers.changes import check_changes
     from rlplan.planner.answers.explain import explain
@@ -85,101 +80,66 @@ def _is_measured(source: str | None) -> bool:
     return source is not None and "=" not in source and (is_run_folder(Path(source)) or is_log(Path(source)))
 
 
-@dataclass(frozen=True)
-class _Log:
-    """A measured run, and what the command line says of its job."""
+def _explain_measured(
+    asked: JobArguments, script: Path | None, settings: Sequence[str], fields: Sequence[str], *, as_json: bool
+) -> None:
+    """Explain a measured step or an out-of-memory error. Raises: SpecError, NoFeasiblePlanError."""
+    from rlplan.api import explain_step as explain_run
+    from rlplan.foreign.check import import_job
+    from rlplan.foreign.logs.read import read_log
+    from rlplan.foreign.tracebacks.explain import explain_alone, explain_job, explain_script
+    from rlplan.foreign.tracebacks.read import read_out_of_memory
+    from rlplan.planner.answers.measured_step import StepReport, explain_step
+    from rlplan_cli.render.measured import show_step
+    from rlplan_cli.render.terminal import print_json
+    from rlplan_cli.render.traceback import show_answer
+    from rlplan_cli.render.waiting import waiting
+    from rlplan_cli.sources import read_foreign, read_question
 
-    asked: JobArguments
-    script: Path | None
-    settings: tuple[str, ...]
-    """Values of `--set` for the script."""
-    fields: tuple[str, ...]
-    as_json: bool
-
-    @property
-    def source(self) -> Path:
-        return Path(self.asked.source or "")
-
-    def explain_memory(self) -> bool:
-        """Explain an out-of-memory error; False if the log has none. Raises: SpecError, NoFeasiblePlanError."""
-        from rlplan.foreign.tracebacks.explain import explain_alone, explain_job, explain_script
-        from rlplan.foreign.tracebacks.read import read_out_of_memory
-        from rlplan_cli.render.terminal import print_json
-        from rlplan_cli.render.traceback import show_answer
-        from rlplan_cli.render.waiting import waiting
-        from rlplan_cli.sources import read_foreign, read_question
-
-        source = self.source
-        error = None if source.is_dir() or source.suffix in (".csv", ".jsonl") else read_out_of_memory(source)
-        if error is None:
-            return False
-        jobs, overrides = split_words(self.asked.overrides or [])
-        with waiting("planning"):
-            if self.script is not None:
-                answer = explain_script(error, *read_foreign(self._find_foreign(jobs, overrides)))
-            elif jobs or self.asked.model or self.asked.gpus:
-                words = replace(self.asked, source=jobs[0] if jobs else None, overrides=overrides)
-                answer = explain_job(error, read_question(NAME, words).job)
-            else:
-                answer = explain_alone(error)
-        if self.as_json:
-            print_json(answer.as_json())
+    source = Path(asked.source or "")
+    jobs, overrides = split_words(asked.overrides or [])
+    is_run, is_table = source.is_dir(), source.suffix in (".csv", ".jsonl")
+    error = None if is_run or is_table else read_out_of_memory(source)
+    has_job = bool(jobs or asked.model or asked.algorithm or asked.gpus)
+    _check_words(source, script, asked.gpus, len(jobs), has_job=has_job, needs_job=error is None and not is_run)
+    with waiting("planning"):
+        job, foreign = None, None
+        if script is not None:
+            arguments = ForeignArguments(script, overrides, asked.gpus or "", asked.model, None, list(settings))
+            foreign = read_foreign(arguments)
+        elif has_job:
+            job = read_question(NAME, replace(asked, source=next(iter(jobs), None), overrides=overrides)).job
+        if error is not None and foreign is not None:
+            answer = explain_script(error, *foreign)
+        elif error is not None:
+            answer = explain_alone(error) if job is None else explain_job(error, job)
+        elif job is None and foreign is None:
+            answer = explain_run(source, None, overrides).report
         else:
-            show_answer(answer, str(source))
-        return True
+            job = import_job(*foreign)[1] if foreign is not None else job
+            answer = explain_step(job, read_log(source, fields))
+    if as_json:
+        print_json(answer.as_json())
+    elif isinstance(answer, StepReport):
+        show_step(answer)
+    else:
+        show_answer(answer, str(source))
 
-    def _find_foreign(self, jobs: Sequence[str], overrides: Sequence[str]) -> ForeignArguments:
-        """The script with its GPUs. Raises: SpecError without GPUs, or with a job beside it."""
-        script, gpus = self.script or Path(), self.asked.gpus
-        if jobs or gpus is None:
-            raise SpecError(
-                f"{self.source} comes with a script and {'a job' if jobs else 'no GPUs'}",
-                where="command line",
-                rule="a script states its job itself, but not the type of its GPUs",
-                way_out=f"rlplan explain {self.source} --with {script} --gpus {gpus or '8xH100'}",
-            )
-        return ForeignArguments(script, list(overrides), gpus, self.asked.model, None, list(self.settings))
 
-    def explain_steps(self) -> None:
-        """Explain a measured step. Raises: SpecError for a log without its job, or a run with a job."""
-        from rlplan.api import explain_step
-        from rlplan_cli.render.measured import show_step
-        from rlplan_cli.render.terminal import print_json
-        from rlplan_cli.render.waiting import waiting
-
-        source, asked = self.source, self.asked
-        jobs, overrides = split_words(asked.overrides or [])
-        options = {"model": asked.model, "algorithm": asked.algorithm, "gpus": asked.gpus}
-        if source.is_dir() and (jobs or any(options.values())):
-            raise SpecError(
-                f"{source} is a run, but a job is given too",
-                where="command line",
-                rule="a run folder contains its own job",
-                way_out=f"rlplan explain {source}",
-            )
-        if not source.is_dir() and self.script is None and (len(jobs) > 1 or not (jobs or any(options.values()))):
-            raise SpecError(
-                f"the log {source} comes with {len(jobs)} jobs",
-                where="command line",
-                rule="one job after the log, --with its script, or --model and --gpus",
-                way_out=f"rlplan explain {source} job.yaml",
-            )
-        with waiting("planning"):
-            if self.script is not None:
-                report = self._explain_script(jobs, overrides)
-            else:
-                job = jobs[0] if jobs else None
-                report = explain_step(source, job, overrides, **options, fields=self.fields).report
-        if self.as_json:
-            print_json(report.as_json())
-        else:
-            show_step(report)
-
-    def _explain_script(self, jobs: Sequence[str], overrides: Sequence[str]) -> "StepReport":
-        from rlplan.foreign.check import import_job
-        from rlplan.foreign.logs.read import read_log
-        from rlplan.planner.answers.measured_step import explain_step
-        from rlplan_cli.sources import read_foreign
-
-        step = read_log(self.source, self.fields)
-        return explain_step(import_job(*read_foreign(self._find_foreign(jobs, overrides)))[1], step)
+def _check_words(
+    source: Path, script: Path | None, gpus: str | None, num_jobs: int, *, has_job: bool, needs_job: bool
+) -> None:
+    """Raises: SpecError for a run with a job, a log with several jobs or none, and a script without GPUs."""
+    if source.is_dir() and has_job:
+        what, rule, way_out = "is a run, but a job is given too", "a run folder contains its own job", ""
+    elif script is not None and (num_jobs or gpus is None):
+        what = f"comes with a script and {'a job' if num_jobs else 'no GPUs'}"
+        rule = "a script states its job itself, but not the type of its GPUs"
+        way_out = f" --with {script} --gpus {gpus or '8xH100'}"
+    elif num_jobs > 1 or (script is None and needs_job and not has_job):
+        what = f"comes with {num_jobs} jobs"
+        rule = "one job after the log, --with its script, or --model and --gpus"
+        way_out = " job.yaml"
+    else:
+        return
+    raise SpecError(f"{source} {what}", where="command line", rule=rule, way_out=f"rlplan explain {source}{way_out}")
