@@ -16,7 +16,7 @@ MOST_ROWS = 5
 def show_answer(answer: MemoryAnswer, log: str) -> None:
     """Show the answer; without a job, also how to state one."""
     head, _, details = answer.headline.partition(", ")
-    show_text(Text.assemble((head[:1].upper() + head[1:], "bold red"), f"{', ' * bool(details)}{details}"))
+    show_text(Text.assemble((head.replace("the ", "The ", 1), "bold red"), f"{', ' * bool(details)}{details}"))
     if answer.allocation:
         show_fact("Allocation", answer.allocation)
     for remark in answer.remarks:

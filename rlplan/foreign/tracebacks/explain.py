@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.foreign.check import MOST_REMEDIES, OTHERS, Asked, check, format_assignments
+from rlplan.foreign.check import MOST_REMEDIES, OTHERS, Asked, Change, check, format_assignments
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.tracebacks.read import OutOfMemory
 from rlplan.memory.ledger import Peak
@@ -19,7 +19,7 @@ from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 from rlplan.units import GIB, MIB, ceil_div, format_bytes
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import MemoryKind, Role
 
 SCHEMA_VERSION = 1
 OTHER_GPU = 0.05
@@ -57,7 +57,7 @@ class MemoryAnswer:
     @property
     def way_out(self) -> str:
         """The answer where no change was found: the job is too large, or something else was on the GPU."""
-        if self.changes or not self.capacity_bytes:
+        if self.changes or not self.capacity_bytes or self.error.get("held"):
             return ""
         if not self.missing_bytes:
             return f"no single change of the configuration makes it fit: {OTHERS}"
@@ -87,16 +87,25 @@ def explain_script(error: OutOfMemory, settings: Settings, asked: Asked) -> Memo
     checked, title, answer = check(settings, asked), settings.table.title, explain_alone(error)
     if error.stack and error.stack.lower() not in title.lower() and title != "vLLM":
         answer = _add_remarks(answer, f"the traceback is of {error.stack}, the file of {title}")
-    if checked.plan is None:
-        reason = "the file configures only an engine" if checked.refusal is None else checked.refusal.what
-        answer = _add_remarks(answer, reason)
+    if checked.served is not None:
+        starts = "starts" if checked.served.fits else "does not start either"
+        answer = _add_remarks(answer, f"by prediction the engine {starts}")
+        answer = replace(answer, capacity_bytes=checked.served.capacity)
+    elif checked.plan is None:
+        answer = _add_remarks(answer, checked.refusal.what if checked.refusal is not None else "")
     else:
         answer = _compare(answer, checked.plan)
     if checked.fits and answer.missing_bytes:
         with suppress(RlplanError):
             checked = check(settings, replace(asked, overrides=(*asked.overrides, _reserve_missing(answer))))
-    changes = ((format_assignments(change.values), change.num_bytes) for change in checked.changes)
+    changes = ((format_assignments(change.values), _find_peak(change, error)) for change in checked.changes)
     return replace(answer, changes=tuple(changes))
+
+
+def _find_peak(change: Change, error: OutOfMemory) -> int:
+    """Peak bytes with a change: of a GPU, or of the host if that ran out."""
+    is_host = error.kind == "host" and isinstance(change.plan, Plan)
+    return change.plan.ledger.host_peak().num_bytes if is_host and isinstance(change.plan, Plan) else change.num_bytes
 
 
 def explain_job(error: OutOfMemory, job: JobSpec) -> MemoryAnswer:
@@ -131,6 +140,9 @@ def _compare(answer: MemoryAnswer, plan: Plan) -> MemoryAnswer:
     elif not is_host and error.needed_bytes:
         range_words = f"{format_bytes(predicted.num_bytes)} are predicted in {error.phase or predicted.action_id}"
         remarks.append(f"the run needed {format_bytes(error.needed_bytes)} of the GPU; {range_words}")
+    if error.kind == "engine" and predicted is not None:
+        kv = format_bytes(sum(row[3] for row in predicted.rows if row[2] is MemoryKind.KV_CACHE))
+        remarks.append(f"{kv} are predicted for it: with less, something else was on the GPU when the engine started")
     answer = _add_remarks(answer, *_list_contradictions(error, plan, capacity), *remarks)
     allocation = _describe_allocation(error, plan) or answer.allocation
     return replace(answer, allocation=allocation, predicted=predicted, capacity_bytes=capacity)
@@ -206,7 +218,8 @@ def _write_headline(error: OutOfMemory) -> str:
 def _list_remarks(error: OutOfMemory) -> Iterator[str]:
     sizes = {name: format_bytes(size) for name, size in error.sizes.items() if size}
     if error.get("held"):
-        yield f"the KV cache holds {error.get('held'):,} tokens, and one sequence may have {error.get('asked'):,}"
+        held, asked = error.get("held"), error.get("asked")
+        yield f"the KV cache holds {held:,} tokens, one sequence may have {asked:,}: it starts with max_model_len={held}"
     if error.kind == "engine" and "tried" in sizes:
         yield f"one sequence of full length needs {sizes['tried']} of KV cache, {sizes.get('free')} are left for it"
     if "other" in sizes:

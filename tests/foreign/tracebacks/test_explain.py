@@ -83,6 +83,12 @@ def test_a_host_has_the_memory_that_ray_states() -> None:
     assert answer.predicted.scope.startswith("host")
 
 
+def test_an_engine_s_refusal_is_laid_beside_the_predicted_kv_cache() -> None:
+    answer = ask("ValueError: No available memory for the cache blocks.", "rllm29.sh", "8xA100")
+    assert answer.headline == "vLLM has no memory for its KV cache, in the start of the engine"
+    assert any("something else was on the GPU when the engine started" in remark for remark in answer.remarks)
+
+
 def test_a_job_of_rlplan_answers_too() -> None:
     error = find_out_of_memory(FRAMES + TORCH.format(tried=3.1, total=79.11))
     assert error is not None
