@@ -172,7 +172,7 @@ def _count_most_tokens(plan: Plan) -> float:
     sizes = [trainer.max_tokens, trainer.micro_batch * longest]
     for role in (Role.POLICY, Role.REFERENCE):
         sequences, tokens = plan.job.scoring.get_pass(role).sizes
-        sizes += [tokens] * isinstance(tokens, int) + [sequences * longest] * isinstance(sequences, int)
+        sizes += [times * size for times, size in ((longest, sequences), (1, tokens)) if isinstance(size, int)]
     return max(sizes) / trainer.num_token_shards
 
 
@@ -219,7 +219,7 @@ def _list_remarks(error: OutOfMemory) -> Iterator[str]:
     sizes = {name: format_bytes(size) for name, size in error.sizes.items() if size}
     if error.get("held"):
         held, asked = error.get("held"), error.get("asked")
-        yield f"the KV cache holds {held:,} tokens, one sequence may have {asked:,}: it starts with max_model_len={held}"
+        yield f"the KV cache holds {held:,} tokens, a sequence may have {asked:,}: it starts with max_model_len={held}"
     if error.kind == "engine" and "tried" in sizes:
         yield f"one sequence of full length needs {sizes['tried']} of KV cache, {sizes.get('free')} are left for it"
     if "other" in sizes:

@@ -87,7 +87,7 @@ def _explain_measured(
     from rlplan.api import explain_step as explain_run
     from rlplan.foreign.check import import_job
     from rlplan.foreign.logs.read import read_log
-    from rlplan.foreign.tracebacks.explain import explain_alone, explain_job, explain_script
+    from rlplan.foreign.tracebacks.explain import MemoryAnswer, explain_alone, explain_job, explain_script
     from rlplan.foreign.tracebacks.read import read_out_of_memory
     from rlplan.planner.answers.measured_step import StepReport, explain_step
     from rlplan_cli.render.measured import show_step
@@ -103,21 +103,24 @@ def _explain_measured(
     has_job = bool(jobs or asked.model or asked.algorithm or asked.gpus)
     _check_words(source, script, asked.gpus, len(jobs), has_job=has_job, needs_job=error is None and not is_run)
     with waiting("planning"):
-        job, foreign = None, None
+        foreign = None
+        job = None
         if script is not None:
-            arguments = ForeignArguments(script, overrides, asked.gpus or "", asked.model, None, list(settings))
-            foreign = read_foreign(arguments)
+            words = ForeignArguments(script, overrides, asked.gpus or "", asked.model, None, list(settings))
+            foreign = read_foreign(words)
         elif has_job:
             job = read_question(NAME, replace(asked, source=next(iter(jobs), None), overrides=overrides)).job
+        answer: MemoryAnswer | StepReport
         if error is not None and foreign is not None:
             answer = explain_script(error, *foreign)
         elif error is not None:
             answer = explain_alone(error) if job is None else explain_job(error, job)
-        elif job is None and foreign is None:
-            answer = explain_run(source, None, overrides).report
-        else:
-            job = import_job(*foreign)[1] if foreign is not None else job
+        elif foreign is not None:
+            answer = explain_step(import_job(*foreign)[1], read_log(source, fields))
+        elif job is not None:
             answer = explain_step(job, read_log(source, fields))
+        else:
+            answer = explain_run(source, None, overrides).report
     if as_json:
         print_json(answer.as_json())
     elif isinstance(answer, StepReport):
