@@ -218,8 +218,9 @@ def _write_headline(error: OutOfMemory) -> str:
 def _list_remarks(error: OutOfMemory) -> Iterator[str]:
     sizes = {name: format_bytes(size) for name, size in error.sizes.items() if size}
     if error.get("held"):
-        held, asked = error.get("held"), error.get("asked")
-        yield f"the KV cache holds {held:,} tokens, a sequence may have {asked:,}: it starts with max_model_len={held}"
+        most = error.get("held")
+        longest = f"a sequence may have {error.get('asked'):,}"
+        yield f"the KV cache holds {most:,} tokens, {longest}: it starts with max_model_len={most}"
     if error.kind == "engine" and "tried" in sizes:
         yield f"one sequence of full length needs {sizes['tried']} of KV cache, {sizes.get('free')} are left for it"
     if "other" in sizes:
