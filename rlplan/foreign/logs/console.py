@@ -2,7 +2,7 @@
 
 In: the text of a console. Out: rows, each with the numbers that were printed together. Forms: dictionaries in one or
 several lines (TRL, OpenRLHF, slime, miles, ms-swift), `step:3 - key:value` (verl), `Step 3 | Time: 5.1s | ...`
-(prime-rl), bullets below a heading (NeMo-RL), `Finished: 'generate', time cost: 5.1s` (SkyRL) and progress bars.
+(prime-rl), bullets below a heading (NeMo-RL), timers alone (SkyRL, DeepSpeed-Chat), tables (AReaL), progress bars.
 Left out: what the names mean (names.yaml).
 """
 
@@ -32,8 +32,10 @@ _BULLET = re.compile(r"•\s*([A-Za-z_][^:\n]{0,60}?):\s*(-?\d+\.?\d*(?:e[-+]?\d
 _TIMERS = {
     "timing/{}": re.compile(r"Finished: '([\w/ -]+)', time cost: (\d+\.?\d*)s"),
     "perf/{}_time": re.compile(r"Timer (\w+) end \(elapsed: (\d+\.?\d*)s"),
+    "ds-chat/{}": re.compile(r"(End-to-End|Generation|Training)\s*=> Latency: (\d+\.?\d*)s"),
+    "{}": re.compile(r"[│|]\s*([a-z]\w*(?:/[\w.-]+)+)\s*[│|]\s*(-?\d[\d.]*(?:e[-+]?\d+)?)\s*(?=[│|])"),
 }
-"""Lines of one timer each, of SkyRL and slime, by the name under which the logger gets it."""
+"""Timers that SkyRL, slime and DeepSpeed-Chat print alone, and cells of AReaL's table, by the names in names.yaml."""
 _BAR = re.compile(r"(?:^|\r|\))\s*([^\r|%]*?):?\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[((?:\d+:)?\d+:\d+)<")
 _STEP_BAR = re.compile(r"$|Training Progress|Episode \[")
 """Descriptions of bars that advance with training steps."""
@@ -70,12 +72,12 @@ def _read_lines(text: str) -> Iterator[Row]:
 
 
 def _read_block_line(line: str) -> Iterator[tuple[str, float]]:
-    """Names under which NeMo-RL, SkyRL and slime send the same numbers to their loggers."""
+    """Names and numbers of a line that is one of several of a step."""
     if match := _BULLET.search(line):
         name = match[1].strip().lower().replace(" ", "_")
         yield f"timing/train/{name}" if match[3] else f"train/{name}", float(match[2])
     for name, pattern in _TIMERS.items():
-        if match := pattern.search(line):
+        for match in pattern.finditer(line):
             yield name.format(match[1]), float(match[2])
 
 

@@ -77,6 +77,24 @@ FORMS = {
         68.2,
         {Phase.ROLLOUT: 40.21, Phase.TRAIN: 20.5, Phase.SYNC: 2.2},
     ),
+    # DeepSpeedExamples, dschat/utils/perf.py
+    "DeepSpeed-Chat": (
+        (
+            "Epoch: 0 | Step: 8 | PPO Epoch: 1 | Actor Loss: 0.01\n"
+            "End-to-End => Latency: 2.55s, TFLOPs: 3.29, Samples/sec: 1.57, Time/seq 0.64s, Batch Size: 4\n"
+            "Generation => Latency: 1.77s, Per-token Latency 6.92 ms\nTraining   => Latency: 0.78s, TFLOPs: 8.8\n"
+        ),
+        2.55,
+        {Phase.ROLLOUT: 1.77, Phase.TRAIN: 0.78},
+    ),
+    "AReaL": (
+        (
+            "│ timeperf/rollout │ 8.8992e+01 │ ppo_actor/update/lr │ 5.0000e-06 │\n"
+            "│ timeperf/train_step │ 2.1e+01 │ timeperf/update_weights │ 3.5 │\n"
+        ),
+        None,
+        {Phase.ROLLOUT: 88.992, Phase.TRAIN: 21.0, Phase.SYNC: 3.5},
+    ),
     # PrimeIntellect-ai/prime-rl pull request 999, and the form without a name of today
     "prime-rl": (
         ("02:40:52 SUCCESS Step 1 | Time: 76.20s | Reward: 0.41 | Seq. Length: 1830.5 tokens/sample | Async Level: 1\n"
