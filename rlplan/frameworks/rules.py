@@ -9,7 +9,7 @@ key is not checked before that.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 OPEN = "auto"
@@ -80,9 +80,10 @@ class RuleBook:
 
     def __init__(self, rules: Sequence[Rule], value_of: Callable[[str], Any]) -> None:
         """value_of: returns the job's value of a key, and OPEN for a key that the job leaves open."""
-        self._rules, self._value_of = tuple(rules), value_of
+        self._rules, self._value_of = tuple(rules), cache(value_of)
         self._by_keys: dict[tuple[str, ...], tuple[Rule, ...]] = {}
         self._known: dict[tuple[tuple[str, Any], ...], bool] = {}
+        self._filled: dict[tuple[int, bool], tuple[Any, ...]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -105,8 +106,7 @@ class RuleBook:
         for rule in self._rules_about(tuple(chosen)):
             value = chosen[rule.key] if rule.key in chosen else self._value_of(rule.key)
             is_open = rule.key in chosen and self._value_of(rule.key) == OPEN
-            allowed = rule.tried if is_open else rule.only
-            if value != OPEN and not matches(value, self._fill(allowed)) and self._holds(rule, chosen):
+            if value != OPEN and not matches(value, self._allowed(rule, is_open)) and self._holds(rule, chosen):
                 yield rule
 
     def find_lacking(self) -> Iterator[tuple[Rule, Any]]:
@@ -120,6 +120,13 @@ class RuleBook:
     def cure(self, rule: Rule) -> Any:
         """A value with which a key no longer breaks a rule."""
         return self._fill(rule.only)[0]
+
+    def _allowed(self, rule: Rule, is_open: bool) -> tuple[Any, ...]:
+        """The values that a rule allows for an open key, or for one that the job sets."""
+        key = id(rule), is_open  # rules hold mappings, which have no hash
+        if key not in self._filled:
+            self._filled[key] = self._fill(rule.tried if is_open else rule.only)
+        return self._filled[key]
 
     def _fill(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values of a rule, with each `=KEY` replaced by the job's value of that key."""
@@ -150,8 +157,13 @@ class RuleBook:
         if keys not in self._by_keys:
             among = frozenset(keys)
             judged = (rule for rule in self._rules if rule.key not in self._judged and rule.only != (SHARE,))
-            self._by_keys[keys] = tuple(rule for rule in judged if rule.key in among or not among.isdisjoint(rule.when))
+            about = (rule for rule in judged if rule.key in among or not among.isdisjoint(rule.when))
+            self._by_keys[keys] = tuple(rule for rule in about if self._may_hold(rule, among))
         return self._by_keys[keys]
+
+    def _may_hold(self, rule: Rule, among: frozenset[str]) -> bool:
+        """Whether those parts of a rule's condition hold that no chosen value decides."""
+        return all(self._is_met(key, wanted, {}) for key, wanted in rule.when.items() if key not in among)
 
     def _holds(self, rule: Rule, chosen: Mapping[str, Any]) -> bool:
         """Whether a rule's condition holds, whatever values the open keys get."""

@@ -184,6 +184,21 @@ class MemoryLedger:
         largest = max(moments, key=lambda moment: (totals[moment.place], moment.place[0] == "steady"))
         return _build_peak(device, largest.place, largest.count_rows(_count_on_device(device), bound))
 
+    def phase_peak(self, phase: Phase, action: str = "") -> Peak | None:
+        """The largest total of any device inside the actions of one phase; None if it has none on a device.
+
+        action: a part of the actions' ids; it counts only if the phase has such an action.
+        """
+        actions = {(row.run_phase, row.action_id) for row in self.rows if row.phase is phase and row.space == "device"}
+        actions = {moment for moment in actions if action in moment[1]} or actions
+        peaks = (
+            _build_peak(device, moment.place, moment.count_rows(_count_on_device(device)))
+            for device in self.devices
+            for moment in self._moments
+            if moment.place in actions
+        )
+        return max(peaks, key=lambda peak: peak.num_bytes, default=None)
+
     def find_fullest_device(self) -> Peak:
         """The peak of the device with the least room, as expected. A steady step wins a tie."""
         peaks = (self.device_peak(device) for device in self.devices)

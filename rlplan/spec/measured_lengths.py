@@ -6,6 +6,7 @@ whether the next run's data are similar, which the user asserts by naming the ru
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -14,7 +15,17 @@ from pydantic import Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, read_json, validate
-from rlplan.spec.parts.lengths import MAX_LEN, HistogramLengths, Lengths, LengthSpec, LogNormalLengths
+from rlplan.spec.parts.lengths import (
+    MAX_LEN,
+    ConstantLengths,
+    HistogramLengths,
+    Lengths,
+    LengthSpec,
+    LogNormalLengths,
+)
+
+BINS = 20
+"""Bins of a stretched distribution."""
 
 
 class PromptLengths(Spec):
@@ -84,8 +95,8 @@ def fit_lengths(
     share, limit = cut_share or 0.0, float(cap)
     if not share and longest:
         share, limit = 1 / max(2, num_rollouts), longest
-    if not share and isinstance(shape, LogNormalLengths) and mean < cap:
-        return _fit_median(mean, cap, shape.sigma)
+    if not share and shape is not None and not isinstance(shape, ConstantLengths) and mean < cap:
+        return _fit_scale(shape, mean, cap)
     if not 0 < share < 1 or mean >= limit:
         return f"workload.response_lengths={{kind: constant, value: {max(1, round(min(mean, cap)))}}}"
     deviations = NormalDist().inv_cdf(1 - share)
@@ -101,15 +112,33 @@ def fit_lengths(
     return _as_override(lengths(high))
 
 
-def _fit_median(mean: float, cap: int, sigma: float) -> str:
-    """The override of log-normal lengths with deviation `sigma` whose mean, once capped at `cap`, is `mean`."""
-    low, high = 1.0, 1e3 * cap
+def _fit_scale(shape: LengthSpec, mean: float, cap: int) -> str:
+    """The override of the distribution `shape`, stretched so that its mean, once capped at `cap`, is `mean`."""
+    low, high = 1e-6, 1e6
     for _ in range(60):
-        median = math.sqrt(low * high)  # bisection of the logarithm: the range spans several orders of magnitude
-        is_short = Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=sigma), cap).mean < mean
-        low, high = (median, high) if is_short else (low, median)
-    return _as_override(LogNormalLengths(kind="lognormal", median=min(float(MAX_LEN), high), sigma=sigma))
+        factor = math.sqrt(low * high)  # bisection of the logarithm: the range spans several orders of magnitude
+        is_short = Lengths(_stretch(shape, factor), cap).mean < mean
+        low, high = (factor, high) if is_short else (low, factor)
+    return _as_override(_stretch(shape, high))
 
 
-def _as_override(lengths: LogNormalLengths) -> str:
-    return f"workload.response_lengths={{kind: lognormal, median: {lengths.median:.4g}, sigma: {lengths.sigma:.3g}}}"
+def _stretch(shape: LengthSpec, factor: float) -> LengthSpec:
+    """The distribution of lengths that are all `factor` times as long; all but a log-normal one becomes a histogram."""
+    if isinstance(shape, LogNormalLengths):
+        return shape.model_copy(update={"median": min(float(MAX_LEN), shape.median * factor)})
+    quantiles = [min(MAX_LEN, max(1, round(factor * shape.quantile(at / BINS)))) for at in range(BINS + 1)]
+    edges = list(dict.fromkeys(quantiles))  # rounding may close a bin, whose share joins the next one
+    counts = [quantiles.index(high) - quantiles.index(low) for low, high in pairwise(edges)]
+    return (
+        HistogramLengths(kind="histogram", edges=tuple(edges), counts=tuple(counts))
+        if counts
+        else ConstantLengths(value=edges[0])
+    )
+
+
+def _as_override(lengths: LengthSpec) -> str:
+    if isinstance(lengths, LogNormalLengths):
+        return (
+            f"workload.response_lengths={{kind: lognormal, median: {lengths.median:.4g}, sigma: {lengths.sigma:.3g}}}"
+        )
+    return f"workload.response_lengths={json.dumps(lengths.model_dump(mode='json'))}"

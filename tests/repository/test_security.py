@@ -172,6 +172,7 @@ OPENED_OTHERWISE = {
     "rlplan/accuracy/named_models.py": "comes with rlplan",
     "rlplan/foreign/logs/read.py": "names.yaml, which comes with rlplan",
     "rlplan/foreign/table.py": "comes with rlplan",
+    "rlplan/foreign/tracebacks/read.py": "frames.yaml, which comes with rlplan",
     "rlplan/frameworks/profile.py": "comes with rlplan",
     "rlplan/report/html.py": "comes with rlplan",
     "rlplan/report/style.py": "comes with rlplan",

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.spec.files.job_file import load_job
-from rlplan.spec.measured_lengths import read_run_lengths
+from rlplan.spec.files.job_file import load_job, override_job
+from rlplan.spec.measured_lengths import fit_lengths, read_run_lengths
 from tests.factories import EXAMPLES
 
 
@@ -40,3 +40,24 @@ def test_a_file_of_another_shape_is_one_message(tmp_path: Path, content: str) ->
 def test_a_folder_without_lengths_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds no lengths"):
         read_run_lengths(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "{kind: lognormal, median: 600, sigma: 0.9}",
+        "{kind: uniform, low: 10, high: 2000}",
+        "{kind: histogram, edges: [0, 500, 2000, 4000], counts: [6, 3, 1]}",
+    ],
+)
+def test_a_mean_alone_keeps_the_shape_of_the_job_s_lengths(shape: str) -> None:
+    job = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", [f"workload.response_lengths={shape}"])
+    before, cap = job.workload.lengths, job.workload.max_response_len
+    override = fit_lengths(
+        300.0, cap, cut_share=None, longest=None, num_rollouts=64, shape=job.workload.response_lengths
+    )
+    after = override_job(job, [override]).workload.lengths
+    assert after.mean == pytest.approx(300, rel=0.01)
+    assert after.quantile(0.99) / after.quantile(0.5) == pytest.approx(
+        before.quantile(0.99) / before.quantile(0.5), rel=0.25
+    )

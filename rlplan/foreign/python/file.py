@@ -30,8 +30,11 @@ _BITS = ("load_in_4bit", "load_in_8bit")
 """Flags of ModelConfig, and arguments of BitsAndBytesConfig."""
 _BY_FLAGS = ("get_peft_config", "get_quantization_config")
 """Functions of TRL that build configurations from ModelConfig's flags, which are read as flags."""
-_IPYTHON = re.compile(r"^([ \t]*)[!%].*$", re.MULTILINE)
-"""Lines that only IPython understands, such as `!pip install` and `%%time`; they train nothing."""
+_IPYTHON = re.compile(r"^([ \t]*(?:\w+ = )?)[!%](?:.*\\\n)*.*$", re.MULTILINE)
+"""Lines that only IPython understands, such as `!pip install`, over all that a backslash continues; they train nothing.
+"""
+_OTHER_LANGUAGE = re.compile(r"\s*%%(?!capture\b|time\b|timeit\b|prun\b)\w")
+"""The start of a cell that is no Python, such as `%%bash` or `%%writefile`."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,10 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     """
     tree = parse_file(path)
     script = Script(tree, path.name, {**(flags or {}), **outside})
-    if script.spent > MAX_WORK and not script.followed_to and _names_a_trainer(tree):
+    is_long = script.spent > MAX_WORK and not script.followed_to and _names_a_trainer(tree)
+    if is_long:  # a notebook may play a whole game before it trains
+        script = Script(tree, path.name, {**(flags or {}), **outside}, MAX_WORK // 10)
+    if is_long and script.spent > MAX_WORK and not script.followed_to:
         raise SpecError(
             "the script is too long to be followed",
             where=str(path),
@@ -93,7 +99,7 @@ def parse_file(path: Path) -> ast.Module:
         except SyntaxError:
             if not _IPYTHON.search(text):
                 raise
-        return ast.parse(_IPYTHON.sub(r"\1pass", text))
+        return ast.parse(_IPYTHON.sub(_replace_magic, text))
     except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise SpecError(
             f"the script is not Python: {error}",
@@ -104,9 +110,15 @@ def parse_file(path: Path) -> ast.Module:
 
 
 def _join_cells(notebook: str) -> str:
-    """The code cells of a notebook. Raises: ValueError, TypeError, KeyError for another file."""
+    """The Python cells of a notebook. Raises: ValueError, TypeError, KeyError for another file."""
     cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
-    return "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells) + "\n"
+    texts = [cell if isinstance(cell, str) else "".join(cell) for cell in cells]
+    return "\n".join("" if _OTHER_LANGUAGE.match(text) else text for text in texts) + "\n"
+
+
+def _replace_magic(line: re.Match[str]) -> str:
+    """Python of as many lines: a statement without effect, or a value that is known only at run time."""
+    return line[1] + ("get_ipython()" if "=" in line[1] else "pass") + "\n" * line[0].count("\n")
 
 
 def _names_a_trainer(tree: ast.Module) -> bool:

@@ -74,11 +74,17 @@ class _EndError(Exception):
 class Script(Calls):
     """One script, followed from its first statement to its last."""
 
-    def __init__(self, tree: ast.Module, file: str, outside: Mapping[str, str]) -> None:
+    def __init__(self, tree: ast.Module, file: str, outside: Mapping[str, str], most_work: int = MAX_WORK) -> None:
+        """most_work: limit on the work of one top-level statement; what a longer one sets is unknown."""
         super().__init__(file, outside)
         self.passes = 0
-        with suppress(ReturnError):
-            self.run(tree.body)
+        for statement in tree.body:
+            self.limit = min(MAX_WORK, self.spent + most_work)
+            with suppress(ReturnError, _EndError):
+                self.run([statement])
+            if self.spent > self.limit < MAX_WORK:
+                self._forget(statement)
+        self.limit = MAX_WORK
         for node in sorted(self.functions, key=lambda function: function.name not in _USUAL):
             if not any(instance.name.endswith("Trainer") for instance in self.made) and not self.functions[node]:
                 self.call_function(Function(node), None)  # the script never calls it, so a command line does
@@ -86,12 +92,19 @@ class Script(Calls):
     def run(self, body: Iterable[ast.stmt]) -> None:
         """Follow statements. Raises: ReturnError."""
         for statement in body:
-            if self.spent > MAX_WORK:
-                return  # read_python refuses the script
+            if self.spent > self.limit:
+                return  # read_python refuses the script, or follows it with a limit for each statement
             try:
                 self._follow_statement(statement)
             except RecursionError:
                 self.notes.append(f"{self.place(statement)}: {LONG}, which is not followed")
+
+    def _forget(self, statement: ast.stmt) -> None:
+        """Mark the names as unknown that a statement sets which was too long to be followed."""
+        self.notes.append(f"{self.place(statement)} takes too long to be followed; what it sets is unknown")
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                self.names[node.id] = mark_unknown(LONG)
 
     def _follow_statement(self, node: ast.stmt) -> None:
         match node:

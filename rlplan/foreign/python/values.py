@@ -109,13 +109,13 @@ class Values:
         self.file, self.outside = file, outside
         self.names: dict[str, Any] = {}
         self.used: set[str] = set()
-        self.spent = 0
+        self.spent, self.limit = 0, MAX_WORK
         self.made: list[Made] = []
 
     def value(self, node: ast.expr) -> Any:
         """The value of an expression: a constant, a `Made`, or `unknown` with its text."""
         self.spent += 1
-        if self.spent > MAX_WORK:
+        if self.spent > self.limit:
             return mark_unknown(LONG)
         # a chain of operators recurses once per node, a container only once per level
         if isinstance(node, _DEEP) and sum(1 for _ in ast.walk(node)) > MAX_PARTS and not _has_container(node):
@@ -141,7 +141,7 @@ class Values:
         """Whether a value is small enough, and within the work limit."""
         parts = count_parts(value)
         self.spent += parts
-        return parts <= MAX_ITEMS and self.spent <= MAX_WORK
+        return parts <= MAX_ITEMS and self.spent <= self.limit
 
     def place(self, node: ast.AST) -> str:
         """The file and the line."""

@@ -5,8 +5,11 @@ fusing changes no bytes); repacked copies while loading.
 Symbols: h hidden_size, Ie width of an expert.
 """
 
+from functools import lru_cache
+from itertools import compress
+
 from rlplan.memory.model import quantization
-from rlplan.memory.model.quantization import Quantization, weight_bytes
+from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.serving.tensors import VOCABULARY_MULTIPLE, stored_bytes
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
@@ -20,6 +23,7 @@ def build_engine_layout(tp: int = 1, pp: int = 1, ep: int = 1, attention_dp: int
     return Layout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, vocab_multiple=VOCABULARY_MULTIPLE)
 
 
+@lru_cache(maxsize=512)
 def engine_weight_bytes(
     model: ModelSpec, layout: Layout, element_bytes: int, scheme: Quantization | None = None, stage: int = 0
 ) -> int:
@@ -36,9 +40,12 @@ def engine_weight_bytes(
     if scheme is not None and scheme.form == quantization.MXFP4 and model.experts:
         width = model.experts.intermediate_size // (layout.tp if layout.ep == 1 else 1)
         tensors = tuple(_pad_experts(tensor, model.hidden_size, width) for tensor in tensors)
-    plain = [tensor for tensor in tensors if scheme is None or not scheme.covers(tensor)]
-    quantized = [tensor for tensor in tensors if scheme is not None and scheme.covers(tensor)]
-    return stored_bytes(plain, element_bytes) + weight_bytes(quantized, element_bytes, scheme)
+    if scheme is None:
+        return stored_bytes(tensors, element_bytes)
+    covered = [scheme.covers(tensor) for tensor in tensors]
+    plain = [tensor for tensor, is_covered in zip(tensors, covered, strict=True) if not is_covered]
+    packed = sum(scheme.form.num_bytes(tensor.shape) for tensor in compress(tensors, covered))
+    return stored_bytes(plain, element_bytes) + packed
 
 
 def _pad_experts(tensor: Parameter, hidden: int, width: int) -> Parameter:

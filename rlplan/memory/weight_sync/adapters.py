@@ -9,6 +9,7 @@ Symbols: r rank of the adapter, R the next one that vLLM has slots for, h hidden
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlplan.memory.serving.weights import build_engine_layout
 from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
@@ -54,6 +55,7 @@ class EngineAdapters:
     num_versions: int
     element_bytes: int
 
+    @lru_cache(maxsize=64)  # noqa: B019  # small values; a model has up to 100,000 tensors
     def slot_bytes(self, model: ModelSpec, tp: int = 1) -> int:
         """Bytes of the GPU slots that a rank of an engine allocates at its start.
 
@@ -80,6 +82,7 @@ class EngineAdapters:
         pairs = list_lora_parameters(model, self.lora.rank, self.lora.target_modules)
         return self.num_versions * sum(tensor_bytes(tensor.numel * self.element_bytes) for tensor in pairs)
 
+    @lru_cache(maxsize=64)  # noqa: B019
     def staging_bytes(self, model: ModelSpec, bucket_bytes: int) -> int:
         """Bytes of the bucket in which one version arrives."""
         pairs = list_lora_parameters(model, self.lora.rank, self.lora.target_modules)

@@ -24,6 +24,8 @@ EXPLAINS = 0.5
 """A cause is named only if it leaves at most this share of the log ratio of measured to predicted seconds."""
 SEQUENCES = (128, 64, 32, 16, 8)
 PASSES = (1, 2, 4, 8)
+MEASURED = frozenset({"workload.response_lengths", "workload.mean_prompt_len", "workload.mean_response_len"})
+"""Keys that a log decides, whatever the job says."""
 Settings = dict[str, str]
 
 
@@ -53,6 +55,8 @@ def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tupl
     chosen = list_overrides(plan.choice, plan.job, plan.asked)
     causes, memo = [], Memo()
     for words, settings in _list_hypotheses(job, plan, phase):
+        if any(_is_set(job, key) for key in settings.keys() - MEASURED):
+            continue  # the job says that it ran otherwise
         typed = tuple(f"{key}={value}" for key, value in {**chosen, **settings}.items() if value)
         outcome = ask(job, Change(typed), memo=memo)
         is_possible = outcome.plan is not None and (outcome.may_fit or phase not in (Phase.ROLLOUT, "step"))
@@ -66,6 +70,13 @@ def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tupl
     for cause in sorted(near, key=lambda cause: abs(math.log(cause.left))):
         kinds.setdefault(cause.words.partition(":")[0], cause)
     return tuple(kinds.values())[:MOST_CAUSES]
+
+
+def _is_set(job: JobSpec, key: str) -> bool:
+    """Whether the job itself decides a key, such as `training.zero_stage`."""
+    part, _, name = key.partition(".")
+    spec = getattr(job, part)
+    return name in spec.model_fields_set and getattr(spec, name) not in ("auto", None)
 
 
 def _quote_value(value: str) -> str:
@@ -103,6 +114,8 @@ def _list_slow_passes(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]
         "workload.mean_prompt_len": str(work.max_prompt_len),
         "workload.mean_response_len": str(work.max_response_len),
     }
+    if _is_set(job, tokens):
+        return  # a token budget packs sequences
     yield "packing off: every sequence is padded to the longest allowed (verl: use_remove_padding=False)", padded
     if plan.is_on_host:
         return

@@ -10,19 +10,21 @@ measured, up to twice the prediction is normal.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
-from rlplan.planner.answers.changes import describe_bottleneck
+from rlplan.planner.answers.changes import Change, ask, describe_bottleneck
+from rlplan.planner.answers.plan_results import list_overrides
 from rlplan.planner.machine import open_search
 from rlplan.planner.measured_errors import MeasuredError, find_phase_error, find_step_error
 from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.measured_lengths import fit_lengths
+from rlplan.spec.parts.lengths import ConstantLengths
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_seconds
 from rlplan.vocabulary import Phase
@@ -32,8 +34,24 @@ LEAST_SHARE = 0.05
 """Minimum gap to be named, as a share of the measured step."""
 BETWEEN = "between"
 """Name of the time in a step that belongs to no measured phase."""
+SHORTEST_NORMAL = 0.6
+"""Share of the predicted seconds below which no step is called normal, however wide the interval is."""
 MANY_CUT = 0.1
 """Share of responses at the length cap above which a remark is made."""
+
+
+@dataclass(frozen=True)
+class OptimizerSteps:
+    """Seconds of the optimizer steps of a log with one row for each."""
+
+    mean_s: float
+    """Mean over all steps."""
+    generating_s: float | None = None
+    """Seconds of a step that generates rollouts; None if the log does not tell them apart."""
+    buffered_s: float = 0.0
+    """Seconds of a step that trains on rollouts of an earlier one."""
+    per_generation: int = 0
+    """Optimizer steps for each generation in the log; 0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +67,14 @@ class MeasuredStep:
     phases: dict[Phase, float]
     """Seconds of each recorded phase."""
     lengths: dict[str, float]
-    """Recorded values among mean_response_len, longest_response_len, mean_prompt_len (tokens) and cut_share (0 to 1).
-    """
+    """Recorded values among mean_response_len, longest_response_len, mean_prompt_len, mean_seq_len (tokens) and
+    cut_share (0 to 1)."""
     covers: dict[str, Phase] = field(default_factory=dict)
     """Patterns of action ids, mapped to the phase whose timer includes them."""
     unread: tuple[str, ...] = ()
     """Log fields that look like timers and that no table maps."""
+    optimizer_steps: OptimizerSteps | None = None
+    """The log's rows, if each is an optimizer step instead of a step of the job."""
 
     @property
     def seconds(self) -> float:
@@ -110,16 +130,26 @@ class StepReport:
     """Largest abnormal gap; None if all are normal."""
     causes: tuple[Cause, ...]
     """Possible causes of that gap, the likeliest first."""
+    tail_s: float = 0.0
+    """Further seconds that count as normal, because nothing tells how the lengths spread around their mean."""
 
     @property
     def is_normal(self) -> bool:
-        """Whether every phase is within the usual prediction error."""
-        return self.largest is None
+        """Whether every phase is within the usual prediction error, and the step is not too short for the job."""
+        return self.largest is None and not self.is_too_short
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether the step took less than the shortest normal share of its prediction."""
+        ratio = next((gap.ratio for gap in self.gaps if gap.phase == "step"), None)
+        return ratio is not None and ratio < max(self.error.low, SHORTEST_NORMAL)
 
     @property
     def words(self) -> str:
         """Summary in one sentence."""
         gap = self.largest
+        if gap is None and self.is_too_short:
+            return f"shorter than predicted: the step takes {self.gaps[0].ratio:.2f} times its prediction"
         if gap is None:
             return "normal: every phase is within the usual prediction error"
         factor = "" if gap.ratio is None else f", {gap.ratio:.1f} times what the hardware needs"
@@ -133,13 +163,30 @@ class StepReport:
         if share >= MANY_CUT:
             waits = "every batch waits for the cap, and a reward on the final answer finds none"
             remarks.append(f"{share:.0%} of responses end at the cap of {cap:,} tokens: {waits}")
-        ratio = next((gap.ratio for gap in self.gaps if gap.phase == "step"), None)
-        if ratio is not None and ratio < self.error.low:
-            least = f"below the normal minimum of {self.error.low:.2f}"
+        if self.is_too_short:
+            least = f"below the normal minimum of {max(self.error.low, SHORTEST_NORMAL):.2f} times its prediction"
+            remarks.append(f"the step is {least}: did it do less work than the job states?")
+        if self.tail_s:
             remarks.append(
-                f"the step took {ratio:.2f} times its prediction, {least}: did it do less work than the job states?"
+                f"log and job have a mean length alone: a tail up to the cap would add {format_seconds(self.tail_s)}, "
+                "which counts as normal; workload.response_lengths tells"
             )
+        remarks += self._describe_optimizer_steps()
         return tuple(remarks)
+
+    def _describe_optimizer_steps(self) -> list[str]:
+        steps, num = self.measured.optimizer_steps, self.plan.asked.workload.num_mini_batches
+        if steps is None or (num == 1 and steps.generating_s is None):
+            return []
+        if steps.generating_s is None:
+            return [f"a step of the job is {num} optimizer steps of the log, {format_seconds(steps.mean_s)} each"]
+        words = (
+            f"1 of {num} optimizer steps generates and takes {format_seconds(steps.generating_s)}; those that train on "
+            f"its rollouts take {format_seconds(steps.buffered_s)}"
+        )
+        if steps.per_generation == num:
+            return [words]
+        return [words, f"the log generates every {steps.per_generation} optimizer steps, the job every {num}"]
 
     @property
     def error(self) -> MeasuredError:
@@ -177,6 +224,7 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | N
     its models were moved; then measured lengths are ignored and no causes are searched. Raises: SpecError if the log
     cannot belong to this job, NoFeasiblePlanError if the job does not fit.
     """
+    measured = _gather_optimizer_steps(measured, asked.workload.num_mini_batches)
     overrides = _list_length_overrides(asked, measured.lengths)
     job = override_job(asked, overrides) if overrides else asked
     try:
@@ -188,14 +236,45 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | N
     if plan.timing is None or not plan.verdict.may_fit:
         raise _explain_missing_prediction(plan)
     predicted = _sum_by_timer(plan.timing.step, measured)
-    gaps = tuple(_list_gaps(plan, measured, predicted))
+    tail_s = _predict_tail(job, plan, measured.lengths) if plan is not executed_plan else 0.0
+    gaps = tuple(_list_gaps(plan, measured, predicted, tail_s))
     wrong = [gap for gap in gaps if not gap.is_normal and gap.gap_s >= LEAST_SHARE * measured.seconds]
     phases = [gap for gap in wrong if gap.phase != "step"]
     largest = max(phases or wrong, key=lambda gap: gap.gap_s, default=None)
     causes: tuple[Cause, ...] = ()
     if largest is not None and plan is not executed_plan:
         causes = list_causes(job, plan, largest.phase, largest.measured_s)
-    return StepReport(plan, overrides, measured, gaps, largest, causes)
+    return StepReport(plan, overrides, measured, gaps, largest, causes, tail_s)
+
+
+def _predict_tail(job: JobSpec, plan: Plan, lengths: Mapping[str, float]) -> float:
+    """Further seconds of rollouts whose longest response reaches the cap, where log and job have a mean alone; else 0.
+
+    The layout stays. Equal lengths are the shortest rollout of a mean.
+    """
+    work, mean = job.workload, lengths.get("mean_response_len", 0.0)
+    has_tail = lengths.get("longest_response_len") or lengths.get("cut_share")
+    if has_tail or not 1 <= mean < work.max_response_len or not isinstance(work.response_lengths, ConstantLengths):
+        return 0.0
+    cap, num = work.max_response_len, work.num_rollouts_per_step
+    widest = fit_lengths(mean, cap, cut_share=None, longest=cap, num_rollouts=num)
+    chosen = [f"{key}={value}" for key, value in list_overrides(plan.choice, plan.job, plan.asked).items() if value]
+    other = ask(job, Change((*chosen, widest))).plan
+    return 0.0 if other is None else max(0.0, other.seconds - plan.seconds)
+
+
+def _gather_optimizer_steps(measured: MeasuredStep, num: int) -> MeasuredStep:
+    """One step of the job from a log of optimizer steps, of which `num` train on the rollouts of one generation."""
+    steps = measured.optimizer_steps
+    if steps is None or (num == 1 and steps.generating_s is None):
+        return measured
+    if steps.generating_s is None:
+        return replace(measured, step_s=num * steps.mean_s)
+    rollout_s = max(0.0, steps.generating_s - steps.buffered_s)
+    phases = {Phase.ROLLOUT: rollout_s, Phase.TRAIN: num * min(steps.buffered_s, steps.generating_s)}
+    # a generating step differs from the others in all that is not training
+    covers = {"train*": Phase.TRAIN, "optimizer*": Phase.TRAIN, "*": Phase.ROLLOUT}
+    return replace(measured, step_s=math.fsum(phases.values()), phases=phases, covers=covers)
 
 
 def _sum_by_timer(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
@@ -208,13 +287,20 @@ def _sum_by_timer(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, flo
     return {phase: taken for phase, taken in seconds.items() if taken > 0}
 
 
-def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
+def _list_gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float], tail_s: float) -> list[PhaseGap]:
     high = find_step_error(plan).high
-    gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, high)]
+    longest = high * (1 + tail_s / plan.seconds)
+    gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, longest)]
     named = [phase for phase in Phase if phase in measured.phases and (measured.phases[phase] or phase in predicted)]
     gaps += [
         PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), find_phase_error(plan, phase).high)
         for phase in named
+    ]
+    gaps = [
+        replace(gap, longest_normal=gap.longest_normal * (1 + tail_s / gap.predicted_s))
+        if gap.phase == Phase.ROLLOUT and gap.predicted_s
+        else gap
+        for gap in gaps
     ]
     # without the step's own time no time is left to assign
     if measured.step_s is not None and measured.phases:
@@ -239,7 +325,7 @@ def _list_length_overrides(asked: JobSpec, lengths: Mapping[str, float]) -> tupl
     words = []
     if "mean_prompt_len" in lengths:
         words.append(f"workload.mean_prompt_len={max(1, round(lengths['mean_prompt_len']))}")
-    mean = lengths.get("mean_response_len", 0.0)
+    mean = lengths.get("mean_response_len", lengths.get("mean_seq_len", 0.0) - work.usual_prompt_len)
     if mean >= 1:
         words.append(f"workload.mean_response_len={min(round(mean), work.max_response_len)}")
         words.append(

@@ -87,7 +87,7 @@ def test_a_run_folder_knows_its_job(rlplan: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("", (JOB,), "the log has no rows"),
+        ("", (JOB,), "neither rows nor an out-of-memory error"),
         ('{"gen_time": 3}', (JOB,), "--field rollout=gen_time:s"),
         ('{"gen_time": 3}', (JOB, "--field", "rollout=gen_time"), "has no known unit"),
         (json.dumps(ROW), (), "comes with 0 jobs"),
@@ -112,3 +112,35 @@ def test_a_log_of_a_job_by_name_is_read_too(rlplan: Call, tmp_path: Path) -> Non
     answer = rlplan("explain", path, "--model", "Qwen/Qwen2.5-0.5B", "--gpus", "1xH100")
     assert answer.exit_code == 0, answer.err
     assert "measured by TRL, median of one step, which includes warm-up" in answer.out
+
+
+OUT_OF_MEMORY = (
+    'File "/w/verl/workers/fsdp_workers.py", line 782, in compute_log_prob\n'
+    'File "/w/verl/utils/torch_functional.py", line 148, in entropy_from_logits\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.10 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 2.85 GiB is free.\n"
+)
+
+
+def test_an_out_of_memory_error_is_explained_alone_with_a_job_and_with_a_script(rlplan: Call, tmp_path: Path) -> None:
+    log, script = tmp_path / "oom.txt", "tests/foreign/reports/rllm29.sh"
+    log.write_text(OUT_OF_MEMORY)
+    for words, expected in (
+        ((), "With its job"),
+        ((JOB,), "Predicted"),
+        (("--with", script, "--gpus", "8xA100"), "tokens x vocabulary of 151,936 in fp32"),
+    ):
+        answer = rlplan("explain", log, *words)
+        assert answer.exit_code == 0, answer.err
+        assert expected in " ".join(answer.out.split())
+    assert json.loads(rlplan("explain", log, "--json").out)["error"]["phase"] == "score"
+    assert "no GPUs" in rlplan("explain", log, "--with", script).err
+    log.write_text(OUT_OF_MEMORY.partition("torch.Out")[0])
+    assert "neither rows nor an out-of-memory error" in rlplan("explain", log, JOB).err
+
+
+def test_a_log_is_explained_with_the_script_that_wrote_it(rlplan: Call) -> None:
+    reports = "tests/foreign/reports"
+    answer = rlplan("explain", f"{reports}/rllm_norm.log", "--with", f"{reports}/rllm29.sh", "--gpus", "8xA100")
+    assert answer.exit_code == 0, answer.err
+    assert answer.out.startswith("normal")

@@ -340,6 +340,36 @@ def test_unsloth_s_own_engine_is_a_colocated_one_with_a_note(tmp_path: Path) -> 
     assert any("counted twice" in note for note in settings.notes)
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%bash\ncase $T in\n  rocm6.*) T=rocm6.4 ;;\nesac\npip install 'a==08'\n",
+        "%%capture\nif a:\n    !uv pip install -qqq \\\n        torch {_numpy} \\\n        unsloth\nelse:\n    pass\n",
+        "!curl http://localhost:1/api -d '{ \\\n    \"model\": 1 \\\n    }'\nfiles = !ls\n",
+        "%%writefile ds.json\n{true: 1}\n",
+        "%env A=1\nx = %pwd\n",
+    ],
+)
+def test_a_cell_of_another_language_and_a_continued_command_leave_the_rest_as_it_is(cell: str, tmp_path: Path) -> None:
+    """unslothai/notebooks: 37 of 64 of its notebooks have such a cell."""
+    notebook = tmp_path / "colab.ipynb"
+    cells = [cell, f"{HEAD}config = GRPOConfig(beta=0.5)\n", END]
+    notebook.write_text(json.dumps({"cells": [{"cell_type": "code", "source": text} for text in cells]}))
+    settings = read_source(notebook, None)
+    assert settings.value("beta") == 0.5
+    assert settings.notes == ()
+
+
+def test_a_game_that_is_played_before_the_training_is_not_followed(tmp_path: Path) -> None:
+    """The Sudoku notebooks of unslothai/notebooks try every move before they train."""
+    game = "moves = 0\nfor i in range(1900):\n" + "".join(f"    m{i} = [i, i + 1, i + 2]\n" for i in range(60))
+    settings = read(tmp_path, f"{game}config = GRPOConfig(beta=0.5, top_k=m3)\n{END}")
+    assert settings.value("beta") == 0.5
+    assert any("takes too long to be followed; what it sets is unknown" in note for note in settings.notes)
+    with pytest.raises(SpecError, match="which is known only at run time"):
+        settings.value("top_k")
+
+
 def test_what_ipython_alone_knows_is_left_out_and_a_notebook_is_read_by_its_cells(tmp_path: Path) -> None:
     cells = ["%%time\n!pip install trl\n", f"{HEAD}config = GRPOConfig(beta=0.5)\n", END]
     script = tmp_path / "colab.py"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.changes import Change, ask
-from rlplan.planner.answers.measured_step import MeasuredStep, explain_step
+from rlplan.planner.answers.measured_step import MeasuredStep, OptimizerSteps, explain_step
 from rlplan.planner.answers.plan_results import list_overrides, sum_phase_costs
 from rlplan.planner.machine import open_search
 from rlplan.planner.measured_errors import UNKNOWN_FACTOR, find_step_error
@@ -44,15 +44,47 @@ def slow(plan: Plan, **settings: str) -> Plan:
     return slow_plan
 
 
-@pytest.mark.parametrize("factor", [0.3, 1.0, 0.99 * UNKNOWN_FACTOR])
+@pytest.mark.parametrize("factor", [0.61, 1.0, 0.99 * UNKNOWN_FACTOR])
 def test_while_too_little_was_measured_up_to_twice_the_prediction_is_normal(plan: Plan, factor: float) -> None:
     report = explain_step(JOB, make_step(plan, factor))
     assert report.is_normal
     assert report.causes == ()
     assert report.gaps[0].ratio == pytest.approx(factor)
-    assert report.remarks == () if factor > 1 / UNKNOWN_FACTOR else "did it do less work" in report.remarks[0]
+    assert report.remarks == ()
     assert "step up to 2.00 times" in report.normal_words
     assert "unknown, take a factor of 2" in report.normal_words
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.59])
+def test_a_step_far_below_its_prediction_is_not_headed_normal(plan: Plan, factor: float) -> None:
+    report = explain_step(JOB, make_step(plan, factor))
+    assert report.words == f"shorter than predicted: the step takes {factor:.2f} times its prediction"
+    assert "did it do less work" in report.remarks[0]
+    assert (report.is_normal, report.causes) == (False, ())
+
+
+def test_no_setting_is_blamed_that_the_job_decides_otherwise(plan: Plan) -> None:
+    slow_plan = slow(plan, rollout__has_cuda_graphs="false")
+    step = make_step(slow_plan)
+    assert "no CUDA graphs" in explain_step(JOB, step).causes[0].words
+    decided = override_job(JOB, ["rollout.has_cuda_graphs=true"])
+    assert not any("no CUDA graphs" in cause.words for cause in explain_step(decided, step).causes)
+
+
+@pytest.mark.parametrize("tells_apart", [True, False])
+def test_a_step_of_the_job_is_made_of_the_optimizer_steps_of_a_log(tells_apart: bool) -> None:
+    num = 4
+    job = override_job(JOB, [f"workload.mini_batch_size={JOB.workload.num_rollouts_per_step // num}"])
+    plan = open_search(job).run(with_others=False)
+    assert plan.timing is not None
+    train_s = sum_phase_costs(plan.timing.step)[Phase.TRAIN].seconds / num
+    rest_s = plan.seconds - num * train_s
+    steps = OptimizerSteps(plan.seconds / num, *((rest_s + train_s, train_s, num) if tells_apart else ()))
+    report = explain_step(job, MeasuredStep("TRL", 9, train_s, {}, {}, optimizer_steps=steps))
+    assert report.is_normal
+    assert report.gaps[0].ratio == pytest.approx(1.0, rel=0.01)
+    assert [gap.phase for gap in report.gaps] == (["step", "rollout", "train", "between"] if tells_apart else ["step"])
+    assert "optimizer steps" in report.remarks[0]
 
 
 def test_what_is_normal_of_training_alone_follows_the_measured_error() -> None:
@@ -62,6 +94,20 @@ def test_what_is_normal_of_training_alone_follows_the_measured_error() -> None:
     assert 1 < high < UNKNOWN_FACTOR
     assert explain_step(job, MeasuredStep("test", 9, 0.99 * high * alone.seconds, {}, {})).is_normal
     assert not explain_step(job, MeasuredStep("test", 9, 1.01 * high * alone.seconds, {}, {})).is_normal
+
+
+def test_a_tail_that_neither_log_nor_job_tells_of_is_normal() -> None:
+    job = override_job(JOB, ["workload.response_lengths={kind: constant}", "workload.max_response_len=8192"])
+    lengths = {"mean_response_len": 900.0}
+    with_tail = fit_lengths(900.0, 8192, cut_share=None, longest=8192, num_rollouts=job.workload.num_rollouts_per_step)
+    slower = open_search(override_job(job, ["workload.mean_response_len=900", with_tail])).run(with_others=False)
+    report = explain_step(job, MeasuredStep("test", 9, slower.seconds, {}, lengths))
+    assert report.gaps[0].ratio is not None
+    assert report.gaps[0].ratio > 1.2
+    assert report.is_normal
+    assert "a tail up to the cap would add" in report.remarks[0]
+    far = MeasuredStep("test", 9, 4 * slower.seconds, {}, lengths)
+    assert not explain_step(job, far).is_normal
 
 
 PACKING = {"workload__response_lengths": "{kind: constant}"}
