@@ -21,7 +21,7 @@ from rlplan.memory.model.quantized_checkpoints import (
     parse_quantization,
 )
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
-from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
+from rlplan.memory.serving.versions import VllmVersion, find_version
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.setting import GpuPool, read_pools
 from rlplan.spec.job import JobSpec
@@ -183,8 +183,7 @@ class ServingJob:
     def version(self) -> VllmVersion:
         """vLLM version: `rollout.engine_version`, else the framework's release, else the one rlplan uses."""
         named = split_label(self.job.framework)[1] if self.job.release.serves else ""
-        stated = self.rollout.engine_version or named
-        return parse_version(stated) if stated else LATEST
+        return find_version(self.rollout.engine_version or named)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -241,6 +240,7 @@ class ServingJob:
             context_bytes=gpu.overheads.context.value,
             communicator_bytes=gpu.overheads.communicator_of_many.value,
             version=self.version,
+            non_torch_bytes=rollout.non_torch_memory,
         )
 
     @cached_property
@@ -306,7 +306,7 @@ class ServingJob:
         return ClosedLoop(
             self.num_requests / self.num_engines,
             self.work.usual_prompt_len,
-            self.work.lengths.mean,
+            self.work.lengths.quantile,
             min(self.memory.limits.max_num_seqs, self.fitting),
             float(self.memory.limits.max_num_batched_tokens),
         )

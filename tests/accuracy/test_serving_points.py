@@ -1,6 +1,5 @@
 """Points of vLLM alone: errors of each pair of model and GPU, start-up logs by version, and what is refused."""
 
-import json
 import math
 from typing import Any
 
@@ -11,8 +10,8 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import simulate_load, validate_job
 from rlplan.accuracy.serving_points import latency_job
 from rlplan.planner.serving import ServedLoad, ServingJob
+from rlplan.spec.hardware.catalogue import get_gpu
 from tests.accuracy.bundled import bundled_report
-from tests.factories import ROOT
 
 DENSE, WITH_EXPERTS = 0.12, 0.20
 """Mean error of the time per token that a pair may have."""
@@ -59,12 +58,25 @@ def test_the_time_to_the_first_token_is_within_a_third_on_average(report: Accura
     assert all(pair.mean_abs <= 1 / 3 for pair in summaries.values()), describe(summaries)
 
 
-def test_dense_pairs_are_within_their_bound_by_constants_that_were_fitted_without_them() -> None:
-    """But for the single point named above, whose leaving out removes the only 8-bit prefill of Hopper."""
-    summaries = json.loads((ROOT / "reports" / "accuracy" / "serving.json").read_text())["pairs"]
-    dense = {(pair["model"], pair["gpu"]): pair["mean_error_left_out"] for pair in summaries if not pair["has_experts"]}
-    assert dense.pop(("Llama-3.1-8B-Instruct-FP8", "h200-sxm")) < 0.4
-    assert max(dense.values()) <= 0.13, dense
+def test_constants_of_gpus_with_sweeps_come_from_tables_of_kernels_and_not_from_the_sweeps() -> None:
+    for name in ("h100-sxm", "h200-sxm", "b200"):
+        serving = get_gpu(name, where="test").serving
+        assert serving is not None
+        assert all("kernel tables" in value.source for value in (serving.matmul, serving.matmul_8bit) if value), name
+
+
+def test_an_engine_has_the_stated_limits_and_share_of_the_gpu() -> None:
+    stated = {"max_num_seqs": 4, "gpu_memory_utilization": 0.95, "max_num_batched_tokens": 2048}
+    rollout = latency_job(make_point(settings=stated))["rollout"]
+    assert {key: rollout[key] for key in stated} == stated
+    assert make_server(make_point(settings=stated)).loop.max_num_seqs == 4
+
+
+def test_weights_that_nearly_fill_the_gpus_leave_room_for_one_request() -> None:
+    """Measured: 30.9 ms a token. Source: the bundled point tt143-q72-2h100-128-1024."""
+    settings = {"isl": 128, "osl": 1024, "batch_size": 1, "tp_size": 2}
+    token_s = load_of_point(make_point(model="Qwen/Qwen2.5-72B-Instruct", settings=settings)).latency.token_s
+    assert token_s == pytest.approx(30.9e-3, rel=0.1)
 
 
 def make_point(**changes: Any) -> MeasuredPoint:

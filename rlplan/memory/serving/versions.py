@@ -132,6 +132,11 @@ LATEST = VllmVersion(0, 32, 0)
 """The version that rlplan's lock file pins."""
 
 
+def find_version(stated: str | None) -> VllmVersion:
+    """The stated version, else the one that rlplan installs. Raises: SpecError for one that is not modelled."""
+    return parse_version(stated) if stated else LATEST
+
+
 def parse_version(text: str) -> VllmVersion:
     """Parse the version that a log or issue states. Raises: SpecError for one that is not modelled.
 

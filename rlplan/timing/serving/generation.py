@@ -15,6 +15,7 @@ from typing import Self
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.model.engine_base import find_engine_quantization
+from rlplan.memory.serving.versions import find_version
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.spec.resolved import SettledJob, SettledRollout
@@ -78,6 +79,7 @@ class EngineSpeed:
             kv_element_bytes=self.cut.kv_element_bytes,
             has_graphs=self.rollout.has_cuda_graphs,
             has_custom_all_reduce=self.has_custom_all_reduce,
+            version=find_version(self.rollout.engine_version),
             drafts=(self.rollout.speculative_tokens, self.rollout.acceptance_rate or 0.0),
         )
 
