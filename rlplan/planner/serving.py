@@ -22,6 +22,7 @@ from rlplan.memory.model.quantized_checkpoints import (
 )
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
 from rlplan.memory.serving.versions import VllmVersion, find_version
+from rlplan.planner.measured_errors import MeasuredError, Stratum, find_error
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.setting import GpuPool, read_pools
 from rlplan.spec.job import JobSpec
@@ -131,6 +132,12 @@ class ServedLoad:
     """Average number of requests that fit into one engine's cache at once."""
     latency: Latency
     """Latency of one request."""
+    is_moe: bool = False
+
+    @property
+    def errors(self) -> tuple[MeasuredError, MeasuredError]:
+        """How far measured times to the first token and per further token lie from predicted ones."""
+        return find_error("serving_ttft", Stratum(self.is_moe)), find_error("serving_tpot", Stratum(self.is_moe))
 
     @property
     def waits_for_cache(self) -> bool:
@@ -147,7 +154,9 @@ class ServedLoad:
         """JSON for other tools."""
         waits = {"waits_for_cache": self.waits_for_cache, "requests_in_cache": self.fitting * self.num_engines}
         counts = {"num_concurrent_requests": self.num_requests, "num_engines": self.num_engines}
-        return counts | asdict(self.latency) | {"tokens_per_s": self.tokens_per_s} | waits
+        first, token = (error.as_json() for error in self.errors)
+        errors = {"first_token_error": first, "token_error": token}
+        return counts | asdict(self.latency) | {"tokens_per_s": self.tokens_per_s} | waits | errors
 
 
 class ServingJob:
@@ -330,5 +339,6 @@ def serve(job: JobSpec) -> Served:
 def serve_load(job: JobSpec) -> ServedLoad:
     """Predict latencies under the job's requests in flight. Raises: SpecError, NoFeasiblePlanError."""
     engine = ServingJob(job)
-    latency = closed_loop_latency(engine.rates, engine.loop)
-    return ServedLoad(engine.num_requests, engine.num_engines, engine.work.lengths.mean, engine.fitting, latency)
+    latency, is_moe = closed_loop_latency(engine.rates, engine.loop), engine.model.experts is not None
+    counts = engine.num_requests, engine.num_engines, engine.work.lengths.mean
+    return ServedLoad(*counts, engine.fitting, latency, is_moe)

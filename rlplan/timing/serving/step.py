@@ -30,10 +30,11 @@ PREFILL_ATTENTION = 0.65
 """Share of the 16-bit peak that attention reaches in the prefill of a long prompt, whatever the cache's format."""
 ATTENTION_RAMP = 600
 """Keys by which each query of a prefill seems longer: a share s of a prompt of P tokens is s P / (P + 2 * ramp).
-Source of both: the tables; H100 reaches 0.21 at 512 tokens and 0.61 at 8,192, B200 0.15 and 0.49, B300 0.18 and 0.61."""
+Source of both: the tables, 0.21 at 512 tokens and 0.61 at 8,192 on H100, 0.15 and 0.49 on B200, 0.18 and 0.61 on
+B300."""
 KERNEL = {16: 3e-6, 8: 6e-6, 4: 7.5e-6}
-"""Seconds of a matmul in a CUDA graph beyond its bytes and FLOPs, by the bits it multiplies in. Source: the tables, 1 to
-64 tokens, Hopper and Blackwell: 2.7 to 3.7 us in 16 bits, 5.5 to 6.7 in 8, 7.2 to 8.4 in 4; median error 7 to 12 %."""
+"""Seconds of a matmul in a CUDA graph beyond its bytes and FLOPs, by the bits it multiplies in. Source: the tables,
+1 to 64 tokens, Hopper and Blackwell: 2.7 to 3.7 us in 16 bits, 5.5 to 6.7 in 8, 7.2 to 8.4 in 4."""
 NARROW = {8: 0.85, 4: 0.65}
 """Share of the peak of narrow matmuls relative to 16-bit ones, where a profile has none. Source: the tables, 0.75 to
 0.96 in 8 bits on Hopper and Blackwell, 0.68 and 0.45 in 4 on B200 and B300."""
@@ -65,8 +66,8 @@ ASYNC = VllmVersion(0, 14)
 """First release that schedules asynchronously by default. Source: vLLM pull request 27614."""
 
 FUSED = 0.5
-"""Fixed seconds of TensorRT-LLM's expert kernels relative to Triton's. Source: the tables, one token beyond its bytes: 11
-to 23 us on Blackwell, 21 to 38 on Hopper (medians of formats)."""
+"""Fixed seconds of TensorRT-LLM's expert kernels relative to Triton's. Source: the tables, one token beyond its bytes:
+11 to 23 us on Blackwell, 21 to 38 on Hopper (medians of formats)."""
 SLOW_EXPERTS = 45e-6, 0.5
 """Seconds that a layer of CUTLASS's fp8 experts takes longer on Hopper than Triton's, and the share of their FLOP/s.
 Source: the tables, 81 against 38 us for one token, 0.12 against 0.24 of the peak. Left out: vLLM pull request 33490
