@@ -1,8 +1,8 @@
 """Predictions of points whose source had a part in a fitted constant, with that constant refitted without it.
 
-In: the bundled points; the constants of trainers (trainers.py). Out: left_out.json beside this file: predictions by id,
-which intervals are made from. `python -m benchmarks.constants.left_out` takes some minutes. Left out: serving, whose
-constants come from tables of kernels and from steps of B300, not from the points.
+In: the bundled points; fitted constants (trainers.py). Out: left_out.json beside this file: predictions by id,
+which intervals are made from. `python -m benchmarks.constants.left_out` takes some minutes. Left out: the kernels
+of serving, whose constants come from tables and from steps of B300, not from the points.
 """
 
 import json

@@ -24,7 +24,7 @@ REQUESTS_PER_CLIENT = 10
 benchmarks send 10 to 20 times the number of clients."""
 MOST_REQUESTS = 4000
 """Requests after which a simulation ends: means of more clients hardly change with further rounds."""
-CLIENT, SPREAD = 10e-3, 0.5
+CLIENT, SPREAD = 12e-3, 0.5
 """Mean seconds from the end of a request until the next one of its client waits in the scheduler (stream, client, HTTP,
 tokenizer), and the width of their uniform distribution relative to the mean. Assumed: half of the mean leaves the time
 to first token 3 points lower on AIConfigurator's own deployments and 10 points lower on gpt-oss-120b. A first token

@@ -65,7 +65,7 @@ Qwen3-32B on 2 to 8 H100 (vLLM 0.12), beyond the kernels. Left out: fitted to tw
 ASYNC = VllmVersion(0, 14)
 """First release that schedules asynchronously by default. Source: vLLM pull request 27614."""
 
-FUSED = 0.5
+FUSED = 0.4
 """Fixed seconds of TensorRT-LLM's expert kernels relative to Triton's. Source: the tables, one token beyond its bytes:
 11 to 23 us on Blackwell, 21 to 38 on Hopper (medians of formats)."""
 SLOW_EXPERTS = 45e-6, 0.5
