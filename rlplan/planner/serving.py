@@ -35,6 +35,11 @@ from rlplan.timing.serving.step import EngineRates
 from rlplan.units import format_bytes
 
 
+MIXED = 0.4
+"""Width by which response lengths of an engine among others are spread, relative to the mean. Assumed: it ends the
+queue of equal requests, whatever its size."""
+
+
 @dataclass(frozen=True)
 class Served:
     """Memory of an engine on its GPUs."""
@@ -311,11 +316,15 @@ class ServingJob:
 
     @property
     def loop(self) -> ClosedLoop:
-        """The clients of one engine and the number of their requests it serves at once."""
+        """The clients of one engine and the number of their requests it serves at once.
+
+        Requests of several engines mix, so that those of one do not end together however equal they are.
+        """
+        lengths, mixed = self.work.lengths, MIXED if self.num_engines > 1 else 0.0
         return ClosedLoop(
             self.num_requests / self.num_engines,
             self.work.usual_prompt_len,
-            self.work.lengths.quantile,
+            lambda share: lengths.quantile(share) * (1 + mixed * (share - 0.5)),
             min(self.memory.limits.max_num_seqs, self.fitting),
             float(self.memory.limits.max_num_batched_tokens),
         )

@@ -26,6 +26,8 @@ Values from 2 to 6 fit equally well (mean errors within 0.5 points)."""
 CACHE_READS = 0.9
 """Share of peak memory bandwidth at which decode attention reads a long cache. Source: the kernel tables that
 AIConfigurator 0.12 measured with vLLM 0.24 (`the tables` below): 0.93 on H100, 0.91 on H200, 0.9 on B200."""
+HOPPER_READS_8BIT = 0.72
+"""The same of an 8-bit cache on Hopper. Source: the tables, 32 sequences of 4,096 tokens: 0.82 on H100, 0.65 on H200."""
 PREFILL_ATTENTION = 0.65
 """Share of the 16-bit peak that attention reaches in the prefill of a long prompt, whatever the cache's format."""
 ATTENTION_RAMP = 600
@@ -61,7 +63,8 @@ CAPTURED = 512
 """Tokens of the largest captured step. Source: vLLM 0.32.0, `max_cudagraph_capture_size`."""
 SERIAL, SERIAL_SEQUENCE = 1.3e-3, 34e-6
 """Seconds per step, and per sequence, that the GPU waits for the scheduler without asynchronous scheduling. Source:
-Qwen3-32B on 2 to 8 H100 (vLLM 0.12), beyond the kernels. Left out: fitted to two GPUs, eight are within 3 %."""
+Qwen3-32B in 16 bits on 2 to 8 H100 (vLLM 0.12), beyond the kernels. Left out: fitted to two GPUs, eight are within 3 %,
+8 without; three settings in fp8 would want none."""
 ASYNC = VllmVersion(0, 14)
 """First release that schedules asynchronously by default. Source: vLLM pull request 27614."""
 
@@ -265,8 +268,9 @@ class EngineRates:
             self._expert_pair = 2 * experts.num_layers * experts.num_weights / (flops * share)
             self._layers += experts.num_layers * fixed
         attention = find_peak("")[0] * PREFILL_ATTENTION
+        reads = HOPPER_READS_8BIT if kv_element_bytes == 1 and gpu.architecture == "9.0" else CACHE_READS
         self._caches = [
-            (c.num_bytes / (peak * CACHE_READS), c.flops / attention, c.prefill_flops / attention, c.window)
+            (c.num_bytes / (peak * reads), c.flops / attention, c.prefill_flops / attention, c.window)
             for c in counts.caches
         ]
         self._sequence_state = counts.state_bytes / self._bytes_per_s
