@@ -34,7 +34,6 @@ from rlplan.timing.serving.load import ClosedLoop, Latency, closed_loop_latency
 from rlplan.timing.serving.step import EngineRates
 from rlplan.units import format_bytes
 
-
 MIXED = 0.4
 """Width by which response lengths of an engine among others are spread, relative to the mean. Assumed: it ends the
 queue of equal requests, whatever its size."""
