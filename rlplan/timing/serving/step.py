@@ -27,7 +27,7 @@ CACHE_READS = 0.9
 """Share of peak memory bandwidth at which decode attention reads a long cache. Source: the kernel tables that
 AIConfigurator 0.12 measured with vLLM 0.24 (`the tables` below): 0.93 on H100, 0.91 on H200, 0.9 on B200."""
 HOPPER_READS_8BIT = 0.72
-"""The same of an 8-bit cache on Hopper. Source: the tables, 32 sequences of 4,096 tokens: 0.82, on H200 0.65."""
+"""The same of an 8-bit cache on Hopper. Source: the tables, 0.82 on H100, 0.65 on H200."""
 PREFILL_ATTENTION = 0.65
 """Share of the 16-bit peak that attention reaches in the prefill of a long prompt, whatever the cache's format."""
 ATTENTION_RAMP = 600
