@@ -13,7 +13,7 @@ bandwidth, F peak FLOP/s of matmuls, S bytes of a message.
 import math
 from dataclasses import dataclass, replace
 
-from rlplan.memory.serving.versions import LATEST, VllmVersion
+from rlplan.memory.serving.versions import ASYNC, LATEST, VllmVersion
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
@@ -65,8 +65,6 @@ SERIAL, SERIAL_SEQUENCE = 1.3e-3, 34e-6
 """Seconds per step, and per sequence, that the GPU waits for the scheduler without asynchronous scheduling. Source:
 Qwen3-32B in 16 bits on 2 to 8 H100 (vLLM 0.12), beyond the kernels. Left out: fitted to two GPUs, eight are within 3 %,
 8 without; three settings in fp8 would want none."""
-ASYNC = VllmVersion(0, 14)
-"""First release that schedules asynchronously by default. Source: vLLM pull request 27614."""
 
 FUSED = 0.4
 """Fixed seconds of TensorRT-LLM's expert kernels relative to Triton's. Source: the tables, one token beyond its bytes:
