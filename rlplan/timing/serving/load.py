@@ -85,7 +85,8 @@ class _Engine:
 
     def run(self) -> Latency:
         """Serve all requests; the means over them."""
-        first_tokens, tokens = [], []
+        first_tokens: list[float] = []
+        tokens: list[float] = []
         while self.arrivals or self.waiting or self.running:
             if not self.waiting and not self.running:
                 self.now = max(self.now, self.arrivals[0][0])
