@@ -1,10 +1,9 @@
-"""Constants of trainers that were fitted, each with the source that it was fitted to left out.
+"""Constants that were fitted, each with the source that it was fitted to left out.
 
-In: the bundled throughputs, peaks and residuals. Out: a table: what a constant says of the sources that it was not
+In: bundled throughputs, peaks, residuals, latencies. Out: a table: what a constant says of the sources that it was not
 fitted to, beside the same without it. `python -m benchmarks.constants.trainers` prints it; seconds, no network.
 
-A constant stays where it is better than none for points that it has not seen; a test holds each to it. Constants of
-serving: `benchmarks/constants/serving.py`.
+A constant stays where it is better than none for points that it has not seen; a test holds each to it.
 """
 
 import sys
@@ -20,6 +19,7 @@ from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import forget_plans
 from rlplan.memory.roles import engine
+from rlplan.timing.serving import step
 from rlplan.timing.training import kernels
 from rlplan.units import MIB
 
@@ -111,8 +111,40 @@ CONSTANTS = (
         _is_asleep_with_triton,
         unit=MIB,
     ),
+    Constant(
+        "SERIAL, s a step",
+        ((step, "SERIAL"),),
+        0.0,
+        {"_tp2_": 0.8e-3, "_tp8_": 1.5e-3, "now": 1.3e-3},
+        lambda point, fitted: fitted in point.id,
+        lambda point: point.kind == "serving_tpot" and "qwen3_32b" in point.id and "_tp" in point.id,
+    ),
+    Constant(
+        "SERIAL_SEQUENCE, s a sequence",
+        ((step, "SERIAL_SEQUENCE"),),
+        0.0,
+        {"_tp2_": 34e-6, "_tp8_": 25e-6, "now": 34e-6},
+        lambda point, fitted: fitted in point.id,
+        lambda point: point.kind == "serving_tpot" and "qwen3_32b" in point.id and "_tp" in point.id,
+    ),
+    Constant(
+        "SUSTAINED (measured steps of B300)",
+        ((step, "SUSTAINED"),),
+        1.0,
+        {"now": 1.15},
+        lambda point, fitted: False,
+        lambda point: point.kind == "serving_ttft" and "_8192x1024_" in point.id and "b200" in point.id,
+    ),
+    Constant(
+        "LAUNCH, s a layer",
+        ((step, "LAUNCH"),),
+        0.0,
+        {"llama_3_1_70b": 0.5e-3, "now": 0.5e-3},
+        lambda point, fitted: fitted in point.id,
+        lambda point: point.kind == "serving_ttft" and "_1024x" in point.id,
+    ),
 )
-"""The fitted constants, in the order of rlplan/timing/training, then of rlplan/memory/roles/engine.py."""
+"""The fitted constants, in the order of training, of rlplan/memory/roles/engine.py and of rlplan/timing/serving."""
 
 
 def _forget() -> None:

@@ -25,7 +25,9 @@ from rlplan.vocabulary import Provenance
 TRAINING, SERVING, CONTEXT = "training", "serving", "context"
 GROUPS = {
     TRAINING: ("efficiencies.matmul", "efficiencies.matmul_8bit", "efficiencies.memory"),
-    SERVING: ("serving.matmul", "serving.memory", "serving.layer", "serving.expert_layer"),
+    SERVING: tuple(
+        f"serving.{name}" for name in ("matmul", "matmul_8bit", "matmul_4bit", "memory", "layer", "expert_layer")
+    ),
     CONTEXT: ("overheads.context",),
 }
 """Constants that are fitted together. Seconds of a group scale with its constants, apart from links between GPUs."""

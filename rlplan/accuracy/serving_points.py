@@ -3,7 +3,8 @@
 In: a point. Out: a job of `framework: vllm`, and the answer of `rlplan estimate` or `rlplan simulate`. Left out: other
 engines, the formulas themselves.
 
-Settings that a latency row leaves open follow published sweeps. All prompts differ. The KV cache is fp8 where the
+Settings that a latency row leaves open follow published sweeps. All prompts differ. An engine serves as many sequences
+as there are requests. The KV cache is fp8 where the
 checkpoint is quantized and the GPU has fp8 matmuls: 64 requests of 9,216 tokens fit beside Llama-3.1-70B-FP8 on one
 B200 in fp8 only. The engine may use 0.9 of the memory. A row whose expert columns are 0 comes from a sweep over a whole
 host of 8 GPUs with 8/tp engines: its concurrency is that of all engines together.
@@ -26,6 +27,14 @@ GPUS_OF_A_SWEEP = 8
 """GPUs of the host in a sweep over whole hosts."""
 UTILIZATION = 0.9
 """`gpu_memory_utilization` of published sweeps."""
+SWEPT = ((1024, 1024), (1024, 8192), (8192, 1024))
+"""Prompt and response lengths of InferenceX (formerly InferenceMAX), whose rows state the replicas of the attention or
+have one of the last two shapes. Its responses are 0.8 to 1 of the length; its servers get `--max-num-seqs $CONC
+--max-num-batched-tokens 8192`. Source: README and benchmarks/ of https://github.com/SemiAnalysisAI/InferenceX."""
+SWEPT_TOKENS, SHORTEST = 8192, 0.8
+GENERATED_TOKENS = 1500
+"""Tokens beyond a prompt and the requests in the budget of a step of AIConfigurator's own deployments, whose responses
+have one length. Source: https://github.com/ai-dynamo/aiconfigurator, generator/rule_plugin/vllm.rule."""
 SERVED_WORDS = {"fp4": "nvfp4", "w4afp8": "int4_wo", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}
 """Weight formats by words of serving tables: these words mean another format elsewhere, or name activations too."""
 PLAIN = ("", "none", "bf16", "bfloat16", "fp16", "float16", "half", "auto")
@@ -103,6 +112,8 @@ def engine_job(point: MeasuredPoint) -> dict[str, Any]:
         rollout["kv_cache_memory"] = int(settings.number("available_kv_gib", low=0.0) * GIB)
     elif utilization := settings.number("gpu_memory_utilization", 0.0, high=1.0):
         rollout["gpu_memory_utilization"] = utilization
+    if point.kind == "vllm_kv" and "non_torch_gib" in settings:
+        rollout["non_torch_memory"] = int(settings.number("non_torch_gib", low=0.0) * GIB)
     hardware = make_hardware(point, ranks["tp"] * ranks["pp"])
     if _depends_on_gpu(point, settings):
         hardware["memory"] = total_bytes(point)
@@ -170,7 +181,9 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
     replicas = settings.read_count("attention_dp_size", 1) if settings.raw("attention_dp_size") else 1
     has_experts = find_point_model(point).experts is not None
     num_gpus = max(tp, GPUS_OF_A_SWEEP // tp * tp) if is_sweep else tp * replicas
-    prompt, response = settings.read_count("isl"), settings.read_count("osl")
+    prompt, response, requests = settings.read_count("isl"), settings.read_count("osl"), settings.read_count(key)
+    is_swept = (prompt, response) in SWEPT[1 if settings.raw("attention_dp_size") in (None, "") else 0 :]
+    budget = SWEPT_TOKENS if is_swept else prompt + requests + GENERATED_TOKENS
     quantization = _read_served_format(point, settings, has_experts=has_experts)
     kv_bytes = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none")
     is_quantized = quantization != "none" or has_quantized_name(point)
@@ -183,7 +196,10 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
         "workload": {
             "max_prompt_len": prompt,
             "max_response_len": response,
-            "num_concurrent_requests": settings.read_count(key),
+            "num_concurrent_requests": requests,
+            "response_lengths": {"kind": "uniform", "low": round(SHORTEST * response), "high": response}
+            if is_swept
+            else {"kind": "constant"},
         },
         "rollout": {
             "tp": tp,
@@ -191,8 +207,9 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
             "has_expert_parallel": has_experts and whole > 1,
             "quantization": quantization,
             "kv_dtype": "fp8" if has_fp8 else "auto",
-            "gpu_memory_utilization": UTILIZATION,
-            **{key: settings.read_count(key) for key in ("max_num_seqs", "max_num_batched_tokens") if key in settings},
+            "gpu_memory_utilization": settings.number("gpu_memory_utilization", UTILIZATION, high=1.0),
+            "max_num_seqs": settings.read_count("max_num_seqs", requests),
+            "max_num_batched_tokens": settings.read_count("max_num_batched_tokens", budget),
         },
     }
 

@@ -140,7 +140,6 @@ ROWS = (
     WithoutEffect(r"ce_fusion", "the loss is one kernel in either case", "throughput_train"),
     WithoutEffect(r"total_tokens", "queries and lengths say it", "rl_step_time"),
     WithoutEffect(r"optimizer|learning_rate|lr|kl_\w*", "no step's time depends on it", "rl_step_time"),
-    WithoutEffect(r"non_torch_gib", "an estimate says itself what is not torch's", "vllm_kv"),
     WithoutEffect(_WEIGHT_FORMATS, "the checkpoint's name or config says its format", ENGINE),
     WithoutEffect(r"multimodal", "the model's own config says what it reads", ENGINE),
     WithoutEffect(r"gpus|num_gpus|dtype|total_gpu_memory_gib\w*|max_model_len|block|block_size|gpu_memory_utilization"

@@ -21,7 +21,8 @@ from rlplan.memory.model.quantized_checkpoints import (
     parse_quantization,
 )
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
-from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
+from rlplan.memory.serving.versions import VllmVersion, find_version
+from rlplan.planner.measured_errors import MeasuredError, Stratum, find_error
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.setting import GpuPool, read_pools
 from rlplan.spec.job import JobSpec
@@ -32,6 +33,10 @@ from rlplan.timing.serving.counts import EngineCut, engine_counts
 from rlplan.timing.serving.load import ClosedLoop, Latency, closed_loop_latency
 from rlplan.timing.serving.step import EngineRates
 from rlplan.units import format_bytes
+
+MIXED = 0.4
+"""Width by which response lengths of an engine among others are spread, relative to the mean. Assumed: it ends the
+queue of equal requests, whatever its size."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,12 @@ class ServedLoad:
     """Average number of requests that fit into one engine's cache at once."""
     latency: Latency
     """Latency of one request."""
+    is_moe: bool = False
+
+    @property
+    def errors(self) -> tuple[MeasuredError, MeasuredError]:
+        """How far measured times to the first token and per further token lie from predicted ones."""
+        return find_error("serving_ttft", Stratum(self.is_moe)), find_error("serving_tpot", Stratum(self.is_moe))
 
     @property
     def waits_for_cache(self) -> bool:
@@ -147,7 +158,9 @@ class ServedLoad:
         """JSON for other tools."""
         waits = {"waits_for_cache": self.waits_for_cache, "requests_in_cache": self.fitting * self.num_engines}
         counts = {"num_concurrent_requests": self.num_requests, "num_engines": self.num_engines}
-        return counts | asdict(self.latency) | {"tokens_per_s": self.tokens_per_s} | waits
+        first, token = (error.as_json() for error in self.errors)
+        errors = {"first_token_error": first, "token_error": token}
+        return counts | asdict(self.latency) | {"tokens_per_s": self.tokens_per_s} | waits | errors
 
 
 class ServingJob:
@@ -183,8 +196,7 @@ class ServingJob:
     def version(self) -> VllmVersion:
         """vLLM version: `rollout.engine_version`, else the framework's release, else the one rlplan uses."""
         named = split_label(self.job.framework)[1] if self.job.release.serves else ""
-        stated = self.rollout.engine_version or named
-        return parse_version(stated) if stated else LATEST
+        return find_version(self.rollout.engine_version or named)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -241,6 +253,7 @@ class ServingJob:
             context_bytes=gpu.overheads.context.value,
             communicator_bytes=gpu.overheads.communicator_of_many.value,
             version=self.version,
+            non_torch_bytes=rollout.non_torch_memory,
         )
 
     @cached_property
@@ -302,11 +315,15 @@ class ServingJob:
 
     @property
     def loop(self) -> ClosedLoop:
-        """The clients of one engine and the number of their requests it serves at once."""
+        """The clients of one engine and the number of their requests it serves at once.
+
+        Requests of several engines mix, so that those of one do not end together however equal they are.
+        """
+        lengths, mixed = self.work.lengths, MIXED if self.num_engines > 1 else 0.0
         return ClosedLoop(
             self.num_requests / self.num_engines,
             self.work.usual_prompt_len,
-            self.work.lengths.mean,
+            lambda share: lengths.quantile(share) * (1 + mixed * (share - 0.5)),
             min(self.memory.limits.max_num_seqs, self.fitting),
             float(self.memory.limits.max_num_batched_tokens),
         )
@@ -330,5 +347,6 @@ def serve(job: JobSpec) -> Served:
 def serve_load(job: JobSpec) -> ServedLoad:
     """Predict latencies under the job's requests in flight. Raises: SpecError, NoFeasiblePlanError."""
     engine = ServingJob(job)
-    latency = closed_loop_latency(engine.rates, engine.loop)
-    return ServedLoad(engine.num_requests, engine.num_engines, engine.work.lengths.mean, engine.fitting, latency)
+    latency, is_moe = closed_loop_latency(engine.rates, engine.loop), engine.model.experts is not None
+    counts = engine.num_requests, engine.num_engines, engine.work.lengths.mean
+    return ServedLoad(*counts, engine.fitting, latency, is_moe)

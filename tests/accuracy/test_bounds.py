@@ -36,7 +36,7 @@ def errors(report: AccuracyReport, kind: str) -> list[float]:
         ("param_count", 0.0, 0.0),
         ("vllm_weights", 0.001, 0.053),
         ("kv_per_token", 0.0002, 0.0012),
-        ("vllm_kv", 0.013, 0.026),  # was 0.0046 with a measured `non_torch_gib`, which no job says
+        ("vllm_kv", 0.0046, 0.026),
         ("vllm_profile_peak", 0.002, 0.08),
         ("vllm_activation_peak", 0.04, 0.045),
         ("vllm_cuda_graph", 0.007, 0.007),
@@ -45,9 +45,9 @@ def errors(report: AccuracyReport, kind: str) -> list[float]:
         ("train_steady", 0.010, 0.0125),  # was 0.006 and 0.007
         ("sleeping_engine_residual", 0.044, 0.31),
         ("throughput_train", 0.067, 0.34),  # was 0.053 and 0.40, of 150
-        ("throughput_infer", 0.034, 0.17),
-        ("serving_tpot", 0.054, 0.225),
-        ("serving_ttft", 0.20, 0.81),
+        ("throughput_infer", 0.037, 0.71),  # the largest needs more FLOP/s than the GPU has: test_serving_points.py
+        ("serving_tpot", 0.041, 0.28),  # was 0.054 and 0.225 by constants that were fitted to them
+        ("serving_ttft", 0.16, 0.80),
         ("rl_step_time", 0.25, 0.46),  # was 0.14 and 0.28, of 15
         ("weight_sync_time", 0.025, 0.06),  # was 0.015 and 0.03, of 6
         ("phase_time", 0.43, 0.71),  # lengths are assumed

@@ -36,7 +36,10 @@ def test_estimate_and_simulate_answer_for_the_engine() -> None:
     assert estimated.fits
     assert estimated.load is None
     assert simulated.load is not None
-    assert simulated.as_json()["load"]["tokens_per_s"] == pytest.approx(simulated.load.tokens_per_s)
+    load = simulated.as_json()["load"]
+    assert load["tokens_per_s"] == pytest.approx(simulated.load.tokens_per_s)
+    assert load["first_token_error"]["kind"] == "serving_ttft", "each latency has its interval"
+    assert load["token_error"]["is_known"]
 
 
 def test_clients_are_shared_out_over_the_engines() -> None:
@@ -102,3 +105,13 @@ def test_a_job_file_that_holds_its_policy_s_config_needs_no_model_on_disk(tmp_pa
     assert isinstance(by_file, ServingResult)
     assert isinstance(by_id, ServingResult)
     assert by_file.served.memory == by_id.served.memory
+
+
+def test_memory_outside_of_torch_that_a_log_states_is_taken_from_the_cache() -> None:
+    predicted, stated = (serve(make_serving(rollout=rollout)).memory for rollout in ({}, {"non_torch_memory": "1GiB"}))
+    assert predicted.kv_budget - stated.kv_budget == 2**30 - predicted.non_torch
+
+
+def test_an_older_release_is_slower() -> None:
+    older, newer = (serve_load(make_serving(framework=f"vllm@{release}")) for release in ("0.12", "0.19"))
+    assert older.latency.token_s > newer.latency.token_s + 1e-3

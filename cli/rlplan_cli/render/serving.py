@@ -43,7 +43,10 @@ def show_served(served: Served) -> None:
 def show_load(load: ServedLoad) -> None:
     """Show the latencies of concurrent requests."""
     latency, engines = load.latency, f"{load.num_engines} engine{'s' * (load.num_engines > 1)}"
-    first, token = format_seconds(latency.first_token_s), format_seconds(latency.token_s)
+    first, token = (
+        f"{format_seconds(seconds)} ({' to '.join(format_seconds(end) for end in error.interval(seconds))})"
+        for seconds, error in zip((latency.first_token_s, latency.token_s), load.errors, strict=True)
+    )
     show_fact("Load", f"{load.num_requests:,} concurrent requests on {engines}: {load.tokens_per_s:,.0f} tokens/s")
     show_fact("Latency", f"{first} to the first token, {token} per further token")
     if load.waits_for_cache:

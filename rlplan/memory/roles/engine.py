@@ -36,7 +36,7 @@ from rlplan.memory.serving.peaks import (
 )
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
-from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
+from rlplan.memory.serving.versions import VllmVersion, find_version
 from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.spec.hardware.profile import GpuOverheads
@@ -150,8 +150,7 @@ class EngineOnGpu(Forecast):
     @cached_property
     def version(self) -> VllmVersion:
         """The engine's release."""
-        stated = self.rollout.engine_version
-        return LATEST if stated is None else parse_version(stated)
+        return find_version(self.rollout.engine_version)
 
     @cached_property
     def asleep(self) -> Bytes:

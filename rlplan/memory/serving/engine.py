@@ -70,6 +70,8 @@ class EngineSettings:
     context_bytes: int = CONTEXT
     communicator_bytes: int = COMMUNICATOR
     version: VllmVersion = LATEST
+    non_torch_bytes: int | None = None
+    """Bytes outside of torch where a log states them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,9 @@ def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, s
         else 0
     )
     encoder = encoder_peak_bytes(model, rank_limits.max_num_batched_tokens) if is_first else 0
-    other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
+    other = settings.non_torch_bytes
+    if other is None:
+        other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
     layers = split_layers(model.num_layers, settings.pp)[stage]
     captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
     is_eager = settings.enforce_eager

@@ -54,10 +54,10 @@ def list_engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     >>> rows["model.layers.0.self_attn.qkv_proj.weight"]  # 32 heads over 16 ranks, one of 8 key heads: (2+1+1)*128
     (512, 4096)
     """
-    return tuple(_fuse(model.list_rank_tensors(Layout(tp=tp, vocab_multiple=VOCABULARY_MULTIPLE))))
+    return tuple(fuse_tensors(model.list_rank_tensors(Layout(tp=tp, vocab_multiple=VOCABULARY_MULTIPLE))))
 
 
-def _fuse(tensors: Iterable[Parameter]) -> list[Parameter]:
+def fuse_tensors(tensors: Iterable[Parameter]) -> list[Parameter]:
     """Fuse tensors whose modules have the same fused name and parent. A single one keeps its name."""
     return [
         _stack(name, members) if len(members) > 1 else members[0] for name, members in _group_tensors(tensors).items()

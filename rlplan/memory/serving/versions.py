@@ -132,6 +132,23 @@ LATEST = VllmVersion(0, 32, 0)
 """The version that rlplan's lock file pins."""
 
 
+ASYNC, ASYNC_DATE = VllmVersion(0, 14), "2026-01-17"
+"""First version that schedules asynchronously by default, and its day. Source: vLLM pull request 27614."""
+
+
+def find_version(stated: str | None, date: str = "") -> VllmVersion:
+    """The stated version, else the one that rlplan installs. Raises: SpecError for one that is not modelled.
+
+    date: day of the framework's release. One from before asynchronous scheduling has a version without it.
+
+    >>> find_version(None, "2025-08-01") < ASYNC <= find_version(None, "2026-03-01")
+    True
+    """
+    if stated:
+        return parse_version(stated)
+    return VllmVersion(ASYNC.major, ASYNC.minor - 1) if date and date < ASYNC_DATE else LATEST
+
+
 def parse_version(text: str) -> VllmVersion:
     """Parse the version that a log or issue states. Raises: SpecError for one that is not modelled.
 

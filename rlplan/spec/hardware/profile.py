@@ -252,15 +252,19 @@ class ServingRates(Spec):
     """Efficiencies and fixed costs of a rollout engine."""
 
     memory: SourcedShare
-    """Fraction of `memory_bytes_per_s` that a decode step's reads reach."""
+    """Fraction of `memory_bytes_per_s` at which a decode step's matmuls read their weights."""
     matmul: SourcedShare
-    """Fraction of `dense_flops_per_s` that a prefill reaches."""
+    """Fraction of `dense_flops_per_s` that 16-bit matmuls reach in a prefill."""
+    matmul_8bit: SourcedShare | None = None
+    """The same of 8-bit matmuls, with the quantization of their input."""
+    matmul_4bit: SourcedShare | None = None
+    """The same of 4-bit matmuls."""
     layer: SourcedSeconds
-    """Seconds per layer beyond its bytes and FLOPs, inside a CUDA graph."""
+    """Seconds per layer of attention, norms and activation beyond their bytes and FLOPs, inside a CUDA graph."""
     collective: SourcedSeconds
     """Seconds of one small all-reduce between the ranks of an engine."""
     expert_layer: SourcedSeconds
-    """Extra seconds of a layer with experts, for kernels that route, sort, quantize, multiply and combine."""
+    """Seconds of a layer's experts beyond their bytes and FLOPs: kernels that sort, quantize, multiply and combine."""
 
 
 class NodeEfficiencies(Spec):

@@ -30,6 +30,9 @@ class RolloutSpec(Spec):
     the real time is longer."""
     engine_version: str | None = Field(default=None, max_length=40)
     """vLLM release whose memory is predicted, such as 0.23.0; None: the release that rlplan installs."""
+    non_torch_memory: ByteCount | None = None
+    """Bytes outside of torch that the engine subtracts from its share of a GPU, as vLLM's start-up log states them
+    (`non_torch_memory takes`); None: predicted."""
     shares_process: bool = False
     """Whether the engine runs in the trainer's process, without a CUDA context of its own (TRL's
     `vllm_mode=colocate`)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.model.quantization import Quantization, weight_bytes
-from rlplan.memory.serving.tensors import stored_bytes
+from rlplan.memory.serving.tensors import fuse_tensors, stored_bytes
 from rlplan.memory.serving.weights import build_engine_layout
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
@@ -38,6 +38,10 @@ class Matmuls:
     """Weights that each token is multiplied with."""
     form: str
     """Name of the weight format, empty for unquantized ones. It decides the compute type of the GPU."""
+    num_kernels: int
+    """Matmuls that a step starts; vLLM fuses those of the same input."""
+    num_inputs: int
+    """Elements of a token that all of them multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +192,17 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
 
 def _group_by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
-    plain = [tensor for tensor in matrices if cut.scheme is None or not cut.scheme.covers(tensor)]
-    quantized = [tensor for tensor in matrices if cut.scheme is not None and cut.scheme.covers(tensor)]
-    if plain:
-        yield Matmuls(stored_bytes(plain, cut.element_bytes), _num_multiplied(plain, cut), "")
-    if quantized and cut.scheme is not None:
-        num_bytes = weight_bytes(quantized, cut.element_bytes, cut.scheme)
-        yield Matmuls(num_bytes, _num_multiplied(quantized, cut), cut.scheme.form.name)
+    covered = [cut.scheme is not None and cut.scheme.covers(tensor) for tensor in matrices]
+    for scheme in (None, cut.scheme) if cut.scheme else (None,):
+        group = [tensor for tensor, is_quantized in zip(matrices, covered, strict=True) if is_quantized == bool(scheme)]
+        if group:
+            num_bytes = (
+                weight_bytes(group, cut.element_bytes, scheme) if scheme else stored_bytes(group, cut.element_bytes)
+            )
+            fused = fuse_tensors(group)
+            num_inputs = sum(tensor.shape[-1] for tensor in fused)
+            form = scheme.form.name if scheme else ""
+            yield Matmuls(num_bytes, _num_multiplied(group, cut), form, len(fused), num_inputs)
 
 
 def _num_multiplied(tensors: list[Parameter], cut: EngineCut) -> int:
@@ -208,9 +216,18 @@ def _num_multiplied(tensors: list[Parameter], cut: EngineCut) -> int:
 
 
 def _num_all_reduces(model: ModelSpec, cut: EngineCut) -> int:
-    """Two all-reduces per layer and one for the table; with replicas, experts use an exchange among all ranks."""
+    """Two all-reduces per layer and one for the table; with replicas, experts use an exchange among all ranks.
+
+    Counts: two more where queries and keys are normalized over all heads (MiniMax-M2), whose variances ranks share.
+    """
+    if cut.tp == 1:
+        return 0
     exchanged = len(model.experts.layers) if model.experts and cut.replicas > 1 else 0
-    return 2 * model.num_layers + 1 - exchanged if cut.tp > 1 else 0
+    wide = sum(
+        tensor.name.endswith(("q_norm.weight", "k_norm.weight")) and tensor.shape[0] > model.head_dim
+        for tensor in model.list_rank_tensors(build_engine_layout(1), has_first=False)
+    )
+    return 2 * model.num_layers + 1 - exchanged + wide
 
 
 def _experts(model: ModelSpec, cut: EngineCut) -> ExpertMatmuls | None:

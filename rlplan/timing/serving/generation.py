@@ -15,6 +15,7 @@ from typing import Self
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.model.engine_base import find_engine_quantization
+from rlplan.memory.serving.versions import LATEST, VllmVersion, find_version
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.spec.resolved import SettledJob, SettledRollout
@@ -41,13 +42,16 @@ class EngineSpeed:
     cluster: Cluster
     has_custom_all_reduce: bool = True
     """Whether vLLM's own all-reduce is used within a host, instead of NCCL's."""
+    version: VllmVersion = LATEST
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
     """Cache of step times, because a search asks for the same speed many times."""
 
     @classmethod
     def from_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
         """Make the speed of the emitted engine. rlplan's own runtime switches vLLM's custom all-reduce off."""
-        return cls(policy, job.rollout, choice, cluster, has_custom_all_reduce=not job.is_for_rlplan)
+        has_vllm = job.rollout.engine != "sglang" and job.release.name != "slime"
+        version = find_version(job.rollout.engine_version, job.release.date if has_vllm else "")
+        return cls(policy, job.rollout, choice, cluster, not job.is_for_rlplan, version)
 
     @cached_property
     def cut(self) -> EngineCut:
@@ -78,6 +82,7 @@ class EngineSpeed:
             kv_element_bytes=self.cut.kv_element_bytes,
             has_graphs=self.rollout.has_cuda_graphs,
             has_custom_all_reduce=self.has_custom_all_reduce,
+            version=self.version,
             drafts=(self.rollout.speculative_tokens, self.rollout.acceptance_rate or 0.0),
         )
 

@@ -4,7 +4,7 @@ In: EngineCounts, a Cluster. Out: seconds by resource. Left out: sampling with p
 models, n-gram lookup on the host, the savings of sparse attention (the reads of its indexer count), differences between
 ranks.
 
-    step = max(matmuls + attention + elementwise + all-reduces + layers, launches) + sequences
+    step = max(matmuls + attention + elementwise + all-reduces + layers, launches) + host
 
 Symbols: T tokens of a step, b decoding sequences, s their cached tokens together, L layers, t tp, B peak memory
 bandwidth, F peak FLOP/s of matmuls, S bytes of a message.
@@ -13,39 +13,66 @@ bandwidth, F peak FLOP/s of matmuls, S bytes of a message.
 import math
 from dataclasses import dataclass, replace
 
-from rlplan.memory.serving.versions import LATEST, VllmVersion
+from rlplan.memory.serving.versions import ASYNC, LATEST, VllmVersion
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.serving.counts import EngineCounts
+from rlplan.timing.serving.counts import EngineCounts, Matmuls
 from rlplan.timing.training.mini_batch import largest_normal
 
 BLEND = 3.0
 """A matmul takes (memory^BLEND + compute^BLEND)^(1/BLEND): near the ridge point, neither hides the other completely.
 Values from 2 to 6 fit equally well (mean errors within 0.5 points)."""
-CACHE_READS = 0.77
-"""Share of peak memory bandwidth that decode attention reaches. Fits with other constants free gave 0.68 to 0.80;
-FlashAttention-3 and FlashDecoding report 75 to 85 % at long contexts."""
-PREFILL_ATTENTION = 0.6
-"""Share of the peak that attention reaches in a prefill. Source: FlashAttention-3 (Shah 2024), figure 5: 55 to 75 % of
-an H100's 16-bit peak at head dimension 128, causal."""
-FOUR_BIT = 0.75
-"""Efficiency of 4-bit matmuls relative to other formats, in bandwidth and FLOPs: they unpack weights and apply a scale
-to every 16 or 32 of them. Source: Llama-3.1-70B nvfp4 against fp8 on one and two B200; 0.745 to 0.767 in every fit."""
-SEQUENCE = 22e-6
-"""Seconds of host work per sequence of a step that the GPU waits for: batch preparation, sampling, output.
-Source: growth of vLLM's step with the number of sequences beyond bytes and FLOPs; 19 to 30 us in every fit."""
+CACHE_READS = 0.9
+"""Share of peak memory bandwidth at which decode attention reads a long cache. Source: the kernel tables that
+AIConfigurator 0.12 measured with vLLM 0.24 (`the tables` below): 0.93 on H100, 0.91 on H200, 0.9 on B200."""
+HOPPER_READS_8BIT = 0.72
+"""The same of an 8-bit cache on Hopper. Source: the tables, 0.82 on H100, 0.65 on H200."""
+PREFILL_ATTENTION = 0.65
+"""Share of the 16-bit peak that attention reaches in the prefill of a long prompt, whatever the cache's format."""
+ATTENTION_RAMP = 600
+"""Keys by which each query of a prefill seems longer: a share s of a prompt of P tokens is s P / (P + 2 * ramp).
+Source of both: the tables, 0.21 at 512 tokens and 0.61 at 8,192 on H100, 0.15 and 0.49 on B200, 0.18 and 0.61 on
+B300."""
+KERNEL = {16: 3e-6, 8: 6e-6, 4: 7.5e-6}
+"""Seconds of a matmul in a CUDA graph beyond its bytes and FLOPs, by the bits it multiplies in. Source: the tables,
+1 to 64 tokens, Hopper and Blackwell: 2.7 to 3.7 us in 16 bits, 5.5 to 6.7 in 8, 7.2 to 8.4 in 4."""
+NARROW = {8: 0.85, 4: 0.65}
+"""Share of the peak of narrow matmuls relative to 16-bit ones, where a profile has none. Source: the tables, 0.75 to
+0.96 in 8 bits on Hopper and Blackwell, 0.68 and 0.45 in 4 on B200 and B300."""
+QUANTIZE = {8: 2e-12, 4: 0.3e-12}
+"""Seconds to quantize one element of a narrow matmul's input. Source: the tables, the term that grows with tokens times
+inputs: 1.9 to 2.3 ps in 8 bits on Hopper, Blackwell and RTX PRO 6000, 0.3 ps in 4 bits on B200."""
+SUSTAINED = 1.15
+"""Seconds of matmuls and attention in a loaded engine relative to isolated kernels, whose clocks are higher. Source:
+prefill steps of Qwen3-32B on 1 to 8 B300 (vLLM 0.20.1, AIConfigurator's forward-pass metrics). Left out: without it
+Llama-3.1-70B on B200 is 18 % off, with it 14 (benchmarks/constants)."""
+EXPERT_MATMUL = {16: 0.45, 8: 0.2, 4: 0.25}
+"""Share of the peak that experts' matmuls reach in a prefill with uneven routing. Source: the tables, medians over
+models and ranks: 0.42 to 0.5 in 16 bits, 0.17 to 0.24 in fp8, 0.26 and 0.18 in nvfp4."""
+MXFP4_EXPERTS = 0.45
+"""The same with 4-bit weights and activations in mxfp8. Source: the tables, 0.45 and 0.49 on B200 and B300."""
+SEQUENCE = 10e-6
+"""Seconds per sequence of a step that nothing hides: sampler, batch preparation. Source: gpt-oss-120b on one B200 (vLLM
+0.15), whose step grows by 5 to 10 us a sequence beyond bytes and FLOPs."""
 LAUNCH = 0.5e-3
-"""Seconds that the host takes to launch a layer without a CUDA graph; steps that prefill exceed the captured sizes.
-Source: Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms in every format."""
+"""Seconds that the host takes to launch a layer without a CUDA graph, and again for unfused experts. Source:
+Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms in every format. Left out: Qwen3.6-35B-A3B on
+B300 takes 0.83 to 1 ms a layer (AIConfigurator's forward-pass metrics), Qwen3-32B on 8 B300 at most 0.27."""
+CAPTURED = 512
+"""Tokens of the largest captured step. Source: vLLM 0.32.0, `max_cudagraph_capture_size`."""
+SERIAL, SERIAL_SEQUENCE = 1.3e-3, 34e-6
+"""Seconds per step, and per sequence, that the GPU waits for the scheduler without asynchronous scheduling. Source:
+Qwen3-32B in 16 bits on 2 to 8 H100 (vLLM 0.12), beyond the kernels. Left out: fitted to two GPUs, eight are within 3 %,
+8 without; three settings in fp8 would want none."""
 
-FUSED = 0.3
-"""Overhead of TensorRT-LLM's expert kernels over a dense MLP, relative to Triton's: 3 extra kernels against 10. Source:
-vLLM 0.32.0 fused_moe. Both have router, quantization, routing, two matmuls and a sum, less the three of an MLP. Triton
-adds a cast, top-k, three kernels that sort tokens by expert, an activation and a second quantization."""
-SLOW_EXPERTS = 1.3
-"""Step time with CUTLASS's fp8 experts on Hopper, relative to Triton's. Source: vLLM pull request 33490, `about 30 %
-slower` (DeepSeek-R1 on 8 H200, 16 requests): the default from 0.15 until pull request 34260. Not fitted."""
+FUSED = 0.4
+"""Fixed seconds of TensorRT-LLM's expert kernels relative to Triton's. Source: the tables, one token beyond its bytes:
+11 to 23 us on Blackwell, 21 to 38 on Hopper (medians of formats)."""
+SLOW_EXPERTS = 45e-6, 0.5
+"""Seconds that a layer of CUTLASS's fp8 experts takes longer on Hopper than Triton's, and the share of their FLOP/s.
+Source: the tables, 81 against 38 us for one token, 0.12 against 0.24 of the peak. Left out: vLLM pull request 33490
+calls DeepSeek-R1 with 16 requests `about 30 % slower`, which is 17 % here."""
 SLOW_VERSIONS = (VllmVersion(0, 15), VllmVersion(0, 17))
 """First version with the slow default, and the first without. Assumes: 34260 (February 2026) came with 0.17."""
 
@@ -118,6 +145,11 @@ def find_compute_dtype(gpu: GpuProfile, form: str) -> ComputeDtype:
     return next((dtype for dtype in _FALLBACKS if dtype in supported), ComputeDtype.BFLOAT16)
 
 
+def find_width(dtype: ComputeDtype) -> int:
+    """Bits in which a matmul of a compute type multiplies."""
+    return {ComputeDtype.FLOAT4: 4, ComputeDtype.FLOAT8: 8, ComputeDtype.INT8: 8}.get(dtype, 16)
+
+
 def has_fused_experts(gpu: GpuProfile, form: str) -> bool:
     """Whether TensorRT-LLM's fused kernels compute the experts: for 4 bits on data-center Blackwell.
 
@@ -126,11 +158,10 @@ def has_fused_experts(gpu: GpuProfile, form: str) -> bool:
     return gpu.architecture.startswith("10.") and form in ("nvfp4", "mxfp4")
 
 
-def experts_share(gpu: GpuProfile, form: str, version: VllmVersion) -> float:
-    """Step time relative to the kernels that the constants were fitted to."""
+def has_slow_experts(gpu: GpuProfile, form: str, version: VllmVersion) -> bool:
+    """Whether CUTLASS's slow kernels compute the experts."""
     first, last = SLOW_VERSIONS
-    slow = gpu.architecture == "9.0" and form in EIGHT_BIT_FORMS and first <= version < last
-    return SLOW_EXPERTS if slow else 1.0
+    return gpu.architecture == "9.0" and form in EIGHT_BIT_FORMS and first <= version < last
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,39 +236,50 @@ class EngineRates:
         peak, self._has_graphs = cluster.memory_bytes_per_s, has_graphs
         self._counts, self._bytes_per_s = counts, peak * serving.memory.value
 
-        def flops_per_s(form: str) -> float:
-            return float(gpu.flops_per_s(find_compute_dtype(gpu, form)))
+        def find_peak(form: str) -> tuple[float, int]:
+            dtype = find_compute_dtype(gpu, form)
+            return gpu.flops_per_s(dtype) / SUSTAINED, find_width(dtype)
 
-        def matmul(num_bytes: float, num_weights: float, form: str) -> tuple[float, float]:
-            share = FOUR_BIT if form in ("nvfp4", "mxfp4") else 1.0
-            flops = flops_per_s(form) * serving.matmul.value * share
-            return num_bytes / (self._bytes_per_s * share), 2 * num_weights / flops
+        def matmul(weights: Matmuls) -> tuple[float, float]:
+            flops, width = find_peak(weights.form)
+            share = {8: serving.matmul_8bit, 4: serving.matmul_4bit}.get(width, serving.matmul)
+            flops *= share.value if share else serving.matmul.value * NARROW[width]
+            self._layers += weights.num_kernels * KERNEL[width]
+            self._token += weights.num_inputs * QUANTIZE.get(width, 0.0)
+            return weights.num_bytes / self._bytes_per_s, 2 * weights.num_weights / flops
 
-        self._matmuls = [matmul(weights.num_bytes, weights.num_weights, weights.form) for weights in counts.matmuls]
-        self._head = matmul(counts.head.num_bytes, counts.head.num_weights, counts.head.form)
+        self._token = counts.elementwise_bytes / self._bytes_per_s
         self._layers = counts.num_layers * serving.layer.value
+        self._matmuls = [matmul(weights) for weights in counts.matmuls]
+        self._head = matmul(counts.head)
         self._expert_read = self._expert_pair = 0.0
-        self._times = 1.0
+        num_unfused = 0
         if (experts := counts.experts) is not None:
             self._expert_read = experts.num_layers * experts.num_bytes / self._bytes_per_s
-            flops = flops_per_s(experts.form) * serving.matmul.value
-            self._expert_pair = 2 * experts.num_layers * experts.num_weights / flops
-            self._times = experts_share(gpu, experts.form, version)
-            fused = FUSED if has_fused_experts(gpu, experts.form) else 1.0
-            self._layers += experts.num_layers * serving.expert_layer.value * fused
-        narrow = "fp8" if kv_element_bytes == 1 else ""
-        attention = flops_per_s(narrow) * PREFILL_ATTENTION
+            flops, width = find_peak(experts.form)
+            share = MXFP4_EXPERTS if experts.form == "mxfp4" and width == 8 else EXPERT_MATMUL[width]
+            is_fused = has_fused_experts(gpu, experts.form)
+            num_unfused = 0 if is_fused else experts.num_layers
+            fixed = serving.expert_layer.value * (FUSED if is_fused else 1.0)
+            if has_slow_experts(gpu, experts.form, version):
+                fixed, share = fixed + SLOW_EXPERTS[0], share * SLOW_EXPERTS[1]
+            self._expert_pair = 2 * experts.num_layers * experts.num_weights / (flops * share)
+            self._layers += experts.num_layers * fixed
+        attention = find_peak("")[0] * PREFILL_ATTENTION
+        reads = HOPPER_READS_8BIT if kv_element_bytes == 1 and gpu.architecture == "9.0" else CACHE_READS
         self._caches = [
-            (c.num_bytes / (peak * CACHE_READS), c.flops / attention, c.prefill_flops / attention, c.window)
+            (c.num_bytes / (peak * reads), c.flops / attention, c.prefill_flops / attention, c.window)
             for c in counts.caches
         ]
-        self._token = counts.elementwise_bytes / self._bytes_per_s
         self._sequence_state = counts.state_bytes / self._bytes_per_s
         has_wire = counts.num_collectives > 0
         self._wire = find_wire(cluster, counts.ranks, reads_peers=has_custom_all_reduce) if has_wire else None
-        self._launches = counts.num_layers * LAUNCH
+        self._launches = (counts.num_layers + num_unfused) * LAUNCH
         all_ranks = counts.ranks * counts.replicas
         self._exchange = find_wire(cluster, all_ranks, reads_peers=False) if counts.replicas > 1 else None
+        is_serial = version < ASYNC
+        self._step_host = SERIAL if is_serial else 0.0
+        self._sequence_host = SEQUENCE + (SERIAL_SEQUENCE if is_serial else 0.0)
         is_inside = all_ranks <= cluster.gpus_in_link_domain
         self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
 
@@ -287,12 +329,11 @@ class EngineRates:
             ranks, size = self._counts.ranks * self._counts.replicas, all_tokens * self._counts.message_bytes
             latency += 2 * experts.num_layers * self._exchange.latency_s
             link += experts.num_layers * (self._exchange.time_all_reduce(size, ranks) - self._exchange.latency_s)
-        host = load.num_seqs * SEQUENCE
-        if load.prefill_tokens or not self._has_graphs:
+        host = self._step_host + load.num_seqs * self._sequence_host
+        if tokens > CAPTURED or not self._has_graphs:
             # the host launches ahead of the GPU, so only launch time beyond the GPU time is exposed
             host += max(0.0, self._launches - compute - memory - latency - link)
-        times = self._times
-        return compute * times, memory * times, latency * times, link * times, host * times
+        return compute, memory, latency, link, host
 
     def _matmul_parts(self, load: StepLoad, tokens: float, all_tokens: float) -> tuple[float, float]:
         compute = memory = 0.0
@@ -316,7 +357,7 @@ class EngineRates:
             if window is not None:
                 seen, pairs = min(seen, load.num_seqs * window), min(pairs, load.prefill_tokens * window)
             reading += max(read, flop * load.tokens_each) * seen
-            attending += prefill_flop * pairs
+            attending += prefill_flop * (pairs + ATTENTION_RAMP * load.prefill_tokens)
         return reading, attending
 
 

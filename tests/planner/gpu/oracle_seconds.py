@@ -9,6 +9,7 @@ from typing import Any
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, SCORING, SHARED
 from rlplan.dataflow.schedule import Action
+from rlplan.memory.serving.versions import find_version
 from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
@@ -180,7 +181,9 @@ class RawSeconds(RawAxes):
         rollouts = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
         is_own = self.spec.backend == "deepspeed"  # its engines are emitted without vLLM's custom all-reduce
         cluster = self._cluster(arrangement, GENERATION)
-        speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, has_custom_all_reduce=not is_own)
+        has_vllm = self.spec.rollout.engine != "sglang" and self.spec.release.name != "slime"
+        version = find_version(self.spec.rollout.engine_version, self.spec.release.date if has_vllm else "")
+        speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, not is_own, version)
         return speed, rollouts, num_engines
 
     def _sync(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlplan.memory.model.quantization import FP8_TENSOR, MXFP4, NVFP4, Quantization
+from rlplan.memory.model.quantization import FP8_BLOCK, FP8_TENSOR, MXFP4, NVFP4, Quantization
 from rlplan.memory.model.quantized_checkpoints import EXPERTS
 from rlplan.memory.serving.versions import VllmVersion
 from rlplan.spec.hardware.catalogue import get_gpu, get_node
@@ -12,17 +12,22 @@ from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
 from rlplan.timing.serving.step import (
+    ATTENTION_RAMP,
     CACHE_READS,
+    KERNEL,
     PREFILL_ATTENTION,
     SEQUENCE,
+    SERIAL,
+    SERIAL_SEQUENCE,
+    SUSTAINED,
     EngineRates,
     StepLoad,
     Wire,
     expected_tokens,
-    experts_share,
     find_compute_dtype,
     find_wire,
     has_fused_experts,
+    has_slow_experts,
 )
 
 H100, B200 = (get_gpu(name, where="test") for name in ("h100-sxm", "b200"))
@@ -36,9 +41,9 @@ def rates(model: str = "meta-llama/Llama-3.1-8B", cluster: Cluster = HOST, **cut
 
 
 def test_one_token_takes_the_weights_bytes_over_the_memory_and_the_layers() -> None:
-    """Llama-3.1-8B: 6,979,321,856 + 128,256 * 4,096 weights of 2 bytes over 3.35 TB/s x 0.77, and 32 layers."""
+    """Llama-3.1-8B: 6,979,321,856 + 128,256 * 4,096 weights of 2 bytes, 32 layers of four matmuls, and the head."""
     weights = 2 * (6_979_321_856 + 128_256 * 4_096) / (3.35e12 * H100.serving.memory.value)  # type: ignore[union-attr]
-    layers = 32 * H100.serving.layer.value  # type: ignore[union-attr]
+    layers = 32 * H100.serving.layer.value + (4 * 32 + 1) * KERNEL[16]  # type: ignore[union-attr]
     assert rates().seconds(StepLoad(1, 0)) == pytest.approx(weights + layers + SEQUENCE, rel=0.001)
 
 
@@ -175,7 +180,7 @@ def test_replicas_share_experts_and_nothing_else() -> None:
     )
     assert replicas.experts == cut.experts
     assert (replicas.matmuls, replicas.caches) == (alone.matmuls, alone.caches)
-    assert (replicas.num_collectives, cut.num_collectives) == (0, 2 * 62 + 1)
+    assert (replicas.num_collectives, cut.num_collectives) == (0, 4 * 62 + 1)
 
     def seconds(counts: EngineCounts, load: StepLoad) -> float:
         return EngineRates(counts, HOST, kv_element_bytes=2).seconds(load)
@@ -190,7 +195,16 @@ def test_replicas_share_experts_and_nothing_else() -> None:
 
 def test_ranks_of_replicas_that_are_cut_exchange_tokens_instead_of_adding_up() -> None:
     model = find_model("MiniMaxAI/MiniMax-M2.5")
-    assert engine_counts(model, EngineCut(tp=2, ep=8, replicas=4)).num_collectives == 62 + 1
+    assert engine_counts(model, EngineCut(tp=2, ep=8, replicas=4)).num_collectives == 3 * 62 + 1
+
+
+def test_norms_over_all_heads_need_the_variances_of_all_ranks() -> None:
+    """MiniMax-M2 normalizes queries and keys over all heads, Qwen3 each head alone."""
+    wide, narrow = (
+        engine_counts(find_model(name), EngineCut(tp=2)).num_collectives
+        for name in ("MiniMaxAI/MiniMax-M2.5", "Qwen/Qwen3-32B")
+    )
+    assert (wide, narrow) == (4 * 62 + 1, 2 * 64 + 1)
 
 
 def test_a_shared_expert_that_is_whole_sees_a_part_of_the_tokens() -> None:
@@ -211,7 +225,7 @@ def test_the_last_sequence_of_replicas_is_read_whole_while_the_others_wait() -> 
     engine = EngineRates(counts, HOST, kv_element_bytes=2)
     reads = [engine.parts(StepLoad(count, count * 10**5))[1] - engine.parts(StepLoad(count, 0))[1] for count in (1, 8)]
     flops = 61 * 128 * 2 * (2 * 512 + 64) * 10**5
-    rate = H100.dense_flops_per_s[ComputeDtype.BFLOAT16].value * PREFILL_ATTENTION
+    rate = H100.dense_flops_per_s[ComputeDtype.BFLOAT16].value * PREFILL_ATTENTION / SUSTAINED
     assert reads == pytest.approx([flops / rate] * 2)
     assert engine.parts(StepLoad(1, 0))[4] == SEQUENCE
 
@@ -236,18 +250,71 @@ def test_experts_in_4_bits_on_data_center_blackwell_take_fewer_kernels(gpu: str,
 
 
 @pytest.mark.parametrize(
-    ("gpu", "form", "version", "share"),
+    ("gpu", "form", "version", "is_slow"),
     [
-        ("h100-sxm", "fp8-block", VllmVersion(0, 16), 1.3),
-        ("h100-sxm", "fp8-block", VllmVersion(0, 14, 1), 1.0),
-        ("h100-sxm", "fp8-block", VllmVersion(0, 17), 1.0),
-        ("h100-sxm", "", VllmVersion(0, 16), 1.0),
-        ("b200", "fp8-block", VllmVersion(0, 16), 1.0),
+        ("h100-sxm", "fp8-block", VllmVersion(0, 16), True),
+        ("h100-sxm", "fp8-block", VllmVersion(0, 14, 1), False),
+        ("h100-sxm", "fp8-block", VllmVersion(0, 17), False),
+        ("h100-sxm", "", VllmVersion(0, 16), False),
+        ("b200", "fp8-block", VllmVersion(0, 16), False),
     ],
 )
-def test_two_versions_had_slow_experts_on_hopper(gpu: str, form: str, version: VllmVersion, share: float) -> None:
+def test_two_versions_had_slow_experts_on_hopper(gpu: str, form: str, version: VllmVersion, *, is_slow: bool) -> None:
     """Source: vLLM pull requests 33490 and 34260."""
-    assert experts_share(get_gpu(gpu, where="test"), form, version) == share
+    assert has_slow_experts(get_gpu(gpu, where="test"), form, version) is is_slow
+
+
+def test_slow_experts_take_longer_as_upstream_says() -> None:
+    """Source: vLLM pull request 33490: DeepSeek-R1 on 8 H200 with 16 requests is `about 30 %` slower; 17 % here."""
+    cluster = Cluster(get_gpu("h200-sxm", where="test"), 8, 8, get_node("dgx-h200", where="test"))
+    counts = engine_counts(find_model("deepseek-ai/DeepSeek-R1"), EngineCut(tp=8, scheme=Quantization(FP8_BLOCK)))
+    slow, usual = (
+        EngineRates(counts, cluster, kv_element_bytes=2, version=version).seconds(StepLoad(16, 32_000))
+        for version in (VllmVersion(0, 16), VllmVersion(0, 18))
+    )
+    assert slow / usual == pytest.approx(1.3, abs=0.15)
+
+
+def test_releases_that_schedule_in_series_keep_the_gpu_waiting() -> None:
+    """Source: vLLM pull request 27614 schedules asynchronously by default, from 0.14."""
+    counts, load = engine_counts(LLAMA, EngineCut()), StepLoad(64, 64_000)
+    older, newer = (
+        EngineRates(counts, HOST, kv_element_bytes=2, version=VllmVersion(0, minor)).seconds(load) for minor in (13, 14)
+    )
+    assert older - newer == pytest.approx(SERIAL + 64 * SERIAL_SEQUENCE)
+
+
+STEPS = {
+    1: ((1, 4_096, 0, 13.5), (14, 57_386, 0, 16.3), (0, 0, 1_024, 52.5), (0, 0, 4_096, 205.0)),
+    2: ((1, 4_096, 0, 9.0), (14, 57_386, 0, 10.1), (0, 0, 1_024, 33.4), (0, 0, 4_096, 114.5)),
+    4: ((1, 4_096, 0, 6.05), (14, 57_386, 0, 6.78), (0, 0, 4_096, 72.8)),
+    8: ((1, 4_096, 0, 4.5), (14, 57_386, 0, 5.0), (0, 0, 4_096, 50.9)),
+}
+
+
+@pytest.mark.parametrize("tp", STEPS)
+def test_steps_of_a_gpu_without_a_published_sweep_are_met(tp: int) -> None:
+    """Measured: Qwen3-32B on 1 to 8 B300, vLLM 0.20.1, medians of milliseconds. Source: AIConfigurator's forward-pass
+    metrics, fpm_golden_runs/fpm_upfront_qwen32_full_once_20260613_194007 (fpm_metrics_phase.csv). No constant but
+    SUSTAINED and the share of the memory's bandwidth has seen them.
+    """
+    cluster = Cluster(get_gpu("b300", where="test"), 8, 8, get_node("dgx-b300", where="test"))
+    counts = engine_counts(find_model("Qwen/Qwen3-32B"), EngineCut(tp=tp))
+    engine = EngineRates(counts, cluster, kv_element_bytes=2, version=VllmVersion(0, 20))
+    for num_seqs, context, tokens, measured_ms in STEPS[tp]:
+        load = StepLoad(num_seqs, context, tokens, tokens**2 / 2, min(1, tokens))
+        assert engine.seconds(load) * 1e3 == pytest.approx(measured_ms, rel=0.08)
+
+
+def test_attention_of_a_short_prompt_reaches_less_of_the_peak() -> None:
+    """Source: AIConfigurator's kernel tables of vLLM 0.24, FlashAttention-3 on H100: 0.32 of the 16-bit peak at 1,024
+    tokens, 0.61 at 8,192."""
+    counts = engine_counts(LLAMA, EngineCut())
+    cache, peak = counts.caches[0], H100.dense_flops_per_s[ComputeDtype.BFLOAT16].value / SUSTAINED
+    for length, share in ((1_024, 0.32), (8_192, 0.61)):
+        pairs = length**2 / 2
+        seconds = cache.prefill_flops * (pairs + ATTENTION_RAMP * length) / (peak * PREFILL_ATTENTION)
+        assert cache.prefill_flops * pairs / peak / seconds == pytest.approx(share, abs=0.05)
 
 
 def drafting(tokens: int, acceptance_rate: float) -> EngineRates:
