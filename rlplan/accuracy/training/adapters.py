@@ -164,7 +164,7 @@ def _read_stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, 
     if not targets and isinstance(value, str) and "," not in value:
         return None  # a remark, such as `see config`
     for name in names:
-        if name not in spelled or not any(re.search(place, spelled[name]) for place in _PLACES.values()):
+        if name not in spelled:
             raise CannotPredict(
                 f"setting '{key}' names layer {shorten_value(name)}, which is not modelled in this model"
             )
