@@ -133,7 +133,7 @@ ROWS = (
                   "logprob_\\w+"),
     WithoutEffect(r"fsdp(_experts)?", "states are taken as shared by all ranks that are left", "throughput_train"),
     WithoutEffect(r"grad\w*_accum\w*|accumulation_steps|(num_)?micro_?batches|local_batch\w*|lbs",
-                  "the global batch says it", "throughput_train",
+                  "the global batch says it", "throughput_train|train_peak",
                   beside=("global_batch", "gbs", "global_batch_size", "train_batch_size")),
     WithoutEffect(r"moe|routing|dispatcher", "experts are taken to be balanced", "throughput_train",
                   r".*(balanced|natural|all-?to-?all|seq_aux_loss).*"),
