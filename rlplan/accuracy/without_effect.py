@@ -50,7 +50,9 @@ def why_without_effect(kind: str, name: str, settings: Mapping[str, Any]) -> str
     return next((row.why for row in ROWS if row.holds(kind, name, settings)), None)
 
 
-_SHARED_KERNELS = r"(torch)?sdpa|fa\W?\d?|flash\w*\W?\d?( attention)?|flash_attention_\d|mem\w*_efficient|xformers|te"
+_SHARED_KERNELS = (
+    r"(torch)?sdpa|fa\W?\d?|flash\w*\W?\d?( attention)?|flash[\W_]att(ention|n)([\W_]?\d)?|mem\w*_efficient|xformers|te"
+)
 _WEIGHT_FORMATS = r"quant|quantization|weights|precision|dtype|(gemm|moe)_quant_mode"
 
 ROWS = (
@@ -78,7 +80,7 @@ ROWS = (
                   MEMORY_OF_TRAINING),
     WithoutEffect(r"padding", "a mask for padded rows is not counted", "train_peak"),
     WithoutEffect(r"packed|packing", "every sequence is taken at its full length, packed or not", TRAINING),
-    WithoutEffect(r"async_tp|tp_comm|overlap", "hides or cuts collectives; their buffers are not counted",
+    WithoutEffect(r"async_tp|tp_comm|overlap|ep_overlap", "hides or cuts collectives; their buffers are not counted",
                   "train_peak|train_steady"),
     WithoutEffect(r"gbs|global_batch\w*|train_batch_size|(num_)?micro_?batches|steps?_per_batch",
                   "the peak is of one micro-batch", "train_peak"),
@@ -116,6 +118,7 @@ ROWS = (
     WithoutEffect(r"(num_)?(nodes|hosts)", "the number of GPUs says it", TRAINING,
                   beside=("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")),
     WithoutEffect(r"cp_comm", "ranks of context parallelism share the tokens, whoever sends what", "train_peak"),
+    WithoutEffect(r"cp_comm", "keys and values go to every rank", "throughput_train", "p2p|ring|all_?gather"),
     WithoutEffect(r"layers|num_layers|dense_layers", "the model's name says it", TRAINING),
     WithoutEffect(r"params|num_params|num_parameters", "the model's shape says it", TRAINING),
     WithoutEffect(r"trainable_params", "the trained tensors are those of the method", MEMORY_OF_TRAINING,

@@ -186,6 +186,7 @@ def _choose_recipe_kernels(settings: RunSettings, model: ModelSpec) -> dict[str,
     hides = container >= (26, 6) or (not is_grace and settings.degree(*VIRTUAL_STAGES) > 1 and ep > GPUS_OF_A_HOST)
     dispatcher, graphs = settings.word("dispatcher").lower(), settings.word("cuda_graphs").lower()
     hides = "overlap" in dispatcher if dispatcher else hides
+    hides = hides if (stated := settings.says("ep_overlap")) is None else stated
     if graphs:
         has_graphs = _read_graphs(graphs)
     else:
@@ -196,7 +197,7 @@ def _choose_recipe_kernels(settings: RunSettings, model: ModelSpec) -> dict[str,
         kernels["expert_dispatcher"] = "deepep" if "deep" in dispatcher else "hybridep"
     fuses_router = settings.says("moe_router_fusion", "router_fusion")
     return kernels | {
-        "overlaps_experts": has_recipe and hides and not is_hybrid,
+        "overlaps_experts": bool(stated) or (has_recipe and hides and not is_hybrid),
         "has_cuda_graphs": has_graphs,
         "fuses_router": has_recipe if fuses_router is None else fuses_router,
     }

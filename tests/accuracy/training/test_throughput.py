@@ -90,6 +90,17 @@ def test_recipes_of_megatron_bridge_predict_tokens_ahead_and_send_rows_once() ->
     assert stated["has_cuda_graphs"] is True
 
 
+def test_spellings_of_overlap_and_kernels_are_read() -> None:
+    """Settings that earlier refused a point as unread."""
+    point = next(point for name, point in ALL.items() if "qwen3235ba22b-h100" in name)
+    usual = {"attn": "flash-attn", "cp_comm_type": "p2p", "moe_router_fusion": True}
+    slow, fast = (
+        predict_value(change_settings(point, **usual, overlap_moe_expert_parallel_comm=hides))
+        for hides in (False, True)
+    )
+    assert slow < fast
+
+
 def test_the_gpu_s_memory_and_power_limit_are_read_from_its_name() -> None:
     job = step_job(TITAN)
     assert job["hardware"] == {"profile": "h100-sxm-96gb", "num_devices": 8, "power_limit": 500}
