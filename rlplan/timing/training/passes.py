@@ -112,7 +112,7 @@ def _launch_seconds(setting: TrainSetting, times: Times) -> tuple[float, float]:
     model, runs = setting.model, setting.runs
     num_experts = len(model.experts.layers) if model.experts else 0
     thirds = (times.exchanges + times.is_training) / 3
-    if not runs.layer_launch_s and setting.backend != "megatron":
+    if setting.backend != "megatron":
         kernels = NUM_FUSED_KERNELS if runs.is_fused else NUM_KERNELS
         return LAUNCH * kernels * times.elementwise * model.num_layers, 0.0
     num_dense = max(0.0, model.num_layers / setting.layers_ahead - num_experts)
