@@ -110,7 +110,8 @@ def expect_hosts(hosts: float, copies: float, groups: tuple[int, int] = (1, 1)) 
     >>> expect_hosts(2, 2), round(expect_hosts(4, 8), 2), round(expect_hosts(4, 8, (8, 4)), 2)  # 4 (1 - 15/70)
     (1.5, 3.6, 3.14)
     """
-    random, (num_groups, active) = hosts * (1 - (1 - 1 / hosts) ** copies), groups
+    num_groups, active = groups
+    random = float(hosts * (1 - (1 - 1 / hosts) ** copies))
     if active >= num_groups:
         return random
     if hosts <= num_groups:
@@ -118,4 +119,4 @@ def expect_hosts(hosts: float, copies: float, groups: tuple[int, int] = (1, 1)) 
         missed = prod(max(0.0, others - index) / (num_groups - index) for index in range(active))
         return min(random, hosts * (1 - missed))
     spanned = hosts / num_groups
-    return min(random, active * spanned * (1 - (1 - 1 / spanned) ** (copies / active)))
+    return min(random, float(active * spanned * (1 - (1 - 1 / spanned) ** (copies / active))))

@@ -219,8 +219,11 @@ def _matmul_share(setting: TrainSetting, rows: float) -> float:
         row = experts.latent_size or h
         active = len(experts.layers) * row * experts.num_matrices * experts.num_active * experts.intermediate_size
         weight += active
-        active *= setting.expert_imbalance
-        slowed += active / (tile_share(expert_rows) * wave_share(own * experts.num_active, row / etp))
+        slowed += (
+            setting.expert_imbalance
+            * active
+            / (tile_share(expert_rows) * wave_share(own * experts.num_active, row / etp))
+        )
     return weight / slowed
 
 
