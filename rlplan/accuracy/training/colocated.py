@@ -47,6 +47,7 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
     micro_batch = min(job["workload"]["micro_batch_size_per_gpu"], group * num_prompts)
     num_updates = ceil_div(group * num_prompts, micro_batch)
     job["training"].setdefault("lora", None)
+    is_sampled = "sampled" in settings.word("completion").lower()
     has_reference = "reference" in settings.word("adapters").lower()
     job |= {
         "algorithm": {"name": "grpo", "kl_coef": 0.001 if has_reference else 0.0},
@@ -59,7 +60,8 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
             "max_prompt_len": prompt,
             "max_response_len": length - prompt,
             "num_steps": 1 if num_updates == 1 else 2,
-        },
+        }
+        | ({"response_lengths": {"kind": "uniform", "low": 1, "high": length - prompt}} if is_sampled else {}),
         "rollout": {
             "tp": 1,
             "attention_dp": 1,

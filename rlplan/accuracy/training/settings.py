@@ -41,7 +41,7 @@ RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing
 ACCUMULATION = ("grad_accum", "gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps")
 ULYSSES = ("sp", "ulysses", "ulysses_sp")
 METHODS = ("method", "task", "finetuning_type", "peft", "quant", "quantize", "quantization", *BASE_DTYPES)
-MICRO_BATCHES = ("microbatches", "num_microbatches", "pp_microbatches")
+MICRO_BATCHES = ("microbatches", "num_microbatches", "pp_microbatches", "micro_batches", "num_micro_batches")
 VIRTUAL_STAGES = ("virtual_stages", "vpp", "vp", "interleaved_stages")
 
 

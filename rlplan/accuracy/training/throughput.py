@@ -33,6 +33,8 @@ ULTRA = 300e9
 """Parameters that separate Nemotron 3 Super (fewer) from Ultra (more)."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """ZeRO stages by FSDP's names."""
+LAYERS_OF_QWEN_235B = 94
+"""Layers of the one model whose recipe for H100 sends a row per expert (`alltoall`)."""
 GPUS_OF_A_HOST = 8
 """GPUs per x86 host of the published runs."""
 
@@ -185,14 +187,33 @@ def _choose_recipe_kernels(settings: RunSettings, model: ModelSpec) -> dict[str,
     hides = container >= (26, 6) or (not is_grace and settings.degree(*VIRTUAL_STAGES) > 1 and ep > GPUS_OF_A_HOST)
     dispatcher, graphs = settings.word("dispatcher").lower(), settings.word("cuda_graphs").lower()
     hides = "overlap" in dispatcher if dispatcher else hides
-    has_graphs = has_recipe and (is_grace or (container >= (26, 4) and pp == 1))
-    has_graphs = re.search("moe|full", graphs) is not None if graphs else has_graphs
-    if re.search("hybrid|deep", dispatcher) if dispatcher else has_recipe:
+    hides = hides if (stated := settings.says("ep_overlap")) is None else stated
+    if graphs:
+        has_graphs = _read_graphs(graphs)
+    else:
+        has_graphs = has_recipe and (is_grace or (container >= (26, 4) and pp == 1))
+        has_graphs = has_graphs and not is_hybrid
+    by_copies = model.num_layers == LAYERS_OF_QWEN_235B and "h100" in settings.gpu.lower()
+    if re.search("hybrid|deep", dispatcher) if dispatcher else has_recipe and not by_copies:
         kernels["expert_dispatcher"] = "deepep" if "deep" in dispatcher else "hybridep"
+    fuses_router = settings.says("moe_router_fusion", "router_fusion")
     return kernels | {
-        "overlaps_experts": has_recipe and hides and not is_hybrid,
-        "has_cuda_graphs": has_graphs and not is_hybrid,
+        "overlaps_experts": bool(stated) or (has_recipe and hides and not is_hybrid),
+        "has_cuda_graphs": has_graphs,
+        "fuses_router": has_recipe if fuses_router is None else fuses_router,
     }
+
+
+def _read_graphs(scopes: str) -> bool | str:
+    """The part of an expert layer that CUDA graphs hold, by the names of their scopes.
+
+    >>> [_read_graphs(scopes) for scopes in ("attn+moe_router", "moe_router+moe_preprocess", "attention+mamba", "none")]
+    [True, 'router', 'attention', False]
+    """
+    has_router, has_attention = re.search("moe|full", scopes), re.search("attn|attention|full", scopes)
+    if has_router:
+        return True if has_attention else "router"
+    return "attention" if has_attention else False
 
 
 def _count_predicted_ahead(settings: RunSettings, model: ModelSpec) -> int:

@@ -72,6 +72,8 @@ class MicroBatchTokens:
     """Whether gradients of an earlier micro-batch exist already."""
     num_micro_batches: int | None = None
     """Micro-batches of a mini-batch. None where unknown; a pipeline then counts as full."""
+    num_pairs: int = 0
+    """Squared lengths of its sequences, in total, where they need no mask for padding; otherwise 0."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,7 @@ class TrainedRole:
             selects_rows=not exported,
             dequantised=fixed.dequantised,
             scored_words=self.scored_words,
+            num_pairs=0 if is_megatron or training.kernels.attention != "auto" else micro_batch.num_pairs,
         )
 
     def _describe_frozen(self, fixed: FixedStates) -> Frozen | None:

@@ -89,6 +89,8 @@ class MicroBatchShape:
 
     scored_words: ScoredWords | None = None
     """Vocabulary-wide tensors that a forward-only pass holds; None: those of the loss without gradient."""
+    num_pairs: int = 0
+    """Pairs of tokens whose scores torch's attention stores for wide heads (`micro_batch.score_bytes`)."""
 
     @cached_property
     def kinds(self) -> "tuple[MicroBatchShape, ...]":

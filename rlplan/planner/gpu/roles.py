@@ -290,7 +290,10 @@ class RoleBytes:
         head = tokens if self.takes_all_rows else tokens * response_len / length
         share = self.job.count_trained(candidate.arrangement.num_training // trainer.ranks_per_sequence)
         num = ceil_div(share, trainer.micro_batch)
-        return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
+        # packs of several sequences have a mask, and so have padded rows
+        has_mask = trainer.micro_batch > 1 and (trainer.max_tokens or workload.response_lengths.kind != "constant")
+        pairs = 0 if has_mask else int(trainer.micro_batch * length**2)
+        return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num, num_pairs=pairs)
 
     def choose_scoring(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
         """Replace the micro-batch size by that of a role's scoring passes."""

@@ -25,6 +25,10 @@ class ExpertsSpec(Spec):
     """Total width of the shared experts, which process every token; 0 for none."""
     latent_size: int = Field(default=0, ge=0, le=MAX_DIMENSION)
     """Width of the rows sent to routed experts (Nemotron 3 Super); 0 for the model's own width."""
+    num_groups: int = Field(default=1, ge=1, le=MAX_DIMENSION)
+    """Groups of experts, in their order, of which a token chooses some first (DeepSeek-V3, section 2.1.2)."""
+    active_groups: int = Field(default=1, ge=1, le=MAX_DIMENSION)
+    """Groups that the experts of a token come from."""
     is_gated: bool = True
     """Whether an expert has three matrices instead of two."""
     layers: tuple[int, ...]

@@ -6,7 +6,7 @@ Left out: overlap with compute (passes.py), start-up of a communicator.
 Symbols: S bytes of the complete result, n ranks, B bytes per second of the ring, l seconds of a hop.
 """
 
-from math import log2
+from math import log2, prod
 
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
@@ -67,13 +67,18 @@ def time_all_reduce(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
 
 
 def time_all_to_all(
-    num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1, copies: float | None = None
+    num_bytes: float,
+    num_ranks: int,
+    cluster: Cluster,
+    stride: int = 1,
+    copies: float | None = None,
+    groups: tuple[int, int] = (1, 1),
 ) -> Cost:
     """Seconds until every rank has sent each other rank its part of the `num_bytes` that it holds.
 
     Counts: inside a host (n-1)/n S/b, where b is the rate of a GPU. Between hosts the k ranks of a host share its
     network adapters and send k S (n-k)/n. copies: the ranks that each row is sent to. A row crosses to a host once,
-    so H hosts receive H (1 - (1 - 1/H)^copies) messages instead of `copies`.
+    so `expect_hosts` receive it instead of `copies`. groups: groups of experts, and how many of them a row goes to.
     Source: Thakur et al. 2005, section 4.4 (pairwise exchange); DeepEP 1.1.
     Differs: an all-gather crosses the network of a host once for all of its ranks.
 
@@ -91,7 +96,27 @@ def time_all_to_all(
     ranks_per_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
     outside = ranks_per_host * num_bytes * (num_ranks - ranks_per_host) / num_ranks / route.bytes_per_s
     if copies:
-        hosts = num_ranks / ranks_per_host
-        # expected number of hosts that `copies` random experts of a row fall on, as a share of `copies`
-        outside *= hosts * (1 - (1 - 1 / hosts) ** copies) / copies
+        outside *= expect_hosts(num_ranks / ranks_per_host, copies, groups) / copies
     return _cost(route, outside, num_ranks - 1.0)
+
+
+def expect_hosts(hosts: float, copies: float, groups: tuple[int, int] = (1, 1)) -> float:
+    """Expected number of hosts that the experts of a row fall on.
+
+    Counts: H (1 - (1 - 1/H)^copies) for random experts. Where they come from a of G groups, a host that holds several
+    groups is missed if all a are elsewhere, and a group that spans several hosts has copies/a of the experts.
+    Source: DeepSeek-V3, arXiv 2412.19437, section 2.1.2 (node-limited routing). Assumes: groups lie on hosts in order.
+
+    >>> expect_hosts(2, 2), round(expect_hosts(4, 8), 2), round(expect_hosts(4, 8, (8, 4)), 2)  # 4 (1 - 15/70)
+    (1.5, 3.6, 3.14)
+    """
+    num_groups, active = groups
+    random = float(hosts * (1 - (1 - 1 / hosts) ** copies))
+    if active >= num_groups:
+        return random
+    if hosts <= num_groups:
+        others = num_groups - num_groups / hosts
+        missed = prod(max(0.0, others - index) / (num_groups - index) for index in range(active))
+        return min(random, hosts * (1 - missed))
+    spanned = hosts / num_groups
+    return min(random, float(active * spanned * (1 - (1 - 1 / spanned) ** (copies / active))))

@@ -84,7 +84,8 @@ def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: fl
     """Seconds in which rows travel to experts and back, without overlap.
 
     Counts: per expert layer, the rows of a rank (T / tp under sequence parallelism) there and back; the backward pass
-    repeats it. Inside a host NCCL reaches `ROWS_SHARE` of the rate; DeepEP's and HybridEP's kernels reach all of it.
+    repeats it. The busiest rank receives `expert_imbalance` times as many. Inside a host NCCL reaches `ROWS_SHARE` of
+    the rate; DeepEP's and HybridEP's kernels reach all of it.
     Source: Megatron-Core 0.14 moe/token_dispatcher.py.
     """
     model, choice, experts = setting.model, setting.choice, setting.model.experts
@@ -94,10 +95,12 @@ def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: fl
     width = experts.latent_size or model.hidden_size
     copies = float(experts.num_active)
     sent = setting.training.dtype.num_bytes * width * copies * rows
-    one_way_cost = time_all_to_all(sent, choice.ep, cluster, copies=copies if setting.runs.sends_once else None)
+    groups = (experts.num_groups, experts.active_groups)
+    once = copies if setting.runs.sends_once else None
+    one_way_cost = time_all_to_all(sent, choice.ep, cluster, copies=once, groups=groups)
     if not setting.runs.sends_once and (inside := one_way_cost.parts.get(Resource.DEVICE_LINK)):
         one_way_cost += Cost({Resource.DEVICE_LINK: inside * (1 / ROWS_SHARE - 1)})
-    return one_way_cost.times(2 * len(experts.layers) / choice.pp * exchanges)
+    return one_way_cost.times(setting.expert_imbalance * 2 * len(experts.layers) / choice.pp * exchanges)
 
 
 def stage_transfer_cost(setting: TrainSetting, batch: MicroBatch, cluster: Cluster) -> Cost:

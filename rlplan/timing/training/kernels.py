@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from rlplan.memory.trainers.shape import parse_recompute
 from rlplan.spec.hardware.profile import ComputeDtype
+from rlplan.spec.parts.kernels import KernelsSpec
 from rlplan.spec.parts.training import TrainingSpec
 from rlplan.timing.network.cluster import Cluster
 from rlplan.vocabulary import Backend
@@ -23,11 +24,20 @@ Source: grouped matmuls of Transformer Engine measured on A100 and B200 (SimuMax
 forward, relative to large matmuls: 0.40 with 128 rows, 0.57 with 256, 0.75 with 512, 0.88 with 1,024, 0.97 with 2,460
 (B200); 0.79 with 616, 0.86 with 1,232 (A100)."""
 
-EXPERTS_LAUNCHED = 9e-3
-"""Seconds in which Megatron's host launches an expert layer forward and backward, with its dispatcher's waits for token
-counts. Fitted: Qwen3-30B-A3B alone gives 8.7e-3, Qwen3-235B-A22B 8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3 on H100,
-DeepSeek-V3 13e-3. Cross-check (benchmarks/constants/trainers.py): with Qwen3-30B's value the 24 others err by 14.2 %,
-without the term by 34.0 %; Nemotron 3, which was not fitted, is within 30 %. A forward pass takes a third of it."""
+LAYER_LAUNCHED = 6.5e-3
+"""Seconds in which Megatron's host launches a dense layer forward and backward. Source: Qwen3-8B on H100 with packed
+sequences of 2,048 tokens, where devices wait for it (Megatron-Bridge, model_verification_cards/qwen3-8b): 6.45e-3 in
+SFT, 6.75e-3 with LoRA. A forward pass takes a third of it."""
+EXPERTS_LAUNCHED = 13e-3
+"""The same for an expert layer, with its dispatcher's waits for token counts. Source: what small micro-batches take
+beyond their devices' work: 11.7e-3 and 12.9e-3 (ms-swift, Qwen1.5-MoE and Qwen3-30B-A3B on A100), 11.5e-3 and 15.5e-3
+(Megatron-Bridge's cards, gpt-oss-20b on H100), 14.5e-3 (Qwen3-30B-A3B with LoRA)."""
+FUSED_EXPERTS_LAUNCHED = 9e-3
+"""The same with a fused router. Fitted: Qwen3-30B-A3B alone gives 8.7e-3 on B200 and 9.4e-3 on H100, Qwen3-235B-A22B
+8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3 on H100, DeepSeek-V3 13e-3. Cross-check: benchmarks/constants/trainers.py."""
+ATTENTION_LAUNCHED = 3.6e-3
+"""The part of an expert layer that is not its router or dispatcher. Source: what remains of Qwen3-30B-A3B's steps on 16
+H100 with CUDA graphs of router and dispatcher: 3.6e-3 and 3.7e-3 (Megatron-Bridge's card and its perf-moe skills)."""
 
 
 class Attention(StrEnum):
@@ -78,8 +88,12 @@ class Kernels:
     For other weights, matmuls with many rows hide this traffic."""
     tokens_ahead: int = 0
     """Tokens that are predicted beyond the next one (multi-token prediction)."""
-    waits_per_expert_layer: float = 0.0
-    """Seconds that an expert layer waits for its host, forward and backward, without a CUDA graph."""
+    layer_launch_s: float = 0.0
+    """Seconds in which the host launches a dense layer forward and backward; 0 where kernels are counted one by one."""
+    expert_launch_s: float = 0.0
+    """Seconds that an expert layer waits for its host, forward and backward, beside its CUDA graphs."""
+    expert_imbalance: float = 1.0
+    """Rows of the busiest expert-parallel rank relative to the mean."""
     gathers_8bit: bool = False
     """Tensor-parallel ranks gather rows and gradients in 8 bits with tensor scales, and transpose them afterwards
     (torchao)."""
@@ -118,10 +132,19 @@ def choose_kernels(backend: Backend, training: TrainingSpec) -> Kernels:
         hides_experts=asked.overlaps_experts,
         main_gradient_bytes=sum_bytes,
         tokens_ahead=training.predicts_ahead,
-        waits_per_expert_layer=EXPERTS_LAUNCHED if is_megatron and asked.has_cuda_graphs is not True else 0.0,
+        layer_launch_s=LAYER_LAUNCHED if is_megatron and asked.has_cuda_graphs is not True else 0.0,
+        expert_launch_s=_expert_launch_s(asked) if is_megatron else 0.0,
+        expert_imbalance=asked.expert_imbalance,
         gathers_8bit=is_torchao and asked.matmuls == "fp8",
         weight_casts={"fp8_rowwise": 5, "mxfp8": 3}.get(asked.matmuls, 0) if is_torchao else 0,
     )
+
+
+def _expert_launch_s(asked: KernelsSpec) -> float:
+    """Seconds in which Megatron's host launches what no CUDA graph holds of an expert layer."""
+    whole = FUSED_EXPERTS_LAUNCHED if asked.fuses_router is True else EXPERTS_LAUNCHED
+    rest = {"router": ATTENTION_LAUNCHED, "attention": whole - ATTENTION_LAUNCHED, True: 0.0}
+    return rest.get(asked.has_cuda_graphs, whole)
 
 
 ATTENTION_NAMES = {

@@ -6,7 +6,7 @@ In: TrainSetting, MiniBatchShape, a Cluster. Out: a Cost of the slowest rank. Le
 Symbols: m micro-batches per group of ranks, p pipeline stages, v virtual stages of each, D groups.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from statistics import NormalDist
 
@@ -109,6 +109,8 @@ def time_pass(
     Source: Narayanan et al. 2021, section 2.2; Megatron-Core 0.14 (`overlap_p2p_comm`, interleaved only).
     """
     num_passes, batch = micro_batches(setting, mini_batch)
+    if num_passes == setting.choice.pp == 1:
+        setting = replace(setting, has_other_passes=False)
     traffic = pass_traffic(setting, cluster, is_training=times.is_training)
     if setting.choice.pp == 1:
         computing = pass_cost(setting, batch, times, cluster)

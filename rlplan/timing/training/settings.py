@@ -34,6 +34,8 @@ class TrainSetting:
     num_ranks: int
     """All GPUs of the role."""
     backend: Backend = "deepspeed"
+    has_other_passes: bool = True
+    """Whether another micro-batch runs beside a pass."""
 
     @cached_property
     def runs(self) -> Kernels:
@@ -76,6 +78,16 @@ class TrainSetting:
         if self.role in (Role.VALUE, Role.REWARD) or self.model.head_width == 1:
             return Loss.NONE
         return self.training.loss
+
+    @property
+    def hides_experts(self) -> bool:
+        """Whether rows travel to experts during the matmuls of another micro-batch."""
+        return self.runs.hides_experts and self.has_other_passes
+
+    @property
+    def expert_imbalance(self) -> float:
+        """Rows of the busiest expert-parallel rank relative to the mean."""
+        return self.runs.expert_imbalance if self.choice.ep > 1 else 1.0
 
     def head_times(self, times: "Times") -> float:
         """How often the head's matmul is computed; row-chunked losses recompute logits in the backward pass."""

@@ -39,8 +39,17 @@ def predict_parts(point: MeasuredPoint) -> dict[str, float]:
     return answer.parts
 
 
+def test_wide_heads_of_one_long_sequence_store_their_scores() -> None:
+    """Gemma 4 has heads of 512 that share one key, for which torch has no fused kernel without a mask: 16 bytes per
+    pair and head, 2 GiB of 4,096 tokens. Such peaks were 12 to 15 % too low."""
+    long = [point for name, point in RIG.items() if "gemma-4" in name and "-s4096-mb1-" in name]
+    errors = [compare_point(point).relative_error for point in long if point.kind == "train_peak"]
+    assert len(errors) == 7
+    assert all(error is not None and -0.075 <= error <= 0 for error in errors)
+
+
 def test_half_of_the_updates_are_within_three_percent_and_nine_in_ten_within_eleven() -> None:
-    """The worst are Gemma's wide heads, whose scores of every pair of tokens no plan counts."""
+    """The worst are Gemma's wide heads with several sequences, whose scores of every pair of tokens no plan counts."""
     errors = sorted(abs(comparison.relative_error or 0.0) for comparison in compare_kind("train_peak"))
     assert len(errors) == 158
     assert median(errors) <= 0.03

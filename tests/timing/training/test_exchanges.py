@@ -82,6 +82,26 @@ def test_a_dispatcher_that_sends_once_takes_a_row_to_each_host_and_not_to_each_e
     assert once.parts[Resource.NETWORK] == pytest.approx(every.parts[Resource.NETWORK] * hosts / 8)
 
 
+def test_a_row_goes_to_no_more_hosts_than_its_groups_of_experts_lie_on() -> None:
+    """Four of eight groups over eight hosts: four hosts at most, although eight random experts lie on 5.25."""
+    experts = MIXTURE.experts
+    assert experts is not None
+    limited = MIXTURE.model_copy(update={"experts": experts.model_copy(update={"num_groups": 8, "active_groups": 4})})
+    ranks = change_kernels(setting(64, ep=64), expert_dispatcher="deepep")
+    random, grouped = (
+        expert_exchange_cost(replace(ranks, model=model), BATCH, 1.0, cluster(64)).parts[Resource.NETWORK]
+        for model in (MIXTURE, limited)
+    )
+    assert grouped / random == pytest.approx(4 / (8 * (1 - (7 / 8) ** 8)))
+
+
+def test_the_busiest_rank_of_experts_takes_as_much_longer_as_it_has_more_rows() -> None:
+    even, uneven = setting(8, ep=8), change_kernels(setting(8, ep=8), expert_imbalance=1.5)
+    costs = [expert_exchange_cost(ranks, BATCH, 1.0, cluster(8)).seconds for ranks in (even, uneven)]
+    assert costs[1] / costs[0] == pytest.approx(1.5)
+    assert change_kernels(setting(8, ep=1), expert_imbalance=1.5).expert_imbalance == 1
+
+
 @pytest.mark.parametrize(
     ("kernels", "halves"),
     [

@@ -212,6 +212,8 @@ def experts(
             num_active=num_active,
             intermediate_size=intermediate,
             shared_intermediate_size=shared_width * intermediate if times else shared_width,
+            num_groups=config.read_optional_count("n_group") or 1,
+            active_groups=config.read_optional_count("topk_group") or 1,
             layers=layers(config, num_layers) if layers else tuple(range(num_layers)),
         )
         return {"experts": spec}
