@@ -105,6 +105,16 @@ class FrameworkRelease:
     """Bytes of the weight-sync bucket; 0: the machine's default."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """Kind of host memory for offloaded roles. Copies to pageable memory are several times slower."""
+    engine_version: str = ""
+    """vLLM release that this release installs; empty: the newest known one."""
+    engine_log_probs: bool = False
+    """Whether engines return the log-prob of each sampled token."""
+    dispatch: Literal["rollouts", "groups"] = "rollouts"
+    """Unit that is spread evenly over the engines: single rollouts, or all rollouts of a prompt."""
+    sends_each_tensor: bool = False
+    """Whether a weight sync sends each tensor by itself, with a request that names it, instead of buckets."""
+    gathers_masters: bool = False
+    """Whether FSDP gathers a weight sync in the masters' type. Otherwise tensors are cast to 16 bits first."""
     serves: bool = False
     """Whether it is a standalone engine, which trains nothing and has no step."""
     packs: bool = True

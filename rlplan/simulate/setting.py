@@ -29,6 +29,8 @@ class StepRollouts:
     lengths: Lengths
     num_engines: int
     limits: EngineLimits
+    splits_groups: bool = False
+    """Whether the rollouts of a prompt may run on different engines."""
 
 
 @dataclass(frozen=True, slots=True)

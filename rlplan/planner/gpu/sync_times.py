@@ -91,7 +91,9 @@ class SyncTimes:
     def _build_setup(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
     ) -> SyncSetup:
-        is_slime = self.job.release.name == "slime"
+        release, training = self.job.release, self.job.training
+        is_slime = release.name == "slime"
+        is_sharded = self.job.backend == "fsdp2"
         takes_handles = self.job.rollout.engine == "sglang" and not is_slime
         return SyncSetup(
             cast(SyncTransport, transport),
@@ -100,13 +102,16 @@ class SyncTimes:
             arrangement.num_generation,
             engine.tp,
             3 if trainer.zero_stage == 3 else 0,
-            self.job.placement.sync_bucket,
+            0 if release.sends_each_tensor else self.job.placement.sync_bucket,
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
             self.job.backend,
             # SGLang receives pickled handles per tensor; slime sends bucket by bucket
             loader=Loader.PICKLED if takes_handles else Loader.IN_PLACE,
             has_two_buckets=not is_slime,
+            requests_each_tensor=release.sends_each_tensor,
+            gathered_element_bytes=training.master_dtype.num_bytes if is_sharded and release.gathers_masters else 2,
+            stages_masters=is_sharded and trainer.offloads_parameters,
             attention_dp=engine.attention_dp,
         )
 

@@ -49,6 +49,14 @@ slower` (DeepSeek-R1 on 8 H200, 16 requests): the default from 0.15 until pull r
 SLOW_VERSIONS = (VllmVersion(0, 15), VllmVersion(0, 17))
 """First version with the slow default, and the first without. Assumes: 34260 (February 2026) came with 0.17."""
 
+HOST_STEP = 2.5e-3
+"""Seconds per decode step in which the GPU waits for the host of an engine without asynchronous scheduling: scheduling,
+preparing inputs, waiting for the sampled tokens. Fitted: generation of 8B on 8 H100 (NeMo-RL issue 959; vLLM 0.9) less
+its log-probs. Left out: 2.2 ms for verl's 7B on 128 H20. Profiles of vLLM 0.6 show 4 to 6 ms (vLLM issues 6854, 10634).
+"""
+LOG_PROBS = (0.13e-3, 20e-6)
+"""Seconds per step and per sequence to return the log-prob of each sampled token. Source: vLLM pull request 57442,
+tokens per second of a 0.5B model with and without: 407 and 430 for 1 sequence, 13,583 and 18,645 for 64."""
 NCCL_LATENCY = 12e-6
 """Seconds that a small NCCL all-reduce takes longer than one of vLLM's own kernels, which the profile's collective
 latency was fitted to. Source: extrapolation to 0 bytes of times in CUDA graphs on H100, 0.5 to 4 MiB: 18 against
@@ -60,6 +68,26 @@ _FALLBACKS = (ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16, ComputeDtype.FLOAT32)
 Parts = tuple[float, float, float, float, float]
 RESOURCES = (Resource.COMPUTE, Resource.MEMORY, Resource.LATENCY, Resource.DEVICE_LINK, Resource.HOST)
 """Resources of the five numbers of `Parts`, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """Host work of a rollout engine that the GPU waits for, beside that of a server."""
+
+    step_s: float = 0.0
+    """Seconds per decode step."""
+    sequence_s: float = 0.0
+    """Seconds per decoding sequence of a step."""
+
+
+def find_host_work(version: VllmVersion, *, returns_log_probs: bool) -> HostWork:
+    """Find the host work of a release. Releases with asynchronous scheduling prepare a step beside the one before.
+
+    >>> find_host_work(VllmVersion(0, 9), returns_log_probs=False).step_s == HOST_STEP
+    True
+    """
+    step_s, sequence_s = LOG_PROBS if returns_log_probs else (0.0, 0.0)
+    return HostWork(step_s + (HOST_STEP if version.num_batches_in_flight == 1 else 0.0), sequence_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +226,11 @@ class EngineRates:
         has_graphs: bool = True,
         has_custom_all_reduce: bool = True,
         version: VllmVersion = LATEST,
+        host: HostWork = HostWork(),
         drafts: tuple[int, float] = (0, 0.0),
     ) -> None:
         self._drafted, self._gained = drafts[0], expected_tokens(*drafts)
+        self._host = host
         gpu, serving = cluster.gpu, cluster.serving
         peak, self._has_graphs = cluster.memory_bytes_per_s, has_graphs
         self._counts, self._bytes_per_s = counts, peak * serving.memory.value
@@ -287,7 +317,7 @@ class EngineRates:
             ranks, size = self._counts.ranks * self._counts.replicas, all_tokens * self._counts.message_bytes
             latency += 2 * experts.num_layers * self._exchange.latency_s
             link += experts.num_layers * (self._exchange.time_all_reduce(size, ranks) - self._exchange.latency_s)
-        host = load.num_seqs * SEQUENCE
+        host = load.num_seqs * (SEQUENCE + self._host.sequence_s) + (self._host.step_s if load.num_seqs else 0.0)
         if load.prefill_tokens or not self._has_graphs:
             # the host launches ahead of the GPU, so only launch time beyond the GPU time is exposed
             host += max(0.0, self._launches - compute - memory - latency - link)
