@@ -138,6 +138,8 @@ ROWS = (
     WithoutEffect(r"moe|routing|dispatcher", "experts are taken to be balanced", "throughput_train",
                   r".*(balanced|all-?to-?all|seq_aux_loss).*"),
     WithoutEffect(r"ce_fusion", "the loss is one kernel in either case", "throughput_train"),
+    WithoutEffect(r"require_batches|(trigger_)?parameter_sync_step|steps",
+                  "a step lasts from one weight sync to the next, in however many parts it is trained", "rl_step_time"),
     WithoutEffect(r"total_tokens", "queries and lengths say it", "rl_step_time"),
     WithoutEffect(r"optimizer|learning_rate|lr|kl_\w*", "no step's time depends on it", "rl_step_time"),
     WithoutEffect(r"non_torch_gib", "an estimate says itself what is not torch's", "vllm_kv"),

@@ -83,7 +83,9 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
             "backend": "megatron" if is_megatron else "fsdp2",
             **dict.fromkeys(("tp", "pp", "cp", "ep", "ulysses"), 1),
             "gradient_checkpointing": True,
-            "offloads_optimizer": False,
+            **dict.fromkeys(
+                ("offloads_optimizer", "offloads_parameters"), "param" in str(settings.raw("offload")).lower()
+            ),
             "max_tokens_per_micro_batch": 4096,
         },
         "rollout": {
@@ -128,7 +130,7 @@ def _read_ranks(point: MeasuredPoint) -> tuple[int, int | None]:
     words, settings = _Words(point), Settings(point)
     if {"trainer_fsdp", "num_rollout"} <= point.settings.keys():
         return settings.read_count("trainer_fsdp"), settings.read_count("num_rollout")
-    if match := re.search(r"(\d+)\s*\+\s*(\d+)\s*(nodes?)?", words.text):
+    if match := re.search(r"(\d+)[a-z ]*\+\s*(\d+)\s*(nodes?)?", words.text):
         scale = USUAL_GPUS_PER_NODE if match.group(3) else 1
         return int(match.group(1)) * scale, int(match.group(2)) * scale
     if match := re.search(r"(\d+)\s*x\s*(\d+)\s*[a-z]", (point.gpu or "").lower()):
