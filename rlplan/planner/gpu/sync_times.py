@@ -26,7 +26,6 @@ from rlplan.timing.transfer.weight_sync import (
     SyncSetup,
     SyncTransport,
     held_share,
-    memory_rate,
     sync_cost,
 )
 from rlplan.timing.transfer.wires import find_sender_wire
@@ -85,7 +84,7 @@ class SyncTimes:
             # a comparison reads everything, so it travels like a full sync
             setup = replace(setup, transport="nccl" if self.link is None else "disk")
         num_bytes = setup.adapter_bytes or setup.element_bytes * self.policy.num_parameters
-        read_s = 2 * num_bytes * held_share(self.policy, setup) / memory_rate(generation)
+        read_s = 2 * num_bytes * held_share(self.policy, setup) / generation.reached_memory_bytes_per_s
         return self._cost_sync(setup, training, generation, is_ahead) + Cost({Resource.MEMORY: read_s})
 
     def _build_setup(

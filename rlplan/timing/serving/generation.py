@@ -24,15 +24,7 @@ from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
 from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, compute_occupancy, mean_age, mean_footprint
-from rlplan.timing.serving.step import (
-    RESOURCES,
-    EngineRates,
-    HostWork,
-    Parts,
-    StepLoad,
-    find_host_work,
-    make_cost,
-)
+from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, find_host_work, make_cost
 from rlplan.timing.training.mini_batch import largest_normal
 
 GRID_RATIO = 1.2
@@ -54,19 +46,18 @@ class EngineSpeed:
     """Whether vLLM's own all-reduce is used within a host, instead of NCCL's."""
     version: VllmVersion = LATEST
     """Release of vLLM."""
-    host: HostWork = HostWork()  # noqa: RUF009
-    """Host work that the GPU waits for."""
+    host: tuple[float, float] = (0.0, 0.0)
+    """Seconds per step and per sequence that the GPU waits for the host."""
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
     """Cache of step times, because a search asks for the same speed many times."""
 
     @classmethod
     def from_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
         """Make the speed of the emitted engine. rlplan's own runtime switches vLLM's custom all-reduce off."""
-        release = job.release
         # SGLang overlaps its scheduler with the GPU in every release that is modelled
-        stated = "" if job.rollout.engine == "sglang" else job.rollout.engine_version or release.engine_version
+        stated = "" if job.rollout.engine == "sglang" else job.rollout.engine_version or job.release.engine_version
         version = parse_version(stated) if stated else LATEST
-        host = find_host_work(version, returns_log_probs=release.engine_log_probs)
+        host = find_host_work(version, returns_log_probs=job.release.engine_log_probs)
         return cls(policy, job.rollout, choice, cluster, not job.is_for_rlplan, version, host)
 
     @cached_property
@@ -173,10 +164,7 @@ def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_rollou
     shares = ((index + 0.5) / SAMPLE for index in range(SAMPLE))
     longest = sum(rollouts.lengths.quantile(share ** (1 / count)) for share in shares) / SAMPLE
     longer_s = max(0.0, longest - _last_quantile(rollouts)) * speed.decode_step_s(1, rollouts.prompt_len + longest)
-    num_engines = round(num_rollouts / rollouts.num_rollouts)
-    if num_engines <= 1:
-        return Cost({Resource.IDLE: longer_s})
-    busier_s = largest_normal(num_engines) * _compute_deviation(speed, rollouts)
+    busier_s = largest_normal(round(num_rollouts / rollouts.num_rollouts)) * _compute_deviation(speed, rollouts)
     return Cost({Resource.IDLE: hypot(longer_s, busier_s)})
 
 

@@ -70,24 +70,14 @@ RESOURCES = (Resource.COMPUTE, Resource.MEMORY, Resource.LATENCY, Resource.DEVIC
 """Resources of the five numbers of `Parts`, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostWork:
-    """Host work of a rollout engine that the GPU waits for, beside that of a server."""
+def find_host_work(version: VllmVersion, *, returns_log_probs: bool) -> tuple[float, float]:
+    """Seconds per decode step and per sequence that the GPU waits for the host of a rollout engine, beside a server's.
 
-    step_s: float = 0.0
-    """Seconds per decode step."""
-    sequence_s: float = 0.0
-    """Seconds per decoding sequence of a step."""
-
-
-def find_host_work(version: VllmVersion, *, returns_log_probs: bool) -> HostWork:
-    """Find the host work of a release. Releases with asynchronous scheduling prepare a step beside the one before.
-
-    >>> find_host_work(VllmVersion(0, 9), returns_log_probs=False).step_s == HOST_STEP
-    True
+    >>> [find_host_work(VllmVersion(0, minor), returns_log_probs=False) for minor in (9, 14)]
+    [(0.0025, 0.0), (0.0, 0.0)]
     """
     step_s, sequence_s = LOG_PROBS if returns_log_probs else (0.0, 0.0)
-    return HostWork(step_s + (HOST_STEP if version.num_batches_in_flight == 1 else 0.0), sequence_s)
+    return step_s + (HOST_STEP if version.num_batches_in_flight == 1 else 0.0), sequence_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +216,10 @@ class EngineRates:
         has_graphs: bool = True,
         has_custom_all_reduce: bool = True,
         version: VllmVersion = LATEST,
-        host: HostWork = HostWork(),
+        host: tuple[float, float] = (0.0, 0.0),
         drafts: tuple[int, float] = (0, 0.0),
     ) -> None:
-        self._drafted, self._gained = drafts[0], expected_tokens(*drafts)
-        self._host = host
+        self._drafted, self._gained, self._host = drafts[0], expected_tokens(*drafts), host
         gpu, serving = cluster.gpu, cluster.serving
         peak, self._has_graphs = cluster.memory_bytes_per_s, has_graphs
         self._counts, self._bytes_per_s = counts, peak * serving.memory.value
@@ -317,7 +306,7 @@ class EngineRates:
             ranks, size = self._counts.ranks * self._counts.replicas, all_tokens * self._counts.message_bytes
             latency += 2 * experts.num_layers * self._exchange.latency_s
             link += experts.num_layers * (self._exchange.time_all_reduce(size, ranks) - self._exchange.latency_s)
-        host = load.num_seqs * (SEQUENCE + self._host.sequence_s) + (self._host.step_s if load.num_seqs else 0.0)
+        host = load.num_seqs * (SEQUENCE + self._host[1]) + (self._host[0] if load.num_seqs else 0.0)
         if load.prefill_tokens or not self._has_graphs:
             # the host launches ahead of the GPU, so only launch time beyond the GPU time is exposed
             host += max(0.0, self._launches - compute - memory - latency - link)

@@ -348,8 +348,3 @@ def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cos
         + Cost({Resource.DISK: writes + reads})
         + host_copy_cost(num_bytes, generation)
     )
-
-
-def memory_rate(cluster: Cluster) -> float:
-    """Bandwidth of the device memory that kernels reach."""
-    return cluster.reached_memory_bytes_per_s
