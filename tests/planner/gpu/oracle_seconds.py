@@ -160,7 +160,9 @@ class RawSeconds(RawAxes):
         mean = self.work.usual_prompt_len + self.lengths.mean
         square = mean**2 + self.lengths.variance
         head = self.lengths.mean if self.selects_rows else mean
-        return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, head, trainer.max_tokens)
+        by = self.spec.release.balances
+        even = by == "mini_batch" or (by == "step" and rollouts >= self.work.num_rollouts_per_step)
+        return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, head, trainer.max_tokens, even)
 
     def _generate(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int) -> Cost:
         speed, rollouts, _ = self._rollouts(arrangement, engine, kv_cache)
