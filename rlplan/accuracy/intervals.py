@@ -72,12 +72,12 @@ def list_residuals(
 ) -> tuple[Residual, ...]:
     """The residual of every point with a number. left_out: predictions without the point's source, by id.
 
-    Points of reliability C have none: their settings were guessed, and the error may be that of the guess.
+    Points of reliability C or with assumed lengths have none: the error may be that of the guess.
     """
     residuals = []
     for point, compared in zip(points, comparisons, strict=True):
         ratio = _compute_log_ratio(point, compared, left_out.get(point.id))
-        if ratio is not None and point.reliability != GUESSED:
+        if ratio is not None and point.reliability != GUESSED and compared.spread == 1.0:
             residuals.append(Residual(point.quantity, compared.stratum, find_source(point, compared), ratio))
     return tuple(residuals)
 

@@ -30,6 +30,8 @@ USUAL_MEAN, REASONING_MEAN = 2450.0, 10_000.0
 reasoning. Assumed: a 7B model writes 1,500 to 4,000 tokens on competition mathematics with limits of 20 to 32 thousand
 (geometric middle); DeepScaleR's page states 10,484 for R1-Distill-Qwen-1.5B.
 """
+LENGTH_SPREAD = 4000 / 2450
+"""Factor of an assumed mean in both directions, the ends of that range; a step's seconds grow with its tokens."""
 REASONING = re.compile(r"r1-distill|deepscaler|qwq|thinking|openthinker|skywork-or1|deepseek-r1|magistral", re.I)
 """Names of models that were trained for long reasoning."""
 SIGMA = 1.0
@@ -296,6 +298,7 @@ def _read_lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengt
         mean = (
             _make_uncut(REASONING_MEAN, limit).mean if reasons else min(limit / 2, _make_uncut(USUAL_MEAN, limit).mean)
         )
+        settings.assume("mean_response", round(mean))
     return prompt, lognormal(round(min(mean, limit), 1), limit)
 
 

@@ -158,3 +158,10 @@ def test_a_split_counts_gpus_or_nodes_with_words_between() -> None:
 
 def test_a_point_runs_on_the_release_that_it_states() -> None:
     assert rl_job(make_step(version="NeMo RL v0.3", framework="nemo-rl"))["framework"] == "nemo_rl@0.3"
+
+
+def test_a_step_without_stated_lengths_has_an_interval_that_covers_other_lengths() -> None:
+    stated, assumed = (compare_point(make_step(mean_response=mean)) for mean in (2450, None))
+    (low, high), (least, most) = stated.interval or (0, 0), assumed.interval or (0, 0)
+    assert high / low * 2.6 < most / least
+    assert "mean_response" in assumed.assumed
