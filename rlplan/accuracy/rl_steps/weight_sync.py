@@ -30,6 +30,10 @@ WORDS = (
     *("lora", "lora_rank", "lora_r", "adapter", "adapters"),
 )
 """Settings that may name the software, the transport or the GPUs."""
+FABRICS = r"\bib\b|infiniband|roce|rdma|\befa\b|\bcx-?\d|gbps|gbit|slingshot"
+"""Words for a network between hosts that its adapters can fill."""
+ETHERNET_BYTES_PER_S = 1.25e9
+"""Slowest network between hosts whose fabric is not named: 10 Gbit/s."""
 UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 
 
@@ -41,12 +45,15 @@ def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
         return Refusal(f"unit {shorten_value(point.measured.unit)} is no duration")
     plan = plan_point_job(sync_job(point))
     [action, *_] = find_actions(plan, ActionKind.SYNC_WEIGHTS)
-    seconds = plan.costs[action].seconds
+    seconds, spread = plan.costs[action].seconds, 1.0
+    num_bytes = find_point_model(point).num_parameters * Settings(point).element_bytes("dtype")
+    if plan.choice.sync_mode == "nccl" and plan.job.hardware.num_hosts > 1 and not _Words(point).has(FABRICS):
+        # FSDP gathers across hosts in fp32 before one rank sends 16 bits
+        copies = 3 if plan.job.backend == "fsdp2" else 1
+        spread += copies * num_bytes / ETHERNET_BYTES_PER_S / seconds
     if unit.group(1) == "GB/s":
-        return Prediction(
-            find_point_model(point).num_parameters * Settings(point).element_bytes("dtype") / seconds / 1e9
-        )
-    return Prediction(seconds * (1000 if unit.group(1) == "ms" else 1))
+        return Prediction(num_bytes / seconds / 1e9, spread=spread)
+    return Prediction(seconds * (1000 if unit.group(1) == "ms" else 1), spread=spread)
 
 
 def sync_job(point: MeasuredPoint) -> dict[str, Any]:
