@@ -149,11 +149,6 @@ class SimulationSetting:
             )
 
 
-def num_engines(schedule: Schedule) -> int:
-    """Rollout engines of a schedule: data-parallel ranks of the engine's layout. Raises: KeyError without one."""
-    return schedule.find_layout("rollout_engine").dp
-
-
 def _check_rollouts(rollouts: StepRollouts | None, speed: Speed | None) -> None:
     if rollouts is None:
         return
