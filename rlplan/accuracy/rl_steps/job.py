@@ -17,6 +17,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
+from rlplan.frameworks.profile import NAMES
 from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.catalogue import find_usual_node
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths
@@ -69,7 +70,12 @@ FRAMEWORKS = (
     ("openrlhf", "openrlhf"),
     ("slime", "slime"),
     ("trl", r"\btrl\b"),
+    ("skyrl", "skyrl"),
+    ("prime_rl", r"prime.?rl"),
+    ("areal", "areal"),
+    ("miles", r"\bmiles\b"),
 )
+"""Frameworks by words of a source. Those without a profile are planned as verl."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     text = f"{settings.join_words(WORDS)} {point.source.lower()}"
     if "deepspeed-chat" in text or "dschat" in point.id:
         raise CannotPredict("DeepSpeed-Chat gathers every layer for every generated token: a job cannot express that")
-    framework = next((name for name, pattern in FRAMEWORKS if re.search(pattern, text)), "verl")
+    framework = find_framework(text)
     backend = "megatron" if re.search(r"megatron|mcore", text) else "deepspeed" if framework == "openrlhf" else "fsdp2"
     is_async = bool(re.search(r"\b[1-9]\d*-off|one.step.off|(fully.|_|\b)async\b", text.replace("async_tp", "")))
     is_async = is_async and "sync mode" not in text and "colocate sync" not in text
@@ -120,6 +126,11 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
             # the engines' log-probs are the old ones (verl docs/advance/fully_async.md)
             job["scoring"] = {"policy_log_probs": "never"}
     return job
+
+
+def find_framework(text: str) -> str:
+    """The framework that a text names, verl where it names none with a profile."""
+    return next((name for name, words in FRAMEWORKS if name in NAMES and re.search(words, text)), "verl")
 
 
 def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:

@@ -12,6 +12,7 @@ from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import find_actions, plan_point_job
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
+from rlplan.accuracy.rl_steps.job import find_framework
 from rlplan.accuracy.settings import Settings, find_gpu
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten_value
@@ -65,13 +66,13 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         raise CannotPredict("weights that are not sent in 16 bits: a job cannot express that")
     training, generation = _read_ranks(point)
     is_megatron = words.has(r"trainer=megatron|slime|backend=megatron|megatron")
-    transport, is_slime = _find_transport(words), words.has("slime")
+    transport, framework = _find_transport(words), find_framework(words.text)
     ranks = words.number(r"(?:gen(?:eration)?|rollout)[ _-]*tp[ _=]*(\d+)") or words.number(r"\btp[ _=]*(\d+)")
     placement: dict[str, Any] = {"placement": "colocated"}
     if generation is not None:
         placement = {"placement": "disaggregated", "num_generation_devices": generation}
         placement |= {"sync_content": "delta"} if transport == "delta" else {"transport": transport}
-    if is_slime:
+    if framework == "slime":
         placement["sync_bucket"] = SLIME_BUCKET
     elif "checkpoint_engine" in settings and not settings.flag("checkpoint_engine"):
         placement["sync_bucket"] = 0
@@ -79,7 +80,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
     return {
         "policy": make_policy(point),
         "algorithm": {"name": "grpo", "kl_coef": 0.0},
-        "framework": "slime" if is_slime else "verl",
+        "framework": framework,
         "hardware": {
             "profile": _find_gpu(point).name,
             "num_devices": total,
@@ -87,7 +88,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         },
         "workload": {"num_prompts_per_step": total, "num_samples_per_prompt": 8},
         "training": {
-            "backend": "megatron" if is_megatron else "fsdp2",
+            "backend": "megatron" if is_megatron else "deepspeed" if framework == "openrlhf" else "fsdp2",
             **dict.fromkeys(("tp", "pp", "cp", "ep", "ulysses"), 1),
             "gradient_checkpointing": True,
             **dict.fromkeys(
