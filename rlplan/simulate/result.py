@@ -61,7 +61,7 @@ class SimulationResult:
     """Share of the engines and prompts that was simulated. Counts are scaled to all of them; num_events and the trace
     cover only the simulated part."""
     interval_s: tuple[float, float] | None = None
-    """Range of the mean step's seconds that holds nine of ten measured steps; None where no plan stands behind it."""
+    """Range of the mean step's seconds that holds nine of ten measured steps; None without a plan."""
     schema_version: int = SIMULATION_SCHEMA_VERSION
 
     @property
