@@ -112,7 +112,7 @@ class FrameworkRelease:
     dispatch: Literal["rollouts", "groups"] = "rollouts"
     """Unit that is spread evenly over the engines: single rollouts, or all rollouts of a prompt."""
     balances: Literal["mini_batch", "step", "never"] = "mini_batch"
-    """What is spread over data-parallel ranks by tokens: each mini-batch, or all rollouts of a step at once, whose
+    """Unit that is spread over data-parallel ranks by tokens: each mini-batch, or a whole step at once, whose
     mini-batches are then uneven."""
     sends_each_tensor: bool = False
     """Whether a weight sync sends each tensor by itself, with a request that names it, instead of buckets."""
