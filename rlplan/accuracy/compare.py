@@ -53,13 +53,16 @@ class Comparison:
     """The stratum of the point: dense or MoE, and who runs it."""
     quantity: str = ""
     """Kind of the measured quantity (MeasuredPoint.quantity)."""
+    spread: float = 1.0
+    """Factor of the assumed settings, as Prediction.spread."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The interval that contains nine of ten such measurements; None for verdicts and refusals."""
         if self.predicted is None or isinstance(self.predicted, str):
             return None
-        return find_error(self.quantity, self.stratum).interval(self.predicted)
+        low, high = find_error(self.quantity, self.stratum).interval(self.predicted)
+        return low / self.spread, high * self.spread
 
     @property
     def is_inside(self) -> bool | None:
@@ -217,6 +220,7 @@ def compare_point(point: MeasuredPoint) -> Comparison:
         without_effect=answer.without_effect if isinstance(answer, Prediction) else {},
         assumed=answer.assumed if isinstance(answer, Prediction) else {},
         stratum=_find_stratum(point, answer),
+        spread=answer.spread if isinstance(answer, Prediction) else 1.0,
         quantity=point.quantity,
     )
 

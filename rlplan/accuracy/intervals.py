@@ -46,6 +46,10 @@ LEAST_SOURCES = 2
 """Fewest sources of a stratum with its own interval: a single source could only be judged by itself."""
 LEAST_OTHERS = 10
 """Fewest points of a kind without its largest source: with fewer, that source would be judged by itself."""
+RELATED = (r"weight_sync_time|phase_(refit|sync)", r"rl_step_time|phase_(generate|score|train|switch)")
+"""Kinds that share causes: a kind with few points borrows from its row. First: what prepares the engines."""
+BORROWED_QUANTILES = (QUANTILE, 0.97, 0.98, 0.99, 1.0)
+"""Quantiles for a kind that borrows, from the usual one to the largest residual."""
 TABLES = ("AgileRL/AgileRL", "ai-dynamo/aiconfigurator")
 """Repositories with tables of many models on many GPUs; each model on a GPU is a source."""
 GUESSED = "C"
@@ -68,12 +72,12 @@ def list_residuals(
 ) -> tuple[Residual, ...]:
     """The residual of every point with a number. left_out: predictions without the point's source, by id.
 
-    Points of reliability C have none: their settings were guessed, and the error may be that of the guess.
+    Points of reliability C or with assumed lengths have none: the error may be that of the guess.
     """
     residuals = []
     for point, compared in zip(points, comparisons, strict=True):
         ratio = _compute_log_ratio(point, compared, left_out.get(point.id))
-        if ratio is not None and point.reliability != GUESSED:
+        if ratio is not None and point.reliability != GUESSED and compared.spread == 1.0:
             residuals.append(Residual(point.quantity, compared.stratum, find_source(point, compared), ratio))
     return tuple(residuals)
 
@@ -100,10 +104,10 @@ def find_source(point: MeasuredPoint, compared: Comparison) -> str:
     return compared.pair or repository.group(1)
 
 
-def find_factor(residuals: Iterable[Residual], stratum: str) -> float:
-    """The factor of a stratum, from residuals of its kind.
+def find_factor(residuals: Iterable[Residual], stratum: str, kind: str = "", quantile: float = QUANTILE) -> float:
+    """The factor of a stratum, from residuals of its kind, or of a kind among residuals of related kinds.
 
-    Counts: the QUANTILE of the sizes of residuals. A source weighs as the root of its points. All points outside the
+    Counts: the quantile of the sizes of residuals. A source weighs as the root of its points. All points outside the
     stratum weigh as BORROWED of its sources, or less where they are fewer than LEAST_POINTS.
     Source: Lee, Barber and Willett 2023 (conformal prediction with hierarchical data), whose sources weigh alike.
 
@@ -113,7 +117,7 @@ def find_factor(residuals: Iterable[Residual], stratum: str) -> float:
     """
     groups: dict[bool, list[Residual]] = defaultdict(list)
     for residual in residuals:
-        groups[belongs(residual, stratum)].append(residual)
+        groups[belongs(residual, stratum) and kind in ("", residual.kind)].append(residual)
     sizes: list[tuple[float, float]] = []
     for is_own, group in groups.items():
         counts = Counter(residual.source for residual in group)
@@ -121,7 +125,7 @@ def find_factor(residuals: Iterable[Residual], stratum: str) -> float:
         roots = sum(math.sqrt(count) for count in counts.values())
         sizes += [(abs(residual.log_ratio), total / roots / math.sqrt(counts[residual.source])) for residual in group]
     sizes.sort()
-    needed = QUANTILE * sum(weight for _, weight in sizes) * (1 - 1e-12)  # rounding must not skip the last residual
+    needed = quantile * sum(weight for _, weight in sizes) * (1 - 1e-12)  # rounding must not skip the last residual
     for size, weight in sizes:
         needed -= weight
         if needed <= 0:
@@ -134,12 +138,18 @@ def belongs(residual: Residual, stratum: str) -> bool:
     return stratum in ("", Stratum(residual.stratum.is_moe).words, residual.stratum.words)
 
 
-def share_inside(residuals: Sequence[Residual], stratum: str, chosen: Sequence[Residual]) -> float:
-    """Share of the chosen points of a stratum inside the interval without their source. residuals: of one kind."""
+def share_inside(
+    residuals: Sequence[Residual],
+    stratum: str,
+    chosen: Sequence[Residual],
+    kind: str = "",
+    quantile: float = QUANTILE,
+) -> float:
+    """Share of the chosen points inside the interval without their source. Arguments as those of `find_factor`."""
     inside = 0
     for source in {residual.source for residual in chosen}:
         others = [residual for residual in residuals if residual.source != source]
-        factor = find_factor(others, stratum) if others else UNKNOWN_FACTOR
+        factor = find_factor(others, stratum, kind, quantile) if others else UNKNOWN_FACTOR
         # the tolerance covers rounding of a factor that is itself one of the residuals
         inside += sum(
             abs(residual.log_ratio) <= math.log(factor) + 1e-9 for residual in chosen if residual.source == source
@@ -176,12 +186,21 @@ def compute_errors(residuals: Iterable[Residual]) -> tuple[MeasuredError, ...]:
     by_kind: dict[str, list[Residual]] = defaultdict(list)
     for residual in residuals:
         by_kind[residual.kind].append(residual)
-    return tuple(row for kind in sorted(by_kind) for row in _compute_kind_errors(kind, by_kind[kind]))
+    errors: list[MeasuredError] = []
+    for kind in sorted(by_kind):
+        related = next((words for words in RELATED if re.fullmatch(words, kind)), kind)
+        pool = [residual for other in by_kind if re.fullmatch(related, other) for residual in by_kind[other]]
+        errors += _compute_kind_errors(kind, by_kind[kind], pool)
+    return tuple(errors)
 
 
-def _compute_kind_errors(kind: str, residuals: list[Residual]) -> Iterable[MeasuredError]:
+def _compute_kind_errors(kind: str, residuals: list[Residual], pool: list[Residual]) -> Iterable[MeasuredError]:
+    """The rows of a kind. pool: its residuals, and those of related kinds."""
     sources = Counter(residual.source for residual in residuals)
     if len(residuals) < LEAST_POINTS or len(residuals) - max(sources.values()) < LEAST_OTHERS:
+        if len(pool) > len(residuals) and is_enough(pool):
+            yield _borrow_error(kind, residuals, pool)
+            return
         yield MeasuredError(kind, "", UNKNOWN_FACTOR, len(residuals), len(sources))
         return
     judged = assign_strata(residuals)
@@ -193,6 +212,21 @@ def _compute_kind_errors(kind: str, residuals: list[Residual]) -> Iterable[Measu
             yield MeasuredError(
                 kind, stratum, round(find_factor(residuals, stratum), 4), len(points), num_sources, inside
             )
+
+
+def _borrow_error(kind: str, residuals: list[Residual], pool: list[Residual]) -> MeasuredError:
+    """The interval of a kind with few points, which borrows from related kinds.
+
+    The quantile is the least of BORROWED_QUANTILES that holds NOMINAL of the points without their source.
+    """
+    for quantile in BORROWED_QUANTILES:
+        inside = share_inside(pool, "", residuals, kind, quantile)
+        if inside >= NOMINAL:
+            break
+    factor = find_factor(pool, "", kind, quantile)
+    return MeasuredError(
+        kind, "", round(factor, 4), len(residuals), len({point.source for point in residuals}), round(inside, 4)
+    )
 
 
 def write_errors(residuals: Iterable[Residual]) -> Path:

@@ -31,6 +31,8 @@ class Prediction:
     """Values assumed for settings that are not stated; filled in like `without_effect`."""
     stratum: Stratum | None = None
     """The stratum that decides the interval; None where the model alone decides it."""
+    spread: float = 1.0
+    """Factor in both directions by which other plausible values of the assumed settings change the value."""
 
     def __post_init__(self) -> None:
         """Refuse negative bytes, seconds and rates: no measurement is negative, so a formula is wrong."""

@@ -113,6 +113,19 @@ class FrameworkRelease:
     """Kind of host memory for offloaded roles. Copies to pageable memory are several times slower."""
     is_read_only: bool = False
     """Whether its files are read and no plan is exported to it."""
+    engine_version: str = ""
+    """vLLM release that this release installs; empty: the newest known one."""
+    engine_log_probs: bool = False
+    """Whether engines return the log-prob of each sampled token."""
+    dispatch: Literal["rollouts", "groups"] = "rollouts"
+    """Unit that is spread evenly over the engines: single rollouts, or all rollouts of a prompt."""
+    balances: Literal["mini_batch", "step", "never"] = "mini_batch"
+    """Unit that is spread over data-parallel ranks by tokens: each mini-batch, or a whole step at once, whose
+    mini-batches are then uneven."""
+    sends_each_tensor: bool = False
+    """Whether a weight sync sends each tensor by itself, with a request that names it, instead of buckets."""
+    gathers_masters: bool = False
+    """Whether FSDP gathers a weight sync in the masters' type. Otherwise tensors are cast to 16 bits first."""
     serves: bool = False
     """Whether it is a standalone engine, which trains nothing and has no step."""
     packs: bool = True

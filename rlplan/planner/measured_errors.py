@@ -39,7 +39,7 @@ PHASES = {
     Phase.ROLLOUT: "phase_generate",
     Phase.SCORE: "phase_score",
     Phase.TRAIN: "phase_train",
-    Phase.SYNC: "phase_sync",
+    Phase.SYNC: "weight_sync_time",
 }
 """Kinds for the seconds of each phase."""
 

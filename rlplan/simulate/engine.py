@@ -19,7 +19,7 @@ changes. Counting the n sequences in B classes therefore tells when blocks are n
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -60,17 +60,15 @@ class Timeout(Event):
 
 
 class Group:
-    """Rollouts of one prompt, on one engine."""
+    """Rollouts of one prompt."""
 
-    __slots__ = ("batch", "left", "num_resident", "number", "prompt_len", "rollouts")
+    __slots__ = ("batch", "left", "number", "prompt_len", "rollouts")
 
     def __init__(self, number: int, prompt_len: int, lengths: Iterable[int]) -> None:
         self.number, self.prompt_len = number, prompt_len
         self.rollouts = [Rollout(self, length) for length in lengths]
         self.left = len(self.rollouts)
         """Rollouts without a reward."""
-        self.num_resident = 0
-        """Rollouts in the batch; as long as there is one, the prompt's blocks are cached once for all."""
         self.batch = 0
         """RL step that the group belongs to."""
 
@@ -124,6 +122,8 @@ class Engine:
         self.max_blocks_used = 0
         self.intervals: list[tuple[float, float]] = []
         self._ends: list[tuple[int, int, Rollout]] = []
+        # rollouts of a group in the batch; as long as there is one, the prompt's blocks are cached once for all
+        self._num_resident: Counter[Group] = Counter()
         self._size, self._num_blocks, self._decode_step_s = limits.block_size, limits.num_blocks, speed.decode_step_s
         self._classes = [0] * self._size
         self._steps = self._held = self._blocks = self._order = 0
@@ -307,7 +307,7 @@ class Engine:
         while self.waiting and room:
             rollout = self.waiting[0]
             group, cached = rollout.group, rollout.group.prompt_len + rollout.done
-            shared = group.prompt_len // size if group.num_resident else 0
+            shared = group.prompt_len // size if self._num_resident[group] else 0
             blocks = -(-cached // size) - shared
             if blocks > free:
                 break
@@ -326,7 +326,7 @@ class Engine:
         """Add a rollout to the batch. Its prefill yields the first token, and each decode step one more."""
         self._order += 1
         rollout.ticket, rollout.num_cached, rollout.joined = self._order, cached, self._steps
-        rollout.group.num_resident += 1
+        self._num_resident[rollout.group] += 1
         if not rollout.done and not self.keeps_versions:
             rollout.version = self.version
         self.running[rollout] = None
@@ -347,5 +347,9 @@ class Engine:
         self.num_tokens += gained
         self._held -= cached
         self._classes[(rollout.num_cached - rollout.joined) % size] -= 1
-        group.num_resident -= 1
-        self._blocks -= -(-cached // size) - (group.prompt_len // size if group.num_resident else 0)
+        if self._num_resident[group] > 1:
+            self._num_resident[group] -= 1
+            cached -= group.prompt_len // size * size
+        else:  # the last one frees the prompt's blocks too
+            del self._num_resident[group]
+        self._blocks -= -(-cached // size)

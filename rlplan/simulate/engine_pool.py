@@ -7,6 +7,7 @@ Left out: when groups may start (run.py, staleness.py).
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from simpy import AllOf, Environment, Event
 
@@ -17,9 +18,9 @@ from rlplan.simulate.speed import RememberedSpeed, Speed
 
 
 def count_most_unfinished(setting: SimulationSetting, work: StepRollouts) -> int:
-    """Most prompts that are unfinished at the same time. Free engines are chosen first, so no more engines are used."""
+    """Most units of dispatch that are unfinished at once; no more engines are used, as free ones are chosen first."""
     staleness = setting.asynchrony.max_staleness if setting.asynchrony else 0.0
-    return work.num_prompts * (1 + math.ceil(staleness))
+    return work.num_prompts * (work.num_samples if work.splits_groups else 1) * (1 + math.ceil(staleness))
 
 
 class EnginePool:
@@ -57,18 +58,29 @@ class EnginePool:
         return groups
 
     def begin(self, groups: Sequence[Group]) -> None:
-        """Start groups together, each on the engine with the fewest rollouts."""
+        """Start groups together. Each group, or each rollout, takes a place on the engine with the fewest rollouts.
+
+        Single rollouts fill the places of an engine in order, so that neighbours of one prompt share its blocks.
+        """
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        sizes = [1] * len(rollouts) if self.work.splits_groups else [len(group.rollouts) for group in groups]
         # a heap instead of a minimum per group: a step may start 100,000 groups
         load = [(engine.num_unfinished, index) for index, engine in enumerate(self.engines)]
         heapq.heapify(load)
-        assigned: dict[int, list[Rollout]] = {}
-        for group in groups:
+        places = []
+        for size in sizes:
             busy, index = load[0]
-            assigned.setdefault(index, []).extend(group.rollouts)
-            heapq.heapreplace(load, (busy + len(group.rollouts), index))
-            self.num_running += len(group.rollouts)
-        for index, rollouts in assigned.items():
-            self.engines[index].submit(rollouts)
+            places.append((index, size))
+            heapq.heapreplace(load, (busy + size, index))
+        if self.work.splits_groups:
+            places.sort()
+        assigned: dict[int, list[Rollout]] = {}
+        remaining = iter(rollouts)
+        for index, size in places:
+            assigned.setdefault(index, []).extend(islice(remaining, size))
+        self.num_running += len(rollouts)
+        for index, started in assigned.items():
+            self.engines[index].submit(started)
 
     def wait_until_idle(self) -> Event:
         """Event that occurs when no rollout is running or waiting."""

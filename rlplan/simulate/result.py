@@ -60,6 +60,8 @@ class SimulationResult:
     simulated_share: float = 1.0
     """Share of the engines and prompts that was simulated. Counts are scaled to all of them; num_events and the trace
     cover only the simulated part."""
+    interval_s: tuple[float, float] | None = None
+    """Range of the mean step's seconds that holds nine of ten measured steps; None without a plan."""
     schema_version: int = SIMULATION_SCHEMA_VERSION
 
     @property
@@ -110,6 +112,7 @@ class SimulationResult:
             **{
                 **fields,
                 "step_s": tuple(data["step_s"]),
+                "interval_s": tuple(data["interval_s"]) if data.get("interval_s") else None,
                 "phase_s": {Phase(phase): seconds for phase, seconds in data["phase_s"].items()},
                 "groups": tuple(GroupUse(**group) for group in data["groups"]),
                 "token_staleness": {int(age): count for age, count in data["token_staleness"].items()},

@@ -29,6 +29,8 @@ class StepRollouts:
     lengths: Lengths
     num_engines: int
     limits: EngineLimits
+    splits_groups: bool = False
+    """Whether the rollouts of a prompt may run on different engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +147,6 @@ class SimulationSetting:
                 "each take has the same number of prompts",
                 "use a divisor of num_prompts",
             )
-
-
-def num_engines(schedule: Schedule) -> int:
-    """Rollout engines of a schedule: data-parallel ranks of the engine's layout. Raises: KeyError without one."""
-    return schedule.find_layout("rollout_engine").dp
 
 
 def _check_rollouts(rollouts: StepRollouts | None, speed: Speed | None) -> None:

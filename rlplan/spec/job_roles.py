@@ -50,6 +50,21 @@ class JobRoles(JobParts):
         return prompts * self.num_generated_per_prompt
 
     @property
+    def splits_groups(self) -> bool:
+        """Whether the framework may send rollouts of one prompt to different engines."""
+        return self.release.dispatch == "rollouts"
+
+    def count_most_rollouts(self, num_engines: int, batches: int = 1) -> int:
+        """Rollouts of the engine with the most, when `batches` steps' rollouts are spread evenly over the engines."""
+        unit = 1 if self.splits_groups else self.num_generated_per_prompt
+        return unit * ceil_div(batches * self.num_generated_per_step // unit, num_engines)
+
+    def count_busy_engines(self, num_engines: int, batches: int = 1) -> int:
+        """Engines that receive rollouts when `batches` steps' rollouts are in progress."""
+        unit = 1 if self.splits_groups else self.num_generated_per_prompt
+        return min(num_engines, batches * self.num_generated_per_step // unit)
+
+    @property
     def has_rollouts(self) -> bool:
         """Whether answers are generated rather than read from the data."""
         return self.algorithm.declaration.has_rollouts

@@ -139,3 +139,14 @@ def test_of_steps_whose_interval_is_unknown_nine_of_ten_lie_within_the_factor_of
     inside = [point.is_inside for point in report if point.is_inside is not None]
     assert len(inside) >= 30
     assert 0.85 <= sum(inside) / len(inside) <= 0.95
+
+
+def test_a_kind_with_few_points_borrows_from_related_kinds() -> None:
+    steps = [Residual("rl_step_time", Stratum(False), f"s{n % 4}", math.log(1.3)) for n in range(20)]
+    phases = [Residual("phase_train", Stratum(False), f"s{n % 2}", math.log(1.1)) for n in range(6)]
+    others = [Residual("kv_per_token", Stratum(False), f"s{n % 2}", math.log(1.1)) for n in range(6)]
+    known = {error.kind: error for error in compute_errors([*steps, *phases, *others])}
+    assert known["phase_train"].is_known
+    assert known["phase_train"].factor == pytest.approx(1.3)
+    assert known["phase_train"].inside_left_out == 1.0
+    assert not known["kv_per_token"].is_known, "no kind shares its causes"

@@ -161,6 +161,6 @@ def test_a_hand_over_and_an_rl_step_drop_no_setting_either() -> None:
     for kind in ("rl_step_time", "weight_sync_time"):
         points = (point for point in bundled_points() if point.kind == kind)
         point = next(point for point in points if isinstance(predict(point), Prediction))
-        answer = predict(MeasuredPoint.model_validate(point.model_dump() | {"trigger_parameter_sync_step": 4}))
+        answer = predict(MeasuredPoint.model_validate(point.model_dump() | {"interruption_budget": 4}))
         assert not isinstance(answer, Prediction)
-        assert "'trigger_parameter_sync_step' is 4" in answer.reason
+        assert "'interruption_budget' is 4" in answer.reason

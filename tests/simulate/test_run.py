@@ -17,7 +17,7 @@ from rlplan.planner.setting import read_setting
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
-from rlplan.simulate.setting import Asynchrony, SimulationSetting, num_engines
+from rlplan.simulate.setting import Asynchrony, SimulationSetting
 from rlplan.timing.cost import Cost, Resource
 from rlplan.trace import Span
 from rlplan.vocabulary import Phase, Placement
@@ -219,7 +219,7 @@ def test_a_rollout_that_keeps_its_version_has_tokens_of_one_and_loses_no_cache()
 
 def test_the_engines_are_those_of_the_schedule() -> None:
     schedule = plain_schedule(Placement.DISAGGREGATED, 8, 24, tp=4)
-    assert num_engines(schedule) == 6
+    assert schedule.find_layout("rollout_engine").dp == 6
 
 
 # ------------------------------------------------------------------------------------------------------- refusals

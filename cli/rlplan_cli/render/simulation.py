@@ -32,10 +32,14 @@ def show_simulation(plan: Plan, result: SimulationResult) -> None:
 def _show_steps(result: SimulationResult) -> None:
     half, most = (format_seconds(result.step_quantile_s(share)) for share in (0.5, 0.95))
     hours = _format_count(result.gpu_hours)
+    between = ""
+    if result.interval_s is not None:
+        low, high = (format_seconds(seconds) for seconds in result.interval_s)
+        between = f" (nine of ten measured steps: {low} to {high})"
     show_text(
         Text.assemble(
             (f"{format_seconds(result.mean_step_s)} per step", "bold"),
-            f" on average over {len(result.step_s)} simulated steps (seed {result.seed}): median {half}, "
+            f"{between} on average over {len(result.step_s)} simulated steps (seed {result.seed}): median {half}, "
             f"95th percentile {most}; {format_seconds(result.seconds)} and {hours} device-hours in total",
         )
     )

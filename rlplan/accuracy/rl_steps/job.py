@@ -9,7 +9,7 @@ Settings that a source does not state are assumed, the same for every point; eac
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp
+from math import ceil, exp
 from typing import Any
 
 from rlplan.accuracy.named_models import make_policy
@@ -17,6 +17,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
+from rlplan.frameworks.profile import NAMES
 from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.catalogue import find_usual_node
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths
@@ -30,6 +31,8 @@ USUAL_MEAN, REASONING_MEAN = 2450.0, 10_000.0
 reasoning. Assumed: a 7B model writes 1,500 to 4,000 tokens on competition mathematics with limits of 20 to 32 thousand
 (geometric middle); DeepScaleR's page states 10,484 for R1-Distill-Qwen-1.5B.
 """
+LENGTH_SPREAD = 4000 / 2450
+"""Factor of an assumed mean in both directions, the ends of that range; a step's seconds grow with its tokens."""
 REASONING = re.compile(r"r1-distill|deepscaler|qwq|thinking|openthinker|skywork-or1|deepseek-r1|magistral", re.I)
 """Names of models that were trained for long reasoning."""
 SIGMA = 1.0
@@ -51,6 +54,8 @@ RECOMPUTED = re.compile(r"llama-?3\.1-8b|qwen3-235b|deepseek-(v3|r1)|nemotron-?3
 
 Recipes for FSDP2 with tensor parallelism set it for every model (`fsdp2tp8-actckpt`).
 """
+GPUS_PER_NODE = 8
+"""GPUs of a node where a split counts nodes."""
 SCORED_SEQUENCES = 2
 """NeMo-RL's `logprob_batch_size`: sequences of maximum length in a pass without gradients, 1 to 4 by model."""
 LONG_RESPONSE, LONG_ULYSSES = 16_384, 4
@@ -65,7 +70,12 @@ FRAMEWORKS = (
     ("openrlhf", "openrlhf"),
     ("slime", "slime"),
     ("trl", r"\btrl\b"),
+    ("skyrl", "skyrl"),
+    ("prime_rl", r"prime.?rl"),
+    ("areal", "areal"),
+    ("miles", r"\bmiles\b"),
 )
+"""Frameworks by words of a source. Those without a profile are planned as verl."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +95,9 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     text = f"{settings.join_words(WORDS)} {point.source.lower()}"
     if "deepspeed-chat" in text or "dschat" in point.id:
         raise CannotPredict("DeepSpeed-Chat gathers every layer for every generated token: a job cannot express that")
-    framework = next((name for name, pattern in FRAMEWORKS if re.search(pattern, text)), "verl")
+    framework = find_framework(text)
     backend = "megatron" if re.search(r"megatron|mcore", text) else "deepspeed" if framework == "openrlhf" else "fsdp2"
-    is_async = bool(re.search(r"\b[1-9]\d*-off|one.step.off|fully.async|\basync\b", text.replace("async_tp", "")))
+    is_async = bool(re.search(r"\b[1-9]\d*-off|one.step.off|(fully.|_|\b)async\b", text.replace("async_tp", "")))
     is_async = is_async and "sync mode" not in text and "colocate sync" not in text
     total = num_ranks(settings)
     num_training, num_generation = _read_devices(settings, total, is_async=is_async)
@@ -97,7 +107,7 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     job: dict[str, Any] = {
         "policy": make_policy(point, longest=_read_max_prompt(settings, prompt) + lengths.longest),
         "algorithm": _make_algorithm(settings, text),
-        "framework": framework,
+        "framework": _read_release(settings, framework),
         "hardware": _make_hardware(point, total),
         "workload": _make_workload(settings, prompt, lengths),
         "training": _make_training(point, settings, framework, backend, axes)
@@ -111,8 +121,16 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     if not is_shared:
         job["placement"] = {"placement": "disaggregated", "num_generation_devices": num_generation}
         if is_async:
-            job["placement"]["max_staleness"] = _read_staleness(text)
+            job["placement"]["max_staleness"] = _read_staleness(settings, text)
+        if "fully async" in text:
+            # the engines' log-probs are the old ones (verl docs/advance/fully_async.md)
+            job["scoring"] = {"policy_log_probs": "never"}
     return job
+
+
+def find_framework(text: str) -> str:
+    """The framework that a text names, verl where it names none with a profile."""
+    return next((name for name, words in FRAMEWORKS if name in NAMES and re.search(words, text)), "verl")
 
 
 def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:
@@ -124,6 +142,12 @@ def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:
     if key is None:
         raise CannotPredict("the number of queries of the stage is not stated")
     return settings.read_count(key) * _read_first(settings, ("epochs",), 1) / num_rollouts
+
+
+def _read_release(settings: RunSettings, framework: str) -> str:
+    """The framework with its release, where `version` states one: `nemo_rl@0.3` for `NeMo RL v0.3`."""
+    stated = re.search(r"\d+\.\d+(\.\d+)*", str(settings.raw("version") or ""))
+    return f"{framework}@{stated.group()}" if stated else framework
 
 
 def _make_hardware(point: MeasuredPoint, count: int) -> str:
@@ -201,7 +225,8 @@ def _make_passes(settings: RunSettings, framework: str, axes: Axes, prompt: floa
 
 def _make_rollout(settings: RunSettings, text: str, framework: str, *, is_shared: bool) -> dict[str, Any]:
     key = settings.first(("gen_parallel", "gen_tp", "rollout_tp", "infer_tp", "vllm_tp"))
-    stated = re.search(r"(\d+)", str(settings.raw(key))) if key else None
+    words = f"{settings.raw('rollout')} {settings.raw('split')}"
+    stated = re.search(r"(\d+)", str(settings.raw(key))) if key else re.search(r"\btp(\d+)\b", words, re.IGNORECASE)
     shared, alone = UTILIZATIONS.get(framework, USUAL_UTILIZATIONS)
     rollout: dict[str, Any] = {
         "tp": int(stated.group(1)) if stated else "auto",
@@ -216,8 +241,13 @@ def _make_rollout(settings: RunSettings, text: str, framework: str, *, is_shared
     return rollout
 
 
-def _read_staleness(text: str) -> int:
-    """The staleness: NeMo-RL's `8-off` is 8; one step where an asynchronous run does not say."""
+def _read_staleness(settings: RunSettings, text: str) -> int:
+    """The staleness: NeMo-RL's `8-off` is 8; one step where an asynchronous run does not say.
+
+    A part of a step, as verl's staleness_threshold, is rounded up: a job counts whole versions.
+    """
+    if (key := settings.first(("staleness", "staleness_threshold"))) is not None:
+        return ceil(settings.number(key, low=0))
     stated = re.search(r"\b([1-9]\d*)-off", text)
     return int(stated.group(1)) if stated else 1
 
@@ -232,8 +262,9 @@ def _read_first(settings: RunSettings, keys: tuple[str, ...], default: int) -> i
 def _read_devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int, int]:
     """GPUs that train and that generate; an asynchronous run that does not say has half of each."""
     key = settings.first(("split", "train_rollout_gpus", "resource_split", "gpus_split"))
-    if key and (match := re.match(r"\s*(\d+)\D*[:+/]\s*(\d+)", str(settings.raw(key)))):
-        return int(match.group(1)), int(match.group(2))
+    if key and (match := re.match(r"\s*(\d+)[^+:/]*[:+/]\s*(\d+)(.*\bnodes?\b)?", str(settings.raw(key)))):
+        scale = GPUS_PER_NODE if match.group(3) else 1
+        return scale * int(match.group(1)), scale * int(match.group(2))
     stated = re.search(r"(\d+)\s*[:+]\s*(\d+)", f"{settings.raw('mode')} {settings.gpu}")
     if stated and int(stated.group(1)) + int(stated.group(2)) == total:
         return int(stated.group(1)), int(stated.group(2))
@@ -278,6 +309,7 @@ def _read_lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengt
         mean = (
             _make_uncut(REASONING_MEAN, limit).mean if reasons else min(limit / 2, _make_uncut(USUAL_MEAN, limit).mean)
         )
+        settings.assume("mean_response", round(mean))
     return prompt, lognormal(round(min(mean, limit), 1), limit)
 
 
@@ -313,6 +345,10 @@ def _read_axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
         if len(listed) < 4:
             raise CannotPredict("setting 'train_tp_cp_ep_pp' is not four numbers")
         tp, cp, ep, pp = (max(1, int(number)) for number in listed[:4])
+    else:
+        named = dict(re.findall(r"\b(tp|cp|ep|pp)(\d+)\b", str(settings.raw("train") or "").lower()))
+        degrees = zip(("tp", "cp", "ep", "pp"), (tp, cp, ep, pp), strict=True)
+        tp, cp, ep, pp = (int(named.get(name, degree)) for name, degree in degrees)
     if tp * cp * pp > num_gpus:
         raise CannotPredict(f"tp x cp x pp = {tp * cp * pp} is more than {num_gpus} GPUs")
     keys = ("ulysses", "sp", "sp_size", "ulysses_sp")

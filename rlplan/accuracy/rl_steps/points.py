@@ -9,7 +9,8 @@ import re
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import phase_seconds, plan_point_job, predict_seconds
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.rl_steps.job import count_steps, rl_job
+from rlplan.accuracy.rl_steps.job import LENGTH_SPREAD, count_steps, rl_job
+from rlplan.accuracy.settings_read import list_assumed
 from rlplan.planner.measured_errors import find_stratum
 
 
@@ -19,7 +20,9 @@ def predict_rl_step(point: MeasuredPoint) -> Prediction:
     plan = plan_point_job(rl_job(point))
     scale = count_steps(point, plan.job.workload.num_rollouts_per_step) / parse_seconds(point.measured.unit)
     parts = {phase.value: seconds * scale for phase, seconds in phase_seconds(plan).items()}
-    return Prediction(predict_seconds(plan) * scale, parts=parts, stratum=find_stratum(plan, point.quantity))
+    spread = LENGTH_SPREAD if "mean_response" in list_assumed(point) else 1.0
+    stratum = find_stratum(plan, point.quantity)
+    return Prediction(predict_seconds(plan) * scale, parts=parts, stratum=stratum, spread=spread)
 
 
 @predicts("rl_fits")

@@ -12,6 +12,7 @@ from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import find_actions, plan_point_job
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
+from rlplan.accuracy.rl_steps.job import find_framework
 from rlplan.accuracy.settings import Settings, find_gpu
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten_value
@@ -30,6 +31,10 @@ WORDS = (
     *("lora", "lora_rank", "lora_r", "adapter", "adapters"),
 )
 """Settings that may name the software, the transport or the GPUs."""
+FABRICS = r"\bib\b|infiniband|roce|rdma|\befa\b|\bcx-?\d|gbps|gbit|slingshot"
+"""Words for a network between hosts that its adapters can fill."""
+ETHERNET_BYTES_PER_S = 1.25e9
+"""Slowest network between hosts whose fabric is not named: 10 Gbit/s."""
 UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 
 
@@ -41,12 +46,15 @@ def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
         return Refusal(f"unit {shorten_value(point.measured.unit)} is no duration")
     plan = plan_point_job(sync_job(point))
     [action, *_] = find_actions(plan, ActionKind.SYNC_WEIGHTS)
-    seconds = plan.costs[action].seconds
+    seconds, spread = plan.costs[action].seconds, 1.0
+    num_bytes = find_point_model(point).num_parameters * Settings(point).element_bytes("dtype")
+    if plan.choice.sync_mode == "nccl" and plan.job.hardware.num_hosts > 1 and not _Words(point).has(FABRICS):
+        # FSDP gathers across hosts in fp32 before one rank sends 16 bits
+        copies = 3 if plan.job.backend == "fsdp2" else 1
+        spread += copies * num_bytes / ETHERNET_BYTES_PER_S / seconds
     if unit.group(1) == "GB/s":
-        return Prediction(
-            find_point_model(point).num_parameters * Settings(point).element_bytes("dtype") / seconds / 1e9
-        )
-    return Prediction(seconds * (1000 if unit.group(1) == "ms" else 1))
+        return Prediction(num_bytes / seconds / 1e9, spread=spread)
+    return Prediction(seconds * (1000 if unit.group(1) == "ms" else 1), spread=spread)
 
 
 def sync_job(point: MeasuredPoint) -> dict[str, Any]:
@@ -58,13 +66,13 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         raise CannotPredict("weights that are not sent in 16 bits: a job cannot express that")
     training, generation = _read_ranks(point)
     is_megatron = words.has(r"trainer=megatron|slime|backend=megatron|megatron")
-    transport, is_slime = _find_transport(words), words.has("slime")
+    transport, framework = _find_transport(words), find_framework(words.text)
     ranks = words.number(r"(?:gen(?:eration)?|rollout)[ _-]*tp[ _=]*(\d+)") or words.number(r"\btp[ _=]*(\d+)")
     placement: dict[str, Any] = {"placement": "colocated"}
     if generation is not None:
         placement = {"placement": "disaggregated", "num_generation_devices": generation}
         placement |= {"sync_content": "delta"} if transport == "delta" else {"transport": transport}
-    if is_slime:
+    if framework == "slime":
         placement["sync_bucket"] = SLIME_BUCKET
     elif "checkpoint_engine" in settings and not settings.flag("checkpoint_engine"):
         placement["sync_bucket"] = 0
@@ -72,7 +80,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
     return {
         "policy": make_policy(point),
         "algorithm": {"name": "grpo", "kl_coef": 0.0},
-        "framework": "slime" if is_slime else "verl",
+        "framework": framework,
         "hardware": {
             "profile": _find_gpu(point).name,
             "num_devices": total,
@@ -80,10 +88,12 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         },
         "workload": {"num_prompts_per_step": total, "num_samples_per_prompt": 8},
         "training": {
-            "backend": "megatron" if is_megatron else "fsdp2",
+            "backend": "megatron" if is_megatron else "deepspeed" if framework == "openrlhf" else "fsdp2",
             **dict.fromkeys(("tp", "pp", "cp", "ep", "ulysses"), 1),
             "gradient_checkpointing": True,
-            "offloads_optimizer": False,
+            **dict.fromkeys(
+                ("offloads_optimizer", "offloads_parameters"), "param" in str(settings.raw("offload")).lower()
+            ),
             "max_tokens_per_micro_batch": 4096,
         },
         "rollout": {
@@ -128,7 +138,7 @@ def _read_ranks(point: MeasuredPoint) -> tuple[int, int | None]:
     words, settings = _Words(point), Settings(point)
     if {"trainer_fsdp", "num_rollout"} <= point.settings.keys():
         return settings.read_count("trainer_fsdp"), settings.read_count("num_rollout")
-    if match := re.search(r"(\d+)\s*\+\s*(\d+)\s*(nodes?)?", words.text):
+    if match := re.search(r"(\d+)[a-z ]*\+\s*(\d+)\s*(nodes?)?", words.text):
         scale = USUAL_GPUS_PER_NODE if match.group(3) else 1
         return int(match.group(1)) * scale, int(match.group(2)) * scale
     if match := re.search(r"(\d+)\s*x\s*(\d+)\s*[a-z]", (point.gpu or "").lower()):

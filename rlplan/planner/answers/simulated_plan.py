@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
+from rlplan.planner.measured_errors import find_step_error
 from rlplan.planner.plan import Plan
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
@@ -66,7 +67,8 @@ class DataParallelSpeed:
 
 def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
     """Simulate a plan's steps, sampling from very large batches. Equal seeds give equal results. Raises: SpecError."""
-    return simulate_sampled(build_setting(plan, num_steps), seed)
+    result = simulate_sampled(build_setting(plan, num_steps), seed)
+    return replace(result, interval_s=find_step_error(plan).interval(result.mean_step_s))
 
 
 def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:
@@ -119,12 +121,13 @@ def _build_rollouts(plan: Plan) -> StepRollouts:
         num_engines = plan.choice.engines
         limits = EngineLimits(kv.max_num_seqs, max(1, kv.num_tokens // size), size)
     return StepRollouts(
-        num_prompts=workload.num_prompts_per_step,
+        num_prompts=plan.job.num_generated_per_step // plan.job.num_generated_per_prompt,
         num_samples=plan.job.num_generated_per_prompt,
         prompt_len=workload.usual_prompt_len,
         lengths=workload.lengths,
         num_engines=num_engines,
         limits=limits,
+        splits_groups=plan.job.splits_groups,
     )
 
 

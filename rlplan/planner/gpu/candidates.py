@@ -236,7 +236,7 @@ class GroupChoices:
             share_per_engine, remainder = divmod(num_rollouts, num_engines)
             shares = () if remainder else (share_per_engine,)
             return shares if fixed == (SHARE,) else fixed
-        share = ceil_div(num_rollouts, num_engines * attention_dp)
+        share = ceil_div(self.job.count_most_rollouts(num_engines), attention_dp)
         # the next power of two covers the full share at once
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
         if attention_dp > 1:

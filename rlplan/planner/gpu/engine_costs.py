@@ -54,7 +54,7 @@ class EngineCosts:
     @memoize
     def _predict_demand(self, num_generation: int, batches: int, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         workload = self.job.workload
-        share = ceil_div(self.job.num_generated_per_step * batches, self.count_engines(num_generation, choice))
+        share = self.job.count_most_rollouts(self.count_engines(num_generation, choice), batches)
         demand = KvDemand(
             build_rank_pool(self.policy, self.job.rollout, choice.tp),
             ceil_div(min(choice.max_num_seqs, share), choice.attention_dp),
@@ -98,12 +98,13 @@ class EngineCosts:
         """Cost of a step's or an evaluation's rollouts on the slowest engine, including the last reward."""
         speed = self._build_speed(cluster, _strip_num_seqs(choice))
         rollouts = self._build_rollouts(cluster, choice, kv_cache)
-        num_engines = self.count_engines(cluster.num_gpus, choice)
+        num_rollouts = self.job.num_generated_per_step
         if kind is ActionKind.EVALUATE:
-            share = ceil_div(self.job.num_evaluated_responses, num_engines)
+            num_rollouts = self.job.num_evaluated_responses
+            share = ceil_div(num_rollouts, self.count_engines(cluster.num_gpus, choice))
             together = self.count_shared_samples(choice, self.job.workload.num_evaluation_samples)
             rollouts = self._build_rollouts(cluster, choice, kv_cache, (share, together))
-        cost = generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_engines)
+        cost = generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_rollouts)
         latency_s = self.job.workload.reward_latency_s
         return cost + Cost({Resource.HOST: latency_s}) if latency_s else cost
 
@@ -142,8 +143,12 @@ class EngineCosts:
         self, versions: int, cluster: Cluster, choice: EngineChoice, keeps: bool, kv_cache: int
     ) -> RolloutsAhead:
         speed = self._build_speed(cluster, _strip_num_seqs(choice))
-        rollouts = self._build_rollouts(cluster, choice, kv_cache)
-        num_engines, latency_s = self.count_engines(cluster.num_gpus, choice), self.job.workload.reward_latency_s
+        latency_s = self.job.workload.reward_latency_s
+        num_engines = self.job.count_busy_engines(self.count_engines(cluster.num_gpus, choice), 1 + versions)
+        # engines refill freed places, so each has an even share over time, also of whole groups
+        share = ceil_div(self.job.num_generated_per_step, num_engines)
+        together = self.count_shared_samples(choice, self.job.workload.num_samples_per_prompt)
+        rollouts = self._build_rollouts(cluster, choice, kv_cache, (share, together))
         return RolloutsAhead(speed, rollouts, num_engines, versions, latency_s, keeps_cache=keeps)
 
     @memoize
@@ -152,14 +157,14 @@ class EngineCosts:
         return EngineSpeed.from_job(self.job, self.policy, choice, cluster)
 
     def _build_rollouts(
-        self, cluster: Cluster, choice: EngineChoice, kv_cache: int, evaluated: tuple[int, int] | None = None
+        self, cluster: Cluster, choice: EngineChoice, kv_cache: int, part: tuple[int, int] | None = None
     ) -> EngineRollouts:
-        """An engine's share of a step's rollouts, or of (held-out responses, samples per prompt)."""
+        """The most rollouts that one engine has in a step, or `part`: (rollouts, samples that share a prompt)."""
         workload = self.job.workload
         pool, longest = build_rank_pool(self.policy, self.job.rollout, choice.tp), self.lengths.longest
         num_tokens = pool.num_tokens(pool.num_blocks(kv_cache), workload.max_prompt_len + longest)
-        share, together = evaluated or (
-            ceil_div(self.job.num_generated_per_step, self.count_engines(cluster.num_gpus, choice)),
+        share, together = part or (
+            self.job.count_most_rollouts(self.count_engines(cluster.num_gpus, choice)),
             self.count_shared_samples(choice, workload.num_samples_per_prompt),
         )
         return EngineRollouts(

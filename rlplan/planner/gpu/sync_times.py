@@ -26,7 +26,6 @@ from rlplan.timing.transfer.weight_sync import (
     SyncSetup,
     SyncTransport,
     held_share,
-    memory_rate,
     sync_cost,
 )
 from rlplan.timing.transfer.wires import find_sender_wire
@@ -85,13 +84,15 @@ class SyncTimes:
             # a comparison reads everything, so it travels like a full sync
             setup = replace(setup, transport="nccl" if self.link is None else "disk")
         num_bytes = setup.adapter_bytes or setup.element_bytes * self.policy.num_parameters
-        read_s = 2 * num_bytes * held_share(self.policy, setup) / memory_rate(generation)
+        read_s = 2 * num_bytes * held_share(self.policy, setup) / generation.reached_memory_bytes_per_s
         return self._cost_sync(setup, training, generation, is_ahead) + Cost({Resource.MEMORY: read_s})
 
     def _build_setup(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
     ) -> SyncSetup:
-        is_slime = self.job.release.name == "slime"
+        release, training = self.job.release, self.job.training
+        is_slime = release.name == "slime"
+        is_sharded = self.job.backend == "fsdp2"
         takes_handles = self.job.rollout.engine == "sglang" and not is_slime
         return SyncSetup(
             cast(SyncTransport, transport),
@@ -100,13 +101,16 @@ class SyncTimes:
             arrangement.num_generation,
             engine.tp,
             3 if trainer.zero_stage == 3 else 0,
-            self.job.placement.sync_bucket,
+            0 if release.sends_each_tensor else self.job.placement.sync_bucket,
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
             self.job.backend,
             # SGLang receives pickled handles per tensor; slime sends bucket by bucket
             loader=Loader.PICKLED if takes_handles else Loader.IN_PLACE,
             has_two_buckets=not is_slime,
+            requests_each_tensor=release.sends_each_tensor,
+            gathered_element_bytes=training.master_dtype.num_bytes if is_sharded and release.gathers_masters else 2,
+            stages_masters=is_sharded and trainer.offloads_parameters,
             attention_dp=engine.attention_dp,
         )
 

@@ -177,7 +177,8 @@ class TrainerCosts:
         return self.job.algorithm.declaration.num_trained(count, num_samples)
 
     def _build_shape(self, num_rollouts: int, choice: TrainerChoice) -> MiniBatchShape:
-        workload, lengths = self.job.workload, self.roles.lengths
+        workload, lengths, balances = self.job.workload, self.roles.lengths, self.job.release.balances
+        is_whole = num_rollouts >= workload.num_rollouts_per_step
         mean = workload.usual_prompt_len + lengths.mean
         return MiniBatchShape(
             num_rollouts,
@@ -186,6 +187,7 @@ class TrainerCosts:
             workload.max_seq_len,
             mean if self.roles.takes_all_rows else lengths.mean,
             choice.max_tokens,
+            balances == "mini_batch" or (balances == "step" and is_whole),
         )
 
 

@@ -10,7 +10,8 @@ Symbols: N rollouts, S concurrent ones, P prompt, n samples per prompt, D a deco
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, log
+from math import ceil, hypot, log, sqrt
+from statistics import pstdev
 from typing import Self
 
 from rlplan.dataflow.choice import EngineChoice
@@ -24,6 +25,7 @@ from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
 from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, compute_occupancy, mean_age, mean_footprint
 from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, make_cost
+from rlplan.timing.training.mini_batch import largest_normal
 
 GRID_RATIO = 1.2
 """Ratio between the concurrency values at which a step is computed; values in between are interpolated."""
@@ -43,15 +45,21 @@ class EngineSpeed:
     has_custom_all_reduce: bool = True
     """Whether vLLM's own all-reduce is used within a host, instead of NCCL's."""
     version: VllmVersion = LATEST
+    """Release of vLLM."""
+    returns_log_probs: bool = False
+    """Whether the engine returns the log-prob of each sampled token."""
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
     """Cache of step times, because a search asks for the same speed many times."""
 
     @classmethod
     def from_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
         """Make the speed of the emitted engine. rlplan's own runtime switches vLLM's custom all-reduce off."""
+        # SGLang overlaps its scheduler with the GPU in every release that is modelled.
         has_vllm = job.rollout.engine != "sglang" and job.release.name != "slime"
-        version = find_version(job.rollout.engine_version, job.release.date if has_vllm else "")
-        return cls(policy, job.rollout, choice, cluster, not job.is_for_rlplan, version)
+        stated = job.rollout.engine_version or job.release.engine_version
+        version = find_version(stated, job.release.date) if has_vllm else LATEST
+        returns_log_probs = job.release.engine_log_probs
+        return cls(policy, job.rollout, choice, cluster, not job.is_for_rlplan, version, returns_log_probs)
 
     @cached_property
     def cut(self) -> EngineCut:
@@ -83,6 +91,7 @@ class EngineSpeed:
             has_graphs=self.rollout.has_cuda_graphs,
             has_custom_all_reduce=self.has_custom_all_reduce,
             version=self.version,
+            returns_log_probs=self.returns_log_probs,
             drafts=(self.rollout.speculative_tokens, self.rollout.acceptance_rate or 0.0),
         )
 
@@ -144,15 +153,41 @@ def generate_cost(speed: EngineSpeed, rollouts: EngineRollouts) -> Cost:
     return make_cost((compute, memory, latency, link, host), speed.rates.link)
 
 
-def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_engines: int) -> Cost:
-    """Seconds that a step waits for the engine with the longest rollout, beyond one engine's own share.
+def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_rollouts: int) -> Cost:
+    """Seconds that a step waits for the slowest engine, beyond one engine's own share.
 
-    Counts: tokens by which the longest rollout of all engines exceeds one engine's longest, decoded one at a time.
-    Source: order statistics, `Lengths.estimate_longest`. Assumes: rollouts go to engines in random order.
+    Counts: (d1^2 + d2^2)^(1/2). d1: tokens by which the mean longest of all `num_rollouts` exceeds one engine's
+    longest, decoded one at a time. d2: the largest of E normal numbers times the deviation of an engine's work
+    (_compute_deviation).
+    Source: order statistics; Blom 1958. Assumes: lengths are independent, so that d1 and d2 are.
     """
-    longest = rollouts.lengths.estimate_longest(rollouts.num_rollouts * num_engines)
-    more = longest - rollouts.lengths.estimate_longest(rollouts.num_rollouts)
-    return Cost({Resource.IDLE: more * speed.decode_step_s(1, rollouts.prompt_len + longest)})
+    count = max(num_rollouts, rollouts.num_rollouts)
+    shares = ((index + 0.5) / SAMPLE for index in range(SAMPLE))
+    longest = sum(rollouts.lengths.quantile(share ** (1 / count)) for share in shares) / SAMPLE
+    longer_s = max(0.0, longest - _last_quantile(rollouts)) * speed.decode_step_s(1, rollouts.prompt_len + longest)
+    busier_s = largest_normal(round(num_rollouts / rollouts.num_rollouts)) * _compute_deviation(speed, rollouts)
+    return Cost({Resource.IDLE: hypot(longer_s, busier_s)})
+
+
+def _compute_deviation(speed: EngineSpeed, rollouts: EngineRollouts) -> float:
+    """Standard deviation of an engine's seconds that comes from the lengths of its N rollouts.
+
+    Counts: sqrt(N) times the deviation of one rollout's seconds, (a + m) R + k (P R + R^2 / 2): m and k are what a step
+    takes longer per sequence and per cached token, and a is a sequence's part of the rest where sequences wait.
+    """
+    lengths, prompt = rollouts.lengths, rollouts.prompt_len
+    busy = max(1.0, min(rollouts.concurrency, rollouts.num_rollouts * lengths.mean / max(1.0, lengths.quantile(1.0))))
+    context = busy * (prompt + mean_age(lengths))
+    step_s = speed.decode_step_s(busy, context)
+    per_sequence_s = speed.decode_step_s(busy + 1, context) - step_s
+    per_token_s = (speed.decode_step_s(busy, 2 * context) - step_s) / context
+    if rollouts.num_rollouts > rollouts.concurrency:
+        per_sequence_s = (step_s - per_token_s * context) / busy
+    seconds = [
+        per_sequence_s * length + per_token_s * (prompt * length + length * length / 2)
+        for length in (lengths.quantile((index + 0.5) / SAMPLE) for index in range(SAMPLE))
+    ]
+    return pstdev(seconds) * sqrt(rollouts.num_rollouts)
 
 
 def _grid(speed: EngineSpeed, rollouts: EngineRollouts) -> list[Parts]:
@@ -201,8 +236,13 @@ def _longest(rollouts: EngineRollouts, shape: Occupancy, ratio: float) -> tuple[
     number running is the geometric mean of that and one half. Only one of r consecutive rollouts is the last in its
     slot, so only 1/r of the excess delays the end.
     """
-    beyond = max(0.0, rollouts.lengths.quantile(1 - 0.5 / rollouts.num_rollouts) - shape.longest)
+    beyond = max(0.0, _last_quantile(rollouts) - shape.longest)
     return beyond / ratio, max(1.0, 0.5 * (rollouts.num_rollouts / SAMPLE) ** 0.5), shape.longest
+
+
+def _last_quantile(rollouts: EngineRollouts) -> float:
+    """The longest of an engine's responses in occupancy.py, which takes N evenly spread quantiles for them."""
+    return rollouts.lengths.quantile(1 - 0.5 / rollouts.num_rollouts)
 
 
 def prompt_parts(speed: EngineSpeed, rollouts: EngineRollouts) -> list[float]:

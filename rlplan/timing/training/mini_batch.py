@@ -50,6 +50,9 @@ class MiniBatchShape:
     tokens_per_pass: int = 0
     """Tokens of a packed pass; 0 pads each pass to its longest sequence."""
 
+    is_balanced: bool = True
+    """Ranks get rollouts of about as many tokens each; otherwise as many rollouts, in random order."""
+
     @property
     def deviation(self) -> float:
         """Standard deviation of the lengths."""
@@ -166,7 +169,8 @@ def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) 
     """Seconds that ranks wait for the one with the most tokens.
 
     Counts: some rank has n = rollouts/D of them, rounded up. After balancing by length, one rank has at least the
-    longest sequence, and one at least the n shortest. Source: order statistics, pigeonhole.
+    longest sequence, and one at least the n shortest. Without balancing, a rank's tokens have the deviation s sqrt(n),
+    and the largest of D sums decides. Source: order statistics, pigeonhole; Blom 1958.
     """
     groups = setting.num_groups
     group_rollouts, most_rollouts = mini_batch.num_rollouts / groups, ceil(mini_batch.num_rollouts / groups)
@@ -174,6 +178,8 @@ def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) 
         return NOTHING
     mean = group_rollouts * mini_batch.mean_len
     most = max(mean, mini_batch.expect_longest(mini_batch.num_rollouts), mini_batch.expect_shortest(most_rollouts))
+    if not mini_batch.is_balanced:
+        most = max(most, mean + largest_normal(groups) * mini_batch.deviation * sqrt(group_rollouts))
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
 
 

@@ -45,14 +45,22 @@ engine, less gather and load."""
 PICKLE_S_PER_TENSOR_AND_RANK = 0.26e-3
 """Seconds to pickle a tensor's handle into and out of a server request, per rank of an engine. Mechanism: SGLang
 srt/weight_sync/utils.py `update_weights`. Source: 246 to 266 s for Qwen3-235B-A22B into engines of 16 ranks."""
-SERVER_BYTES_PER_S = 4.6e9
-"""Rate at which such a server takes weights. Source: 5.5 to 6.0 s for 7B and 17.7 to 18.1 s for 32B (verl, SGLang)."""
-SERVER_S = 1.5
-"""Seconds to pause, flush and resume servers, once per weight sync. Source: the same two points."""
+SERVER_BYTES_PER_S = 4.9e9
+"""Rate at which such a server takes weights. Source: 14.2 s for 32B, with the masters on the GPU (verl, SGLang,
+docs/advance/delta_weight_sync.md). Left out: 28.5 to 29.1 s for 72B, where it gives 30 s."""
+SERVER_S = 0.3
+"""Seconds to pause, flush and resume servers, once per weight sync. Source: 0.61 s for 0.6B within one host (the same
+page) less its bytes and handles."""
+STAGED_BYTES_PER_S = 2.2e9
+"""Rate at which a rank copies offloaded masters to the GPU before it gathers them. Source: 32B takes 3.7 s longer with
+offload, where a rank has 8.2 GB (the same page). Left out: 7B, 5.2 s for 5.5 to 6.0 s."""
+REQUEST_S_PER_TENSOR = 1e-3
+"""Seconds to name one tensor to an engine that receives each by itself: an HTTP or Ray request with an answer, and a
+`load_weights` call, which lists all parameters. Source: 40 s for Qwen3-30B-A3B in TRL, less gather, send and load."""
 ROUND_TRIP_S = 5e-3
 """Seconds of a request to all engine ranks with an answer, per bucket. Assumed: a Ray call and a device
 synchronization."""
-COMPARE_BYTES_PER_S = 0.53e9
+COMPARE_BYTES_PER_S = 0.46e9
 """Rate at which a rank compares its shard with the last one sent and packs changed elements. Source: 3.9 to 4.9 s, 11.2
 to 11.9 s and 11.4 to 14.9 s for shards of 1.9, 4.1 and 7.3 GB (verl delta_sharded)."""
 CHANGED_SHARE = 0.03
@@ -100,6 +108,12 @@ class SyncSetup:
     """One bucket fills while the other is sent."""
     changed_share: float = CHANGED_SHARE
     """Share of 16-bit elements that a delta sends; of wider elements practically all change in a step."""
+    requests_each_tensor: bool = False
+    """Each tensor is named to the engines in a request of its own."""
+    gathered_element_bytes: int = GATHERED_ELEMENT_BYTES
+    """Bytes per element while ranks gather; 4 where FSDP gathers fp32 masters."""
+    stages_masters: bool = False
+    """Offloaded masters of a rank are copied to the GPU first."""
     attention_dp: int = 1
     """Groups of tp ranks of one engine that replicate all but the experts, which they share."""
 
@@ -165,9 +179,10 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     if setup.transport == "cuda_ipc" or setup.same_devices:
         return gather + load
     send = _send(num_bytes, ends.num_tensors, training, generation, is_packed=setup.bucket_bytes > 0)
-    if not setup.has_two_buckets or not setup.bucket_bytes:
-        return gather + send + load
-    return overlap_stages((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
+    send_all = gather + send + load
+    if setup.has_two_buckets and setup.bucket_bytes:
+        send_all = overlap_stages((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
+    return send_all + _stage_masters(model, setup)
 
 
 @dataclass(frozen=True)
@@ -190,7 +205,7 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
         return _ends_of_shards(model, setup, generation)
     if setup.transport == "adapter":
         num_bytes, tensors = setup.adapter_bytes, 2 * len(list_linear_layers(model))
-    gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
+    gathered = num_bytes * max(1, setup.gathered_element_bytes // setup.element_bytes)
     gather = gather_cost(gathered, tensors, setup, training)
     # narrower weights have a tensor of scales each
     tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
@@ -284,20 +299,23 @@ def held_share(model: ModelSpec, setup: SyncSetup) -> float:
 def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cluster, share: float = 1.0) -> Cost:
     """Seconds until an engine has loaded the weights. share: part of them that each rank loads.
 
-    Counts: in place n LOAD_S_PER_TENSOR, 2 B s / M and k ROUND_TRIP_S; through a server n PICKLE_S_PER_TENSOR_AND_RANK
-    for each of its ranks, and B / SERVER_BYTES_PER_S. Source: vLLM and SGLang `load_weights`.
+    Counts: in place n LOAD_S_PER_TENSOR, 2 B s / M, and k ROUND_TRIP_S or n REQUEST_S_PER_TENSOR; through a server
+    n PICKLE_S_PER_TENSOR_AND_RANK for each of its ranks, and B / SERVER_BYTES_PER_S. Source: vLLM and SGLang
+    `load_weights`.
     Assumes: ranks of an engine load their parts at the same time.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> gpu = Cluster(get_gpu("h100", where=""), 1, 1)
     >>> setup = SyncSetup("nccl", 2, 1, 1, loader=Loader.PICKLED)
-    >>> load_cost(46 * 10**8, 0, setup, gpu).seconds
+    >>> load_cost(49 * 10**8, 0, setup, gpu).seconds
     1.0
     """
     if setup.loader is Loader.PICKLED:
         pickled = num_tensors * setup.tp * setup.attention_dp * PICKLE_S_PER_TENSOR_AND_RANK
         return Cost({Resource.HOST: num_bytes / SERVER_BYTES_PER_S, Resource.LATENCY: pickled})
     trips = ceil_div(num_bytes, setup.bucket_bytes) * ROUND_TRIP_S if setup.bucket_bytes else 0.0
+    if setup.requests_each_tensor:
+        trips = num_tensors * REQUEST_S_PER_TENSOR
     copied = 2 * num_bytes * share / generation.reached_memory_bytes_per_s
     return Cost({Resource.LATENCY: num_tensors * LOAD_S_PER_TENSOR + trips, Resource.MEMORY: copied})
 
@@ -307,6 +325,14 @@ def _send(num_bytes: int, num_tensors: int, training: Cluster, generation: Clust
     wire = find_sender_wire(training, generation)
     per_tensor_s = 0.0 if is_packed else num_tensors * SEND_S_PER_TENSOR
     return Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: per_tensor_s})
+
+
+def _stage_masters(model: ModelSpec, setup: SyncSetup) -> Cost:
+    """Copy a rank's offloaded masters to the GPU, before any tensor is gathered."""
+    if not setup.stages_masters:
+        return NOTHING
+    num_bytes = model.num_parameters * setup.gathered_element_bytes / setup.num_training
+    return Cost({Resource.HOST: num_bytes / STAGED_BYTES_PER_S})
 
 
 def _server(setup: SyncSetup) -> Cost:
@@ -322,8 +348,3 @@ def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cos
         + Cost({Resource.DISK: writes + reads})
         + host_copy_cost(num_bytes, generation)
     )
-
-
-def memory_rate(cluster: Cluster) -> float:
-    """Bandwidth of the device memory that kernels reach."""
-    return cluster.reached_memory_bytes_per_s

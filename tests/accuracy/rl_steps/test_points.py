@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlplan.accuracy.compare import compare_point, load_predictors, predict
-from rlplan.accuracy.files.reading import bundled_points, read_points
+from rlplan.accuracy.files.reading import bundled_points, published_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import plan_point_job
 from rlplan.accuracy.registry import Prediction, Refusal
@@ -132,3 +132,36 @@ def test_a_job_of_a_point_is_a_job_file() -> None:
     for point in (*STEPS.values(), *RECIPES.values()):
         if not point.id.startswith("dschat"):
             assert json.loads(json.dumps(rl_job(point)))["framework"] in ("verl", "nemo_rl", "slime")
+
+
+def make_step(**settings: Any) -> MeasuredPoint:
+    point = next(point for point in published_points() if point.id == "verl-dapo-7b-h20-128-fullyasync")
+    return change_settings(point, **settings)
+
+
+def test_a_step_of_verl_s_fully_asynchronous_trainer_lasts_from_one_weight_sync_to_the_next() -> None:
+    """However many parts it is trained in; its old log-probs are those of the engines."""
+    job = rl_job(make_step())
+    assert job["placement"] == {"placement": "disaggregated", "num_generation_devices": 64, "max_staleness": 1}
+    assert job["scoring"] == {"policy_log_probs": "never"}
+    assert seconds(make_step(require_batches=1)) == seconds(make_step(require_batches=4))
+    assert rl_job(make_step(staleness=0))["placement"]["max_staleness"] == 0
+
+
+def test_a_split_counts_gpus_or_nodes_with_words_between() -> None:
+    split = "64 policy (FSDP2, EP1, cpu_offload) + 32 inference (4 engines TP8)"
+    job = rl_job(make_step(split=split).model_copy(update={"gpu": "96x H20"}))
+    assert (job["placement"]["num_generation_devices"], job["rollout"]["tp"]) == (32, 8)
+    job = rl_job(make_step(split="2 hybrid + 1 standalone nodes").model_copy(update={"gpu": "24x H20"}))
+    assert job["placement"]["num_generation_devices"] == 8
+
+
+def test_a_point_runs_on_the_release_that_it_states() -> None:
+    assert rl_job(make_step(version="NeMo RL v0.3", framework="nemo-rl"))["framework"] == "nemo_rl@0.3"
+
+
+def test_a_step_without_stated_lengths_has_an_interval_that_covers_other_lengths() -> None:
+    stated, assumed = (compare_point(make_step(mean_response=mean)) for mean in (2450, None))
+    (low, high), (least, most) = stated.interval or (0, 0), assumed.interval or (0, 0)
+    assert high / low * 2.6 < most / least
+    assert "mean_response" in assumed.assumed

@@ -257,7 +257,9 @@ class Oracle(RawSeconds):
 
     def _demand(self, arrangement: Arrangement, engine: EngineChoice) -> KvDemand:
         num_engines = max(1, arrangement.num_generation // (engine.tp * engine.attention_dp))
-        share = -(-self.work.num_rollouts_per_step * max(1, self._staleness(arrangement)) // num_engines)
+        batches, samples = max(1, self._staleness(arrangement)), self.work.num_samples_per_prompt
+        unit = samples if self.spec.release.dispatch == "groups" else 1
+        share = -(-self.work.num_rollouts_per_step * batches // unit // num_engines) * unit
         pool = self._engine(arrangement, engine).pool
         return KvDemand(
             pool,

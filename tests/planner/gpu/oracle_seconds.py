@@ -161,11 +161,13 @@ class RawSeconds(RawAxes):
         mean = self.work.usual_prompt_len + self.lengths.mean
         square = mean**2 + self.lengths.variance
         head = self.lengths.mean if self.selects_rows else mean
-        return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, head, trainer.max_tokens)
+        by = self.spec.release.balances
+        even = by == "mini_batch" or (by == "step" and rollouts >= self.work.num_rollouts_per_step)
+        return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, head, trainer.max_tokens, even)
 
     def _generate(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int) -> Cost:
-        speed, rollouts, num_engines = self._rollouts(arrangement, engine, kv_cache)
-        cost = generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_engines)
+        speed, rollouts, _ = self._rollouts(arrangement, engine, kv_cache)
+        cost = generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, self.work.num_rollouts_per_step)
         latency = self.spec.workload.reward_latency_s
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
@@ -174,17 +176,22 @@ class RawSeconds(RawAxes):
     ) -> tuple[EngineSpeed, EngineRollouts, int]:
         dp = engine.attention_dp
         num_engines = max(1, arrangement.num_generation // (engine.tp * dp))
-        share = -(-self.work.num_rollouts_per_step // num_engines)
+        if self.spec.release.dispatch == "groups":
+            whole_groups = self.work.num_prompts_per_step * (1 + self._staleness(arrangement))
+            num_busy = min(num_engines, whole_groups)
+            share = -(-self.work.num_prompts_per_step // num_engines) * self.work.num_samples_per_prompt
+        else:
+            num_busy = num_engines
+            share = -(-self.work.num_rollouts_per_step // num_engines)
+        if self._staleness(arrangement):
+            share = -(-self.work.num_rollouts_per_step // num_busy)
         pool = self._engine(arrangement, engine).pool
         tokens = dp * pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
         samples, prompt = max(1, self.work.num_samples_per_prompt // dp), float(self.work.usual_prompt_len)
         rollouts = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
-        is_own = self.spec.backend == "deepspeed"  # its engines are emitted without vLLM's custom all-reduce
-        cluster = self._cluster(arrangement, GENERATION)
-        has_vllm = self.spec.rollout.engine != "sglang" and self.spec.release.name != "slime"
-        version = find_version(self.spec.rollout.engine_version, self.spec.release.date if has_vllm else "")
-        speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, not is_own, version)
-        return speed, rollouts, num_engines
+        # rlplan's engines are emitted without vLLM's custom all-reduce
+        speed = EngineSpeed.from_job(self.spec, self.setting.policy, engine, self._cluster(arrangement, GENERATION))
+        return speed, rollouts, num_busy
 
     def _sync(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode

@@ -426,3 +426,11 @@ def test_parameters_on_the_host_come_up_for_every_gather():
     host = cluster(1)
     alone = train_cost(setting(1, PLAIN), thin, host).seconds
     assert train_cost(setting(1, choice), thin, host).seconds > alone + 0.5
+
+
+def test_mini_batches_that_are_not_balanced_wait_for_the_largest_sum_of_lengths():
+    """512 rollouts on 8 ranks: 64 each, 131,072 tokens with the deviation 2,048 x 8; the largest of 8 is 1.43 above."""
+    cost = {even: train_cost(setting(), replace(RAGGED, is_balanced=even), cluster(8)) for even in (True, False)}
+    passes = cost[True].seconds - cost[True].parts.get(Resource.IDLE, 0.0)
+    assert cost[False].seconds / passes - 1 == pytest.approx(1.43 * 2048 * 8 / 131_072, rel=0.01)
+    assert cost[True].seconds < cost[False].seconds
