@@ -5,15 +5,16 @@ the plan itself (plan.py) and the searches that fill these values (cpu/search.py
 """
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
+from rlplan.planner.combinations import Effect
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.spec.resolved import SettledJob
@@ -210,15 +211,24 @@ _ANSWERS: tuple[tuple[str, Callable[[EnvironmentSpec], bool]], ...] = (
 )
 
 
-LEARNS_LESS = {
-    "adamw_8bit": "keeps optimizer states in 8 bits",
-    "lora": "trains adapters only",
-    "base_dtype": "trains adapters only, on 4-bit weights",
-    "num_prompts_per_step": "learns from fewer prompts per step",
-    "num_samples_per_prompt": "compares fewer samples per prompt",
-    "max_response_len": "truncates longer responses",
+COSTS = {
+    "adamw_8bit": (Effect.NUMERICS, "keeps optimizer states in 8 bits"),
+    "rollout.quantization": (Effect.NUMERICS, "rounds the weights of rollouts to 8 bits"),
+    "rollout.kv_dtype": (Effect.NUMERICS, "rounds the KV cache to 8 bits"),
+    "lora": (Effect.TRAINS_LESS, "trains adapters only"),
+    "base_dtype": (Effect.TRAINS_LESS, "on 4-bit weights"),
+    "num_prompts_per_step": (Effect.SMALLER_JOB, "learns from fewer prompts per step"),
+    "num_samples_per_prompt": (Effect.SMALLER_JOB, "compares fewer samples per prompt"),
+    "max_response_len": (Effect.SMALLER_JOB, "truncates longer responses"),
+    "hardware.": (Effect.MORE_HARDWARE, ""),
 }
-"""Effect of a change on learning, keyed by a word of the change; the mildest first."""
+"""Effect of a change on training and its description, by a part of the change as typed; the mildest first."""
+
+
+def find_effect(values: Mapping[str, Any]) -> Effect:
+    """The strongest effect of a change on training, from its new values by key."""
+    text = " ".join(f"{key}={value}" for key, value in values.items())
+    return max((effect for word, (effect, _) in COSTS.items() if word in text), default=Effect.NONE)
 
 
 @dataclass(frozen=True)
@@ -240,18 +250,18 @@ class Remedy:
 
     @property
     def learns_less(self) -> str:
-        """Effect on learning; empty if there is none."""
-        return next((cost for word, cost in reversed(LEARNS_LESS.items()) if word in self.change), "")
+        """Effects on learning; empty if there are none."""
+        return ", ".join(words for word, (_, words) in COSTS.items() if words and word in self.change)
+
+    @property
+    def effect(self) -> Effect:
+        """The strongest effect on the experiment."""
+        return max((effect for word, (effect, _) in COSTS.items() if word in self.change), default=Effect.NONE)
 
     def order(self, devices: int) -> tuple[object, ...]:
-        """Sort key: small effect on learning first, then no more than `devices` devices, few keys, few device-seconds.
-
-        Changes that reset several choices come last.
-        """
-        cost = max((place for place, word in enumerate(LEARNS_LESS, 1) if word in self.change), default=0)
+        """Sort key: the verdict, small effect on learning first, then no more than `devices` devices, then seconds."""
         needs_more, keys = self.num_devices > devices, len(shlex.split(self.change))
-        resets = self.change.count("=auto") > 1
-        return resets, cost, needs_more, keys, self.seconds * self.num_devices
+        return self.verdict.rank, self.effect, needs_more, self.seconds, keys
 
 
 def extract_keys(reason: str) -> str:

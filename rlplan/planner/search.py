@@ -17,11 +17,14 @@ from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import list_remedies
+from rlplan.planner.setting import read_pools
 from rlplan.spec.base import shorten_value
 from rlplan.spec.fingerprints import take_fingerprints
+from rlplan.spec.hardware.rates import format_bytes_per_s
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.conduct import MAX_TIMEOUT_S
 from rlplan.spec.resolved import LEAST_SECONDS
+from rlplan.timing.network.cluster import assume_network_bytes_per_s
 from rlplan.units import format_bytes, format_seconds
 from rlplan.version import __version__
 
@@ -54,7 +57,12 @@ def find_best_plan(
 
 
 def list_assumptions(plan: Plan, memo: Memo | None = None) -> Iterator[str]:
-    """Describe a host memory size that is only assumed, and the plan without offloading to it."""
+    """Describe what no profile states: the network between hosts, and a host memory size with the plan without it."""
+    pools = () if plan.is_on_host else read_pools(plan.job)
+    for pool in pools:
+        if pool.node is None and (pool.num_hosts > 1 or len(pools) > 1):
+            rate = format_bytes_per_s(assume_network_bytes_per_s(pool.gpu))
+            yield f"assumes {rate} between hosts of {pool.gpus_per_host}x {pool.gpu.name}: no node profile states it"
     node = find_assumed_host(plan.job)
     if node is None:
         return

@@ -29,7 +29,7 @@ LADDERS = (
     ("a800-sxm", "h800-sxm", "h200-sxm"),
     ("h20", "h200-sxm"),
     ("v100-pcie-16gb", "a100-pcie-40gb"),
-    ("rtx-3090", "rtx-4090", "rtx-5090", "rtx-pro-6000"),
+    ("rtx-3060", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-pro-6000"),
     ("rtx-4070-ti", "rtx-4080", "rtx-5080", "rtx-5090"),
     ("rtx-a5000", "rtx-a6000", "rtx-6000-ada", "rtx-pro-6000"),
     ("mi210", "mi300x", "mi325x", "mi355x"),
