@@ -21,7 +21,7 @@ from rlplan.frameworks.rules import format_value
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import split_count
-from rlplan.spec.models.catalogue import find_bundled_id, find_model_path, find_nearest_id
+from rlplan.spec.models.catalogue import find_bundled_id, find_model_path, find_nearest_id, list_similar_ids
 from rlplan.units import MIB
 
 _PACKED = re.compile(r"-(FP8|INT4|NVFP4)$", re.IGNORECASE)
@@ -287,7 +287,8 @@ def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> st
         "model",
         where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
         rule="a hub id, a folder with a config.json, or a path that ends with the name of a bundled model",
-        way_out=f"--set {row.key}=ORG/NAME, or --model ORG/NAME for the policy",
+        way_out=" or ".join(f"--model {known}" for known in list_similar_ids(end) or ["ORG/NAME"])
+        + f" for the policy; --set {row.key}=ORG/NAME",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.memory.machine.host import KILLED_ABOVE
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import require_executable
 from rlplan.planner.machine import open_search
@@ -63,11 +64,19 @@ def list_assumptions(plan: Plan, memo: Memo | None = None) -> Iterator[str]:
         if pool.node is None and (pool.num_hosts > 1 or len(pools) > 1):
             rate = format_bytes_per_s(assume_network_bytes_per_s(pool.gpu))
             yield f"assumes {rate} between hosts of {pool.gpus_per_host}x {pool.gpu.name}: no node profile states it"
+    expected, high = plan.host_interval
+    room = plan.host_capacity or 0
+    if expected <= room and high > expected and high > KILLED_ABOVE * room:
+        yield (
+            f"a host's memory may run out: {format_bytes(expected)} to {format_bytes(high)} of {format_bytes(room)}; "
+            f"at the high end Ray's object store is full, and Ray ends workers above {KILLED_ABOVE:.0%}. "
+            "`ray start --object-store-memory` limits the store; otherwise offload less, or take more host memory"
+        )
     node = find_assumed_host(plan.job)
     if node is None:
         return
-    needed, room = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
-    words = f"assumes hosts of {room} ({node.name}) and uses {needed}; hardware.host_memory sets another size"
+    needed, assumed = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
+    words = f"assumes hosts of {assumed} ({node.name}) and uses {needed}; hardware.host_memory sets another size"
     chosen = [(part, key) for part, key, _ in HOST_COMPLICATIONS if has_complication(plan.choice, key)]
     if chosen and all(getattr(getattr(plan.asked, part), key) == "auto" for part, key in chosen):
         words += f"; with nothing offloaded it {_predict_without_host(plan, memo)}"

@@ -19,7 +19,7 @@ PAIRS = {
     "Qwen/Qwen3-30B-A3B": ("8xH100", "2xH100"),
     "Qwen/Qwen3-4B": ("1xT4", "1xRTX4090", "1xRTX3060"),
     "Qwen/Qwen3-1.7B": ("1xRTX3060",),
-    "meta-llama/Llama-3.1-8B-Instruct": ("4xL4", "1xRTX3090"),
+    "meta-llama/Llama-3.1-8B-Instruct": ("4xL4", "1xrtx-3090"),
 }
 EVERY = [(model, gpus) for model, kinds in PAIRS.items() for gpus in kinds]
 FAST = [("Qwen/Qwen3-8B", "1xRTX4090"), ("Qwen/Qwen3-14B", "2xRTX4090"), ("Qwen/Qwen3-4B", "1xT4")]

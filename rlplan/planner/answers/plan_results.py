@@ -248,6 +248,11 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "reserve_bytes": 0 if plan.is_on_host else get_reserve(plan.job.load_gpu()),
         "host_memory_is_assumed": find_assumed_host(plan.job) is not None,
         "host_capacity_bytes": plan.host_capacity,
+        **(
+            {}
+            if plan.is_on_host
+            else {"host_peak_bytes": dict(zip(("expected", "high"), plan.host_interval, strict=True))}
+        ),
         "oom_risk_per_step": plan.oom_risk,
         "oom_risk_of_run": plan.oom_risk_of_run,
         "devices": plan.devices,

@@ -3,6 +3,7 @@
 In: an id such as `Qwen/Qwen2.5-7B`, or a path. Out: a ModelSpec. Left out: downloads (`runtime/models/hub`), weights.
 """
 
+import difflib
 from functools import cache
 from pathlib import Path
 
@@ -111,6 +112,13 @@ def find_nearest_id(name: str) -> str:
     return known.get(wanted) or next(
         (known_id for low, known_id in known.items() if low.rpartition("/")[2] == file_name), ""
     )
+
+
+def list_similar_ids(name: str) -> list[str]:
+    """Up to three bundled ids whose last part resembles the last part of a name, the most similar first."""
+    ends = {known_id.rpartition("/")[2].lower(): known_id for known_id in load_catalogue()}
+    end = Path(name[: MAX_ID * 20]).name.lower()
+    return [ends[near] for near in difflib.get_close_matches(end, ends, n=3, cutoff=0.7)]
 
 
 def _unknown_model(name: str, where: str = "model") -> SpecError:
