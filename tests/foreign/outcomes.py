@@ -27,8 +27,8 @@ SLOWEST, FASTEST = 1.77, 0.6
 """Measured over predicted seconds of nine of ten steps."""
 CLOSE = 0.1
 """Largest relative error of bytes that count as predicted."""
-UNSURE = "may fit"
-"""A plan that fits in expectation only, or whose host may run out of memory."""
+EXPECTED, UNSURE = "in expectation", "host may run out"
+"""A plan that fits in expectation only, and one that fits although its host may run out of memory."""
 STATIC = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER, MemoryKind.MASTER_WEIGHTS)
 
 
@@ -99,7 +99,10 @@ def grade(case: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
     if "verdict" in facts and not facts["verdict"][0]:
         return "wrong", words
     holds = [is_true for is_true, _ in facts.values()]
-    if all(holds) and UNSURE not in words.get("verdict", ()):
+    is_sure = UNSURE not in words.get("verdict", ()) and (
+        reported.get("verdict") != "fits" or EXPECTED not in words["verdict"]
+    )
+    if all(holds) and is_sure:
         return "right", words
     return ("partly" if any(holds) else "wrong"), words
 
@@ -110,7 +113,9 @@ def _judge(name: str, value: Any, said: Answer) -> tuple[bool, Any]:
         return any(value in remedy for remedy in said.remedies), said.remedies
     if name == "verdict":
         verdicts = _name_verdicts(said)
-        return bool({value, UNSURE} & set(verdicts)) or (value == "oom" and "short" in verdicts), verdicts
+        # what fits in expectation only exits with 1, as what does not fit
+        is_oom = value == "oom" and bool({"short", EXPECTED} & set(verdicts))
+        return is_oom or bool({value, EXPECTED, UNSURE} & set(verdicts)), verdicts
     plan, served = said.plan, said.served
     if served is not None:
         size = served.memory.kv_cache if name == "kv_gib" else served.needed
@@ -144,9 +149,9 @@ def _name_verdicts(said: Answer) -> list[str]:
         return ["fits" if said.served.fits else "short"]
     if said.plan is None:
         return ["oom"]
-    if said.plan.fit is Verdict.IN_EXPECTATION or any("may run out" in note for note in said.plan.notes):
-        return [UNSURE]
+    if said.plan.fit is Verdict.IN_EXPECTATION:
+        return [EXPECTED]
     if said.plan.memory_fits:
-        return ["fits"]
+        return [UNSURE if any("may run out" in note for note in said.plan.notes) else "fits"]
     shortages = said.plan.shortages
     return ["host" if short.is_of_host else "short" if "KV cache" in short.of else "oom" for short in shortages]
