@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.foreign.check import Asked, Checked, check
+from rlplan.foreign.check import Asked, Checked, check, import_job
+from rlplan.foreign.logs.read import read_log
 from rlplan.foreign.source import read_source
+from rlplan.planner.answers.measured_step import explain_step
 from rlplan.planner.answers.plan_results import sum_phase_costs
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
@@ -17,6 +19,7 @@ from rlplan.planner.search import find_best_plan
 from rlplan.planner.serving import Served
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.files.yaml import read_yaml
+from rlplan.spec.job import JobSpec
 from rlplan.units import GIB
 from rlplan.vocabulary import MemoryKind, Phase
 from tests.foreign.scripts import verl_script, write_script
@@ -46,10 +49,15 @@ class Answer:
     served: Served | None = None
     remedies: tuple[str, ...] = ()
     refusal: str = ""
+    verdicts: list[str] | None = None
+    """The verdict on a log."""
 
 
 def answer(case: dict[str, Any], folder: Path) -> Answer:
     """Ask as the author of the thread would. Raises: SpecError for a stack that is not read."""
+    if "log" in case:
+        report = explain_step(_read_job(case), read_log(REPORTS / str(case["log"])))
+        return Answer(verdicts=["normal" if report.is_normal and not report.causes else "slow"])
     if "job" in case:
         return _answer_job(case)
     hardware, overrides = case["hardware"], tuple(case.get("overrides", ()))
@@ -57,11 +65,18 @@ def answer(case: dict[str, Any], folder: Path) -> Answer:
     return _take_checked(check(settings, Asked(hardware, case.get("model"), overrides)))
 
 
+def _read_job(case: dict[str, Any]) -> JobSpec:
+    overrides = tuple(case.get("overrides", ()))
+    if "file" in case:
+        source = read_source(REPORTS / str(case["file"]), None, tuple(case.get("set", ())))
+        return import_job(source, Asked(case["hardware"], None, overrides))[1]
+    job = case["job"]
+    return load_job(REPORTS / job, overrides) if isinstance(job, str) else job_from(job, overrides)
+
+
 def _answer_job(case: dict[str, Any]) -> Answer:
-    job, overrides = case["job"], list(case.get("overrides", ()))
     try:
-        spec = load_job(REPORTS / job, overrides) if isinstance(job, str) else job_from(job, overrides)
-        plan = find_best_plan(spec, with_others=False)
+        plan = find_best_plan(_read_job(case), with_others=False)
     except NoFeasiblePlanError as error:
         return Answer(refusal=error.what)
     return Answer(plan, remedies=tuple(remedy.change for remedy in plan.remedies))
@@ -145,6 +160,8 @@ def _measure(name: str, plan: Plan) -> int:
 
 def _name_verdicts(said: Answer) -> list[str]:
     """Everything that is too small: a GPU, a host, an engine's KV cache; `fits` if nothing is."""
+    if said.verdicts is not None:
+        return said.verdicts
     if said.served is not None:
         return ["fits" if said.served.fits else "short"]
     if said.plan is None:
