@@ -8,7 +8,7 @@ All pairs and triples would take hundreds of searches. Instead, all kinds of an 
 kinds are left out one after another while the rest still fits, so that a minimal set of any size takes few searches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
@@ -67,20 +67,18 @@ class Combinations(Generic[Result]):
     most_trials: int
     """Limit on planned jobs."""
     _trials: dict[frozenset[tuple[str, str]], Trial[Result] | None] = field(default_factory=dict)
-    _left: list[tuple[Kind, Values]] = field(default_factory=list)
-    """Kinds that do not fit alone, each with its strongest step; the strongest kinds first."""
+    _left: list[Kind] = field(default_factory=list)
+    """Kinds that do not fit alone, up to their strongest useful step; the strongest kinds first."""
 
     def __iter__(self) -> Iterator[tuple[Values, Result]]:
         count = 0
         for effect in Effect:
             num_before = count
             for kind in self.kinds:
-                if kind.effect is effect:
-                    for remedy in self._try_alone(kind):
-                        count += 1
-                        yield remedy
-            mildest_is_known = num_before > 0 and effect > Effect.TRAINS_LESS
-            if count == num_before and not mildest_is_known:
+                for remedy in self._try_alone(kind) if kind.effect is effect else ():
+                    count += 1
+                    yield remedy
+            if count == num_before and (count == 0 or effect <= Effect.TRAINS_LESS):
                 for remedy in self._list_sets(effect):
                     count += 1
                     yield remedy
@@ -89,74 +87,67 @@ class Combinations(Generic[Result]):
 
     def _try(self, values: Values) -> Trial[Result] | None:
         key = frozenset((name, str(value)) for name, value in values.items())
-        if key not in self._trials:
-            if len(self._trials) >= self.most_trials:
-                return None
+        if key not in self._trials and len(self._trials) < self.most_trials:
             self._trials[key] = self.plan_values(values)
-        return self._trials[key]
+        return self._trials.get(key)
 
-    def _fit(self, values: Values) -> Trial[Result] | None:
+    def _fits(self, values: Values) -> bool:
         trial = self._try(values)
-        return trial if trial is not None and trial.fits else None
+        return trial is not None and trial.fits
 
     def _try_alone(self, kind: Kind) -> Iterator[tuple[Values, Result]]:
         """Find the mildest step of a kind that fits alone; else keep the kind for sets."""
-        planned: list[tuple[float, Values]] = []
-        for values in kind.steps:
+        planned: list[tuple[float, int]] = []
+        for index, values in enumerate(kind.steps):
             trial = self._try(values)
             if trial is not None and trial.fits:
                 yield values, trial.result
                 return
             if trial is not None:
-                planned.append((trial.excess, values))
+                planned.append((trial.excess, -index))
         if planned:
             # the last of the steps that miss least: a smaller share for the engine may starve its KV cache
-            least = min(excess for excess, _ in planned)
-            self._left.insert(0, (kind, [values for excess, values in planned if excess == least][-1]))
+            self._left.insert(0, Kind(kind.steps[: 1 - min(planned)[1]], kind.effect))
 
     def _list_sets(self, effect: Effect) -> Iterator[tuple[Values, Result]]:
         """List minimal sets of kinds up to an effect that fit together: one, and one without each of its members."""
-        everything = [(kind, strongest) for kind, strongest in self._left if kind.effect <= effect]
+        everything = [kind for kind in self._left if kind.effect <= effect]
         first = self._find_set(everything)
-        others = (self._find_set([entry for entry in everything if entry is not member]) for member in first)
+        others = (self._find_set([kind for kind in everything if kind is not member]) for member in first)
         sets = {frozenset(map(id, members)): members for members in (first, *others) if members}
         small = [members for members in sets.values() if len(members) <= MOST_TOGETHER]
         yield from map(self._use_mildest_steps, small or sets.values())
 
-    def _find_set(self, entries: Sequence[tuple[Kind, Values]]) -> list[tuple[Kind, Values]]:
+    def _find_set(self, kinds: Sequence[Kind]) -> list[Kind]:
         """Find a minimal set that fits, without the strongest effects where possible; empty if no set fits."""
-        members: list[tuple[Kind, Values]] = []
-        fitting: list[tuple[Kind, Values]] = []
+        members: list[Kind] = []
+        fitting: list[Kind] = []
         excess = float("inf")
         # strong effects first: where two kinds contradict each other, the stronger one decides
-        for entry in sorted(entries, key=lambda entry: -entry[0].effect):
-            merged = _merge(members)
-            if any(merged.get(key, value) != value for key, value in entry[1].items()):
+        for kind in sorted(kinds, key=lambda kind: -kind.effect):
+            merged = _merge(member.steps[-1] for member in members)
+            if any(merged.get(key, value) != value for key, value in kind.steps[-1].items()):
                 continue
-            trial = self._try(_merge([*members, entry]))
+            trial = self._try(merged | kind.steps[-1])
             if trial is not None and trial.excess <= excess:
-                members, excess = [*members, entry], trial.excess
+                members, excess = [*members, kind], trial.excess
                 fitting = members if trial.fits else fitting
-        for entry in tuple(fitting):
-            rest = [member for member in fitting if member is not entry]
-            if len(rest) > 1 and self._fit(_merge(rest)) is not None:
+        for kind in tuple(fitting):
+            rest = [member for member in fitting if member is not kind]
+            if len(rest) > 1 and self._fits(_merge(member.steps[-1] for member in rest)):
                 fitting = rest
         return fitting[::-1]
 
-    def _use_mildest_steps(self, members: Sequence[tuple[Kind, Values]]) -> tuple[Values, Result]:
+    def _use_mildest_steps(self, members: Sequence[Kind]) -> tuple[Values, Result]:
         """Replace each member's strongest step by the mildest with which the set still fits."""
-        chosen = [strongest for _, strongest in members]
-        for index, (kind, _) in enumerate(members):
-            for values in kind.steps:
-                milder = [*chosen[:index], values, *chosen[index + 1 :]]
-                if self._fit({key: value for part in milder for key, value in part.items()}) is not None:
-                    chosen = milder
-                    break
-        together = {key: value for part in chosen for key, value in part.items()}
-        trial = self._fit(together)
+        chosen = [member.steps[-1] for member in members]
+        for index, member in enumerate(members):
+            milder = ([*chosen[:index], values, *chosen[index + 1 :]] for values in member.steps)
+            chosen = next(steps for steps in milder if self._fits(_merge(steps)))
+        trial = self._try(_merge(chosen))
         assert trial is not None, "the strongest steps fit together"
-        return together, trial.result
+        return _merge(chosen), trial.result
 
 
-def _merge(members: Sequence[tuple[Kind, Values]]) -> Values:
-    return {key: value for _, strongest in members for key, value in strongest.items()}
+def _merge(steps: Iterable[Values]) -> Values:
+    return {key: value for values in steps for key, value in values.items()}

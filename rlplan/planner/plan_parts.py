@@ -5,9 +5,11 @@ the plan itself (plan.py) and the searches that fill these values (cpu/search.py
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from rlplan.dataflow.choice import Choice
@@ -15,6 +17,7 @@ from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.planner.combinations import Effect
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.spec.resolved import SettledJob
@@ -211,24 +214,16 @@ _ANSWERS: tuple[tuple[str, Callable[[EnvironmentSpec], bool]], ...] = (
 )
 
 
-COSTS = {
-    "adamw_8bit": (Effect.NUMERICS, "keeps optimizer states in 8 bits"),
-    "rollout.quantization": (Effect.NUMERICS, "rounds the weights of rollouts to 8 bits"),
-    "rollout.kv_dtype": (Effect.NUMERICS, "rounds the KV cache to 8 bits"),
-    "lora": (Effect.TRAINS_LESS, "trains adapters only"),
-    "base_dtype": (Effect.TRAINS_LESS, "on 4-bit weights"),
-    "num_prompts_per_step": (Effect.SMALLER_JOB, "learns from fewer prompts per step"),
-    "num_samples_per_prompt": (Effect.SMALLER_JOB, "compares fewer samples per prompt"),
-    "max_response_len": (Effect.SMALLER_JOB, "truncates longer responses"),
-    "hardware.": (Effect.MORE_HARDWARE, ""),
-}
-"""Effect of a change on training and its description, by a part of the change as typed; the mildest first."""
+@cache
+def load_remedies() -> dict[str, Any]:
+    """Load remedies.yaml: the changes that are tried, and their effects. Only a job that does not fit needs it."""
+    return dict(read_yaml(Path(__file__).with_name("remedies.yaml"), "the remedies"))
 
 
-def find_effect(values: Mapping[str, Any]) -> Effect:
-    """The strongest effect of a change on training, from its new values by key."""
-    text = " ".join(f"{key}={value}" for key, value in values.items())
-    return max((effect for word, (effect, _) in COSTS.items() if word in text), default=Effect.NONE)
+def list_effects(change: str) -> list[tuple[Effect, str]]:
+    """Effects on training of a change as typed, each with its description; the mildest first."""
+    table = load_remedies()["effects"]
+    return [(Effect[entry["effect"].upper()], entry["words"]) for entry in table if entry["part"] in change]
 
 
 @dataclass(frozen=True)
@@ -251,12 +246,12 @@ class Remedy:
     @property
     def learns_less(self) -> str:
         """Effects on learning; empty if there are none."""
-        return ", ".join(words for word, (_, words) in COSTS.items() if words and word in self.change)
+        return ", ".join(words for _, words in list_effects(self.change) if words)
 
     @property
     def effect(self) -> Effect:
         """The strongest effect on the experiment."""
-        return max((effect for word, (effect, _) in COSTS.items() if word in self.change), default=Effect.NONE)
+        return max((effect for effect, _ in list_effects(self.change)), default=Effect.NONE)
 
     def order(self, devices: int) -> tuple[object, ...]:
         """Sort key: the verdict, small effect on learning first, then no more than `devices` devices, then seconds."""

@@ -7,14 +7,16 @@ GPUs the last ones shrink the job (batch, samples, lengths).
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from rlplan.errors import RlplanError
+from rlplan.frameworks.rules import matches
 from rlplan.planner.combinations import Combinations, Effect, Kind, Trial, Values
 from rlplan.planner.machine import open_search
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Remedy, Verdict, find_effect
+from rlplan.planner.plan_parts import Remedy, Verdict, list_effects, load_remedies
 from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.training import LoraSpec
@@ -89,23 +91,14 @@ def list_kinds(plan: Plan) -> list[Kind]:
         return _build_kinds(_list_host_changes(spec, plan.binding.num_bytes))
     room = [(plan.ledger.host_peak(host).num_bytes, plan.ledger.get_host_capacity(host)) for host in hosts]
     short = max((size for size, capacity in room if capacity and size > capacity), default=0)
-    relief = _list_host_relief(spec, short) if short else ()
-    return _build_kinds(chain(_list_gpu_changes(spec), relief, _list_smaller_jobs(spec), _list_more_gpus(spec)))
+    larger_host = [[{"hardware.host_memory": f"{ceil_div(short, GIB)}GiB"}]] if short else []
+    changes = _list_gpu_changes(spec, is_host_short=short > 0)
+    return _build_kinds(chain(changes, larger_host, _list_smaller_jobs(spec), _list_more_gpus(spec)))
 
 
 def _build_kinds(ladders: Iterable[Iterable[Values]]) -> list[Kind]:
-    return [Kind(steps, find_effect(steps[-1])) for ladder in ladders if (steps := tuple(ladder))]
-
-
-def _list_host_relief(spec: JobSpec, needed_bytes: int) -> Iterator[Iterable[Values]]:
-    """List changes for a host that is short of memory: less offloading, and a larger host."""
-    fixed = {
-        "training.offloads_parameters": spec.training.offloads_parameters is True,
-        "training.offloads_optimizer": spec.training.offloads_optimizer is True,
-        "placement.offload": spec.placement.offload == "host",
-    }
-    yield from ([{key: "auto"}] for key, is_fixed in fixed.items() if is_fixed)
-    yield [{"hardware.host_memory": f"{ceil_div(needed_bytes, GIB)}GiB"}]
+    strongest = ((steps, list_effects(format_change(steps[-1]))) for ladder in ladders if (steps := tuple(ladder)))
+    return [Kind(steps, max((effect for effect, _ in effects), default=Effect.NONE)) for steps, effects in strongest]
 
 
 def _list_host_changes(spec: JobSpec, needed_bytes: int) -> Iterator[Iterable[Values]]:
@@ -127,37 +120,17 @@ def _change_passes(spec: JobSpec, size: int) -> Values:
     return values | {"training.max_tokens_per_micro_batch": size * spec.workload.max_seq_len}
 
 
-def _list_gpu_changes(spec: JobSpec) -> Iterator[Iterable[Values]]:
-    training, rollout, workload = spec.training, spec.rollout, spec.workload
-    if workload.micro_batch_size_per_gpu != "auto":
-        sizes = _list_halves(int(workload.micro_batch_size_per_gpu))
+def _list_gpu_changes(spec: JobSpec, *, is_host_short: bool) -> Iterator[Iterable[Values]]:
+    if spec.workload.micro_batch_size_per_gpu != "auto":
+        sizes = _list_halves(int(spec.workload.micro_batch_size_per_gpu))
         yield ({"workload.micro_batch_size_per_gpu": size} for size in sizes)
-    tried: list[tuple[bool, Values]] = [
-        (training.gradient_checkpointing is False, {"training.gradient_checkpointing": True}),
-        # sequence parallelism shards activations only across tensor-parallel ranks
-        (not training.sequence_parallel and training.tp != 1, {"training.sequence_parallel": True}),
-        (training.logits in ("plain", "chunked"), {"training.logits": "auto"}),
-        (training.logits != "fused" and spec.backend != "deepspeed", {"training.logits": "fused"}),
-        (training.zero_stage not in ("auto", 3), {"training.zero_stage": 3}),
-        (rollout.kv_cache_memory != "auto", {"rollout.kv_cache_memory": "auto"}),
-        (rollout.tp != "auto", {"rollout.tp": "auto"}),
-        (rollout.attention_dp != "auto", {"rollout.attention_dp": "auto"}),
-        (spec.placement.sync_content == "delta", {"placement.sync_content": "full"}),
-        (spec.placement.placement != "auto", {"placement.placement": "auto"}),
-        (training.offloads_optimizer is False, {"training.offloads_optimizer": True}),
-        (
-            training.offloads_parameters is False and spec.backend == "deepspeed",
-            {"training.offloads_parameters": True, "training.zero_stage": 3},
-        ),
-        (training.optimizer == "adamw", {"training.optimizer": "adamw_8bit"}),
-        (spec.has_rollouts and rollout.quantization == "none", {"rollout.quantization": "fp8"}),
-        (spec.has_rollouts and rollout.kv_dtype == "auto", {"rollout.kv_dtype": "fp8"}),
-    ]
-    yield from ([values] for holds, values in tried if holds)
-    if training.backend == "auto" and spec.framework != "auto":
+    facts = {"backend": spec.backend, "has_rollouts": spec.has_rollouts, "host": is_host_short}
+    for change in load_remedies()["changes"]:
+        conditions = change["when"].items()
+        if all(matches(facts[key] if key in facts else attrgetter(key)(spec), wanted) for key, wanted in conditions):
+            yield change["set"] if isinstance(change["set"], list) else [change["set"]]
+    if spec.training.backend == "auto" and spec.framework != "auto":
         yield [{"training.backend": backend} for backend in spec.release.backends if backend != spec.backend]
-    if training.ulysses == 1:
-        yield [{"training.ulysses": ulysses} for ulysses in (2, 4, 8)]
     yield from _list_adapters(spec)
 
 
