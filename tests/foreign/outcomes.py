@@ -1,6 +1,6 @@
 """Answers of rlplan to settings that people reported, graded by what their threads say.
 
-In: `reports/outcomes.yaml`. Out: a grade per case: right, partly, wrong or unread.
+In: cases with their reported facts. Out: a grade per case: right, partly, wrong or unread.
 """
 
 from dataclasses import dataclass
