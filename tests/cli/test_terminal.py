@@ -120,7 +120,7 @@ def test_what_a_change_leads_to_is_folded_between_words_below_it() -> None:
     place = next(number for number, line in enumerate(lines) if line == "  training.lora='{rank: 16, base_dtype: nf4}'")
     assert lines[place + 1].startswith("      fits, ")
     assert all(len(line) <= 80 or "=" in line for line in lines)
-    assert lines[-1].endswith("or training.lora='{rank: 16, base_dtype: nf4}'")
+    assert lines[-1].endswith("training.lora='{rank: 16, base_dtype: nf4}', or hardware.num_devices=2")
 
 
 def test_in_a_narrow_terminal_an_explanation_numbers_its_rows_and_keeps_overrides_whole_below() -> None:

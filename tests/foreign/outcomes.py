@@ -43,7 +43,7 @@ def list_cases() -> list[dict[str, Any]]:
 
 @dataclass
 class Answer:
-    """What rlplan says of a case."""
+    """The answer of rlplan to a case."""
 
     plan: Plan | None = None
     served: Served | None = None
@@ -53,7 +53,7 @@ class Answer:
     """The verdict on a log."""
 
 
-def answer(case: dict[str, Any], folder: Path) -> Answer:
+def ask(case: dict[str, Any], folder: Path) -> Answer:
     """Ask as the author of the thread would. Raises: SpecError for a stack that is not read."""
     if "log" in case:
         report = explain_step(_read_job(case), read_log(REPORTS / str(case["log"])))
@@ -105,11 +105,11 @@ def _write(case: dict[str, Any], folder: Path) -> Path:
 def grade(case: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
     """The grade of a case, and what rlplan says of each reported fact."""
     try:
-        said = answer(case, folder)
+        answer = ask(case, folder)
     except SpecError as error:
         return "unread", {"error": error.what}
     reported = case["reported"]
-    facts = {name: _judge(name, value, said) for name, value in reported.items()}
+    facts = {name: _judge(name, value, answer) for name, value in reported.items()}
     words = {name: described for name, (_, described) in facts.items()}
     if "verdict" in facts and not facts["verdict"][0]:
         return "wrong", words
@@ -122,21 +122,21 @@ def grade(case: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
     return ("partly" if any(holds) else "wrong"), words
 
 
-def _judge(name: str, value: Any, said: Answer) -> tuple[bool, Any]:
+def _judge(name: str, value: Any, answer: Answer) -> tuple[bool, Any]:
     """Whether one reported fact is predicted, and the prediction."""
     if name == "remedy":
-        return any(value in remedy for remedy in said.remedies), said.remedies
+        return any(value in remedy for remedy in answer.remedies), answer.remedies
     if name == "verdict":
-        verdicts = _name_verdicts(said)
+        verdicts = _name_verdicts(answer)
         # what fits in expectation only exits with 1, as what does not fit
         is_oom = value == "oom" and bool({"short", EXPECTED} & set(verdicts))
         return is_oom or bool({value, EXPECTED, UNSURE} & set(verdicts)), verdicts
-    plan, served = said.plan, said.served
+    plan, served = answer.plan, answer.served
     if served is not None:
         size = served.memory.kv_cache if name == "kv_gib" else served.needed
         return abs(size / GIB / value - 1) <= CLOSE, round(size / GIB, 2)
     if plan is None:
-        return False, said.refusal
+        return False, answer.refusal
     if name == "phase":
         return value in plan.binding.action_id or value in plan.binding.run_phase, plan.binding.action_id
     if name.endswith("_s"):
@@ -158,17 +158,17 @@ def _measure(name: str, plan: Plan) -> int:
     return plan.binding.num_bytes
 
 
-def _name_verdicts(said: Answer) -> list[str]:
+def _name_verdicts(answer: Answer) -> list[str]:
     """Everything that is too small: a GPU, a host, an engine's KV cache; `fits` if nothing is."""
-    if said.verdicts is not None:
-        return said.verdicts
-    if said.served is not None:
-        return ["fits" if said.served.fits else "short"]
-    if said.plan is None:
+    if answer.verdicts is not None:
+        return answer.verdicts
+    if answer.served is not None:
+        return ["fits" if answer.served.fits else "short"]
+    if answer.plan is None:
         return ["oom"]
-    if said.plan.fit is Verdict.IN_EXPECTATION:
+    if answer.plan.fit is Verdict.IN_EXPECTATION:
         return [EXPECTED]
-    if said.plan.memory_fits:
-        return [UNSURE if any("may run out" in note for note in said.plan.notes) else "fits"]
-    shortages = said.plan.shortages
+    if answer.plan.memory_fits:
+        return [UNSURE if any("may run out" in note for note in answer.plan.notes) else "fits"]
+    shortages = answer.plan.shortages
     return ["host" if short.is_of_host else "short" if "KV cache" in short.of else "oom" for short in shortages]

@@ -18,8 +18,8 @@ LEAST_RIGHT = 0.8
 
 @pytest.mark.parametrize("name", mark_nightly(CASES, but=EVERY_FOURTH))
 def test_an_answer_is_as_good_as_its_recorded_grade(name: str, tmp_path: Path) -> None:
-    answer, words = grade(CASES[name], tmp_path)
-    assert GRADES.index(answer) >= GRADES.index(CASES[name]["grade"]), words
+    graded, words = grade(CASES[name], tmp_path)
+    assert GRADES.index(graded) >= GRADES.index(CASES[name]["grade"]), words
 
 
 def test_four_of_five_answers_are_right_and_every_other_one_has_a_note() -> None:
