@@ -157,14 +157,12 @@ def _list_more_gpus(spec: JobSpec) -> Iterator[Iterable[Values]]:
 
 
 def _list_adapters(spec: JobSpec) -> Iterator[Iterable[Values]]:
-    """List LoRA settings instead of full training, and 4-bit base weights (QLoRA), which only rlplan's runtime
-    supports.
-    """
+    """List LoRA settings instead of full training, and 4-bit base weights (QLoRA), which some frameworks refuse."""
     training = spec.training
     sizes = [training.lora] if training.lora else [LoraSpec(rank=rank) for rank in (ADAPTER_RANK, SMALL_ADAPTER_RANK)]
     if training.lora is None:
         yield [{"training.lora": lora} for lora in sizes]
-    if sizes[0].base_dtype != "nf4" and spec.backend == "deepspeed":
+    if sizes[0].base_dtype != "nf4":
         # packed weights are not partitioned
         beside = {"training.zero_stage": "auto"} if training.zero_stage == 3 else {}
         yield [{"training.lora": lora.model_copy(update={"base_dtype": "nf4"}), **beside} for lora in sizes]

@@ -38,7 +38,8 @@ def find_next_gpu(name: str) -> str | None:
     >>> find_next_gpu("h100-sxm"), find_next_gpu("b300")
     ('h200-sxm', None)
     """
-    for ladder in load_table()["ladders"]:
+    ladders: list[list[str]] = load_table()["ladders"]
+    for ladder in ladders:
         if name in ladder[:-1]:
             return ladder[ladder.index(name) + 1]
     return None
