@@ -309,7 +309,8 @@ def _find_changes(settings: Settings, asked: Asked) -> Iterator[Change]:
         if plan is None:
             return None
         fits = plan.fits and _fits_in_releases(settings, asked, values, plan)
-        return Trial(plan, fits, 0.0 if isinstance(plan, Served) else plan.missing_bytes)
+        shortages = () if isinstance(plan, Served) else plan.shortages
+        return Trial(plan, fits, sum(short.needed_bytes - short.available_bytes for short in shortages))
 
     remedies = settings.table.remedies
     kinds = [Kind(steps, remedy.effect) for remedy in remedies if (steps := tuple(_list_steps(settings, remedy)))]

@@ -267,11 +267,6 @@ class Plan(Spec):
         """
         return tuple(self._find_shortages())
 
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes that all `shortages` lack together."""
-        return sum(short.needed_bytes - short.available_bytes for short in self.shortages)
-
     def _find_shortages(self) -> Iterator[Shortage]:
         peak, capacity, ledger = self.binding, self.binding_capacity, self.ledger
         if peak.num_bytes > capacity:
