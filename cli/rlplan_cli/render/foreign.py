@@ -7,7 +7,7 @@ from itertools import groupby
 
 from rlplan.foreign.check import Checked, format_assignments
 from rlplan.foreign.convert import Imported
-from rlplan.units import format_bytes, format_seconds
+from rlplan.units import format_bytes
 from rlplan_cli.render.plan import format_fullness, format_peak_range, show_errors, show_headline
 from rlplan_cli.render.serving import show_served
 from rlplan_cli.render.terminal import note, show_change, show_fact
@@ -37,9 +37,11 @@ def show_check(checked: Checked) -> None:
     if checked.changes:
         print("Each of these changes alone makes it fit, the mildest first:")
     for change in checked.changes:
-        step = f", {format_seconds(change.seconds)} per step" if change.seconds else ""
-        words = f"{change.plan.verdict.value}, {format_bytes(change.num_bytes)}{step}"
-        show_change(format_assignments(change.values), words)
+        size = format_bytes(change.num_bytes)
+        show_change(format_assignments(change.values), f"{change.plan.verdict.value}, {size}")
+    if checked.changes:
+        first = checked.changes[0].values.items()
+        show_fact("To try the first", "add " + " ".join(f"--set {key}={value}" for key, value in first))
     settings = checked.imported.settings
     if settings.file.endswith(".py"):
         changed = dict.fromkeys(key for change in checked.changes for key in change.values)

@@ -287,7 +287,7 @@ def show_others(plan: Plan) -> None:
             show_change(remedy.change, _describe_remedy(remedy))
     elif not plan.fits and not plan.refusals:
         larger = "more memory" if plan.is_on_host else "larger GPUs"
-        show_fact("No change", f"of those tried makes it fit; try a smaller model, shorter lengths or {larger}")
+        show_fact("No single change", f"of those tried makes it fit; try a smaller model, shorter lengths or {larger}")
 
 
 def _describe_remedy(remedy: Remedy) -> str:
