@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, islice
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rlplan.foreign.vllm.served import LENGTH, serve
 from rlplan.frameworks.profile import list_versions
 from rlplan.frameworks.rules import matches
 from rlplan.planner.answers.plan_results import results_as_json
+from rlplan.planner.combinations import Combinations, Effect, Kind, Trial
 from rlplan.planner.executable import explain_misfit
 from rlplan.planner.machine import open_search
 from rlplan.planner.plan import Plan
@@ -47,6 +48,8 @@ _OVERRIDE = re.compile(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)+=(?:\{[^}]*\}|[^\s,;()
 _KEY = re.compile(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)+")
 MOST_STEPS = 6
 """Steps of one remedy that are planned: each costs a search."""
+MOST_TRIALS = 60
+"""Limit on searches for the changes of one configuration."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ class Change:
     def num_bytes(self) -> int:
         """Peak bytes of a GPU with this change."""
         return self.plan.num_bytes if isinstance(self.plan, Served) else self.plan.binding.num_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step with this change; 0 if unknown."""
+        return 0.0 if isinstance(self.plan, Served) else self.plan.seconds
 
 
 @dataclass(frozen=True)
@@ -294,29 +302,24 @@ def plan_as_given(settings: Settings, asked: Asked) -> Plan:
 
 
 def _find_changes(settings: Settings, asked: Asked) -> Iterator[Change]:
-    """Up to MOST_REMEDIES changes that fit: single ones, the mildest first, then pairs that only fit together."""
-    num_found = 0
-    too_small: list[list[dict[str, Any]]] = []
-    for remedy in settings.table.remedies:
-        planned = []
-        for values in _list_steps(settings, remedy):
-            plan = _try_values(settings, asked, values)
-            if plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan):
-                yield Change(values, plan)
-                num_found += 1
-                break
-            planned += [values] * (plan is not None)
-        else:
-            too_small += [planned] * bool(planned)
-        if num_found == MOST_REMEDIES:
-            return
-    for first, second in combinations(too_small, 2):
-        change = _find_pair(settings, asked, first, second)
-        if change is not None:
-            yield change
-            num_found += 1
-        if num_found == MOST_REMEDIES:
-            return
+    """Up to MOST_REMEDIES changes that fit, the mildest first: in their effect on training, then in step time."""
+
+    def plan_values(values: dict[str, Any]) -> Trial[Plan | Served] | None:
+        plan = _try_values(settings, asked, values)
+        if plan is None:
+            return None
+        fits = plan.fits and _fits_in_releases(settings, asked, values, plan)
+        shortages = () if isinstance(plan, Served) else plan.shortages
+        return Trial(plan, fits, sum(short.needed_bytes - short.available_bytes for short in shortages))
+
+    remedies = settings.table.remedies
+    kinds = [Kind(steps, remedy.effect) for remedy in remedies if (steps := tuple(_list_steps(settings, remedy)))]
+    effects = {remedy.key: remedy.effect for remedy in remedies}
+    changes = [Change(*entry) for entry in Combinations(kinds, plan_values, MOST_REMEDIES, MOST_TRIALS)]
+    order = {
+        id(change): (max(effects.get(key, Effect.NONE) for key in change.values), change.seconds) for change in changes
+    }
+    yield from sorted(changes, key=lambda change: order[id(change)])[:MOST_REMEDIES]
 
 
 def _fits_in_releases(settings: Settings, asked: Asked, values: dict[str, Any], plan: Plan | Served) -> bool:
@@ -326,23 +329,6 @@ def _fits_in_releases(settings: Settings, asked: Asked, values: dict[str, Any], 
     others = _list_other_releases(settings.replace_values(values), asked, plan)
     answers = (_try_values(other, with_release, {}) for _, other, with_release, _ in others)
     return all(answer.fits for answer in answers if isinstance(answer, Plan))
-
-
-def _find_pair(
-    settings: Settings, asked: Asked, first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]
-) -> Change | None:
-    """The smallest steps of two remedies that fit together; None where even their largest steps do not."""
-
-    def change(values: dict[str, Any]) -> Change | None:
-        plan = _try_values(settings, asked, values)
-        fits = plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan)
-        return Change(values, plan) if plan is not None and fits else None
-
-    # the largest steps together decide with a single search whether any pair fits
-    if change(first[-1] | second[-1]) is None:
-        return None
-    least = next(values for values in first if change(values | second[-1]) is not None)
-    return next(candidate for values in second if (candidate := change(least | values)) is not None)
 
 
 def _try_values(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | Served | None:

@@ -22,7 +22,7 @@ from rlplan.frameworks.rules import format_value
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.typed import has_count
-from rlplan.spec.models.catalogue import find_bundled_id, find_model_path, find_nearest_id
+from rlplan.spec.models.catalogue import find_bundled_id, find_model_path, find_nearest_id, list_similar_ids
 from rlplan.units import MIB
 
 _PACKED = re.compile(r"[-_](FP8|NVFP4|MXFP4|AWQ|(GPTQ-)?INT[48]|GPTQ|AQLM[\w-]*|(unsloth-)?bnb-4bit)$", re.IGNORECASE)
@@ -303,7 +303,8 @@ def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> st
         "model",
         where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
         rule="a hub id, a folder with a config.json, or a path that ends with the name of a bundled model",
-        way_out=f"--set {row.key}=ORG/NAME, or --model ORG/NAME for the policy",
+        way_out=" or ".join(f"--model {known}" for known in list_similar_ids(end) or ["ORG/NAME"])
+        + f" for the policy; --set {row.key}=ORG/NAME",
     )
 
 

@@ -296,7 +296,8 @@ def _refuse_without_command(
         f"no command of this script starts one of {_list_titles(stacks)}",
         where=str(path),
         rule=f"a command with one of {entries} among its words",
-        way_out="give the script that starts the training, or the YAML file that it reads"
+        way_out="give the script that starts the training, or the YAML file that it reads with --source "
+        f"{'|'.join(SOURCES)}; or describe the job: {nearest.command(algorithm='grpo')}"
         + (f"; or with --set the values that decide it ({skipped[0]})" if skipped else ""),
     )
 

@@ -14,10 +14,11 @@ from functools import cache, cached_property
 from itertools import chain
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlplan.errors import did_you_mean
 from rlplan.frameworks.profile import KEYS_FOLDER
+from rlplan.planner.combinations import Effect
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.vocabulary import Role
@@ -119,6 +120,13 @@ class Remedy(Spec):
     with_: dict[str, Any] = Field(default={}, alias="with")
     """Keys that change together with it."""
     when: Condition = Field(default={})
+    effect: Effect = Effect.NONE
+    """Its effect on the experiment."""
+
+    @field_validator("effect", mode="before")
+    @classmethod
+    def _read_effect(cls, value: Any) -> Any:
+        return Effect[value.upper()] if isinstance(value, str) else value
 
 
 class Required(Spec):

@@ -17,6 +17,7 @@ from rlplan.dataflow.choice import Choice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
+from rlplan.memory.machine.host import object_store_bytes
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.measured_errors import predict_peak_interval
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, Remedy, SearchStats, Shortage, Verdict
@@ -32,6 +33,8 @@ from rlplan.vocabulary import MemoryKind
 
 PLAN_SCHEMA_VERSION = 3
 MAX_PLAN_BYTES = 1 << 28
+WITHOUT_RAY = ("trl", "deepspeed")
+"""Frameworks that start no Ray."""
 AGAIN = "make the plan again with `rlplan plan JOB -o plan.json`"
 _APART = ("schema_version", "digest", "results")
 """Keys of a plan file that are not fields of `Plan`."""
@@ -192,6 +195,19 @@ class Plan(Spec):
     def host_capacity(self) -> int | None:
         """Bytes of a host's memory; None if unknown."""
         return self.ledger.host_capacity or None
+
+    @property
+    def host_interval(self) -> tuple[int, int]:
+        """Range in bytes of a host's peak. With Ray, the high end has a full object store.
+
+        It does not decide the verdict, because most of the store may stay empty. On a CPU host, and without a known
+        size, the range is the prediction itself.
+        """
+        expected, job = self.ledger.host_peak().num_bytes, self.job
+        uses_ray = job.is_for_rlplan or (job.has_rollouts and job.release.name not in WITHOUT_RAY)
+        if self.is_on_host or not self.host_capacity or not uses_ray:
+            return expected, expected
+        return expected, expected + object_store_bytes(self.host_capacity)
 
     def interval(self) -> tuple[int, int]:
         """Range in bytes for the peak of the fullest device, from measured errors of such predictions.

@@ -8,12 +8,16 @@ import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
+from rlplan.planner.combinations import Effect
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.spec.resolved import SettledJob
@@ -210,15 +214,16 @@ _ANSWERS: tuple[tuple[str, Callable[[EnvironmentSpec], bool]], ...] = (
 )
 
 
-LEARNS_LESS = {
-    "adamw_8bit": "keeps optimizer states in 8 bits",
-    "lora": "trains adapters only",
-    "base_dtype": "trains adapters only, on 4-bit weights",
-    "num_prompts_per_step": "learns from fewer prompts per step",
-    "num_samples_per_prompt": "compares fewer samples per prompt",
-    "max_response_len": "truncates longer responses",
-}
-"""Effect of a change on learning, keyed by a word of the change; the mildest first."""
+@cache
+def load_remedies() -> dict[str, Any]:
+    """Load remedies.yaml: the changes that are tried, and their effects. Only a job that does not fit needs it."""
+    return dict(read_yaml(Path(__file__).with_name("remedies.yaml"), "the remedies"))
+
+
+def list_effects(change: str) -> list[tuple[Effect, str]]:
+    """Effects on training of a change as typed, each with its description; the mildest first."""
+    table = load_remedies()["effects"]
+    return [(Effect[entry["effect"].upper()], entry["words"]) for entry in table if entry["part"] in change]
 
 
 @dataclass(frozen=True)
@@ -240,18 +245,18 @@ class Remedy:
 
     @property
     def learns_less(self) -> str:
-        """Effect on learning; empty if there is none."""
-        return next((cost for word, cost in reversed(LEARNS_LESS.items()) if word in self.change), "")
+        """Effects on learning; empty if there are none."""
+        return ", ".join(words for _, words in list_effects(self.change) if words)
+
+    @property
+    def effect(self) -> Effect:
+        """The strongest effect on the experiment."""
+        return max((effect for effect, _ in list_effects(self.change)), default=Effect.NONE)
 
     def order(self, devices: int) -> tuple[object, ...]:
-        """Sort key: small effect on learning first, then no more than `devices` devices, few keys, few device-seconds.
-
-        Changes that reset several choices come last.
-        """
-        cost = max((place for place, word in enumerate(LEARNS_LESS, 1) if word in self.change), default=0)
+        """Sort key: the verdict, small effect on learning first, then no more than `devices` devices, then seconds."""
         needs_more, keys = self.num_devices > devices, len(shlex.split(self.change))
-        resets = self.change.count("=auto") > 1
-        return resets, cost, needs_more, keys, self.seconds * self.num_devices
+        return self.verdict.rank, self.effect, needs_more, self.seconds, keys
 
 
 def extract_keys(reason: str) -> str:

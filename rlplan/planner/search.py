@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.memory.machine.host import KILLED_ABOVE
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import require_executable
 from rlplan.planner.machine import open_search
@@ -17,11 +18,14 @@ from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import list_remedies
+from rlplan.planner.setting import read_pools
 from rlplan.spec.base import shorten_value
 from rlplan.spec.fingerprints import take_fingerprints
+from rlplan.spec.hardware.rates import format_bytes_per_s
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.conduct import MAX_TIMEOUT_S
 from rlplan.spec.resolved import LEAST_SECONDS
+from rlplan.timing.network.cluster import assume_network_bytes_per_s
 from rlplan.units import format_bytes, format_seconds
 from rlplan.version import __version__
 
@@ -54,12 +58,25 @@ def find_best_plan(
 
 
 def list_assumptions(plan: Plan, memo: Memo | None = None) -> Iterator[str]:
-    """Describe a host memory size that is only assumed, and the plan without offloading to it."""
+    """Describe what no profile states: the network between hosts, and a host memory size with the plan without it."""
+    pools = () if plan.is_on_host else read_pools(plan.job)
+    for pool in pools:
+        if pool.node is None and (pool.num_hosts > 1 or len(pools) > 1):
+            rate = format_bytes_per_s(assume_network_bytes_per_s(pool.gpu))
+            yield f"assumes {rate} between hosts of {pool.gpus_per_host}x {pool.gpu.name}: no node profile states it"
+    expected, high = plan.host_interval
+    room = plan.host_capacity or 0
+    if expected <= room and high > expected and high > KILLED_ABOVE * room:
+        yield (
+            f"a host's memory may run out: {format_bytes(expected)} to {format_bytes(high)} of {format_bytes(room)}; "
+            f"at the high end Ray's object store is full, and Ray ends workers above {KILLED_ABOVE:.0%}. "
+            "`ray start --object-store-memory` limits the store; otherwise offload less, or take more host memory"
+        )
     node = find_assumed_host(plan.job)
     if node is None:
         return
-    needed, room = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
-    words = f"assumes hosts of {room} ({node.name}) and uses {needed}; hardware.host_memory sets another size"
+    needed, assumed = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
+    words = f"assumes hosts of {assumed} ({node.name}) and uses {needed}; hardware.host_memory sets another size"
     chosen = [(part, key) for part, key, _ in HOST_COMPLICATIONS if has_complication(plan.choice, key)]
     if chosen and all(getattr(getattr(plan.asked, part), key) == "auto" for part, key in chosen):
         words += f"; with nothing offloaded it {_predict_without_host(plan, memo)}"

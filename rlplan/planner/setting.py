@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.margins import get_reserve
-from rlplan.spec.hardware.catalogue import find_profile, find_usual_node, get_gpu
+from rlplan.spec.hardware.catalogue import count_gpus_per_host, find_profile, find_usual_node, get_gpu
 from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
@@ -175,7 +175,7 @@ def _read_pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> G
     # a stated limit never overrides the reserve
     room = gpu.memory.value - get_reserve(gpu)
     capacity = room if limit is None else min(limit, room)
-    gpus_per_host = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))
+    gpus_per_host = min(num_gpus, per_host or count_gpus_per_host(named))
     host_memory = job.hardware.host_memory or (node.host_memory.value if node else None)
     return GpuPool(gpu, num_gpus, capacity, gpus_per_host, host_memory, node)
 

@@ -17,8 +17,8 @@ from rlplan.errors import SpecError
 from rlplan.frameworks.profile import ScoredWords, suggest_trainer
 from rlplan.frameworks.rules import RuleBook
 from rlplan.spec.base import Spec, validate
-from rlplan.spec.hardware.catalogue import find_profile, find_usual_node, get_gpu, get_profile
-from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
+from rlplan.spec.hardware.catalogue import count_gpus_per_host, find_profile, get_gpu, get_profile
+from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from rlplan.spec.parts.conduct import LimitsSpec
@@ -477,9 +477,8 @@ def _num_hosts(job: JobSpec, kind: Kind) -> int:
         return num_hosts
     if kind == "cpu":
         return 1
-    named = find_profile(job.hardware.profile, where="hardware.profile")
-    node = named if isinstance(named, NodeProfile) else find_usual_node(get_gpu(named.name, where="hardware.profile"))
-    return 1 if node is None else ceil_div(job.hardware.num_devices, node.num_gpus)
+    per_host = count_gpus_per_host(find_profile(job.hardware.profile, where="hardware.profile"))
+    return ceil_div(job.hardware.num_devices, per_host)
 
 
 def _narrow(job: JobSpec, kind: type[SpecKind], values: dict[str, dict[str, Any]]) -> SpecKind:

@@ -169,7 +169,9 @@ def _show_risks(plan: Plan) -> None:
     hosts = f" on each of {count} hosts" if count > 1 else ""
     disk = f"a checkpoint takes {format_bytes(plan.checkpoint_bytes)} on disk"
     swap = f", swapped states {format_bytes(plan.swap_bytes)} on each host" if plan.swap_bytes else ""
-    show_fact("Host", f"peak {format_bytes(host.num_bytes)}{room}{hosts}, in {host.action_id}; {disk}{swap}")
+    high = plan.host_interval[1]
+    most = f", with a full object store {format_bytes(high)}," if high > host.num_bytes else ""
+    show_fact("Host", f"peak {format_bytes(host.num_bytes)}{most}{room}{hosts}, in {host.action_id}; {disk}{swap}")
 
 
 def show_trace(estimate: "TraceEstimate") -> None:

@@ -1,7 +1,7 @@
 """The host's memory and disk: pinned copies of offloaded tensors, rollouts of a step, checkpoints.
 
-In: bytes of tensors, rollouts, parameters. Out: bytes of one host, or on disk. Left out: the kernel's page cache,
-downloads from the hub.
+In: bytes of tensors, rollouts, parameters. Out: bytes of one host, or on disk. Left out: downloads from the hub,
+and the kernel's page cache, which it gives up first and which Ray does not count.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,13 @@ TOKEN_BYTES = 8 + 4 + 4 + 4 + 4
 """Bytes of a rollout's token: its id (int64), two log-probs, its advantage and its mask (fp32)."""
 COPIES_OF_ROLLOUTS = 2
 """Copies of a step's rollouts: in Ray's object store, and as the driver's own tensors."""
+OBJECT_STORE_SHARE, MAX_OBJECT_STORE_BYTES = 0.3, 200 * 10**9
+"""Share of a host's memory that Ray's object store may fill, and its limit. Source: Ray 2, ray_constants.py
+(DEFAULT_OBJECT_STORE_MEMORY_PROPORTION, DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES). Beside the actors of slime issue 1851
+and vime issue 56, 181 and 200 GB were used on hosts of 1 TB."""
+KILLED_ABOVE = 0.95
+"""Share of a host's memory above which Ray ends workers. Source: Ray 2 documentation, "Out-Of-Memory Prevention"
+(`RAY_memory_usage_threshold`); verl issue 4995 shows it."""
 STATE_BYTES = 12
 """Bytes of an element's fp32 master weight and two moments, which a checkpoint stores in addition to the weights."""
 
@@ -46,6 +53,15 @@ def rollout_buffer_bytes(num_rollouts: int, seq_len: int) -> int:
     201326592
     """
     return COPIES_OF_ROLLOUTS * num_rollouts * seq_len * TOKEN_BYTES
+
+
+def object_store_bytes(host_bytes: int) -> int:
+    """Most bytes of Ray's object store on a host with `host_bytes` of memory.
+
+    >>> object_store_bytes(100 * 10**9), object_store_bytes(2000 * 10**9)
+    (30000000000, 200000000000)
+    """
+    return min(int(OBJECT_STORE_SHARE * host_bytes), MAX_OBJECT_STORE_BYTES)
 
 
 def checkpoint_bytes(num_trained: int, weight_bytes: int) -> int:

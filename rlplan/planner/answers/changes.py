@@ -7,7 +7,6 @@ out: which changes are worth trying (families.py).
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import Any
 
 from rlplan.errors import RlplanError, SpecError
@@ -15,7 +14,7 @@ from rlplan.planner.machine import open_search
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.remedies import find_fitting_plan, list_changes, list_resets
+from rlplan.planner.remedies import find_remedies, list_kinds
 from rlplan.spec.files.job_file import override_job
 from rlplan.spec.job import JobSpec
 from rlplan.units import format_bytes
@@ -141,11 +140,8 @@ def describe_bottleneck(plan: Plan) -> str:
 
 
 def _first_way_out(plan: Plan, change: Change, memo: Memo) -> str:
-    """Find the mildest remedy that keeps the change; empty if none of the first MAX_REMEDIES helps."""
+    """Find the mildest remedy that keeps the change; empty if there is none."""
     # a remedy that resets the changed key would undo the question
     keys = {override.partition("=")[0] for override in change.overrides}
-    kinds = chain(list_changes(plan.asked, plan.binding.num_bytes), list_resets(plan.asked))
-    remedies = (remedy for kind in kinds for remedy in kind)
-    apart = (words for words in remedies if not keys & {word.partition("=")[0] for word in words.split()})
-    tried = islice(apart, MAX_REMEDIES)
-    return next((words for words in tried if find_fitting_plan(plan.asked, words, memo) is not None), "")
+    kinds = [kind.drop_keys(keys) for kind in list_kinds(plan)]
+    return next((words for words, _ in find_remedies(plan.asked, kinds, memo, most_trials=MAX_REMEDIES)), "")

@@ -4,6 +4,9 @@ In: a Plan. Out: Changes. Left out: their outcomes (changes.py).
 """
 
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from rlplan.planner.answers.changes import Change
 from rlplan.planner.answers.plan_results import list_overrides
@@ -13,46 +16,20 @@ from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.machine import DRAFTS
 from rlplan.planner.plan import Plan
 from rlplan.planner.remedies import ADAPTER_RANK
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
 
-LADDERS = (
-    ("v100-sxm-16gb", "v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200", "b300"),
-    ("a100-pcie-40gb", "a100-pcie-80gb", "h100-pcie", "h100-nvl", "h200-nvl"),
-    ("t4", "a10", "l40s", "h100-pcie"),
-    ("l4", "l40s"),
-    ("a10g", "l40s"),
-    ("a30", "a100-pcie-40gb"),
-    ("a40", "l40s"),
-    ("l40", "l40s"),
-    ("a800-sxm", "h800-sxm", "h200-sxm"),
-    ("h20", "h200-sxm"),
-    ("v100-pcie-16gb", "a100-pcie-40gb"),
-    ("rtx-3090", "rtx-4090", "rtx-5090", "rtx-pro-6000"),
-    ("rtx-4070-ti", "rtx-4080", "rtx-5080", "rtx-5090"),
-    ("rtx-a5000", "rtx-a6000", "rtx-6000-ada", "rtx-pro-6000"),
-    ("mi210", "mi300x", "mi325x", "mi355x"),
-    ("mi250x-gcd", "mi300x"),
-    ("gh200-96gb", "gb200", "gb300"),
-)
-"""Upgrade paths: each profile has more memory than the one before, or is faster."""
-COUNTED = {
-    "workload.micro_batch_size_per_gpu": "rollouts per micro-batch",
-    "training.max_tokens_per_micro_batch": "tokens per micro-batch",
-    "training.ulysses": "sequence parallelism (Ulysses)",
-    "training.tp": "tensor parallelism of the trainer",
-    "training.pp": "pipeline stages",
-    "training.cp": "context parallelism",
-    "training.ep": "expert parallelism",
-    "rollout.tp": "GPUs per engine",
-    "rollout.attention_dp": "data-parallel attention ranks",
-    "rollout.max_num_seqs": "concurrent sequences per engine",
-}
-"""Quantity that a key counts, for descriptions."""
 FEW_HOSTS = 4
 """Up to this number of hosts, one more host is tried. Beyond it, one host changes little and rarely divides evenly, so
 twice as many are tried."""
+
+
+@cache
+def load_table() -> dict[str, Any]:
+    """Load families.yaml; only explanations need it."""
+    return dict(read_yaml(Path(__file__).with_suffix(".yaml"), "the table of changes"))
 
 
 def find_next_gpu(name: str) -> str | None:
@@ -61,7 +38,8 @@ def find_next_gpu(name: str) -> str | None:
     >>> find_next_gpu("h100-sxm"), find_next_gpu("b300")
     ('h200-sxm', None)
     """
-    for ladder in LADDERS:
+    ladders: list[list[str]] = load_table()["ladders"]
+    for ladder in ladders:
         if name in ladder[:-1]:
             return ladder[ladder.index(name) + 1]
     return None
@@ -155,10 +133,11 @@ def _list_switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator
 
 
 def _list_neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Change]:
+    counted = load_table()["counted"][key]
     if value // 2 >= least:
-        yield Change((f"{key}={value // 2}",), f"half the {COUNTED[key]}")
+        yield Change((f"{key}={value // 2}",), f"half the {counted}")
     if 2 * value <= most:
-        yield Change((f"{key}={2 * value}",), f"twice the {COUNTED[key]}")
+        yield Change((f"{key}={2 * value}",), f"twice the {counted}")
 
 
 def list_what_ifs(plan: Plan) -> Iterator[Change]:

@@ -148,7 +148,7 @@ def results_as_json(plan: "Plan") -> dict[str, Any]:
     hours, step = plan.gpu_hours_per_million_tokens, plan.timing.step if plan.timing else None
     return {
         "step": None if step is None else timing_as_json(step),
-        "step_error": _step_error(plan),
+        "step_error": None if step is None else _seconds_as_json(find_step_error(plan), plan.seconds),
         "phase_errors": _phase_errors(plan),
         "tokens_per_s": plan.tokens_per_s,
         "gpu_hours_per_million_tokens": hours,
@@ -158,11 +158,6 @@ def results_as_json(plan: "Plan") -> dict[str, Any]:
         "stats": asdict(plan.stats),
         **_bytes_as_json(plan),
     }
-
-
-def _step_error(plan: "Plan") -> dict[str, Any] | None:
-    """Range of the step's seconds; a factor of 2 if the error is unknown."""
-    return None if plan.timing is None else _seconds_as_json(find_step_error(plan), plan.seconds)
 
 
 def _phase_errors(plan: "Plan") -> dict[str, Any] | None:
@@ -248,6 +243,11 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "reserve_bytes": 0 if plan.is_on_host else get_reserve(plan.job.load_gpu()),
         "host_memory_is_assumed": find_assumed_host(plan.job) is not None,
         "host_capacity_bytes": plan.host_capacity,
+        **(
+            {}
+            if plan.is_on_host
+            else {"host_peak_bytes": dict(zip(("expected", "high"), plan.host_interval, strict=True))}
+        ),
         "oom_risk_per_step": plan.oom_risk,
         "oom_risk_of_run": plan.oom_risk_of_run,
         "devices": plan.devices,

@@ -43,7 +43,7 @@ def _check_dtypes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     generates = setting.get_pool(GENERATION).gpu
     for key, dtype, gpu in (
         ("training.dtype", job.training.dtype, setting.gpu),
-        ("rollout.dtype", job.rollout.dtype, generates),
+        *((("rollout.dtype", job.rollout.dtype, generates),) if job.has_rollouts else ()),
     ):
         if dtype is Dtype.BFLOAT16 and ComputeDtype.BFLOAT16 not in gpu.dense_flops_per_s and gpu.dense_flops_per_s:
             yield (

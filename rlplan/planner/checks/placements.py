@@ -6,7 +6,6 @@ In: a SettledJob and its setting. Out: problems as (what, where, rule, way out).
 
 from collections.abc import Iterator
 
-from rlplan.dataflow.placements import GENERATION
 from rlplan.errors import SpecError
 from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.planner.setting import GpuSetting
@@ -165,22 +164,5 @@ def _check_attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
         yield error.what, f"rollout.tp, {where}", error.rule, f"rollout.tp=auto {where}=auto"
 
 
-def check_links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Check that the network between hosts or pools is known."""
-    for group, pool in (("training", setting.pools[0]), (GENERATION, setting.pools[-1])):
-        is_alone = pool.num_hosts == 1 and setting.pools[0].gpu == setting.pools[-1].gpu
-        if not is_alone and pool.node is None:
-            hosts = (
-                f"{pool.num_hosts} host{'s' * (pool.num_hosts > 1)} of {pool.gpus_per_host}x {pool.gpu.name} ({group})"
-            )
-            yield (
-                f"{hosts}, but no node profile states their network",
-                "hardware.profile, hardware.num_hosts",
-                "predicting a step across hosts needs the network bandwidth of a node profile with this GPU",
-                "name a node, as in 2xdgx-h100, add one (hardware_profiles/README.md), or leave hardware.num_hosts out",
-            )
-            return
-
-
-CHECKS = (check_placement, check_transport, check_experts, check_links)
+CHECKS = (check_placement, check_transport, check_experts)
 """All checks, in order."""

@@ -31,6 +31,10 @@ _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
 }
 
 
+USUAL_GPUS_PER_HOST = 8
+"""GPUs of a full host with a GPU without a node profile. Assumed: servers for PCIe cards hold up to eight."""
+
+
 @cache
 def profile_folder() -> Path:
     """The packaged folder, or the checkout's in an editable install (which does not show force-included files)."""
@@ -182,6 +186,12 @@ def find_usual_node(gpu: GpuProfile) -> NodeProfile | None:
         if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
             return get_node(name, where=name)
     return None
+
+
+def count_gpus_per_host(profile: Profile) -> int:
+    """GPUs of a full host: those of the node, or of the usual node with this GPU; else USUAL_GPUS_PER_HOST."""
+    node = profile if isinstance(profile, NodeProfile) else find_usual_node(get_gpu(profile.name, where=profile.name))
+    return node.num_gpus if node is not None else USUAL_GPUS_PER_HOST
 
 
 def _wrong_kind(profile: Profile, wanted: str, where: str) -> SpecError:

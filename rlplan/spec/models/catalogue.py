@@ -3,6 +3,7 @@
 In: an id such as `Qwen/Qwen2.5-7B`, or a path. Out: a ModelSpec. Left out: downloads (`runtime/models/hub`), weights.
 """
 
+import difflib
 from functools import cache
 from pathlib import Path
 
@@ -109,6 +110,13 @@ def find_nearest_id(name: str) -> str:
     ends = [path.name] if path.is_absolute() or len(path.parts) == 1 else ["/".join(path.parts[-2:])]
     match = match_model(ends[0])
     return match.id if match.is_exact and not (match.packed or match.ignored) else ""
+
+
+def list_similar_ids(name: str) -> list[str]:
+    """Up to three bundled ids whose last part resembles the last part of a name, the most similar first."""
+    ends = {known_id.rpartition("/")[2].lower(): known_id for known_id in load_catalogue()}
+    end = Path(name[: MAX_ID * 20]).name.lower()
+    return [ends[near] for near in difflib.get_close_matches(end, ends, n=3, cutoff=0.7)]
 
 
 def _unknown_model(name: str, where: str = "model") -> SpecError:

@@ -26,13 +26,22 @@ def _assume(value: float, source: str) -> dict[str, object]:
     return {"value": value, "provenance": "assumed", "source": source}
 
 
+def assume_network_bytes_per_s(gpu: GpuProfile) -> int:
+    """Bandwidth of a host's network per direction, where no node profile with this GPU states it.
+
+    Assumes: 100 Gbit/s in a data center, one adapter; 10 Gbit/s Ethernet for GPUs that may drive a display, as in
+    rtx-4090-4x.yaml.
+    """
+    return 1_250_000_000 if gpu.may_drive_display else 12_500_000_000
+
+
 @cache
 def any_host() -> NodeEfficiencies:
-    """Rates of a single host without a node profile."""
+    """Rates of hosts without a node profile."""
     return NodeEfficiencies.model_validate(
         {
-            "network": _assume(0.8, "one host has no use for it"),
-            "network_latency": _assume(20e-6, "one host has no use for it"),
+            "network": _assume(0.8, "as in node profiles with RoCE"),
+            "network_latency": _assume(20e-6, "as in node profiles with RoCE"),
             "host_memory_bytes_per_s": _assume(150 * 10**9, "a server of two sockets with DDR4 at three quarters"),
             "disk_bytes_per_s": _assume(2 * 10**9, "one NVMe disk"),
         }
@@ -47,7 +56,7 @@ class Cluster:
     num_gpus: int
     gpus_per_host: int
     node: NodeProfile | None = None
-    """Profile of the hosts. None where it is unknown, which is allowed for at most one host."""
+    """Profile of the hosts; None where it is unknown."""
     host_gpus: int = 0
     """GPUs of the whole host, where this cluster is only some of them."""
 
@@ -75,13 +84,16 @@ class Cluster:
 
     @cached_property
     def node_efficiencies(self) -> NodeEfficiencies:
-        """Shares of peak rates of the node. A single unknown host has those of `any_host`.
+        """Shares of peak rates of the node; those of `any_host` without a node profile.
 
-        Raises: SpecError for several hosts without a node profile, because their network is unknown.
+        Raises: SpecError where the node's profile has none.
         """
-        if self.node is None and self.num_hosts == 1:
-            return any_host()
-        return self._require(self.node.efficiencies if self.node else None, "node")
+        return any_host() if self.node is None else self._require(self.node.efficiencies, "efficiencies")
+
+    @cached_property
+    def network_bytes_per_s(self) -> float:
+        """Peak network bandwidth of a whole host per direction; assumed without a node profile."""
+        return float(self.node.network_bytes_per_s.value if self.node else assume_network_bytes_per_s(self.gpu))
 
     @cached_property
     def memory_bytes_per_s(self) -> float:

@@ -65,7 +65,7 @@ def find_outer_link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
     """Network bandwidth that the ranks of a group on one host have together.
 
     Counts: the node's network times the share of its GPUs in the group; a mean hop of the ring.
-    Source: as `find_link`. Raises: SpecError where the node is not known.
+    Source: as `find_link`.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
     >>> two = Cluster(get_gpu("h100", where=""), 16, 8, get_node("dgx-h100", where=""))
@@ -80,8 +80,8 @@ def find_outer_link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
 
 
 def _network(cluster: Cluster) -> float:
-    assert cluster.node is not None  # node_efficiencies raises an error without a node
-    return float(cluster.node.network_bytes_per_s.value) * cluster.gpus_per_host / max(1, cluster.node.num_gpus)
+    full_host = cluster.node.num_gpus if cluster.node else cluster.gpus_per_host
+    return cluster.network_bytes_per_s * cluster.gpus_per_host / max(1, full_host)
 
 
 def _find_inner_link(cluster: Cluster, num_ranks: int) -> Link:

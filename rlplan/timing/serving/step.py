@@ -205,9 +205,9 @@ def find_wire(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> 
     """
     gpu, small = cluster.gpu, cluster.serving.collective.value + (0.0 if reads_peers else NCCL_LATENCY)
     reach = cluster.gpus_in_link_domain
-    if num_ranks > reach and cluster.node is not None:
+    if num_ranks > reach:
         shares = cluster.node_efficiencies
-        rate = cluster.node.network_bytes_per_s.value * shares.network.value / cluster.gpus_per_host
+        rate = cluster.network_bytes_per_s * shares.network.value / cluster.gpus_per_host
         return Wire(rate, small + 2 * shares.network_latency.value, reads_peers)
     share = cluster.efficiencies.device_link
     pairs_only = cluster.node is not None and cluster.node.topology == "nvlink_pairs" and num_ranks > 2

@@ -61,8 +61,7 @@ def find_sender_wire(training: Cluster, generation: Cluster) -> Link:
     >>> 40e9 <= find_sender_wire(eight, eight).bytes_per_s <= 50e9
     True
     """
-    # without a node profile there is at most one host
-    is_one_host = training.node is None or training.num_gpus + generation.num_gpus <= _count_joined(training)
+    is_one_host = training.num_gpus + generation.num_gpus <= _count_joined(training)
     if is_one_host and training.gpu == generation.gpu:
         return find_inner_wire(training)
     rates = [
@@ -97,6 +96,5 @@ def _count_joined(cluster: Cluster) -> int:
 
 
 def _network(cluster: Cluster) -> float:
-    """Network bytes per second of a node, all adapters, as collectives reach them. Raises: SpecError without a node."""
-    share = cluster.node_efficiencies.network.value
-    return cluster.node.network_bytes_per_s.value * share if cluster.node else 0.0
+    """Network bytes per second of a node, all adapters, as collectives reach them."""
+    return cluster.network_bytes_per_s * cluster.node_efficiencies.network.value

@@ -55,10 +55,10 @@ def test_what_fits_in_expectation_only_exits_1(asking: tuple[str, ...], rlplan: 
 def test_each_remedy_of_the_message_exits_0_when_typed(verb: str, rlplan: Call, job: Path) -> None:
     answer = rlplan(verb, job)
     assert answer.out.startswith(VERDICT)
-    assert "each of these alone helps: training.gradient_checkpointing=true" in answer.err
     listed, _, accepted = answer.err.partition("each of these alone helps: ")[2].partition("; ")
     remedies = [*listed.split(", or "), accepted.split()[0]]
     assert len(remedies) > 3
+    assert "training.gradient_checkpointing=true" in remedies
     for remedy in remedies:
         assert rlplan(verb, job, *shlex.split(remedy)).exit_code == 0, remedy
 

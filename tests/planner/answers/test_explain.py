@@ -9,7 +9,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Change, ask, check_change
 from rlplan.planner.answers.explain import Explanation, explain
-from rlplan.planner.answers.families import LADDERS, find_next_gpu, list_more_devices, list_what_ifs
+from rlplan.planner.answers.families import find_next_gpu, list_more_devices, list_what_ifs, load_table
 from rlplan.planner.answers.plan_results import DEFAULTS, list_overrides
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
@@ -185,7 +185,7 @@ def test_a_change_that_cannot_be_built_says_which_rule_refuses_it() -> None:
     assert "tp 3" in outcome.why
 
 
-@pytest.mark.parametrize("ladder", LADDERS, ids="-".join)
+@pytest.mark.parametrize("ladder", load_table()["ladders"], ids="-".join)
 def test_each_rung_of_a_ladder_is_larger_or_faster_and_never_slower(ladder: tuple[str, ...]) -> None:
     gpus = [get_gpu(name, where="ladder") for name in ladder]
 

@@ -16,7 +16,6 @@ from rlplan.planner.answers.plan_results import diff_choices, list_overrides
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.machine import open_search
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import LEARNS_LESS
 from rlplan.planner.search import find_best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.base import validate
@@ -110,21 +109,36 @@ def test_adapters_with_and_without_a_base_in_4_bits_are_remedies_where_they_fit(
 def test_a_job_too_long_for_a_card_is_mended_by_small_adapters_and_shorter_responses_together() -> None:
     answers = {"policy": "Qwen/Qwen2.5-7B", "hardware": "1xRTX4090"}
     plan = find_best_plan(job_from(answers, ["workload.max_response_len=30000", "hardware.host_memory=64GiB"]))
-    last = plan.remedies[-1]
+    last = next(remedy for remedy in plan.remedies if "workload.max_response_len=" in remedy.change)
     assert last.change.startswith("training.lora='{rank: 16, base_dtype: nf4}' workload.max_response_len=")
-    assert last.learns_less == "truncates longer responses"
+    assert last.learns_less == "trains adapters only, on 4-bit weights, truncates longer responses"
     assert find_best_plan(override_job(plan.asked, shlex.split(last.change))).verdict is last.verdict
 
 
-def test_where_no_small_change_helps_all_choices_are_left_to_the_search() -> None:
-    changes = [remedy.change for remedy in found("all fixed").remedies]
-    assert [change.partition(" ")[0] for change in changes] == ["training.zero_stage=auto"]
+def test_fixed_choices_of_which_none_helps_alone_are_changed_together_and_no_more_of_them_than_needed() -> None:
+    plan = found("all fixed")
+    assert plan.remedies
+    for remedy in plan.remedies:
+        words = shlex.split(remedy.change)
+        assert len(words) > 1
+        assert not remedy.learns_less
+        for word in words:
+            rest = [other for other in words if other != word]
+            assert not open_search(override_job(plan.asked, rest)).run(with_others=False).fits, rest
+
+
+def test_the_settings_of_the_shipped_example_are_a_remedy_for_the_same_card() -> None:
+    """examples/grpo-lora-8b-1xrtx4090.yaml: adapters on a 4-bit base, and an engine with fp8 weights."""
+    plan = find_best_plan(job_from({"policy": "Qwen/Qwen3-8B", "hardware": "1xRTX4090"}))
+    changes = [remedy.change for remedy in plan.remedies[:3]]
+    assert "training.lora='{rank: 64, base_dtype: nf4}' rollout.quantization=fp8" in changes or (
+        "rollout.quantization=fp8 training.lora='{rank: 64, base_dtype: nf4}'" in changes
+    )
 
 
 def test_what_costs_nothing_in_learning_comes_first_and_shorter_responses_last() -> None:
-    costs = ["", *LEARNS_LESS.values()]
     for name in ("too small a card", "too small a host"):
-        ranks = [(remedy.verdict.rank, costs.index(remedy.learns_less)) for remedy in found(name).remedies]
+        ranks = [(remedy.verdict.rank, remedy.effect) for remedy in found(name).remedies]
         assert ranks == sorted(ranks)
 
 

@@ -71,7 +71,6 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100 + 8xL40S + 8xA100", (), "hardware", "3 groups"),
     (DENSE, "8xH100 + 0xL40S", (), "hardware", "names no GPUs"),
     (DENSE, "-8xH100", (), "hardware", "names no GPUs"),
-    (DENSE, "16xrtx-5080", ("hardware.num_hosts=2",), "hardware.num_hosts", "states their network"),
 ]  # fmt: skip
 
 

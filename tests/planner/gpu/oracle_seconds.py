@@ -9,7 +9,6 @@ from typing import Any
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, SCORING, SHARED
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.serving.versions import find_version
 from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster

@@ -7,10 +7,12 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.gpu.notes import nearest_batch
+from rlplan.planner.machine import open_search
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import find_best_plan
+from rlplan.planner.search import find_best_plan, list_assumptions
 from rlplan.spec.files.job_file import job_from, load_job
+from rlplan.spec.resolved import settle
 from tests.factories import EXAMPLES, gpu_job
 
 SEVEN_B = EXAMPLES / "grpo-7b-8xh100.yaml"
@@ -135,8 +137,21 @@ def test_a_pool_that_only_makes_a_step_longer_is_left_idle() -> None:
 def test_pools_that_no_order_can_use_are_refused() -> None:
     with pytest.raises(SpecError, match="bfloat16, which a t4 does not support"):
         find_best_plan(job_from({"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xT4 + 8xH100"}))
-    with pytest.raises(SpecError, match=r"1 host of 1x l4 \(generation\), but no node profile states their network"):
-        find_best_plan(job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100 + 1xL4"}))
+
+
+@pytest.mark.parametrize(("hardware", "hosts"), [("16xrtx-5080", "8x rtx-5080"), ("8xH100 + 1xL4", "1x l4")])
+def test_hosts_whose_network_no_profile_states_get_an_assumed_one_that_is_named(hardware: str, hosts: str) -> None:
+    job = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": hardware})
+    plan = open_search(job).run(with_others=False, may_leave_idle=False)
+    assert plan.seconds > 0
+    assert any(f"between hosts of {hosts}: no node profile states it" in note for note in list_assumptions(plan))
+
+
+def test_no_host_has_more_gpus_than_its_product() -> None:
+    """NVIDIA sells the GH200 as one superchip per host; a usual server holds eight cards."""
+    for hardware, num_hosts in (("8xGH200", 8), ("16xA100-PCIE-80GB", 2), ("8xL4", 1)):
+        job = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": hardware})
+        assert settle(job).hardware.num_hosts == num_hosts
 
 
 def test_dpo_alone_gets_pairs_as_long_as_such_data_are() -> None:

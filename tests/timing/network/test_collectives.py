@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.errors import SpecError
 from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.timing.cost import Resource
 from rlplan.timing.network import collectives
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.links import find_link
+from rlplan.timing.network.links import find_link, find_outer_link
 
 MANY = [
     collectives.time_all_gather,
@@ -68,9 +67,11 @@ def test_a_domain_of_links_may_leave_the_host():
     assert find_link(rack, 72).resource is Resource.DEVICE_LINK
 
 
-def test_several_hosts_without_a_known_network_are_refused():
-    with pytest.raises(SpecError, match="node"):
-        find_link(Cluster(get_gpu("h100", where="test"), 16, 8), 16)
+@pytest.mark.parametrize(("gpu", "bytes_per_s"), [("h100", 0.8 * 12.5e9), ("rtx-5080", 0.8 * 1.25e9)])
+def test_hosts_without_a_node_profile_have_an_assumed_network(gpu, bytes_per_s):
+    """100 Gbit/s in a data center, 10 Gbit/s for cards that may drive a display; eight ranks of a host share it."""
+    link = find_outer_link(Cluster(get_gpu(gpu, where="test"), 16, 8), 16)
+    assert link.bytes_per_s == pytest.approx(bytes_per_s)
 
 
 @pytest.mark.parametrize("collective", MANY)
