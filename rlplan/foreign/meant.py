@@ -20,33 +20,11 @@ from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
 from rlplan.spec.typed import load_words
 
-SHARED = [
-    "num_gpus",
-    "num_nodes",
-    "nodes",
-    "train",
-    "train_file",
-    "train_data",
-    "dataset",
-    "train_files",
-    "val",
-    "val_file",
-    "val_files",
-    "test_file",
-    "eval_file",
-    "validation",
-    "max_steps",
-    "total_steps",
-    "max_tokens",
-    "group_size",
-    "evaluate",
-    "eval_steps",
-    "eval_every",
-    "deepspeed",
-    "offload",
-    "save_steps",
-    "save_every",
-]
+SHARED = (
+    *("num_gpus", "num_nodes", "nodes", "train", "train_file", "train_data", "dataset", "train_files", "val"),
+    *("val_file", "val_files", "test_file", "eval_file", "validation", "max_steps", "total_steps", "max_tokens"),
+    *("group_size", "evaluate", "eval_steps", "eval_every", "deepspeed", "offload", "save_steps", "save_every"),
+)
 """Words whose keys are the same in a job file and in a question (spec/typed.json)."""
 MAX_MEANT = 3
 """Keys that one hint may list."""
