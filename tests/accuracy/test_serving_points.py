@@ -16,7 +16,7 @@ from tests.accuracy.bundled import bundled_report
 DENSE, WITH_EXPERTS = 0.12, 0.10
 """Mean error of the time per token that a pair may have."""
 CACHED = {"Qwen/Qwen3-32B on h100_sxm, fp8": 0.20, "nvidia/Llama-3.1-8B-Instruct-FP8 on h200_sxm, fp8": 0.72}
-"""The same of pairs of three points and one. The one needs more FLOP/s than the GPU has, so prompts were cached."""
+"""The same of pairs of three points and of a single one, which implies 94 % of the peak FLOP/s. Assumed: cached prompts."""
 MIXTURES = ("MiniMax", "gpt-oss")
 
 
@@ -52,7 +52,7 @@ def test_pairs_beside_the_table_are_within_the_bound_but_for_one_single_point(re
     assert all(pair.mean_abs <= CACHED.get(name, DENSE) for name, pair in summaries.items()), describe(summaries)
 
 
-def test_the_single_point_that_is_far_off_needs_more_than_the_peak() -> None:
+def test_the_single_point_that_is_far_off_needs_nearly_the_peak() -> None:
     """Llama-3.1-8B in fp8 on one H200: 15 other prompts of 8,000 tokens per response of 100, at 15.53 ms a token less 5
     of decoding: 69 ms a prompt, whose 2 x 7e9 x 8,000 FLOPs and attention of 19e12 need 1.9 of 1.98 PFLOP/s.
     """
