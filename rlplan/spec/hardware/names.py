@@ -53,6 +53,7 @@ def match_name(text: str, known: Collection[str], usual: Mapping[str, str]) -> s
 
     >>> match_name("A100 PCIe 40 GB", ["a100-pcie-40gb", "a100-sxm-40gb"], {})
     'a100-pcie-40gb'
+    >>> match_name("server", ["rtx-pro-6000-server"], {})
     """
     typed = text.strip().lower().replace("_", "-").replace(" ", "-")
     if typed in known:
@@ -65,7 +66,9 @@ def match_name(text: str, known: Collection[str], usual: Mapping[str, str]) -> s
     name = "-".join([*words, *(f"{size}gb" for size in memories)])
     if (chosen := usual.get(name, name)) in known:
         return chosen
-    matching = [profile for profile in known if words and set(words) <= set(profile.split("-"))]
+    if not find_bases(known) & {*words}:  # `server` or `pro` names no GPU by itself
+        return None
+    matching = [profile for profile in known if set(words) <= set(profile.split("-"))]
     sized = [profile for profile in matching if {f"{size}gb" for size in memories} <= set(profile.split("-"))]
     chosen = usual.get("-".join(words), "")
     # the memory of a GPU with one variant needs no word in its name: L40S 48GB
