@@ -35,6 +35,7 @@ from rlplan.foreign.trl.training_arguments import KIND, add_accelerate
 from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
 from rlplan.frameworks.profile import find_release
 from rlplan.reading import read_text
+from rlplan.spec.algorithms import DEFAULT
 from rlplan.spec.base import shorten_value
 
 NEAREST = Nearest()
@@ -297,7 +298,7 @@ def _refuse_without_command(
         where=str(path),
         rule=f"a command with one of {entries} among its words",
         way_out="give the script that starts the training, or the YAML file that it reads with --source "
-        f"{'|'.join(SOURCES)}; or describe the job: {nearest.command(algorithm='grpo')}"
+        f"{'|'.join(SOURCES)}; or describe the job: {nearest.command(algorithm=DEFAULT)}"
         + (f"; or with --set the values that decide it ({skipped[0]})" if skipped else ""),
     )
 

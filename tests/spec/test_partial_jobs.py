@@ -99,7 +99,7 @@ def test_a_default_that_differs_between_machines_is_said_by_one_rule(key: str) -
         ({"rollout": {"kv_cache_memory": "80G"}}, "kv_cache_memory"),
         ({"training": {"zero_stage": 4}}, "zero_stage"),
         ({"training": {"zero_stag": 3}}, "Did you mean 'zero_stage'?"),
-        ({"hardware": ""}, "is unknown"),
+        ({"hardware": ""}, "no GPUs are named"),
     ],
 )
 def test_a_broken_job_is_refused_with_its_rule(change: dict[str, Any], words: str) -> None:

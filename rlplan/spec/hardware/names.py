@@ -75,8 +75,10 @@ def match_name(text: str, known: Collection[str], usual: Mapping[str, str]) -> s
     if not sized and len(memories) == 1 and chosen in matching:
         return chosen
     matching = sized or matching
-    if chosen in matching:
-        return chosen
+    # `a100-sxm` has two sizes of memory: the usual A100 decides
+    for chosen in (chosen, *(usual.get(word, "") for word in words)):
+        if chosen in matching:
+            return chosen
     return min(matching, key=lambda profile: (len(profile.split("-")), "sxm" not in profile, profile), default=None)
 
 
