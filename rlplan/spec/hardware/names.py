@@ -76,9 +76,9 @@ def match_name(text: str, known: Collection[str], usual: Mapping[str, str]) -> s
         return chosen
     matching = sized or matching
     # `a100-sxm` has two sizes of memory: the usual A100 decides
-    for chosen in (chosen, *(usual.get(word, "") for word in words)):
-        if chosen in matching:
-            return chosen
+    for candidate in (chosen, *(usual.get(word, "") for word in words)):
+        if candidate in matching:
+            return candidate
     return min(matching, key=lambda profile: (len(profile.split("-")), "sxm" not in profile, profile), default=None)
 
 
