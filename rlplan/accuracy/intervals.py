@@ -50,6 +50,8 @@ RELATED = (r"weight_sync_time|phase_(refit|sync)", r"rl_step_time|phase_(generat
 """Kinds that share causes: a kind with few points borrows from its row. First: what prepares the engines."""
 BORROWED_QUANTILES = (QUANTILE, 0.97, 0.98, 0.99, 1.0)
 """Quantiles for a kind that borrows, from the usual one to the largest residual."""
+LEAST_BORROWERS = 3
+"""Fewest sources of a kind that borrows for a factor below UNKNOWN_FACTOR: constants were fitted to one of two."""
 TABLES = ("AgileRL/AgileRL", "ai-dynamo/aiconfigurator")
 """Repositories with tables of many models on many GPUs; each model on a GPU is a source."""
 GUESSED = "C"
@@ -223,10 +225,10 @@ def _borrow_error(kind: str, residuals: list[Residual], pool: list[Residual]) ->
         inside = share_inside(pool, "", residuals, kind, quantile)
         if inside >= NOMINAL:
             break
-    factor = find_factor(pool, "", kind, quantile)
-    return MeasuredError(
-        kind, "", round(factor, 4), len(residuals), len({point.source for point in residuals}), round(inside, 4)
-    )
+    factor, num_sources = find_factor(pool, "", kind, quantile), len({point.source for point in residuals})
+    if num_sources < LEAST_BORROWERS:
+        factor = max(factor, UNKNOWN_FACTOR)
+    return MeasuredError(kind, "", round(factor, 4), len(residuals), num_sources, round(inside, 4))
 
 
 def write_errors(residuals: Iterable[Residual]) -> Path:

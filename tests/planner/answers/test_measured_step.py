@@ -51,8 +51,8 @@ def test_while_too_little_was_measured_up_to_twice_the_prediction_is_normal(plan
     assert report.causes == ()
     assert report.gaps[0].ratio == pytest.approx(factor)
     assert report.remarks == ()
-    assert "step up to 2.00 times" in report.normal_words
-    assert "unknown, take a factor of 2" in report.normal_words
+    assert f"step up to {find_step_error(plan).high:.2f} times" in report.normal_words
+    assert "sync up to 2.00 times" in report.normal_words
 
 
 @pytest.mark.parametrize("factor", [0.3, 0.59])
@@ -119,7 +119,7 @@ PACKING = {"workload__response_lengths": "{kind: constant}"}
         ({"rollout__has_cuda_graphs": "false"}, "rollout", "no CUDA graphs"),
         ({"rollout__max_num_seqs": "16"}, "rollout", "too few sequences at once"),
         (
-            {"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "8"},
+            {"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "16"},
             "train",
             "padded micro-batches",
         ),
@@ -172,7 +172,7 @@ def test_seconds_that_no_timer_covers_are_a_gap_of_their_own(plan: Plan) -> None
 
 
 def test_a_step_without_phases_is_explained_as_a_whole(plan: Plan) -> None:
-    report = explain_step(JOB, MeasuredStep("TRL", 9, slow(plan, rollout__max_num_seqs="16").seconds, {}, {}))
+    report = explain_step(JOB, MeasuredStep("TRL", 9, slow(plan, rollout__max_num_seqs="8").seconds, {}, {}))
     assert report.largest is not None
     assert report.largest.phase == "step"
     assert any(cause.words.startswith("too few sequences") for cause in report.causes)
