@@ -119,7 +119,7 @@ PACKING = {"workload__response_lengths": "{kind: constant}"}
         ({"rollout__has_cuda_graphs": "false"}, "rollout", "no CUDA graphs"),
         ({"rollout__max_num_seqs": "16"}, "rollout", "too few sequences at once"),
         (
-            {"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "16"},
+            {"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "8"},
             "train",
             "padded micro-batches",
         ),
@@ -127,7 +127,7 @@ PACKING = {"workload__response_lengths": "{kind: constant}"}
     ],
 )
 def test_a_slow_setting_is_named_as_the_cause(plan: Plan, settings: dict[str, str], phase: str, words: str) -> None:
-    report = explain_step(JOB, make_step(slow(plan, **settings)))
+    report = explain_step(JOB, make_step(slow(plan, **settings), 1.05))
     assert report.largest is not None
     assert report.largest.phase == phase
     assert report.causes
