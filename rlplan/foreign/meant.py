@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.foreign.convert import SHARES
-from rlplan.foreign.table import SOURCES, Row, Table, load_identity, load_table
+from rlplan.foreign.table import SOURCES, WITH_EXPORTS, Row, Table, get_table_name, load_identity, load_table
 from rlplan.frameworks.rules import format_value
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
@@ -43,8 +43,12 @@ class _Hint(NamedTuple):
 
     distance: int
     """How loosely the row matches the refused word; 0 for the full key."""
+    is_only_read: bool
+    """Whether the stack has no export."""
     others: int
     """Other keys that the row asks for."""
+    rank: tuple[bool, str, int]
+    """Whether the table is not the stack's main one; rlplan's key; place of the stack among `WITH_EXPORTS`."""
     text: str
     """The way out."""
 
@@ -52,7 +56,7 @@ class _Hint(NamedTuple):
 def add_hint(error: MisspeltError) -> SpecError:
     """The refusal with rlplan's key in its way out, where a stack has the refused word."""
     nearest = min(_find_hints(error.key.replace("-", "_"), error.word), default=None)
-    way_out = _find_misplaced(error.key, error.value_text) if error.word is None else ""
+    way_out = _find_misplaced(error.key.replace("-", "_"), error.value_text) if error.word is None else ""
     if error.word is None and not way_out and (nearest is None or nearest.distance):
         words = _read_common()
         common = words.get(error.key.rpartition(".")[2]) or (not nearest and words.get(error.key.partition(".")[0]))
@@ -83,22 +87,32 @@ def _find_misplaced(key: str, assignment: str) -> str:
 
 
 def _find_hints(key: str, word: str | None) -> Iterator[_Hint]:
-    emitted = (name for name in SOURCES if not load_identity(name).framework_name)
-    for table in map(load_table, emitted):
+    for name in SOURCES:
+        if load_identity(name).framework_name:
+            continue
+        table = load_table(name)
+        stack = get_table_name(table.title)
+        place = WITH_EXPORTS.index(stack) if stack in WITH_EXPORTS else len(WITH_EXPORTS)
         for ours, alternatives in table.rows.items():
-            for row in alternatives:
-                if row.is_only_read:
-                    continue  # another row has the same key with its full meaning
-                if word is None:
-                    yield from _find_key_hints(table, ours, row, key)
-                elif ours == key and row.map is not None and word in row.map:
-                    yield _Hint(
-                        0, 0, f"write {ours}={format_value(row.map[word])} for {row.key}={word} of {table.title}"
-                    )
+            for distance, others, text in _find_row_hints(table, ours, alternatives, key, word):
+                yield _Hint(distance, stack not in WITH_EXPORTS, others, (name != stack, ours, place), text)
 
 
-def _find_key_hints(table: Table, ours: str, row: Row, key: str) -> Iterator[_Hint]:
-    """Hints of a row for a key, matched in full or by its last words; a closer match has a smaller distance."""
+def _find_row_hints(
+    table: Table, ours: str, alternatives: tuple[Row, ...], key: str, word: str | None
+) -> Iterator[tuple[int, int, str]]:
+    """Distance, other keys and text of the hints for one of rlplan's keys."""
+    for row in alternatives:
+        if row.is_only_read:
+            continue  # another row has the same key with its full meaning
+        if word is None:
+            yield from _find_key_hints(table, ours, row, key)
+        elif ours == key and row.map is not None and word in row.map:
+            yield 0, 0, f"write {ours}={format_value(row.map[word])} for {row.key}={word} of {table.title}"
+
+
+def _find_key_hints(table: Table, ours: str, row: Row, key: str) -> Iterator[tuple[int, int, str]]:
+    """Distance, other keys and text of the hints of a row for a key, matched in full or by its last words."""
     part, _, rest = key.rpartition(".")
     elsewhere = 2 * bool(part and not ours.startswith(f"{part}."))
     bounds = {key for term in (*row.least, *row.most) for key in term.split(" ")[::2]}
@@ -111,12 +125,12 @@ def _find_key_hints(table: Table, ours: str, row: Row, key: str) -> Iterator[_Hi
     elif row.map:
         text += " (" + ", ".join(f"{theirs} is {format_value(value)}" for theirs, value in row.map.items()) + ")"
     if row.key in (key, rest):
-        yield _Hint(elsewhere, others, text)
+        yield elsewhere, others, text
     elif row.key.rpartition(".")[2] == rest:
-        yield _Hint(1 + elsewhere, others, text)
+        yield 1 + elsewhere, others, text
     elif row.map is not None and key in row.map:
-        yield _Hint(4, others, f"write {ours}={format_value(row.map[key])} for {row.key}={key} of {table.title}")
+        yield 4, others, f"write {ours}={format_value(row.map[key])} for {row.key}={key} of {table.title}"
     elif key in row.when:
-        yield _Hint(5, others, f"write {ours}: {key} of {table.title} goes with it")
+        yield 5, others, f"write {ours}: {key} of {table.title} goes with it"
     elif key.partition(".")[0] in table.roots and "." in key:
-        yield _Hint(6, others, f"a configuration of {table.title} is read by `rlplan import FILE --hardware 8xH100`")
+        yield 6, others, f"a configuration of {table.title} is read by `rlplan import FILE --hardware 8xH100`"

@@ -28,7 +28,7 @@ from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
-from rlplan.foreign.table import SOURCES, Identity, Table, get_table_name, load_identity, load_table
+from rlplan.foreign.table import SOURCES, WITH_EXPORTS, Identity, Table, get_table_name, load_identity, load_table
 from rlplan.foreign.trl.launched import add_launcher, read_launcher
 from rlplan.foreign.trl.trainers import choose_table, is_trl
 from rlplan.foreign.trl.training_arguments import KIND, add_accelerate
@@ -344,7 +344,8 @@ def _find_parts(path: Path, keys: dict[str, Given], table: Table, nearest: Neare
 
 
 def _list_titles(stacks: Iterable[Identity]) -> str:
-    return ", ".join(dict.fromkeys(stack.title for stack in stacks))
+    titles = dict.fromkeys(stack.title for stack in stacks)
+    return ", ".join(sorted(titles, key=lambda title: get_table_name(title) not in WITH_EXPORTS))
 
 
 def _read_document(

@@ -33,6 +33,8 @@ SOURCES = (
     *("trl_given", "trl", "vllm", "deepspeed"),
 )
 """Stacks with a table, in the order in which a file is tried."""
+WITH_EXPORTS = ("verl", "trl", "openrlhf", "nemo_rl", "slime", "vllm", "deepspeed")
+"""Stacks with exports, most used first. Messages name them before stacks that are only read."""
 Condition = dict[str, Any]
 
 

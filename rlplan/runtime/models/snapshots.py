@@ -75,9 +75,12 @@ def locate_data(place: str, key: str) -> Path:
 
 def download_data(places: Iterable[str | None], where: str, say: Callable[[str], None]) -> None:
     """Download the hub data sets among these places that the cache lacks. Raises: SpecError, HostError."""
+    names = dict.fromkeys(split_address(place)[0] for place in places if place and place.startswith(HUB_DATA))
+    if not names:
+        return  # local files need no huggingface_hub
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    for name in dict.fromkeys(split_address(place)[0] for place in places if place and place.startswith(HUB_DATA)):
+    for name in names:
         if _find_snapshot(name, repo_type="dataset") is not None:
             continue
         say(f"downloading the data set {name} into {HF_HUB_CACHE}")

@@ -161,6 +161,8 @@ def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_rollou
     (_compute_deviation).
     Source: order statistics; Blom 1958. Assumes: lengths are independent, so that d1 and d2 are.
     """
+    if rollouts.lengths.variance == 0:
+        return Cost({Resource.IDLE: 0.0})  # engines with responses of one length end together
     count = max(num_rollouts, rollouts.num_rollouts)
     shares = ((index + 0.5) / SAMPLE for index in range(SAMPLE))
     longest = sum(rollouts.lengths.quantile(share ** (1 / count)) for share in shares) / SAMPLE

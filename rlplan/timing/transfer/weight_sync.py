@@ -160,8 +160,8 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     >>> gpu, node = get_gpu("h100", where=""), get_node("dgx-h100", where="")
     >>> model, eight = find_model("Qwen/Qwen2.5-7B"), Cluster(gpu, 8, 8, node)
     >>> setup = SyncSetup("nccl", 2, 8, 8, loader=Loader.PICKLED)  # SERVER_S + 15.2 GB at SERVER_BYTES_PER_S and more
-    >>> 4.5 < sync_cost(model, setup, eight, eight).seconds < 7
-    True
+    >>> round(sync_cost(model, setup, eight, eight).seconds, 1)  # 15.2 / 4.9 + 0.3, and 0.1 beside them
+    3.5
     """
     ends = sync_ends(model, setup, training, generation)
     num_bytes, gather, load = ends.num_bytes, ends.gather, ends.load

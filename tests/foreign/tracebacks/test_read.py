@@ -54,7 +54,7 @@ def test_other_texts_have_no_such_error(text: str) -> None:
 
 
 def test_vllm_s_needs_of_one_sequence_are_read() -> None:
-    """vllm/v1/core/kv_cache_utils.py states needed and available bytes."""
+    """vLLM's v1/core/kv_cache_utils.py states needed and available bytes."""
     error = find_out_of_memory(
         "ValueError: To serve at least one request with the models's max seq len (40960), (5.62 GiB KV cache is "
         "needed, which is larger than the available KV cache memory (3.75 GiB)."

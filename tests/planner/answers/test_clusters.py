@@ -67,9 +67,9 @@ def test_a_cluster_that_is_named_twice_is_planned_once() -> None:
     ("typed", "budget", "words"),
     [
         (["8xH1000"], None, "did you mean"),
-        (["H100"], None, "names no GPUs"),
+        (["H100"], None, "'H100' leaves open: one h100-sxm; write 8xh100"),
         (["0xH100"], None, "names no GPUs"),
-        (["8xH100,,"], None, "profile '' is unknown"),
+        (["8xH100,,"], None, "no GPUs are named"),
         (["cpu-host"], 5.0, "kind cpu"),
         ([], 0.0, "buys nothing"),
         ([], -3.0, "buys nothing"),

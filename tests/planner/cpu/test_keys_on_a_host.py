@@ -89,6 +89,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "training.kernels": ({"is_compiled": True}, {}),
     "rollout.engine": ("sglang", {}),
     "rollout.engine_version": ("0.9.0", {}),
+    "rollout.non_torch_memory": ("1GiB", {}),
     "rollout.shares_process": (True, {}),
     "rollout.gpu_memory_utilization": (0.5, {}),
     "rollout.pp": (2, {}),
