@@ -127,7 +127,8 @@ PACKING = {"workload__response_lengths": "{kind: constant}"}
     ],
 )
 def test_a_slow_setting_is_named_as_the_cause(plan: Plan, settings: dict[str, str], phase: str, words: str) -> None:
-    report = explain_step(JOB, make_step(slow(plan, **settings), 1.05))
+    # the padded passes by themselves take 2.05 times as long, which is still a normal error of training
+    report = explain_step(JOB, make_step(slow(plan, **settings), 1.05 if phase == "train" else 1.0))
     assert report.largest is not None
     assert report.largest.phase == phase
     assert report.causes
