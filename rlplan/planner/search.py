@@ -17,7 +17,6 @@ from rlplan.planner.margins import HOST_COMPLICATIONS, drop_host_choices, find_a
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.remedies import list_remedies
 from rlplan.planner.setting import read_pools
 from rlplan.spec.base import shorten_value
 from rlplan.spec.fingerprints import take_fingerprints
@@ -51,6 +50,8 @@ def find_best_plan(
     if with_pareto:
         updates["pareto"] = search.restrict_to_plan(plan).find_pareto_front()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # more memory does not lift a refusal
+        from rlplan.planner.remedies import list_remedies
+
         updates["remedies"] = list_remedies(plan, memo)
     uncorrected = plan.job.uncorrected_staleness
     updates["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *list_assumptions(plan, memo))

@@ -26,7 +26,6 @@ from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.hardware.typed import USUAL, find_group, is_cpu_text, is_hardware, load_machines, normalize
 from rlplan.spec.models.bundled import load_catalogue
 from rlplan.spec.models.catalogue import find_model, find_model_path
-from rlplan.spec.models.names import list_words, match_model
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import parse_tokens
 
@@ -124,6 +123,8 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
 
 def suggest_bundled(reading: Reading, error: HostError, verb: str) -> HostError:
     """The error of a model that cannot be downloaded, with the nearest bundled one as its way out."""
+    from rlplan.spec.models.names import match_model
+
     near = match_model(str(reading.keys["policy"]).rpartition("/")[2])
     if not (chosen := near.id or next(iter(near.others), "")):
         return error
@@ -178,6 +179,10 @@ def read_model(name: str, where: str, assumed: list[str]) -> str:
     name = _URL.sub("", name.strip()).strip("/") if _URL.search(name) else name.strip()
     if find_model_path(name) is not None or name.endswith(".json") or name.startswith(("~", ".", "/")):
         return name
+    if name in load_catalogue():
+        return name
+    from rlplan.spec.models.names import match_model
+
     match = match_model(name)
     if match.id and (match.is_exact or match.packed or "/" not in name):
         if match.packed:
@@ -256,7 +261,10 @@ def add_override(reading: Reading, word: str) -> None:
         is_word = value.isdigit() or value.lower() in ("true", "yes", "on", "")
         is_off = value.lower() in ("false", "0", "no", "none", "null")
         whole = f"{{rank: {rank}{packed}}}" if is_word else value
-        reading.overrides += [] if is_off else [f"training.lora={whole}"]
+        if not is_off:
+            reading.overrides.append(f"training.lora={whole}")
+        elif key != "qlora":
+            reading.overrides.append("training.lora=null")  # a job file may have adapters
     elif key == "context":
         _set_context(reading, value)
     else:
@@ -301,6 +309,8 @@ def _set_context(reading: Reading, value: str) -> None:
 
 
 def _read_sentence(reading: Reading, text: str, verb: str) -> None:
+    if not text.strip():
+        return  # without compiling the expressions
     text = _URL.sub("", text)
     for match in _ID.finditer(text) if "policy" not in reading.keys else ():
         _set_model(reading, match[0], WHERE)
@@ -371,6 +381,8 @@ def _correct_gpus(reading: Reading, error: SpecError, rest: str, verb: str) -> S
 
 def _is_misspelt_gpu(match: re.Match[str]) -> bool:
     """Whether a word is no GPU and no part of a model's name, but is similar to a GPU."""
+    from rlplan.spec.models.names import list_words
+
     word = re.sub(r"^\d+\s*x?\s*", "", match[0])
     return word not in list_words() and bool(find_near_names(word, SHORT_NAMES))
 
@@ -452,6 +464,8 @@ def _take_model(reading: Reading, text: str, verb: str) -> None:
     if "policy" in reading.keys:
         reading.assumed.append(f"ignored: {' '.join(words)}")
         return
+    from rlplan.spec.models.names import match_model
+
     name = " ".join(words)
     match = match_model(name)
     for word in words if not match.id and not match.others else ():

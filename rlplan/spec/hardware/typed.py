@@ -7,6 +7,7 @@ One expression describes a group, so that it is recognised alone and inside a se
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -35,6 +36,9 @@ NUMBERS = {"a": 1, "an": 1, "one": 1, "single": 1, "my": 1, "two": 2, "dual": 2,
 NUMBERS |= {"six": 6, "eight": 8, "sixteen": 16, "thirty-two": 32, "sixty-four": 64}
 MOST_PER_HOST = 8
 """Most GPUs of a usual host: `8xH100, 2 nodes` are sixteen, `16xH100, 2 nodes` are sixteen too."""
+_PLAIN = re.compile(r"(?P<first>\d{1,6})x(?P<name>[a-z][\w-]*)")
+_PARTS = ("hosts", "outer", "first", "word", "inner", "name", "last", "plural", "joint", "after")
+"""Groups of the expression of one group of GPUs."""
 _VARIANT = re.compile(r"[\s-]*\b(ti|super)\b")
 SAME_MEMORY = 0.15
 """Largest relative difference of a typed memory size and that of the profile: marketing GB against GiB."""
@@ -109,10 +113,10 @@ def find_group(text: str) -> re.Match[str] | None:
     return _get_expression().search(text)
 
 
-def read_group(match: re.Match[str], *, where: str) -> TypedGpus:
-    """The group that was matched. Raises: SpecError for a count of 0 or more than MAX_GPUS."""
+def read_group(match: Mapping[str, str | None], text: str, *, where: str) -> TypedGpus:
+    """The group whose parts were matched in `text`. Raises: SpecError for a count of 0 or more than MAX_GPUS."""
     name, numbers = (
-        match["name"],
+        match["name"] or "",
         {key: _read_number(match[key]) for key in ("hosts", "outer", "first", "inner", "last", "after")},
     )
     profile, per_machine = _find_machine(name, where)
@@ -136,7 +140,7 @@ def read_group(match: re.Match[str], *, where: str) -> TypedGpus:
         total *= hosts
     if not 1 <= total <= MAX_GPUS or 0 in numbers.values():
         raise SpecError(
-            f"'{shorten_value(match[0])[1:-1]}' names no GPUs, or too many",
+            f"'{shorten_value(text)[1:-1]}' names no GPUs, or too many",
             where=where,
             rule=f"from 1 to {MAX_GPUS} GPUs",
             way_out=f"write {USUAL}",
@@ -194,11 +198,11 @@ def parse_pools(text: str, *, where: str, may_assume: bool = False) -> tuple[Typ
 
 
 def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
-    words = normalize(text)
-    match = _get_expression().fullmatch(re.sub(r"^(\D\S*) (\d{1,3})$", r"\2x\1", words))  # `h100 8`
+    words = re.sub(r"^(\D\S*) (\d{1,3})$", r"\2x\1", normalize(text))  # `h100 8`
+    match = _match_plain_group(words) or _match_group(words)
     if match is None or match["first"] in find_bases(list_gpu_names()):  # `4090x3090` could mean two things
         raise _refuse_text(text, where)
-    group = read_group(match, where=where)
+    group = read_group(match, words, where=where)
     if group.assumed and not may_assume:
         raise SpecError(
             f"'{shorten_value(text)[1:-1]}' leaves open: {group.assumed}",
@@ -207,6 +211,19 @@ def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
             way_out=f"write {group.num_gpus}x{match['name'] if group.num_gpus == 1 else group.profile}",
         )
     return group
+
+
+def _match_plain_group(words: str) -> dict[str, str | None] | None:
+    """The parts of a number and a profile, such as `8xh100`. It saves compiling the expression, which takes 20 ms."""
+    match = _PLAIN.fullmatch(words)
+    if match is None or match["name"] == "cpu-host" or match["name"] not in {*profile_paths(), *SHORT_NAMES}:
+        return None
+    return dict.fromkeys(_PARTS) | match.groupdict()
+
+
+def _match_group(words: str) -> dict[str, str | None] | None:
+    match = _get_expression().fullmatch(words)
+    return match.groupdict() if match else None
 
 
 def _refuse_text(text: str, where: str) -> SpecError:

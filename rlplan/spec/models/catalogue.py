@@ -12,7 +12,6 @@ from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec, model_from_config, read_model
 from rlplan.spec.models.bundled import CatalogueEntry, load_catalogue
 from rlplan.spec.models.headers import check_checkpoint
-from rlplan.spec.models.names import match_model
 
 __all__ = [
     "MAX_ID",
@@ -106,6 +105,8 @@ def find_nearest_id(name: str) -> str:
 
     A path is matched by its end, since a job's relative paths are absolute by now.
     """
+    from rlplan.spec.models.names import match_model
+
     path = Path(name[: MAX_ID * 20])
     ends = [path.name] if path.is_absolute() or len(path.parts) == 1 else ["/".join(path.parts[-2:])]
     match = match_model(ends[0])
