@@ -16,7 +16,8 @@ from tests.accuracy.bundled import bundled_report
 DENSE, WITH_EXPERTS = 0.12, 0.10
 """Mean error of the time per token that a pair may have."""
 CACHED = {"Qwen/Qwen3-32B on h100_sxm, fp8": 0.20, "nvidia/Llama-3.1-8B-Instruct-FP8 on h200_sxm, fp8": 0.72}
-"""The same of pairs of three points and of a single one, which implies 94 % of the peak FLOP/s. Assumed: cached prompts."""
+"""The same of pairs of three points and of a single one, which implies 94 % of the peak FLOP/s. Assumed: cached
+prompts."""
 MIXTURES = ("MiniMax", "gpt-oss")
 
 
