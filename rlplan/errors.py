@@ -93,7 +93,10 @@ class InterruptedRunError(RlplanError):
 
 
 EXTRAS = {"pandas": "report", "jinja2": "report"} | dict.fromkeys(
-    ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex", "filelock"),
+    (
+        *("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors"),
+        *("psutil", "regex", "filelock", "huggingface_hub"),
+    ),
     "cpu",
 )
 """Packages that are not in every installation, and the extra that installs each."""

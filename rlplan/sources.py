@@ -169,9 +169,11 @@ def read_options(named: Mapping[str, str | None], words: Sequence[str], objectiv
 
 def is_job_path(text: str) -> bool:
     """Whether a word is a path rather than a part of a question: it exists, or looks like a file's name."""
+    if "=" in text:
+        return False  # `policy=config.json` is an override
     path = Path(text)
     if exists(path):
-        return not ("=" in text or (path.is_dir() and is_model_folder(path)))
+        return not (path.is_dir() and is_model_folder(path))
     return path.suffix in (".yaml", ".yml", ".json") or text.startswith((".", "/", "~")) or text.endswith("/")
 
 

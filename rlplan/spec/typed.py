@@ -21,7 +21,6 @@ from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import read_json, shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile
-from rlplan.spec.hardware.names import find_near_names
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.hardware.typed import USUAL, find_group, is_cpu_text, is_hardware, load_machines, normalize
 from rlplan.spec.models.bundled import load_catalogue
@@ -381,6 +380,7 @@ def _correct_gpus(reading: Reading, error: SpecError, rest: str, verb: str) -> S
 
 def _is_misspelt_gpu(match: re.Match[str]) -> bool:
     """Whether a word is no GPU and no part of a model's name, but is similar to a GPU."""
+    from rlplan.spec.hardware.names import find_near_names
     from rlplan.spec.models.names import list_words
 
     word = re.sub(r"^\d+\s*x?\s*", "", match[0])

@@ -42,7 +42,10 @@ def test_an_output_that_is_too_long_is_a_message(rlplan: Call) -> None:
 def test_the_library_raises_the_same_message_for_a_path_that_is_too_long() -> None:
     for call in (library.plan, library.estimate, library.load_run, library.explain):
         with pytest.raises(SpecError, match="File name too long"):
-            call(LONG)
+            call(f"{LONG}.yaml")
+    for call in (library.plan, library.estimate, library.explain):
+        with pytest.raises(SpecError, match="is not known"):
+            call(LONG)  # a word without an ending is a model
 
 
 @pytest.mark.parametrize("number", ["0x" + "f" * 300, "0x" + "f" * 5000, "9223372036854775808"])

@@ -184,14 +184,14 @@ def test_the_installed_wheel_plans_with_a_model_of_the_hub(fresh_venv: Path, tmp
 def test_the_installed_wheel_says_without_a_network_what_to_fetch_and_where_to_name_it(
     variables: dict[str, str], fresh_venv: Path, tmp_path: Path
 ):
-    done = run_outside(fresh_venv, tmp_path, *ESTIMATE, "unsloth/Qwen2.5-7B", variables=variables)
+    done = run_outside(fresh_venv, tmp_path, *ESTIMATE, "someone/Qwen2.5-7Bb", variables=variables)
     assert done.returncode == 4, (done.stdout, done.stderr)
     what, where, rule, way_out = done.stderr.splitlines()
-    assert what.startswith("error: model 'unsloth/Qwen2.5-7B' is not bundled, and the hub cannot be reached: ")
+    assert what.startswith("error: model 'someone/Qwen2.5-7Bb' is not bundled, and the hub cannot be reached: ")
     assert where == "  where: policy"
     assert rule == "  rule: models that are not bundled come from the hub. Did you mean 'Qwen/Qwen2.5-7B'?"
     endpoint = variables.get("HF_ENDPOINT", "https://huggingface.co")
-    assert f"curl -fLo config.json {endpoint}/unsloth/Qwen2.5-7B/resolve/main/config.json" in way_out
+    assert f"curl -fLo config.json {endpoint}/someone/Qwen2.5-7Bb/resolve/main/config.json" in way_out
     assert way_out.endswith("policy=config.json")
     (tmp_path / "config.json").write_bytes(CONFIG)
     again = run_outside(fresh_venv, tmp_path, *ESTIMATE[:-1], "policy=config.json", variables=variables)

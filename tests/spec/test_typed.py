@@ -104,3 +104,9 @@ def test_a_cpu_host_gets_a_small_job_and_a_short_context_short_lengths() -> None
     short = default_overrides({"policy": "openai-community/gpt2", "hardware": "8xH100"}, ())
     assert short == ["workload.max_prompt_len=256", "workload.max_response_len=768"]
     assert default_overrides({"policy": "Qwen/Qwen3-8B", "hardware": "8xH100"}, ()) == []
+
+
+def test_adapters_of_a_job_file_are_switched_off() -> None:
+    reading = Reading()
+    add_override(reading, "lora=false")
+    assert reading.overrides == ["training.lora=null"]

@@ -17,7 +17,6 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import shorten_value, validate
 from rlplan.spec.files.yaml import read_yaml
-from rlplan.spec.hardware.names import find_near_names, match_name
 from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile, Profile
 
 FOLDER_VARIABLE = "RLPLAN_PROFILES"
@@ -134,7 +133,10 @@ def find_profile(name: str, *, where: str) -> Profile:
     """
     paths = profile_paths()
     wanted: str | None = name.strip().lower()
+    wanted = SHORT_NAMES.get(wanted, wanted)
     if wanted not in paths:
+        from rlplan.spec.hardware.names import find_near_names, match_name
+
         wanted = match_name(name, list_gpu_names(), SHORT_NAMES)
     if wanted is None:
         near = find_near_names(name, [*paths, *SHORT_NAMES])

@@ -23,7 +23,6 @@ from rlplan.spec.hardware.catalogue import (
     profile_folder,
     profile_paths,
 )
-from rlplan.spec.hardware.names import NO_CHOICE, VARIANTS, VENDORS, find_bases, find_near_names
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.units import GIB
 
@@ -36,7 +35,8 @@ NUMBERS = {"a": 1, "an": 1, "one": 1, "single": 1, "my": 1, "two": 2, "dual": 2,
 NUMBERS |= {"six": 6, "eight": 8, "sixteen": 16, "thirty-two": 32, "sixty-four": 64}
 MOST_PER_HOST = 8
 """Most GPUs of a usual host: `8xH100, 2 nodes` are sixteen, `16xH100, 2 nodes` are sixteen too."""
-_PLAIN = re.compile(r"(?P<first>\d{1,6})x(?P<name>[a-z][\w-]*)")
+_PLAIN = re.compile(r"(?P<first>\d{1,3})x(?P<name>[a-z][\w-]*)")
+"""A group that needs no other expression. Names of GPUs have at least four digits: `4090xh100` is refused."""
 _PARTS = ("hosts", "outer", "first", "word", "inner", "name", "last", "plural", "joint", "after")
 """Groups of the expression of one group of GPUs."""
 _VARIANT = re.compile(r"[\s-]*\b(ti|super)\b")
@@ -73,6 +73,8 @@ def load_machines() -> dict[str, Any]:
 @cache
 def _compile_group(names: frozenset[str], gpus: frozenset[str]) -> re.Pattern[str]:
     """The expression of one group. names: of all profiles; gpus: of those that are no nodes."""
+    from rlplan.spec.hardware.names import NO_CHOICE, VARIANTS, VENDORS, find_bases
+
     whole = sorted(
         {*names, *SHORT_NAMES, *load_machines()["machines"]} - {"cpu-host"}, key=lambda name: (-len(name), name)
     )
@@ -200,7 +202,7 @@ def parse_pools(text: str, *, where: str, may_assume: bool = False) -> tuple[Typ
 def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
     words = re.sub(r"^(\D\S*) (\d{1,3})$", r"\2x\1", normalize(text))  # `h100 8`
     match = _match_plain_group(words) or _match_group(words)
-    if match is None or match["first"] in find_bases(list_gpu_names()):  # `4090x3090` could mean two things
+    if match is None:
         raise _refuse_text(text, where)
     group = read_group(match, words, where=where)
     if group.assumed and not may_assume:
@@ -222,8 +224,12 @@ def _match_plain_group(words: str) -> dict[str, str | None] | None:
 
 
 def _match_group(words: str) -> dict[str, str | None] | None:
+    from rlplan.spec.hardware.names import find_bases
+
     match = _get_expression().fullmatch(words)
-    return match.groupdict() if match else None
+    if match is None or match["first"] in find_bases(list_gpu_names()):  # `4090x3090` could mean two things
+        return None
+    return match.groupdict()
 
 
 def _refuse_text(text: str, where: str) -> SpecError:
@@ -250,6 +256,8 @@ def _refuse_text(text: str, where: str) -> SpecError:
     leading = re.match(r"(\d{1,6})\s*x?\s+|(\d{1,6})x", text)
     count = max(1, int(leading[1] or leading[2])) if leading else 1
     name = text[leading.end() :] if leading else text
+    from rlplan.spec.hardware.names import find_near_names
+
     near = [name for name in find_near_names(re.sub(r"\bx?\s*\d{1,2}$", "", name), known) if name != "cpu-host"]
     return SpecError(
         f"'{cut}' names no GPUs",
