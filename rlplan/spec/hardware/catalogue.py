@@ -132,8 +132,8 @@ def find_profile(name: str, *, where: str) -> Profile:
     where: the place that names it, for the message.
     """
     paths = profile_paths()
-    wanted: str | None = name.strip().lower()
-    wanted = SHORT_NAMES.get(wanted, wanted)
+    typed = name.strip().lower()
+    wanted: str | None = SHORT_NAMES.get(typed, typed)
     if wanted not in paths:
         from rlplan.spec.hardware.names import find_near_names, match_name
 

@@ -127,7 +127,7 @@ def read_group(match: Mapping[str, str | None], text: str, *, where: str) -> Typ
     if match["word"] and numbers["first"]:  # `2 nodes with 8 h100` without the plural
         hosts, count = numbers["first"], numbers["inner"]
     assumed = _note_variant(name, profile)
-    is_plural = bool(match["plural"]) and match["plural"].endswith("s")
+    is_plural = (match["plural"] or "").endswith("s")
     if match["plural"] and hosts is None and (is_plural or count in (None, 1)):
         hosts, count = count or 1, None
     if hosts is not None and count is None and per_machine is None:
