@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from rlplan.foreign.table import SOURCES, load_identity, load_table
+from rlplan.planner.combinations import Effect
 from rlplan.spec.job import JobSpec
 
 
@@ -78,3 +79,23 @@ def test_a_table_that_stands_on_others_has_their_rows_where_it_has_none() -> Non
     assert offline.rows["training.zero_stage"] == online.rows["training.zero_stage"] == shared
     assert offline.rows["algorithm.name"] != load_table("trl_given").rows["algorithm.name"]
     assert next(iter(offline.rows)) == "hardware.num_devices"
+
+
+CHANGED = {
+    "training.lora.rank": Effect.TRAINS_LESS,
+    "training.lora.base_dtype": Effect.TRAINS_LESS,
+    "training.optimizer": Effect.NUMERICS,
+    "workload.max_response_len": Effect.SMALLER_JOB,
+    "hardware.num_hosts": Effect.MORE_HARDWARE,
+}
+"""Keys of a job whose change is no mere change of layout, with its least effect."""
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_remedy_that_changes_more_than_the_layout_states_its_effect(source: str) -> None:
+    table = load_table(source)
+    least = {
+        row.key: effect for ours, effect in CHANGED.items() for row in table.rows.get(ours, ()) if row.key is not None
+    }
+    stated = {remedy.key: remedy.effect for remedy in table.remedies}
+    assert {key for key in stated.keys() & least.keys() if stated[key] < least[key]} == set()
