@@ -276,8 +276,8 @@ def _settle(raw: Settings, words: Sequence[str], outside: Mapping[str, str], par
     typed = {key: Given(parse_word(value), "--set") for key, value in outside.items() if key in table.keys}
     keys = {table.older.get(key, key): entry for key, entry in {**raw.entries, **typed}.items()}
     settings = replace(raw, entries=normalize_values(keys, table), defaults=find_defaults(table, words, parts))
-    other = next((name for name, condition in table.instead.items() if settings.holds(condition)), "")
-    return _settle(replace(raw, table=load_table(other)), words, outside, parts) if other else settings
+    method_table = next((name for name, condition in table.instead.items() if settings.holds(condition)), "")
+    return _settle(replace(raw, table=load_table(method_table)), words, outside, parts) if method_table else settings
 
 
 def _refuse_without_command(
@@ -316,12 +316,12 @@ def _refuse_program(path: Path, stack: Identity, name: str, nearest: Nearest) ->
 def _refuse_other_stack(entries: Mapping[str, Given], path: Path, table: Table, least: int) -> None:
     """Raises: SpecError for a document with at least so many own keys of a stack that is not the table's."""
     for name in SOURCES:
-        other = load_identity(name)
-        keys = [root for root in other.roots if root in entries and not table.knows(root)]
-        is_other = len(keys) >= least and other.framework_name not in ("", table.framework_name)
-        if is_other and find_release(other.framework_name).is_read_only:
+        stack = load_identity(name)
+        keys = [root for root in stack.roots if root in entries and not table.knows(root)]
+        is_other = len(keys) >= least and stack.framework_name not in ("", table.framework_name)
+        if is_other and find_release(stack.framework_name).is_read_only:
             raise SpecError(
-                f"this is a file of {other.title} ({', '.join(keys[:3])})",
+                f"this is a file of {stack.title} ({', '.join(keys[:3])})",
                 where=str(path),
                 rule=f"a file has the keys of one stack, and {table.title} has none of these",
                 way_out=f"--source {name}, without keys of {table.title}",

@@ -123,9 +123,9 @@ def _read_sizes(match: re.Match[str], message: str) -> Iterator[tuple[str, int]]
     sizes = {name: _parse(size) for name, size in stated.items()}
     if reserved := sizes.pop("reserved", 0):
         sizes["unused"] = max(0, reserved - sizes.get("allocated", 0))
-    other = sum(map(_parse, _OTHER.findall(message)))
+    process_bytes = sum(map(_parse, _OTHER.findall(message)))
     # torch 2.1 to 2.4 names the process itself as it names others
-    yield from ({"other" if "process" in sizes else "process": other} if other else {}).items()
+    yield from ({"other" if "process" in sizes else "process": process_bytes} if process_bytes else {}).items()
     yield from sizes.items()
 
 

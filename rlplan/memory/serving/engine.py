@@ -185,9 +185,9 @@ def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, s
         else 0
     )
     encoder = encoder_peak_bytes(model, rank_limits.max_num_batched_tokens) if is_first else 0
-    other = settings.non_torch_bytes
-    if other is None:
-        other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
+    non_torch = settings.non_torch_bytes
+    if non_torch is None:
+        non_torch = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
     layers = split_layers(model.num_layers, settings.pp)[stage]
     captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
     is_eager = settings.enforce_eager
@@ -196,7 +196,7 @@ def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, s
     )
     budget = settings.kv_cache_memory_bytes
     if budget is None:
-        budget = requested - weights - rope - max(prefill, sampler, encoder) - other
+        budget = requested - weights - rope - max(prefill, sampler, encoder) - non_torch
         budget -= graphs if version.reserves_graphs(model) else 0
     pool = build_engine_pool(model, settings, layers)
     blocks = pool.num_blocks(budget)
@@ -209,7 +209,7 @@ def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, s
         prefill_peak=prefill,
         sampler_peak=sampler,
         encoder_peak=encoder,
-        non_torch=other,
+        non_torch=non_torch,
         cuda_graphs=graphs,
         kv_budget=max(budget, 0),
         kv_cache=blocks * pool.bytes_per_block,

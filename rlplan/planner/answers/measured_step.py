@@ -259,8 +259,8 @@ def _predict_tail(job: JobSpec, plan: Plan, lengths: Mapping[str, float]) -> flo
     cap, num = work.max_response_len, work.num_rollouts_per_step
     widest = fit_lengths(mean, cap, cut_share=None, longest=cap, num_rollouts=num)
     chosen = [f"{key}={value}" for key, value in list_overrides(plan.choice, plan.job, plan.asked).items() if value]
-    other = ask(job, Change((*chosen, widest))).plan
-    return 0.0 if other is None else max(0.0, other.seconds - plan.seconds)
+    widest_plan = ask(job, Change((*chosen, widest))).plan
+    return 0.0 if widest_plan is None else max(0.0, widest_plan.seconds - plan.seconds)
 
 
 def _gather_optimizer_steps(measured: MeasuredStep, num: int) -> MeasuredStep:
