@@ -1,9 +1,10 @@
 """Spreads: the interval of a ledger row around its expected bytes, by kind.
 
 In: a kind and bytes. Out: (low, high) bytes. Left out: variation of sequence lengths, which widens activations and
-logits further.
+logits further, and where the measured factor comes from (planner/measured_errors.py).
 """
 
+import math
 from collections.abc import Mapping
 
 from rlplan.units import ceil_div
@@ -34,6 +35,23 @@ def spread(kind: MemoryKind, num_bytes: int) -> tuple[int, int]:
         return num_bytes, num_bytes
     low, high = PERCENT[kind]
     return num_bytes * low // 100, ceil_div(num_bytes * high, 100)
+
+
+def find_high_ends(longest: Mapping[MemoryKind, int], usual: int, factor: float) -> dict[MemoryKind, int]:
+    """High ends of the rows of one process during a training or scoring pass.
+
+    longest: bytes by kind at the longest sequence lengths. usual: their sum at the usual lengths. factor: measured over
+    predicted peaks of such passes, at the high end of their range. Measurements tell no kinds, so bytes that no row
+    explains are added to the largest row that has an interval, or to the largest row.
+
+    >>> find_high_ends({MemoryKind.ACTIVATIONS: 1000, MemoryKind.WEIGHTS: 1000}, 2000, 1.2)[MemoryKind.ACTIVATIONS]
+    1400
+    """
+    ends = {kind: spread(kind, num_bytes)[1] for kind, num_bytes in longest.items()}
+    unexplained = math.ceil(usual * factor) - sum(ends.values())
+    if unexplained > 0:
+        ends[max(ends, key=lambda kind: (kind in PERCENT, ends[kind]))] += unexplained
+    return ends
 
 
 def sum_high_ends(sizes: Mapping[MemoryKind, int]) -> int:
