@@ -4,7 +4,7 @@ The base must be the policy's weights in 4 bits. Configs, names and shapes are c
 every step measures the log-prob mismatch (runtime/learning/logprob_mismatch.py).
 
 In: a policy's ModelSpec, a folder. Out: the Quantization as an engine holds it, or the reason why the folder does not
-match the policy. Left out: formats that an engine creates while it loads (quantized_checkpoints.py).
+match the policy. Left out: formats that an engine creates while it loads.
 Source: vLLM 0.32.0, layers/quantization/auto_awq.py, auto_gptq.py, compressed_tensors_wNa16.py. Kernels repack weights
 into as many bytes. No GPTQ kernel keeps `g_idx` or the zero points, which are all equal.
 
@@ -16,9 +16,16 @@ from dataclasses import replace
 from functools import lru_cache
 
 from rlplan.errors import SpecError
-from rlplan.memory.model.quantization import AWQ, GPTQ, INT4_GROUP_128, Quantization, WeightFormat
-from rlplan.memory.model.quantized_checkpoints import convert_quantization_spec, parse_quantization
-from rlplan.memory.serving.tensors import list_fused_members
+from rlplan.memory.model.quantization import (
+    AWQ,
+    GPTQ,
+    INT4_GROUP_128,
+    Quantization,
+    WeightFormat,
+    convert_quantization_spec,
+    parse_quantization,
+)
+from rlplan.memory.serving.weights import list_fused_members
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.catalogue import find_model_path, resolve_model
 from rlplan.spec.models.config import read_config

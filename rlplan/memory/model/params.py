@@ -7,7 +7,7 @@ Symbols: P parameters, e bytes an element, N rows and K columns of a linear weig
 
 from collections.abc import Collection
 
-from rlplan.memory.serving.tensors import VOCABULARY_MULTIPLE, list_engine_tensors, list_linear_weights, stored_bytes
+from rlplan.memory.serving.weights import VOCABULARY_MULTIPLE, list_engine_tensors, list_linear_weights, stored_bytes
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
 from rlplan.units import round_up

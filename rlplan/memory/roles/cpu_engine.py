@@ -3,7 +3,7 @@
 vLLM's CPU backend repacks linear weights for oneDNN, so a start and a weight sync peak while both forms exist.
 
 In: a job and its model. Out: bytes by kind.
-Left out: the formulas (model/params.py, serving/generation.py, weight_sync/buckets.py).
+Left out: the formulas (model/params.py, serving/generation.py, weight_sync/packets.py).
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from functools import cached_property
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.overheads import set_slack
+from rlplan.memory.machine.machine import set_slack
 from rlplan.memory.model.engine_base import (
     find_engine_quantization,
     find_loaded_form,

@@ -11,8 +11,7 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.machine import CPU
-from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, set_slack
+from rlplan.memory.machine.machine import COMPILED_MATMUL_BYTES, CPU, set_slack
 from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.model.frozen import describe_adapters
 from rlplan.memory.predict import Forecast

@@ -35,9 +35,8 @@ from rlplan.memory.serving.peaks import (
     sampler_peak_bytes,
 )
 from rlplan.memory.serving.shared_base import shared_base_bytes
-from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import VllmVersion, find_version
-from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes, rotary_table_bytes
 from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec

@@ -12,7 +12,7 @@ quantized weights, and the other conditions on a job (planner/shared_base.py).
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rlplan.memory.serving.tensors import list_fused_members
+from rlplan.memory.serving.weights import list_fused_members
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.parts import LINEAR
 from rlplan.units import round_up

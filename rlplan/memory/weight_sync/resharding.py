@@ -1,7 +1,7 @@
 """Weight resharding of FSDP2 and Megatron: weights are gathered and sent tensor by tensor.
 
 In: a model, a trainer, ranks, the bucket. Out: bytes that a trainer's rank needs in addition to its weights. Left out:
-rlplan's own runtime (buckets.py), quantization during the sync.
+rlplan's own runtime (packets.py), quantization during the sync.
 
 Source: verl's `per_tensor_generator` (utils/megatron_utils.py; "per tensor weight resharding", docs/perf/dpsk.md),
 slime's update_weight (a buffer of `update_weight_buffer_size`), Megatron-Bridge's `export_hf_weights`.

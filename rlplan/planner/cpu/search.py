@@ -14,7 +14,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.roles.ledger import predict_cpu_ledger
 from rlplan.memory.serving.generation import build_host_pool
-from rlplan.memory.serving.kv_demand import KvDemand
+from rlplan.memory.serving.kv import KvDemand
 from rlplan.planner import plan_parts, rules
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.margins import SAME_SPEED

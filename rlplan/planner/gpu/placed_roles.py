@@ -12,7 +12,7 @@ from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.engine import EngineOnGpu, choose_engine_class
-from rlplan.memory.serving.kv_demand import KvDemand
+from rlplan.memory.serving.kv import KvDemand
 from rlplan.planner.gpu.engine_costs import EngineCosts
 from rlplan.planner.gpu.roles import Ahead, RoleBytes, reduce_to_shape
 from rlplan.planner.gpu.tables import (

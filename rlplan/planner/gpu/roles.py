@@ -16,10 +16,9 @@ from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.engine import EngineOnGpu, find_incoming
-from rlplan.memory.roles.kept_copies import StagedOnHost, add_sent_weights
 from rlplan.memory.roles.rank import MicroBatchTokens, ScoringPass, TrainedRole
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.trainer import TrainerOnGpu
+from rlplan.memory.roles.trainer import StagedOnHost, TrainerOnGpu, add_sent_weights
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import build_role_rank
 from rlplan.planner.gpu.facts import strip_choices

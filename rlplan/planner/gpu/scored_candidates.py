@@ -13,8 +13,8 @@ from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import HOST_DEVICE
 from rlplan.memory.roles.engine import EngineOnGpu, choose_engine_class
 from rlplan.memory.roles.states import build_fixed_states, build_zero_settings
-from rlplan.memory.serving.kv_demand import KvDemand
-from rlplan.memory.trainers.nvme import disk_bytes
+from rlplan.memory.serving.kv import KvDemand
+from rlplan.memory.trainers.optimizers import disk_bytes
 from rlplan.planner.gpu.engine_costs import EngineCosts
 from rlplan.planner.gpu.placed_roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu.roles import Ahead, RoleBytes, reduce_to_shape

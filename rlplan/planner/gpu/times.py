@@ -19,9 +19,8 @@ from rlplan.dataflow.placements import (
     find_trainer_choice,
 )
 from rlplan.dataflow.schedule import Action, Part, Schedule
-from rlplan.memory.roles.kept_copies import StagedOnHost
 from rlplan.memory.roles.scorer import ScorerOnGpu
-from rlplan.memory.roles.trainer import TrainerOnGpu
+from rlplan.memory.roles.trainer import StagedOnHost, TrainerOnGpu
 from rlplan.planner.gpu.engine_costs import GENERATES
 from rlplan.planner.gpu.placed_roles import GpuRoles
 from rlplan.planner.gpu.roles import RoleBytes

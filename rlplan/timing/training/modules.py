@@ -1,6 +1,6 @@
 """Cost of Megatron's selective recomputation, which recomputes chosen modules of a layer.
 
-In: a ModelSpec, module names (rlplan/memory/model/recomputed.py). Out: shares of a forward pass. Left out: launches.
+In: a ModelSpec, module names (rlplan/memory/model/activations.py). Out: shares of a forward pass. Left out: launches.
 """
 
 from functools import lru_cache
