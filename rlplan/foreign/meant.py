@@ -14,9 +14,9 @@ from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.foreign.convert import SHARES
 from rlplan.foreign.table import SOURCES, WITH_EXPORTS, Row, Table, get_table_name, load_identity, load_table
 from rlplan.frameworks.rules import format_value
+from rlplan.spec.files.job_schema import job_keys
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_keys import job_keys
 from rlplan.spec.typed import load_words
 
 SHARED = (

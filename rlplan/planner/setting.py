@@ -15,8 +15,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.parts.placement import LinkSpec
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.power import limit_gpu_power
+from rlplan.timing.network.cluster import Cluster, limit_gpu_power
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Role
 

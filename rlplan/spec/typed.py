@@ -23,8 +23,8 @@ from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.hardware.typed import USUAL, find_group, is_cpu_text, is_hardware, load_machines, normalize
-from rlplan.spec.models.bundled import load_catalogue
 from rlplan.spec.models.catalogue import find_model, find_model_path
+from rlplan.spec.models.names import load_catalogue
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import parse_tokens
 
@@ -278,7 +278,7 @@ def add_override(reading: Reading, word: str) -> None:
 
 @cache
 def _list_leaves() -> dict[str, list[str]]:
-    from rlplan.spec.job_keys import job_keys
+    from rlplan.spec.files.job_schema import job_keys
 
     leaves: dict[str, list[str]] = {}
     for key in job_keys():

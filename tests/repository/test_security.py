@@ -184,7 +184,7 @@ OPENED_OTHERWISE = {
     "rlplan/spec/hardware/catalogue.py": "profiles, which were read through read_yaml before",
     "rlplan/memory/model/block_families.py": "comes with rlplan",
     "rlplan/memory/model/quantization.py": "comes with rlplan",
-    "rlplan/spec/models/bundled.py": "comes with rlplan",
+    "rlplan/spec/models/names.py": "comes with rlplan",
     "rlplan/trace.py": "is written",
     "cli/rlplan_cli/app.py": "/dev/null",
     "cli/rlplan_cli/pages.py": "comes with rlplan",

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from rlplan.dataflow.layouts import RoleLayout
-from rlplan.dataflow.schedule import Action
+from rlplan.dataflow.schedule import Action, RoleLayout
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.machine import COMPILED_MATMUL_BYTES, CPU, set_slack
 from rlplan.memory.model.block import FLOAT_BYTES

@@ -14,8 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplan.dataflow.layouts import RoleLayout, Worker
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Action, Schedule
+from rlplan.dataflow.schedule import (
+    DRIVER_PROCESS,
+    HOST_DEVICE,
+    SINK_PROCESS,
+    VERIFIER_PROCESS,
+    Action,
+    RoleLayout,
+    Schedule,
+    Worker,
+)
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.memory.machine.host import (
     DRIVER_HOST_BYTES,

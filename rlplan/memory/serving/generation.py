@@ -11,11 +11,10 @@ from pathlib import Path
 from rlplan.memory.model.activations import forward_working_bytes
 from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.model.params import fused_linear_shapes
-from rlplan.memory.serving.kv import CachePool, build_cache_pool
+from rlplan.memory.serving.kv import CachePool, build_cache_pool, list_layer_caches
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.headers import has_weights, read_index
-from rlplan.spec.models.kv import list_layer_caches
 from rlplan.spec.resolved import ResolvedJob, ResolvedRollout
 from rlplan.units import ceil_div
 

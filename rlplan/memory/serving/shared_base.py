@@ -6,7 +6,7 @@ of rows.
 
 In: a ModelSpec and the bytes of an element. Out: the start of each of vLLM's tensors and its members on the trainer's
 side, the bytes of all, or the reason why a model's weights differ between the two. Left out: tensor parallelism,
-quantized weights, and the other conditions on a job (planner/shared_base.py).
+quantized weights, and the other conditions on a job (planner/checks/engine_base.py).
 """
 
 from dataclasses import dataclass

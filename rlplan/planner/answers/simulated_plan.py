@@ -11,11 +11,10 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.planner.measured_errors import find_step_error
 from rlplan.planner.plan import Plan
-from rlplan.simulate.engine import EngineLimits
+from rlplan.simulate.engine import EngineLimits, Speed
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.sampled import simulate_sampled
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
-from rlplan.simulate.speed import Speed
 from rlplan.timing.cpu.engine import CpuEngine
 from rlplan.timing.serving.generation import EngineSpeed, time_prefill
 from rlplan.timing.serving.step import StepLoad
@@ -27,7 +26,7 @@ _APART = (ActionKind.EVALUATE,)
 
 @dataclass(frozen=True, slots=True)
 class CpuSpeed:
-    """Speed of a rollout engine on a CPU host (`simulate.speed.Speed`)."""
+    """Speed of a rollout engine on a CPU host (`simulate.engine.Speed`)."""
 
     engine: CpuEngine
 
@@ -46,7 +45,7 @@ class CpuSpeed:
 
 @dataclass(frozen=True, slots=True)
 class DataParallelSpeed:
-    """Speed of an engine with data-parallel attention on GPUs (`simulate.speed.Speed`)."""
+    """Speed of an engine with data-parallel attention on GPUs (`simulate.engine.Speed`)."""
 
     engine: EngineSpeed
     num_places: float

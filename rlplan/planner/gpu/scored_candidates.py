@@ -16,8 +16,7 @@ from rlplan.memory.roles.states import build_fixed_states, build_zero_settings
 from rlplan.memory.serving.kv import KvDemand
 from rlplan.memory.trainers.optimizers import disk_bytes
 from rlplan.planner.gpu.engine_costs import EngineCosts
-from rlplan.planner.gpu.placed_roles import UNKNOWN, GpuRoles
-from rlplan.planner.gpu.roles import Ahead, RoleBytes, reduce_to_shape
+from rlplan.planner.gpu.roles import UNKNOWN, Ahead, GpuRoles, RoleBytes, reduce_to_shape
 from rlplan.planner.gpu.tables import ENGINE, BytesByMoment, Fit, ProcessPlace, Side, compute_left, fit
 from rlplan.planner.gpu.times import GpuTimes
 from rlplan.planner.memo import Memo, memoize

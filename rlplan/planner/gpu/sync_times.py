@@ -11,7 +11,7 @@ from typing import cast
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, TRAINING
-from rlplan.planner.gpu.placed_roles import GpuRoles
+from rlplan.planner.gpu.roles import GpuRoles
 from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.models.adapters import list_lora_parameters

@@ -2,7 +2,7 @@
 
 In: a model's shape and, on the trainer's side, a module. Out: parameters that are views of the memory; a handle with
 which the engine opens it. Left out: the engine's parameters (workers/engine/base_loading.py), when sharing is possible
-(planner/shared_base.py).
+(planner/checks/engine_base.py).
 
 On a CPU the memory is an unnamed file, opened by the trainer's process id and descriptor. It disappears with its last
 process, however that ends, and a restarted engine opens it again. On a GPU the trainer allocates it and the engine

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlplan.dataflow.layouts import RoleLayout
-from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.dataflow.schedule import Action, Part, RoleLayout, Schedule
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import build_role_rank, build_trained_rank
 from rlplan.spec.hardware.profile import CpuProfile
@@ -24,7 +23,7 @@ from rlplan.timing.cpu.eager import FLOAT_BYTES, MicroBatch, backward_counts, fo
 from rlplan.timing.cpu.engine import CpuEngine, Requests
 from rlplan.timing.cpu.host import CpuHost, CpuShare, find_task_ends, read_host
 from rlplan.timing.cpu.weight_sync import time_weight_sync
-from rlplan.timing.job import JobTiming, PartCosts, time_job
+from rlplan.timing.step import JobTiming, PartCosts, time_job
 from rlplan.timing.verifiers import verify_s
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Phase, Role

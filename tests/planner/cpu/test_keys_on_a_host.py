@@ -11,8 +11,8 @@ from rlplan.emit.execution import execution_spec
 from rlplan.errors import RlplanError
 from rlplan.planner.search import find_plan
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
+from rlplan.spec.parts.roles import ScoringSpec
 from rlplan.spec.parts.rollout import RolloutSpec
-from rlplan.spec.parts.scoring import ScoringSpec
 from rlplan.spec.parts.training import TrainingSpec
 from tests.factories import make_job
 

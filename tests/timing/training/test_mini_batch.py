@@ -11,8 +11,7 @@ from rlplan.accuracy.named_models import model_by_name
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.trainers.shape import Recompute
 from rlplan.spec.hardware.catalogue import get_gpu, get_node
-from rlplan.spec.parts.kernels import KernelsSpec
-from rlplan.spec.parts.training import LoraSpec
+from rlplan.spec.parts.training import KernelsSpec, LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
