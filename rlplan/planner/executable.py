@@ -11,7 +11,7 @@ from pathlib import Path
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner import rules
 from rlplan.planner.answers.plan_results import list_overrides
-from rlplan.planner.cpu.search import list_choices
+from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.plan import Plan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob

@@ -12,7 +12,7 @@ from typing import Any
 from rlplan.dataflow.build import build_schedule
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.memory.machine.host import KILLED_ABOVE
-from rlplan.planner.cpu.search import list_choices
+from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import require_executable
 from rlplan.planner.machine import open_search
 from rlplan.planner.margins import HOST_COMPLICATIONS, drop_host_choices, find_assumed_host, has_complication

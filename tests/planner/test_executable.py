@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.emit.vllm import engine_arguments
 from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
-from rlplan.planner.cpu.search import list_choices
+from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import check_executable, require_executable
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_best_plan

@@ -180,7 +180,6 @@ OPENED_OTHERWISE = {
     "rlplan/spec/algorithms/__init__.py": "comes with rlplan",
     "rlplan/spec/models/families/family.py": "comes with rlplan",
     "rlplan/spec/models/families/towers.py": "comes with rlplan",
-    "rlplan/spec/files/renamed.py": "comes with rlplan",
     "rlplan/spec/hardware/catalogue.py": "profiles, which were read through read_yaml before",
     "rlplan/memory/model/block_families.py": "comes with rlplan",
     "rlplan/memory/model/quantization.py": "comes with rlplan",

@@ -17,7 +17,7 @@ from rlplan.planner.answers.plan_results import (
     sum_phase_costs,
 )
 from rlplan.planner.checks.trainers import NAMES
-from rlplan.planner.cpu.search import ORDER_WORDS
+from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.measured_errors import predict_step_interval
 from rlplan.planner.plan import Plan

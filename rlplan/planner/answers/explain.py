@@ -12,7 +12,7 @@ from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, describe_bottleneck
 from rlplan.planner.answers.families import list_families, list_more_devices, list_what_ifs
 from rlplan.planner.answers.plan_results import diff_choices, list_overrides, sum_phase_costs
-from rlplan.planner.cpu.search import ORDER_WORDS
+from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.machine import Search, open_search
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import AGAIN, Plan

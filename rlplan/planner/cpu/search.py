@@ -1,15 +1,11 @@
 """Search on a CPU host: build and rate every choice that the runtime can execute, then take the fastest one that fits.
 
 In: a ResolvedJob. Out: a Plan with the best choice, or the nearest that does not fit, and reasons for all other
-choices.
-
-The order of choices breaks ties and decides if a profile has no rates. Hybrid comes first because all devices train.
-Colocated comes last because its engine restarts in each step. ZeRO-2 comes before the other stages.
+choices. Left out: which choices exist (candidates.py).
 """
 
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Choice
@@ -20,10 +16,11 @@ from rlplan.memory.roles.ledger import predict_cpu_ledger
 from rlplan.memory.serving.generation import build_host_pool
 from rlplan.memory.serving.kv import KvDemand
 from rlplan.planner import plan_parts, rules
+from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Considered, Verdict
-from rlplan.planner.resolve import read_choice, resolve, restore_job_spec
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.resolve import resolve, restore_job_spec
 from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -33,32 +30,6 @@ from rlplan.timing.cpu.actions import predict_job
 from rlplan.timing.step import JobTiming
 from rlplan.units import MIB, ceil_div, format_bytes, format_seconds
 from rlplan.vocabulary import Placement, Role
-
-AUTO_ZERO_STAGES = (2, 1, 3, 0)
-"""Stages by increasing memory, except stage 3: it comes late because it communicates most."""
-ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
-ORDER_WORDS = f"{', '.join(ORDER)}, each with ZeRO {', '.join(map(str, AUTO_ZERO_STAGES))}"
-"""Preference among equally fast layouts."""
-
-
-def list_choices(job: ResolvedJob) -> tuple[tuple[Choice, ...], tuple[Considered, ...]]:
-    """List (choices, impossible): buildable choices, and the others with reasons."""
-    wanted = tuple(Placement) if job.placement.placement == "auto" else (Placement(job.placement.placement),)
-    stages = AUTO_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
-    choices, impossible = [], []
-    for placement in sorted(wanted, key=ORDER.index):
-        first = read_choice(job, placement, stages[0])
-        reason = next(chain(rules.find_job_refusals(job), rules.find_choice_refusals(job, first)), "")
-        if reason:  # these rules do not depend on the stage
-            impossible.append(Considered(placement, reason))
-            continue
-        for stage in stages:
-            choice = read_choice(job, placement, stage)
-            if reason := rules.find_stage_refusal(job, choice):
-                impossible.append(Considered(placement, reason, stage))
-            else:
-                choices.append(choice)
-    return tuple(choices), tuple(impossible)
 
 
 class HostSearch:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlplan.planner.cpu.search import list_choices
+from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.plan_parts import Considered
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Placement, Transport
