@@ -4,8 +4,7 @@ In: a SimulationSetting, a seed. Out: a SimulationResult, which is the same for 
 Left out: failures, start and finish of a run, training time that depends on the sampled batch.
 
     synchronous   every action waits for those in its `after`, and for its devices
-    streaming     prompts flow through a queue, and training takes its part as soon as it is there; with `travel_s`,
-                  new weights reach the engines later
+    streaming     prompts flow through a queue, and training takes its part as soon as it is there
 """
 
 import gc
@@ -14,7 +13,6 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from simpy import AllOf, Environment, Event, Resource
-from simpy.resources.resource import Request
 
 from rlplan.dataflow.schedule import Action
 from rlplan.simulate.engine import Group
@@ -55,7 +53,6 @@ class _Run:
         self.step_ends: list[float] = []
         self.arrived = 0
         """Version on the engines; `version` is the trainers' version."""
-        self.link = Resource(self.env)
         self.version = self.num_trained = self.num_begun = self.num_actions = 0
         self.is_syncing = False
         self.queue: deque[Group] = deque()
@@ -206,27 +203,14 @@ class _Run:
             group.rollouts.clear()
 
     def _sync_weights(self, step: int, asynchrony: Asynchrony) -> Play:
-        """Sync weights to all engines. With `travel_s`, the trainers continue once the weights have left."""
-        if not asynchrony.travel_s:
-            yield from self._stop_and_load(step, asynchrony)
-            self.version += 1
-        else:
-            yield self.env.timeout(sum(self.setting.seconds(action) for action in self._syncs))
-            request = self.link.request()
-            yield request
-            self.version += 1
-            self.env.process(self._travel(step, asynchrony, request))
+        """Sync weights to all engines."""
+        yield from self._stop_and_load(step, asynchrony)
+        self.version += 1
         self.step_ends.append(self.env.now)
 
     @property
     def _syncs(self) -> list[Action]:
         return [action for action in self.setting.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS]
-
-    def _travel(self, step: int, asynchrony: Asynchrony, request: Request) -> Play:
-        yield self.env.timeout(asynchrony.travel_s)
-        yield from self._stop_and_load(step, asynchrony)
-        self.link.release(request)
-        self._feed()
 
     def _stop_and_load(self, step: int, asynchrony: Asynchrony) -> Play:
         """Pause the engines, at once or after their last rollout, and load new weights."""

@@ -47,8 +47,6 @@ class Asynchrony:
     """Parts in which a step's prompts are taken and trained; the weight sync follows the last."""
     max_groups_at_once: int | None = None
     """Most prompts in progress at the same time."""
-    travel_s: float = 0.0
-    """Seconds that new weights travel while both sides continue, one version at a time."""
     is_bound: bool = False
     """Enforces `max_staleness` for every group: the oldest are taken first, and a step waits for a group that would be
     too old for the next one. Otherwise groups are taken as they end, and only the start of prompts is bounded."""

@@ -212,8 +212,8 @@ def read_hardware(text: str, where: str, assumed: list[str]) -> str:
         what = f"{text.count(',') + 1} clusters: {text}"
         raise SpecError(what, where=where, rule=ONE_CLUSTER, way_out=f"write {USUAL}")
     long = expand_hardware(text, where, assumed)
-    if "link" in long or long["profile"].startswith("cpu"):
-        return text if "link" in long else str(long["profile"])
+    if long["profile"].startswith("cpu"):
+        return str(long["profile"])
     hosts = f" on {long['num_hosts']} nodes" if "num_hosts" in long else ""
     second = long.get("generation")
     pool = f" + {_format_pool(second)}" if second else ""

@@ -100,7 +100,6 @@ def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:
             interrupts=async_rollouts.interrupts,
             keeps_versions=plan.choice.engine.keeps_versions,
             is_bound=True,
-            travel_s=_predict_travel_s(plan) if async_rollouts.interrupts else 0.0,
         )
         if async_rollouts
         else None,
@@ -128,18 +127,6 @@ def _build_rollouts(plan: Plan) -> StepRollouts:
         limits=limits,
         splits_groups=plan.job.splits_groups,
     )
-
-
-def _predict_travel_s(plan: Plan) -> float:
-    """Predict the travel time of new weights over a slow link while both sides continue."""
-    if plan.job.hardware.link is None:
-        return 0.0
-    from rlplan.planner.gpu.search import GpuSearch
-    from rlplan.planner.setting import read_setting
-
-    setting = read_setting(plan.job)
-    linked = GpuSearch(plan.job, setting).times.syncs.predict_link(plan.choice)
-    return linked.travels.seconds if linked else 0.0
 
 
 def _build_speed(plan: Plan) -> Speed:

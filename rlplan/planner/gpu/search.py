@@ -212,8 +212,6 @@ class GpuSearch:
     def list_other_pools(self) -> Iterator["GpuSearch"]:
         """List searches with the two pools' roles exchanged, if the job leaves them open, and with each pool alone."""
         hardware, second = self.asked.hardware, self.asked.hardware.generation
-        if hardware.link is not None:
-            return  # with a slow link, the first group is fixed as the trainers' place
         if second is None or hardware.num_hosts != "auto" or self.asked.placement.num_generation_devices != "auto":
             return
         first = PoolSpec(profile=hardware.profile, num_devices=hardware.num_devices)

@@ -237,9 +237,7 @@ class GpuTimes:
         ahead = self.engines.build_async_rollouts(
             self.roles.count_versions_ahead(where), self.get_cluster(where, GENERATION), engine, kv_cache
         )
-        travels = self.syncs.predict_link(candidate)
-        travel_s = travels.travels.seconds if travels else 0.0
-        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s, travel_s)
+        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s)
 
     def _cost_action(
         self, action: Action, candidate: Choice, kv_cache: int, clusters: tuple[Cluster, Cluster, Cluster]

@@ -109,7 +109,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "scoring.teacher": ({"micro_batch_size_per_gpu": 2}, {}),
     "hardware.profile": ("no-such-host", {}),
     "hardware.generation": ({"profile": "H100", "num_devices": 2}, {}),
-    "hardware.link": ({"bandwidth": "1Gb/s"}, {}),
     "hardware.host_memory": ("4GiB", {}),
     "hardware.power_limit": (300, {}),
     "hardware.price_per_gpu_hour": (2.0, {}),
