@@ -24,10 +24,10 @@ from tests.docs.documentation import ALL_KEYS, DOCS, ROOT, plan_example, read, r
 MEMORY_PAGE = read(DOCS / "memory-model.md")
 MEASURED_PAGE = read(ROOT / "reports" / "runtime" / "memory.md")
 FORMULA_MODULES = (
-    *("params", "logits", "activations", "training", "backward", "generation", "micro_batch"),
+    *("logits", "activations", "training", "backward", "generation", "micro_batch"),
     *("zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding"),
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights"),
-    *("quantization", "weight_sync.packets", "resharding"),
+    *("quantization", "weight_sync.packets"),
     *("checkpoints", "host", "machine.machine", "roles.process"),
     *("roles.states", "roles.trainer", "roles.scorer", "roles.engine", "predict"),
     *("roles.rank", "roles.exported"),

@@ -22,7 +22,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.model import quantization as q
 from rlplan.spec.base import shorten_value
 from rlplan.spec.model import Parameter
-from rlplan.spec.models.quantization import QuantizationSpec
+from rlplan.spec.models.config import QuantizationSpec
 from rlplan.units import ceil_div
 
 NF4_BLOCK = 64

@@ -37,7 +37,7 @@ from rlplan.memory.trainers.optimizers import keep_on_host
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute, parse_recompute
 from rlplan.memory.trainers.step_peak import RankState, find_passes_peak, find_update_peak, take_snapshots
 from rlplan.memory.trainers.zero import States
-from rlplan.memory.weight_sync.resharding import gathered_part_bytes
+from rlplan.memory.weight_sync.packets import gathered_part_bytes
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.shards import split_training_stages

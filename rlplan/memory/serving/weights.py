@@ -1,7 +1,7 @@
 """Weights of one vLLM rank: the tensors that it allocates for a model, cut, padded, fused and quantized.
 
 In: a ModelSpec, a Layout, a checkpoint's quantization. Out: tensors, bytes. Left out: packed weights
-(model/params.py), rotary tables of partly rotated heads, repacked copies while loading, architectures that vLLM 0.32.0
+(generation.py), rotary tables of partly rotated heads, repacked copies while loading, architectures that vLLM 0.32.0
 runs with transformers' modules (OLMo 2, Phi, GPT-NeoX, StarCoder 2 and others: same parameters, other buffers).
 Source: vLLM 0.32.0, model_executor/models/*.py (`packed_modules_mapping`), layers/vocab_parallel_embedding.py,
 layers/rotary_embedding/base.py; the tests compare every tensor with live engines.

@@ -13,7 +13,7 @@ from rlplan.planner.measured_errors import find_step_error
 from rlplan.planner.plan import Plan
 from rlplan.simulate.engine import EngineLimits, Speed
 from rlplan.simulate.result import SimulationResult
-from rlplan.simulate.sampled import simulate_sampled
+from rlplan.simulate.run import simulate_sampled
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.timing.cpu.engine import CpuEngine
 from rlplan.timing.serving.generation import EngineSpeed, time_prefill

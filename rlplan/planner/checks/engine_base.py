@@ -10,9 +10,14 @@ from collections.abc import Iterator
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import SpecError
-from rlplan.memory.model.engine_base import KEY, find_base_mismatch, list_packed_tensors, read_base_quantization
+from rlplan.memory.model.engine_base import (
+    KEY,
+    find_base_mismatch,
+    find_unshareable_part,
+    list_packed_tensors,
+    read_base_quantization,
+)
 from rlplan.memory.model.quantization import Quantization
-from rlplan.memory.serving.shared_base import find_unshareable_part
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.resolved import SettledJob

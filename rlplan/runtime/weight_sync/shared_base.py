@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rlplan.errors import RunError
-from rlplan.memory.serving.shared_base import SharedTensor, build_shared_layout, shared_base_bytes
+from rlplan.memory.model.engine_base import SharedTensor, build_shared_layout, shared_base_bytes
 from rlplan.runtime.device.layer import Device, device_of, present
 from rlplan.runtime.measure.memory_meter import counted_elsewhere
 from rlplan.runtime.weight_sync.channel import BaseHandle

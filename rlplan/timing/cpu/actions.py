@@ -20,11 +20,9 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.cpu.eager import FLOAT_BYTES, MicroBatch, backward_counts, forward_counts
-from rlplan.timing.cpu.engine import CpuEngine, Requests
-from rlplan.timing.cpu.host import CpuHost, CpuShare, find_task_ends, read_host
-from rlplan.timing.cpu.weight_sync import time_weight_sync
+from rlplan.timing.cpu.engine import CpuEngine, Requests, time_weight_sync
+from rlplan.timing.cpu.host import CpuHost, CpuShare, find_task_ends, read_host, verify_s
 from rlplan.timing.step import JobTiming, PartCosts, time_job
-from rlplan.timing.verifiers import verify_s
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Phase, Role
 

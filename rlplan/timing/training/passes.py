@@ -27,7 +27,6 @@ from rlplan.timing.training.elementwise import (
     layers_bytes,
     loss_bytes,
 )
-from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost, ordered_bytes
 from rlplan.timing.training.flops import (
     attention_flops,
     head_flops,
@@ -37,7 +36,7 @@ from rlplan.timing.training.flops import (
 )
 from rlplan.timing.training.kernels import attention_flops_per_s, matmul_flops_per_s, tile_share, wave_share
 from rlplan.timing.training.settings import MicroBatch, StagePart, Times, TrainSetting
-from rlplan.timing.training.shards import overlap
+from rlplan.timing.training.shards import exchange_cost, expert_exchange_cost, ordered_bytes, overlap
 
 DEQUANTIZED = NF4_DOUBLE.bits / 8 + ELEMENT_BYTES
 """Bytes per weight to dequantize it to 16 bits, read and written, before every matmul with it."""

@@ -1,6 +1,6 @@
 """Setting of a training pass: a role with its layout, a micro-batch, and how often each part is computed.
 
-In: nothing. Out: frozen values. Left out: seconds (passes.py, exchanges.py).
+In: nothing. Out: frozen values. Left out: seconds (passes.py, shards.py).
 """
 
 from dataclasses import dataclass, replace

@@ -14,8 +14,7 @@ from rlplan.memory.model.quantization import (
 from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.spec.model import Parameter
 from rlplan.spec.models.catalogue import find_model
-from rlplan.spec.models.config import Config
-from rlplan.spec.models.quantization import QuantizationSpec, read_quantization
+from rlplan.spec.models.config import Config, QuantizationSpec, read_quantization
 from rlplan.units import GIB
 
 NUMEL = 4096 * 4096

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.memory.model.params import (
+from rlplan.memory.serving.generation import (
     engine_parameter_bytes,
     fused_linear_shapes,
     packed_weight_bytes,
