@@ -50,11 +50,8 @@ def action_costs(
     """Compute the Cost of each action, by part and id."""
     others = role_models or {}
 
-    def select_times(role: Role) -> CpuTimes:
-        return CpuTimes(job, others.get(role, model), host, schedule, role)
-
     return {
-        (part, action.id): select_times(action.role).cost(part, action)
+        (part, action.id): CpuTimes(job, others.get(action.role, model), host, schedule, action.role).cost(part, action)
         for part, actions in schedule.parts
         for action in actions
     }

@@ -62,7 +62,7 @@ class RolloutsAhead:
         for the longest one.
         """
         step_s = self.step_s(others_s, sync_s)
-        running = self.find_running(step_s, sync_s) or self.most
+        running = self._find_least_running(step_s - sync_s) or self.most
         decoded = self.speed.rates.parts(self._load(running))
         again = 0.0 if self.keeps_cache else self._num_interrupted(running)
         anew = time_prefill(self.speed, again * self._tokens_per_rollout, self._tokens_per_rollout)
@@ -119,10 +119,6 @@ class RolloutsAhead:
             else:
                 low, below, above, again = at, spare, above / (2 if again < 0 else 1), -1
         return low, high
-
-    def find_running(self, step_s: float, sync_s: float) -> float | None:
-        """Fewest concurrent rollouts that keep pace with a step; None where no number does."""
-        return self._find_least_running(step_s - sync_s)
 
     def _find_least_running(self, room: float) -> float | None:
         """The least n whose pace is at most `room` seconds; None where there is none."""
