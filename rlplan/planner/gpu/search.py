@@ -91,7 +91,7 @@ class GpuSearch:
         memo: Memo | None = None,
         scorer: CandidateScorer | None = None,
     ) -> None:
-        """memo: of the calling search. scorer: with hints from a search on the same kind of GPUs."""
+        """memo: of the calling search. scorer: of a search on the same kind of GPUs."""
         self.job, self.setting, self.asked, self.memo = job, setting, restore_job_spec(asked or job), memo or Memo()
         self.scorer = scorer or CandidateScorer(job, setting, self.memo)
         self.roles, self.times = self.scorer.roles, self.scorer.times
@@ -250,7 +250,7 @@ class GpuSearch:
         return GpuSearch(job, self.setting, job, self.memo)
 
     def _derive_search(self, job: SettledJob, setting: GpuSetting) -> "GpuSearch":
-        """Derive a search for other choices or fewer GPUs that shares memo and hints."""
+        """Derive a search for other choices or fewer GPUs that shares the memo and known shortages."""
         return GpuSearch(job, setting, self.asked, self.memo, self.scorer.derive(job, setting))
 
     @property
