@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from rlplan.errors import HostError, SpecError
 from rlplan.reading import exists, is_file, open_regular, read_text
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
-from rlplan.spec.files.renamed import RENAMED
 from rlplan.spec.files.stages import find_chosen_stage, list_open_inputs, stages_of
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.typed import is_hardware
@@ -185,9 +184,10 @@ def is_foreign(path: Path) -> bool:
         return is_file(path)
     if path.suffix not in (".yaml", ".yml"):
         return False
-    keys = "|".join(map(re.escape, ("policy", "hardware", "stages", *(key for key in RENAMED if "." not in key))))
     try:
-        if re.search(rf"^[\"']?(?:{keys})[\"']?\s*:", read_text(path, "the job file"), re.MULTILINE):
+        if re.search(
+            r"^[\"']?(?:policy|hardware|stages|model|gpus)[\"']?\s*:", read_text(path, "the job file"), re.MULTILINE
+        ):
             return False  # without parsing it
         data = read_yaml(path, "the job file", may_repeat=True)
     except SpecError:

@@ -8,8 +8,8 @@ from benchmarks.gpu.cases import LORA_RANK, Case
 from rlplan.memory.model.block_families import list_blocks
 from rlplan.memory.model.frozen import Frozen, describe_adapters
 from rlplan.memory.model.logits import rows_bytes
-from rlplan.memory.serving.tensors import rotary_table_bytes
-from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
+from rlplan.memory.serving.kv import kv_elements_per_token
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes, rotary_table_bytes
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
@@ -19,7 +19,6 @@ from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.model import ModelSpec, Parameter, model_from_config
 from rlplan.spec.models.adapters import list_lora_parameters, list_value_parameters
-from rlplan.spec.models.kv import kv_elements_per_token
 from rlplan.vocabulary import Loss, MemoryKind
 
 BYTES = 2

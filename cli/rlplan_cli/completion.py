@@ -33,7 +33,7 @@ def gpus(incomplete: str) -> list[str]:
 
 def overrides(incomplete: str) -> list[str]:
     """Dotted keys with their `=`; after the `=`, the allowed values."""
-    from rlplan.spec.job_keys import job_keys
+    from rlplan.spec.files.job_schema import job_keys
 
     key, equals, value = incomplete.partition("=")
     if not equals:

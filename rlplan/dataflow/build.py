@@ -9,9 +9,8 @@ In: a JobSpec, a Choice. Out: a Schedule, or a view of it. Left out: bytes and s
 from dataclasses import replace
 
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice
-from rlplan.dataflow.graph import Call, StepGraph
 from rlplan.dataflow.placements import arrange, keep_first_process, place
-from rlplan.dataflow.schedule import Schedule, locate_calls
+from rlplan.dataflow.schedule import Call, Schedule, StepGraph, locate_calls
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, Phase, Role
 

@@ -1,4 +1,7 @@
-"""Schedule: the graph of Actions that is estimated, executed and reported.
+"""Schedule: the graph of Actions that is estimated, executed and reported; the calls of a step before they have devices
+(StepGraph), and the device groups and processes that a role is laid out on.
+
+A device is named `cpu:0`, a process slot of a host, or `cuda:0`. Devices are numbered over all hosts.
 
 In: a StepGraph and the layouts of a candidate. Out: Actions, each with its device group, stream and processes.
 Left out: bytes (memory/) and how an action is done (runtime/).
@@ -9,9 +12,102 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from rlplan.dataflow.graph import AsyncRollouts, Call, StepGraph
-from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One action of one role, without its devices."""
+
+    id: str
+    kind: ActionKind
+    role: Role
+    phase: Phase
+    after: tuple[str, ...] = ()
+    """Ids of calls of the same part (start, step or finish) that must finish first."""
+    every: int = 1
+    """Interval in steps: the call runs in steps that are a multiple of this."""
+    mini_batch: int | None = None
+    """Index of the mini-batch, for train calls."""
+    runs_on: Role | None = None
+    """The role whose processes run the call, where that is not `role`."""
+    needs_all_ranks: bool = False
+    """Every rank of the role takes part, where one rank would suffice."""
+    first: int = 1
+    """First step in which the call runs."""
+    repeat: int = 1
+    """Consecutive equal calls that this one represents in a view, itself included."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncRollouts:
+    """Asynchronous rollouts: generation runs during training steps, off-policy."""
+
+    action_id: str
+    """Id of the generating action."""
+    max_staleness: int
+    """Policy versions by which a rollout may lag, enforced by a bounded queue."""
+    interrupts: bool
+    """New weights reach the engine while it generates. Otherwise it finishes the running rollouts first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """All calls of a job: those before the first step, of every step, and after the last step."""
+
+    start: tuple[Call, ...]
+    step: tuple[Call, ...]
+    finish: tuple[Call, ...]
+    async_rollouts: AsyncRollouts | None = None
+
+
+Worker = Literal["policy_trainer", "value_trainer", "rollout_engine", "scorer"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """Devices that a role uses together."""
+
+    name: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLayout:
+    """The worker processes of one role on a device group: one process per device, from the first device on."""
+
+    role: Role
+    worker: Worker
+    group: str
+    devices: tuple[str, ...]
+    dp: int = 1
+    """Data parallel size: groups of ranks that compute passes of their own. Ranks of a group are consecutive."""
+    tp: int = 1
+    """Tensor parallel size of one replica. An engine counts all its ranks, data-parallel attention included."""
+    zero_stage: int = 0
+    """ZeRO stage. A frozen role has 3 where its ranks share the weights, else 0."""
+
+    @property
+    def shares_frozen_weights(self) -> bool:
+        """Whether these are ranks of a frozen role that shard its weights."""
+        return self.worker == "scorer" and self.zero_stage == 3
+
+    @property
+    def num_ranks_per_pass(self) -> int:
+        """Ranks that compute one pass together."""
+        return len(self.devices) // self.dp
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks over which ZeRO shards a state. Ranks of one Ulysses group hold the same weights, so they count."""
+        return len(self.devices) // self.tp
+
+    @property
+    def processes(self) -> tuple[tuple[str, str], ...]:
+        """(process, device) of every worker process, such as `policy_trainer/0` on `cpu:0`."""
+        name = self.worker if self.worker != "scorer" else f"scorer/{self.role}"
+        return tuple((f"{name}/{rank}", device) for rank, device in enumerate(self.devices))
+
 
 Part = Literal["start", "step", "finish"]
 Beside = tuple[Part, str, str]

@@ -8,7 +8,7 @@ limits nothing. Not yet run on a GPU; tested on Ray nodes with fake GPUs (tests/
 from collections import Counter
 from typing import Any
 
-from rlplan.dataflow.layouts import Worker
+from rlplan.dataflow.schedule import Worker
 from rlplan.emit.vllm import NCCL_ONLY, TESTED_RUNNER
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec

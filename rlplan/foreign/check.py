@@ -32,8 +32,8 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import list_assumptions
 from rlplan.planner.serving import Served
 from rlplan.spec.files.job_file import Fetch, job_from
+from rlplan.spec.files.job_schema import job_keys
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_keys import job_keys
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.training import count_ranks
 from rlplan.spec.resolved import settle

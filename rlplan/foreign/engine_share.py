@@ -8,7 +8,7 @@ import math
 
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.foreign.convert import MEMORY, Share
-from rlplan.memory.model.quantized_checkpoints import parse_quantization
+from rlplan.memory.model.quantization import parse_quantization
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
 from rlplan.memory.serving.versions import parse_version
 from rlplan.planner.plan import Plan

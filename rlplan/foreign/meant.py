@@ -1,8 +1,7 @@
 """Hints for foreign words in a job file: `critic.optim.lr` is answered with rlplan's key.
 
 The hints come from the same rows that import reads. In: a refused key, or a refused value of a key. Out: the refusal
-with a way out in rlplan's keys. Left out: keys of older rlplan versions (spec/files/renamed.py), misspelt keys
-(spec/base.py).
+with a way out in rlplan's keys. Left out: misspelt keys (spec/base.py).
 """
 
 import re
@@ -15,9 +14,9 @@ from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.foreign.convert import SHARES
 from rlplan.foreign.table import SOURCES, WITH_EXPORTS, Row, Table, get_table_name, load_identity, load_table
 from rlplan.frameworks.rules import format_value
+from rlplan.spec.files.job_schema import job_keys
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_keys import job_keys
 from rlplan.spec.typed import load_words
 
 SHARED = (
@@ -74,6 +73,8 @@ def _find_misplaced(key: str, assignment: str) -> str:
     A key in a misspelt part is looked up in the part that is meant.
     """
     part, _, word = key.rpartition(".")
+    if part and key in _read_common():
+        return f"write {_read_common()[key]}"
     if part and part.partition(".")[0] not in JobSpec.model_fields:
         root, _, rest = key.partition(".")
         near = re.search(r"'(\w+)'", did_you_mean(root, JobSpec.model_fields))

@@ -5,13 +5,58 @@ A memoized method depends only on its arguments, which form the key, and on fact
 Nobody writes keys by hand: a method with one result for several candidates takes only what they have in common. Objects
 with equal facts share a table, so a search on fewer GPUs, or for a job with other choices, reuses results.
 
-In: facts, methods. Out: tables of results. Left out: the facts of each class (roles.py, times.py, candidates.py).
+Facts are the parts of a job that bytes and seconds depend on, in addition to a choice; all other keys are set to None.
+A method that reads such a key fails, so cached results hold for every job with equal facts.
+
+In: a SettledJob, methods. Out: facts, tables of results. Left out: rates and capacities of devices (setting.py).
 """
 
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+from rlplan.spec.resolved import SettledHardware, SettledJob
+
+OPEN = {
+    "workload": ("micro_batch_size_per_gpu",),
+    "training": (
+        *("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters"),
+        *("ulysses", "tp", "pp", "cp", "ep", "max_tokens_per_micro_batch"),
+    ),
+    "rollout": (
+        *("num_engines", "tp", "attention_dp", "has_expert_parallel", "sleep_level", "kv_cache_memory"),
+        "gpu_memory_utilization",
+        *("max_num_seqs", "quantization"),
+    ),
+    "placement": (
+        *("placement", "num_generation_devices", "num_scoring_devices", "offload", "offload_roles"),
+        *("transport", "sync_content", "max_staleness", "partial_rollouts"),
+    ),
+}
+"""Keys that state a choice. Methods for bytes and seconds take the choice as an argument instead."""
+APART = ("name", "objective", "limits")
+"""Parts that affect neither bytes nor seconds."""
+NOT_OF_ENGINES = ("training", "roles")
+"""Parts that affect no engine."""
+
+
+def strip_devices(job: SettledJob) -> SettledJob:
+    """Drop the number of GPUs."""
+    hardware = SettledHardware.model_construct(profile=job.hardware.profile, num_devices=1, num_hosts=1)
+    return job.model_copy(update={"hardware": hardware, **dict.fromkeys(APART)})
+
+
+def strip_choices(job: SettledJob) -> SettledJob:
+    """Drop everything that the search may choose, and the number of GPUs."""
+    parts = {name: getattr(job, name).model_copy(update=dict.fromkeys(keys)) for name, keys in OPEN.items()}
+    return strip_devices(job).model_copy(update=parts)
+
+
+def strip_trainers(job: SettledJob) -> SettledJob:
+    """Drop everything that the search may choose, the number of GPUs, and the trainers."""
+    return strip_choices(job).model_copy(update=dict.fromkeys(NOT_OF_ENGINES))
+
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

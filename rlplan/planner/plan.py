@@ -27,7 +27,7 @@ from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import format_model_name
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import Cost
-from rlplan.timing.job import JobTiming
+from rlplan.timing.step import JobTiming
 from rlplan.version import __version__
 from rlplan.vocabulary import MemoryKind
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger, Peak
-from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
+from rlplan.memory.serving.kv import ENOUGH, KvDemand
 from rlplan.planner.combinations import Effect
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.model import ModelSpec

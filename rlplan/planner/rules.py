@@ -13,11 +13,16 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.frameworks.profile import find_release
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
-from rlplan.planner.checks.engine_base import MXFP4, find_engine_base_choice_refusals, find_engine_base_refusals
+from rlplan.planner.checks.engine_base import (
+    MXFP4,
+    find_engine_base_choice_refusals,
+    find_engine_base_refusals,
+    find_shared_base_refusals,
+    find_shared_stage_refusal,
+)
 from rlplan.planner.checks.frameworks import find_export_refusals, find_runtime_refusals
 from rlplan.planner.checks.trainers import check_missing_axes, check_sharded_copies
 from rlplan.planner.plan_parts import extract_keys
-from rlplan.planner.shared_base import find_shared_base_refusals, find_shared_stage_refusal
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
 from rlplan.spec.models.adapters import EXPERTS

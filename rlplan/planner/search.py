@@ -1,6 +1,8 @@
-"""Entry points of the planner: the best plan of a job, and the plan that can run.
+"""Entry points of the planner: the best plan of a job, the plan that can run, and the next smaller plan when a
+rehearsal needs more memory than planned.
 
-In: a JobSpec. Out: a Plan. Left out: how candidates are compared (cpu/search.py, gpu/search.py).
+In: a JobSpec, or a plan. Out: a Plan. Left out: whether a smaller plan fits (the rehearsal tells); how candidates are
+compared (cpu/search.py, gpu/search.py).
 """
 
 import math
@@ -23,9 +25,9 @@ from rlplan.spec.fingerprints import take_fingerprints
 from rlplan.spec.hardware.rates import format_bytes_per_s
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.conduct import MAX_TIMEOUT_S
-from rlplan.spec.resolved import LEAST_SECONDS
+from rlplan.spec.resolved import LEAST_SECONDS, ResolvedJob
 from rlplan.timing.network.cluster import assume_network_bytes_per_s
-from rlplan.units import format_bytes, format_seconds
+from rlplan.units import MIB, format_bytes, format_seconds
 from rlplan.version import __version__
 
 DEADLINE_FACTOR = 4.0
@@ -142,3 +144,50 @@ def check_schedule(plan: Plan, where: str) -> None:
         rule="placement, layouts and actions follow from the job and must not be edited",
         way_out="change the job (placement.placement, training.zero_stage, …) and plan it again: rlplan plan JOB",
     )
+
+
+MAX_FALLBACKS = 6
+"""Changes after which a run gives up. Each one restarts all processes."""
+
+
+def find_next_plan(plan: Plan) -> tuple[str, Plan] | None:
+    """Find the next (override, plan with it), the mildest first; None if nothing is left.
+
+    Skipping checkpoint copies and smaller micro-batches cost least. Offloading the optimizer is next, then less KV
+    cache. Placement and ZeRO stage stay.
+    """
+    for change, job in _list_fallbacks(plan.job, plan.zero_stage):
+        fixed = _update_part(job, "placement", placement=plan.schedule.placement.value)
+        try:
+            smaller = find_plan(_update_part(fixed, "training", zero_stage=plan.zero_stage))
+        except (NoFeasiblePlanError, SpecError):
+            continue
+        # The settled job states every choice. The algorithm stays as the user wrote it: a run treats a stated
+        # mismatch correction differently from one that `auto` chose.
+        asked = smaller.asked.model_copy(update={"algorithm": plan.asked.algorithm})
+        return change, smaller.model_copy(update={"asked": asked})
+    return None
+
+
+def _list_fallbacks(job: ResolvedJob, zero_stage: int) -> Iterator[tuple[str, ResolvedJob]]:
+    if job.checkpoints.every and job.checkpoints.writes != "waiting":
+        yield "checkpoints.writes=waiting", _update_part(job, "checkpoints", writes="waiting")
+    tokens, longest = job.training.max_tokens_per_micro_batch, job.workload.max_seq_len
+    least = job.sequences_per_unit * longest
+    if tokens > least:
+        fewer = max(tokens // 2, least)
+        change = f"training.max_tokens_per_micro_batch={fewer}"
+        smaller = _update_part(job, "workload", micro_batch_size_per_gpu=max(1, fewer // longest))
+        yield change, _update_part(smaller, "training", max_tokens_per_micro_batch=fewer)
+    if not job.training.offloads_optimizer:
+        offloaded = _update_part(job, "training", offloads_optimizer=True)
+        if not any(offloaded.training.combination(zero_stage).contradictions()):
+            yield "training.offloads_optimizer=true", offloaded
+    kv_cache = job.rollout.kv_cache_memory // 2 // MIB
+    if kv_cache:
+        change = f"rollout.kv_cache_memory={kv_cache}MiB"
+        yield change, _update_part(job, "rollout", kv_cache_memory=kv_cache * MIB)
+
+
+def _update_part(job: ResolvedJob, part: str, **changes: object) -> ResolvedJob:
+    return job.model_copy(update={part: getattr(job, part).model_copy(update=changes)})

@@ -14,8 +14,8 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.frameworks.profile import split_label
-from rlplan.memory.model.quantization import Quantization
-from rlplan.memory.model.quantized_checkpoints import (
+from rlplan.memory.model.quantization import (
+    Quantization,
     convert_quantization_spec,
     find_quantization_by_name,
     parse_quantization,

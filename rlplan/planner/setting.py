@@ -13,10 +13,8 @@ from rlplan.spec.hardware.catalogue import count_gpus_per_host, find_profile, fi
 from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.parts.placement import LinkSpec
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.power import limit_gpu_power
+from rlplan.timing.network.cluster import Cluster, limit_gpu_power
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Role
 
@@ -61,8 +59,6 @@ class GpuSetting:
     pools: tuple[GpuPool, ...]
     """One pool, or the pool that trains and the pool that generates."""
     models: Mapping[Role, ModelSpec]
-    link: LinkSpec | None = None
-    """Link between two pools if it is slower than the network of their hosts."""
 
     def get_pool(self, group: str) -> GpuPool:
         """Pool of a device group of a schedule."""
@@ -155,7 +151,7 @@ def read_setting(job: SettledJob) -> GpuSetting:
             models[role] = resolve_model(
                 name, where=f"roles.{role}.path", may_classify=role in (Role.REWARD, Role.VALUE)
             )
-    return GpuSetting(read_pools(job), models, job.hardware.link)
+    return GpuSetting(read_pools(job), models)
 
 
 def read_pools(job: SettledJob) -> tuple[GpuPool, ...]:

@@ -1,7 +1,7 @@
 """Setting: all inputs of a simulation.
 
 In: a schedule, the cost of each action, the rollouts of a step, the allowed staleness. Out: a checked value.
-Left out: computing costs and speeds (timing/), and sampling (lengths.py).
+Left out: computing costs and speeds (timing/), and sampling (engine_pool.py).
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,7 @@ from functools import cached_property
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.simulate.engine import EngineLimits
-from rlplan.simulate.speed import Speed
+from rlplan.simulate.engine import EngineLimits, Speed
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.units import ceil_div
@@ -48,8 +47,6 @@ class Asynchrony:
     """Parts in which a step's prompts are taken and trained; the weight sync follows the last."""
     max_groups_at_once: int | None = None
     """Most prompts in progress at the same time."""
-    travel_s: float = 0.0
-    """Seconds that new weights travel while both sides continue, one version at a time."""
     is_bound: bool = False
     """Enforces `max_staleness` for every group: the oldest are taken first, and a step waits for a group that would be
     too old for the next one. Otherwise groups are taken as they end, and only the start of prompts is bounded."""

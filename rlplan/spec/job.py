@@ -18,9 +18,7 @@ from rlplan.errors import did_you_mean
 from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.files.hub_data import HUB_DATA, find_hub_address
 from rlplan.spec.files.job_forms import expand_job
-from rlplan.spec.files.renamed import refuse_old_keys
-from rlplan.spec.job_parts import PolicySpec
-from rlplan.spec.job_roles import JobRoles
+from rlplan.spec.job_roles import JobRoles, PolicySpec
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.parts.algorithm import ALGORITHMS
 from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
@@ -46,8 +44,7 @@ class JobSpec(JobRoles):
 
     @classmethod
     def expand_short_forms(cls, data: Any) -> Any:
-        """A parsed job with its short forms expanded. Raises: SpecError where it has keys of an older version."""
-        refuse_old_keys(data)
+        """A parsed job with its short forms expanded. Raises: SpecError where a short form is wrong."""
         return expand_job(data)
 
     @model_validator(mode="after")

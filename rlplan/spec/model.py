@@ -16,13 +16,13 @@ from pydantic import Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, shorten_value
-from rlplan.spec.models.bundled import load_catalogue
-from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
+from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, QuantizationSpec, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, compute_sizes
 from rlplan.spec.models.families.family import FAMILIES
 from rlplan.spec.models.families.image_sizes import takes_images
 from rlplan.spec.models.families.towers import list_tower_tensors
 from rlplan.spec.models.language_part import is_vision_language, language_config
+from rlplan.spec.models.names import load_catalogue
 from rlplan.spec.models.parts import (
     FULL,
     NONE,
@@ -35,7 +35,6 @@ from rlplan.spec.models.parts import (
     SharedKeysSpec,
     VisionSpec,
 )
-from rlplan.spec.models.quantization import QuantizationSpec
 from rlplan.spec.models.reading import MAX_POSITIONS, known_architecture, model_fields
 from rlplan.spec.models.tensors import Component, Parameter, add_prefix, list_tensors, rename_tensor
 

@@ -23,8 +23,8 @@ from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.hardware.typed import USUAL, find_group, is_cpu_text, is_hardware, load_machines, normalize
-from rlplan.spec.models.bundled import load_catalogue
 from rlplan.spec.models.catalogue import find_model, find_model_path
+from rlplan.spec.models.names import load_catalogue
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import parse_tokens
 
@@ -212,8 +212,8 @@ def read_hardware(text: str, where: str, assumed: list[str]) -> str:
         what = f"{text.count(',') + 1} clusters: {text}"
         raise SpecError(what, where=where, rule=ONE_CLUSTER, way_out=f"write {USUAL}")
     long = expand_hardware(text, where, assumed)
-    if "link" in long or long["profile"].startswith("cpu"):
-        return text if "link" in long else str(long["profile"])
+    if long["profile"].startswith("cpu"):
+        return str(long["profile"])
     hosts = f" on {long['num_hosts']} nodes" if "num_hosts" in long else ""
     second = long.get("generation")
     pool = f" + {_format_pool(second)}" if second else ""
@@ -278,7 +278,7 @@ def add_override(reading: Reading, word: str) -> None:
 
 @cache
 def _list_leaves() -> dict[str, list[str]]:
-    from rlplan.spec.job_keys import job_keys
+    from rlplan.spec.files.job_schema import job_keys
 
     leaves: dict[str, list[str]] = {}
     for key in job_keys():

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from rlplan.dataflow.schedule import Part, Schedule
-from rlplan.timing.job import JobTiming
+from rlplan.timing.step import JobTiming
 from rlplan.trace import Span
 from rlplan.vocabulary import Phase
 

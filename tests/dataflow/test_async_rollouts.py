@@ -1,8 +1,8 @@
 """An asynchronous step: generation waits for nothing, and a step takes what is there."""
 
 from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.graph import AsyncRollouts
 from rlplan.dataflow.placements import add_async_rollouts
+from rlplan.dataflow.schedule import AsyncRollouts
 from tests.factories import make_job
 
 

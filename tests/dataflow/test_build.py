@@ -3,7 +3,7 @@
 import pytest
 
 from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.graph import Call
+from rlplan.dataflow.schedule import Call
 from rlplan.vocabulary import ActionKind, Phase, Role
 from tests.factories import make_job
 

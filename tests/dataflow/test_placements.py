@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.dataflow.placements import place
+from rlplan.dataflow.schedule import DeviceGroup, RoleLayout
 from rlplan.planner.resolve import read_choice
 from rlplan.vocabulary import Placement, Role
 from tests.factories import make_job

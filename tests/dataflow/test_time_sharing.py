@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.graph import Call, StepGraph
-from rlplan.dataflow.time_sharing import TimeSharing, share_time
+from rlplan.dataflow.placements import TimeSharing, share_time
+from rlplan.dataflow.schedule import Call, StepGraph
 from rlplan.vocabulary import ActionKind, Role
 from tests.factories import make_job
 

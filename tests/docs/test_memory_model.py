@@ -24,12 +24,12 @@ from tests.docs.documentation import ALL_KEYS, DOCS, ROOT, plan_example, read, r
 MEMORY_PAGE = read(DOCS / "memory-model.md")
 MEASURED_PAGE = read(ROOT / "reports" / "runtime" / "memory.md")
 FORMULA_MODULES = (
-    *("params", "logits", "activations", "training", "backward", "generation", "micro_batch"),
-    *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding"),
+    *("logits", "activations", "training", "backward", "generation", "micro_batch"),
+    *("zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding"),
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights"),
-    *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets", "resharding"),
-    *("serving.tensors", "checkpoints", "host", "nvme", "machine.machine", "machine.spread", "roles.process"),
-    *("roles.states", "roles.trainer", "roles.scorer", "roles.engine", "serving.kv_demand", "predict"),
+    *("quantization", "weight_sync.packets"),
+    *("checkpoints", "host", "machine.machine", "roles.process"),
+    *("roles.states", "roles.trainer", "roles.scorer", "roles.engine", "predict"),
     *("roles.rank", "roles.exported"),
 )
 

@@ -11,7 +11,7 @@ from rlplan.planner.plan import dump_plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.job_parts import Objective
+from rlplan.spec.job_roles import Objective
 from rlplan.timing.cost import Resource
 from tests.docs.documentation import DOCS, EXAMPLES, read, rows, section, words
 from tests.emit.test_goldens import GOLDENS

@@ -11,7 +11,7 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.foreign.check import Asked, Checked, check, check_fits, format_options
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan_parts import Verdict
-from rlplan.spec.job_keys import job_keys
+from rlplan.spec.files.job_schema import job_keys
 from tests.foreign.scripts import verl_script, write_script, write_yaml
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -4,7 +4,7 @@ import pytest
 
 from rlplan.frameworks.profile import NAMES, find_release
 from rlplan.frameworks.rules import Rule, RuleBook
-from rlplan.spec.job_keys import job_keys
+from rlplan.spec.files.job_schema import job_keys
 
 PLACED = Rule("placement.placement", "a reason", only=("colocated", "disaggregated"), searched=("colocated",))
 SLEEPS = Rule("rollout.sleep_level", "a reason", only=(2,), when={"placement.placement": "colocated"})

@@ -1,7 +1,7 @@
 """Memory of a colocated plan: the role that waits holds its libraries and nothing else."""
 
 from rlplan.memory.ledger import LedgerRow
-from rlplan.memory.machine.overheads import UNSEEN_SHARE_PERCENT
+from rlplan.memory.machine.machine import UNSEEN_SHARE_PERCENT
 from rlplan.planner.plan import Plan
 from rlplan.vocabulary import MemoryKind
 from tests.factories import EXAMPLES, make_plan

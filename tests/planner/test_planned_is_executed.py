@@ -17,7 +17,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import find_best_plan, find_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
-from rlplan.timing.job import JobTiming
+from rlplan.timing.step import JobTiming
 from tests.factories import EXAMPLES
 from tests.repository.at_night import mark_nightly
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlplan.simulate.lengths import LengthSampler
+from rlplan.simulate.engine_pool import LengthSampler
 from rlplan.spec.parts.lengths import HistogramLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.simulated.linear_speed import LinearSpeed
 from rlplan.simulate.result import SimulationResult
-from rlplan.simulate.run import simulate
-from rlplan.simulate.sampled import choose_sample, simulate_sampled
+from rlplan.simulate.run import choose_sample, simulate, simulate_sampled
 from rlplan.simulate.setting import Asynchrony
 from tests.repository.at_night import mark_nightly
 from tests.simulate.cases import make_setting, make_work, uniform

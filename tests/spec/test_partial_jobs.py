@@ -1,4 +1,4 @@
-"""Partial jobs: what is asked of GPUs on a command line or in a short file, and keys of older versions."""
+"""Partial jobs: what is asked of GPUs on a command line or in a short file."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import validate
 from rlplan.spec.files.job_file import job_from, load_job
-from rlplan.spec.files.renamed import RENAMED
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import RULES, settle
-from tests.factories import job_data
 
 ASKED = {"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}
 
@@ -106,20 +103,6 @@ def test_a_broken_job_is_refused_with_its_rule(change: dict[str, Any], words: st
     with pytest.raises(SpecError) as caught:
         job_from({**ASKED, **change})
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_every_key_that_was_renamed_is_answered_with_its_new_name(old: str, new: str) -> None:
-    data = job_data(**{"training.lora.rank": 4})
-    *parents, last = old.split(".")
-    part = data
-    for parent in parents:
-        part = part.setdefault(parent, {})
-    part[last] = 1
-    with pytest.raises(SpecError) as caught:
-        validate(JobSpec, data, file="job.yaml")
-    assert old in caught.value.what
-    assert new in caught.value.what
 
 
 def test_a_job_comes_back_from_json_as_it_was() -> None:

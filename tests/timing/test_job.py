@@ -5,7 +5,7 @@ import pytest
 from rlplan.dataflow.build import build_schedule
 from rlplan.planner.resolve import read_choice
 from rlplan.timing.cost import Cost, Resource
-from rlplan.timing.job import time_job
+from rlplan.timing.step import time_job
 from rlplan.vocabulary import Placement
 from tests.factories import make_job
 

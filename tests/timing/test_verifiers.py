@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlplan.timing.verifiers import MATH_S, SANDBOX_S, verify_s
+from rlplan.timing.cpu.host import MATH_S, SANDBOX_S, verify_s
 from tests.factories import make_job
 
 CODE, MATH = {"kind": "code_executor"}, {"kind": "answer_matcher", "compares": "math"}

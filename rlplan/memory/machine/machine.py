@@ -1,12 +1,17 @@
-"""Properties of CPU hosts and GPUs that change the memory of the same trainer, scorer or engine.
+"""Properties of machines that change memory: kinds of devices, bytes that belong to no tensor, intervals of rows.
 
-In: nothing, or bytes allocated. Out: `CPU` and `CUDA`, which the formulas query; bytes that torch reserves on a GPU.
-Left out: values of a hardware profile (contexts, libraries, communicators), and an engine's settings.
+In: bytes allocated, a profile. Out: `CPU` and `CUDA`, which the formulas query; bytes that torch reserves on a GPU;
+slack and holes of a process on a CPU host; the interval of a ledger row by kind. Left out: CUDA contexts, graphs and
+communicators; an engine's settings; the variation of sequence lengths, which widens activations and logits further.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlplan.units import MIB, round_up
+from rlplan.spec.hardware.profile import SourcedBytes
+from rlplan.units import MIB, ceil_div, round_up
+from rlplan.vocabulary import MemoryKind
 
 
 @dataclass(frozen=True)
@@ -44,3 +49,116 @@ def reserved_bytes(allocated: int, layer: int, uncast_logits: int = 0) -> int:
     106954752
     """
     return round_up(allocated + layer + uncast_logits, SEGMENT_BYTES)
+
+
+UNSEEN_SHARE_PERCENT = 1
+"""Percent of a process's tensors at its peak that no formula counts: small temporaries, and garbage that Python has not
+collected yet. Measured on four models of 40 to 154 M parameters: 0.0 to 0.9."""
+
+COMPILED_MATMUL_BYTES = 14 << 20
+"""Bytes of matmuls that oneDNN compiles in a 16-bit training process, which caches 32 of them and 32 of torch's own
+(`rlplan.emit.ray`). fp32 matmuls use neither cache. Measured: 14 MB after 60 different numbers of rows
+(docs/lab-notes.md, "Compiled matmuls in bf16 on a CPU")."""
+
+HEAP_SHARE_PERCENT = 40
+"""Holes of a kept heap, in percent of an action's temporary tensors: gaps between long-lived and short-lived tensors.
+Measured in two training passes of one length, 40 M parameters on one core: 24 to 38."""
+
+TRAINING_HOLES_BYTES = 110 << 20
+TRAINING_HOLES_PERCENT = 25, 130
+"""Holes of a training pass or an optimizer's step: bytes, and percent of the temporary tensors and of the gradients at
+the peak. Each gradient stays in the middle of the memory that its pass frees, and the next passes have other lengths.
+Source: runs of two models in bf16 (docs/lab-notes.md, "Holes of a heap that is kept")."""
+
+
+def heap_bytes(passing_bytes: int, gradient_bytes: int = 0) -> int:
+    """Bytes of the holes in a process's heap at the peak of an action (`hardware.keeps_heap`).
+
+    passing_bytes: bytes of temporary tensors at the peak. gradient_bytes: bytes of gradients at the peak.
+    Counts: with gradients 110 MiB, 25 % of the temporary tensors and 1.3 times the gradients, at most the temporary
+    tensors; otherwise 40 % of the temporary tensors.
+    Source: TRAINING_HOLES_BYTES, TRAINING_HOLES_PERCENT, HEAP_SHARE_PERCENT.
+    Assumes: the heap is returned to the system when an action ends (`runtime.workers.worker`).
+
+    >>> heap_bytes(1000), heap_bytes(1000, 100), heap_bytes(200 << 20, 100 << 20) >> 20
+    (400, 1000, 200)
+    >>> heap_bytes(800 << 20, 100 << 20) >> 20  # 110 + 200 + 130
+    440
+    """
+    if not gradient_bytes:
+        return ceil_div(passing_bytes * HEAP_SHARE_PERCENT, 100)
+    passing, gradients = TRAINING_HOLES_PERCENT
+    holes = TRAINING_HOLES_BYTES + ceil_div(passing_bytes * passing + gradient_bytes * gradients, 100)
+    return min(passing_bytes, holes)
+
+
+def slack_bytes(constant: SourcedBytes, tensor_bytes: int) -> int:
+    """Bytes of a process in addition to its imports and its tensors, at its peak.
+
+    Counts: the profile's constant (heap, thread stacks, objects) and 1 % of the tensors.
+    Source: the profile; UNSEEN_SHARE_PERCENT. Assumes: glibc returns freed memory (`rlplan.emit.ray`).
+    """
+    return constant.value + ceil_div(tensor_bytes * UNSEEN_SHARE_PERCENT, 100)
+
+
+def set_slack(sizes: dict[MemoryKind, int], constant: SourcedBytes, compiled: int = 0) -> None:
+    """Replace the FRAGMENTATION of a CPU process by the slack of all its tensors and the bytes of compiled code."""
+    tensors = sum(sizes.values()) - sizes[MemoryKind.PROCESS] - sizes[MemoryKind.FRAGMENTATION]
+    sizes[MemoryKind.FRAGMENTATION] = slack_bytes(constant, tensors) + compiled
+
+
+PERCENT = {
+    MemoryKind.ACTIVATIONS: (94, 107),
+    MemoryKind.LOGITS: (94, 107),
+    MemoryKind.CONTEXT: (50, 100),
+    MemoryKind.COMM_BUFFERS: (50, 110),
+    MemoryKind.CUDA_GRAPHS: (50, 150),
+    MemoryKind.FRAGMENTATION: (0, 200),
+}
+"""(low, high) percent of the expected bytes. Activations and logits: the largest error against traces of 12 families is
+6.2 % (tests/memory/model/test_activations_traced.py). Context: profiles state the upper end of the 0.3 to 0.6 GiB in
+public logs. Communication: buckets are exact, NCCL's own buffers are assumed. Graphs: logs show 0.1 to 1.3 GiB for
+models whose formula gives 0.65. Fragmentation: none with expandable segments; without them up to twice the bytes that
+machine.py expects. Every other kind is exact."""
+
+
+def spread(kind: MemoryKind, num_bytes: int) -> tuple[int, int]:
+    """Low and high bytes of a row.
+
+    >>> spread(MemoryKind.ACTIVATIONS, 1000), spread(MemoryKind.WEIGHTS, 1000)
+    ((940, 1070), (1000, 1000))
+    """
+    if kind not in PERCENT:
+        return num_bytes, num_bytes
+    low, high = PERCENT[kind]
+    return num_bytes * low // 100, ceil_div(num_bytes * high, 100)
+
+
+def find_high_ends(longest: Mapping[MemoryKind, int], usual: int, factor: float) -> dict[MemoryKind, int]:
+    """High ends of the rows of one process during a training or scoring pass.
+
+    longest: bytes by kind at the longest sequence lengths. usual: their sum at the usual lengths. factor: measured over
+    predicted peaks of such passes, at the high end of their range. Measurements tell no kinds, so bytes that no row
+    explains are added to the largest row that has an interval, or to the largest row.
+
+    >>> find_high_ends({MemoryKind.ACTIVATIONS: 1000, MemoryKind.WEIGHTS: 1000}, 2000, 1.2)[MemoryKind.ACTIVATIONS]
+    1400
+    """
+    ends = {kind: spread(kind, num_bytes)[1] for kind, num_bytes in longest.items()}
+    unexplained = math.ceil(usual * factor) - sum(ends.values())
+    if unexplained > 0:
+        ends[max(ends, key=lambda kind: (kind in PERCENT, ends[kind]))] += unexplained
+    return ends
+
+
+def sum_high_ends(sizes: Mapping[MemoryKind, int]) -> int:
+    """Sum of the high ends of all kinds' intervals (`spread`).
+
+    >>> sum_high_ends({MemoryKind.ACTIVATIONS: 1000, MemoryKind.WEIGHTS: 1000})
+    2070
+    """
+    total = 0
+    # The rounding of `spread` is inlined: a search sums millions of rows.
+    for kind, num_bytes in sizes.items():
+        total += -(-num_bytes * PERCENT[kind][1] // 100) if kind in PERCENT else num_bytes
+    return total

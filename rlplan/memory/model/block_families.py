@@ -1,26 +1,74 @@
-"""Blocks of model families: the kinds of decoder layers that each Hugging Face architecture has.
+"""Blocks of model families: the kinds of decoder layers that each Hugging Face architecture has, and their parts that
+tensor parallel ranks cut (`LayerCut`).
 
 `block_families.json` lists the traits that distinguish each family's layers from Llama's. A family that it does not
 list, or lists as refused, raises an error: its attention may keep tensors of T squared, or it may run every expert on
 every token.
 
-In: a ModelSpec. Out: its kinds of layers, each with a Block. Left out: bytes (activations.py).
+In: a ModelSpec, ranks. Out: its kinds of layers, each with a Block. Left out: bytes (activations.py), the elements of
+the weights (spec/models/shards.py).
 
 Source: modeling files of transformers 5.19; tensors saved by each family's layers, listed one by one under fake tensors
-(tests/memory/model/test_block_families.py compares every family with its own module).
+(tests/memory/model/test_block_families.py compares every family with its own module). Cuts: Megatron-Core 0.14 and its
+main branch of 2026-08: tensor_parallel/layers.py (`LinearWithGradAccumulationAndAsyncCommunication` saves its input
+sharded and gathers it again in the backward pass), transformer/moe/moe_layer.py (MoE with tensor parallelism trains
+only under sequence parallelism); Transformer Engine 2026-08, module/layernorm_linear.py (`ln_out_needs_gather`); torch
+2.13 distributed/tensor/parallel/style.py (`SequenceParallel`; `ColwiseParallel`'s matmul saves its gathered input).
 """
 
 import json
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.block import Block, DeltaRule, Experts, Latent, Layers, Norm, StateSpace
-from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.spec.model import FAMILIES, ModelSpec
 from rlplan.spec.models.parts import FULL, LINEAR, NONE
+
+
+@dataclass(frozen=True)
+class LayerCut:
+    """The cut of a layer over tensor parallel ranks."""
+
+    tp: int = 1
+    """Ranks over which heads and MLP are cut."""
+    expert_tp: int = 1
+    """Ranks over which each expert's matrices are cut. 1: experts are whole, and each rank sends them its own rows."""
+    shares_rows: bool = False
+    """Sequence parallelism: between the sharded matmuls (norms, residual, router) a rank has only its own rows."""
+    gathers_again: bool = False
+    """Whether a sharded matmul saves only the rank's part of its input and gathers it again in the backward pass."""
+
+    @property
+    def sequence_shards(self) -> int:
+        """Ranks that shard the rows between the sharded matmuls."""
+        return self.tp if self.shares_rows else 1
+
+    def cut_layers(self, kinds: Iterable[Layers]) -> tuple[Layers, ...]:
+        """Cut kinds of layers to one rank.
+
+        >>> from rlplan.memory.model.block import Block
+        >>> [kind] = LayerCut(2, 2).cut_layers([Layers(3, Block(64, 4, 2, 16, 256))])
+        >>> kind.num, kind.block.num_heads, kind.block.intermediate
+        (3, 2, 128)
+        """
+        return tuple(replace(kind, block=kind.block.shard(self.tp, self.expert_tp)) for kind in kinds)
+
+
+def choose_layer_cut(tp: int, expert_tp: int, *, is_megatron: bool, has_sequence_parallel: bool) -> LayerCut:
+    """The cut that a trainer makes. Megatron saves sharded inputs, torch's DTensor gathered ones.
+
+    >>> choose_layer_cut(4, 1, is_megatron=True, has_sequence_parallel=True).sequence_shards
+    4
+    >>> choose_layer_cut(1, 1, is_megatron=True, has_sequence_parallel=True) == LayerCut()
+    True
+    """
+    shares_rows = has_sequence_parallel and tp > 1
+    return LayerCut(tp, expert_tp if is_megatron else tp, shares_rows, shares_rows and is_megatron)
+
 
 Traits = dict[str, Any]
 

@@ -1,30 +1,40 @@
-"""The 4-bit base that engines load instead of the trainer's own (`rollout.base_path`): its format and its bytes.
+"""The frozen base of a LoRA job on the engine's side: the 4-bit base that engines load instead of the trainer's own
+(`rollout.base_path`), or one that trainer and engine hold once (`rollout.shares_base`).
 
-The base must be the policy's weights in 4 bits. Configs, names and shapes are compared here; the values are not, so
-every step measures the log-prob mismatch (runtime/learning/logprob_mismatch.py).
+Of a shared base the trainer's row counts the memory, and the engine's parameters are views of it. Each tensor begins on
+a cache line. A 4-bit base must be the policy's weights in 4 bits. Configs, names and shapes are compared here; the
+values are not, so every step measures the log-prob mismatch (runtime/learning/logprob_mismatch.py).
 
-In: a policy's ModelSpec, a folder. Out: the Quantization as an engine holds it, or the reason why the folder does not
-match the policy. Left out: formats that an engine creates while it loads (quantized_checkpoints.py).
-Source: vLLM 0.32.0, layers/quantization/auto_awq.py, auto_gptq.py, compressed_tensors_wNa16.py. Kernels repack weights
-into as many bytes. No GPTQ kernel keeps `g_idx` or the zero points, which are all equal.
+In: a policy's ModelSpec, a folder. Out: the layout of shared tensors; the Quantization as an engine holds it, or the
+reason why the folder does not match the policy. Left out: formats that an engine creates while it loads. Source: vLLM
+0.32.0, layers/quantization/auto_awq.py, auto_gptq.py, compressed_tensors_wNa16.py. Kernels repack weights into as many
+bytes. No GPTQ kernel keeps `g_idx` or the zero points, which are all equal.
 
 Symbols: N rows (outputs) and K columns (inputs) of a weight, G columns behind one scale.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rlplan.errors import SpecError
-from rlplan.memory.model.quantization import AWQ, GPTQ, INT4_GROUP_128, Quantization, WeightFormat
-from rlplan.memory.model.quantized_checkpoints import convert_quantization_spec, parse_quantization
-from rlplan.memory.serving.tensors import list_fused_members
+from rlplan.memory.model.quantization import (
+    AWQ,
+    GPTQ,
+    INT4_GROUP_128,
+    Quantization,
+    WeightFormat,
+    convert_quantization_spec,
+    parse_quantization,
+)
+from rlplan.memory.serving.weights import list_fused_members
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.catalogue import find_model_path, resolve_model
-from rlplan.spec.models.config import read_config
+from rlplan.spec.models.config import QuantizationSpec, read_config
 from rlplan.spec.models.headers import has_weights, read_checkpoint
-from rlplan.spec.models.quantization import QuantizationSpec
+from rlplan.spec.models.parts import LINEAR
 from rlplan.spec.resolved import SettledRollout
+from rlplan.units import round_up
 
 KEY = "rollout.base_path"
 METHODS = ("awq", "gptq", "compressed-tensors")
@@ -214,4 +224,69 @@ def _build_error(path: str, reason: str) -> SpecError:
         where=KEY,
         rule=f"the policy's weights in 4 bits, quantized by {', '.join(METHODS)}",
         way_out=f"{KEY}=FOLDER of such a checkpoint, or {KEY}=null",
+    )
+
+
+CACHE_LINE = 64
+
+
+@dataclass(frozen=True)
+class SharedTensor:
+    """One parameter of the engine."""
+
+    name: str
+    """Name in `list_engine_tensors`."""
+    shape: tuple[int, ...]
+    start: int
+    """Offset in bytes."""
+    num_bytes: int
+    members: tuple[Parameter, ...]
+    """The trainer's tensors that are stacked in it. Rows of a vocabulary table are padded."""
+
+
+@lru_cache(maxsize=8)
+def build_shared_layout(model: ModelSpec, element_bytes: int) -> tuple[SharedTensor, ...]:
+    """The engine's tensors in the order of `list_engine_tensors`, each starting on the next cache line."""
+    layout, end = [], 0
+    for tensor, members in list_fused_members(model):
+        size = tensor.numel * element_bytes
+        layout.append(SharedTensor(tensor.name, tensor.shape, end, size, members))
+        end = round_up(end + size, CACHE_LINE)
+    return tuple(layout)
+
+
+def shared_base_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Bytes of the memory that trainer and engine share.
+
+    Counts: `engine_parameter_bytes`, each tensor rounded up to 64 bytes. Differs: the trainer's own base has no padded
+    rows in its vocabulary tables.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> shared_base_bytes(find_model("Qwen/Qwen3-0.6B"), 2)  # 2 * 596,049,920: 151,936 words are 64 * 2374
+    1192099840
+    """
+    last = build_shared_layout(model, element_bytes)[-1]
+    return round_up(last.start + last.num_bytes, CACHE_LINE)
+
+
+def find_unshareable_part(model: ModelSpec) -> str:
+    """The part of a model that vLLM stores differently from the trainer; empty if every weight is the same on both
+    sides.
+
+    Source: vLLM 0.32.0: fused_moe/ packs experts, attention/mla takes `kv_b_proj` apart, the convolutions of linear
+    attention are packed (layers/utils.py), models/gpt2.py transposes.
+    """
+    return next(
+        (
+            what
+            for what, has_it in (
+                ("experts", model.experts is not None),
+                ("latent attention", model.latent_attention is not None),
+                ("linear attention", LINEAR in model.attention_kinds),
+                ("transposed projections", model.architecture == "GPT2LMHeadModel"),
+                ("weights that are fp32 in every dtype", any(tensor.is_buffer for tensor in model.tensors)),
+            )
+            if has_it
+        ),
+        "",
     )

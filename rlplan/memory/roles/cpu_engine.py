@@ -3,7 +3,7 @@
 vLLM's CPU backend repacks linear weights for oneDNN, so a start and a weight sync peak while both forms exist.
 
 In: a job and its model. Out: bytes by kind.
-Left out: the formulas (model/params.py, serving/generation.py, weight_sync/buckets.py).
+Left out: the formulas (serving/generation.py, weight_sync/packets.py).
 """
 
 from dataclasses import replace
@@ -11,19 +11,12 @@ from functools import cached_property
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.overheads import set_slack
+from rlplan.memory.machine.machine import set_slack
 from rlplan.memory.model.engine_base import (
     find_engine_quantization,
     find_loaded_form,
     list_packed_tensors,
     repacking_bytes,
-)
-from rlplan.memory.model.params import (
-    engine_parameter_bytes,
-    expert_bytes,
-    largest_linear_bytes,
-    packed_weight_bytes,
-    unpacked_remainder_bytes,
 )
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
@@ -32,8 +25,13 @@ from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
     count_batch_sizes,
     engine_activation_bytes,
+    engine_parameter_bytes,
+    expert_bytes,
+    largest_linear_bytes,
     mapped_checkpoint_bytes,
+    packed_weight_bytes,
     sampler_bytes,
+    unpacked_remainder_bytes,
 )
 from rlplan.memory.weight_sync.adapters import find_engine_adapters
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
@@ -109,7 +107,7 @@ class EngineForecast(Forecast):
         model, element_bytes, tp, rollout = self.model, self.element_bytes, self.tp, self.job.rollout
         pool = build_host_pool(model, rollout)
         cache = pool.num_blocks(rollout.kv_cache_memory) * pool.bytes_per_block  # whole blocks
-        if rollout.shares_base:  # the trainer's row counts the shared memory (serving/shared_base.py)
+        if rollout.shares_base:  # the trainer's row counts the shared memory (model/engine_base.py)
             return {MemoryKind.WEIGHTS: 0, MemoryKind.PACKED_WEIGHTS: 0, MemoryKind.KV_CACHE: cache}
         scheme, in_4_bits = self._scheme, self._in_4_bits
         packing, names = self.profile.weight_packing, frozenset(tensor.name for tensor in in_4_bits)

@@ -8,17 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from rlplan.dataflow.layouts import RoleLayout
-from rlplan.dataflow.schedule import Action
+from rlplan.dataflow.schedule import Action, RoleLayout
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.machine import CPU
-from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, set_slack
+from rlplan.memory.machine.machine import COMPILED_MATMUL_BYTES, CPU, set_slack
 from rlplan.memory.model.block import FLOAT_BYTES
+from rlplan.memory.model.engine_base import shared_base_bytes
 from rlplan.memory.model.frozen import describe_adapters
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import add
 from rlplan.memory.roles.scorer import build_cpu_shape, pass_bytes
-from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute

@@ -19,7 +19,7 @@ from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.model.engine_base import find_engine_quantization
+from rlplan.memory.model.engine_base import find_engine_quantization, shared_base_bytes
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads, sync_staging
@@ -34,10 +34,8 @@ from rlplan.memory.serving.peaks import (
     prefill_peak_bytes,
     sampler_peak_bytes,
 )
-from rlplan.memory.serving.shared_base import shared_base_bytes
-from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import VllmVersion, find_version
-from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes, rotary_table_bytes
 from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec

@@ -1,27 +1,103 @@
 """Assembles the processes of a schedule into a MemoryLedger: every process on a CPU host, representatives on GPUs.
 
+A vision tower adds to a process whose prompts have images. It is frozen and encodes one image at a time, before the
+decoder's pass begins.
+
 In: a schedule; on a CPU host a job, its models and profile; on GPUs forecasts at three lengths, capacities.
-Out: a MemoryLedger. Left out: its rows (memory/predict.py).
+Out: a MemoryLedger. Left out: its rows (memory/predict.py); pixels in the driver.
+
+Symbols: P patches of the largest image, v the tower's width, w width of its MLP, p pixel values of a patch, e bytes of
+an element.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlplan.dataflow.layouts import RoleLayout, Worker
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Schedule
-from rlplan.memory.ledger import LedgerRow, MemoryLedger
-from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier_bytes
-from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES
-from rlplan.memory.predict import Forecast, Process, build_constant_row, predict_ledger
+from rlplan.dataflow.schedule import (
+    DRIVER_PROCESS,
+    HOST_DEVICE,
+    SINK_PROCESS,
+    VERIFIER_PROCESS,
+    Action,
+    RoleLayout,
+    Schedule,
+    Worker,
+)
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
+from rlplan.memory.machine.host import (
+    DRIVER_HOST_BYTES,
+    WORKER_HOST_BYTES,
+    environment_bytes,
+    sink_bytes,
+    verifier_bytes,
+)
+from rlplan.memory.predict import Bytes, Forecast, Process, build_constant_row, predict_ledger
 from rlplan.memory.roles.cpu_engine import EngineForecast
 from rlplan.memory.roles.cpu_trainer import TrainerForecast, ValueForecast
 from rlplan.memory.roles.scorer import ScorerForecast
-from rlplan.memory.roles.tower import WithTower, image_pass_bytes, tower_bytes
 from rlplan.spec.hardware.profile import HardwareProfile, SourcedBytes
 from rlplan.spec.model import ModelSpec, load_with_tower
 from rlplan.spec.models.families.image_sizes import read_image_rule
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Provenance, Role
+
+WITH_PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE, ActionKind.GENERATE, ActionKind.EVALUATE)
+COPIES = 2
+"""Copies of the pixel values: the image processor's array, and the tower's input."""
+
+
+def tower_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Bytes of the tower's weights in one process. model: the model with its tower."""
+    return element_bytes * sum(tensor.numel for tensor in model.parameters if tensor.name.startswith("model.visual."))
+
+
+def image_pass_bytes(model: ModelSpec, num_patches: int, element_bytes: int) -> int:
+    """Bytes in flight while the tower encodes one image of P patches, without gradients.
+
+    Counts: e P (2w + 5v + 2p): the MLP's gate and up; hidden state, residual, norm, queries with keys and values; the
+    pixels twice. Assumes: attention keeps no scores of P squared.
+    """
+    if model.vision is None:
+        return 0
+    sizes = model.vision.sizes
+    numbers = sizes["c"] * sizes["t"] * sizes["s"] ** 2 if "c" in sizes else sizes.get("p", 3 * 14**2)
+    return element_bytes * num_patches * (2 * sizes["w"] + 5 * sizes["v"] + COPIES * numbers)
+
+
+@dataclass(frozen=True)
+class WithTower(Forecast):
+    """The forecast of a process with a tower and a decoder. See `predict.Forecast`."""
+
+    decoder: Forecast
+    weights: int
+    """Bytes of the tower's weights."""
+    in_flight: int
+    """Bytes of one image's pass."""
+    cache: int = 0
+    """Bytes of image embeddings that an engine caches."""
+
+    def predict_resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Bytes after the action."""
+        return self._add_weights(self.decoder.predict_resident(action, run_phase))
+
+    def predict_peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Bytes at the process's peak inside the action."""
+        sizes = self._add_weights(self.decoder.predict_peak(action, run_phase))
+        if action.kind in WITH_PASSES:
+            own = sizes.get(MemoryKind.ACTIVATIONS, 0)
+            sizes[MemoryKind.ACTIVATIONS] = max(own, self.in_flight) + self.cache
+        return sizes
+
+    def predict_loaded(self, action: Action) -> Bytes:
+        """Bytes inside the action before the process repacks its weights."""
+        return self._add_weights(self.decoder.predict_loaded(action))
+
+    def _add_weights(self, sizes: Bytes) -> dict[MemoryKind, int]:
+        """Add the tower's weights wherever the decoder's are in memory."""
+        more = self.weights if MemoryKind.WEIGHTS in sizes else 0
+        return {kind: size + more if kind is MemoryKind.WEIGHTS else size for kind, size in sizes.items()}
+
 
 _ON_GPUS = dict.fromkeys(
     (MemoryKind.CONTEXT, MemoryKind.COMM_BUFFERS, MemoryKind.CUDA_GRAPHS, MemoryKind.FRAGMENTATION), Provenance.ASSUMED

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
-from rlplan.memory.weight_sync.resharding import bridge_bucket_bytes
+from rlplan.memory.weight_sync.packets import bridge_bucket_bytes, plan_buckets, staging_bytes
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Backend, MemoryKind

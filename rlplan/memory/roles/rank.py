@@ -14,9 +14,8 @@ from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.machine.machine import reserved_bytes
-from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.block_families import LayerCut, choose_layer_cut, cut_layers
 from rlplan.memory.model.frozen import Frozen
-from rlplan.memory.model.layer_cut import LayerCut, choose_layer_cut
 from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.exported import (
@@ -34,11 +33,11 @@ from rlplan.memory.trainers.micro_batch import (
     layer_bytes,
     score_peak_bytes,
 )
-from rlplan.memory.trainers.nvme import keep_on_host
+from rlplan.memory.trainers.optimizers import keep_on_host
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute, parse_recompute
 from rlplan.memory.trainers.step_peak import RankState, find_passes_peak, find_update_peak, take_snapshots
 from rlplan.memory.trainers.zero import States
-from rlplan.memory.weight_sync.resharding import gathered_part_bytes
+from rlplan.memory.weight_sync.packets import gathered_part_bytes
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.shards import split_training_stages

@@ -16,10 +16,9 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.overheads import set_slack
+from rlplan.memory.machine.machine import set_slack
 from rlplan.memory.model.block import FLOAT_BYTES
-from rlplan.memory.model.block_families import cut_layers
-from rlplan.memory.model.layer_cut import LayerCut
+from rlplan.memory.model.block_families import LayerCut, cut_layers
 from rlplan.memory.model.logits import rows_on_cpu
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads

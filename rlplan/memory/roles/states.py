@@ -12,8 +12,7 @@ from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.frozen import Frozen, describe_adapters
 from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
 from rlplan.memory.roles.process import Bytes, add
-from rlplan.memory.trainers.nvme import swap_buffer_bytes
-from rlplan.memory.trainers.optimizers import Optimizer
+from rlplan.memory.trainers.optimizers import Optimizer, swap_buffer_bytes
 from rlplan.memory.trainers.sharding import Sizes, build_zero_state, measure_sizes
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.training import cut_autotp_parameters

@@ -21,9 +21,8 @@ from rlplan.memory.serving.peaks import (
     prefill_peak_bytes,
     sampler_peak_bytes,
 )
-from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, find_default_limits
-from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
+from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes, rotary_table_bytes
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout
 from rlplan.spec.models.shards import split_layers

@@ -1,12 +1,15 @@
-"""vLLM's KV cache: groups of layers, bytes of a block, and tokens that the pool holds.
+"""vLLM's KV cache: groups of layers, bytes of a block, tokens that the pool holds, and the demand of a step's rollouts.
 
 Layers of the same kind form groups, each with its own block table. All groups have the same number of layers, so a
 block of any group has the same bytes, and one pool serves all. A block of the pool holds B tokens of one group.
+The demand of rollouts, whose lengths are random, is that of all concurrent sequences at their full length. It is
+reached when the last sequences of a batch have just been admitted.
 
-In: a ModelSpec, ranks, bytes of an element and a block size. Out: a CachePool. Left out: speculative drafts, layouts
-that pack pages of different sizes into one block, HiSparse and other caches on the host.
+In: a ModelSpec, ranks, bytes of an element and a block size; concurrent sequences, lengths. Out: a CachePool; bytes at
+the expected demand and at its 99th percentile. Left out: speculative drafts, layouts that pack pages of different sizes
+into one block, HiSparse and other caches on the host, the order in which rollouts end.
 
-Symbols: B block_size, t tensor-parallel ranks.
+Symbols: B block_size, t tensor-parallel ranks, c concurrent sequences on one engine, P prompt, n responses of a prompt.
 Source: vLLM 0.32.0, v1/core/kv_cache_utils.py and v1/kv_cache_interface.py, unless another is named.
 """
 
@@ -14,9 +17,89 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.kv import LayerCache, list_layer_caches
-from rlplan.spec.models.parts import FULL, LINEAR, NONE
+from rlplan.spec.models.dimensions import Layout, compute_sizes, count_kv_heads
+from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, NONE, SLIDING
+from rlplan.spec.parts.lengths import Lengths
 from rlplan.units import ceil_div, round_up
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The cache of one layer on one rank, in elements."""
+
+    kind: str
+    """Attention of the layer: `full`, `sliding`, `chunked`, `linear`, or `none` if nothing is cached."""
+    elements_per_token: int = 0
+    """Elements per cached token."""
+    window: int | None = None
+    """Tokens that must stay cached; None: all."""
+    index_elements_per_token: int = 0
+    """Elements per token for the keys of a sparse-attention indexer, replicated on every rank."""
+    recurrent_elements: int = 0
+    """Elements of a linear layer's state per sequence of any length: num_value_heads * key_head_dim *
+    value_head_dim."""
+    conv_elements: int = 0
+    """Elements of a linear layer's last conv_kernel - 1 inputs per sequence."""
+
+
+def list_layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
+    """The cache of every layer on one of `tp` ranks.
+
+    Counts: 2*k*d a token (keys and values, also where Gemma 4 uses keys as values: both are cached), with
+    max(1, k/t) heads; MLA rkv+dr, replicated over t; linear layers a constant.
+    Source: vLLM 0.25 kv_cache_interface.py and mamba_utils.py (`gated_delta_net_state_shape`), HF DynamicCache.
+    Differs: Hugging Face keeps conv_kernel inputs of the convolution, vLLM conv_kernel - 1. HF's MLA caches the
+    decompressed heads, vLLM the latent.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> list_layer_caches(find_model("meta-llama/Llama-3.1-8B"), tp=16)[0].elements_per_token  # 8 heads
+    256
+    """
+    compute_sizes(model, Layout(tp=tp))
+    return tuple(_cache(model, layer, tp) for layer in range(model.num_layers))
+
+
+def kv_elements_per_token(model: ModelSpec, tp: int = 1) -> dict[str, int]:
+    """Elements per token, summed over the layers of each kind.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> kv_elements_per_token(find_model("deepseek-ai/DeepSeek-V3"), tp=8)  # 61 * (512 + 64), whatever tp
+    {'full': 35136}
+    """
+    totals: dict[str, int] = {}
+    for cache in list_layer_caches(model, tp):
+        if cache.kind == NONE:
+            continue
+        totals[cache.kind] = totals.get(cache.kind, 0) + cache.elements_per_token + cache.index_elements_per_token
+    return totals
+
+
+def _cache(model: ModelSpec, layer: int, tp: int) -> LayerCache:
+    kind = model.attention_kind(layer)
+    if kind == LINEAR:
+        return _linear_cache(model, tp)
+    if kind == NONE or model.reuses_keys(layer):
+        return LayerCache(NONE)
+    window = model.window if kind in (SLIDING, CHUNKED) else None
+    if latent := model.latent_attention:
+        index = model.indexer.head_dim if model.indexer and layer in model.indexer.layers else 0
+        return LayerCache(kind, latent.kv_rank + latent.rope_head_dim, window, index)
+    if kind == FULL and model.global_attention:
+        sizes = model.global_attention
+        return LayerCache(kind, 2 * count_kv_heads(sizes.num_kv_heads, tp) * sizes.head_dim)
+    return LayerCache(kind, 2 * count_kv_heads(model.num_kv_heads, tp) * model.head_dim, window)
+
+
+def _linear_cache(model: ModelSpec, tp: int) -> LayerCache:
+    spec = model.linear_attention
+    assert spec is not None, "a linear layer has its sizes"
+    keys, values = spec.num_key_heads * spec.key_head_dim, spec.num_value_heads * spec.value_head_dim
+    return LayerCache(
+        LINEAR,
+        recurrent_elements=spec.num_value_heads * spec.key_head_dim * spec.value_head_dim // tp,
+        conv_elements=(spec.conv_kernel - 1) * (2 * keys + values) // tp,
+    )
+
 
 DEFAULT_BLOCK = 16
 """Tokens in a block. Source: config/cache.py `DEFAULT_BLOCK_SIZE`."""
@@ -198,3 +281,70 @@ def _split_groups(pages: list[_Page]) -> tuple[CacheGroup, ...]:
         for page, count in counts.items()
         for _ in range(round_up(count, width) // width)
     )
+
+
+ENOUGH = 0.99
+"""Probability that the demand does not exceed the cache that is sized for it."""
+
+
+@dataclass(frozen=True)
+class KvDemand:
+    """KV cache demand of one engine."""
+
+    pool: CachePool
+    num_seqs: int
+    """Concurrent sequences c."""
+    prompt_len: int
+    """Tokens P of every prompt."""
+    max_prompt_len: int
+    num_samples: int
+    """Responses n that share a prompt."""
+    lengths: Lengths
+    """Distribution of response lengths."""
+
+    @property
+    def prompt_blocks(self) -> int:
+        """Prompt blocks of c sequences in one group of full-attention layers. Responses share whole prompt blocks.
+
+        Counts: ceil(c / n) * floor(P / B). Source: vLLM's prefix caching, v1/core/single_type_kv_cache_manager.py.
+        """
+        return ceil_div(self.num_seqs, self.num_samples) * (self.prompt_len // self._block)
+
+    def fixed_blocks(self, share: float) -> int:
+        """Blocks of sliding windows and recurrent states at the average length; they hardly grow with the length."""
+        length = self.prompt_len + int(self.lengths.sum_quantile(share, self.num_seqs) / self.num_seqs)
+        windows = (group.num_blocks(length) for group in self.pool.groups if group.kind != FULL)
+        return self.num_seqs * sum(windows)
+
+    def predict_bytes(self, share: float) -> int:
+        """Bytes that the demand does not exceed in a share of steps; 0.5 gives the expected demand.
+
+        Counts: for each group of full-attention layers the prompts' blocks, the responses' at the quantile of their
+        sum, and half a block a sequence for its partly filled last block; `fixed_blocks`.
+        Assumes: independent lengths (spec/parts/lengths.py).
+        """
+        tokens = int(self.lengths.sum_quantile(share, self.num_seqs))
+        full = self.prompt_blocks + ceil_div(tokens, self._block) + self.num_seqs // 2
+        return (self._num_full * full + self.fixed_blocks(share)) * self.pool.bytes_per_block
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of one longest sequence and vLLM's null block, the minimum with which the engine starts."""
+        longest = self.max_prompt_len + self.lengths.longest
+        return (self.pool.blocks_of_sequence(longest) + 1) * self.pool.bytes_per_block
+
+    def preemption_risk(self, kv_cache: int) -> float:
+        """Probability that c sequences at full length exceed the cache, so that some wait or are preempted."""
+        left = self.pool.num_blocks(kv_cache) - self.fixed_blocks(0.5)
+        if not self._num_full:  # windows and recurrent states take the same whatever the lengths
+            return float(left < 0)
+        blocks = left // self._num_full - self.prompt_blocks - self.num_seqs // 2
+        return 1.0 - self.lengths.sum_at_most(max(0, blocks) * self._block, self.num_seqs)
+
+    @property
+    def _num_full(self) -> int:
+        return sum(group.kind == FULL for group in self.pool.groups)
+
+    @property
+    def _block(self) -> int:
+        return self.pool.block_size * self.pool.context_ranks

@@ -18,12 +18,12 @@ from rlplan.memory.model.activations import (
     forward_layer_bytes,
     mlp_freed_bytes,
     norm_saved_bytes,
+    recomputed_bytes,
     working_bytes,
 )
 from rlplan.memory.model.block import FLOAT_BYTES, Block
 from rlplan.memory.model.frozen import frozen_final_bytes, frozen_layer_bytes
 from rlplan.memory.model.logits import CHUNKS, loss_peak_bytes, rows_bytes
-from rlplan.memory.model.recomputed import recomputed_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.vocabulary import Loss
 

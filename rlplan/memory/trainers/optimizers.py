@@ -1,14 +1,20 @@
-"""Optimizer states: bytes that an optimizer keeps between steps, for the elements that one rank updates.
+"""Optimizer states: bytes that an optimizer keeps between steps, for the elements that one rank updates, and bytes
+on the host and on disk when DeepSpeed's stage 3 swaps them to NVMe.
 
-In: parameter sizes and an optimizer. Out: bytes. Left out: master weights and sharding (zero.py, sharding.py).
+In: parameter sizes and an optimizer; a rank's host states under CPU offload. Out: bytes. Left out: master weights and
+sharding (zero.py, sharding.py), the drive's speed and alignment.
 
 Symbols: n elements of a tensor, e bytes of an element of a moment.
+Source of NVMe: DeepSpeed 0.19.8, runtime/swap_tensor/optimizer_utils.py (`SwapBufferManager`: pinned fp32 buffers of a
+whole sub-group), partitioned_param_swapper.py (one pinned tensor of `buffer_count` buffers), zero/offload_config.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
+from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.units import ceil_div
+from rlplan.vocabulary import MemoryKind
 
 STEP_COUNTER_BYTES = 4
 """Bytes of the `step` tensor that torch's AdamW keeps for every tensor it updates (torch 2.13, optim/adamw.py)."""
@@ -74,3 +80,39 @@ def quantized_bytes(numel: int) -> int:
     if numel < MIN_QUANTIZED_NUMEL:
         return 2 * numel * 4
     return 2 * (numel + ceil_div(numel, BLOCK_SIZE) * SCALE_BYTES)
+
+
+OPTIMIZER_BUFFERS = 4
+PARAMETER_BUFFERS = 5
+PARAMETER_BUFFER_NUMEL = 100_000_000
+_ON_DISK = (MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER, MemoryKind.WEIGHTS)
+
+
+def swap_buffer_bytes(sub_group_numel: int, *, swaps_parameters: bool, element_bytes: int) -> int:
+    """Bytes of the swap buffers: four of a sub-group in fp32, and five of 1e8 parameters.
+
+    >>> swap_buffer_bytes(1000, swaps_parameters=False, element_bytes=2)
+    16000
+    >>> swap_buffer_bytes(1000, swaps_parameters=True, element_bytes=2)
+    1000016000
+    """
+    parameters = PARAMETER_BUFFERS * PARAMETER_BUFFER_NUMEL * element_bytes if swaps_parameters else 0
+    return OPTIMIZER_BUFFERS * FLOAT_BYTES * sub_group_numel + parameters
+
+
+def keep_on_host(host: Mapping[MemoryKind, int], buffers: int) -> dict[MemoryKind, int]:
+    """Bytes that stay in the host's memory: gradients, and the swap buffers.
+
+    >>> keep_on_host({MemoryKind.OPTIMIZER: 8, MemoryKind.GRADIENTS: 4}, 2)
+    {<MemoryKind.GRADIENTS: 'gradients'>: 4, <MemoryKind.COMM_BUFFERS: 'comm_buffers'>: 2}
+    """
+    return {kind: size for kind, size in host.items() if kind not in _ON_DISK} | {MemoryKind.COMM_BUFFERS: buffers}
+
+
+def disk_bytes(host: Mapping[MemoryKind, int]) -> int:
+    """Bytes of a rank's states on disk: master weights, moments, offloaded parameters.
+
+    >>> disk_bytes({MemoryKind.OPTIMIZER: 8, MemoryKind.MASTER_WEIGHTS: 4, MemoryKind.GRADIENTS: 4})
+    12
+    """
+    return sum(size for kind, size in host.items() if kind in _ON_DISK)

@@ -1,7 +1,7 @@
 """MicroBatchShape: the sizes of a rank's micro-batch and the trainer's properties that decide its memory.
 
 In: nothing. Out: MicroBatchShape, a frozen value. Left out: bytes (micro_batch.py), the cut of layers
-(model/layer_cut.py).
+(model/block_families.py).
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +57,7 @@ class MicroBatchShape:
     element_bytes: int = 2
     recompute: Recompute = Recompute.NONE
     modules: frozenset[str] = frozenset()
-    """Modules of a layer that are recomputed individually (recomputed.py)."""
+    """Modules of a layer that are recomputed individually (activations.py)."""
     loss: Loss = Loss.PLAIN
     offloads_activations: bool = False
     frozen: Frozen | None = None
@@ -65,7 +65,7 @@ class MicroBatchShape:
     is_compiled: bool = False
     """Whether torch.compile removes tensors of recomputed regions that the backward pass does not read."""
     sequence_shards: int = 1
-    """Tensor parallel ranks that shard the rows between the sharded matmuls (model/layer_cut.py)."""
+    """Tensor parallel ranks that shard the rows between the sharded matmuls (model/block_families.py)."""
     gathers_again: bool = False
     """Whether sharded matmuls save only the rank's part of their input and gather it again in the backward pass."""
     ulysses: int = 1

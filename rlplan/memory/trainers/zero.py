@@ -1,7 +1,7 @@
 """Training states of one rank between steps under DeepSpeed's ZeRO stages, on the device and on the host.
 
 In: trainable and frozen parameters, the engine's settings. Out: bytes by kind for three moments: after the engine is
-built, between backward and step, after a step. Left out: NVMe (nvme.py), ZenFlow, hierarchical partitions.
+built, between backward and step, after a step. Left out: NVMe (optimizers.py), ZenFlow, hierarchical partitions.
 
 Symbols: P trainable parameters, F frozen ones, N ranks, S = P/N rounded up, e bytes of a weight, g of an accumulated
 gradient, m of a master weight, b elements of the reduction bucket.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.serving.weights import build_engine_layout
-from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
+from rlplan.memory.weight_sync.packets import plan_buckets, staging_bytes
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.models.shards import list_stage_tensors

@@ -1,21 +1,99 @@
 """Weight sync packets: the pieces in which the policy's weights are sent, and the staging memory on both sides.
 
-The runtime sends exactly these packets through exactly this memory.
+Parameters that are sent together form a bucket. A decoder layer is never split over buckets: vLLM's layerwise reload
+keeps references to the tensors of an unfinished layer, and the next bucket reuses the staging memory. The runtime sends
+exactly these packets through exactly this memory. Frameworks on FSDP2 and Megatron gather and send weights tensor by
+tensor instead. Source: verl's `per_tensor_generator` (utils/megatron_utils.py; "per tensor weight resharding",
+docs/perf/dpsk.md), slime's update_weight (a buffer of `update_weight_buffer_size`), Megatron-Bridge's
+`export_hf_weights`.
 
-In: the model's parameters or its adapters, the transport, the bound `placement.sync_bucket`. Out: packets, bytes of
-staging. Left out: adapters in engines (adapters.py), the control page of a shared arena (4 KiB for 56 packets), the
-kernel's page cache.
+In: the model's parameters or its adapters, the transport, the bound `placement.sync_bucket`. Out: buckets with byte
+offsets, packets, bytes of staging. Left out: adapters in engines (adapters.py), the control page of a shared arena
+(4 KiB for 56 packets), the kernel's page cache.
 
 Symbols: A bytes of the arena, P bytes of the policy in the engine's element type.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from rlplan.memory.weight_sync.buckets import Bucket, plan_buckets, staging_bytes
-from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.resolved import ResolvedJob
-from rlplan.vocabulary import SyncContent, Transport
+from rlplan.units import round_up
+from rlplan.vocabulary import Backend, SyncContent, Transport
+
+ALIGNMENT = 64
+"""Alignment in bytes: a tensor in the arena starts on a cache line."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketEntry:
+    """One parameter in a bucket: its shape and its offset in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters that are sent together."""
+
+    entries: tuple[BucketEntry, ...]
+    num_bytes: int
+    """Bytes of the arena that the bucket takes."""
+
+
+def plan_buckets(parameters: Sequence[Parameter], dtype_bytes: int, bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Cut parameters into layer-ordered buckets of at most `bucket_bytes`. A single layer is never split.
+
+    >>> parts = [Parameter("model.embed_tokens.weight", (4, 8)), Parameter("model.layers.0.a.weight", (8, 8)),
+    ...          Parameter("model.layers.1.a.weight", (8, 8))]
+    >>> [bucket.num_bytes for bucket in plan_buckets(parts, 4, 400)]
+    [384, 256]
+    """
+    buckets: list[Bucket] = []
+    entries: list[BucketEntry] = []
+    used = 0
+    for group in _group_layers(parameters):
+        size = sum(round_up(parameter.numel * dtype_bytes, ALIGNMENT) for parameter in group)
+        if entries and used + size > bucket_bytes:
+            buckets.append(Bucket(tuple(entries), used))
+            entries, used = [], 0
+        for parameter in group:
+            entries.append(BucketEntry(parameter.name, parameter.shape, used))
+            used += round_up(parameter.numel * dtype_bytes, ALIGNMENT)
+    buckets.append(Bucket(tuple(entries), used))
+    return tuple(buckets)
+
+
+def staging_bytes(buckets: Sequence[Bucket]) -> int:
+    """Bytes of the shared arena that holds one bucket after the other.
+
+    Counts: the largest bucket. Source: `rlplan.runtime.weight_sync.transports.shared_memory`.
+    """
+    return max(bucket.num_bytes for bucket in buckets)
+
+
+def _group_layers(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+    """Parameters that must be sent together: those of one decoder layer. Parameters outside the layers are separate."""
+    groups: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(name_layer(parameter.name), []).append(parameter)
+    return list(groups.values())
+
+
+def name_layer(name: str) -> str:
+    """The name of a parameter's decoder layer; the parameter's own name outside the layers.
+
+    >>> name_layer("model.layers.3.mlp.up_proj.weight"), name_layer("model.norm.weight")
+    ('model.layers.3', 'model.norm.weight')
+    """
+    parts = name.split(".")
+    index = next((position for position, part in enumerate(parts) if part.isdigit()), None)
+    return name if index is None else ".".join(parts[: index + 1])
+
 
 PACKETS_IN_ARENA = 4
 """Packets that share the arena, so that the trainer writes the next ones while the engine loads one."""
@@ -97,3 +175,42 @@ def shadow_bytes(packets: Sequence[Packet]) -> int:
     64
     """
     return sum(packet.bucket.num_bytes for packet in packets)
+
+
+@lru_cache(maxsize=256)
+def find_largest_units(model: ModelSpec, backend: Backend, ep: int = 1) -> tuple[int, int]:
+    """(elements of the largest tensor that is sent, of the largest that is gathered at a time).
+
+    Counts: Megatron's experts are separate matrices, and each rank of an expert parallel group contributes one; gate
+    and up are one tensor. FSDP2's experts are stacked (transformers 5), and `full_tensor()` gathers the whole stack.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> find_largest_units(find_model("deepseek-ai/DeepSeek-V3"), "megatron", 64)  # a table; 64 times 2 x 2048 x 7168
+    (926679040, 1879048192)
+    """
+    stacks, others = list[Parameter](), list[Parameter]()
+    for tensor in model.parameters:
+        (stacks if tensor.component is Component.EXPERTS and len(tensor.shape) == 3 else others).append(tensor)
+    # Bridges send gate and up as one tensor.
+    dense = max(*(tensor.numel for tensor in others), 2 * model.intermediate_size * model.hidden_size)
+    if backend != "megatron":
+        largest = max((dense, *(stack.numel for stack in stacks)))
+        return largest, largest
+    expert = max((stack.numel // stack.shape[0] for stack in stacks), default=0)
+    return max(dense, expert), max(dense, ep * expert)
+
+
+def bridge_bucket_bytes(model: ModelSpec, backend: Backend, element_bytes: int, bucket_bytes: int) -> int:
+    """Bytes of the bucket for whole tensors: the configured bound, or the largest tensor.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> bridge_bucket_bytes(find_model("deepseek-ai/DeepSeek-V3"), "megatron", 2, 512 << 20)  # 129280 x 7168 x 2
+    1853358080
+    """
+    largest, _ = find_largest_units(model, backend)
+    return max(element_bytes * largest, min(bucket_bytes, element_bytes * model.num_parameters))
+
+
+def gathered_part_bytes(model: ModelSpec, backend: Backend, element_bytes: int, ep: int = 1) -> int:
+    """Bytes of the parts of one tensor that are gathered from all ranks, in addition to the assembled tensor."""
+    return element_bytes * find_largest_units(model, backend, ep)[1]

@@ -7,7 +7,6 @@ Energy is an upper bound: each GPU at its board power for the whole step. Time a
 that jobs with different batch sizes can be compared.
 """
 
-import datetime as dt
 import math
 import re
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from rlplan.planner.plan import Plan
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import get_gpu
-from rlplan.spec.hardware.prices import WAY_OUT, Price, Prices
+from rlplan.spec.hardware.prices import WAY_OUT, Prices
 
 JOULES_PER_KWH = 3.6e6
 MAX_CLUSTERS = 64
@@ -105,7 +104,13 @@ def compute_bill(plan: Plan, prices: Prices, step_s: float | None = None) -> Bil
         kwh_per_step=_multiply(watts, seconds, 1 / JOULES_PER_KWH),
         kwh_per_run=_multiply(watts, run_s, 1 / JOULES_PER_KWH),
         tokens_per_dollar=tokens / per_step if per_step else None,
-        quotes=tuple(_build_quote(gpu, price, prices.today) for gpu, price in quoted_prices.items() if price),
+        quotes=tuple(
+            Quote(
+                gpu, price.dollars, price.source, price.date, price.age_days(prices.today), price.is_old(prices.today)
+            )
+            for gpu, price in quoted_prices.items()
+            if price
+        ),
         unpriced=unpriced,
         unmetered=unmetered,
     )
@@ -143,10 +148,6 @@ def _multiply(*factors: float | None) -> float | None:
             return None
         result *= factor
     return result
-
-
-def _build_quote(gpu: str, price: Price, today: dt.date) -> Quote:
-    return Quote(gpu, price.dollars, price.source, price.date, price.age_days(today), price.is_old(today))
 
 
 def mark_pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ...]:

@@ -11,11 +11,10 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.planner.measured_errors import find_step_error
 from rlplan.planner.plan import Plan
-from rlplan.simulate.engine import EngineLimits
+from rlplan.simulate.engine import EngineLimits, Speed
 from rlplan.simulate.result import SimulationResult
-from rlplan.simulate.sampled import simulate_sampled
+from rlplan.simulate.run import simulate_sampled
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
-from rlplan.simulate.speed import Speed
 from rlplan.timing.cpu.engine import CpuEngine
 from rlplan.timing.serving.generation import EngineSpeed, time_prefill
 from rlplan.timing.serving.step import StepLoad
@@ -27,7 +26,7 @@ _APART = (ActionKind.EVALUATE,)
 
 @dataclass(frozen=True, slots=True)
 class CpuSpeed:
-    """Speed of a rollout engine on a CPU host (`simulate.speed.Speed`)."""
+    """Speed of a rollout engine on a CPU host (`simulate.engine.Speed`)."""
 
     engine: CpuEngine
 
@@ -46,7 +45,7 @@ class CpuSpeed:
 
 @dataclass(frozen=True, slots=True)
 class DataParallelSpeed:
-    """Speed of an engine with data-parallel attention on GPUs (`simulate.speed.Speed`)."""
+    """Speed of an engine with data-parallel attention on GPUs (`simulate.engine.Speed`)."""
 
     engine: EngineSpeed
     num_places: float
@@ -101,7 +100,6 @@ def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:
             interrupts=async_rollouts.interrupts,
             keeps_versions=plan.choice.engine.keeps_versions,
             is_bound=True,
-            travel_s=_predict_travel_s(plan) if async_rollouts.interrupts else 0.0,
         )
         if async_rollouts
         else None,
@@ -129,18 +127,6 @@ def _build_rollouts(plan: Plan) -> StepRollouts:
         limits=limits,
         splits_groups=plan.job.splits_groups,
     )
-
-
-def _predict_travel_s(plan: Plan) -> float:
-    """Predict the travel time of new weights over a slow link while both sides continue."""
-    if plan.job.hardware.link is None:
-        return 0.0
-    from rlplan.planner.gpu.search import GpuSearch
-    from rlplan.planner.setting import read_setting
-
-    setting = read_setting(plan.job)
-    linked = GpuSearch(plan.job, setting).times.syncs.predict_link(plan.choice)
-    return linked.travels.seconds if linked else 0.0
 
 
 def _build_speed(plan: Plan) -> Speed:

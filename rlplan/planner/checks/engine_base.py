@@ -1,16 +1,23 @@
-"""Conditions for engines with a 4-bit base model (`rollout.base_path`, `rollout.quantization mxfp4`).
+"""Conditions for an engine's base model of its own (`rollout.base_path`, `rollout.quantization mxfp4`), and for one
+that trainer and engine share (`rollout.shares_base`).
 
 In: a job, a choice. Out: reasons against it, which rules.py includes. Left out: bytes and shapes
-(memory/model/engine_base.py). The engine's base stays as loaded; only adapters, sent alone, change what it samples.
+(memory/model/engine_base.py), and checks that need both sides: the engine compares each shared weight while loading
+(runtime/workers/engine/base_loading.py). A 4-bit base stays as loaded; only adapters change what the engine samples.
 """
 
 from collections.abc import Iterator
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import SpecError
-from rlplan.memory.model.engine_base import KEY, find_base_mismatch, list_packed_tensors, read_base_quantization
+from rlplan.memory.model.engine_base import (
+    KEY,
+    find_base_mismatch,
+    find_unshareable_part,
+    list_packed_tensors,
+    read_base_quantization,
+)
 from rlplan.memory.model.quantization import Quantization
-from rlplan.memory.serving.shared_base import find_unshareable_part
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.resolved import SettledJob
@@ -123,3 +130,56 @@ def _check_groups(job: SettledJob, tp: int) -> str:
 def _count_group_columns(path: str) -> int:
     """Columns that share a scale; 1 if a whole row has one scale and may be split anywhere."""
     return read_base_quantization(path).form.block[1] or 1
+
+
+SHARES_BASE = "rollout.shares_base"
+
+
+def find_shared_base_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Reasons why a choice cannot share the base; none if the job does not ask for it."""
+    if job.rollout.shares_base:
+        yield from (f"{SHARES_BASE}: {reason}" for reason in _check_shared_job(job))
+        yield from (f"{SHARES_BASE}: {reason}" for reason in _check_shared_choice(choice))
+        if reason := find_shared_stage_refusal(job, choice):
+            yield reason
+
+
+def find_shared_stage_refusal(job: SettledJob, choice: Choice) -> str:
+    """The reason why the trainer's ZeRO stage prevents sharing; empty if it does not."""
+    cuts = choice.trainer.zero_stage == 3 or choice.trainer.offloads_parameters
+    is_refused = job.rollout.shares_base and cuts
+    return f"{SHARES_BASE}: ZeRO-3 shards the base (training.zero_stage 0 to 2)" if is_refused else ""
+
+
+def _check_shared_job(job: SettledJob) -> Iterator[str]:
+    training, rollout = job.training, job.rollout
+    if training.lora is None:
+        yield "without training.lora the trainer changes the base while the engine generates with it"
+    if not job.has_engine:
+        yield f"{job.algorithm.name} has no engine"
+    if training.has_packed_base:
+        yield "training.lora.base_dtype nf4: the engine has no kernel for the trainer's 4-bit format"
+    if training.dtype is not rollout.dtype:
+        yield f"the trainer's base is in {training.dtype.value}, the engine's in {rollout.dtype.value}"
+    if job.takes_images:
+        yield "data.image_column: the tower's weights are not shared"
+    try:
+        has = find_unshareable_part(job.load_model())
+    except SpecError:
+        return  # the check that reads the model reports the error
+    if has:
+        yield f"the policy has {has}, which vLLM stores in another layout than the trainer"
+
+
+def _check_shared_choice(choice: Choice) -> Iterator[str]:
+    trainer, engine, placement = choice.trainer, choice.engine, choice.arrangement.placement
+    if choice.sync_mode and choice.sync_mode != "adapter":
+        yield "full weights would overwrite the base (placement.sync_content=adapter)"
+    if placement is Placement.COLOCATED:
+        yield "a colocated engine drops its weights between phases (placement.placement=hybrid)"
+    elif placement is Placement.DISAGGREGATED:
+        yield "trainer and engine are on separate devices (placement.placement=hybrid)"
+    if trainer.tp > 1 or engine.ranks > 1:
+        yield "tensor-parallel ranks hold only parts of the base (training.tp=1, rollout.tp=1)"
+    if engine.quantization not in (None, "none"):
+        yield f"rollout.quantization {engine.quantization}: the trainer's base is not quantized"

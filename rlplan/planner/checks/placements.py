@@ -79,7 +79,6 @@ def check_transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     rules = (
         (Transport.CUDA_IPC, apart, "CUDA IPC handles work only on the same GPU", "nccl or disk"),
         (Transport.NCCL, shares, "NCCL does not allow two ranks of a communicator on one GPU", "cuda_ipc"),
-        (Transport.NCCL, setting.link is not None, "over hardware.link weights travel as files", "disk"),
         (Transport.SHARED_MEMORY, True, "shared memory and gloo are for CPU hosts", "auto"),
         (Transport.GLOO, True, "shared memory and gloo are for CPU hosts", "auto"),
     )

@@ -1,4 +1,4 @@
-"""Search on a CPU host: build and rate every choice, then take the fastest one that fits.
+"""Search on a CPU host: build and rate every choice that the runtime can execute, then take the fastest one that fits.
 
 In: a ResolvedJob. Out: a Plan with the best choice, or the nearest that does not fit, and reasons for all other
 choices. Left out: which choices exist (candidates.py).
@@ -14,7 +14,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.roles.ledger import predict_cpu_ledger
 from rlplan.memory.serving.generation import build_host_pool
-from rlplan.memory.serving.kv_demand import KvDemand
+from rlplan.memory.serving.kv import KvDemand
 from rlplan.planner import plan_parts, rules
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.margins import SAME_SPEED
@@ -27,7 +27,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import cut_lengths
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cpu.actions import predict_job
-from rlplan.timing.job import JobTiming
+from rlplan.timing.step import JobTiming
 from rlplan.units import MIB, ceil_div, format_bytes, format_seconds
 from rlplan.vocabulary import Placement, Role
 

@@ -28,9 +28,8 @@ from rlplan.planner.gpu.axes import (
     list_quantizations,
     list_zero_stages,
 )
-from rlplan.planner.gpu.facts import strip_devices
 from rlplan.planner.gpu.sync_times import SyncModes
-from rlplan.planner.memo import Memo, memoize
+from rlplan.planner.memo import Memo, memoize, strip_devices
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob, build_search_rules

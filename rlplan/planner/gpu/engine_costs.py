@@ -6,9 +6,8 @@ Left out: other memory on these GPUs (roles.py) and the formulas of seconds (tim
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.roles.engine import build_rank_pool, held_weight_bytes
-from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
-from rlplan.planner.gpu.facts import strip_trainers
-from rlplan.planner.memo import Memo, memoize
+from rlplan.memory.serving.kv import ENOUGH, KvDemand
+from rlplan.planner.memo import Memo, memoize, strip_trainers
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cost import Cost, Resource

@@ -1,4 +1,4 @@
-"""Notes on a plan for GPUs: why GPUs stay idle, uneven batches, slow links, and why other placements lost.
+"""Notes on a plan for GPUs: why GPUs stay idle, uneven batches, and why other placements lost.
 
 In: the search over all GPUs, and the plan that it found. Out: sentences. Left out: how the plan was found (search.py).
 """
@@ -13,9 +13,7 @@ from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.hardware.rates import format_bytes_per_s
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.network.slow_links import tcp_bytes_per_s
 from rlplan.timing.transfer.weight_sync import CHANGED_SHARE
 from rlplan.units import format_bytes, format_seconds
 
@@ -45,31 +43,13 @@ class PlanNotes:
                 f"rollout.speculative_tokens {rollout.speculative_tokens}: rollout.acceptance_rate is not stated, so "
                 "step times assume that no drafted token is accepted"
             )
-        yield from self._note_link()
         yield from self._note_delta_sync()
         yield from self._note_uneven_batch()
-
-    def _note_link(self) -> Iterator[str]:
-        """Describe the transfer of weights to places behind a slow link."""
-        plan, link = self.plan, self.setting.link
-        linked = self.search.times.syncs.predict_link(plan.choice)
-        if linked is None or link is None:
-            return
-        rate, tree = format_bytes_per_s(tcp_bytes_per_s(link)), linked.tree
-        content = "changed weights" if plan.choice.sync_mode == "delta" else "weights"
-        sides = "continue" if plan.choice.arrangement.is_async else "wait"
-        forwards = f"each place forwards them to {tree.fan_out}, {tree.num_levels} levels"
-        route = forwards if link.num_places > 1 else "direct"
-        yield (
-            f"{linked.num_bytes / 1e9:.3g} GB of {content} take {format_seconds(linked.travels.seconds)} to "
-            f"{link.num_places} place{'s' * (link.num_places > 1)} at {rate} ({route}); "
-            f"meanwhile generation and training {sides}"
-        )
 
     def _note_delta_sync(self) -> Iterator[str]:
         """Compare a delta sync within a cluster with a sync of all weights."""
         choice = self.plan.choice
-        if not choice.sends_changes or self.setting.link is not None:
+        if not choice.sends_changes:
             return
         arrangement, trainer, engine = choice.arrangement, choice.trainer, choice.engine
         predict_cost = self.search.restrict_to_plan(self.plan).times.syncs.predict_cost

@@ -13,11 +13,10 @@ from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import HOST_DEVICE
 from rlplan.memory.roles.engine import EngineOnGpu, choose_engine_class
 from rlplan.memory.roles.states import build_fixed_states, build_zero_settings
-from rlplan.memory.serving.kv_demand import KvDemand
-from rlplan.memory.trainers.nvme import disk_bytes
+from rlplan.memory.serving.kv import KvDemand
+from rlplan.memory.trainers.optimizers import disk_bytes
 from rlplan.planner.gpu.engine_costs import EngineCosts
-from rlplan.planner.gpu.placed_roles import UNKNOWN, GpuRoles
-from rlplan.planner.gpu.roles import Ahead, RoleBytes, reduce_to_shape
+from rlplan.planner.gpu.roles import UNKNOWN, Ahead, GpuRoles, RoleBytes, reduce_to_shape
 from rlplan.planner.gpu.tables import ENGINE, BytesByMoment, Fit, ProcessPlace, Side, compute_left, fit
 from rlplan.planner.gpu.times import GpuTimes
 from rlplan.planner.memo import Memo, memoize
@@ -189,22 +188,18 @@ class EnginesAlone:
         return roles.build_side(shape, moments, places, generates_with)
 
 
-class Hints:
-    """Results of earlier arrangements that speed up later ones; they never change an answer."""
-
-    def __init__(self) -> None:
-        self.first_fitting: dict[object, int] = {}
-        """Index of the largest micro-batch that fit in the last arrangement, by sweep."""
-        self.hopeless: dict[object, list[tuple[int, int]]] = {}
-        """Group sizes (training, frozen) that were far too small, by kind of arrangement, choice and rank."""
+Shortages = dict[object, list[tuple[int, int]]]
+"""Group sizes (training, frozen) that were far too small, by kind of arrangement, choice and rank. They save time and
+never change an answer."""
 
 
 class CandidateScorer:
     """Scores candidates of one job on one setting."""
 
-    def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo, hints: Hints | None = None) -> None:
-        """hints: from a search on the same kind of GPUs for a job with other choices."""
-        self.job, self.setting, self.memo, self.hints = job, setting, memo, hints or Hints()
+    def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo, hopeless: Shortages | None = None) -> None:
+        """hopeless: from a search on the same kind of GPUs for a job with other choices."""
+        self.job, self.setting, self.memo = job, setting, memo
+        self.hopeless: Shortages = {} if hopeless is None else hopeless
         self.roles = GpuRoles(job, setting, memo)
         self.times = GpuTimes(job, setting, self.roles)
         self.alone = EnginesAlone(self.roles, self.roles.engines)
@@ -217,8 +212,8 @@ class CandidateScorer:
         return self.num_misfits > MANY_MISFITS
 
     def derive(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
-        """Create a scorer for a job with other choices or on fewer of these GPUs, with the same hints."""
-        other = CandidateScorer(job, setting, self.memo, self.hints)
+        """Create a scorer for a job with other choices or on fewer of these GPUs, with what it knows to be hopeless."""
+        other = CandidateScorer(job, setting, self.memo, self.hopeless)
         other.num_misfits = self.num_misfits
         return other
 
@@ -229,14 +224,14 @@ class CandidateScorer:
         checked first.
         """
         key = self.roles.build_kind_key(arrangement), choice, rank
-        if key not in self.hints.hopeless:
-            self.hints.hopeless[key] = []
+        if key not in self.hopeless:
+            self.hopeless[key] = []
             ranks = choice.ranks_per_sequence * choice.ep
             most = ceil_div(self.setting.num_gpus, ranks) * ranks
             largest = replace(arrangement, num_training=most, num_scoring=most if arrangement.num_scoring else 0)
             parts = self.roles.sum_state_bytes(largest, choice), self.roles.nothing(largest)
             self.record_shortage(largest, choice, rank, -self.compute_slack(largest, parts, rank))
-        return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self.hints.hopeless[key])
+        return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self.hopeless[key])
 
     def compute_slack(self, arrangement: Arrangement, parts: TwoParts, rank: int) -> int:
         """Bytes that two parts of an arrangement leave free on their devices."""
@@ -256,7 +251,7 @@ class CandidateScorer:
     def record_shortage(self, arrangement: Arrangement, choice: TrainerChoice, rank: int, lack: int) -> None:
         """Record that a choice misses `lack` bytes in an arrangement, if that exceeds BUFFERS."""
         if lack > BUFFERS:
-            self.hints.hopeless.setdefault((self.roles.build_kind_key(arrangement), choice, rank), []).append(
+            self.hopeless.setdefault((self.roles.build_kind_key(arrangement), choice, rank), []).append(
                 (arrangement.num_training, arrangement.num_frozen)
             )
 

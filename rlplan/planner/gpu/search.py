@@ -91,7 +91,7 @@ class GpuSearch:
         memo: Memo | None = None,
         scorer: CandidateScorer | None = None,
     ) -> None:
-        """memo: of the calling search. scorer: with hints from a search on the same kind of GPUs."""
+        """memo: of the calling search. scorer: of a search on the same kind of GPUs."""
         self.job, self.setting, self.asked, self.memo = job, setting, restore_job_spec(asked or job), memo or Memo()
         self.scorer = scorer or CandidateScorer(job, setting, self.memo)
         self.roles, self.times = self.scorer.roles, self.scorer.times
@@ -212,8 +212,6 @@ class GpuSearch:
     def list_other_pools(self) -> Iterator["GpuSearch"]:
         """List searches with the two pools' roles exchanged, if the job leaves them open, and with each pool alone."""
         hardware, second = self.asked.hardware, self.asked.hardware.generation
-        if hardware.link is not None:
-            return  # with a slow link, the first group is fixed as the trainers' place
         if second is None or hardware.num_hosts != "auto" or self.asked.placement.num_generation_devices != "auto":
             return
         first = PoolSpec(profile=hardware.profile, num_devices=hardware.num_devices)
@@ -252,7 +250,7 @@ class GpuSearch:
         return GpuSearch(job, self.setting, job, self.memo)
 
     def _derive_search(self, job: SettledJob, setting: GpuSetting) -> "GpuSearch":
-        """Derive a search for other choices or fewer GPUs that shares memo and hints."""
+        """Derive a search for other choices or fewer GPUs that shares the memo and known shortages."""
         return GpuSearch(job, setting, self.asked, self.memo, self.scorer.derive(job, setting))
 
     @property

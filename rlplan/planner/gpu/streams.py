@@ -16,6 +16,7 @@ No choice comes too late or is missing, for these reasons:
   host, because offloaded parts need not move.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -198,23 +199,16 @@ class Trainers:
     def keep_fitting(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
         """Keep the choices of a sweep that fit beside the smallest engine.
 
-        The largest micro-batch comes first and smaller ones need no more memory. The bisection starts at the index that
-        fit in another arrangement. It usually fits here too, so only it and the next larger one are counted.
+        The largest micro-batch comes first and smaller ones need no more memory, so a bisection finds the first.
         """
         roles, choices = self.scorer.roles, sweep.choices
         if not self._fits(roles.sum_state_bytes(self.arrangement, choices[0])):
             return ()
-        low, high = -1, len(choices)
-        first_fitting, key = self.scorer.hints.first_fitting, (_build_chain_key(sweep), sweep.savings)
-        probe = first_fitting.get(key, len(choices) // 2)
-        while high - low > 1:
-            probe = min(max(probe, low + 1), high - 1)
-            if self._fits(roles.sum_trainer_bytes(self.arrangement, choices[probe])):
-                high, probe = probe, probe - 1
-            else:
-                low, probe = probe, probe + 1
-        first_fitting[key] = high
-        return choices[high:]
+
+        def fits(choice: TrainerChoice) -> bool:
+            return self._fits(roles.sum_trainer_bytes(self.arrangement, choice))
+
+        return choices[bisect_left(choices, True, key=fits) :]
 
     def _fits(self, own_bytes: BytesByMoment, *, on_host: bool = True) -> bool:
         return _fits(self.scorer, self.arrangement, self.rank, (own_bytes, self.engines.floor), on_host=on_host)

@@ -1,7 +1,6 @@
-"""Weight sync of a candidate: possible modes, and the cost within a cluster or over a slow link.
+"""Weight sync of a candidate: possible modes, and its cost.
 
-In: a SettledJob, its setting, clusters by group. Out: modes; Cost, LinkedSync. Left out: the formulas
-(timing/transfer).
+In: a SettledJob, its setting, clusters by group. Out: modes; Cost. Left out: the formulas (timing/transfer).
 """
 
 from collections.abc import Callable
@@ -9,16 +8,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
-from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
+from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, TRAINING
-from rlplan.planner.gpu.placed_roles import GpuRoles
+from rlplan.planner.gpu.roles import GpuRoles
 from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.transfer.over_links import LinkedSync, sync_over_link
 from rlplan.timing.transfer.weight_sync import (
     CODED_BYTES_PER_S,
     GATHERED_ELEMENT_BYTES,
@@ -39,8 +37,8 @@ class SyncTimes:
         self, job: SettledJob, setting: GpuSetting, roles: GpuRoles, cluster: Callable[[Arrangement, str], Cluster]
     ) -> None:
         """cluster: returns a device group's GPUs, aware of others on the same hosts."""
-        self.job, self.policy, self.link, self.roles, self.cluster = job, setting.policy, setting.link, roles, cluster
-        self.known = roles.memo.get_table(SyncTimes, self.policy, self.link)
+        self.job, self.policy, self.cluster = job, setting.policy, cluster
+        self.known = roles.memo.get_table(SyncTimes, self.policy)
 
     def predict_cost(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
@@ -49,43 +47,26 @@ class SyncTimes:
         if not transport:
             return NOTHING
         setup = self._build_setup(arrangement, trainer, engine, transport)
-        is_ahead = self.link is not None and self.roles.count_versions_ahead(arrangement) > 0
         compares = self.job.placement.sync_verification == "every"
-        return self._sum_cost(setup, *self._get_clusters(arrangement), is_ahead, compares)
-
-    def predict_link(self, candidate: Choice) -> LinkedSync | None:
-        """Predict the weight sync over a slow link; None without one."""
-        if self.link is None or not candidate.sync_mode:
-            return None
-        arrangement = candidate.arrangement
-        setup = self._build_setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
-        return sync_over_link(self.policy, setup, self.link, *self._get_clusters(arrangement))
+        clusters = self.cluster(arrangement, TRAINING), self.cluster(arrangement, GENERATION)
+        return self._sum_cost(setup, *clusters, compares)
 
     @memoize
-    def _sum_cost(
-        self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool, compares: bool
-    ) -> Cost:
-        cost = self._cost_sync(setup, training, generation, is_ahead)
-        return cost + self._cost_comparison(setup, training, generation, is_ahead) if compares else cost
+    def _sum_cost(self, setup: SyncSetup, training: Cluster, generation: Cluster, compares: bool) -> Cost:
+        cost = sync_cost(self.policy, setup, training, generation)
+        return cost + self._cost_comparison(setup, training, generation) if compares else cost
 
-    def _cost_sync(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
-        if self.link is None:
-            return sync_cost(self.policy, setup, training, generation)
-        linked = sync_over_link(self.policy, setup, self.link, training, generation)
-        return linked.stops if is_ahead else linked.stops + linked.travels
-
-    def _cost_comparison(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
+    def _cost_comparison(self, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
         """Cost of comparing the engines' parameters with the trainer's; for adapters, vLLM's LoRA slots.
 
         Counts: the complete update once more, even after a delta sync, and an engine rank's weights read before and
         after it (2 B s / M). Source: runtime/weight_sync/engine_state.py, adapter_state.py.
         """
         if setup.transport == "delta":
-            # a comparison reads everything, so it travels like a full sync
-            setup = replace(setup, transport="nccl" if self.link is None else "disk")
+            setup = replace(setup, transport="nccl")  # a comparison reads everything, like a full sync
         num_bytes = setup.adapter_bytes or setup.element_bytes * self.policy.num_parameters
         read_s = 2 * num_bytes * held_share(self.policy, setup) / generation.reached_memory_bytes_per_s
-        return self._cost_sync(setup, training, generation, is_ahead) + Cost({Resource.MEMORY: read_s})
+        return sync_cost(self.policy, setup, training, generation) + Cost({Resource.MEMORY: read_s})
 
     def _build_setup(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
@@ -113,9 +94,6 @@ class SyncTimes:
             stages_masters=is_sharded and trainer.offloads_parameters,
             attention_dp=engine.attention_dp,
         )
-
-    def _get_clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
-        return self.cluster(arrangement, TRAINING), self.cluster(arrangement, GENERATION)
 
     @cached_property
     def _adapter_bytes(self) -> int:
@@ -158,13 +136,11 @@ class SyncModes:
     def delta_may_win(self, num_training: int, num_generation: int) -> bool:
         """Whether a delta sync between separate GPU groups may be faster than sending all weights.
 
-        Over a slow link it always may. Within a cluster it requires rlplan's runtime (no export supports it), elements
+        It requires rlplan's runtime (no export supports it), elements
         of at most 16 bits, and a wire slower than one thread's coding rate. Otherwise all weights arrive before the
         changes are found: both ways gather and load alike, and overlapping stages take no less time if one takes more.
         """
         job, setting = self.job, self.setting
-        if setting.link is not None:
-            return True
         if not job.is_for_rlplan or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
             return False
         training = setting.get_partial_cluster(TRAINING, num_training)
@@ -179,8 +155,6 @@ class SyncModes:
         if content is SyncContent.DELTA:
             return ("delta",)
         usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if shares_devices else ("nccl", "disk")
-        if self.job.hardware.link is not None:
-            usual = ("disk",)  # over a slow link, places forward files
         if transport != "auto":
             modes: dict[Transport, WeightSyncMode] = {
                 Transport.CUDA_IPC: "cuda_ipc",

@@ -19,21 +19,18 @@ from rlplan.dataflow.placements import (
     find_trainer_choice,
 )
 from rlplan.dataflow.schedule import Action, Part, Schedule
-from rlplan.memory.roles.kept_copies import StagedOnHost
 from rlplan.memory.roles.scorer import ScorerOnGpu
-from rlplan.memory.roles.trainer import TrainerOnGpu
+from rlplan.memory.roles.trainer import StagedOnHost, TrainerOnGpu
 from rlplan.planner.gpu.engine_costs import GENERATES
-from rlplan.planner.gpu.placed_roles import GpuRoles
-from rlplan.planner.gpu.roles import RoleBytes
+from rlplan.planner.gpu.roles import GpuRoles, RoleBytes
 from rlplan.planner.gpu.sync_times import SyncTimes
 from rlplan.planner.gpu.tables import RoleTable
 from rlplan.planner.memo import Memo, memoize
 from rlplan.planner.setting import GpuPool, GpuSetting
 from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.job import JobTiming, time_job
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.step import StepTiming
+from rlplan.timing.step import JobTiming, StepTiming, time_job
 from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, score_cost, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
 from rlplan.timing.training.settings import FORWARD, training_times
@@ -240,9 +237,7 @@ class GpuTimes:
         ahead = self.engines.build_async_rollouts(
             self.roles.count_versions_ahead(where), self.get_cluster(where, GENERATION), engine, kv_cache
         )
-        travels = self.syncs.predict_link(candidate)
-        travel_s = travels.travels.seconds if travels else 0.0
-        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s, travel_s)
+        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s)
 
     def _cost_action(
         self, action: Action, candidate: Choice, kv_cache: int, clusters: tuple[Cluster, Cluster, Cluster]

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplan.dataflow.layouts import DeviceGroup
-from rlplan.dataflow.schedule import Schedule
+from rlplan.dataflow.schedule import DeviceGroup, Schedule
 from rlplan.memory.ledger import Bound, LedgerRow, MemoryLedger
 from rlplan.report import style
 from rlplan.report import timeline as clock

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
-from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule
+from rlplan.dataflow.schedule import HOST_GROUP, Action, DeviceGroup, RoleLayout, Schedule, Worker
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.report import style, timeline

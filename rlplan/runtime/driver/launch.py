@@ -17,8 +17,8 @@ from pathlib import Path
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
-from rlplan.planner.fallbacks import MAX_FALLBACKS, find_next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
+from rlplan.planner.search import MAX_FALLBACKS, find_next_plan
 from rlplan.runtime.admission.proofs import check_admission
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.identity import describe_identity

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rlplan.dataflow.graph import AsyncRollouts
+from rlplan.dataflow.schedule import AsyncRollouts
 from rlplan.errors import RunError
 from rlplan.runtime.checkpoints.manifest import StreamState
 from rlplan.runtime.environments.conversations import Conversations

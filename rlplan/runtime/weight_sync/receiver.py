@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import torch
 
-from rlplan.memory.weight_sync.buckets import BucketEntry
-from rlplan.memory.weight_sync.packets import Packet
+from rlplan.memory.weight_sync.packets import BucketEntry, Packet
 from rlplan.runtime.weight_sync.channel import (
     Encoding,
     Endpoint,

@@ -2,7 +2,7 @@
 
 In: a model's shape and, on the trainer's side, a module. Out: parameters that are views of the memory; a handle with
 which the engine opens it. Left out: the engine's parameters (workers/engine/base_loading.py), when sharing is possible
-(planner/shared_base.py).
+(planner/checks/engine_base.py).
 
 On a CPU the memory is an unnamed file, opened by the trainer's process id and descriptor. It disappears with its last
 process, however that ends, and a restarted engine opens it again. On a GPU the trainer allocates it and the engine
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rlplan.errors import RunError
-from rlplan.memory.serving.shared_base import SharedTensor, build_shared_layout, shared_base_bytes
+from rlplan.memory.model.engine_base import SharedTensor, build_shared_layout, shared_base_bytes
 from rlplan.runtime.device.layer import Device, device_of, present
 from rlplan.runtime.measure.memory_meter import counted_elsewhere
 from rlplan.runtime.weight_sync.channel import BaseHandle

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplan.memory.weight_sync.buckets import Bucket, name_layer
+from rlplan.memory.weight_sync.packets import Bucket, name_layer
 
 
 class WeightSource:

@@ -1,1 +1,1 @@
-"""How a file or a command line becomes a job: YAML as data, short forms, keys of older versions."""
+"""How a file or a command line becomes a job: YAML as data, short forms."""

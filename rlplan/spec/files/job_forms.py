@@ -6,20 +6,15 @@ In: a parsed job file. Out: the same in its long form, which is what JobSpec val
     algorithm: grpo             ->  algorithm: {name: grpo}
     hardware: 8xH100            ->  hardware: {profile: H100, num_devices: 8}; H100x8 and H100:8 are read too
     hardware: 8xH100 + 8xL40S   ->  the same with generation: {profile: L40S, num_devices: 8}
-    hardware: 16xH100 + 64xL40S over 1Gb/s 40ms 0.1% 8 places
-                                ->  and link: {bandwidth: 1Gb/s, latency_s: 0.04, loss: 0.001, num_places: 8}
     hardware: cpu-host          ->  hardware: {profile: cpu-host, num_devices: 1}
 
 Left out: whether the long form is right (job.py); paths (job_file.py).
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlplan.errors import SpecError
 from rlplan.spec.algorithms import ALGORITHMS
-from rlplan.spec.base import shorten_value
 from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.hardware.catalogue import is_cpu_host, profile_paths
 from rlplan.spec.hardware.typed import is_cpu_text, parse_pools
@@ -27,18 +22,6 @@ from rlplan.spec.hardware.typed import is_cpu_text, parse_pools
 GIVEN_LEN = 1024
 """Default max_response_len of algorithms that learn from answers in the data. Source: half of the 2,048 tokens that
 Tulu 3 allows a prompt and its answer in DPO (arXiv:2411.15124, its table of hyperparameters)."""
-
-
-_SLOW = re.compile(r"\+.*\sover\s|\sover\s+[\d.]+\s*[kmgt]?b(?:it)?/s", re.IGNORECASE)
-"""A link has a rate and joins two groups; `16 H100 over 2 nodes` has none."""
-_OVER = re.compile(r"\s+over\s+", re.IGNORECASE)
-_LINK_WORDS: dict[str, tuple[re.Pattern[str], float]] = {
-    "latency_s": (re.compile(r"([\d.]+) ?ms"), 1e-3),
-    "loss": (re.compile(r"([\d.]+) ?%"), 1e-2),
-    "num_places": (re.compile(r"(\d+) places?"), 1),
-    "num_connections": (re.compile(r"(\d+) connections?"), 1),
-}
-"""Optional properties of a slow link in its short form, each with its unit."""
 
 
 def expand_job(data: Any) -> Any:
@@ -66,36 +49,11 @@ def expand_hardware(text: str, where: str = "hardware", assumed: list[str] | Non
     name = "cpu-host" if is_cpu_text(text) else text.strip()
     if name.lower() in profile_paths() and is_cpu_host(name.lower(), where=where):
         return {"profile": name.lower(), "num_devices": 1}
-    text, *links = _OVER.split(text, maxsplit=1) if _SLOW.search(text) else (text,)
     pools = parse_pools(text, where=where, may_assume=assumed is not None)
     if assumed is not None:
         assumed += [pool.assumed for pool in pools if pool.assumed]
-    link = {"link": expand_link(links[0], where)} if links else {}
     second = {"generation": {"profile": pools[1].profile, "num_devices": pools[1].num_gpus}} if len(pools) > 1 else {}
-    return pools[0].keys | second | link
-
-
-def expand_link(text: str, where: str = "hardware") -> dict[str, Any]:
-    """The long form of a slow link. Raises: SpecError for words that do not describe a link.
-
-    >>> expand_link("590Mb/s 40ms 0.1% 8 places")
-    {'bandwidth': '590Mb/s', 'latency_s': 0.04, 'loss': 0.001, 'num_places': 8}
-    """
-    bandwidth, _, rest = text.strip().partition(" ")
-    link: dict[str, Any] = {"bandwidth": bandwidth}
-    for key, (pattern, unit) in _LINK_WORDS.items():
-        match = pattern.search(rest)
-        if match and match[1].count(".") < 2 and match[1] != ".":
-            link[key] = int(match[1]) if unit == 1 else round(float(match[1]) * unit, 12)
-            rest = rest.replace(match[0], "", 1)
-    if rest.strip():
-        raise SpecError(
-            f"'{shorten_value(rest.strip())[1:-1]}' does not describe a link",
-            where=where,
-            rule="bandwidth, then any of one-way latency in ms, loss in %, generation places, TCP connections",
-            way_out="such as 16xH100 + 64xL40S over 590Mb/s 40ms 0.1% 8 places 16 connections",
-        )
-    return link
+    return pools[0].keys | second
 
 
 def _give_answers(data: dict[str, Any]) -> None:

@@ -1,8 +1,7 @@
 """Rates: bytes per second, FLOP per second and watts, as integers; decimal units exist only in text.
 
 In: text such as `3.35TB/s`, `989.4TFLOP/s` or `700W` from a YAML file. Out: an integer, or text for display. Left out:
-binary units, since vendors give rates in powers of ten; bits, except for slow links (a GPU's or node's `400Gb/s` is
-written 50GB/s).
+binary units, since vendors give rates in powers of ten; bits (`400Gb/s` is written 50GB/s).
 """
 
 import re
@@ -10,7 +9,6 @@ from fractions import Fraction
 from functools import partial
 
 _BYTE_RATES = {"MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12}
-_LINK_RATES = {**_BYTE_RATES, "Mb/s": 125_000, "Gb/s": 125_000_000}
 _FLOP_RATES = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
 _WATTS = {"W": 1, "kW": 1000}
 _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*$")
@@ -20,8 +18,8 @@ MAX_RATE = (1 << 63) - 1
 def _parse(text: str | int, *, units: dict[str, int], example: str) -> int:
     """A rate in the smallest unit, from an integer or a number with a unit. Raises: ValueError with the rule.
 
-    >>> parse_bytes_per_s("3.35TB/s"), parse_link_rate("590Mb/s"), parse_watts("1.4kW")
-    (3350000000000, 73750000, 1400)
+    >>> parse_bytes_per_s("3.35TB/s"), parse_watts("1.4kW")
+    (3350000000000, 1400)
     """
     rule = f"a rate is an integer or a number with one of {', '.join(units)}, as in {example}"
     if isinstance(text, bool) or not isinstance(text, str | int):
@@ -40,8 +38,6 @@ def _parse(text: str | int, *, units: dict[str, int], example: str) -> int:
 
 parse_bytes_per_s = partial(_parse, units=_BYTE_RATES, example="50GB/s")
 """Bytes per second from `3.35TB/s` or an integer."""
-parse_link_rate = partial(_parse, units=_LINK_RATES, example="590Mb/s")
-"""Bytes per second of a slow link, whose rate may be given in bits."""
 parse_flops_per_s = partial(_parse, units=_FLOP_RATES, example="312TFLOP/s")
 """Operations per second from `989.4TFLOP/s` or an integer; integer operations count as FLOP."""
 parse_watts = partial(_parse, units=_WATTS, example="700W")

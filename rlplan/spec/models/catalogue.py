@@ -10,8 +10,8 @@ from pathlib import Path
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec, model_from_config, read_model
-from rlplan.spec.models.bundled import CatalogueEntry, load_catalogue
 from rlplan.spec.models.headers import check_checkpoint
+from rlplan.spec.models.names import CatalogueEntry, load_catalogue
 
 __all__ = [
     "MAX_ID",

@@ -1,4 +1,7 @@
-"""Names of models as people type them, and the bundled model that each means.
+"""The bundled models by hub id, and names of models as people type them.
+
+Configs are in `rlplan/spec/architectures/*.json`, which have the relevant keys of each `config.json`, the published
+number of parameters against which tests check them, and their source.
 
 In: `qwen3 8b`, `llama-70b`, `unsloth/Qwen3-8B-bnb-4bit`, `Qwen3-30B`. Out: the bundled id, other candidates, how the
 name was read. Left out: downloads (runtime/models/hub.py), folders (catalogue.py).
@@ -8,12 +11,55 @@ with the fewest further words come first, then the newest version.
 """
 
 import difflib
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
 from math import log2
+from pathlib import Path
+from typing import Any
 
-from rlplan.spec.models.bundled import load_catalogue
+from rlplan.spec.base import Spec
+
+FOLDER = Path(__file__).resolve().parent.parent / "architectures"
+
+
+class CatalogueEntry(Spec):
+    """A bundled model."""
+
+    id: str
+    """Hub id of the model."""
+    num_parameters: int
+    """Published number of parameters, which the config must give."""
+    source: str
+    """Origin of the config."""
+    like: str | None = None
+    """Model whose config this one extends."""
+    config: dict[str, Any]
+    """Contents of config.json, including those of `like`."""
+
+
+@cache
+def load_catalogue() -> dict[str, CatalogueEntry]:
+    """Every bundled model by id.
+
+    >>> len(load_catalogue()) >= 60
+    True
+    """
+    raw: dict[str, dict[str, Any]] = {}
+    for path in sorted(FOLDER.glob("*.json")):
+        data = json.loads(path.read_text("utf-8"))
+        for model in data["models"]:
+            assert model["id"] not in raw, f"{model['id']} occurs twice in the catalogue"
+            raw[model["id"]] = model | {"source": data["sources"][model["source"]]}
+    return {name: CatalogueEntry(**model | {"config": _merge_base(raw, name)}) for name, model in raw.items()}
+
+
+def _merge_base(raw: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    model = raw[name]
+    base = _merge_base(raw, model["like"]) if "like" in model else {}
+    return {**base, **model["config"]}
+
 
 _TOKENS = re.compile(r"a\d+(?:\.\d+)?b(?![a-z])|\d+x\d+b|\d+(?:\.\d+)?[bmt](?![a-z])|\d+(?:\.\d+)?|[a-z]+")
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bmt]|a\d+(?:\.\d+)?b")

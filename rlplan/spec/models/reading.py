@@ -8,11 +8,10 @@ from typing import Any, NoReturn
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import shorten_value
-from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, OTHER_MODEL, REPAIR, Config
+from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, OTHER_MODEL, REPAIR, Config, read_quantization
 from rlplan.spec.models.families.family import FAMILIES, Family
 from rlplan.spec.models.families.readers import Fields
 from rlplan.spec.models.families.towers import read_tower
-from rlplan.spec.models.quantization import read_quantization
 
 MAX_POSITIONS = 1 << 30
 MAX_WORD = 60

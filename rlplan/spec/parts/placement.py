@@ -6,10 +6,9 @@ with the rest of the job (JobSpec).
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from rlplan.spec.base import Auto, ByteCount, Spec
-from rlplan.spec.hardware.rates import parse_link_rate
 from rlplan.spec.parts.workload import MAX_COUNT
 from rlplan.vocabulary import SyncContent, Transport
 
@@ -23,27 +22,6 @@ class PoolSpec(Spec):
     """Number of GPUs in the group."""
 
 
-LinkRate = Annotated[int, BeforeValidator(parse_link_rate, json_schema_input_type=int | str)]
-
-
-class LinkSpec(Spec):
-    """A slow link, such as the internet, between the training site and the generation sites. All sites are alike."""
-
-    bandwidth: LinkRate
-    """Bandwidth of each site, in bytes per second per direction: 590Mb/s, 1.2GB/s."""
-    latency_s: float = Field(default=0.0, ge=0, le=60)
-    """One-way latency in seconds; a round trip takes twice as long."""
-    loss: float = Field(default=0.0, ge=0, lt=1)
-    """Share of packets that are lost: 0.001 is one in a thousand."""
-    num_connections: int = Field(default=1, ge=1, le=1024)
-    """TCP connections that share a transfer. Packet loss slows each connection on its own."""
-    num_places: int = Field(default=1, ge=1, le=1 << 20)
-    """Number of generation sites; the GPUs of `generation` are spread evenly over them."""
-    fan_out: Annotated[int, Field(ge=1, le=1 << 20)] | Auto = "auto"
-    """Number of sites to which each site forwards weights, in a tree rooted at the trainers. With fan_out = num_places
-    the trainers send to all sites themselves."""
-
-
 class HardwareSpec(Spec):
     """The hardware of the job. Short forms: `8xH100`, `8xH100 + 8xL40S`, `cpu-host` (job_forms.py)."""
 
@@ -55,8 +33,6 @@ class HardwareSpec(Spec):
     """Number of hosts, filled in order and evenly. `auto`: one CPU host, or full nodes of GPUs."""
     generation: PoolSpec | None = None
     """A second group of GPUs that generates; the GPUs of `profile` then train and score."""
-    link: LinkSpec | None = None
-    """Slow link between the two groups; None: they share the network of their hosts."""
     memory: Annotated[ByteCount, Field(ge=1 << 20)] | None = None
     """Bytes that the job may use on each GPU, or on each CPU host; None: all of it."""
     host_memory: Annotated[ByteCount, Field(ge=1 << 20)] | None = None
@@ -76,19 +52,6 @@ class HardwareSpec(Spec):
     def _hosts_have_devices(self) -> "HardwareSpec":
         if self.num_hosts != "auto" and self.num_hosts > self.num_devices:
             raise ValueError(f"num_hosts = {self.num_hosts} must be at most num_devices = {self.num_devices}")
-        return self
-
-    @model_validator(mode="after")
-    def _link_joins_two_groups(self) -> "HardwareSpec":
-        if self.link is None:
-            return self
-        if self.generation is None:
-            raise ValueError("link joins two groups of GPUs, and generation is missing: 16xH100 + 64xL40S over 1Gb/s")
-        if self.link.num_places > self.generation.num_devices:
-            raise ValueError(
-                f"link.num_places = {self.link.num_places} must be at most generation.num_devices = "
-                f"{self.generation.num_devices}"
-            )
         return self
 
     @property

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlplan.dataflow.layouts import RoleLayout
-from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.dataflow.schedule import Action, Part, RoleLayout, Schedule
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import build_role_rank, build_trained_rank
 from rlplan.spec.hardware.profile import CpuProfile
@@ -21,11 +20,9 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.cpu.eager import FLOAT_BYTES, MicroBatch, backward_counts, forward_counts
-from rlplan.timing.cpu.engine import CpuEngine, Requests
-from rlplan.timing.cpu.host import CpuHost, CpuShare, find_task_ends, read_host
-from rlplan.timing.cpu.weight_sync import time_weight_sync
-from rlplan.timing.job import JobTiming, PartCosts, time_job
-from rlplan.timing.verifiers import verify_s
+from rlplan.timing.cpu.engine import CpuEngine, Requests, time_weight_sync
+from rlplan.timing.cpu.host import CpuHost, CpuShare, find_task_ends, read_host, verify_s
+from rlplan.timing.step import JobTiming, PartCosts, time_job
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Phase, Role
 
@@ -53,11 +50,8 @@ def action_costs(
     """Compute the Cost of each action, by part and id."""
     others = role_models or {}
 
-    def select_times(role: Role) -> CpuTimes:
-        return CpuTimes(job, others.get(role, model), host, schedule, role)
-
     return {
-        (part, action.id): select_times(action.role).cost(part, action)
+        (part, action.id): CpuTimes(job, others.get(action.role, model), host, schedule, action.role).cost(part, action)
         for part, actions in schedule.parts
         for action in actions
     }

@@ -1,15 +1,25 @@
-"""CpuHost: rates that a process reaches on a host without a GPU while other processes compute.
+"""CpuHost: rates that a process reaches on a host without a GPU while other processes compute; and
+seconds that a step waits for rewards from separate processes after its last token.
 
-In: a CpuProfile. Out: rates of one process, and Costs of bytes, FLOPs and operations. Left out: caches, NUMA, clocks.
+In: a CpuProfile, a job. Out: rates of one process, and Costs of bytes, FLOPs and operations. Left out: caches, NUMA,
+clocks; functions that a user supplies as rewards, the computation of a judged program, every test after the first.
 
 The rates of a profile belong to all cores together. A process with t threads gets t of C cores, or less where the
 threads of all processes exceed C. Page faults are limited per process: a second thread hardly helps (2.3 GB/s with one
 thread, 2.8 with two, measured), and other processes do not slow them while cores are free.
+
+    n   rollouts of a step
+    w   responses judged at the same time, limits.num_reward_workers
+    C   cores of the host
+    c   core seconds per response, all rewards together
+    g   seconds of generation, during which most responses are judged
 """
 
 from dataclasses import dataclass
 
 from rlplan.spec.hardware.profile import ComputeDtype, CpuLatencies, CpuProfile, CpuRates
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, RewardSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.cpu.eager import PassCounts
 
@@ -121,3 +131,47 @@ def find_task_ends(seconds: list[float], num_cores: int) -> list[float]:
         now += (seconds[task] - done) * max(1.0, (len(seconds) - position) / num_cores)
         done, ends[task] = seconds[task], now
     return [ends[task] for task in range(len(seconds))]
+
+
+SANDBOX_S = 0.020
+"""Seconds of a fresh sandbox with one test. Source: reports/sandbox: two cores, CPython 3.11, bubblewrap."""
+MATH_S = 0.003
+"""Seconds to compare two short numbers. Source: measured, math-verify 0.9.0, CPU time: integers 2.5 ms, fractions
+3.2 ms."""
+
+
+def judging_s(reward: RewardSpec) -> float:
+    """Core seconds per response; 0 for rewards that the driver computes and for those that cannot be predicted.
+
+    Counts: one sandbox, or one comparison of mathematical answers. Source: this module's constants.
+    Assumes: short programs and answers.
+
+    >>> from rlplan.spec.parts.rewards import CodeExecutorSpec, FormatCheckerSpec
+    >>> judging_s(CodeExecutorSpec(kind="code_executor")), judging_s(FormatCheckerSpec(kind="format_checker"))
+    (0.02, 0.0)
+    """
+    if isinstance(reward, CodeExecutorSpec):
+        return SANDBOX_S
+    return MATH_S if isinstance(reward, AnswerMatcherSpec) and reward.compares == "math" else 0.0
+
+
+def waiting_s(num_responses: int, response_s: float, num_at_a_time: int, beside_s: float) -> float:
+    """Seconds that a step waits for rewards after generation has ended.
+
+    Counts: n c / min(w, C) - g, at least the c of the last response. Source: each response is judged when it ends
+    (runtime/rewards/reward_pool.py). Assumes: responses end evenly over generation, and judging finds free cores.
+
+    >>> waiting_s(100, 0.02, 2, 0.4), waiting_s(100, 0.02, 2, 60.0)
+    (0.6, 0.02)
+    """
+    return max(response_s, num_responses * response_s / num_at_a_time - beside_s)
+
+
+def verify_s(job: ResolvedJob, num_cores: int, beside_s: float) -> float:
+    """Seconds that a step waits for all rewards with their own processes.
+
+    Counts: `waiting_s` with the rewards added up. Source: as `waiting_s`. Assumes: as `waiting_s`.
+    """
+    response_s = sum(judging_s(reward) for reward in job.rewards)
+    at_a_time = min(job.limits.num_reward_workers, num_cores)
+    return waiting_s(job.workload.num_rollouts_per_step, response_s, at_a_time, beside_s)

@@ -1,17 +1,13 @@
 """Asynchronous generation in closed form: how often the engines deliver a step's rollouts.
 
-In: one engine's speed and share of a step, the allowed staleness, seconds of the step's other actions, and seconds that
-new weights travel in the background. Out: a Cost. Left out: weight syncs that wait for running rollouts (generation.py
-has whole batches).
+In: one engine's speed and share of a step, the allowed staleness, seconds of the step's other actions. Out: a Cost.
+Left out: weight syncs that wait for running rollouts (generation.py has whole batches).
 
 A steady step T is the least that meets three conditions:
 
     others + sync <= T                                       training waits for nothing
     prompts + anew(n) + sync + N L D(n) / n <= T             n concurrent rollouts make a step's tokens
     wait + G D(n) T / (T - stalls) + J + others + sync <= (1 + s) T   the longest rollout is judged in time
-
-New weights that travel for V seconds in the background arrive V / T versions late, which leaves s - V / T of the
-staleness. A link that carries one version at a time also requires V + sync <= T.
 
 The second line gives the pace of n concurrent rollouts. The engines run the smallest n that keeps pace with T, because
 prompts wait for room in the staleness bound. Source: own; Little's law, and the bound of simulate/staleness.py. Against
@@ -24,7 +20,7 @@ J seconds until a rollout is judged, s allowed staleness in versions, S largest 
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import inf, sqrt
@@ -39,8 +35,6 @@ NUM_HALVINGS = 48
 of one schedule, whose seconds are added in different orders, get the same result."""
 NEAR = 1e-13
 """Two step lengths closer than this share count as equal; rounding errors are smaller."""
-NUM_LINK_HALVINGS = 16
-"""Bisections where new weights travel in the background; each one has its own staleness and its own inner search."""
 Piece = tuple[float, float, float, float, float, float]
 """(low, high, a, b, c, d): for n in low..high a decode step takes a + b n seconds and c + d n rollouts are interrupted.
 """
@@ -61,18 +55,14 @@ class RolloutsAhead:
     """Rollouts keep their KV cache at a weight sync: they continue with it, or are not interrupted because they keep
     their adapter version. Otherwise the KV cache is recomputed."""
 
-    def cost(self, others_s: float, sync_s: float, travel_s: float = 0.0) -> Cost:
+    def cost(self, others_s: float, sync_s: float) -> Cost:
         """Seconds in which the engines deliver a step's rollouts, without the weight sync.
 
-        others_s: all other actions of a step. travel_s: background transfer of new weights. Resources are those of the
-        rollouts that run on average; IDLE is the wait for the longest one.
+        others_s: all other actions of a step. Resources are those of the rollouts that run on average; IDLE is the wait
+        for the longest one.
         """
-        if travel_s:
-            step_s = self._step_over_link(others_s, sync_s, travel_s)
-            late = self._reduce_staleness(step_s, travel_s).cost(others_s, sync_s)
-            return late + Cost({Resource.IDLE: max(0.0, step_s - sync_s - late.seconds)})
         step_s = self.step_s(others_s, sync_s)
-        running = self.find_running(step_s, sync_s) or self.most
+        running = self._find_least_running(step_s - sync_s) or self.most
         decoded = self.speed.rates.parts(self._load(running))
         again = 0.0 if self.keeps_cache else self._num_interrupted(running)
         anew = time_prefill(self.speed, again * self._tokens_per_rollout, self._tokens_per_rollout)
@@ -129,25 +119,6 @@ class RolloutsAhead:
             else:
                 low, below, above, again = at, spare, above / (2 if again < 0 else 1), -1
         return low, high
-
-    def _reduce_staleness(self, step_s: float, travel_s: float) -> "RolloutsAhead":
-        """The same rollouts with the staleness that is left when new weights travel for part of a step."""
-        return replace(self, staleness=max(0.0, self.staleness - travel_s / step_s))
-
-    def _step_over_link(self, others_s: float, sync_s: float, travel_s: float) -> float:
-        """The least T in which the link carries one version and no rollout is too old when it is trained."""
-        low = high = max(travel_s + sync_s, self.step_s(others_s, sync_s))
-        while not self._reduce_staleness(high, travel_s)._is_long_enough(high, others_s, sync_s):
-            low, high = high, 1.5 * high
-        for _ in range(NUM_LINK_HALVINGS if high > low else 0):
-            middle = (low + high) / 2
-            holds = self._reduce_staleness(middle, travel_s)._is_long_enough(middle, others_s, sync_s)
-            low, high = (low, middle) if holds else (middle, high)
-        return high
-
-    def find_running(self, step_s: float, sync_s: float) -> float | None:
-        """Fewest concurrent rollouts that keep pace with a step; None where no number does."""
-        return self._find_least_running(step_s - sync_s)
 
     def _find_least_running(self, room: float) -> float | None:
         """The least n whose pace is at most `room` seconds; None where there is none."""

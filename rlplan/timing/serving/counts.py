@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.model.quantization import Quantization, weight_bytes
-from rlplan.memory.serving.tensors import fuse_tensors, stored_bytes
-from rlplan.memory.serving.weights import build_engine_layout
+from rlplan.memory.serving.kv import LayerCache, list_layer_caches
+from rlplan.memory.serving.weights import build_engine_layout, fuse_tensors, stored_bytes
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
-from rlplan.spec.models.kv import LayerCache, list_layer_caches
 from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.training.mini_batch import largest_normal
 

@@ -11,8 +11,7 @@ from functools import lru_cache
 
 from rlplan.memory.trainers.shape import parse_recompute
 from rlplan.spec.hardware.profile import ComputeDtype
-from rlplan.spec.parts.kernels import KernelsSpec
-from rlplan.spec.parts.training import TrainingSpec
+from rlplan.spec.parts.training import KernelsSpec, TrainingSpec
 from rlplan.timing.network.cluster import Cluster
 from rlplan.vocabulary import Backend
 
@@ -70,7 +69,7 @@ class Kernels:
     stores_scores: bool = False
     """Attention writes its scores to memory (as before FlashAttention)."""
     modules: frozenset[str] = frozenset()
-    """Modules of a layer that the backward pass recomputes (modules.py)."""
+    """Modules of a layer that the backward pass recomputes (elementwise.py)."""
     reduce_bytes: int = 2
     """Bytes per gradient element in a reduction."""
     hides_tp: bool = False

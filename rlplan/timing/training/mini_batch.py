@@ -13,12 +13,11 @@ from statistics import NormalDist
 from rlplan.spec.models.shards import split_training_stages
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.training.exchanges import stage_transfer_cost
+from rlplan.timing.training.elementwise import count_recomputed
 from rlplan.timing.training.flops import Lengths
-from rlplan.timing.training.modules import count_recomputed
 from rlplan.timing.training.passes import least_pass_seconds, pass_cost, stage_costs
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, Times, TrainSetting, training_times
-from rlplan.timing.training.shards import overlap, pass_traffic, step_traffic
+from rlplan.timing.training.shards import overlap, pass_traffic, stage_transfer_cost, step_traffic
 from rlplan.vocabulary import Role
 
 __all__ = ["MiniBatchShape", "TrainSetting", "train_cost"]

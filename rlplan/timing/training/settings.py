@@ -1,6 +1,6 @@
 """Setting of a training pass: a role with its layout, a micro-batch, and how often each part is computed.
 
-In: nothing. Out: frozen values. Left out: seconds (passes.py, exchanges.py).
+In: nothing. Out: frozen values. Left out: seconds (passes.py, shards.py).
 """
 
 from dataclasses import dataclass, replace
@@ -12,10 +12,9 @@ from rlplan.memory.trainers.shape import Recompute, parse_recompute
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import NONE
 from rlplan.spec.resolved import SettledTraining
-from rlplan.timing.training.elementwise import BACKWARD
+from rlplan.timing.training.elementwise import BACKWARD, Recomputed
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.kernels import Kernels, choose_kernels
-from rlplan.timing.training.modules import Recomputed
 from rlplan.vocabulary import Backend, Loss, Role
 
 ATTENTION_BACKWARD = 2.5

@@ -8,7 +8,7 @@ In: clusters. Out: Links. Left out: collectives of a training step (collectives.
 
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.links import Link
+from rlplan.timing.network.collectives import Link
 
 SENDER_BYTES_PER_S = 50e9
 """Upper bound of one sender's bandwidth before its efficiency: one adapter of 400 Gbit/s. Assumed for nodes with few

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlplan.memory.machine.overheads import heap_bytes, slack_bytes
+from rlplan.memory.machine.machine import heap_bytes, slack_bytes
 from rlplan.spec.hardware.profile import SourcedBytes
 from rlplan.vocabulary import Provenance
 

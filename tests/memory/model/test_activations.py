@@ -12,8 +12,7 @@ from rlplan.memory.model.activations import (
     mlp_freed_bytes,
     working_bytes,
 )
-from rlplan.memory.model.block_families import cut_layers
-from rlplan.memory.model.layer_cut import LayerCut
+from rlplan.memory.model.block_families import LayerCut, cut_layers
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention

@@ -1,6 +1,6 @@
 """Weights: numbers worked by hand on the model of the factories (h=8, L=2, q=12, v=6, I=20, V=70, P=2148)."""
 
-from rlplan.memory.model.params import (
+from rlplan.memory.serving.generation import (
     engine_parameter_bytes,
     expert_bytes,
     fused_linear_shapes,

@@ -4,17 +4,17 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.memory.model import quantization as q
-from rlplan.memory.model.quantization import Quantization, weight_bytes
-from rlplan.memory.model.quantized_checkpoints import (
+from rlplan.memory.model.quantization import (
+    Quantization,
     convert_quantization_spec,
     find_quantization_by_name,
     parse_quantization,
+    weight_bytes,
 )
 from rlplan.memory.serving.weights import build_engine_layout, engine_weight_bytes
 from rlplan.spec.model import Parameter
 from rlplan.spec.models.catalogue import find_model
-from rlplan.spec.models.config import Config
-from rlplan.spec.models.quantization import QuantizationSpec, read_quantization
+from rlplan.spec.models.config import Config, QuantizationSpec, read_quantization
 from rlplan.units import GIB
 
 NUMEL = 4096 * 4096

@@ -7,8 +7,7 @@ import pytest
 from rlplan.dataflow.choice import Choice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.kept_copies import KeepsSentWeights, sent_weights_bytes
-from rlplan.memory.roles.trainer import TrainerOnGpu
+from rlplan.memory.roles.trainer import KeepsSentWeights, TrainerOnGpu, sent_weights_bytes
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.plan import Plan
 from rlplan.planner.setting import read_setting

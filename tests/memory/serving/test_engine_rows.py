@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rlplan.memory.model.params import (
+from rlplan.memory.serving.generation import (
     engine_parameter_bytes,
     fused_linear_shapes,
     packed_weight_bytes,
     unpacked_remainder_bytes,
 )
 from rlplan.memory.serving.kv import build_cache_pool
-from rlplan.memory.serving.tensors import list_engine_tensors, rotary_table_bytes, stored_bytes
+from rlplan.memory.serving.weights import list_engine_tensors, rotary_table_bytes, stored_bytes
 from rlplan.spec.hardware.catalogue import get_profile
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.parts import LINEAR, NONE

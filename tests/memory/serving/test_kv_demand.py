@@ -2,8 +2,7 @@
 
 import pytest
 
-from rlplan.memory.serving.kv import CacheGroup, CachePool
-from rlplan.memory.serving.kv_demand import KvDemand
+from rlplan.memory.serving.kv import CacheGroup, CachePool, KvDemand
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, UniformLengths
 
 POOL = CachePool(1000, (CacheGroup("full", 4, 16),))

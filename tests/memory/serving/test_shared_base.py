@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rlplan.memory.model.params import engine_parameter_bytes, packed_weight_bytes, unpacked_remainder_bytes
-from rlplan.memory.serving.shared_base import build_shared_layout, find_unshareable_part, shared_base_bytes
+from rlplan.memory.model.engine_base import build_shared_layout, find_unshareable_part, shared_base_bytes
+from rlplan.memory.serving.generation import engine_parameter_bytes, packed_weight_bytes, unpacked_remainder_bytes
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_best_plan
 from rlplan.spec.files.job_file import job_from

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.memory.machine.machine import CPU, CUDA, Machine
-from rlplan.memory.model.block_families import cut_layers
-from rlplan.memory.model.layer_cut import LayerCut
+from rlplan.memory.model.block_families import LayerCut, cut_layers
 from rlplan.memory.model.logits import rows_on_cpu
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.memory.weight_sync.buckets import ALIGNMENT, plan_buckets, staging_bytes
+from rlplan.memory.weight_sync.packets import ALIGNMENT, plan_buckets, staging_bytes
 from rlplan.spec.model import load_model
 from tests.factories import EXAMPLES, make_model
 

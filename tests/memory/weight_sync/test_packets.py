@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
 from rlplan.memory.weight_sync.packets import (
     arena_bytes,
+    plan_buckets,
     plan_packets,
     plan_policy_packets,
     shadow_bytes,
+    staging_bytes,
     sync_staging_bytes,
 )
 from tests.factories import EXAMPLES, make_job, make_model

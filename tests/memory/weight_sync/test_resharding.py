@@ -3,7 +3,7 @@
 import pytest
 
 from rlplan.memory.roles.process import sync_staging
-from rlplan.memory.weight_sync.resharding import bridge_bucket_bytes, gathered_part_bytes
+from rlplan.memory.weight_sync.packets import bridge_bucket_bytes, gathered_part_bytes
 from rlplan.spec.models.catalogue import find_model
 
 V3 = find_model("deepseek-ai/DeepSeek-V3")

@@ -11,8 +11,8 @@ from rlplan.emit.execution import execution_spec
 from rlplan.errors import RlplanError
 from rlplan.planner.search import find_plan
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
+from rlplan.spec.parts.roles import ScoringSpec
 from rlplan.spec.parts.rollout import RolloutSpec
-from rlplan.spec.parts.scoring import ScoringSpec
 from rlplan.spec.parts.training import TrainingSpec
 from tests.factories import make_job
 
@@ -109,7 +109,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "scoring.teacher": ({"micro_batch_size_per_gpu": 2}, {}),
     "hardware.profile": ("no-such-host", {}),
     "hardware.generation": ({"profile": "H100", "num_devices": 2}, {}),
-    "hardware.link": ({"bandwidth": "1Gb/s"}, {}),
     "hardware.host_memory": ("4GiB", {}),
     "hardware.power_limit": (300, {}),
     "hardware.price_per_gpu_hour": (2.0, {}),

@@ -14,12 +14,11 @@ from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerCho
 from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.roles.engine import EngineOnGpu, Incoming
-from rlplan.memory.roles.kept_copies import sent_weights_bytes
 from rlplan.memory.roles.process import sync_staging
 from rlplan.memory.roles.rank import MicroBatchTokens, ScoringPass, TrainedRole
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.trainer import TrainerOnGpu
-from rlplan.memory.serving.kv_demand import KvDemand
+from rlplan.memory.roles.trainer import TrainerOnGpu, sent_weights_bytes
+from rlplan.memory.serving.kv import KvDemand
 from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.planner.measured_errors import Stratum, find_error
 from rlplan.planner.setting import GpuSetting

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.dataflow.graph import AsyncRollouts
+from rlplan.dataflow.schedule import AsyncRollouts
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, StreamState

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlplan.dataflow.graph import AsyncRollouts
+from rlplan.dataflow.schedule import AsyncRollouts
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.supervision import LostProcessError
 from rlplan.runtime.rollout.buffer import ExperienceBuffer

@@ -11,9 +11,8 @@ import pytest
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import write_bundle
 from rlplan.emit.execution import execution_spec
-from rlplan.planner.fallbacks import find_next_plan
 from rlplan.planner.plan import Plan, read_plan
-from rlplan.planner.search import find_plan
+from rlplan.planner.search import find_next_plan, find_plan
 from rlplan.runtime.driver.cycle import Cycle
 from rlplan.runtime.driver.rehearsal import MisfitError, check_fits, compare
 from rlplan.runtime.driver.steps import ActionRunner

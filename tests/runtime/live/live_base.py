@@ -105,7 +105,7 @@ def memory_of_base(folder: str, dtype: str) -> dict[str, Any]:
 
     folder: of a model with weights.
     """
-    from rlplan.memory.model.params import packed_weight_bytes, unpacked_remainder_bytes
+    from rlplan.memory.serving.generation import packed_weight_bytes, unpacked_remainder_bytes
 
     job = {"policy.path": folder, "training.dtype": dtype, "rollout.dtype": dtype}
     live, taken = SharedLive(**SHARES | job | {"rollout.shares_base": False}), []

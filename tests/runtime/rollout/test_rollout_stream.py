@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.dataflow.graph import AsyncRollouts
+from rlplan.dataflow.schedule import AsyncRollouts
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rollout.buffer import ExperienceBuffer
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan

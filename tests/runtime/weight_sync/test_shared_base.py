@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlplan.errors import RunError
-from rlplan.memory.serving.shared_base import shared_base_bytes
+from rlplan.memory.model.engine_base import shared_base_bytes
 from rlplan.runtime.measure.memory_meter import peak_inside, resident_bytes
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.weight_sync.channel import BaseHandle

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from rlplan.errors import SpecError
+from rlplan.memory.serving.kv import kv_elements_per_token, list_layer_caches
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.models.catalogue import find_model, load_catalogue, resolve_model
-from rlplan.spec.models.kv import kv_elements_per_token, list_layer_caches
 from tests.factories import make_model, write_config
 
 CATALOGUE = load_catalogue()

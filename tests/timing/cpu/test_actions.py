@@ -14,9 +14,8 @@ from rlplan.spec.resolved import resolve_on_cpu
 from rlplan.timing.cost import Resource
 from rlplan.timing.cpu.actions import CpuTimes, action_costs, predict_job
 from rlplan.timing.cpu.eager import PassCounts
-from rlplan.timing.cpu.engine import CpuEngine, Requests
+from rlplan.timing.cpu.engine import CpuEngine, Requests, time_weight_sync
 from rlplan.timing.cpu.host import CpuHost, read_host
-from rlplan.timing.cpu.weight_sync import time_weight_sync
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_model, make_plan, make_profile
 from tests.repository.at_night import mark_nightly
 

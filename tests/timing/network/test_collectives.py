@@ -8,7 +8,7 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.timing.cost import Resource
 from rlplan.timing.network import collectives
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.network.links import find_link, find_outer_link
+from rlplan.timing.network.collectives import find_link, find_outer_link
 
 MANY = [
     collectives.time_all_gather,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rlplan.memory.model.quantization import FP8_BLOCK, FP8_TENSOR, MXFP4, NVFP4, Quantization
-from rlplan.memory.model.quantized_checkpoints import EXPERTS
+from rlplan.memory.model.quantization import EXPERTS, FP8_BLOCK, FP8_TENSOR, MXFP4, NVFP4, Quantization
 from rlplan.memory.serving.versions import VllmVersion
 from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.hardware.profile import ComputeDtype

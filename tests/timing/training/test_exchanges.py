@@ -11,18 +11,19 @@ from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.collectives import time_all_reduce
-from rlplan.timing.training.exchanges import (
+from rlplan.timing.training.flops import Lengths
+from rlplan.timing.training.optimizer import num_stepped
+from rlplan.timing.training.settings import MicroBatch, TrainSetting
+from rlplan.timing.training.shards import (
     HIDDEN_BY_ASYNC_TP,
     ROWS_SHARE,
     exchange_cost,
     expert_exchange_cost,
     ordered_bytes,
+    pass_traffic,
     stage_transfer_cost,
+    step_traffic,
 )
-from rlplan.timing.training.flops import Lengths
-from rlplan.timing.training.optimizer import num_stepped
-from rlplan.timing.training.settings import MicroBatch, TrainSetting
-from rlplan.timing.training.shards import pass_traffic, step_traffic
 from rlplan.vocabulary import Role
 
 MIXTURE = model_by_name("Qwen/Qwen3-30B-A3B")  # 48 layers of 128 experts, 8 of them active, hidden size 2048

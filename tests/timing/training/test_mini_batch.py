@@ -11,19 +11,18 @@ from rlplan.accuracy.named_models import model_by_name
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.trainers.shape import Recompute
 from rlplan.spec.hardware.catalogue import get_gpu, get_node
-from rlplan.spec.parts.kernels import KernelsSpec
-from rlplan.spec.parts.training import LoraSpec
+from rlplan.spec.parts.training import KernelsSpec, LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training import kernels, passes, shards
 from rlplan.timing.training.elementwise import cast_bytes, layers_bytes, loss_bytes
-from rlplan.timing.training.exchanges import stage_transfer_cost
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
 from rlplan.timing.training.mini_batch import MiniBatchShape, micro_batches, score_cost, train_cost
 from rlplan.timing.training.optimizer import num_stepped, optimizer_cost, step_bytes_per_parameter
 from rlplan.timing.training.passes import stage_costs
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, TrainSetting, training_times
+from rlplan.timing.training.shards import stage_transfer_cost
 from rlplan.vocabulary import Dtype, Role
 
 MODEL = model_by_name("Qwen/Qwen2.5-7B")

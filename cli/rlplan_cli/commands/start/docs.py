@@ -16,7 +16,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="WORD", help="Words t
 
 def command(words: Words = None, as_json: AsJson = False) -> None:
     """Search the documentation offline. Prints the best section, and lists others."""
-    from rlplan.spec.job_keys import job_keys
+    from rlplan.spec.files.job_schema import job_keys
     from rlplan_cli.pages import look_up, normalize, pages
     from rlplan_cli.render.terminal import print_json, stdout
 

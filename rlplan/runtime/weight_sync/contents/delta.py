@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry, name_layer
-from rlplan.memory.weight_sync.packets import Packet
+from rlplan.memory.weight_sync.packets import Bucket, BucketEntry, Packet, name_layer
 from rlplan.runtime.weight_sync.channel import Encoding
 from rlplan.runtime.weight_sync.contents.full import fill, match_entries, view
 from rlplan.units import round_up

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry
+from rlplan.memory.weight_sync.packets import Bucket, BucketEntry
 
 
 def fill(buffer: torch.Tensor, bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:

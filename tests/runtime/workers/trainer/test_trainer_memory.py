@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES
+from rlplan.memory.machine.machine import COMPILED_MATMUL_BYTES
 from rlplan.memory.roles.cpu_trainer import TrainerForecast
 from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind, MemoryKind
 from tests.runtime.live.live_ranks import exercise
