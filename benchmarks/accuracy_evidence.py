@@ -21,13 +21,13 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from benchmarks.constants.intervals import list_residuals, write_errors
 from benchmarks.constants.left_out import read_left_out
 from benchmarks.constants.rules_of_thumb import rule_of_thumb
 from benchmarks.constants.trainers import HEAD, left_out
 from benchmarks.figures import FAINT, INK, MUTED, RC
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare, relative_error
 from rlplan.accuracy.files.reading import published_points
-from rlplan.accuracy.intervals import list_residuals, write_errors
 from rlplan.accuracy.points import Measured
 from rlplan.planner.measured_errors import LEAST_POINTS, NOMINAL, list_errors
 from rlplan.units import GIB
