@@ -19,7 +19,7 @@ from benchmarks.figures import RC, new_figure, save_png
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.rl_steps.job import rl_job
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks

@@ -14,7 +14,7 @@ from rlplan.accuracy.predict import (
     predict_seconds,
     worker_peak,
 )
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.planner.measured_errors import find_stratum
 from rlplan.vocabulary import Phase
 
@@ -29,7 +29,6 @@ PHASES = {
 """Phases of a step by the words of a file. `refit` is NeMo-RL's timer of everything that prepares the engines."""
 
 
-@predicts("phase_time")
 def predict_phase(point: MeasuredPoint) -> Prediction:
     """Seconds of a phase of a steady-state step, or of the whole step."""
     plan, phase = plan_point_job(_get_job(point)), str(point.settings.get("of"))
@@ -41,7 +40,6 @@ def predict_phase(point: MeasuredPoint) -> Prediction:
     return Prediction(sum(seconds.get(part, 0.0) for part in PHASES[phase]), stratum=find_stratum(plan, point.quantity))
 
 
-@predicts("role_peak")
 def predict_role_peak(point: MeasuredPoint) -> Prediction:
     """Peak bytes of a worker on one GPU, or of all workers together."""
     plan, worker, statistic = plan_point_job(_get_job(point)), str(point.settings.get("of")), point.measured.statistic

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.catalogue import get_gpu

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.without_effect import why_without_effect
 from rlplan.errors import did_you_mean
 from rlplan.spec.base import shorten_value

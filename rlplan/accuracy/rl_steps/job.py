@@ -14,7 +14,7 @@ from typing import Any
 
 from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
 from rlplan.frameworks.profile import NAMES

@@ -8,13 +8,12 @@ import re
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import phase_seconds, plan_point_job, predict_seconds
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.rl_steps.job import LENGTH_SPREAD, count_steps, rl_job
 from rlplan.accuracy.settings_read import list_assumed
 from rlplan.planner.measured_errors import find_stratum
 
 
-@predicts("rl_step_time")
 def predict_rl_step(point: MeasuredPoint) -> Prediction:
     """The time of a step or of a stage."""
     plan = plan_point_job(rl_job(point))
@@ -25,7 +24,6 @@ def predict_rl_step(point: MeasuredPoint) -> Prediction:
     return Prediction(predict_seconds(plan) * scale, parts=parts, stratum=stratum, spread=spread)
 
 
-@predicts("rl_fits")
 def predict_fit(point: MeasuredPoint) -> Prediction:
     """Whether the job fits with its published layout, also with responses of maximum length.
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import find_actions, plan_point_job
-from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.rl_steps.job import find_framework
 from rlplan.accuracy.settings import Settings, find_gpu
 from rlplan.errors import SpecError
@@ -38,12 +38,11 @@ ETHERNET_BYTES_PER_S = 1.25e9
 UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 
 
-@predicts("weight_sync_time")
-def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
+def predict_sync(point: MeasuredPoint) -> Prediction:
     """Seconds of one weight sync, or GB/s where a rate was measured."""
     unit = UNIT.match(point.measured.unit.strip())
     if unit is None:
-        return Refusal(f"unit {shorten_value(point.measured.unit)} is no duration")
+        raise CannotPredict(f"unit {shorten_value(point.measured.unit)} is no duration")
     plan = plan_point_job(sync_job(point))
     [action, *_] = find_actions(plan, ActionKind.SYNC_WEIGHTS)
     seconds, spread = plan.costs[action].seconds, 1.0

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.accuracy.training.trainers import AGILERL, Trainer
 from rlplan.spec.base import shorten_value

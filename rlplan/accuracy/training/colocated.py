@@ -20,7 +20,7 @@ from rlplan.accuracy.predict import (
     plan_point_job,
     predict_bytes,
 )
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.job import training_job
 from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
@@ -120,7 +120,6 @@ def predict_update(point: MeasuredPoint) -> Prediction:
     return predict_nvml(point, plan_point_job(colocated_job(point)), *TRAINS)
 
 
-@predicts("sleeping_engine_residual", "rollout_peak")
 def predict_engine(point: MeasuredPoint) -> Prediction:
     """NVML's memory of a sleeping engine, or its peak during generation; the trainer is offloaded in both cases."""
     plan, is_asleep = plan_point_job(colocated_job(point, has_passes=False)), point.kind == "sleeping_engine_residual"

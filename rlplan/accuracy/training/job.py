@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.adapters import read_lora
 from rlplan.accuracy.training.settings import (

@@ -7,7 +7,7 @@ import re
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import plan_point_job
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.job import make_hardware
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
@@ -18,7 +18,6 @@ PROMPT = RESPONSE = 256
 """Tokens of a prompt and of a response in DeepSpeed-Chat's scripts, which use a micro-batch of one sequence."""
 
 
-@predicts("max_model_size")
 def predict_largest(point: MeasuredPoint) -> Prediction:
     """The size of the largest OPT whose PPO step fits on one GPU, such as `13b`."""
     settings = RunSettings(point)

@@ -8,7 +8,7 @@ import re
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.predict import held_between_steps, peak_in_training, plan_point_job, predict_bytes
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.colocated import predict_update
 from rlplan.accuracy.training.job import training_job
@@ -19,7 +19,6 @@ TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p
 """Units of statistics over steps other than a peak."""
 
 
-@predicts("train_peak")
 def predict_peak(point: MeasuredPoint) -> Prediction:
     """The peak of a training step on one GPU; a mean of logged values is the memory at the end of a step."""
     if TYPICAL_RESERVED.search(point.measured.unit.lower()):
@@ -33,7 +32,6 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
     return predict_bytes(point, peak_in_training(plan, statistic), plan)
 
 
-@predicts("train_steady")
 def predict_steady(point: MeasuredPoint) -> Prediction:
     """Bytes of a rank between two steps."""
     plan = plan_point_job(training_job(point, has_passes=False))

@@ -8,7 +8,7 @@ from typing import Any
 from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.predict import held_by_scorer, plan_point_job, predict_bytes
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.training.job import make_hardware, stated_loss
 from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_precision, read_tokens
 from rlplan.spec.base import shorten_value
@@ -19,13 +19,11 @@ SCALAR_ROLES = ("value", "critic", "reward")
 ROLES = ("policy", "reference", "teacher", *SCALAR_ROLES)
 
 
-@predicts("logprob_peak")
 def predict_score_peak(point: MeasuredPoint) -> Prediction:
     """Peak bytes of a scorer during a pass."""
     return _predict(point, is_resident=False)
 
 
-@predicts("logprob_steady")
 def predict_score_steady(point: MeasuredPoint) -> Prediction:
     """Bytes of a scorer between passes: its weights."""
     return _predict(point, is_resident=True)

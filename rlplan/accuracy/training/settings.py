@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.settings import Settings
 from rlplan.spec.base import shorten_value
 from rlplan.spec.parts.training import RecomputedModule

@@ -9,7 +9,7 @@ from typing import Any
 from rlplan.accuracy.named_models import find_point_model
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import plan_point_job, predict_seconds
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.training.job import GLOBAL_BATCH, is_bridge, training_job
 from rlplan.accuracy.training.settings import (
     ACCUMULATION,
@@ -39,7 +39,6 @@ GPUS_OF_A_HOST = 8
 """GPUs per x86 host of the published runs."""
 
 
-@predicts("throughput_train")
 def predict_throughput(point: MeasuredPoint) -> Prediction:
     """Throughput of a published training run."""
     plan = plan_point_job(step_job(point))
