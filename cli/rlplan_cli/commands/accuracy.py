@@ -20,8 +20,7 @@ def command(
         Path | None,
         typer.Argument(
             help="Measured points: JSON, a latency CSV, measured jobs, a vLLM start-up log or AgileRL's fixtures. "
-            "Default: the bundled published measurements.",
-            show_default=False,
+            "Default: the bundled published measurements."
         ),
     ] = None,
     shows_all: Annotated[

@@ -44,8 +44,7 @@ def list_profiles(as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show_profile(
-    name: Annotated[str, typer.Argument(help="Name of a profile, or your own YAML file.", show_default=False)],
-    as_json: AsJson = False,
+    name: Annotated[str, typer.Argument(help="Name of a profile, or your own YAML file.")], as_json: AsJson = False
 ) -> None:
     """Show one profile with the source of every value."""
     is_file = name.endswith((".yaml", ".yml"))
@@ -90,9 +89,7 @@ def detect_profile(as_json: AsJson = False) -> None:
 
 @app.command("measure")
 def measure_profile(
-    out: Annotated[
-        Path | None, typer.Option(help="Write the profile to this new .yaml file.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the profile to this new .yaml file.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few repetitions; takes seconds.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -14,7 +14,6 @@ def command(
         typer.Argument(
             metavar="RUN|LOG JOB|FILE ...",
             help="Run folders; logs, each followed by its job; files of measured points.",
-            show_default=False,
         ),
     ],
     out: Annotated[

@@ -9,10 +9,7 @@ from rlplan_cli.options import AlgorithmName, AsJson, Gpus, JobArguments, Model,
 
 NAME = "solve"
 
-Key = Annotated[
-    str,
-    typer.Argument(metavar="KEY", help="max_response_len, num_samples_per_prompt or max_num_seqs.", show_default=False),
-]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="max_response_len, num_samples_per_prompt or max_num_seqs.")]
 
 
 @dataclass(frozen=True)
