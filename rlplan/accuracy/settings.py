@@ -5,16 +5,23 @@ Left out: the meaning of settings for memory.
 """
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predictions import CannotPredict
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten_value
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import GIB
 
+WORDS: dict[str, Any] = read_yaml(Path(__file__).parent / "data" / "words.yaml", "the words of points")
+"""Words of published tables (data/words.yaml documents each part)."""
+KEYS: dict[str, tuple[str, ...]] = {name: tuple(keys) for name, keys in WORDS["keys"].items()}
+"""Spellings of a training run's settings, by meaning."""
 MAX_COUNT = 1 << 40
 """Larger than any token count, batch or length that a machine could hold."""
 LEAST_OF_NAME, MOST_OF_NAME = 0.85, 1.05
@@ -71,7 +78,7 @@ class Settings:
                     self._values.get(key)
         return stated
 
-    def join_words(self, keys: tuple[str, ...]) -> str:
+    def join_words(self, keys: Iterable[str]) -> str:
         """The stated ones of some keys with their values, as `key=value` in lower case."""
         return " ".join(f"{key}={self._values.get(key)}" for key in keys if key in self).lower()
 

@@ -21,9 +21,9 @@ from rlplan.accuracy.predict import (
     predict_bytes,
 )
 from rlplan.accuracy.predictions import CannotPredict, Prediction
-from rlplan.accuracy.settings import find_gpu
+from rlplan.accuracy.settings import KEYS, find_gpu
 from rlplan.accuracy.training.job import training_job
-from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
+from rlplan.accuracy.training.settings import RunSettings
 from rlplan.planner.plan import Plan
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import ceil_div
@@ -39,7 +39,7 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
     if not has_passes:
         point = _add_usual_passes(point)
     job = training_job(point)
-    length, group = settings.require(SEQUENCE, "sequence length"), settings.read_count("group_size")
+    length, group = settings.require(KEYS["sequence"], "sequence length"), settings.read_count("group_size")
     prompt = min(settings.read_count("prompt", settings.read_count("prompt_len", length // 4)), length - 1)
     num_prompts = settings.read_count("n_prompts", settings.read_count("num_prompts", 1))
     num_seqs = settings.read_count("max_num_seqs", group)
