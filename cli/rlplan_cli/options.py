@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,17 +73,24 @@ class ForeignArguments:
 
 
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn each field of a command's first parameter into a parameter of its own, from which typer makes an option."""
-    first, *others = inspect.signature(command).parameters.values()
-    group = first.annotation
-    fields = inspect.signature(group).parameters
+    """Turn each field of a command's dataclasses into a parameter of its own, from which typer makes an option."""
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if is_dataclass(parameter.annotation):
+            kind: Any = parameter.annotation
+            groups[parameter.name] = kind
+            parameters += inspect.signature(kind).parameters.values()
+        else:
+            parameters.append(parameter)
 
     @wraps(command)
     def flat(**values: Any) -> None:
-        asked = group(**{name: values.pop(name) for name in fields})
-        command(asked, **values)
+        filled = {
+            name: kind(**{part.name: values.pop(part.name) for part in fields(kind)}) for name, kind in groups.items()
+        }
+        command(**filled, **values)
 
-    parameters = [*fields.values(), *others]
     flattened: Any = flat
     # typer reads the parameters from the signature, and their types from the annotations
     flattened.__signature__ = inspect.Signature(parameters)
