@@ -139,18 +139,8 @@ class Settings:
         return f"setting '{key}' {state}; it must be {rule}"
 
 
-ELEMENT_BYTES = {
-    **dict.fromkeys(("fp32", "float32", "32-true"), 4),
-    **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "fp16", "float16", "16-true", "half", "amp_bf16"), 2),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8", "float8_e4m3fn", "int8"), 1),
-    **dict.fromkeys(("mxfp4", "nvfp4", "fp4", "nf4", "awq", "gptq", "int4"), 2),
-    "none": 0,
-}
-"""Bytes per element by the names in logs and flags.
-
-A 4-bit format names the weights, and everything else is bf16. `none` marks a default that the caller replaces.
-"""
-
+ELEMENT_BYTES: dict[str, int] = WORDS["element_bytes"]
+"""Bytes per element by the names in logs and flags."""
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*GiB", re.IGNORECASE)
 _NOISE = re.compile(
     r"\(.*?\)|,.*$|-?class\b|\b\d+(\.\d+)?\s*tb/s|\b\d+\s*w(atts?)?\b|\b\d+\s*[x*]\s*(?=[a-z])|\btesla\b|\bgpus?\b|\bhbm\w*|\bsingle\b"
