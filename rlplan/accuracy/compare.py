@@ -21,9 +21,13 @@ from rlplan.accuracy.rl_steps.points import predict_fit, predict_rl_step
 from rlplan.accuracy.rl_steps.weight_sync import predict_sync
 from rlplan.accuracy.settings_read import find_unread, list_assumed, watch_settings
 from rlplan.accuracy.training import colocated
-from rlplan.accuracy.training.limits import predict_largest
-from rlplan.accuracy.training.points import predict_peak, predict_steady
-from rlplan.accuracy.training.scores import predict_score_peak, predict_score_steady
+from rlplan.accuracy.training.points import (
+    predict_largest,
+    predict_peak,
+    predict_score_peak,
+    predict_score_steady,
+    predict_steady,
+)
 from rlplan.accuracy.training.throughput import predict_throughput
 from rlplan.errors import RlplanError, did_you_mean
 from rlplan.planner.measured_errors import Stratum, find_error

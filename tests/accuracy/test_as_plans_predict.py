@@ -28,7 +28,7 @@ from rlplan.accuracy.serving_points import engine_job, latency_job
 from rlplan.accuracy.settings_read import watch_settings
 from rlplan.accuracy.training.colocated import colocated_job
 from rlplan.accuracy.training.job import training_job
-from rlplan.accuracy.training.scores import score_job
+from rlplan.accuracy.training.points import score_job
 from rlplan.accuracy.training.throughput import step_job
 from rlplan.results import PlannedResult, ServingResult
 from rlplan.vocabulary import Role
