@@ -12,12 +12,11 @@ from statistics import fmean, median
 from typing import Any
 
 from rlplan.accuracy import serving_points
-from rlplan.accuracy.measured_jobs import predict_phase, predict_role_peak
 from rlplan.accuracy.model_points import predict_parameters
 from rlplan.accuracy.named_models import find_point_model
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predictions import CannotPredict, Prediction, Refusal
-from rlplan.accuracy.rl_steps.points import predict_fit, predict_rl_step
+from rlplan.accuracy.rl_steps.points import predict_fit, predict_phase, predict_rl_step, predict_role_peak
 from rlplan.accuracy.rl_steps.weight_sync import predict_sync
 from rlplan.accuracy.settings_read import find_unread, list_assumed, watch_settings
 from rlplan.accuracy.training import colocated

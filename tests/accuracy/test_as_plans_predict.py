@@ -11,7 +11,6 @@ import pytest
 import rlplan
 from rlplan.accuracy.compare import PREDICTORS, predict
 from rlplan.accuracy.files.reading import bundled_points
-from rlplan.accuracy.measured_jobs import PHASES
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.predict import (
     peak_in_training,
@@ -23,6 +22,7 @@ from rlplan.accuracy.predict import (
 )
 from rlplan.accuracy.predictions import Prediction
 from rlplan.accuracy.rl_steps.job import rl_job
+from rlplan.accuracy.rl_steps.points import PHASES
 from rlplan.accuracy.rl_steps.weight_sync import sync_job
 from rlplan.accuracy.serving_points import engine_job, latency_job
 from rlplan.accuracy.settings_read import watch_settings

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.export.backwards import Export, export_plan
@@ -213,31 +213,16 @@ def check_stack(target: str, others: Sequence[str] = ()) -> str:
     return get_table_name(target)
 
 
-class Rendered(NamedTuple):
-    """An export with its files."""
+def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
+    """Write the files that start a stack, and their README, into a folder.
 
-    export: Export
-    texts: dict[str, str]
-    """Texts by file name."""
-
-
-def render_export(plan: Plan, target: str) -> Rendered:
-    """The texts of the files that start a stack, and of their README. Raises: EmitError, SpecError."""
+    Raises: EmitError; SpecError, also where the folder cannot be written.
+    """
     stack = check_stack(target)
     export = export_plan(plan, stack)
     entry = "trl_given" if "trainer" in export.settings else stack
     entry = "verl_ahead" if export.settings.get("actor_rollout_ref.hybrid_engine") is False else entry
-    readme = _write_readme(plan, export, _load_starts()[entry])
-    return Rendered(export, {**_WRITERS[entry](export), "README.md": readme})
-
-
-def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
-    """Write the files that start a stack, and their README, into a folder. Raises: EmitError, SpecError."""
-    return write_texts(render_export(plan, target).texts, folder)
-
-
-def write_texts(texts: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write the files of a rendered export. Raises: SpecError where the folder cannot be written."""
+    texts = {**_WRITERS[entry](export), "README.md": _write_readme(plan, export, _load_starts()[entry])}
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

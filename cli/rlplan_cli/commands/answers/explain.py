@@ -85,9 +85,8 @@ def _explain_measured(
     from rlplan.foreign.tracebacks.explain import MemoryAnswer, explain_alone, explain_job, explain_script
     from rlplan.foreign.tracebacks.read import read_out_of_memory
     from rlplan.planner.answers.measured_step import StepReport, explain_step
-    from rlplan_cli.render.measured import show_step
+    from rlplan_cli.render.measured import show_answer, show_step
     from rlplan_cli.render.terminal import print_json
-    from rlplan_cli.render.traceback import show_answer
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_foreign, read_question
 

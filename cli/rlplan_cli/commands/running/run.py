@@ -91,7 +91,7 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
 
 def _run(task: "Task", folder: Path, *, with_report: bool) -> None:
     from rlplan.runtime.driver.launch import run_task
-    from rlplan_cli.render.running.progress import RunDisplay
+    from rlplan_cli.render.running.watching import RunDisplay
 
     try:
         with RunDisplay(task.plan, folder) as display:
