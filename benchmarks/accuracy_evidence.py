@@ -17,17 +17,19 @@ from typing import Any
 
 import matplotlib as mpl
 
+from benchmarks.texts import format_table, read_texts
+
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from benchmarks.constants.intervals import list_residuals, write_errors
 from benchmarks.constants.left_out import read_left_out
 from benchmarks.constants.rules_of_thumb import rule_of_thumb
 from benchmarks.constants.trainers import HEAD, left_out
 from benchmarks.figures import FAINT, INK, MUTED, RC
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare, relative_error
 from rlplan.accuracy.files.reading import published_points
-from rlplan.accuracy.intervals import list_residuals, write_errors
 from rlplan.accuracy.points import Measured
 from rlplan.planner.measured_errors import LEAST_POINTS, NOMINAL, list_errors
 from rlplan.units import GIB
@@ -37,29 +39,7 @@ FOLDER = ROOT / "reports" / "accuracy"
 LARGE = 0.05
 """Errors above this count as misses."""
 COLUMNS = 4
-INTRODUCTION = """Predictions of rlplan beside published measurements. `make accuracy` regenerates this page, and
-`rlplan accuracy` prints the same numbers.
 
-All points were measured by others, because we had no GPU. A point is a job with a forced layout, and its prediction is
-what `rlplan plan` says of that job. Most points were known when the formulas were written. Expect larger errors on new
-ones: the ranges below are made for them.
-
-- [points.csv](points.csv): every point with prediction, measurement, error and, where known, the reason of a miss.
-- [intervals.csv](intervals.csv): the 90 % range of each stratum. [constants.csv](constants.csv): fitted constants, each
-  judged on points that it was not fitted to. [pairs.csv](pairs.csv): serving latency by model and GPU.
-- [accuracy.json](accuracy.json): the same for programs."""
-
-BY_KIND = f"""Errors are absolute and relative, the bias is their signed mean. `range` is the factor by which
-{NOMINAL:.0%} of the measurements of a left-out source lie above or below the prediction. A kind with fewer than
-{LEAST_POINTS} points, or with hardly more than one source, has no range: take a factor of 2. `rule of thumb` is the
-median error of common rules on the same points ([the rules](../../benchmarks/constants/rules_of_thumb.py)). `before`
-is the median that this page showed on 2026-11-28; it came from formulas that no plan used."""
-
-INTERVALS = """A source is a repository with all of its pages, or one model on one GPU in a table of many machines. Each
-source is left out in turn and its points are compared with the range of all others. Fitted constants are refitted
-without it ([left_out.py](../../benchmarks/constants/left_out.py)). Strata are the kind of quantity, dense models or
-mixtures of experts, and the trainer. A stratum with fewer than 15 points takes the range of the wider one. `plan`,
-`check`, `compare` and `explain` use these ranges."""
 
 TRAINERS = (
     ("Megatron-Bridge", ("mb-",)),
@@ -98,19 +78,20 @@ def main() -> int:
 
 def write_page(report: AccuracyReport) -> str:
     """The page as Markdown."""
+    texts = {name: text.rstrip("\n") for name, text in read_texts(__file__).items()}
     sources = ("source", "points", "predicted", "median", "largest", "bias")
     parts = [
         "# Accuracy",
-        INTRODUCTION,
+        texts["introduction"],
         "![Predicted against measured, one panel per kind](scatter.png)",
         "## By kind",
-        BY_KIND,
+        texts["by_kind"].format(nominal=NOMINAL, least=LEAST_POINTS),
         _table(
             ("kind", "points", "predicted", "median", "largest", "bias", "range", "rule of thumb", "before"),
             list_kinds(report),
         ),
         "## Intervals",
-        INTERVALS,
+        texts["intervals"],
         "## Training throughput by source",
         _table(sources, list_sources(report, "throughput_train", TRAINERS)),
         "## Training peaks by source",
@@ -130,8 +111,7 @@ def write_csv(name: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> 
 
 
 def _table(names: tuple[str, ...], rows: list[list[str]]) -> str:
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
+    return format_table(names, ([cell.replace("|", "/") for cell in row] for row in rows))
 
 
 def list_kinds(report: AccuracyReport) -> list[list[str]]:

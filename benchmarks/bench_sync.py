@@ -310,6 +310,8 @@ def draw() -> None:
 
 def write(answer: dict[str, Any]) -> None:
     """reports/runtime/sync.md, .csv and .svg."""
+    from benchmarks.texts import read_texts
+
     rows = table(answer)
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "sync.csv").open("w", newline="") as file:
@@ -319,24 +321,8 @@ def write(answer: dict[str, Any]) -> None:
     draw()
     head = "| " + " | ".join(rows[0]) + " |\n|" + " --- |" * len(rows[0]) + "\n"
     body = "".join("| " + " | ".join(str(value) for value in row.values()) + " |\n" for row in rows)
-    (FOLDER / "sync.md").write_text(TEXT.format(rate=answer["copy_bytes_per_s"] / 1e9, table=head + body))
-
-
-TEXT = """# Weight sync: transports side by side
-
-40 M parameters in bf16 (8 layers, hidden 512, vocabulary 32,768, tied), from a trainer's process to an engine's on
-a host of two cores; medians. Around the first row's updates this box copied {rate:.1f} GB/s within a process (as many
-bytes, one thread); every update is compared with copies right before and after it.
-Written by `python benchmarks/bench_sync.py --write`.
-
-{table}
-- *readable*: from the call to send until every tensor was handed out in the other process.
-- *vLLM's own part*: taking the model apart, its layerwise reload, packing. *ours adds*: the rest of the whole update.
-- *delta*: after AdamW steps at a learning rate of 1e-6 on fp32 master weights; *GB/s* counts the weights brought up to
-  date, not the bytes sent.
-
-![Seconds of an update](sync.svg)
-"""
+    page = read_texts(__file__)["page"].format(rate=answer["copy_bytes_per_s"] / 1e9, table=head + body)
+    (FOLDER / "sync.md").write_text(page)
 
 
 def main() -> None:

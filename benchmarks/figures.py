@@ -9,38 +9,7 @@ from matplotlib.figure import Figure
 INK, MUTED, FAINT, PAPER = "#1c2630", "#66727f", "#e3e8ed", "#ffffff"
 ACCENT, BAD = "#33508f", "#b3261e"
 
-RC: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "text.color": INK,
-    "figure.facecolor": PAPER,
-    "savefig.facecolor": PAPER,
-    "axes.facecolor": PAPER,
-    "axes.edgecolor": "#9aa5b1",
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 7,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.7,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelsize": 7.8,
-    "ytick.labelsize": 7.8,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-    "xtick.major.width": 0.7,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.solid_capstyle": "round",
-    "svg.hashsalt": "rlplan",
-    "svg.fonttype": "path",
-}
+RC: Any = mpl.rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
 
 
 def new_figure(width: float, height: float) -> Figure:

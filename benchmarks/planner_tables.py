@@ -16,10 +16,11 @@ import matplotlib as mpl
 from rlplan_cli.render.plan import choice_line
 
 from benchmarks.figures import RC, new_figure, save_png
+from benchmarks.texts import format_table, read_texts
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.rl_steps.job import rl_job
 from rlplan.accuracy.settings import find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
@@ -37,36 +38,8 @@ STEPS, RECIPES = "rl_step_time", "rl_fits"
 RECIPES_FILE = ROOT / "tests" / "accuracy" / "rl_steps" / "recipes.json"
 COLUMNS = ("point", "model", "gpus", "published", "unit", "published_layout", "error", "own_step_s", "own_layout")
 SCAN_COLUMNS = ("gpus", *(f"step_s_at_{length:g}" for length in LENGTHS))
-HEAD = """# What the planner says
 
-Made by `make planner`, not by hand. Seconds of steps are predicted.
-
-- [Plans in seconds](time_against_gpus.csv): how long `rlplan plan` takes from the shell, 8 to 16,384 GPUs
-  ([picture](time_against_gpus.png)).
-- [Which GPUs to rent](rent.html) for the 7B example, and [as a table](rent.csv).
-- [Suggested settings](suggested_settings.md) for each GPU and model size.
-
-"""
-STEPS_HEAD = """## Published RL steps
-
-With the published layout forced, {num} steps: the median error is {median:.1%}, the largest {largest:.1%}.
-`own choice` is what the planner takes for the same job (GPUs, model, workload) when nothing is forced, asynchronous
-generation only where the source has it. Its seconds are those of a job that is planned for any framework, without what
-a source's own driver adds, so compare layouts rather than seconds.
-
-"""
-RECIPES_HEAD = """## Published recipes that run
-
-The verdict of each with its layout forced, and the planner's own choice.
-
-"""
-SCAN_HEAD = """## More GPUs are never slower
-
-The 7B example on 1 to 64 H100 with responses of half to twice the length: {slower} of {num} plans are slower than one
-on fewer GPUs. Where GPUs do not lie evenly on hosts, some are left idle. The numbers: [scan.csv](scan.csv).
-
-![seconds of a step against GPUs](scan.png)
-"""
+TEXTS = read_texts(__file__)
 
 
 def main() -> None:
@@ -146,25 +119,20 @@ def draw() -> None:
         for column in SCAN_COLUMNS[1:]
         for place, row in enumerate(scan)
     )
-    page = HEAD + STEPS_HEAD.format(num=len(errors), median=median(errors), largest=errors[-1])
-    page += table(("step", "model", "GPUs", "published", "forced", "error", "own choice, s", "own layout"), [
+    page = TEXTS["head"] + TEXTS["steps"].format(num=len(errors), median=median(errors), largest=errors[-1])
+    page += format_table(("step", "model", "GPUs", "published", "forced", "error", "own choice, s", "own layout"), [
         (row["point"], row["model"], row["gpus"], f"{row['published']} {row['unit']}", row["published_layout"],
          f"{float(row['error']):+.1%}" if row["error"] else "", row["own_step_s"], row["own_layout"])
         for row in steps
     ])  # fmt: skip
-    page += RECIPES_HEAD + table(("recipe", "model", "GPUs", "forced", "own choice, s", "own layout"), [
+    page += "\n\n" + TEXTS["recipes"]
+    page += format_table(("recipe", "model", "GPUs", "forced", "own choice, s", "own layout"), [
         (row["point"], row["model"], row["gpus"], row["published_layout"], row["own_step_s"], row["own_layout"])
         for row in published if not row["unit"]
     ])  # fmt: skip
-    page += SCAN_HEAD.format(slower=slower, num=len(scan) * len(LENGTHS))
+    page += "\n\n" + TEXTS["scan"].format(slower=slower, num=len(scan) * len(LENGTHS))
     (FOLDER / "README.md").write_text(page, encoding="utf-8")
     draw_scan(scan)
-
-
-def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Rows in Markdown."""
-    lines = [columns, ("---",) * len(columns), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
 
 
 def draw_scan(scan: list[dict[str, str]]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 
+from benchmarks.texts import read_texts
 from rlplan.errors import RlplanError
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.search import GpuSearch
@@ -54,22 +55,6 @@ WORKLOAD = (
     "workload.max_response_len=2048",
     "workload.response_lengths={kind: lognormal, median: 500, sigma: 0.7}",
 )
-
-
-HEAD = """# Suggested settings
-
-Written by `python -m benchmarks.suggest_settings`, not by hand. Each row is the plan that is chosen on the fewest GPUs
-({counts} were tried) on which GRPO fits with the longest responses that are allowed. Seconds are predicted; nothing
-here was measured. The same as data, with every column: [suggested_settings.csv](suggested_settings.csv).
-
-The workload of every row:
-
-{workload}
-
-LoRA trains adapters of rank {rank} on all linear layers; QLoRA does so on a base of four bits (nf4), with rollouts in
-fp8. The largest rank is the largest of {ranks} that fits on as many GPUs. The utilization is what
-`gpu_memory_utilization` would have to be for the engine alone to get this KV cache; plans pin `kv_cache_memory_bytes`,
-which does not depend on what else is on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +188,9 @@ def as_csv(rows: list[Suggestion]) -> str:
 def as_page(rows: list[Suggestion]) -> str:
     """A table for each GPU."""
     counts, ranks = (", ".join(map(str, sorted(numbers))) for numbers in (COUNTS, (RANK, *LARGER_RANKS)))
-    lines = [HEAD.format(counts=counts, rank=RANK, ranks=ranks, workload="\n".join(f"- `{word}`" for word in WORKLOAD))]
+    workload = "\n".join(f"- `{word}`" for word in WORKLOAD)
+    head = read_texts(__file__)["head"].format(counts=counts, rank=RANK, ranks=ranks, workload=workload)
+    lines = [head.rstrip("\n")]
     for gpu in dict.fromkeys(row.gpu for row in rows):
         capacity = format_bytes(get_gpu(gpu, where="gpu").memory.value)
         lines += ["", f"## {gpu} ({capacity})", "", _HEAD, _RULE]

@@ -201,7 +201,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     """
     from rlplan.emit.bundle import write_bundle
     from rlplan.emit.launchers import LAUNCHERS, write_launcher
-    from rlplan.foreign.export.folders import check_stack, render_export, set_framework, write_texts
+    from rlplan.foreign.export.folders import check_stack, set_framework, write_export
     from rlplan.planner.executable import check_fits, check_memory, require_executable
     from rlplan.planner.search import find_best_plan
 
@@ -216,7 +216,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
         stack = plan.job.release.name
     if stack:
         check_memory(plan) if plan.job.release.name != stack else check_fits(plan)
-        write_texts(render_export(plan, stack).texts, out)
+        write_export(plan, stack, out)
     elif target is None:
         write_bundle(require_executable(plan), out)
     else:

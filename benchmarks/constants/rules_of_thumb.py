@@ -17,7 +17,7 @@ Source: Rajbhandari et al. 2020 (16 bytes); Korthikanti et al. 2022 (34 bytes a 
 from rlplan.accuracy.named_models import find_point_model
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import plan_point_job, validate_job
-from rlplan.accuracy.registry import CannotPredict, Prediction
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.serving_points import latency_job
 from rlplan.accuracy.settings import unit_bytes
 from rlplan.accuracy.training.job import training_job

@@ -6,40 +6,79 @@ fitted to, beside the same without it. `python -m benchmarks.constants.trainers`
 A constant stays where it is better than none for points that it has not seen; a test holds each to it.
 """
 
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from pydantic import Field
 
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import forget_plans
-from rlplan.memory.roles import engine
-from rlplan.timing.serving import step
+from rlplan.spec.base import Spec, validate
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.timing.training import kernels
-from rlplan.units import MIB
 
 
-@dataclass(frozen=True)
-class Constant:
-    """One constant, and how it is taken away or fitted elsewhere."""
+class Points(Spec):
+    """The points that a constant concerns."""
+
+    kind: str = ""
+    begins: str = ""
+    ids: tuple[str, ...] = ("",)
+    every: tuple[str, ...] = ()
+    settings: dict[str, Any] = Field(default={})
+
+    def has(self, point: MeasuredPoint) -> bool:
+        """Whether a point is one of them."""
+        return (
+            self.kind in ("", point.kind)
+            and point.id.startswith(self.begins)
+            and any(part in point.id for part in self.ids)
+            and all(part in point.id for part in self.every)
+            and all(point.settings.get(key) is value for key, value in self.settings.items())
+        )
+
+
+class Constant(Spec):
+    """One constant, and how it is taken away or fitted elsewhere (fitted.yaml)."""
 
     name: str
-    places: tuple[tuple[Any, str], ...]
-    """Modules that have it, and its name there."""
-    none: float
-    """The value that means nothing."""
+    module: str
+    none: float = 0.0
     fits: dict[str, float]
-    """Its value by what it was fitted to alone; `now` is the one that is in use."""
-    seen: Callable[[MeasuredPoint, str], bool]
-    """Whether a point belongs to what a value was fitted to."""
-    concerns: Callable[[MeasuredPoint], bool]
     unit: float = 1.0
     """Unit in which the constant's values are shown."""
+    points: Points
+
+    @property
+    def attribute(self) -> str:
+        """Its name in the module."""
+        return re.split(r"[, ]", self.name)[0]
+
+    def concerns(self, point: MeasuredPoint) -> bool:
+        """Whether a point depends on it."""
+        return self.points.has(point)
+
+    def seen(self, point: MeasuredPoint, fitted: str) -> bool:
+        """Whether a point belongs to what a value was fitted to."""
+        return fitted != "now" and (fitted in point.id or f"vLLM {fitted}" in str(point.settings.get("framework")))
+
+
+class _Constants(Spec):
+    constants: tuple[Constant, ...]
+
+
+FILE = Path(__file__).with_name("fitted.yaml")
+CONSTANTS = validate(_Constants, {"constants": read_yaml(FILE, "fitted constants")}, file=FILE.name).constants
 
 
 @dataclass(frozen=True)
@@ -64,109 +103,6 @@ class LeftOut:
 HEAD = ("constant", "fitted to", "value", "points not seen", "mean error", "without it")
 
 
-def _is_throughput(point: MeasuredPoint) -> bool:
-    return point.kind == "throughput_train"
-
-
-def _has(point: MeasuredPoint, names: tuple[str, ...]) -> bool:
-    return any(name in point.id for name in names)
-
-
-def _waits(point: MeasuredPoint) -> bool:
-    names = ("qwen3", "deepseek", "nemotron3")
-    return _is_throughput(point) and point.id.startswith("mb-") and _has(point, names)
-
-
-def _has_default_router(point: MeasuredPoint) -> bool:
-    return _is_throughput(point) and point.settings.get("moe_router_fusion") is False
-
-
-def _is_asleep_with_triton(point: MeasuredPoint) -> bool:
-    return point.kind == "sleeping_engine_residual" and ("gemma-4" in point.id or "olmoe" in point.id)
-
-
-def _has_vllm(point: MeasuredPoint, version: str) -> bool:
-    return f"vLLM {version}" in str(point.settings.get("framework"))
-
-
-CONSTANTS = (
-    Constant(
-        "FUSED_EXPERTS_LAUNCHED, s a layer",
-        ((kernels, "FUSED_EXPERTS_LAUNCHED"),),
-        0.0,
-        {"qwen330b": 8.7e-3, "deepseek": 13e-3, "now": 9e-3},
-        lambda point, fitted: fitted in point.id,
-        _waits,
-    ),
-    Constant(
-        "EXPERTS_LAUNCHED, s a layer",
-        ((kernels, "EXPERTS_LAUNCHED"),),
-        0.0,
-        {"g20": 13.5e-3, "q30": 14.5e-3, "now": 13e-3},
-        lambda point, fitted: fitted in point.id,
-        _has_default_router,
-    ),
-    Constant(
-        "LAYER_LAUNCHED, s a layer",
-        ((kernels, "LAYER_LAUNCHED"),),
-        0.0,
-        {"sft": 6.45e-3, "now": 6.5e-3},
-        lambda point, fitted: fitted in point.id,
-        lambda point: point.id.startswith("card-q8-"),
-    ),
-    Constant(
-        "LOST_ROWS, rows (measured operators)",
-        ((kernels, "LOST_ROWS"),),
-        0.0,
-        {"now": 192.0},
-        lambda point, fitted: False,
-        _waits,
-    ),
-    Constant(
-        "COMPILED_KERNELS, MiB",
-        ((engine, "COMPILED_KERNELS"),),
-        0,
-        {"0.26": 80 * MIB, "now": 80 * MIB},
-        _has_vllm,
-        _is_asleep_with_triton,
-        unit=MIB,
-    ),
-    Constant(
-        "SERIAL, s a step",
-        ((step, "SERIAL"),),
-        0.0,
-        {"_tp2_": 0.8e-3, "_tp8_": 1.5e-3, "now": 1.3e-3},
-        lambda point, fitted: fitted in point.id,
-        lambda point: point.kind == "serving_tpot" and "qwen3_32b" in point.id and "_tp" in point.id,
-    ),
-    Constant(
-        "SERIAL_SEQUENCE, s a sequence",
-        ((step, "SERIAL_SEQUENCE"),),
-        0.0,
-        {"_tp2_": 34e-6, "_tp8_": 25e-6, "now": 34e-6},
-        lambda point, fitted: fitted in point.id,
-        lambda point: point.kind == "serving_tpot" and "qwen3_32b" in point.id and "_tp" in point.id,
-    ),
-    Constant(
-        "SUSTAINED (measured steps of B300)",
-        ((step, "SUSTAINED"),),
-        1.0,
-        {"now": 1.15},
-        lambda point, fitted: False,
-        lambda point: point.kind == "serving_ttft" and "_8192x1024_" in point.id and "b200" in point.id,
-    ),
-    Constant(
-        "LAUNCH, s a layer",
-        ((step, "LAUNCH"),),
-        0.0,
-        {"llama_3_1_70b": 0.5e-3, "now": 0.5e-3},
-        lambda point, fitted: fitted in point.id,
-        lambda point: point.kind == "serving_ttft" and "_1024x" in point.id,
-    ),
-)
-"""The fitted constants, in the order of training, of rlplan/memory/roles/engine.py and of rlplan/timing/serving."""
-
-
 def _forget() -> None:
     """Plans and kernels that were found with another value."""
     forget_plans()
@@ -176,16 +112,15 @@ def _forget() -> None:
 @contextmanager
 def set_constant(constant: Constant, value: float) -> Iterator[None]:
     """Replace a constant's value within the block."""
-    before = [getattr(module, name) for module, name in constant.places]
-    for module, name in constant.places:
-        setattr(module, name, value)
+    module = import_module(constant.module)
+    before = getattr(module, constant.attribute)
+    setattr(module, constant.attribute, value)
     _forget()
     try:
         yield
     finally:
         _forget()
-        for (module, name), old in zip(constant.places, before, strict=True):
-            setattr(module, name, old)
+        setattr(module, constant.attribute, before)
 
 
 def mean_error(points: list[MeasuredPoint]) -> float:

@@ -3,7 +3,8 @@
 In: the profiles, the planner. Out: parts of docs/exercises.md. Left out: the prose around them.
 """
 
-from benchmarks.exercises.plans import GB, commands, decimal, example, table
+from benchmarks.exercises.plans import GB, commands, decimal, example
+from benchmarks.texts import format_table
 from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.units import format_seconds
 
@@ -23,7 +24,7 @@ def links() -> str:
     for name, rate in peaks.items():
         least = format_seconds(ASKED / rate)
         rows.append((name, decimal_rate(rate), least, f"{ASKED / SECONDS / rate:.1%}"))
-    return table(("each direction", "bytes per second", "140 GB take at least", "asked, of this peak"), rows)
+    return format_table(("each direction", "bytes per second", "140 GB take at least", "asked, of this peak"), rows)
 
 
 def decimal_rate(bytes_per_s: float) -> str:
@@ -61,7 +62,7 @@ def write_handed() -> str:
                 f"{cost.seconds / step.seconds:.1%}",
             )
         )
-    return table(("plan", "weight sync", "mostly", "a step", "its part of the step"), rows)
+    return format_table(("plan", "weight sync", "mostly", "a step", "its part of the step"), rows)
 
 
 def handed_answer() -> str:

@@ -3,7 +3,8 @@
 In: examples/ppo-70b-64xh100.yaml. Out: parts of docs/exercises.md. Left out: the prose around them.
 """
 
-from benchmarks.exercises.plans import a_pass, choice, example, kinds, table
+from benchmarks.exercises.plans import a_pass, choice, example, kinds
+from benchmarks.texts import format_table
 from rlplan.planner.answers.plan_results import list_overrides, sum_phase_costs
 from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes, format_rate, format_seconds
@@ -46,14 +47,14 @@ def design() -> str:
             " ".join(f"`{key}={value}`" for key, value in list_overrides(plan.choice, plan.job).items()),
         ),
     ]
-    return table(("question", "answer"), rows)
+    return format_table(("question", "answer"), rows)
 
 
 def design_memory() -> str:
     """Bytes of one GPU at its fullest moment, by kind, and at the other moments in sum."""
     plan = big()
     rows = [(str(kind).replace("_", " "), format_bytes(size)) for kind, size in kinds(plan.binding).items()]
-    return table((f"one GPU in {plan.binding.action_id}", "bytes"), rows)
+    return format_table((f"one GPU in {plan.binding.action_id}", "bytes"), rows)
 
 
 def design_time() -> str:
@@ -68,7 +69,7 @@ def design_time() -> str:
         )
         for phase, cost in sum_phase_costs(plan.timing.step).items()
     ]
-    return table(("phase", "seconds", "part of the step", "mostly"), rows)
+    return format_table(("phase", "seconds", "part of the step", "mostly"), rows)
 
 
 FRAMEWORKS = (
@@ -88,4 +89,4 @@ def design_frameworks() -> str:
             continue
         peak = f"{format_bytes(plan.binding.num_bytes)}, {plan.verdict.value}"
         rows.append((name, choice(plan), peak, format_seconds(plan.seconds)))
-    return table(("framework", "plan", "fullest GPU", "a step"), rows)
+    return format_table(("framework", "plan", "fullest GPU", "a step"), rows)

@@ -5,7 +5,8 @@ In: the planner. Out: parts of docs/exercises.md. Left out: the prose around the
 
 from collections.abc import Iterable
 
-from benchmarks.exercises.plans import GB, choice, commands, decimal, example, find_peak, kinds, table
+from benchmarks.exercises.plans import GB, choice, commands, decimal, example, find_peak, kinds
+from benchmarks.texts import format_table
 from rlplan.planner.plan import Plan
 from rlplan.spec.models.adapters import list_lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
@@ -58,7 +59,7 @@ def left_out() -> str:
         rows.append((name, quoted_gb, decimal(here), decimal(here - quoted.get(name, 0.0) * GB)))
     total, all_told = sum(ours.values()), sum(quoted.values())
     rows.append(("together", f"{all_told:.0f} GB", decimal(total), decimal(total - all_told * GB)))
-    return table(("kind", "the table", "here", "left out"), rows)
+    return format_table(("kind", "the table", "here", "left out"), rows)
 
 
 def left_out_answer() -> str:
@@ -95,7 +96,7 @@ def variants() -> str:
         sizes = (f"{format_bytes(generating)} ({cache})", format_bytes(training), host)
         rows.append((name, choice(plan), *sizes, plan.verdict.value, step))
     head = ("variant", "plan, or the nearest", "generating (KV cache)", "training", "the host", "verdict", "a step")
-    return table(head, rows)
+    return format_table(head, rows)
 
 
 def list_totals(plan: Plan) -> Iterable[tuple[tuple[str, str], int]]:

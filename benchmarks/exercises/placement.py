@@ -3,7 +3,8 @@
 In: the planner. Out: parts of docs/exercises.md. Left out: the prose around them.
 """
 
-from benchmarks.exercises.plans import choice, commands, decimal, example, find_peak, table
+from benchmarks.exercises.plans import choice, commands, decimal, example, find_peak
+from benchmarks.texts import format_table
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.hardware.catalogue import get_gpu
@@ -45,7 +46,7 @@ def states() -> str:
         (f"a share of 8 GPUs, each of {decimal(card)}", f"{decimal(total / 8)} ({total / 8 / card:.0%})"),
         ("a share of 32 GPUs", f"{decimal(total / 32)} ({total / 32 / card:.0%})"),
     ]
-    return table(("what", "bytes"), rows)
+    return format_table(("what", "bytes"), rows)
 
 
 def write_placed() -> str:
@@ -64,7 +65,7 @@ def write_placed() -> str:
         step = format_seconds(plan.seconds) if plan.verdict.rank < 2 else "-"
         host = plan.ledger.host_peak().num_bytes
         rows.append((name, choice(plan), ", ".join(peaks), format_bytes(host), plan.verdict.value, step))
-    return table(("setting", "nearest plan", "fullest GPU", "fullest host", "verdict", "a step"), rows)
+    return format_table(("setting", "nearest plan", "fullest GPU", "fullest host", "verdict", "a step"), rows)
 
 
 def placed_answer() -> str:

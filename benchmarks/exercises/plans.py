@@ -79,12 +79,6 @@ def a_pass(plan: Plan) -> str:
     return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table of markdown."""
-    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
 def decimal(num_bytes: float) -> str:
     """Decimal gigabytes, in which the exercises are put."""
     return f"{num_bytes / GB:,.1f} GB"

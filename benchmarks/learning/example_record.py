@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.learning.record import CONTROLS, DRIFT, LEARNING_RATE_0, REPORTS, SHUFFLED
+from benchmarks.texts import read_texts
 
 EXAMPLES_FILE = REPORTS / "examples.json"
 LIFT = 0.1
@@ -107,18 +108,6 @@ def examples_section(curves: Sequence[ExampleCurve]) -> str:
         "Calls of tools in training, by how they ended ([kinds](../../docs/runtime/environments.md#tools)):",
         "",
     ]
-    return _HEAD.format(lift=LIFT, drift=DRIFT) + "\n".join([*lines, *(calls + call_lines if call_lines else []), ""])
-
-
-_HEAD = f"""\
-## Stages, tools, and a larger policy
-
-Examples that are more than one algorithm on the small policy, as whole runs on vLLM, DeepSpeed and Ray: held-out greedy
-accuracy, of a reward model the share of held-out pairs whose better answer it scores higher.
-
-Each stage has to end above its start in every seed, by at least **{{lift:.0%}}** or half of what is missing; tools from
-under 40 % to over 90 %. Controls may end no more than {{drift:.0%}} above it: {LEARNING_RATE_0} in every stage, and
-{SHUFFLED} in the stage that has rewards. "{RESUMED}" was stopped by SIGTERM in its second stage and went on with
-`--resume`; it has to have the very figures of seed 0.
-
-"""
+    names = {"learning_rate_0": LEARNING_RATE_0, "shuffled": SHUFFLED, "resumed": RESUMED}
+    head = read_texts(__file__)["head"].format(lift=LIFT, drift=DRIFT, **names)
+    return head + "\n".join([*lines, *(calls + call_lines if call_lines else []), ""])

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.quickstart_evidence import photograph
 from benchmarks.runs.timed_runs import ROOT, RUNS
+from benchmarks.texts import read_texts
 from rlplan.planner.plan import read_plan
 from rlplan.units import format_bytes, format_seconds
 
@@ -37,7 +38,7 @@ def write_text(run: Path) -> str:
     model = read_plan(run / "grpo" / "plan.json").job.load_model()
     whole = [_whole(run / stage, stage, report) for stage, report in stages.items()]
     actions = [_action(stage, row) for stage, report in stages.items() for row in report["seconds_per_action"]]
-    return _PAGE.format(
+    return read_texts(__file__)["page"].format(
         num_parameters=f"{model.num_parameters / 1e6:.1f}",
         minutes=f"{sum(report['status']['seconds'] for report in stages.values()) / 60:.1f}",
         whole="\n".join(whole),
@@ -73,35 +74,6 @@ def _action(stage: str, row: dict[str, Any]) -> str:
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
     cells = (stage, row["part"], f"`{row['action_id']}`", predicted, f"{row['median_s']:.2f}", str(row["count"]), ratio)
     return f"| {' | '.join(cells)} |"
-
-
-_PAGE = """\
-# A policy of {num_parameters} M parameters learns, from random weights
-
-[examples/from-random-weights.yaml](../../examples/from-random-weights.yaml): a Qwen3-shaped policy with random start
-weights sorts five digits. SFT imitates right answers for a few steps, then GRPO samples answers and learns from
-their rewards. Greedy accuracy is that on 256 held-out prompts. On vLLM, DeepSpeed and Ray, two cores, both stages in
-{minutes} minutes.
-
-| stage | steps | greedy accuracy | predicted | measured | peak of memory, predicted and measured |
-| --- | --- | --- | --- | --- | --- |
-{whole}
-
-![Memory of the host over time](grpo/memory.png)
-
-## The timeline: predicted and measured
-
-Seconds of each action: the plan's, and the median of those that the run timed. The last column is the first of these by
-the second.
-
-| stage | part | action | predicted, s | measured, s | times | ratio |
-| --- | --- | --- | --- | --- | --- | --- |
-{actions}
-
-Other seeds and the control: [learning curves](../learning/README.md). Made by
-`python -m benchmarks.learning.example_runs --examples from-random-weights` and
-`python -m benchmarks.learning.larger_policy`.
-"""
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ says is printed before anything runs. `python -m benchmarks.runs.async_against_s
 cores.
 """
 
-import csv
 import sys
 
 from benchmarks.runs.timed_runs import ROOT, TimedRun, run_job
+from benchmarks.texts import format_table, read_texts, write_rows
 from rlplan.planner.answers.simulated_plan import simulate_plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.files.job_file import load_job
@@ -17,12 +17,6 @@ JOB = "examples/maturity/5-async.yaml"
 STALENESS = (0, 1, 2)
 SEEDS = (0, 1)
 REPORTS = ROOT / "reports" / "runtime"
-INTRODUCTION = (
-    "`examples/maturity/5-async.yaml`, {num_steps} steps of 128 rollouts whose lengths are log-normal (median 30, "
-    "sigma 0.9, at most 240 tokens): one core generates, one trains, weights go through shared memory. Staleness 0 "
-    "is the synchronous run on the same two cores. The first two steps do not count. Predictions were made by the "
-    "simulator before the runs, from the profile `cpu-host` alone."
-)
 
 
 def main() -> int:
@@ -55,7 +49,6 @@ def _predicted_step_s(staleness: int, num_steps: int) -> float:
 
 
 def _write(predicted: dict[int, float], runs: dict[tuple[int, int], TimedRun], num_steps: int) -> None:
-    REPORTS.mkdir(parents=True, exist_ok=True)
     rows = []
     for (seed, staleness), run in runs.items():
         base = runs[(seed, 0)]
@@ -73,30 +66,21 @@ def _write(predicted: dict[int, float], runs: dict[tuple[int, int], TimedRun], n
                 "staleness_max": run.staleness[1],
             }
         )
-    with (REPORTS / "async.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(REPORTS / "async.csv", rows)
     (REPORTS / "async.md").write_text(_page(rows, num_steps), encoding="utf-8")
 
 
 def _page(rows: list[dict[str, float]], num_steps: int) -> str:
-    lines = [
-        "# Asynchronous against synchronous",
-        "",
-        INTRODUCTION.format(num_steps=num_steps),
-        "",
-        "| seed | max. staleness | s a step | predicted | speed-up | predicted | held-out accuracy | token age |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['seed']} | {row['max_staleness']} | {row['step_s']:.3f} | {row['predicted_step_s']:.3f} "
-            f"| {row['speedup']:.2f} | {row['predicted_speedup']:.2f} "
-            f"| {row['accuracy_before']:.1%} to {row['accuracy_after']:.1%} "
-            f"| {row['staleness_mean']:.2f}, at most {row['staleness_max']:.0f} |"
-        )
-    return "\n".join([*lines, "", "`python -m benchmarks.runs.async_against_sync` makes it anew.", ""])
+    head = (
+        *("seed", "max. staleness", "s a step", "predicted", "speed-up", "predicted", "held-out accuracy"),
+        "token age",
+    )
+    cells = (
+        "{seed}|{max_staleness}|{step_s:.3f}|{predicted_step_s:.3f}|{speedup:.2f}|{predicted_speedup:.2f}"
+        "|{accuracy_before:.1%} to {accuracy_after:.1%}|{staleness_mean:.2f}, at most {staleness_max:.0f}"
+    )
+    table = format_table(head, (cells.format(**row).split("|") for row in rows))
+    return read_texts(__file__)["page"].format(num_steps=num_steps, table=table)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ memory, accuracy, and what was predicted. `python -m benchmarks.runs.maturity_le
 cores.
 """
 
-import csv
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.runs.timed_runs import ROOT, run_job
+from benchmarks.texts import format_table, read_texts, write_rows
 from rlplan.planner.answers.simulated_plan import simulate_plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.files.job_file import load_job
@@ -18,22 +18,13 @@ from rlplan.units import format_bytes
 
 REPORTS = ROOT / "reports" / "runtime"
 SWITCHES = ("stop_engine", "start_engine", "save_weights", "sync_weights")
-INTRODUCTION = (
-    "One policy of 0.8 M parameters, {num_steps} steps of 128 rollouts whose lengths are log-normal (median 30, sigma "
-    "0.9, at most 240 tokens), two cores. The first two steps and evaluation do not count. Memory is the sum over all "
-    "processes at the end of a step. Seconds were predicted by the simulator before the runs."
-)
 
 
 def main() -> int:
     """Predict and run each level, then write the report."""
     num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     rows = [_measure(path, num_steps) for path in sorted((ROOT / "examples" / "maturity").glob("*.yaml"))]
-    REPORTS.mkdir(parents=True, exist_ok=True)
-    with (REPORTS / "maturity.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(REPORTS / "maturity.csv", rows)
     (REPORTS / "maturity.md").write_text(_page(rows, num_steps), encoding="utf-8")
     return 0
 
@@ -59,22 +50,17 @@ def _measure(path: Path, num_steps: int) -> dict[str, Any]:
 
 
 def _page(rows: list[dict[str, Any]], num_steps: int) -> str:
-    lines = [
-        "# Five maturity levels",
-        "",
-        INTRODUCTION.format(num_steps=num_steps),
-        "",
-        "| level | s a step | predicted | tokens/s | waits for rollouts | trains | switches | memory | accuracy |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        lines.append(
-            f"| [{row['level']}](../../examples/maturity/{row['level']}.yaml) | {row['step_s']:.2f} "
-            f"| {row['predicted_step_s']:.2f} | {row['tokens_per_s']:,.0f} | {row['waits_for_rollouts_s']:.2f} s "
-            f"| {row['trains_s']:.2f} s | {row['switches_s']:.2f} s | {format_bytes(row['memory_bytes'])} "
-            f"| {row['accuracy_before']:.1%} to {row['accuracy_after']:.1%} |"
-        )
-    return "\n".join([*lines, "", "`python -m benchmarks.runs.maturity_levels` makes it anew.", ""])
+    head = (
+        *("level", "s a step", "predicted", "tokens/s", "waits for rollouts", "trains", "switches", "memory"),
+        "accuracy",
+    )
+    cells = (
+        "[{level}](../../examples/maturity/{level}.yaml)|{step_s:.2f}|{predicted_step_s:.2f}|{tokens_per_s:,.0f}"
+        "|{waits_for_rollouts_s:.2f} s|{trains_s:.2f} s|{switches_s:.2f} s|{memory}"
+        "|{accuracy_before:.1%} to {accuracy_after:.1%}"
+    )
+    filled = (cells.format(**row, memory=format_bytes(row["memory_bytes"])).split("|") for row in rows)
+    return read_texts(__file__)["page"].format(num_steps=num_steps, table=format_table(head, filled))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import statistics
 import sys
 
 from benchmarks.runs.timed_runs import NUM_WARM_UP_STEPS, ROOT, TimedRun, run_job
+from benchmarks.texts import format_table, read_texts
 from rlplan.trace import Span, Trace
 
 JOB = "examples/rewards/code-executor.yaml"
@@ -61,30 +62,19 @@ def _page(pattern: TimedRun, programs: TimedRun) -> str:
         (name, statistics.median(run.step_s), run.parts.get("generate", 0.0), run.parts.get("verify", 0.0))
         for name, run in (("a pattern", pattern), ("programs in a sandbox", programs))
     ]
-    return "\n".join(
-        [
-            "# Rewards beside generation",
-            "",
-            (
-                f"`{JOB}` with forced lengths (log-normal, median 80, sigma 0.7, at most 240 tokens): 64 programs a "
-                "step, each in a sandbox of its own, two at a time, while one core generates and the trainer of the "
-                "other waits. "
-                f"Medians of {len(programs.step_s)} steps; the first {NUM_WARM_UP_STEPS} do not count."
-            ),
-            "",
-            "| reward | step (s) | generate (s) | waited for rewards (s) |",
-            "| --- | --- | --- | --- |",
-            *(f"| {name} | {step:.3f} | {generate:.3f} | {verify:.3f} |" for name, step, generate, verify in rows),
-            "",
-            (
-                f"Programs add {with_them / without - 1:+.1%} to the step; waiting for the last ones is "
-                f"{programs.parts.get('verify', 0.0) / with_them:.1%} of it. From the first to the last of a step's "
-                f"{statistics.median(spans):.2f} s passed, {statistics.median(shares):.0%} of them during generation."
-            ),
-            "",
-            "`python -m benchmarks.runs.reward_overlap` makes it anew.",
-            "",
-        ]
+    table = format_table(
+        ("reward", "step (s)", "generate (s)", "waited for rewards (s)"),
+        ((name, *(f"{value:.3f}" for value in values)) for name, *values in rows),
+    )
+    return read_texts(__file__)["page"].format(
+        job=JOB,
+        num_steps=len(programs.step_s),
+        num_warm_up=NUM_WARM_UP_STEPS,
+        table=table,
+        added=with_them / without - 1,
+        waited=programs.parts.get("verify", 0.0) / with_them,
+        seconds=statistics.median(spans),
+        share=statistics.median(shares),
     )
 
 

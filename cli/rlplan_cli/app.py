@@ -12,8 +12,9 @@ import select
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
@@ -41,33 +42,9 @@ so a module is only imported when its command is called.
 """
 
 
-class _Modules(MutableMapping[str, Any]):
-    """Commands by name; each one's module is imported at its first use."""
-
-    def __init__(self) -> None:
-        self.loaded: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in COMMANDS:
-            raise KeyError(name)
-        if name not in self.loaded:
-            self.loaded[name] = _load_command(name)
-        return self.loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self.loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self.loaded[name]
-
-
+@cache
 def _load_command(name: str) -> Any:
+    """A command, whose module is imported at its first use."""
     place = [*filter(None, [COMMANDS[name].get("folder")]), name + "_" * keyword.iskeyword(name)]
     module = importlib.import_module(".".join(["rlplan_cli.commands", *place]))
     if hasattr(module, "app"):
@@ -97,7 +74,13 @@ def _pipes_that_break() -> Iterator[None]:
 class _Root(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Modules()
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = names
+        """Names alone, from which typer suggests one for a typo; `get_command` loads a command."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; None for an unknown one."""
+        return _load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve `rlplan "qwen3 8b on a 4090"` and `rlplan run.sh` to the command that answers them."""
@@ -105,9 +88,6 @@ class _Root(TyperGroup):
             typer.echo(ctx.get_help())
             raise typer.Exit
         return super().resolve_command(ctx, [*choose_command(args[0]), *args])
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         """Read a command line, and print the help."""

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,64 +11,41 @@ import typer
 
 from rlplan_cli import completion
 
-JobOrPlan = Annotated[Path, typer.Argument(help="A job file (.yaml), a plan (.json) or a bundle.", show_default=False)]
+JobOrPlan = Annotated[Path, typer.Argument(help="A job file (.yaml), a plan (.json) or a bundle.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE",
-        help="Overrides such as workload.num_steps=5.",
-        show_default=False,
-        autocompletion=completion.overrides,
+        metavar="KEY=VALUE", help="Overrides such as workload.num_steps=5.", autocompletion=completion.overrides
     ),
 ]
 Source = Annotated[
     str | None,
     typer.Argument(
-        metavar="JOB|WORDS",
-        help="A job file (.yaml), a plan (.json), a bundle, or words: qwen3 8b grpo on 8xH100.",
-        show_default=False,
+        metavar="JOB|WORDS", help="A job file (.yaml), a plan (.json), a bundle, or words: qwen3 8b grpo on 8xH100."
     ),
 ]
 Model = Annotated[
-    str | None,
-    typer.Option(
-        help="A hub id, a model folder or a config.json.", show_default=False, autocompletion=completion.models
-    ),
+    str | None, typer.Option(help="A hub id, a model folder or a config.json.", autocompletion=completion.models)
 ]
 AlgorithmName = Annotated[
-    str | None,
-    typer.Option(
-        "--algorithm", help="grpo (default), ppo, dpo ...", show_default=False, autocompletion=completion.algorithms
-    ),
+    str | None, typer.Option("--algorithm", help="grpo (default), ppo, dpo ...", autocompletion=completion.algorithms)
 ]
 Gpus = Annotated[
     str | None,
-    typer.Option(
-        "--gpus",
-        "--hardware",
-        help="The GPUs, such as 8xH100, or cpu.",
-        show_default=False,
-        autocompletion=completion.gpus,
-    ),
+    typer.Option("--gpus", "--hardware", help="The GPUs, such as 8xH100, or cpu.", autocompletion=completion.gpus),
 ]
 Framework = Annotated[
     str | None,
     typer.Option(
         "--for",
         help="The framework that runs the job: verl, trl, openrlhf, slime, nemo-rl, rlplan; verl@0.9 for a release.",
-        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show tables.")]
-ForeignFile = Annotated[
-    Path, typer.Argument(help="Another framework's script, or YAML or JSON file.", show_default=False)
-]
+ForeignFile = Annotated[Path, typer.Argument(help="Another framework's script, or YAML or JSON file.")]
 SourceName = Annotated[str | None, typer.Option("--source", help="Source framework, if it cannot be detected.")]
-Outside = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="NAME=VALUE for a variable or a key of the script.", show_default=False),
-]
+Outside = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE for a variable or a key of the script.")]
 
 
 @dataclass(frozen=True)
@@ -96,17 +73,24 @@ class ForeignArguments:
 
 
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn each field of a command's first parameter into a parameter of its own, from which typer makes an option."""
-    first, *others = inspect.signature(command).parameters.values()
-    group = first.annotation
-    fields = inspect.signature(group).parameters
+    """Turn each field of a command's dataclasses into a parameter of its own, from which typer makes an option."""
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if is_dataclass(parameter.annotation):
+            kind: Any = parameter.annotation
+            groups[parameter.name] = kind
+            parameters += inspect.signature(kind).parameters.values()
+        else:
+            parameters.append(parameter)
 
     @wraps(command)
     def flat(**values: Any) -> None:
-        asked = group(**{name: values.pop(name) for name in fields})
-        command(asked, **values)
+        filled = {
+            name: kind(**{part.name: values.pop(part.name) for part in fields(kind)}) for name, kind in groups.items()
+        }
+        command(**filled, **values)
 
-    parameters = [*fields.values(), *others]
     flattened: Any = flat
     # typer reads the parameters from the signature, and their types from the annotations
     flattened.__signature__ = inspect.Signature(parameters)

@@ -1,30 +1,63 @@
 """Comparison of predictions with measurements: the error of each point or the reason for none, and a summary by kind.
 
 In: points. Out: an AccuracyReport, which `rlplan accuracy --json` prints.
-Left out: predictions (the modules in PREDICTORS) and tables (the command line, benchmarks).
+Left out: predictions (the functions in PREDICTORS) and tables (the command line, benchmarks).
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from statistics import fmean, median
 from typing import Any
 
+from rlplan.accuracy import serving_points
+from rlplan.accuracy.model_points import predict_parameters
 from rlplan.accuracy.named_models import find_point_model
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
+from rlplan.accuracy.predictions import CannotPredict, Prediction, Refusal
+from rlplan.accuracy.rl_steps.points import predict_fit, predict_phase, predict_rl_step, predict_role_peak
+from rlplan.accuracy.rl_steps.weight_sync import predict_sync
 from rlplan.accuracy.settings_read import find_unread, list_assumed, watch_settings
+from rlplan.accuracy.training import colocated
+from rlplan.accuracy.training.points import (
+    predict_largest,
+    predict_peak,
+    predict_score_peak,
+    predict_score_steady,
+    predict_steady,
+)
+from rlplan.accuracy.training.throughput import predict_throughput
 from rlplan.errors import RlplanError, did_you_mean
 from rlplan.planner.measured_errors import Stratum, find_error
 
 SCHEMA_VERSION = 2
-PREDICTORS = (
-    *("model_points", "measured_jobs", "serving_points", "training.points", "training.limits", "training.scores"),
-    *("training.throughput", "rl_steps.points", "rl_steps.weight_sync", "unpredicted_points"),
-)
-"""Modules of this package that register predictors. A new module must be added here, or its kinds have none."""
+PREDICTORS: dict[str, Callable[[MeasuredPoint], Prediction]] = {
+    "param_count": predict_parameters,
+    "phase_time": predict_phase,
+    "role_peak": predict_role_peak,
+    **dict.fromkeys(serving_points.ENGINE_KINDS, serving_points.predict_engine),
+    **dict.fromkeys(("serving_tpot", "serving_ttft", "throughput_infer"), serving_points.predict_latency),
+    "kv_saturation": serving_points.judge_saturation,
+    "train_peak": predict_peak,
+    "train_steady": predict_steady,
+    **dict.fromkeys(("sleeping_engine_residual", "rollout_peak"), colocated.predict_engine),
+    "max_model_size": predict_largest,
+    "logprob_peak": predict_score_peak,
+    "logprob_steady": predict_score_steady,
+    "throughput_train": predict_throughput,
+    "rl_step_time": predict_rl_step,
+    "rl_fits": predict_fit,
+    "weight_sync_time": predict_sync,
+}
+"""The predictor of each kind of point."""
+UNPREDICTED = {
+    "rl_colocated_residual": "what stays is the trainer's states and NCCL groups, which the point does not state",
+    "trtllm_kv_capacity": "TensorRT-LLM is no framework of a job",
+    "inference_peak": "eager generation without an engine and without a trainer: a job cannot express that",
+    "zero_model_states": "the ZeRO paper's arithmetic on a parameter count, which is no model that a job names",
+}
+"""Kinds that no job can express, with the reason. Their points stay in the table, so that the coverage counts them."""
 
 PREDICTED, REFUSED = "predicted", "refused"
 
@@ -173,27 +206,19 @@ class AccuracyReport:
 
 def compare(points: Iterable[MeasuredPoint]) -> AccuracyReport:
     """The comparison of every point. A point that cannot be predicted has a reason, and raises nothing."""
-    load_predictors()
     return AccuracyReport(tuple(compare_point(point) for point in points))
-
-
-def load_predictors() -> None:
-    """Import the modules that register predictors."""
-    for name in PREDICTORS:
-        import_module(f"rlplan.accuracy.{name}")
 
 
 def predict(point: MeasuredPoint) -> Prediction | Refusal:
     """The prediction of a point, or a refusal with the reason, such as a setting that no formula reads."""
-    predictor = find_predictor(point.kind)
-    if predictor is None:
-        near = did_you_mean(point.kind, known_kinds())
+    if point.kind in UNPREDICTED:
+        return Refusal(UNPREDICTED[point.kind])
+    if point.kind not in PREDICTORS:
+        near = did_you_mean(point.kind, sorted((*PREDICTORS, *UNPREDICTED)))
         return Refusal(f"no formula predicts points of kind '{point.kind}'.{near}")
     point = watch_settings(point)
     try:
-        answer = predictor(point)
-        if isinstance(answer, Refusal):
-            return answer
+        answer = PREDICTORS[point.kind](point)
         return replace(answer, without_effect=find_unread(point), assumed=list_assumed(point))
     except CannotPredict as error:
         return Refusal(str(error))

@@ -9,7 +9,7 @@ from typing import Any
 from rlplan.accuracy.named_models import find_config, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import validate_job
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.settings import Settings
 from rlplan.spec.base import shorten_value
 from rlplan.spec.models.adapters import list_linear_layers, list_lora_parameters, list_value_parameters
@@ -20,7 +20,6 @@ TARGETS = ("targets", "target_modules")
 HEADS = ("head", "value_head", "reward_head", "critic", "role")
 
 
-@predicts("param_count")
 def predict_parameters(point: MeasuredPoint) -> Prediction:
     """Stored parameters, parameters per token, or trained parameters of adapters, as the unit says."""
     settings, words = Settings(point), point.measured.unit.lower()

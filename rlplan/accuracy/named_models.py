@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.catalogue import load_catalogue

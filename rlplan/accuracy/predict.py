@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.registry import CannotPredict, Prediction
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.settings import unit_bytes
 from rlplan.memory.ledger import LedgerRow, RunPhase
 from rlplan.planner.machine import open_search

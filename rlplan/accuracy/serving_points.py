@@ -16,7 +16,7 @@ from typing import Any
 from rlplan.accuracy.named_models import QUANTIZATION_KEYS, find_point_model, has_quantized_name, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import serve_job, simulate_load
-from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.settings import Settings, find_gpu, total_bytes, unit_bytes
 from rlplan.accuracy.training.job import make_hardware
 from rlplan.spec.base import shorten_value
@@ -41,12 +41,15 @@ PLAIN = ("", "none", "bf16", "bfloat16", "fp16", "float16", "half", "auto")
 """Words for weights that are not quantized."""
 UNSTATED, BEFORE_KNOWN = "0.10", "0.6.0 V0"
 """The release for points without one, and for releases before the oldest with a known profile run."""
+ENGINE_KINDS = (
+    *("vllm_weights", "vllm_profile_peak", "vllm_activation_peak", "vllm_cuda_graph", "vllm_kv", "kv_per_token"),
+)
+"""Kinds of bytes and capacities of an engine."""
 ANY_RELEASE = ("vllm_weights", "kv_per_token")
 """Kinds that depend neither on the release's profile run nor on the size of the GPU."""
 OFFLINE = ("llm", "llm_class", "offline")
 
 
-@predicts("vllm_weights", "vllm_profile_peak", "vllm_activation_peak", "vllm_cuda_graph", "vllm_kv", "kv_per_token")
 def predict_engine(point: MeasuredPoint) -> Prediction:
     """Bytes of an engine, or tokens, blocks or sequences of its KV cache, by kind and unit."""
     kind, unit = point.kind, point.measured.unit.lower()
@@ -73,7 +76,6 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
     raise CannotPredict(f"unit {shorten_value(unit)} is neither a size nor tokens, blocks or sequences")
 
 
-@predicts("serving_tpot", "serving_ttft", "throughput_infer")
 def predict_latency(point: MeasuredPoint) -> Prediction:
     """Mean milliseconds per output token (TPOT), or to the first token (TTFT), as the unit says."""
     unit = point.measured.unit.lower()
@@ -83,12 +85,11 @@ def predict_latency(point: MeasuredPoint) -> Prediction:
     return Prediction(1e3 * (latency.first_token_s if "ttft" in unit else latency.token_s))
 
 
-@predicts("kv_saturation")
-def judge_saturation(point: MeasuredPoint) -> Prediction | Refusal:
+def judge_saturation(point: MeasuredPoint) -> Prediction:
     """The verdict whether requests wait for the KV cache; it is right if they do, because a wait was measured."""
     unit = point.measured.unit.lower()
     if "queue" not in unit and "exhaust" not in unit:
-        return Refusal(f"unit {shorten_value(unit)} does not say whether requests waited for the cache")
+        raise CannotPredict(f"unit {shorten_value(unit)} does not say whether requests waited for the cache")
     waits = simulate_load(latency_job(point)).waits_for_cache
     return Prediction("exhausted" if waits else "enough", is_right=waits)
 

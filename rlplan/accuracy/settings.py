@@ -5,16 +5,23 @@ Left out: the meaning of settings for memory.
 """
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten_value
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import GIB
 
+WORDS: dict[str, Any] = read_yaml(Path(__file__).parent / "data" / "words.yaml", "the words of points")
+"""Words of published tables (data/words.yaml documents each part)."""
+KEYS: dict[str, tuple[str, ...]] = {name: tuple(keys) for name, keys in WORDS["keys"].items()}
+"""Spellings of a training run's settings, by meaning."""
 MAX_COUNT = 1 << 40
 """Larger than any token count, batch or length that a machine could hold."""
 LEAST_OF_NAME, MOST_OF_NAME = 0.85, 1.05
@@ -71,7 +78,7 @@ class Settings:
                     self._values.get(key)
         return stated
 
-    def join_words(self, keys: tuple[str, ...]) -> str:
+    def join_words(self, keys: Iterable[str]) -> str:
         """The stated ones of some keys with their values, as `key=value` in lower case."""
         return " ".join(f"{key}={self._values.get(key)}" for key in keys if key in self).lower()
 
@@ -132,18 +139,8 @@ class Settings:
         return f"setting '{key}' {state}; it must be {rule}"
 
 
-ELEMENT_BYTES = {
-    **dict.fromkeys(("fp32", "float32", "32-true"), 4),
-    **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "fp16", "float16", "16-true", "half", "amp_bf16"), 2),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8", "float8_e4m3fn", "int8"), 1),
-    **dict.fromkeys(("mxfp4", "nvfp4", "fp4", "nf4", "awq", "gptq", "int4"), 2),
-    "none": 0,
-}
-"""Bytes per element by the names in logs and flags.
-
-A 4-bit format names the weights, and everything else is bf16. `none` marks a default that the caller replaces.
-"""
-
+ELEMENT_BYTES: dict[str, int] = WORDS["element_bytes"]
+"""Bytes per element by the names in logs and flags."""
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*GiB", re.IGNORECASE)
 _NOISE = re.compile(
     r"\(.*?\)|,.*$|-?class\b|\b\d+(\.\d+)?\s*tb/s|\b\d+\s*w(atts?)?\b|\b\d+\s*[x*]\s*(?=[a-z])|\btesla\b|\bgpus?\b|\bhbm\w*|\bsingle\b"

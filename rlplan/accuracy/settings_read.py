@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
+from rlplan.accuracy.settings import WORDS
 from rlplan.accuracy.without_effect import why_without_effect
 from rlplan.errors import did_you_mean
 from rlplan.spec.base import shorten_value
@@ -58,29 +59,8 @@ def _flatten_lora(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-SPELLINGS = {
-    "tp": "tensor_model_parallel_size|tensor_parallel_size|tp_size|tensor_parallel_degree",
-    "pp": "pipeline_model_parallel_size|pipeline_parallel_size|pp_size|pipeline_parallel_degree",
-    "cp": "context_parallel_size|context_parallel|cp_size|context_parallel_degree",
-    "ep": "expert_model_parallel_size|expert_parallel_size|expert_parallel|ep_size|expert_parallel_degree",
-    "etp": "expert_tensor_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size|vpp_size|vp_size",
-    "dp": "data_parallel_size|dp_size|data_parallel_degree",
-    "fsdp": "dp_shard|data_parallel_shard_degree|dp_shard_size",
-    "seq": "seq_length|sequence_len|max_sequence_length",
-    "mbs": "microbatch_size",
-    "gbs": "globalbatch_size",
-    "compile": "torch_compile",
-    "packed": "packed_sequence|packed_sequences",
-    "attn": "attention_backend",
-    "dispatcher": "moe_token_dispatcher_type|token_dispatcher|moe_dispatcher|moe_flex_dispatcher_backend",
-    "cp_comm": "cp_comm_type",
-    "ep_overlap": "overlap_moe_expert_parallel_comm|moe_a2a_overlap",
-    "cuda_graphs": "cuda_graph_scope|cuda_graph_modules|cuda_graph",
-    "ac": "ac_mode|activation_checkpoint|activation_checkpoint_mode",
-}
-"""Names of training settings in points, with the names that trainers use."""
-_OURS = {alias: name for name, aliases in SPELLINGS.items() for alias in (name, *aliases.split("|"))}
+_OURS = {alias: name for name, aliases in WORDS["spellings"].items() for alias in (name, *aliases)}
+"""Names of training settings in points, by all their spellings."""
 
 
 def normalize_names(values: Mapping[str, Any]) -> dict[str, Any]:

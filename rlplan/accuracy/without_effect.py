@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-TRAINING = r"train_peak|train_steady|throughput_train|max_model_size|logprob_\w+"
-MEMORY_OF_TRAINING = r"train_peak|train_steady|logprob_\w+"
-ASLEEP_OR_AWAKE = r"sleeping_engine_residual|rollout_peak"
-TIME = r"throughput_train|rl_step_time|weight_sync_time"
-ENGINE = r"vllm_\w+|kv_\w+|serving_\w+|throughput_infer"
+KINDS = {
+    "TRAINING": r"train_peak|train_steady|throughput_train|max_model_size|logprob_\w+",
+    "MEMORY_OF_TRAINING": r"train_peak|train_steady|logprob_\w+",
+    "ASLEEP_OR_AWAKE": r"sleeping_engine_residual|rollout_peak",
+    "TIME": r"throughput_train|rl_step_time|weight_sync_time",
+    "ENGINE": r"vllm_\w+|kv_\w+|serving_\w+|throughput_infer",
+}
+"""Patterns of kinds by their names in the table."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,6 @@ def why_without_effect(kind: str, name: str, settings: Mapping[str, Any]) -> str
     True
     """
     return next((row.why for row in ROWS if row.holds(kind, name, settings)), None)
-
-
-KINDS = {
-    "TRAINING": TRAINING,
-    "MEMORY_OF_TRAINING": MEMORY_OF_TRAINING,
-    "ASLEEP_OR_AWAKE": ASLEEP_OR_AWAKE,
-    "TIME": TIME,
-    "ENGINE": ENGINE,
-}
-"""Patterns of kinds by their names in the table."""
 
 
 def _parse_row(row: Mapping[str, str]) -> WithoutEffect:

@@ -1,15 +1,16 @@
 """The Ray placement: bundles, and a worker process with its environment for each slot of a bundle.
 
-In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. Source: Ray 2.60.0.
+In: a Plan, environments (ray.toml). Out: frozen values for `ray.util.placement_group` and the actors (Ray 2.60.0).
 On GPUs each GPU is a bundle. Processes on one GPU request equal parts of it, which tells Ray who sees which GPU and
 limits nothing. Not yet run on a GPU; tested on Ray nodes with fake GPUs (tests/runtime/cluster/test_fake_gpus.py).
 """
 
+import tomllib
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import Worker
-from rlplan.emit.vllm import NCCL_ONLY, TESTED_RUNNER
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile
@@ -27,54 +28,17 @@ _KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB), "MALLOC_TRIM_THRESHOLD_": str(
 """Settings of glibc that keep memory. Tensors below 32 MiB, glibc's maximum, come from a warm heap, which is trimmed
 when an action ends. Freeing never trims the top of the heap, because it moves often and each time would fault again."""
 
-COMMON_ENVIRONMENT = {
-    "MALLOC_ARENA_MAX": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TORCH_COMPILE_DISABLE": "1",
-}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_ON_CPU, _ON_GPUS = _TABLE["cpu"], _TABLE["cuda"]
+_FEW_MATMULS: dict[str, str] = _ON_CPU["few_matmuls"]
+"""Small caches of compiled matmuls, for every process on a CPU but vLLM's."""
+COMMON_ENVIRONMENT: dict[str, str] = _ON_CPU["all"]
 """Environment of every worker on a CPU."""
-
-_FEW_MATMULS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
-"""Cache sizes for compiled bf16 matmuls in oneDNN, and in torch above it. Each shape and number of rows has an entry,
-and row counts differ from pass to pass. With the default of 1024 a trainer grows with every new row count; 32 hold the
-shapes of one pass and cost no time (docs/lab-notes.md, "Compiled matmuls in bf16 on a CPU"; torch 2.13)."""
-
-WORKER_ENVIRONMENT = {
-    "policy_trainer": {"DS_ACCELERATOR": "cpu", **_FEW_MATMULS},
-    "value_trainer": {"DS_ACCELERATOR": "cpu", **_FEW_MATMULS},
-    "scorer": _FEW_MATMULS,
-    "rollout_engine": {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    },
+WORKER_ENVIRONMENT: dict[str, dict[str, str]] = {
+    worker: own if worker == "rollout_engine" else own | _FEW_MATMULS for worker, own in _ON_CPU["workers"].items()
 }
-
-
-WHOLE_ACTIVATIONS = {"VLLM_CPU_INT4_W4A8": "0"}
-"""Environment of an engine with 4-bit weights: activations stay in 16 bits. On CPUs with AMX vLLM 0.32 would round them
-to 8, and rollouts would depend on the CPU (kernels/linear/mixed_precision/cpu.py)."""
-
-_ON_GPUS = {
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    # a host's own setting would show all GPUs to every process, and all would take the first
-    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
-}
-_WORKER_ON_GPUS = {
-    "policy_trainer": {"DS_ACCELERATOR": "cuda"},
-    "value_trainer": {"DS_ACCELERATOR": "cuda"},
-    "scorer": {"DS_ACCELERATOR": "cuda"},
-    "rollout_engine": {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        **NCCL_ONLY,
-        **TESTED_RUNNER,
-    },
-}
+WHOLE_ACTIVATIONS: dict[str, str] = _ON_CPU["whole_activations"]
+"""Environment of an engine with 4-bit weights on a CPU."""
 THREADS_PER_GPU = 4
 """OpenMP threads of a process on a GPU whose node has no profile."""
 
@@ -154,7 +118,7 @@ def _place_on_gpus(plan: Plan, devices: list[str]) -> RayPlacement:
     threads = _count_threads_per_gpu(plan)
     workers = []
     for layout, process, device in processes:
-        environment = {**_ON_GPUS, **_WORKER_ON_GPUS[layout.worker], "OMP_NUM_THREADS": str(threads)}
+        environment = {**_ON_GPUS["all"], **_ON_GPUS["workers"][layout.worker], "OMP_NUM_THREADS": str(threads)}
         # rounded down, so that the parts never exceed the GPU
         part = int(PARTS / sharing[device]) / PARTS
         share: dict[str, Any] = {"device": device, "bundle": devices.index(device), "num_cpus": part, "num_gpus": part}

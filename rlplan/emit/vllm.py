@@ -67,19 +67,6 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
     return arguments
 
 
-NCCL_ONLY = {
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
-    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
-    "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",
-    "VLLM_USE_NCCL_SYMM_MEM": "0",
-}
-"""Environment of an engine on GPUs that leaves NCCL as the only all-reduce: it is the one that was timed
-(timing/serving/step.py), and two others are on by default. Source: vLLM 0.32.0, envs.py, cuda_communicator.py."""
-
-TESTED_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-"""Environment of an engine on GPUs: the model runner that all our tests use. On a CPU vLLM 0.32 has no other. With
-Triton it would choose the second one by itself (`use_v2_model_runner` in its configuration)."""
-
 LEAST_UTILIZATION = 0.01
 """Share of the GPU that must be free when vLLM starts (v1/worker/utils.py, `request_memory`). It has no other effect
 with `kv_cache_memory_bytes`. Other processes use the same GPU already, so almost none is requested."""

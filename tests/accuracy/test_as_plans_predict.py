@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import rlplan
-from rlplan.accuracy.compare import load_predictors, predict
+from rlplan.accuracy.compare import PREDICTORS, predict
 from rlplan.accuracy.files.reading import bundled_points
-from rlplan.accuracy.measured_jobs import PHASES
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.predict import (
     peak_in_training,
@@ -21,16 +20,16 @@ from rlplan.accuracy.predict import (
     simulate_load,
     validate_job,
 )
-from rlplan.accuracy.registry import Prediction, find_predictor, known_kinds
+from rlplan.accuracy.predictions import Prediction
 from rlplan.accuracy.rl_steps.job import rl_job
+from rlplan.accuracy.rl_steps.points import PHASES
 from rlplan.accuracy.rl_steps.weight_sync import sync_job
 from rlplan.accuracy.serving_points import engine_job, latency_job
 from rlplan.accuracy.settings_read import watch_settings
 from rlplan.accuracy.training.colocated import colocated_job
 from rlplan.accuracy.training.job import training_job
-from rlplan.accuracy.training.scores import score_job
+from rlplan.accuracy.training.points import score_job
 from rlplan.accuracy.training.throughput import step_job
-from rlplan.accuracy.unpredicted_points import REASONS
 from rlplan.results import PlannedResult, ServingResult
 from rlplan.vocabulary import Role
 from tests.factories import ROOT
@@ -78,7 +77,7 @@ def test_accuracy_imports_no_formula_of_bytes_or_seconds() -> None:
 
 
 def test_one_module_asks_the_planner_and_every_kind_asks_that_module() -> None:
-    """But for the kinds that nothing predicts; parameters are counted of the model that a job loads."""
+    """Parameters are counted of the model that a job loads."""
     for called in ASKED:
         module, _, name = called.rpartition(".")
         users = {
@@ -88,15 +87,9 @@ def test_one_module_asks_the_planner_and_every_kind_asks_that_module() -> None:
         }
         assert users == {"predict.py"}, called
     readers = {*ASKED.values(), "validate_job"}
-    for kind in known_kinds():
-        predictor = find_predictor(kind)
+    for kind, predictor in PREDICTORS.items():
         path = ROOT / Path(predictor.__module__.replace(".", "/")).with_suffix(".py")
-        assert list_imported_names(path, "rlplan.accuracy.predict") & readers or kind in REASONS, kind
-
-
-@pytest.fixture(autouse=True)
-def predictors() -> None:
-    load_predictors()
+        assert list_imported_names(path, "rlplan.accuracy.predict") & readers, kind
 
 
 def predict_bundled(id_of_point: str) -> Prediction:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import PREDICTED, AccuracyReport
-from rlplan.accuracy.unpredicted_points import REASONS
+from rlplan.accuracy.compare import PREDICTED, UNPREDICTED, AccuracyReport
 from tests.accuracy.bundled import bundled_report, published_report
 from tests.factories import ROOT
 
@@ -87,9 +86,9 @@ def test_nine_in_ten_memory_points_that_are_no_trainer_s_are_predicted(report: A
 
 
 def test_points_that_no_job_says_are_listed_with_the_reason(report: AccuracyReport) -> None:
-    refused = [point for point in report.points if point.kind in REASONS]
+    refused = [point for point in report.points if point.kind in UNPREDICTED]
     assert len(refused) == 39
-    assert all(point.reason == REASONS[point.kind] for point in refused)
+    assert all(point.reason == UNPREDICTED[point.kind] for point in refused)
 
 
 def test_every_point_has_a_finite_error_or_a_reason(report: AccuracyReport) -> None:

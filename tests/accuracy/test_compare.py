@@ -8,7 +8,7 @@ from rlplan.accuracy.compare import AccuracyReport, compare, compare_point, rela
 from rlplan.accuracy.named_models import has_quantized_name, model_by_name
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.predict import validate_job
-from rlplan.accuracy.registry import CannotPredict, Prediction
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.serving_points import engine_job
 from rlplan.accuracy.settings import find_gpu
 from rlplan.planner.serving import ServingJob

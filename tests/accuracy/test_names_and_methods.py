@@ -4,21 +4,16 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import load_predictors, predict
+from rlplan.accuracy.compare import predict
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.named_models import model_by_name, shape_entries
 from rlplan.accuracy.points import Measured, MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal
+from rlplan.accuracy.predictions import CannotPredict, Prediction, Refusal
 from rlplan.accuracy.settings import find_gpu
 
 POINTS = {point.id: point for point in bundled_points()}
 PEFT = POINTS["peft-lora-rank10-target-mlp"].model_copy(update={"id": "peft"})
 GIB = Measured(value=1.0, unit="GiB max allocated")
-
-
-@pytest.fixture(autouse=True)
-def predictors() -> None:
-    load_predictors()
 
 
 def predict_value(point: MeasuredPoint) -> float:

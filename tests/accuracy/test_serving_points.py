@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare_point, load_predictors
+from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare_point
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import simulate_load, validate_job
 from rlplan.accuracy.serving_points import latency_job
@@ -195,7 +195,6 @@ def test_rows_of_a_sweep_over_whole_hosts_share_their_clients_among_engines() ->
 
 def test_a_published_cache_of_vllm_0_11_is_met_with_the_full_sort_and_not_without_it() -> None:
     """Published: vLLM issue 27508, `Available KV cache memory: 1.71 GiB` of gpt-oss-120b; without the sort 6.54."""
-    load_predictors()
     make_point = MeasuredPoint(
         id="v27508",
         kind="vllm_kv",

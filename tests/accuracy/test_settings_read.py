@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import Comparison, compare, load_predictors, predict
+from rlplan.accuracy.compare import Comparison, compare, predict
 from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import Prediction
+from rlplan.accuracy.predictions import Prediction
 
 SETTINGS: dict[str, Any] = {"framework": "torch", "seq": 1024, "micro_batch": 1, "act_ckpt": True, "dtype": "bf16"}
 
@@ -157,7 +157,6 @@ def test_of_every_bundled_prediction_all_settings_are_read_or_listed() -> None:
 
 
 def test_a_hand_over_and_an_rl_step_drop_no_setting_either() -> None:
-    load_predictors()
     for kind in ("rl_step_time", "weight_sync_time"):
         points = (point for point in bundled_points() if point.kind == kind)
         point = next(point for point in points if isinstance(predict(point), Prediction))

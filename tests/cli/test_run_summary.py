@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from rlplan_cli.render.running.progress import RunDisplay
 from rlplan_cli.render.running.run_summary import show_summary
+from rlplan_cli.render.running.watching import RunDisplay
 
 from rlplan.report.run_folder import read_run_folder
 from rlplan.runtime.driver.events import RunEvent

@@ -47,7 +47,7 @@ ENGINES = ("tests/memory/serving/test_engine_rows.py", "tests/runtime/workers/en
 OTHERS = ("tests/runtime/weight_sync/test_engines.py", "tests/runtime/cluster/test_fake_gpus.py")
 PREDICTED_POINTS = (
     "tests/accuracy/test_bounds.py",
-    "tests/accuracy/test_intervals.py",
+    "tests/benchmarks/test_intervals.py",
     "tests/accuracy/test_serving_points.py",
 )
 """Files that look at the comparison of all bundled points: 6 s of CPU, once."""

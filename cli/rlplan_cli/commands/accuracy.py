@@ -8,7 +8,7 @@ import typer
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, KindSummary, compare
 from rlplan.accuracy.files.reading import published_points, read_points
 from rlplan_cli.options import AsJson
-from rlplan_cli.render.terminal import NARROW, new_table, note, print_json, stdout
+from rlplan_cli.render.terminal import NARROW, note, print_json, show_table, stdout
 
 DASH = "-"
 NUM_SHOWN = 5
@@ -20,8 +20,7 @@ def command(
         Path | None,
         typer.Argument(
             help="Measured points: JSON, a latency CSV, measured jobs, a vLLM start-up log or AgileRL's fixtures. "
-            "Default: the bundled published measurements.",
-            show_default=False,
+            "Default: the bundled published measurements."
         ),
     ] = None,
     shows_all: Annotated[
@@ -46,21 +45,15 @@ def command(
 def _show_points(report: AccuracyReport, *, shows_all: bool) -> None:
     predicted = [point for point in report.points if point.status == PREDICTED]
     shown = predicted if shows_all else _largest_errors(predicted)
-    if not shown:
-        return
     title = "Points" if len(shown) == len(predicted) else f"Points: the {NUM_SHOWN} largest errors of each kind"
     wide = stdout.width >= NARROW
     names = ["point", "predicted", "measured", "error", *(["kind", "unit"] if wide else [])]
-    table = new_table(*names, title=title, left=("point", "kind", "unit"))
-    for point in sorted(shown, key=lambda point: point.kind):
-        cells = [
-            point.id,
-            _format_number(point.predicted),
-            _format_measured(point),
-            _format_percent(point.relative_error),
-        ]
-        table.add_row(*cells, *([point.kind, point.unit] if wide else []))
-    stdout.print(table)
+    rows = [
+        [point.id, _format_number(point.predicted), _format_measured(point), _format_percent(point.relative_error)]
+        + ([point.kind, point.unit] if wide else [])
+        for point in sorted(shown, key=lambda point: point.kind)
+    ]
+    show_table(names, rows, title, ("point", "kind", "unit"))
 
 
 def _largest_errors(points: list[Comparison]) -> list[Comparison]:
@@ -78,55 +71,37 @@ def _show_refusals(report: AccuracyReport) -> None:
     for point in report.points:
         if point.status != PREDICTED:
             reasons.setdefault((point.kind, point.reason or ""), []).append(point)
-    if not reasons:
-        return
-    table = new_table("kind", "points", "reason", title="Not predicted", left=("kind", "reason"))
-    for (kind, reason), points in sorted(reasons.items()):
-        table.add_row(kind, str(len(points)), reason)
-    stdout.print(table)
+    rows = [(kind, str(len(points)), reason) for (kind, reason), points in sorted(reasons.items())]
+    show_table(("kind", "points", "reason"), rows, "Not predicted", ("kind", "reason"))
 
 
 def _show_without_effect(report: AccuracyReport) -> None:
     """Show settings of predicted points that no formula uses. Any other unused setting would refuse its point."""
-    if not report.without_effect:
-        return
-    table = new_table(
-        "kind", "settings", "reason", title="Settings without effect", left=("kind", "settings", "reason")
-    )
-    for (kind, why), names in sorted(report.without_effect.items()):
-        table.add_row(kind, ", ".join(names), why)
-    stdout.print(table)
+    rows = [(kind, ", ".join(names), why) for (kind, why), names in sorted(report.without_effect.items())]
+    columns = ("kind", "settings", "reason")
+    show_table(columns, rows, "Settings without effect", columns)
 
 
 def _show_assumed(report: AccuracyReport) -> None:
     """Show the values that were assumed for missing settings, with the number of points."""
-    if not report.assumed:
-        return
+    rows = [(*taken, str(number)) for taken, number in sorted(report.assumed.items())]
     left = ("kind", "setting", "value")
-    table = new_table("kind", "setting", "value", "points", title="Assumed values of missing settings", left=left)
-    for (kind, name, value), number in sorted(report.assumed.items()):
-        table.add_row(kind, name, value, str(number))
-    stdout.print(table)
+    show_table((*left, "points"), rows, "Assumed values of missing settings", left)
 
 
 def _show_pairs(report: AccuracyReport) -> None:
     """Show the mean error of serving latencies for each pair of model and GPU."""
-    if not report.pairs:
-        return
-    table = new_table("pair", "kind", "points", "mean", "bias", title="Serving latency", left=("pair", "kind"))
-    for pair in sorted(report.pairs, key=lambda pair: (pair.kind, pair.pair)):
-        table.add_row(
-            pair.pair, pair.kind, str(pair.n), _format_percent(pair.mean_abs, sign=False), _format_percent(pair.bias)
-        )
-    stdout.print(table)
+    rows = [
+        (pair.pair, pair.kind, str(pair.n), _format_percent(pair.mean_abs, sign=False), _format_percent(pair.bias))
+        for pair in sorted(report.pairs, key=lambda pair: (pair.kind, pair.pair))
+    ]
+    show_table(("pair", "kind", "points", "mean", "bias"), rows, "Serving latency", ("pair", "kind"))
 
 
 def _show_summary(report: AccuracyReport) -> None:
     names = ("kind", "points", "predicted", "median", "largest", "bias", "inside")
-    table = new_table(*names, title="Absolute error by kind (inside: share of points within their intervals)")
-    for kind, summary in sorted(report.summary.items()):
-        table.add_row(kind, *_summary_cells(summary))
-    stdout.print(table)
+    rows = [(kind, *_summary_cells(summary)) for kind, summary in sorted(report.summary.items())]
+    show_table(names, rows, "Absolute error by kind (inside: share of points within their intervals)")
     total, done = len(report.points), sum(point.status == PREDICTED for point in report.points)
     note(f"{done} of {total} points predicted; --all shows every point, --json the full data")
 

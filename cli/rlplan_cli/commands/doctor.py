@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from rlplan_cli.options import AsJson
-from rlplan_cli.render.terminal import new_table, stdout
+from rlplan_cli.render.terminal import show_table
 
 if TYPE_CHECKING:
     from rlplan.runtime.host.finding import Finding
@@ -19,10 +19,8 @@ _COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 def show_findings(findings: "Iterable[Finding]") -> None:
     """Show one row per finding."""
-    table = new_table("check", "state", "found", "fix", left=("state", "found", "fix"))
-    for finding in findings:
-        table.add_row(finding.subject, Text(finding.state, _COLORS[finding.state]), finding.found, finding.fix)
-    stdout.print(table)
+    rows = ((each.subject, Text(each.state, _COLORS[each.state]), each.found, each.fix) for each in findings)
+    show_table(("check", "state", "found", "fix"), rows, left=("state", "found", "fix"))
 
 
 def command(as_json: AsJson = False) -> None:

@@ -13,8 +13,7 @@ Target = Annotated[
     str | None,
     typer.Option(
         help="Write another framework's files: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed; or the bundle "
-        "with a launcher: slurm, skypilot, kuberay.",
-        show_default=False,
+        "with a launcher: slurm, skypilot, kuberay."
     ),
 ]
 

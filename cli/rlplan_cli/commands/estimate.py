@@ -20,12 +20,7 @@ Trace = Annotated[
 
 
 @flatten_options
-def command(
-    job: JobArguments,
-    trace: Trace = False,
-    verbose: Verbose = False,
-    as_json: AsJson = False,
-) -> None:
+def command(job: JobArguments, trace: Trace = False, verbose: Verbose = False, as_json: AsJson = False) -> None:
     """Predict memory by phase, process and kind. Starts nothing; needs torch only with --trace."""
     from rlplan.planner.answers.plan_results import estimate_as_json
     from rlplan.sources import is_foreign

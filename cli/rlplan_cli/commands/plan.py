@@ -12,12 +12,9 @@ from rlplan_cli.options import AsJson, JobArguments, Verbose, flatten_options
 NAME = "plan"
 
 Objective = Annotated[
-    str | None,
-    typer.Option(help="What to optimize: step_time (default), tokens_per_s, cost or gpus.", show_default=False),
+    str | None, typer.Option(help="What to optimize: step_time (default), tokens_per_s, cost or gpus.")
 ]
-Lengths = Annotated[
-    Path | None, typer.Option(help="Run folder whose measured response lengths to plan with.", show_default=False)
-]
+Lengths = Annotated[Path | None, typer.Option(help="Run folder whose measured response lengths to plan with.")]
 Pareto = Annotated[bool, typer.Option("--pareto", help="Also show the Pareto front of step time and headroom.")]
 
 

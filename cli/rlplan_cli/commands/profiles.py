@@ -24,7 +24,7 @@ from rlplan.spec.hardware.profile import (
 from rlplan.spec.hardware.rates import format_bytes_per_s, format_flops_per_s
 from rlplan.units import format_bytes
 from rlplan_cli.options import AsJson
-from rlplan_cli.render.terminal import NARROW, new_table, note, print_json, stdout
+from rlplan_cli.render.terminal import NARROW, note, print_json, show_table, stdout
 
 app = typer.Typer(help="List, show, detect and measure hardware profiles.", no_args_is_help=True, rich_markup_mode=None)
 UNKNOWN = "-"
@@ -44,8 +44,7 @@ def list_profiles(as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show_profile(
-    name: Annotated[str, typer.Argument(help="Name of a profile, or your own YAML file.", show_default=False)],
-    as_json: AsJson = False,
+    name: Annotated[str, typer.Argument(help="Name of a profile, or your own YAML file.")], as_json: AsJson = False
 ) -> None:
     """Show one profile with the source of every value."""
     is_file = name.endswith((".yaml", ".yml"))
@@ -54,11 +53,11 @@ def show_profile(
         print(profile.model_dump_json(indent=1))
         return
     stdout.print(f"{profile.name}: {profile.description}", soft_wrap=False, markup=False)
-    table = new_table("value", "", "provenance", "source", left=("source",))
-    for path, value in _sourced_values(profile):
-        date = f" ({value.date})" if value.date else ""
-        table.add_row(_short(path), _format(value), value.provenance, value.source + date)
-    stdout.print(table)
+    rows = (
+        (_short(path), _format(value), value.provenance, value.source + (f" ({value.date})" if value.date else ""))
+        for path, value in _sourced_values(profile)
+    )
+    show_table(("value", "", "provenance", "source"), rows, left=("source",))
     facts = (f"{path}: {value}" for path, value in _plain_values(profile))
     stdout.print("; ".join(facts), soft_wrap=False, markup=False)
 
@@ -90,9 +89,7 @@ def detect_profile(as_json: AsJson = False) -> None:
 
 @app.command("measure")
 def measure_profile(
-    out: Annotated[
-        Path | None, typer.Option(help="Write the profile to this new .yaml file.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the profile to this new .yaml file.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few repetitions; takes seconds.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -109,11 +106,12 @@ def measure_profile(
     if as_json:
         print_json(measured.as_json() | {"profiles": [str(path) for path in written]})
         return
-    table = new_table("benchmark", "median", "low", "high", "samples", "size", left=("size",))
-    for rate in measured.measurements:
-        values = (_format_measured(value, rate.unit) for value in (rate.value, rate.low, rate.high))
-        table.add_row(rate.name, *values, str(rate.num_samples), rate.what)
-    stdout.print(table)
+    rows = (
+        (rate.name, *(_format_measured(value, rate.unit) for value in values), str(rate.num_samples), rate.what)
+        for rate in measured.measurements
+        for values in [(rate.value, rate.low, rate.high)]
+    )
+    show_table(("benchmark", "median", "low", "high", "samples", "size"), rows, left=("size",))
     for line in measured.remarks:
         note(line)
     for path in written:
@@ -131,27 +129,27 @@ def _format_measured(value: float, unit: str) -> str:
 def _show_gpus(profiles: list[GpuProfile]) -> None:
     wide = stdout.width >= NARROW
     names = ["GPU", "memory", "bandwidth", "16-bit dense", "GPU link"]
-    table = new_table(*names, *(["host link", "description"] if wide else []), left=("description",))
+    rows = []
     for gpu in profiles:
         rate = gpu.dense_flops_per_s.get(ComputeDtype.BFLOAT16) or gpu.dense_flops_per_s.get(ComputeDtype.FLOAT16)
         links = [_format(link.bytes_per_s) if link else UNKNOWN for link in (gpu.device_link, gpu.host_link)]
         cells = [gpu.name, _format(gpu.memory), _format(gpu.memory_bytes_per_s), _format(rate)]
-        table.add_row(*cells, *([*links, gpu.description] if wide else links[:1]))
-    stdout.print(table)
+        rows.append([*cells, *([*links, gpu.description] if wide else links[:1])])
+    show_table([*names, *(["host link", "description"] if wide else [])], rows, left=("description",))
 
 
 def _show_machines(profiles: list[CpuProfile | NodeProfile]) -> None:
     wide = stdout.width >= NARROW
     names = ["machine", "GPUs", "topology", "network", "memory"]
-    table = new_table(*names, *(["cores", "description"] if wide else []), left=("description",))
+    rows = []
     for profile in profiles:
         if isinstance(profile, NodeProfile):
             cells = [f"{profile.num_gpus}x {profile.gpu}", profile.topology, _format(profile.network_bytes_per_s)]
             cells += [_format(profile.host_memory), str(profile.num_cores.value)]
         else:
             cells = ["none", UNKNOWN, UNKNOWN, _format(profile.memory), UNKNOWN]
-        table.add_row(profile.name, *([*cells, profile.description] if wide else cells[:4]))
-    stdout.print(table)
+        rows.append([profile.name, *([*cells, profile.description] if wide else cells[:4])])
+    show_table([*names, *(["cores", "description"] if wide else [])], rows, left=("description",))
 
 
 def _summary(profile: Profile) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rlplan_cli.render.terminal import (
     name_resource,
     new_table,
     show_fact,
+    show_table,
     show_text,
     show_typed,
     stdout,
@@ -40,23 +41,20 @@ def show_explanation(plan: Plan, explanation: Explanation) -> None:
 
 
 def _show_phases(plan: Plan, phases: Sequence[PhaseBottleneck]) -> None:
-    if not phases:
-        return
-
     def word(resource: str) -> str:
         return name_resource(Resource(resource), is_on_host=plan.is_on_host)
 
     names = ("phase", "seconds", "share", "bound by", "slack of others")
-    table = new_table(*names, title="Bottleneck of each phase", left=("bound by", "slack of others"))
-    room = stdout.width - 50
+    rows, room = [], stdout.width - 50
     for phase in phases:
         slack = [f"{word(other.resource)} {other.grows:.3g}x" for other in phase.slack if other.grows < 100]
         bound = f"{word(phase.bound_by)} {format_seconds(phase.bound_s)}"
         cells = (format_seconds(phase.seconds), f"{phase.share:.0%}", bound, join_parts(slack, room) or "-")
-        table.add_row(phase.phase, *cells)
-    stdout.print(table)
-    words = "Slack: factor by which a resource could slow down before it becomes the bottleneck."
-    show_text(Text(words, style="dim"))
+        rows.append((phase.phase, *cells))
+    if rows:
+        show_table(names, rows, "Bottleneck of each phase", ("bound by", "slack of others"))
+        words = "Slack: factor by which a resource could slow down before it becomes the bottleneck."
+        show_text(Text(words, style="dim"))
 
 
 def _show_memory(plan: Plan, explanation: Explanation) -> None:
@@ -75,19 +73,16 @@ def _show_memory(plan: Plan, explanation: Explanation) -> None:
 
 
 def _show_runners_up(explanation: Explanation) -> None:
-    rows = explanation.runners_up[:NUM_RUNNERS_UP]
-    if not rows:
-        return
-    is_narrow = stdout.width < NARROW
+    layouts, is_narrow = explanation.runners_up[:NUM_RUNNERS_UP], stdout.width < NARROW
     names = ["step time", "headroom", "why not chosen"]
     names = ["#", *names] if is_narrow else [*names, "differs in"]
-    table = new_table(*names, title="Next best", left=("why not chosen", "differs in"))
-    for number, layout in enumerate(rows, 1):
+    rows = []
+    for number, layout in enumerate(layouts, 1):
         cells = (format_seconds(layout.seconds), format_bytes(layout.headroom_bytes), layout.why)
-        table.add_row(*((str(number), *cells) if is_narrow else (*cells, layout.differs.replace(" ", "\n"))))
-    stdout.print(table)
+        rows.append((str(number), *cells) if is_narrow else (*cells, layout.differs.replace(" ", "\n")))
+    show_table(names, rows, "Next best", ("why not chosen", "differs in"))
     if is_narrow:
-        show_typed((str(number), layout.differs) for number, layout in enumerate(rows, 1))
+        show_typed((str(number), layout.differs) for number, layout in enumerate(layouts, 1))
 
 
 def _show_outcomes(explanation: Explanation, outcomes: Sequence[Outcome], title: str) -> None:

@@ -15,7 +15,7 @@ from rlplan.timing.step import StepTiming
 from rlplan.units import format_rate, format_seconds
 from rlplan.vocabulary import Phase
 from rlplan_cli.render.plan import show_speed
-from rlplan_cli.render.terminal import new_table, show_fact, show_text, stdout
+from rlplan_cli.render.terminal import show_fact, show_table, show_text
 
 
 def show_simulation(plan: Plan, result: SimulationResult) -> None:
@@ -52,24 +52,24 @@ def _show_part(result: SimulationResult) -> None:
 
 
 def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: SimulationResult) -> None:
-    count = len(result.step_s)
-    table = new_table("phase", "simulated", "formula", "of the step", title="Mean step")
+    count, rows = len(result.step_s), list[tuple[str, ...]]()
     formula = {phase: cost.seconds for phase, cost in costs.items()}
     for phase, seconds in result.phase_s.items():
         mean = seconds / count
         if mean or phase in formula:
             share = f"{mean / result.mean_step_s:.0%}" if result.mean_step_s else "-"
-            table.add_row(phase.value, format_seconds(mean), format_seconds(formula.get(phase, 0.0)), share)
-    table.add_row("step", format_seconds(result.mean_step_s), format_seconds(timing.seconds), "")
-    stdout.print(table)
+            rows.append((phase.value, format_seconds(mean), format_seconds(formula.get(phase, 0.0)), share))
+    rows.append(("step", format_seconds(result.mean_step_s), format_seconds(timing.seconds), ""))
+    show_table(("phase", "simulated", "formula", "of the step"), rows, "Mean step")
 
 
 def _show_groups(result: SimulationResult) -> None:
-    table = new_table("group", "devices", "busy", "idle per step", title="Utilization")
-    for group in result.groups:
-        waits = format_seconds(group.bubble_s / len(result.step_s))
-        table.add_row(group.name, str(group.num_devices), f"{group.utilisation:.0%}", waits)
-    stdout.print(table)
+    count = len(result.step_s)
+    rows = (
+        (group.name, str(group.num_devices), f"{group.utilisation:.0%}", format_seconds(group.bubble_s / count))
+        for group in result.groups
+    )
+    show_table(("group", "devices", "busy", "idle per step"), rows, "Utilization")
 
 
 def _show_rollouts(result: SimulationResult) -> None:

@@ -169,6 +169,17 @@ def new_table(*columns: str, title: str = "", left: tuple[str, ...] = ()) -> Tab
     return table
 
 
+def show_table(
+    columns: Iterable[str], rows: Iterable[Iterable[str | Text]], title: str = "", left: tuple[str, ...] = ()
+) -> None:
+    """Print a table, as `new_table` makes it; nothing without rows."""
+    table = new_table(*columns, title=title, left=left)
+    for row in rows:
+        table.add_row(*row)
+    if table.rows:
+        stdout.print(table)
+
+
 def show_typed(rows: Iterable[tuple[str, str]]) -> None:
     """Print (name, overrides) below a table that has no room for them, each on one line of any length."""
     for name, overrides in rows:

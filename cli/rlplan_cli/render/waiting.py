@@ -1,6 +1,6 @@
 """A progress bar for work that takes more than a second. It appears on stderr, in a terminal only, and is transient.
 
-In: how much of the work is done. Out: stderr. Left out: runs, which have a display of their own (progress.py).
+In: how much of the work is done. Out: stderr. Left out: runs, which have a display of their own (running/watching.py).
 """
 
 import threading

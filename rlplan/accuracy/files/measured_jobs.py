@@ -1,7 +1,7 @@
 """Reader of measured jobs: a partial job with a forced layout, and measurements of its phases and roles.
 
 In: a YAML file such as rlplan/accuracy/points/*.yaml. Out: points, one for each measured value.
-Left out: predictions (measured_jobs.py of rlplan/accuracy).
+Left out: predictions (rl_steps/points.py).
 
     jobs:
     - id: verl-dapo-7b-h20-128

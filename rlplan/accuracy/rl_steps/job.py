@@ -7,17 +7,15 @@ Settings that a source does not state are assumed, the same for every point; eac
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, exp
 from typing import Any
 
 from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.settings import find_gpu
+from rlplan.accuracy.predictions import CannotPredict
+from rlplan.accuracy.settings import WORDS, find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
-from rlplan.frameworks.profile import NAMES
 from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.catalogue import find_usual_node
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths
@@ -60,39 +58,12 @@ SCORED_SEQUENCES = 2
 """NeMo-RL's `logprob_batch_size`: sequences of maximum length in a pass without gradients, 1 to 4 by model."""
 LONG_RESPONSE, LONG_ULYSSES = 16_384, 4
 """Smallest response limit for which verl's recipes use Ulysses, and their Ulysses degree."""
-WORDS = (
-    *("algo", "algorithm", "policy", "train", "trainer", "rollout", "mode", "engine", "framework", "backend"),
-    *("kl", "kl_coef", "reference", "ref", "async", "schedule"),
-)
-"""Settings that may name the software, the algorithm or the schedule."""
-FRAMEWORKS = (
-    ("nemo_rl", r"nemo.?rl|nvidia-nemo/rl"),
-    ("openrlhf", "openrlhf"),
-    ("slime", "slime"),
-    ("trl", r"\btrl\b"),
-    ("skyrl", "skyrl"),
-    ("prime_rl", r"prime.?rl"),
-    ("areal", "areal"),
-    ("miles", r"\bmiles\b"),
-)
-"""Frameworks by words of a source. Those without a profile are planned as verl."""
-
-
-@dataclass(frozen=True)
-class Axes:
-    """Degrees of parallelism of a trainer."""
-
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    pp: int = 1
-    ulysses: int = 1
 
 
 def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a published step. Raises: CannotPredict."""
     settings = RunSettings(point)
-    text = f"{settings.join_words(WORDS)} {point.source.lower()}"
+    text = f"{settings.join_words(WORDS['step_words'])} {point.source.lower()}"
     if "deepspeed-chat" in text or "dschat" in point.id:
         raise CannotPredict("DeepSpeed-Chat gathers every layer for every generated token: a job cannot express that")
     framework = find_framework(text)
@@ -103,15 +74,14 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     num_training, num_generation = _read_devices(settings, total, is_async=is_async)
     is_shared = num_training + num_generation > total
     prompt, lengths = _read_lengths(settings, reasons=REASONING.search(f"{point.model} {point.id}") is not None)
-    axes = _read_axes(settings, backend, num_training)
+    axes, longest = _read_axes(settings, backend, num_training), _read_max_prompt(settings, prompt) + lengths.longest
     job: dict[str, Any] = {
-        "policy": make_policy(point, longest=_read_max_prompt(settings, prompt) + lengths.longest),
+        "policy": make_policy(point, longest=longest),
         "algorithm": _make_algorithm(settings, text),
         "framework": _read_release(settings, framework),
         "hardware": _make_hardware(point, total),
         "workload": _make_workload(settings, prompt, lengths),
-        "training": _make_training(point, settings, framework, backend, axes)
-        | _make_passes(settings, framework, axes, prompt, lengths),
+        "training": _make_training(point, settings, framework, backend, axes, longest),
         "rollout": _make_rollout(settings, text, framework, is_shared=is_shared),
         "placement": {"placement": "colocated"},
     }
@@ -130,7 +100,8 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
 
 def find_framework(text: str) -> str:
     """The framework that a text names, verl where it names none with a profile."""
-    return next((name for name, words in FRAMEWORKS if name in NAMES and re.search(words, text)), "verl")
+    frameworks: dict[str, str] = WORDS["frameworks"]
+    return next((name for name, pattern in frameworks.items() if re.search(pattern, text)), "verl")
 
 
 def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:
@@ -199,28 +170,26 @@ def _read_max_prompt(settings: RunSettings, prompt: float) -> int:
 
 
 def _make_training(
-    point: MeasuredPoint, settings: RunSettings, framework: str, backend: str, axes: Axes
+    point: MeasuredPoint, settings: RunSettings, framework: str, backend: str, axes: dict[str, int], longest: int
 ) -> dict[str, Any]:
-    """The keys of `training`. Assumed: activations are recomputed, except where NeMo-RL's recipes do not."""
+    """The keys of `training`. longest: tokens of the longest sequence.
+
+    Assumed: activations are recomputed, except where NeMo-RL's recipes do not. A pass has one longest sequence for
+    NeMo-RL (`train_micro_batch_size` 1), else two.
+    """
     offload = str(settings.raw("offload") or "").lower()
     training: dict[str, Any] = {
         "backend": backend,
-        **{axis: getattr(axes, axis) for axis in ("tp", "pp", "cp", "ep", "ulysses")},
+        **axes,
         "gradient_checkpointing": framework != "nemo_rl"
         or RECOMPUTED.search(point.model or "") is not None
-        or (backend == "fsdp2" and axes.tp > 1),
+        or (backend == "fsdp2" and axes["tp"] > 1),
         "offloads_optimizer": "optimizer" in offload or "auto",
+        "max_tokens_per_micro_batch": (1 if framework == "nemo_rl" else 2) * longest * axes["ulysses"] * axes["cp"],
     }
     if stage := settings.first(("zero_stage", "zero")):
         training["zero_stage"] = settings.read_count(stage, at_least=0)
     return training
-
-
-def _make_passes(settings: RunSettings, framework: str, axes: Axes, prompt: float, lengths: Lengths) -> dict[str, Any]:
-    """The size of a training pass: one longest sequence for NeMo-RL (`train_micro_batch_size` 1), else two."""
-    longest = _read_max_prompt(settings, prompt) + lengths.longest
-    sequences = 1 if framework == "nemo_rl" else 2
-    return {"max_tokens_per_micro_batch": sequences * longest * axes.ulysses * axes.cp}
 
 
 def _make_rollout(settings: RunSettings, text: str, framework: str, *, is_shared: bool) -> dict[str, Any]:
@@ -335,7 +304,7 @@ def lognormal(mean: float, limit: int) -> Lengths:
     return lengths
 
 
-def _read_axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
+def _read_axes(settings: RunSettings, backend: str, num_gpus: int) -> dict[str, int]:
     """The policy's degrees of parallelism, from NeMo-RL's `[tp, cp, ep, pp]` or from single keys.
 
     Assumed: a Ulysses degree of 4 from 16,384 tokens, as in verl's recipes for long responses. Raises: CannotPredict.
@@ -356,4 +325,4 @@ def _read_axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
     limit = settings.first(("max_response", "max_response_len", "max_response_length"))
     if backend == "fsdp2" and settings.first(keys) is None and limit and settings.read_count(limit) >= LONG_RESPONSE:
         ulysses = min(LONG_ULYSSES, num_gpus)
-    return Axes(tp, cp, min(ep, max(1, num_gpus // pp)), pp, ulysses)
+    return {"tp": tp, "pp": pp, "cp": cp, "ep": min(ep, max(1, num_gpus // pp)), "ulysses": ulysses}

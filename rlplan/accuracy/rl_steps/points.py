@@ -1,20 +1,38 @@
-"""Predictors of published RL steps: `rl_step_time`, and `rl_fits` for recipes that ran.
+"""Predictors of RL steps: `rl_step_time`, `rl_fits` of published runs; `phase_time`, `role_peak` of measured jobs.
 
-In: a point. Out: time of a step or a stage of its job's plan, and of each phase; the plan's verdict.
+In: a point. Out: time of a step or a stage of its job's plan, and of each phase; the plan's verdict; a worker's peak.
 Left out: checkpoints, evaluation, rewards, the driver's time between phases.
 """
 
 import re
+from typing import Any
 
-from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import phase_seconds, plan_point_job, predict_seconds
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.points import MeasuredPoint, Statistic
+from rlplan.accuracy.predict import (
+    device_peak,
+    phase_seconds,
+    plan_point_job,
+    predict_bytes,
+    predict_seconds,
+    worker_peak,
+)
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.rl_steps.job import LENGTH_SPREAD, count_steps, rl_job
 from rlplan.accuracy.settings_read import list_assumed
 from rlplan.planner.measured_errors import find_stratum
+from rlplan.vocabulary import Phase
+
+PHASES = {
+    "generate": (Phase.ROLLOUT,),
+    "score": (Phase.SCORE,),
+    "train": (Phase.TRAIN,),
+    "sync": (Phase.SYNC,),
+    "switch": (Phase.SWITCH,),
+    "refit": (Phase.SYNC, Phase.SWITCH),
+}
+"""Phases of a step by the words of a file. `refit` is NeMo-RL's timer of everything that prepares the engines."""
 
 
-@predicts("rl_step_time")
 def predict_rl_step(point: MeasuredPoint) -> Prediction:
     """The time of a step or of a stage."""
     plan = plan_point_job(rl_job(point))
@@ -25,7 +43,6 @@ def predict_rl_step(point: MeasuredPoint) -> Prediction:
     return Prediction(predict_seconds(plan) * scale, parts=parts, stratum=stratum, spread=spread)
 
 
-@predicts("rl_fits")
 def predict_fit(point: MeasuredPoint) -> Prediction:
     """Whether the job fits with its published layout, also with responses of maximum length.
 
@@ -35,6 +52,33 @@ def predict_fit(point: MeasuredPoint) -> Prediction:
         raise CannotPredict(f"measured is {point.measured.value!r}; a point of kind rl_fits says true or false")
     plan = plan_point_job(rl_job(point))
     return Prediction(plan.fit.value, is_right=plan.memory_fits == point.measured.value)
+
+
+def predict_phase(point: MeasuredPoint) -> Prediction:
+    """Seconds of a phase of a steady-state step, or of the whole step."""
+    plan, phase = plan_point_job(_get_job(point)), str(point.settings.get("of"))
+    if phase == "step":
+        return Prediction(predict_seconds(plan), stratum=find_stratum(plan, point.quantity))
+    if phase not in PHASES:
+        raise CannotPredict(f"phase {phase!r} is none of {', '.join(PHASES)}, step")
+    seconds = phase_seconds(plan)
+    return Prediction(sum(seconds.get(part, 0.0) for part in PHASES[phase]), stratum=find_stratum(plan, point.quantity))
+
+
+def predict_role_peak(point: MeasuredPoint) -> Prediction:
+    """Peak bytes of a worker on one GPU, or of all workers together."""
+    plan, worker, statistic = plan_point_job(_get_job(point)), str(point.settings.get("of")), point.measured.statistic
+    if worker == "device":
+        return predict_bytes(point, device_peak(plan), plan)
+    counted = Statistic.ALLOCATED if statistic is Statistic.UNSTATED else statistic
+    return predict_bytes(point, worker_peak(plan, worker, counted), plan)
+
+
+def _get_job(point: MeasuredPoint) -> dict[str, Any]:
+    job = point.settings.get("job")
+    if not isinstance(job, dict):
+        raise CannotPredict("a point of this kind carries its job; rlplan/accuracy/points/ has such files")
+    return job
 
 
 def parse_seconds(unit: str) -> float:

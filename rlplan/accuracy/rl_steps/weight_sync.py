@@ -11,9 +11,9 @@ from typing import Any
 from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import find_actions, plan_point_job
-from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
+from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.rl_steps.job import find_framework
-from rlplan.accuracy.settings import Settings, find_gpu
+from rlplan.accuracy.settings import WORDS, Settings, find_gpu
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.catalogue import get_gpu
@@ -25,12 +25,6 @@ USUAL_GPUS_PER_NODE = 8
 SLIME_BUCKET = "1GiB"
 USUAL_TP = 8
 """Ranks of an engine where the point does not say: those of a node."""
-WORDS = (
-    *("placement", "backend", "transport", "mode", "method", "engine", "checkpoint_engine", "trainer", "rollout"),
-    *("framework", "gpus", "nodes", "tp", "gen_tp", "rollout_tp", "generation_tp"),
-    *("lora", "lora_rank", "lora_r", "adapter", "adapters"),
-)
-"""Settings that may name the software, the transport or the GPUs."""
 FABRICS = r"\bib\b|infiniband|roce|rdma|\befa\b|\bcx-?\d|gbps|gbit|slingshot"
 """Words for a network between hosts that its adapters can fill."""
 ETHERNET_BYTES_PER_S = 1.25e9
@@ -38,12 +32,11 @@ ETHERNET_BYTES_PER_S = 1.25e9
 UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 
 
-@predicts("weight_sync_time")
-def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
+def predict_sync(point: MeasuredPoint) -> Prediction:
     """Seconds of one weight sync, or GB/s where a rate was measured."""
     unit = UNIT.match(point.measured.unit.strip())
     if unit is None:
-        return Refusal(f"unit {shorten_value(point.measured.unit)} is no duration")
+        raise CannotPredict(f"unit {shorten_value(point.measured.unit)} is no duration")
     plan = plan_point_job(sync_job(point))
     [action, *_] = find_actions(plan, ActionKind.SYNC_WEIGHTS)
     seconds, spread = plan.costs[action].seconds, 1.0
@@ -109,7 +102,7 @@ class _Words:
     """The words of a point as one text, for searches."""
 
     def __init__(self, point: MeasuredPoint) -> None:
-        self.text = f"{Settings(point).join_words(WORDS)} {point.gpu or ''} {point.source}".lower()
+        self.text = f"{Settings(point).join_words(WORDS['sync_words'])} {point.gpu or ''} {point.source}".lower()
 
     def has(self, pattern: str) -> bool:
         return re.search(pattern, self.text) is not None

@@ -8,48 +8,22 @@ import re
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
+from rlplan.accuracy.settings import KEYS, WORDS
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.accuracy.training.trainers import AGILERL, Trainer
 from rlplan.spec.base import shorten_value
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import EXPERTS, list_linear_layers, list_lora_parameters
 
-ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-TARGETS = (
-    ("q_proj", "v_proj"),
-    ("q_proj", "k_proj", "v_proj", "o_proj"),
-    ("gate_proj", "up_proj", "down_proj"),
-    ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
-    ALL_LINEAR,
-)
+TARGETS: tuple[tuple[str, ...], ...] = tuple(map(tuple, WORDS["targets"]))
 """Common sets of adapted layers, by the names of Llama's modules."""
-DROPOUTS = ("lora_dropout", "adapter_dropout")
-TARGET_KEYS = ("targets", "target_modules", "lora_targets", "lora_target_modules", "lora_target", "target")
-LORA = frozenset({"qlora", "lora", "rslora", "pissa", "loftq", "olora", "eva", "corda", "loraga", "arrow"})
-"""Methods with LoRA's two matrices per layer, which differ only in their initialization."""
-OTHER_METHODS = frozenset(
-    {
-        *("dora", "qdora", "adalora", "vblora", "delora", "oft", "boft", "hra", "c3a", "gralora", "lorafa", "bone"),
-        *("miss", "shira", "vera", "pvera", "road", "randlora", "loha", "lokr", "fourierft", "waveft", "ia3"),
-        *("lntuning", "prompt", "prompttuning", "ptuning", "prefix", "prefixtuning", "trainabletokens"),
-    }
+ALL_LINEAR = TARGETS[-1]
+LORA, OTHER_METHODS, FULL, POLICY_GRADIENTS, PREFERENCE = (
+    frozenset[str](WORDS["methods"][name]) for name in ("lora", "others", "full", "policy_gradients", "preference")
 )
-"""Methods of PEFT 0.18 that no job has: jobs train all weights, or LoRA."""
-FULL = frozenset({"full", "sft", "pretrain", "pretraining", "fft", "finetune", "finetuning", "finetuned"})
-LORA_RANKS = ("rank", "lora_rank", "lora_r", "lora_dim", "r")
-LORA_FLAGS = ("lora", "use_lora", "is_lora", "has_lora")
-ALGORITHMS = ("algo", "algorithm")
-POLICY_GRADIENTS = frozenset({"grpo", "drgrpo", "dapo", "gspo", "rloo", "reinforce", "cispo"})
-PREFERENCE = frozenset({"dpo", "orpo", "kto", "simpo", "ppo", "grpo", "rlhf", "kd", "distillation", "reward"})
-_BACKENDS = ("custom", "bnb", "hqq")
-"""Prefixes of the modules of fsdp_qlora, such as hqq in "hqq-lora"."""
-_PLACES = {
-    "attention": r"q_proj|k_proj|v_proj|query_key_value|Wqkv|qkv|c_attn|query|key|value",
-    "output": r"o_proj|out_proj|dense$|attn\.c_proj|self_attention\.dense",
-    "mlp": r"gate|up_proj|fc1|fc_in|w1|w3|h_to_4h|c_fc",
-    "down": r"down_proj|fc2|fc_out|w2|4h_to_h|mlp\.c_proj",
-}
+"""Methods by what they train: LoRA's matrices, something that no job has, all weights; and algorithms."""
+_PLACES: dict[str, str] = WORDS["places"]
 
 
 def read_lora(point: MeasuredPoint, model: ModelSpec, trainer: Trainer) -> dict[str, Any] | None:
@@ -65,7 +39,7 @@ def read_lora(point: MeasuredPoint, model: ModelSpec, trainer: Trainer) -> dict[
     if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
         raise CannotPredict(f"setting 'lora_scope' is {shorten_value(scope)}; known are all and language_model")
     targets, rank = _read_targets(settings, point, model, trainer)
-    key = settings.first(DROPOUTS)
+    key = settings.first(KEYS["dropout"])
     lora: dict[str, Any] = {"rank": rank, "target_modules": _map_names(model, targets)}
     if model.experts and _adapts_experts(settings, trainer, targets):
         lora["target_modules"].append(EXPERTS)
@@ -104,9 +78,9 @@ def _trains_lora(settings: RunSettings, hint: str) -> bool:
 
 def _find_lora_key(settings: RunSettings) -> str | None:
     """The setting that implies LoRA without naming the method: a rank above 0, or a flag."""
-    if settings.says(*LORA_FLAGS):
-        return next(key for key in LORA_FLAGS if settings.says(key))
-    key = settings.first(LORA_RANKS)
+    if settings.says(*KEYS["lora_flag"]):
+        return next(key for key in KEYS["lora_flag"] if settings.says(key))
+    key = settings.first(KEYS["lora_rank"])
     return key if key and settings.read_count(key, at_least=0) else None
 
 
@@ -116,7 +90,7 @@ def _check_algorithm(settings: RunSettings, *, has_lora: bool) -> None:
     A policy-gradient step is one pass like any other. Full training needs a reference model, which the point does not
     state; with LoRA the reference is the frozen model itself.
     """
-    words = set(_split_words(str(settings.raw(settings.first(ALGORITHMS) or "") or "")))
+    words = set(_split_words(str(settings.raw(settings.first(KEYS["algorithm"]) or "") or "")))
     if not words or words <= FULL | {"sft"}:
         return
     if not words <= POLICY_GRADIENTS or not has_lora:
@@ -126,7 +100,7 @@ def _check_algorithm(settings: RunSettings, *, has_lora: bool) -> None:
 
 def _adapts_experts(settings: RunSettings, trainer: Trainer, targets: tuple[str, ...]) -> bool:
     """Whether routed experts have adapters: by the trainer's default, or because they are linear modules."""
-    if settings.first(TARGET_KEYS) is None:
+    if settings.first(KEYS["targets"]) is None:
         return trainer.adapts_experts
     return trainer.has_expert_modules and targets == ALL_LINEAR
 
@@ -136,7 +110,7 @@ def _read_targets(
 ) -> tuple[tuple[str, ...], int]:
     """Adapted layers and rank: stated, else derived from the number of parameters, else the trainer's default."""
     text = f"{settings.text} {settings.raw('target') or ''} {point.id}".lower()
-    stated = settings.first(LORA_RANKS)
+    stated = settings.first(KEYS["lora_rank"])
     match = re.search(r"(?:^|[\s\-_,(])r(?:ank)?[ =_\-]?(\d+)", text)
     rank = settings.read_count(stated) if stated else int(match.group(1)) if match else None
     listed = _read_stated_targets(settings, model) or _find_listed(text)
@@ -150,7 +124,7 @@ def _read_stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, 
 
     Raises: CannotPredict for a layer that the model does not have.
     """
-    key = settings.first(TARGET_KEYS)
+    key = settings.first(KEYS["targets"])
     value = settings.raw(key) if key else None
     if not isinstance(value, str | list | tuple) or not value:
         return None
@@ -209,6 +183,8 @@ def _split_words(text: str) -> list[str]:
     known, words = LORA | OTHER_METHODS, list[str]()
     for word in re.findall(r"[a-z0-9_\-]+", text.lower().replace(" tuning", "tuning")):
         joined, parts = re.sub(r"[_\-]", "", word), re.split(r"[_\-]", word)
-        is_split = joined not in known and (parts[0] in _BACKENDS or set(parts) & (FULL | {"dora", "lorafa"}))
+        is_split = joined not in known and (
+            parts[0] in WORDS["methods"]["backends"] or set(parts) & (FULL | {"dora", "lorafa"})
+        )
         words += parts if is_split else [joined]
     return words

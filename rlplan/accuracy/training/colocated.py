@@ -20,10 +20,10 @@ from rlplan.accuracy.predict import (
     plan_point_job,
     predict_bytes,
 )
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import find_gpu
+from rlplan.accuracy.predictions import CannotPredict, Prediction
+from rlplan.accuracy.settings import KEYS, find_gpu
 from rlplan.accuracy.training.job import training_job
-from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
+from rlplan.accuracy.training.settings import RunSettings
 from rlplan.planner.plan import Plan
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import ceil_div
@@ -39,7 +39,7 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
     if not has_passes:
         point = _add_usual_passes(point)
     job = training_job(point)
-    length, group = settings.require(SEQUENCE, "sequence length"), settings.read_count("group_size")
+    length, group = settings.require(KEYS["sequence"], "sequence length"), settings.read_count("group_size")
     prompt = min(settings.read_count("prompt", settings.read_count("prompt_len", length // 4)), length - 1)
     num_prompts = settings.read_count("n_prompts", settings.read_count("num_prompts", 1))
     num_seqs = settings.read_count("max_num_seqs", group)
@@ -120,7 +120,6 @@ def predict_update(point: MeasuredPoint) -> Prediction:
     return predict_nvml(point, plan_point_job(colocated_job(point)), *TRAINS)
 
 
-@predicts("sleeping_engine_residual", "rollout_peak")
 def predict_engine(point: MeasuredPoint) -> Prediction:
     """NVML's memory of a sleeping engine, or its peak during generation; the trainer is offloaded in both cases."""
     plan, is_asleep = plan_point_job(colocated_job(point, has_passes=False)), point.kind == "sleeping_engine_residual"

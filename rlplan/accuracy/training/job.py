@@ -9,16 +9,11 @@ from typing import Any, cast
 
 from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.settings import find_gpu
+from rlplan.accuracy.predictions import CannotPredict
+from rlplan.accuracy.settings import KEYS, WORDS, find_gpu
 from rlplan.accuracy.training.adapters import read_lora
 from rlplan.accuracy.training.settings import (
-    ACCUMULATION,
-    MICRO_BATCHES,
     NONE,
-    RECOMPUTE,
-    ULYSSES,
-    VIRTUAL_STAGES,
     RunSettings,
     Tokens,
     check_data_parallel,
@@ -42,7 +37,6 @@ from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Dtype
 
-GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
 USUAL_GPU = "h100-sxm"
 """GPU of a job whose point names none: bytes of tensors do not depend on the GPU."""
 LIMITED_WATTS = 700
@@ -52,25 +46,6 @@ It is that of a B100, which the only source of such points first names (torchao,
 """
 FULL_PIPELINE = 4
 """Micro-batches per step and pipeline stage where a point does not state their number: enough to fill the pipeline."""
-RECIPE_MODULES = (
-    (r"deepseekv3.* h100", "mla_up_proj mlp"),
-    (r"deepseekv3.* (b200|b300|gb200)", "mla_up_proj"),
-    (r"gptoss.* (h100|b200|gb200)", "layernorm moe_act"),
-    (r"nemotronh.* h100 .*bf16", "moe layernorm"),
-    (r"nemotronh.* h100", "layernorm"),
-    (r"nemotronh.* b200 .*mxfp8", "moe_act layernorm"),
-)
-"""Modules that Megatron-Bridge's recipes recompute, by architecture, GPU and precision; other recipes recompute none.
-
-Source: Megatron-Bridge 2026-08, src/megatron/bridge/perf_recipes (`recompute_modules`). Assumes: the same for earlier
-containers.
-"""
-BF16_MOMENTS = ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
-"""Architectures whose recipes in Megatron-Bridge keep moments in bf16 (`use_precision_aware_optimizer`).
-
-All measured recipes reduce gradients in bf16 (`grad_reduce_in_fp32` False). Source: Megatron-Bridge 2026-08,
-src/megatron/bridge/perf_recipes/_common.py, deepseek/common.py, recipes/moonlight/moonlight_16b.py.
-"""
 
 
 class Layout:
@@ -83,7 +58,7 @@ class Layout:
         self.pp = settings.degree("pp", "pipeline_parallel")
         self.cp = settings.degree("cp", "context_parallel")
         self.ep = settings.degree("ep", "expert_parallel")
-        self.ulysses = settings.degree(*ULYSSES)
+        self.ulysses = settings.degree(*KEYS["ulysses"])
         stated = settings.first(("etp", "expert_tensor_parallel"))
         self.etp = settings.read_count(stated) if stated else None
 
@@ -134,7 +109,7 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
     kernels = _choose_kernels(settings, trainer, model, tokens)
     if kernels:
         training["kernels"] = kernels
-    if (virtual := settings.degree(*VIRTUAL_STAGES)) > 1 and layout.pp > 1:
+    if (virtual := settings.degree(*KEYS["virtual_stages"])) > 1 and layout.pp > 1:
         training["virtual_stages"] = virtual
     return {
         "policy": make_policy(point, longest=tokens.length),
@@ -172,10 +147,10 @@ def _make_workload(settings: RunSettings, trainer: Trainer, layout: Layout, toke
 
 def _count_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micro_batch: int) -> int:
     """Sequences per optimizer step: the global batch, else micro-batch times ranks times accumulation."""
-    groups, key = layout.groups, settings.first(GLOBAL_BATCH)
+    groups, key = layout.groups, settings.first(KEYS["global_batch"])
     if key and settings.read_count(key) % (groups * micro_batch) == 0:
         return settings.read_count(key)
-    stated = settings.first((*ACCUMULATION, *MICRO_BATCHES))
+    stated = settings.first((*KEYS["accumulation"], *KEYS["micro_batches"]))
     usual = FULL_PIPELINE * layout.pp if layout.pp > 1 else trainer.micro_batches
     return micro_batch * groups * (settings.read_count(stated) if stated else usual)
 
@@ -220,7 +195,7 @@ def _read_types(
             types["fsdp_size"] = stated * settings.degree("cp", "context_parallel")
     if backend == "megatron" and is_bridge(settings):
         types["reduce_dtype"] = "bfloat16"
-        if model.architecture in BF16_MOMENTS:
+        if model.architecture in WORDS["bf16_moments"]:
             types["moment_dtype"] = "bfloat16"
     base = _read_base_format(settings, trainer)
     lora = read_lora(point, model, trainer)
@@ -269,26 +244,13 @@ def stated_loss(word: str) -> str | None:
     ('in_place', 'chunked', None)
     """
     text = re.sub(r"[\s\-]+", "_", word.strip().lower())
-    if text in LOSSES:
+    if text in WORDS["losses"]:
         return text
     if "fused" in text and "chunk" in text:
         return "compiled_rows"
     if any(name in text for name in ("liger", "cut_cross", "fused")):
         return "fused"
     return "chunked" if "chunk" in text else None
-
-
-LOSSES = (
-    "plain",
-    "chunked",
-    "compiled_chunked",
-    "uncast_chunked",
-    "fused",
-    "in_place",
-    "uncast",
-    "shifted",
-    "megatron",
-)
 
 
 def _choose_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec, tokens: Tokens) -> dict[str, Any]:
@@ -314,10 +276,10 @@ def is_bridge(settings: RunSettings) -> bool:
 
 
 def _read_recomputed(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> str | tuple[str, ...]:
-    if settings.first(RECOMPUTE) is None and is_bridge(settings):
+    if settings.first(KEYS["recompute"]) is None and is_bridge(settings):
         run = f"{model.architecture} {settings.gpu} {settings.raw('precision')}".lower()
-        words = next((words for pattern, words in RECIPE_MODULES if re.search(pattern, run)), "")
-        return tuple(words.split()) or NONE
+        recipes: dict[str, list[str]] = WORDS["recipe_modules"]
+        return next((tuple(modules) for pattern, modules in recipes.items() if re.search(pattern, run)), NONE)
     return read_recompute(settings, trainer.recompute, trainer.selective)
 
 
@@ -335,7 +297,7 @@ def _check_attention(settings: RunSettings, trainer: Trainer, model: ModelSpec) 
 
 def _offloads_activations(settings: RunSettings) -> bool:
     """Whether activations are offloaded to the host: a technique, or a word of the recomputation setting."""
-    key = settings.first(RECOMPUTE)
+    key = settings.first(KEYS["recompute"])
     says = key is not None and re.search(r"(?<!no )(?<!without )offload", str(settings.raw(key)).lower()) is not None
     return says or bool(settings.says("act_offload", "activation_offloading"))
 
@@ -363,5 +325,5 @@ def _cut_micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp
     """The micro-batch; torchtitan splits the local batch into one per pipeline stage, or as many as stated."""
     if trainer is not TORCHTITAN or pp == 1:
         return tokens
-    key = settings.first(MICRO_BATCHES)
+    key = settings.first(KEYS["micro_batches"])
     return Tokens(max(1, tokens.sequences // (settings.read_count(key) if key else pp)), tokens.length)

@@ -10,51 +10,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.settings import Settings
+from rlplan.accuracy.predictions import CannotPredict
+from rlplan.accuracy.settings import KEYS, WORDS, Settings
 from rlplan.spec.base import shorten_value
 from rlplan.spec.parts.training import RecomputedModule
 from rlplan.vocabulary import Dtype
-
-SEQUENCE = (
-    *("seq", "seq_len", "max_seq", "seq_max", "max_seq_len", "max_seq_length", "sequence_length", "seqlen"),
-    *("longest_tokens", "max_length", "cutoff_len", "context_length", "ctx"),
-)
-BATCH = (
-    *(
-        "micro_batch_effective",
-        "micro_batch",
-        "mbs",
-        "lbs",
-        "batch",
-        "batch_size",
-        "micro_batch_size",
-        "per_device_batch_size",
-        "bs",
-    ),
-    *("local_batch", "local_batch_size", "per_device_train_batch_size", "device_batch_size"),
-)
-RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
-BASE_DTYPES = ("base_dtype", "lora_base_dtype")
-"""Settings for the dtype of the frozen base model: the compute dtype, or a 4-bit format."""
-RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
-ACCUMULATION = ("grad_accum", "gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps")
-ULYSSES = ("sp", "ulysses", "ulysses_sp")
-METHODS = ("method", "task", "finetuning_type", "peft", "quant", "quantize", "quantization", *BASE_DTYPES)
-MICRO_BATCHES = ("microbatches", "num_microbatches", "pp_microbatches", "micro_batches", "num_micro_batches")
-VIRTUAL_STAGES = ("virtual_stages", "vpp", "vp", "interleaved_stages")
-
-
-TECHNIQUES = (
-    (r"pack", "packed"),
-    (r"compile", "compile"),
-    (r"chunk", "chunked_ce"),
-    (r"act\w*_offload|offload\w*_act", "act_offload"),
-    (r"act\w*_(ckpt|checkpoint)|^grad\w*_checkpoint", "act_ckpt"),
-    (r"optim\w*_(step_)?in\w*_(bwd|backward)|fused?_optim", "optimizer_in_bwd"),
-    (r"8_?bit", "adamw8bit"),
-)
-"""Patterns of techniques in tables, and their names in points."""
 
 
 def _name_technique(word: str) -> str:
@@ -63,7 +23,7 @@ def _name_technique(word: str) -> str:
     >>> [_name_technique(word) for word in ("activation_checkpointing", "fuse_optimizer_step_into_backward", "liger")]
     ['act_ckpt', 'optimizer_in_bwd', 'liger']
     """
-    return next((name for pattern, name in TECHNIQUES if re.search(pattern, word)), word)
+    return next((name for pattern, name in WORDS["techniques"].items() if re.search(pattern, word)), word)
 
 
 class RunSettings(Settings):
@@ -98,7 +58,7 @@ class RunSettings(Settings):
     @property
     def text(self) -> str:
         """Method and quantization as one lower-case text."""
-        words = [self.raw(key) for key in METHODS]
+        words = [self.raw(key) for key in KEYS["method"]]
         listed = [str(word).lower() for word in words if isinstance(word, str)]
         return " ".join(listed + sorted(self.techniques & {"lora", "qlora"}))
 
@@ -115,7 +75,7 @@ def num_ranks(settings: RunSettings) -> int:
     >>> num_ranks(RunSettings(MeasuredPoint(id="a", kind="k", gpu="4x8 H100", measured={"value": 1, "unit": "s"})))
     32
     """
-    key = settings.first(RANKS)
+    key = settings.first(KEYS["gpus"])
     if key:
         return settings.read_count(key)
     if match := HOSTS.match(settings.gpu):
@@ -127,7 +87,7 @@ def num_ranks(settings: RunSettings) -> int:
 def _multiply_degrees(settings: RunSettings) -> int:
     """The product of the stated degrees of parallelism."""
     ranks = settings.degree("dp", "data_parallel")
-    for keys in (("tp", "tensor_parallel"), ("pp", "pipeline_parallel"), ("cp", "context_parallel"), ULYSSES):
+    for keys in (("tp", "tensor_parallel"), ("pp", "pipeline_parallel"), ("cp", "context_parallel"), KEYS["ulysses"]):
         ranks *= settings.degree(*keys)
     return ranks
 
@@ -155,10 +115,14 @@ class Tokens:
 
 def read_tokens(settings: RunSettings) -> Tokens:
     """Tokens of the largest micro-batch, with every sequence at full length. Raises: CannotPredict where not stated."""
-    if settings.lists_techniques and "packed" not in settings.techniques and settings.first(SEQUENCE) == "max_seq":
+    if (
+        settings.lists_techniques
+        and "packed" not in settings.techniques
+        and settings.first(KEYS["sequence"]) == "max_seq"
+    ):
         raise CannotPredict("the samples are not packed and the length of the longest is not stated")
-    length = settings.require(SEQUENCE, "sequence length")
-    return Tokens(settings.require(BATCH, "micro-batch size"), length)
+    length = settings.require(KEYS["sequence"], "sequence length")
+    return Tokens(settings.require(KEYS["batch"], "micro-batch size"), length)
 
 
 FULL, NONE = "layers", "none"
@@ -174,7 +138,7 @@ def read_recompute(settings: RunSettings, default: str | None, selective: str | 
     """
     if settings.lists_techniques:
         return FULL if settings.says("act_ckpt", "activation_checkpointing") else NONE
-    key = settings.first(RECOMPUTE)
+    key = settings.first(KEYS["recompute"])
     if key is None:
         if default is None:
             raise CannotPredict("whether activations are recomputed is not stated")
@@ -241,12 +205,12 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
     flagged = _find_flag(settings)
     key = settings.first(("dtype", "precision")) or flagged
     word = str(settings.raw(key)).lower() if key else "bf16"
-    if key is None and settings.first(BASE_DTYPES) is None:
+    if key is None and settings.first(KEYS["base_dtype"]) is None:
         settings.assume("precision", word)
     word = word.split(",")[0] or word  # words after a comma describe the gradient reduction
     if key is not None and key == flagged:
         word = key
-    elif key is None and (base := settings.first(BASE_DTYPES)):
+    elif key is None and (base := settings.first(KEYS["base_dtype"])):
         stated = str(settings.raw(base)).lower()
         word = word if re.search(r"4|hqq", stated) else stated
     narrow = Dtype.FLOAT16 if re.search(r"fp16|float16(?<!bfloat16)|half", word) else Dtype.BFLOAT16

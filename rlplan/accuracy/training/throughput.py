@@ -9,14 +9,10 @@ from typing import Any
 from rlplan.accuracy.named_models import find_point_model
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import plan_point_job, predict_seconds
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.training.job import GLOBAL_BATCH, is_bridge, training_job
+from rlplan.accuracy.predictions import CannotPredict, Prediction
+from rlplan.accuracy.settings import KEYS
+from rlplan.accuracy.training.job import is_bridge, training_job
 from rlplan.accuracy.training.settings import (
-    ACCUMULATION,
-    BATCH,
-    RECOMPUTE,
-    SEQUENCE,
-    VIRTUAL_STAGES,
     RunSettings,
     num_ranks,
 )
@@ -39,7 +35,6 @@ GPUS_OF_A_HOST = 8
 """GPUs per x86 host of the published runs."""
 
 
-@predicts("throughput_train")
 def predict_throughput(point: MeasuredPoint) -> Prediction:
     """Throughput of a published training run."""
     plan = plan_point_job(step_job(point))
@@ -102,16 +97,16 @@ def add_usual(point: MeasuredPoint) -> MeasuredPoint:
     """
     usual: dict[str, Any] = {}
     read = RunSettings(point)
-    if read.first(BATCH) is None and read.degree("pp", "pipeline_parallel") > 1:
+    if read.first(KEYS["batch"]) is None and read.degree("pp", "pipeline_parallel") > 1:
         usual["micro_batch"] = 1
-    if read.first(BATCH) is None and "micro_batch" not in usual and (key := read.first(GLOBAL_BATCH)):
-        steps = read.first(ACCUMULATION)
+    if read.first(KEYS["batch"]) is None and "micro_batch" not in usual and (key := read.first(KEYS["global_batch"])):
+        steps = read.first(KEYS["accumulation"])
         ranks = _count_ranks(read)
         usual["micro_batch"] = max(1, read.read_count(key) // ranks // (read.read_count(steps) if steps else 1))
-    if read.first(SEQUENCE) is None and (length := find_trainer(point).length):
+    if read.first(KEYS["sequence"]) is None and (length := find_trainer(point).length):
         usual["seq"] = length
     mode = str(read.raw("mode") or "").lower()
-    if read.first(RECOMPUTE) is None and "recompute" in mode:
+    if read.first(KEYS["recompute"]) is None and "recompute" in mode:
         usual["recompute"] = mode
     if read.raw("ep") is None and "deepep" in read.word("kernels").lower():
         usual["ep"] = num_ranks(read)  # DeepEP dispatches tokens among expert-parallel ranks
@@ -184,7 +179,9 @@ def _choose_recipe_kernels(settings: RunSettings, model: ModelSpec) -> dict[str,
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
     is_grace, is_hybrid = re.search(r"gb\d00", settings.gpu.lower()) is not None, NONE in model.attention_kinds
     ep, pp = settings.degree("ep", "expert_parallel"), settings.degree("pp", "pipeline_parallel")
-    hides = container >= (26, 6) or (not is_grace and settings.degree(*VIRTUAL_STAGES) > 1 and ep > GPUS_OF_A_HOST)
+    hides = container >= (26, 6) or (
+        not is_grace and settings.degree(*KEYS["virtual_stages"]) > 1 and ep > GPUS_OF_A_HOST
+    )
     dispatcher, graphs = settings.word("dispatcher").lower(), settings.word("cuda_graphs").lower()
     hides = "overlap" in dispatcher if dispatcher else hides
     hides = hides if (stated := settings.says("ep_overlap")) is None else stated

@@ -1,26 +1,22 @@
 """Trainers of published runs, with their defaults as values of job keys.
 
-In: a point. Out: the Trainer of its run. Left out: stated settings (settings.py), kernels that no job key names.
-Every field follows the trainer's source or the default recipe of the table; none is fitted. Only DeepSpeed and
-transformers were installed here; the sources of the other trainers are cited from knowledge of them.
+In: a point, trainers.yaml. Out: the Trainer of its run. Left out: stated settings (settings.py), kernels that no job
+key names.
 """
 
 import re
-from dataclasses import dataclass
+from pathlib import Path
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-
-QV = ("q_proj", "v_proj")
-ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
-FULL, NONE = "layers", "none"
+from rlplan.spec.base import Spec, validate
+from rlplan.spec.files.yaml import read_yaml
 
 
-@dataclass(frozen=True)
-class Trainer:
+class Trainer(Spec):
     """One trainer, with its defaults."""
 
     name: str
-    words: tuple[str, ...]
+    words: tuple[str, ...] = ()
     """Words in its addresses and names."""
     framework: str = "verl"
     """Framework of its jobs; the one with the nearest backends, where the trainer has no profile."""
@@ -33,7 +29,7 @@ class Trainer:
     """Meaning of `selective` alone."""
     has_master: bool = False
     """Whether weights are stored in fp32 and cast to bf16 for the passes."""
-    targets: tuple[str, ...] = QV
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
     """Default layers of LoRA."""
     rank: int = 8
     """Default rank of LoRA."""
@@ -63,108 +59,18 @@ class Trainer:
     """Statistic that its own log calls the peak."""
 
 
-TORCHTUNE = Trainer(
-    "torchtune",
-    ("torchtune",),
-    logits="chunked",
-    recompute=FULL,
-    targets=("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    is_sharded=True,
-)
-"""Source: torchtune 0.5 modules/loss, recipes/configs/llama3_1."""
-TORCHTITAN = Trainer(
-    "torchtitan", ("torchtitan",), selective="selective", has_master=True, is_sharded=True, length=8192
-)
-"""Source: torchtitan 2024-12 parallelisms/parallelize_llama.py, optimizer.py."""
-LITGPT = Trainer(
-    "litgpt",
-    ("litgpt", "lit-gpt"),
-    logits="uncast_chunked",
-    recompute=NONE,
-    dropout=0.05,
-    is_sharded=True,
-)
-"""Source: litgpt 0.4 finetune/lora.py (`lora_dropout` 0.05, `lm_head_chunk_size` 128)."""
-FSDP_QLORA = Trainer(
-    "fsdp_qlora",
-    ("fsdp_qlora", "fsdp-qlora"),
-    logits="shifted",
-    recompute=FULL,
-    targets=ALL_BUT_OUTPUT,
-    rank=64,
-    dropout=0.1,
-    is_sharded=True,
-)
-"""Source: fsdp_qlora train.py (`lora_rank` 64, `lora_dropout` 0.1, target modules), transformers 4.38."""
-PEFT = Trainer("peft", ("huggingface/peft", "method_comparison"), recompute=NONE, has_fp32_adapters=True)
-"""Source: PEFT method_comparison/MetaMathQA/run.py, tuners/lora/layer.py (`autocast_adapter_dtype`)."""
-FOUNDRY = Trainer("llm-foundry", ("llm-foundry", "llmfoundry", "mosaicml"), has_master=True, is_sharded=True)
-"""Source: llm-foundry scripts/train/benchmarking (FSDP FULL_SHARD, `amp_bf16`, mixed precision PURE)."""
-MEGATRON = Trainer(
-    "megatron",
-    ("megatron", "mbridge", "nemo"),
-    backend="megatron",
-    logits="megatron",
-    recompute=NONE,
-    has_expert_modules=True,
-)
-"""Source: Megatron-LM arguments.py (`recompute_granularity` None); Megatron-Core 0.14
-tensor_parallel/cross_entropy.py; ms-swift's Megatron adapters stand beside `TEGroupedLinear` too."""
-HUGGING_FACE = Trainer("transformers", ("transformers", "trl", "llamafactory", "llama-factory", "unsloth", "axolotl"))
-"""Source: transformers 5.19 trainer.py."""
-DEEPSPEED = Trainer("deepspeed", ("deepspeed",))
-"""Source: DeepSpeed 0.19.8."""
-AGILERL = Trainer(
-    "agilerl",
-    ("agilerl",),
-    framework="rlplan",
-    backend="deepspeed",
-    logits="compiled_rows",
-    recompute=FULL,
-    has_fp32_adapters=True,
-    upcasts_rest=True,
-    logit_tile=256 << 20,
-    micro_batches=2,
-)
-"""Source: AgileRL 2.8.2 algorithms/core/base.py (bf16 autocast, PEFT's fp32 adapters, `_resolve_fused_chunk_rows`)."""
-PRIME_RL = Trainer(
-    "prime-rl",
-    ("prime-rl", "primerl", "prime_rl"),
-    framework="prime_rl",
-    logits="compiled_rows",
-    has_master=True,
-    targets=(*QV, "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    rank=16,
-    adapts_experts=True,
-    has_fp32_adapters=True,
-    is_sharded=True,
-    vocab_chunk=2048,
-    is_compiled=True,
-    micro_batches=2,
-    reports=Statistic.RESERVED,
-)
-"""Source: prime-rl 2026-02 src/prime_rl/trainer/models/layers/lm_head.py (`FusedOutputLinear` over chunks of 2,048
-words in RL; `VanillaOutputLinear` in fp32 in SFT), trainer/model.py (fp32 parameters, bf16 under FSDP2),
-trainer/sft/train.py (`peak_memory` is torch's `max_memory_reserved`); benchmarks/scripts/run_single_benchmark.py
-(`micro_batches` 2)."""
-AUTOMODEL = Trainer("automodel", ("automodel",), has_master=True, is_sharded=True, recompute=NONE)
-"""Source: NeMo AutoModel docs/performance-summary.mdx (FSDP2, expert parallelism, Transformer Engine's modules)."""
-TORCH = Trainer("torch", ())
+class _Trainers(Spec):
+    trainers: tuple[Trainer, ...]
+
+
+_FILE = Path(__file__).with_suffix(".yaml")
+TRAINERS = validate(_Trainers, read_yaml(_FILE, "the trainers"), file=str(_FILE)).trainers
+_BY_NAME = {trainer.name: trainer for trainer in TRAINERS}
+AGILERL, AUTOMODEL, FOUNDRY = _BY_NAME["agilerl"], _BY_NAME["automodel"], _BY_NAME["llm-foundry"]
+MEGATRON, PRIME_RL = _BY_NAME["megatron"], _BY_NAME["prime-rl"]
+TORCHTITAN, TORCHTUNE = _BY_NAME["torchtitan"], _BY_NAME["torchtune"]
+TORCH = Trainer(name="torch")
 """A plain loop around torch 2.13, and any trainer that is not named."""
-TRAINERS = (
-    AUTOMODEL,
-    TORCHTUNE,
-    TORCHTITAN,
-    LITGPT,
-    FSDP_QLORA,
-    PEFT,
-    FOUNDRY,
-    MEGATRON,
-    HUGGING_FACE,
-    DEEPSPEED,
-    AGILERL,
-    PRIME_RL,
-)
 
 
 def find_trainer(point: MeasuredPoint) -> Trainer:

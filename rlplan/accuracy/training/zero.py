@@ -6,7 +6,7 @@ In: settings. Out: the corresponding keys of a job's `training`. Raises CannotPr
 import re
 from typing import Any
 
-from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.spec.base import shorten_value
 

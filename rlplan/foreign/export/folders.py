@@ -8,8 +8,9 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.export.backwards import Export, export_plan
@@ -17,18 +18,8 @@ from rlplan.foreign.table import get_table_name, load_table
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import explain_write_errors
 from rlplan.spec.files.job_file import override_job
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
-
-
-class _Form(NamedTuple):
-    """The files and the command that start a stack."""
-
-    files: Callable[[Export], dict[str, str]]
-    """Function that gives the texts by file name."""
-    command: str
-    """Command within the folder."""
-    lacks: str = "with your data and rewards in it"
-    """Things that the user must add, for the README."""
 
 
 def _write_script(export: Export, before: str = "", shape: str = "", program: str = "") -> dict[str, str]:
@@ -157,35 +148,27 @@ def _write_deepspeed(export: Export) -> dict[str, str]:
     return {"deepspeed.json": json.dumps(nest(export.settings), indent=1) + "\n"}
 
 
-_FORMS = {
-    "verl": _Form(_write_script, "bash train.sh"),
-    "openrlhf": _Form(_write_script, "bash train.sh"),
-    "slime": _Form(
-        _write_slime,
-        "SLIME=FOLDER bash train.sh",
-        "where FOLDER is slime's, with your data and rewards in the script, and Megatron's checkpoints (--load, and "
-        "--ref-load with a KL term)",
-    ),
-    "nemo_rl": _Form(
-        _write_nemo_rl,
-        'cp train.yaml "$NEMO_RL/examples/configs/planned.yaml" && cd "$NEMO_RL" && '
-        "python examples/run_grpo.py --config examples/configs/planned.yaml",
-        "where NEMO_RL is the folder of NeMo-RL, with your data and rewards in the file",
-    ),
-    "trl": _Form(_write_trl, "bash train.sh --dataset_name DATASET --reward_funcs REWARD"),
-    "vllm": _Form(_write_vllm, "vllm serve --config vllm.yaml", "for the engine alone"),
-    "deepspeed": _Form(
-        _write_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "with your own train.py"
-    ),
+_WRITERS: dict[str, Callable[[Export], dict[str, str]]] = {
+    "verl": _write_script,
+    "openrlhf": _write_script,
+    "slime": _write_slime,
+    "nemo_rl": _write_nemo_rl,
+    "trl": _write_trl,
+    "vllm": _write_vllm,
+    "deepspeed": _write_deepspeed,
+    "trl_given": _write_trl,
+    "verl_ahead": _write_verl_ahead,
 }
-_TRL_GIVEN = _Form(_write_trl, "bash train.sh --dataset_name DATASET", "with your data in its place")
-"""The entry points of TRL's trainers that learn from given responses."""
-_VERL_AHEAD = _Form(
-    _write_verl_ahead, "VERL=FOLDER bash train.sh", "where FOLDER is verl's, with your data and rewards in the script"
-)
-"""The entry point of verl's one-step-off trainer."""
-TARGETS = tuple(_FORMS)
+"""Writers of the texts by file name, for each entry of starts.yaml."""
+TARGETS = tuple(name for name in _WRITERS if name not in ("trl_given", "verl_ahead"))
 """Stacks that a plan can be exported to."""
+
+
+@cache
+def _load_starts() -> dict[str, dict[str, str]]:
+    """How the files of each entry are started."""
+    starts: dict[str, dict[str, str]] = read_yaml(Path(__file__).with_name("starts.yaml"), "the commands of exports")
+    return starts
 
 
 def nest(settings: dict[str, Any]) -> dict[str, Any]:
@@ -230,30 +213,16 @@ def check_stack(target: str, others: Sequence[str] = ()) -> str:
     return get_table_name(target)
 
 
-class Rendered(NamedTuple):
-    """An export with its files."""
+def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
+    """Write the files that start a stack, and their README, into a folder.
 
-    export: Export
-    texts: dict[str, str]
-    """Texts by file name."""
-
-
-def render_export(plan: Plan, target: str) -> Rendered:
-    """The texts of the files that start a stack, and of their README. Raises: EmitError, SpecError."""
+    Raises: EmitError; SpecError, also where the folder cannot be written.
+    """
     stack = check_stack(target)
     export = export_plan(plan, stack)
-    form = _TRL_GIVEN if "trainer" in export.settings else _FORMS[stack]
-    form = _VERL_AHEAD if export.settings.get("actor_rollout_ref.hybrid_engine") is False else form
-    return Rendered(export, {**form.files(export), "README.md": _write_readme(plan, export, form)})
-
-
-def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
-    """Write the files that start a stack, and their README, into a folder. Raises: EmitError, SpecError."""
-    return write_texts(render_export(plan, target).texts, folder)
-
-
-def write_texts(texts: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write the files of a rendered export. Raises: SpecError where the folder cannot be written."""
+    entry = "trl_given" if "trainer" in export.settings else stack
+    entry = "verl_ahead" if export.settings.get("actor_rollout_ref.hybrid_engine") is False else entry
+    texts = {**_WRITERS[entry](export), "README.md": _write_readme(plan, export, _load_starts()[entry])}
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -261,11 +230,11 @@ def write_texts(texts: Mapping[str, str], folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _write_readme(plan: Plan, export: Export, form: _Form) -> str:
+def _write_readme(plan: Plan, export: Export, start: Mapping[str, str]) -> str:
     table = export.table
     text = (
         f"# {plan.job.name} for {table.title} {table.version}\n\nMade by rlplan from a plan for {plan.devices}. "
-        f"Start it with `{form.command}`, {form.lacks}.\n\n"
+        f"Start it with `{start['command']}`, {start['lacks']}.\n\n"
         "Every other setting has the stack's default.\n"
     )
     if watts := plan.job.hardware.power_limit:

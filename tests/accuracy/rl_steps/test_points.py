@@ -7,20 +7,15 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import compare_point, load_predictors, predict
+from rlplan.accuracy.compare import compare_point, predict
 from rlplan.accuracy.files.reading import bundled_points, published_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import plan_point_job
-from rlplan.accuracy.registry import Prediction, Refusal
+from rlplan.accuracy.predictions import Prediction, Refusal
 from rlplan.accuracy.rl_steps.job import lognormal, rl_job
 
 STEPS = {point.id: point for point in bundled_points() if point.kind == "rl_step_time"}
 RECIPES = {point.id: point for point in read_points(Path(__file__).parent / "recipes.json")}
-
-
-@pytest.fixture(autouse=True)
-def predictors() -> None:
-    load_predictors()
 
 
 def change_settings(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:

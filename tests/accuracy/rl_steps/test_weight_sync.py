@@ -2,20 +2,15 @@
 
 import pytest
 
-from rlplan.accuracy.compare import compare_point, load_predictors, predict
+from rlplan.accuracy.compare import compare_point, predict
 from rlplan.accuracy.files.reading import bundled_points, published_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import Prediction, Refusal
+from rlplan.accuracy.predictions import Prediction, Refusal
 from rlplan.accuracy.rl_steps.weight_sync import sync_job
 
 POINTS = {point.id: point for point in bundled_points() if point.kind == "weight_sync_time"}
 TRANSPORT_ALONE = "verl-ckpteng-nccl-30b"
 """A benchmark of a transport, which leaves the engines' own part out: no job does."""
-
-
-@pytest.fixture(autouse=True)
-def predictors() -> None:
-    load_predictors()
 
 
 def seconds(point: MeasuredPoint) -> float:

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from rlplan.accuracy.compare import compare_point, load_predictors, predict
+from rlplan.accuracy.compare import compare_point, predict
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import Prediction
+from rlplan.accuracy.predictions import Prediction
 from rlplan.spec.models.catalogue import find_model
 
 SWIFT = {
@@ -35,11 +35,6 @@ MIXTURE = MeasuredPoint(
     source="https://github.com/modelscope/ms-swift/blob/main/examples/megatron/lora/moe.sh",
 )
 """Published: the first line of the script says `2 * 62GiB`."""
-
-
-@pytest.fixture(autouse=True)
-def predictors() -> None:
-    load_predictors()
 
 
 def predict_parts(point: MeasuredPoint) -> dict[str, float]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import Comparison, compare_point, load_predictors, predict
+from rlplan.accuracy.compare import Comparison, compare_point, predict
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.registry import Prediction, Refusal
+from rlplan.accuracy.predictions import Prediction, Refusal
 from rlplan.accuracy.training.colocated import colocated_job
 from rlplan.units import GIB, KIB, MIB
 
@@ -16,11 +16,6 @@ RIG = {point.id: point for point in bundled_points() if point.id.startswith("agi
 SMALL = RIG["agilerl-qwen2.5-0.5b-l4-s512-mb8-g4-r64-u200"]
 """Four responses in one micro-batch: one update."""
 MIXTURE = RIG["agilerl-olmoe-1b-7b-0924-a100-s4096-mb1-g16-r8-u840-asleep"]
-
-
-@pytest.fixture(autouse=True)
-def predictors() -> None:
-    load_predictors()
 
 
 def compare_kind(kind: str) -> list[Comparison]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import Comparison, compare_point, load_predictors, predict
+from rlplan.accuracy.compare import Comparison, compare_point, predict
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import Measured, MeasuredPoint
-from rlplan.accuracy.registry import Prediction, Refusal
+from rlplan.accuracy.predictions import Prediction, Refusal
 from rlplan.accuracy.training.job import training_job
 
 KINDS = ("train_peak", "train_steady", "max_model_size")
@@ -19,7 +19,6 @@ LITGPT = POINTS["litgpt-l7-mb1"]
 
 
 def compare_kind(kind: str) -> list[Comparison]:
-    load_predictors()
     return [compare_point(point) for point in POINTS.values() if point.kind == kind]
 
 
@@ -46,11 +45,6 @@ def find_reason(point: MeasuredPoint) -> str:
     answer = predict(point)
     assert isinstance(answer, Refusal), answer
     return answer.reason
-
-
-@pytest.fixture(autouse=True)
-def predictors() -> None:
-    load_predictors()
 
 
 def test_training_peaks_are_within_six_percent_at_the_median_and_fifteen_at_the_ninetieth_percentile() -> None:

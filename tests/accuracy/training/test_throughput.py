@@ -5,21 +5,16 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import compare_point, load_predictors, predict
+from rlplan.accuracy.compare import compare_point, predict
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.accuracy.predict import plan_point_job
-from rlplan.accuracy.registry import Prediction, Refusal
+from rlplan.accuracy.predictions import Prediction, Refusal
 from rlplan.accuracy.training.throughput import step_job
 
 ALL = {point.id: point for point in bundled_points() if point.kind == "throughput_train"}
 TITAN = ALL["titan-t1c-tps"]
 FOUNDRY = ALL["foundry-13b-a100_80gb-8g-s8192-mb5"]
-
-
-@pytest.fixture(autouse=True)
-def predictors() -> None:
-    load_predictors()
 
 
 def change_settings(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:

@@ -243,7 +243,7 @@ def test_every_key_of_a_job_is_found_where_it_is_explained() -> None:
 
 def commands() -> list[tuple[str, Any]]:
     created: Any = typer.main.get_command(app)
-    return [(name, created.commands[name]) for name in COMMANDS]
+    return [(name, created.get_command(None, name)) for name in COMMANDS]
 
 
 @pytest.mark.parametrize(("name", "command"), commands(), ids=lambda value: value if isinstance(value, str) else "")

@@ -14,7 +14,6 @@ def command(
         typer.Argument(
             metavar="RUN|LOG JOB|FILE ...",
             help="Run folders; logs, each followed by its job; files of measured points.",
-            show_default=False,
         ),
     ],
     out: Annotated[
@@ -25,7 +24,7 @@ def command(
     """Fit a profile to your own measured steps and peaks."""
     from rlplan.accuracy.calibrate import GROUPS, describe_value
     from rlplan.calibration import calibrate_profile, write_profile
-    from rlplan_cli.render.terminal import new_table, note, print_json, stdout
+    from rlplan_cli.render.terminal import note, print_json, show_table, stdout
     from rlplan_cli.render.waiting import waiting
 
     with waiting("fitting"):
@@ -36,12 +35,12 @@ def command(
         return
     title = f"Constants of {calibration.profile.name} (held-out errors before and after)"
     names = ("group", "samples", "models", "value", "before", "after", "used")
-    table = new_table(*names, title=title, left=("group", "models", "value", "used"))
+    rows = []
     for fit in calibration.fits:
         errors = (f"{fit.error_before:.1%}", f"{fit.error_after:.1%}")
         used = ", ".join(GROUPS[fit.group]) if fit.is_better else "no: not better"
-        table.add_row(fit.group, str(fit.num_samples), ", ".join(fit.models), describe_value(fit), *errors, used)
-    stdout.print(table)
+        rows.append((fit.group, str(fit.num_samples), ", ".join(fit.models), describe_value(fit), *errors, used))
+    show_table(names, rows, title, ("group", "models", "value", "used"))
     for reason, num in calibration.unused.items():
         note(f"{num} not used: {reason}")
     stdout.print(f"profile written to {path}; set RLPLAN_PROFILES={out} to plan with it", soft_wrap=True)

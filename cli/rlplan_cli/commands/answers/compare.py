@@ -18,32 +18,19 @@ Sources = Annotated[
     typer.Argument(
         metavar="JOB|PLAN|RUN|KEY=VALUE",
         help="Jobs, plans, bundles or run folders, with overrides for all of them; or use --model.",
-        show_default=False,
     ),
 ]
 Clusters = Annotated[
     list[str] | None,
     typer.Option(
-        "--gpus",
-        "--hardware",
-        help="Clusters, such as 8xH100,16xL40S; with a budget also GPUs without a count.",
-        show_default=False,
+        "--gpus", "--hardware", help="Clusters, such as 8xH100,16xL40S; with a budget also GPUs without a count."
     ),
 ]
-Price = Annotated[
-    list[str] | None,
-    typer.Option(metavar="GPU=DOLLARS", help="Your price of one GPU-hour; repeatable.", show_default=False),
-]
-PriceFile = Annotated[Path | None, typer.Option(help="YAML file with your prices.", show_default=False)]
-Budget = Annotated[
-    float | None,
-    typer.Option(help="Dollars per hour; compares the clusters that it buys of each GPU.", show_default=False),
-]
+Price = Annotated[list[str] | None, typer.Option(metavar="GPU=DOLLARS", help="Your price of one GPU-hour; repeatable.")]
+PriceFile = Annotated[Path | None, typer.Option(help="YAML file with your prices.")]
+Budget = Annotated[float | None, typer.Option(help="Dollars per hour; compares the clusters that it buys of each GPU.")]
 Memo = Annotated[bool, typer.Option("--memo", help="Print one page for a decision, as Markdown.")]
-PageFile = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Write the comparison as a page: a .html file.", show_default=False),
-]
+PageFile = Annotated[Path | None, typer.Option("--out", "-o", help="Write the comparison as a page: a .html file.")]
 
 
 @dataclass(frozen=True)

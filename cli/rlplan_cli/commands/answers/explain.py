@@ -15,15 +15,11 @@ NAME = "explain"
 
 WhatIf = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Try a change; several are tried alone and together.", show_default=False
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Try a change; several are tried alone and together."),
 ]
 Fields = Annotated[
     list[str] | None,
-    typer.Option(
-        "--field", metavar="MEANING=NAME:UNIT", help="Name a field of your log: rollout=gen_ms:ms.", show_default=False
-    ),
+    typer.Option("--field", metavar="MEANING=NAME:UNIT", help="Name a field of your log: rollout=gen_ms:ms."),
 ]
 With = Annotated[
     Path | None,
@@ -31,7 +27,6 @@ With = Annotated[
         "--with",
         metavar="SCRIPT",
         help="Another framework's script or file that a LOG or traceback is of; needs --gpus.",
-        show_default=False,
     ),
 ]
 MoreDevices = Annotated[bool, typer.Option("--more-gpus", help="Also try 2, 4, 8 and 16 times the devices.")]
@@ -90,9 +85,8 @@ def _explain_measured(
     from rlplan.foreign.tracebacks.explain import MemoryAnswer, explain_alone, explain_job, explain_script
     from rlplan.foreign.tracebacks.read import read_out_of_memory
     from rlplan.planner.answers.measured_step import StepReport, explain_step
-    from rlplan_cli.render.measured import show_step
+    from rlplan_cli.render.measured import show_answer, show_step
     from rlplan_cli.render.terminal import print_json
-    from rlplan_cli.render.traceback import show_answer
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_foreign, read_question
 

@@ -15,13 +15,7 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the result,
 
 
 @flatten_options
-def command(
-    job: JobArguments,
-    steps: Steps = 20,
-    seed: Seed = 0,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
+def command(job: JobArguments, steps: Steps = 20, seed: Seed = 0, out: Out = None, as_json: AsJson = False) -> None:
     """Simulate the steps of a plan, with sampled response lengths."""
     import json
 

@@ -21,7 +21,6 @@ def command(
         typer.Argument(
             metavar="RUN_DIR|PLAN|JOB...",
             help="A run folder, a job, a plan, a bundle or a simulation; several are shown side by side.",
-            show_default=False,
         ),
     ],
     out: Annotated[

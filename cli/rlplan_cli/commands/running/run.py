@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 
 NAME = "run"
 
-What = Annotated[
-    Path | None, typer.Argument(metavar="JOB", help="A job file, a plan or a bundle folder.", show_default=False)
-]
+What = Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file, a plan or a bundle folder.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder. Default: runs/NAME/TIME.")]
 WithReport = Annotated[bool, typer.Option("--report", help="Also write the report into the run folder.")]
 Address = Annotated[
-    str | None,
-    typer.Option(help="HOST:PORT of a running Ray cluster. Default: start Ray on this host.", show_default=False),
+    str | None, typer.Option(help="HOST:PORT of a running Ray cluster. Default: start Ray on this host.")
 ]
 SandboxName = Annotated[
     str,
@@ -37,10 +34,7 @@ SandboxName = Annotated[
     ),
 ]
 Resume = Annotated[
-    str | None,
-    typer.Option(
-        help="Resume from the last checkpoint of this run folder, or of the `latest` run.", show_default=False
-    ),
+    str | None, typer.Option(help="Resume from the last checkpoint of this run folder, or of the `latest` run.")
 ]
 
 
@@ -97,7 +91,7 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
 
 def _run(task: "Task", folder: Path, *, with_report: bool) -> None:
     from rlplan.runtime.driver.launch import run_task
-    from rlplan_cli.render.running.progress import RunDisplay
+    from rlplan_cli.render.running.watching import RunDisplay
 
     try:
         with RunDisplay(task.plan, folder) as display:

@@ -18,7 +18,7 @@ PLAN_S = 30.0
 """Seconds that a run may take from the creation of its folder to its plan."""
 
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run folder. Default: the newest in runs/.", show_default=False)
+    str, typer.Argument(metavar="RUN", show_default=False, help="A run folder. Default: the newest in runs/.")
 ]
 Every = Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")]
 Limit = Annotated[float, typer.Option(min=0, help="Stop watching after this many seconds; the run goes on.")]
@@ -26,11 +26,7 @@ Once = Annotated[bool, typer.Option("--once", help="Show the state once and exit
 
 
 def command(
-    run: Run = "latest",
-    every: Every = 1.0,
-    limit: Limit = DAY_S,
-    once: Once = False,
-    as_json: AsJson = False,
+    run: Run = "latest", every: Every = 1.0, limit: Limit = DAY_S, once: Once = False, as_json: AsJson = False
 ) -> None:
     """Show the progress of a run until it ends. Shows steps, rewards, tokens/s, and memory against the plan.
 

@@ -11,7 +11,7 @@ MAX_OTHERS = 5
 MAX_KEYS = 12
 """Matching keys of a job are listed if they are at most this many."""
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="WORD", help="Words to search for.", show_default=False)]
+Words = Annotated[list[str] | None, typer.Argument(metavar="WORD", help="Words to search for.")]
 
 
 def command(words: Words = None, as_json: AsJson = False) -> None:

@@ -23,9 +23,9 @@ OPTIONS = {"train.jsonl": "data", "heldout.jsonl": "heldout"}
 REWARD_KINDS = ("answer", "math", "code", "function")
 
 Job = Annotated[Path, typer.Argument(help="The job file to write.")]
-Data = Annotated[Path | None, typer.Option(help="Your prompts. Default: arithmetic examples.", show_default=False)]
-Heldout = Annotated[Path | None, typer.Option(help="Your prompts for evaluation.", show_default=False)]
-Reward = Annotated[str | None, typer.Option(help=f"The reward: {', '.join(REWARD_KINDS)}.", show_default=False)]
+Data = Annotated[Path | None, typer.Option(help="Your prompts. Default: arithmetic examples.")]
+Heldout = Annotated[Path | None, typer.Option(help="Your prompts for evaluation.")]
+Reward = Annotated[str | None, typer.Option(help=f"The reward: {', '.join(REWARD_KINDS)}.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the job file; other files are kept.")]
 
 

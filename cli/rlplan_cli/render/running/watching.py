@@ -1,8 +1,11 @@
-"""The live display of a run: a frame that is redrawn in a terminal, a line for each new step in a pipe.
+"""The live display of a run: a frame that is redrawn in a terminal, lines in a pipe.
 
-In: a plan, and the run's standing. Out: stdout. Left out: reading the run folder, waiting.
+In: a plan, and the run's standing or its events. Out: stdout for `rlplan watch`, stderr for `rlplan run`.
+Left out: waiting.
 """
 
+import time
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlplan.planner.plan import Plan
+from rlplan.runtime.run_folder.following import Follower
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.terminal import NARROW, new_table, stdout
+from rlplan_cli.render.terminal import NARROW, new_table, note, stderr, stdout
 
 if TYPE_CHECKING:
+    from rlplan.runtime.driver.events import RunEvent
     from rlplan.runtime.run_folder.following import Standing
 
 SHOWN_STEPS, SHOWN_ALARMS = 8, 3
@@ -135,3 +140,36 @@ class WatchDisplay:
             share = Text(f"{peak / predicted:.0%}", "red" if peak > predicted else "")
             table.add_row(process, current, format_bytes(peak), format_bytes(predicted), share)
         return table
+
+
+class RunDisplay(WatchDisplay):
+    """The display of `rlplan run`: `show_event` listens to a run, and each event may redraw the frame."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        super().__init__(plan, is_shown=True)
+        self.folder = folder
+        self.started = time.monotonic()
+        self.follower: Follower | None = None
+
+    def new_live(self) -> Live | None:
+        """A frame that is refreshed by events."""
+        return Live(console=stderr, auto_refresh=False, transient=True) if stderr.is_terminal else None
+
+    def show_event(self, event: "RunEvent") -> None:
+        """Show one event."""
+        if event.kind == "phase":
+            self._show_line(f"{event.text} ...")
+        elif event.kind == "alarm":
+            self._show_line(f"alarm: {event.text}")
+        elif event.kind == "step" and self.live is None:
+            self._show_line(self.format_step({**event.learning, **event.timings, "step": event.step}))
+        if self.live is not None:
+            # The folder is read as by `rlplan watch`, so both show the same.
+            self.follower = self.follower or Follower(self.folder)
+            self.show(self.follower.read_new())
+
+    def _show_line(self, text: str) -> None:
+        if self.live is not None:
+            self.live.console.print(text, style="dim")
+        else:
+            note(f"[{time.monotonic() - self.started:6.1f} s] {text}")

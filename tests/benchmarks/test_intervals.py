@@ -8,10 +8,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.constants.left_out import read_left_out
-from rlplan.accuracy.compare import Comparison
-from rlplan.accuracy.files.reading import published_points
-from rlplan.accuracy.intervals import (
+from benchmarks.constants.intervals import (
     GUESSED,
     LEAST_OTHERS,
     RELATED,
@@ -23,6 +20,9 @@ from rlplan.accuracy.intervals import (
     list_residuals,
     share_inside,
 )
+from benchmarks.constants.left_out import read_left_out
+from rlplan.accuracy.compare import Comparison
+from rlplan.accuracy.files.reading import published_points
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.planner.measured_errors import LEAST_POINTS, UNKNOWN_FACTOR, Stratum, list_errors
 from tests.accuracy.bundled import published_report

@@ -1,17 +1,11 @@
-"""Registry of predictors by kind of point: `vllm_kv`, `train_peak` and others.
+"""The answer for a point: a prediction, or a refusal with the reason.
 
-In: a function from a point to a Prediction. Out: the same function, registered for its kinds. A predictor without an
-answer returns a Refusal, or raises CannotPredict with the reason; it never guesses.
-Left out: the comparison (compare.py).
-
-    @predicts("param_count")
-    def predict_param_count(point: MeasuredPoint) -> Prediction: ...
+In: nothing. Out: values that predictors and compare.py share. A predictor without an answer raises CannotPredict; it
+never guesses.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlplan.accuracy.points import MeasuredPoint
 from rlplan.planner.measured_errors import Stratum
 
 
@@ -50,29 +44,3 @@ class Refusal:
 
 class CannotPredict(Exception):  # noqa: N818
     """Raised by a predictor for a setting that is missing, broken or not modelled; compare.py makes it a Refusal."""
-
-
-Predictor = Callable[[MeasuredPoint], Prediction | Refusal]
-_PREDICTORS: dict[str, Predictor] = {}
-
-
-def predicts(*kinds: str) -> Callable[[Predictor], Predictor]:
-    """Register a predictor for kinds of points. A second predictor of a kind is a bug."""
-
-    def register(predictor: Predictor) -> Predictor:
-        for kind in kinds:
-            assert kind not in _PREDICTORS, f"two predictors for {kind}"
-            _PREDICTORS[kind] = predictor
-        return predictor
-
-    return register
-
-
-def find_predictor(kind: str) -> Predictor | None:
-    """The predictor of a kind; None without one."""
-    return _PREDICTORS.get(kind)
-
-
-def known_kinds() -> tuple[str, ...]:
-    """The kinds with a predictor, sorted."""
-    return tuple(sorted(_PREDICTORS))
