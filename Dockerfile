@@ -4,7 +4,7 @@
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254
 
 RUN apt-get update \
- && apt-get install -y --no-install-recommends bubblewrap g++ iproute2 make runsc strace \
+ && apt-get install -y --no-install-recommends bubblewrap g++ iproute2 make strace \
  && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /rlplan

@@ -34,7 +34,7 @@ SHELL := /bin/sh
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-SYSTEM_PACKAGES := bubblewrap iproute2 strace chromium runsc
+SYSTEM_PACKAGES := bubblewrap iproute2 strace chromium
 
 # The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them. One more,
 # PART=gpu-contract, asks the CUDA builds in $(GPU_VENV), which it sets up; it needs no GPU.
@@ -75,12 +75,11 @@ setup: $(PROJECT_STAMP) ## make .venv with everything in it (the other commands 
 setup-gpu: ## make .venv-gpu with everything for NVIDIA GPUs in it (docs/gpu.md)
 	@exec $(MAKE) --no-print-directory setup $(FOR_GPUS)
 
-system-packages: ## install what tests need of the system: bubblewrap and runsc (sandboxes), iproute2 (hosts in namespaces), chromium (pages), strace (nightly faults)
+system-packages: ## install what tests need of the system: bubblewrap (sandboxes), iproute2 (hosts in namespaces), chromium (pages), strace (nightly faults)
 	@missing=
 	command -v bwrap >/dev/null 2>&1 || missing="$$missing bubblewrap"
 	command -v ip >/dev/null 2>&1 || missing="$$missing iproute2"
 	command -v strace >/dev/null 2>&1 || missing="$$missing strace"
-	command -v runsc >/dev/null 2>&1 || missing="$$missing runsc"
 	command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || missing="$$missing chromium"
 	[ -n "$$missing" ] || exit 0
 	echo "system-packages: installing$$missing (of $(SYSTEM_PACKAGES))" >&2

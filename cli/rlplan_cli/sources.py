@@ -94,7 +94,7 @@ def plan_with_models(
     if absent:
         from rlplan.planner.executable import check_complete
         from rlplan.runtime.driver.preflight import check_packages
-        from rlplan.runtime.host.devices import check_devices
+        from rlplan.runtime.host.detect import check_devices
 
         # everything that could stop the run is checked before gigabytes are downloaded
         check_complete(plan.job, str(source), plan.job.named_models)

@@ -5,7 +5,7 @@ bytes of the weights; files that do not define the model, such as notes or a tra
 
 For a weight file, its name, size and evenly spaced pieces count. Training changes nearly every element, so that another
 revision shows in the pieces, and a file of any size is read in milliseconds. A digest begins with the version of its
-rule. Digests of the first rule have no version, and are compared by that rule.
+rule.
 """
 
 import hashlib
@@ -25,8 +25,6 @@ from rlplan.spec.models.headers import read_index
 
 RULE = "v2:"
 """Prefix of a model's digest."""
-UNVERSIONED = ("config.json", "generation_config.json", "tokenizer.json")
-"""Files that counted, in addition to all `*.safetensors`, before digests had a version."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 READ_BYTES = 1 << 20
 """Bytes of a file held in memory at once."""
@@ -67,25 +65,6 @@ def model_fingerprint(folder: Path) -> str:
         for name in _weight_files(folder):
             _add_pieces(digest, folder / name)
     return RULE + digest.hexdigest()[:DIGEST_LENGTH]
-
-
-def unversioned_fingerprint(folder: Path) -> str:
-    """The digest of a model folder by the rule used before digests had a version."""
-    digest = hashlib.sha256()
-    with _explaining_files():
-        for name in UNVERSIONED:
-            if (folder / name).is_file():
-                digest.update(f"{name}\0".encode())
-                _add_whole(digest, folder / name)
-        for path in sorted(folder.glob("*.safetensors")):
-            _add_pieces(digest, path)
-    return digest.hexdigest()[:DIGEST_LENGTH]
-
-
-def matches_fingerprint(folder: Path, fingerprint: str) -> bool:
-    """Whether a folder's model has a fingerprint. Raises: SpecError when a file cannot be read."""
-    take = model_fingerprint if fingerprint.startswith(RULE) else unversioned_fingerprint
-    return take(folder) == fingerprint
 
 
 def _weight_files(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from rlplan_cli.render.terminal import PIPE_WIDTH, stdout
 
 from rlplan.runtime.measure import microbench
-from rlplan.runtime.measure.rates import Measured, Rate
+from rlplan.runtime.measure.microbench import Measured, Rate
 from rlplan.spec.base import validate
 from rlplan.spec.hardware.catalogue import profile_paths
 from rlplan.spec.hardware.profile import GpuProfile

@@ -1,6 +1,5 @@
 """A plan knows the model and the profile that it was made from."""
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.plan import read_plan, write_plan
-from rlplan.spec.fingerprints import matches_fingerprint, model_fingerprint, profile_fingerprint
+from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.model_files import identifying_files
 from tests.factories import make_job, make_plan, make_profile
 from tests.spec.test_model_files import names_in_transformers
@@ -82,28 +81,6 @@ def test_a_file_of_any_size_is_read(policy: Path) -> None:
     with (policy / "tokenizer.json").open("r+b") as file:
         file.truncate((64 << 20) + 1)
     assert model_fingerprint(policy).startswith("v2:")
-
-
-def digest_of_the_first_rule(folder: Path) -> str:
-    """The digest in plans and checkpoints from before digests had a version."""
-    digest = hashlib.sha256()
-    for name in ("config.json", "generation_config.json", "tokenizer.json"):
-        if (folder / name).is_file():
-            digest.update(f"{name}\0".encode() + (folder / name).read_bytes())
-    weights = (folder / "model.safetensors").read_bytes()
-    digest.update(f"model.safetensors\0{len(weights)}\0".encode())
-    for index in range(64):
-        start = index * (len(weights) - 4096) // 63
-        digest.update(weights[start : start + 4096])
-    return digest.hexdigest()[:16]
-
-
-def test_digests_without_a_version_are_compared_by_the_rule_that_made_them(policy: Path) -> None:
-    before = digest_of_the_first_rule(policy)
-    assert matches_fingerprint(policy, before)
-    assert matches_fingerprint(policy, model_fingerprint(policy))
-    (policy / "config.json").write_text("{}")
-    assert not matches_fingerprint(policy, before)
 
 
 def test_another_value_in_a_profile_shows() -> None:

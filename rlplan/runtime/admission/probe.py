@@ -103,8 +103,7 @@ def _start_engine(folder: Path) -> Any:
     from vllm.config import WeightTransferConfig
 
     from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND, WORKER_EXTENSION
-    from rlplan.runtime.workers.engine.cpu_attention import choose_cpu_arguments
-    from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels
+    from rlplan.runtime.workers.engine.vllm_on_cpu import choose_cpu_arguments, register_cpu_kernels
 
     register_cpu_kernels()
     max_len = _max_sequence_len(folder)

@@ -6,35 +6,22 @@ Left out: settings that may change silently (devices, ZeRO stage, placement, lea
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from functools import reduce
 from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.reading import open_regular
 from rlplan.runtime.models.snapshots import locate_data
-from rlplan.spec.fingerprints import RULE, model_fingerprint, unversioned_fingerprint
+from rlplan.spec.fingerprints import model_fingerprint
 from rlplan.spec.parts.adapter_files import WEIGHTS_FILE
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.resolved import ResolvedJob
 
-OLDER_VALUES = {
-    "training.tp": "1",
-    "training.optimizer": "adamw",
-    "data.shuffles": "True",
-    "data.difficulty_column": "None",
-    "data.heldout": "of its own",
-    "rollout.base_path": "none",
-}
-"""Values of keys that an older checkpoint lacks: no other values existed when it was written."""
 MAY_CHANGE = (
     "algorithm", "rewards", "roles", "rollout.environment", "data.prompt_column", "data.answer_column",
     "data.system_prompt", "workload.temperature", "workload.max_response_len",
     "rollout.base_path",
 )  # fmt: skip
 """Keys that may change on purpose; a resumed run reports each change."""
-
-UNVERSIONED = "digests without a version"
-"""Key of pairs NEW=OLD of each model's digest: today's, and the one from before digests had a version."""
 
 
 class ForeignCheckpointError(SpecError):
@@ -60,7 +47,6 @@ def describe_identity(job: ResolvedJob) -> dict[str, str]:
         "training.tp": str(job.training.tp),
         "training.optimizer": job.training.optimizer,
         **_describe_changeable(job),
-        UNVERSIONED: _pair_digests(job),
     }
 
 
@@ -70,13 +56,9 @@ def compare(identity: Mapping[str, str], saved_identity: Mapping[str, str], wher
     Raises: ForeignCheckpointError with the first key that must not change.
     """
     texts = []
-    # digests of checkpoints from before they had a version are compared with digests by the old rule
-    is_older = RULE not in saved_identity.get("policy.path", RULE)
-    digests = dict(pair.split("=") for pair in identity[UNVERSIONED].split()) if is_older else {}
-    for key, current in identity.items():
-        value = reduce(lambda text, digest: text.replace(*digest), digests.items(), current)
-        saved = saved_identity.get(key, OLDER_VALUES.get(key))
-        if saved == value or key == UNVERSIONED:
+    for key, value in identity.items():
+        saved = saved_identity.get(key)
+        if saved == value:
             continue
         if key not in MAY_CHANGE:
             raise ForeignCheckpointError(
@@ -132,16 +114,6 @@ def _adapters(job: ResolvedJob) -> Iterator[str]:
 
 def _model(path: str) -> str:
     return model_fingerprint(Path(path)) if Path(path).exists() else "absent"
-
-
-def _pair_digests(job: ResolvedJob) -> str:
-    base = (job.rollout.base_path,) if job.rollout.base_path else ()
-    folders = {Path(path) for path in (job.policy.path, *base, *job.roles.paths.values())}
-    return " ".join(
-        f"{model_fingerprint(folder)}={unversioned_fingerprint(folder)}"
-        for folder in sorted(folders)
-        if folder.exists()
-    )
 
 
 def _short(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Ray reports a death within about a second, unless the part of Ray that reports it is dead too; then only the system
 knows. In: process ids, Ray's record of its own processes. Out: which one is gone or stopped.
-Left out: processes of other hosts, and progress of busy processes that answer pings (calls.py).
+Left out: processes of other hosts, and progress of busy processes that answer pings (worker_group.py).
 """
 
 import socket

@@ -3,6 +3,7 @@
 In: a job. Out: PromptSets, or an error about unusable data. Left out: rows (loading.py), the order (mixing.py).
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.held_back import check_can_hold_out, split_held_out
 from rlplan.runtime.data.loading import Chats
 from rlplan.runtime.data.mixing import Mixture, Share
 from rlplan.runtime.data.model_text import ModelText
@@ -24,6 +24,9 @@ from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten_value
 from rlplan.spec.declaration import Given
 from rlplan.spec.resolved import ResolvedJob
+
+HELDOUT_DIVISOR = 10
+"""One of this many distinct prompts is held out."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
     """Read and tokenize all data sets. Raises: SpecError that lists bad rows and prompts that are too long."""
     _check_tokenizer(job)
     if job.needed_data.heldout is None:
-        check_can_hold_out(job)
+        _check_can_hold_out(job)
     answer_kind, data, max_heldout = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
     environment = describe_environment(job.rollout.environment) if job.has_turns else NOTHING
     chats = Chats(data.system_prompt, environment.schemas)
@@ -104,12 +107,40 @@ def _check_tokenizer(job: ResolvedJob) -> None:
         )
 
 
+def _check_can_hold_out(job: ResolvedJob) -> None:
+    """Check that prompts can be held out. Raises: SpecError for pairs and labelled answers."""
+    declared = job.algorithm.declaration
+    if declared.given in ("pair", "unpaired") and not declared.trains_scalar:
+        raise SpecError(
+            f"data.heldout is missing, and {job.algorithm.name} trains on pairs or labelled answers",
+            where="data.heldout",
+            rule="rewards judge the responses to held-out prompts, and such data have no right answers for that",
+            way_out="data.heldout=FILE, with prompts and right answers",
+        )
+
+
 def _split(train: Sequence[tuple[Prompt, ...]], max_heldout: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
     """(training prompts, held-out prompts) of each data set."""
     parts = [split_held_out(prompts, max_heldout, seed) for prompts in train]
     heldout = [tuple(replace(prompt, source="") for prompt in part) for _, part in parts]
     questions = {prompt.question for part in heldout for prompt in part}  # another data set may contain them too
     return [tuple(prompt for prompt in part if prompt.question not in questions) for part, _ in parts], heldout
+
+
+def split_held_out(
+    prompts: Sequence[Prompt], max_heldout: int, seed: int
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """(training prompts, held-out prompts). A tenth of the distinct texts is held out: 1 to `max_heldout`.
+
+    The choice depends on texts and seed, not on the order of rows. A resumed run makes the same choice, and a text that
+    occurs twice is never in both parts.
+    """
+    texts = sorted(
+        {prompt.text for prompt in prompts}, key=lambda text: hashlib.sha256(f"{seed} {text}".encode()).digest()
+    )
+    chosen = set(texts[: min(max_heldout, max(1, len(texts) // HELDOUT_DIVISOR))])
+    first = {prompt.text: prompt for prompt in reversed(prompts) if prompt.text in chosen}
+    return tuple(p for p in prompts if p.text not in chosen), tuple(p for p in prompts if p is first.get(p.text))
 
 
 def build_mixture(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:

@@ -13,7 +13,7 @@ from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Chats, RowNeeds, load_rows, report_bad_rows
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import read_end_tokens
-from rlplan.runtime.images.in_prompts import ImagePlaces
+from rlplan.runtime.images.in_rows import ImagePlaces
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.rollout.experience import Prompt, PromptImage

@@ -1,7 +1,7 @@
-"""The device layer: one interface for everything that the runtime asks of an accelerator.
+"""The device layer: everything that the runtime asks of an accelerator.
 
-In: a place of tensors. Out: the device there, or None for host memory. CUDA implements it in cuda.py; only that file
-and nvml.py call CUDA or NVML. Tests without a GPU use a stand-in (tests/runtime/device/).
+In: a place of tensors. Out: the device there, or None for host memory. Only cuda.py and nvml.py call CUDA or NVML.
+Tests without a GPU use a stand-in (tests/runtime/device/).
 Left out: operations of torch on tensors; which GPUs a machine has (host/detect.py).
 This module must not import torch, because processes without tensors read it too.
 """
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+    from rlplan.runtime.device.cuda import CudaDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,92 +61,11 @@ class Event(Protocol):
         ...
 
 
-class Device(Protocol):
-    """An accelerator as a process sees it."""
-
-    place: "torch.device"
-    """The torch device of its tensors."""
-
-    collectives: str
-    """The backends of torch.distributed for ranks that compute on such devices."""
-
-    def begin(self) -> None:
-        """Make this the device of the process."""
-
-    def finish(self) -> None:
-        """Wait for all queued work of the device."""
-
-    def finish_stream(self) -> None:
-        """Wait for the queued work of the current stream."""
-
-    def new_stream(self) -> Any:
-        """A new stream that runs beside the current one."""
-
-    def follow(self, stream: Any) -> None:
-        """Let a stream wait for the queued work of the current one."""
-
-    def new_event(self) -> Event:
-        """A mark that is not recorded yet."""
-        ...
-
-    def uuid(self) -> str:
-        """The device's UUID; its number differs between processes that see different devices."""
-        ...
-
-    def capability(self) -> tuple[int, int]:
-        """The compute capability, major and minor."""
-        ...
-
-    def pinned(self, num_bytes: int) -> "torch.Tensor":
-        """Pinned bytes of host memory, which the device can read by DMA."""
-        ...
-
-    def shareable(self, num_bytes: int) -> "torch.Tensor":
-        """Zeroed bytes on the device that other processes can open."""
-        ...
-
-    def share(self, memory: "torch.Tensor") -> Any:
-        """A picklable handle of shareable bytes. The bytes live as long as this process references them."""
-
-    def open(self, handle: Any) -> "torch.Tensor":
-        """The bytes behind a handle of another process on the same device."""
-        ...
-
-    def meet(self, host: str, port: int, rank: int, num_ranks: int) -> tuple[Any, Any]:
-        """A group and a communicator of ranks on several devices; rank 0 listens at the address.
-
-        As in vLLM, the group has `broadcast_obj` and `barrier`, and the communicator has `broadcast` on a stream and
-        `destroy`.
-        """
-        ...
-
-    def empty_cache(self) -> None:
-        """Release the cached memory of torch's allocator to other processes on the device."""
-
-    def free_bytes(self) -> int:
-        """Free bytes of the whole device."""
-        ...
-
-    def held(self) -> DeviceBytes:
-        """Bytes in use now."""
-        ...
-
-    def reset_peak(self) -> None:
-        """Restart the count of the peak."""
-
-    def generator_state(self) -> "torch.Tensor":
-        """The state of the device's random generator, as bytes on the host."""
-        ...
-
-    def set_generator_state(self, state: "torch.Tensor") -> None:
-        """Restore a state that `generator_state` returned."""
-
-
-_standing_in: list[Device] = []
+_standing_in: "list[CudaDevice]" = []
 """Stand-in devices of the tests, the newest last; always empty in a run."""
 
 
-def present() -> Device | None:
+def present() -> "CudaDevice | None":
     """The device that this process can compute on, or None."""
     if _standing_in:
         return _standing_in[-1]
@@ -153,7 +74,7 @@ def present() -> Device | None:
     return CudaDevice() if is_there() else None
 
 
-def device_of(place: "torch.device") -> Device | None:
+def device_of(place: "torch.device") -> "CudaDevice | None":
     """The device of a place, or None for host memory."""
     for device in reversed(_standing_in):
         if device.place.type == place.type:
@@ -165,7 +86,7 @@ def device_of(place: "torch.device") -> Device | None:
     return CudaDevice(place)
 
 
-def begun() -> Device | None:
+def begun() -> "CudaDevice | None":
     """The device on which this process already has a context, or None. Imports no torch and creates no context."""
     if _standing_in:
         return _standing_in[-1]

@@ -43,7 +43,7 @@ from rlplan.runtime.fault_tolerance.resuming import (
     return_to_checkpoint,
 )
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError
-from rlplan.runtime.host.devices import check_devices
+from rlplan.runtime.host.detect import check_devices
 from rlplan.runtime.processes.interrupts import handle_signals, ignore_signals, listen_for_signals
 from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.runtime.rewards.reward_pool import RewardPool

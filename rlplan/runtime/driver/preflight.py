@@ -20,7 +20,7 @@ from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
 from rlplan.spec.base import read_json
 from rlplan.spec.files.stages import MAX_STAGES
-from rlplan.spec.fingerprints import matches_fingerprint, profile_fingerprint
+from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model_files import check_templates_are_kept
 from rlplan.spec.models.catalogue import find_bundled_id, find_cached_id
@@ -53,7 +53,7 @@ def check_plan(plan: Plan) -> None:
             raise _missing_folder_error(key, path)
     if plan.fingerprints is None:
         return
-    if plan.fingerprints.model and not matches_fingerprint(Path(policy), plan.fingerprints.model):
+    if plan.fingerprints.model and model_fingerprint(Path(policy)) != plan.fingerprints.model:
         raise SpecError(
             f"the plan was made for another revision of the model in {policy}",
             where=f"{policy}: config.json, *.safetensors, the tokenizer's files",

@@ -2,7 +2,7 @@
 
 In: the lost process, and the action in which it was lost. Out: the same process with its libraries, its model, the
 policy's current weights, and its open requests, which start over.
-Left out: whether it may be restarted (supervision.py); detecting the loss (cluster/calls.py).
+Left out: whether it may be restarted (supervision.py); detecting the loss (cluster/worker_group.py).
 
 The source of an engine's weights depends on the schedule. With `save_weights` it is the last saved folder, which has
 the engines' version. With weight sync through a channel the trainer sends all weights again.

@@ -4,7 +4,7 @@ In: actions that run on a worker group. Out: repeated actions after the loss of 
 engine that dies or hangs is restarted with the policy's current weights, and its requests are submitted again. Seeds
 belong to requests, so the completions are the same. A trainer rank cannot rejoin its process group. With async
 generation two threads may notice the same loss; the first one restarts the process.
-Left out: restarting a process (recovery.py), and detecting its loss (cluster/calls.py).
+Left out: restarting a process (recovery.py), and detecting its loss (cluster/worker_group.py).
 """
 
 import threading

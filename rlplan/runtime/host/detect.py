@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlplan.errors import HostError
 from rlplan.runtime.device.nvml import DetectedGpu, ask_nvml
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.hardware.catalogue import find_profile, profile_paths
 from rlplan.spec.hardware.profile import GpuProfile
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import MIB
 
 CGROUP_FILES = (
@@ -70,6 +72,30 @@ def detect() -> Detected:
         remarks.append(remark)
     known = tuple(replace(gpu, profile=match_profile(gpu.name, gpu.memory_bytes)) for gpu in gpus)
     return Detected(known, host, () if gpus else tuple(text for text in remarks if text))
+
+
+def check_devices(job: ResolvedJob, address: str | None) -> None:
+    """Check that this host has the GPUs that a job was planned for. Raises: HostError.
+
+    address: a cluster's, whose GPUs Ray counts when it is joined (cluster/ray_cluster.py); None for this host.
+    """
+    if job.device_kind == "cpu" or address is not None:
+        return
+    gpus = detect().gpus
+    wanted, count = job.load_gpu(), job.hardware.num_devices
+    matching = [gpu for gpu in gpus if gpu.name in wanted.driver_names]
+    if job.hardware.num_hosts == 1 and len(matching) >= count:
+        return
+    where = f" on {job.hardware.num_hosts} hosts" if job.hardware.num_hosts > 1 else ""
+    present = f"{len(matching)} of them" if matching else ", ".join(gpu.name for gpu in gpus) or "no GPU"
+    raise HostError(
+        f"the plan is for {count} x {wanted.name}{where}, this machine has {present}",
+        where="hardware.profile, hardware.num_devices",
+        rule="a plan runs on the GPUs that it was made for",
+        way_out="run it there, or plan for this machine: `rlplan profiles detect` names its GPUs"
+        if job.hardware.num_hosts == 1
+        else "start Ray on the hosts and run there with --address HOST:PORT",
+    )
 
 
 def _ask_smi() -> tuple[list[DetectedGpu], str]:

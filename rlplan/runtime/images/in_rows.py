@@ -1,9 +1,10 @@
 """Images of a row: the files in its image column, and the position of each image in the prompt.
 
-A path must be relative to the data's folder and stay inside it.
+A path must be relative to the data's folder and stay inside it. Each image gets as many tokens as the policy's own
+processor gives it.
 
-In: cells, the folder of the data, prompts. Out: bytes of files; prompts with a mark for every image.
-Left out: network addresses, and decoding (decoding.py).
+In: cells, the folder of the data, prompts. Out: bytes of files; prompts with a mark for every image; tokens, and images
+with their positions. Left out: network addresses, and decoding (decoding.py).
 """
 
 import base64
@@ -15,10 +16,16 @@ from typing import Any
 from rlplan.errors import RlplanError
 from rlplan.reading import read_bytes
 from rlplan.runtime.data.layouts import BadRowError
+from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.images.decoding import MAX_FILE_BYTES
+from rlplan.runtime.rollout.experience import PromptImage
+from rlplan.spec.models.config import read_config
+from rlplan.spec.models.families.image_sizes import read_image_rule
+from rlplan.spec.resolved import ResolvedJob
 
 MARK = "<image>"
 """Mark of an image in a text, as in verl's data; without marks, images come before the text."""
+_AROUND = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
 
 
 def read_image(cell: Any, folder: Path) -> bytes:
@@ -82,3 +89,36 @@ def _split_text(text: str) -> list[dict[str, str]]:
         parts += [{"type": "image"}] * bool(index)
         parts += [{"type": "text", "text": piece}] if piece else []
     return parts
+
+
+class ImagePlaces:
+    """Image tokens in prompts of one policy, with the image limits of its job."""
+
+    def __init__(self, job: ResolvedJob, tokenizer: ModelText) -> None:
+        folder, data = Path(job.policy.path), job.needed_data
+        config = read_config(folder / "config.json")
+        self.rule, self.tokenizer = read_image_rule(folder, data.max_image_pixels), tokenizer
+        self.token = int(config["image_token_id"])
+        self.around = "".join(tokenizer.special(int(config[key])) for key in _AROUND)
+
+    def write_image_tokens(self, text: str, num_images: int) -> str:
+        """A plain text in which each image mark is replaced by the image token and its start and end tokens."""
+        return insert_marks(text, num_images).replace(MARK, self.around) if num_images else text
+
+    def expand_images(
+        self, tokens: Sequence[int], cells: Sequence[Any], folder: Path
+    ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+        """Repeat each image token as often as its image needs. Raises: BadRowError."""
+        places = [index for index, token in enumerate(tokens) if token == self.token]
+        if len(places) != len(cells):
+            raise BadRowError(f"the prompt has {len(places)} image tokens, but its row has {len(cells)} images")
+        expanded: list[int] = []
+        images: list[PromptImage] = []
+        end = 0  # tokens up to here are in `expanded`
+        for place, cell in zip(places, cells, strict=True):
+            expanded += tokens[end:place]
+            rows, columns, pixels = self.tokenizer.image(read_image(cell, folder), self.rule)
+            images.append(PromptImage(len(expanded), rows, columns, self.rule.side, pixels))
+            expanded += [self.token] * images[-1].num_tokens
+            end = place + 1
+        return (*expanded, *tokens[end:]), tuple(images)

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.device.nvml import DetectedGpu
-from rlplan.runtime.measure.rates import Measured, Rate
+from rlplan.runtime.measure.microbench import Measured, Rate
 from rlplan.spec.hardware.catalogue import find_profile, get_profile, profile_paths, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile, NodeProfile
 

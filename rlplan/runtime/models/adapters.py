@@ -171,19 +171,17 @@ class AdapterWeights(WeightSource):
         self._parameters = {name.replace(f".{ADAPTER}.", "."): p for name, p in whole if _is_trained(name)}
 
 
-def list_adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The trained adapter's tensors by PEFT's names, as views. Under ZeRO-3 gather them first."""
-    return {
-        PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): parameter.detach()
+def save_adapter(module: nn.Module, job: ResolvedJob, folder: Path) -> None:
+    """Write the trained adapter in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`.
+
+    Under ZeRO-3 its tensors are gathered first.
+    """
+    # Copies, because under ZeRO all tensors are views of one buffer, which safetensors refuses.
+    tensors = {
+        PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): parameter.detach().clone().contiguous()
         for name, parameter in module.named_parameters()
         if _is_trained(name)
     }
-
-
-def save_adapter(module: nn.Module, job: ResolvedJob, folder: Path) -> None:
-    """Write the trained adapter in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
-    # Copies, because under ZeRO all tensors are views of one buffer, which safetensors refuses.
-    tensors = {name: tensor.clone().contiguous() for name, tensor in list_adapter_tensors(module).items()}
     with writing_file(folder / WEIGHTS_FILE, sum(tensor.nbytes for tensor in tensors.values())):
         folder.mkdir(parents=True, exist_ok=True)
         save_tensors(tensors, folder / WEIGHTS_FILE)

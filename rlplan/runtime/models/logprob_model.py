@@ -108,31 +108,16 @@ def compute_predicting_states(language_model: Any, batch: TokenBatch, sharing: S
     return states
 
 
-class LogprobModel(nn.Module):
-    """A Hugging Face causal LM whose `forward` returns (log-probs, entropies), both fp32 of shape [C].
+class PackedModel(nn.Module):
+    """A decoder that computes packed sequences.
 
-    The head's `forward` is replaced by one that returns log-probs. The head is still called as a module, because ZeRO-3
-    gathers parameters in module hooks.
-
-    entropies: `none` skips them, `seen` computes them without gradient, `learned` with gradient.
     sharing: ranks that compute a pass together. Each gets the whole pack and returns the values of all its tokens.
     """
 
-    def __init__(
-        self, language_model: nn.Module, temperature: float, *, entropies: Entropies, sharing: Sharing | None = None
-    ) -> None:
+    def __init__(self, language_model: nn.Module, sharing: Sharing | None = None) -> None:
         super().__init__()
         self.language_model: Any = language_model
         self.sharing = sharing
-        head: Any = self.language_model.lm_head
-        scale, cap = read_multiplier_and_cap(self.language_model.config)
-        head.forward = partial(_head_forward, head, temperature=temperature / scale, entropies=entropies, cap=cap)
-
-    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
-        """(log-probs of the response tokens at the sampling temperature, entropies)."""
-        part, states = self.compute_own_states(batch)
-        logprobs, entropies = self.language_model.lm_head(states, part.targets)
-        return self.gather_all(logprobs, batch), self.gather_all(entropies, batch)
 
     def compute_own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
         """(this rank's part of a pack, the hidden states that predict its response tokens)."""
@@ -142,6 +127,30 @@ class LogprobModel(nn.Module):
     def gather_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Values of all response tokens of a pack, gathered from the ranks' parts."""
         return numbers if self.sharing is None or not len(batch.positions) else self.sharing.gather(numbers, batch)
+
+
+class LogprobModel(PackedModel):
+    """A Hugging Face causal LM whose `forward` returns (log-probs, entropies), both fp32 of shape [C].
+
+    The head's `forward` is replaced by one that returns log-probs. The head is still called as a module, because ZeRO-3
+    gathers parameters in module hooks.
+
+    entropies: `none` skips them, `seen` computes them without gradient, `learned` with gradient.
+    """
+
+    def __init__(
+        self, language_model: nn.Module, temperature: float, *, entropies: Entropies, sharing: Sharing | None = None
+    ) -> None:
+        super().__init__(language_model, sharing)
+        head: Any = self.language_model.lm_head
+        scale, cap = read_multiplier_and_cap(self.language_model.config)
+        head.forward = partial(_head_forward, head, temperature=temperature / scale, entropies=entropies, cap=cap)
+
+    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
+        """(log-probs of the response tokens at the sampling temperature, entropies)."""
+        part, states = self.compute_own_states(batch)
+        logprobs, entropies = self.language_model.lm_head(states, part.targets)
+        return self.gather_all(logprobs, batch), self.gather_all(entropies, batch)
 
 
 def read_multiplier_and_cap(config: Any) -> tuple[float, float | None]:

@@ -87,14 +87,9 @@ def _fill(model: Any, folder: Path) -> None:
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
                 own_name = [(name, parameter)]  # the file has the model's own name, e.g. for stacked experts
                 for stored, part in (
-                    own_name if name in files else rename_for_checkpoint(_name_language_model(model), own_name)
+                    own_name if name in files else rename_for_checkpoint(type(model).__name__, own_name)
                 ):
                     if stored not in files and not name.startswith("score."):
                         raise KeyError(f"{stored} is in none of the files in {folder}")
                     if is_first:
                         part.copy_(files[stored].get_tensor(stored)) if stored in files else part.zero_()
-
-
-def _name_language_model(model: Any) -> str:
-    """Class name of the family's causal language model; a scalar model has the same decoder."""
-    return type(model).__name__.replace("ForSequenceClassification", "ForCausalLM")

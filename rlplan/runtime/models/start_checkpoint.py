@@ -172,10 +172,9 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
     from rlplan.runtime.weight_sync.contents.checkpoint_names import rename_for_checkpoint
 
     checksums = dict[str, int]()
-    family = config.architectures[0].replace("ForSequenceClassification", "ForCausalLM")
 
     def copy_to_host() -> Iterator[tuple[str, Any]]:
-        for name, parameter in rename_for_checkpoint(family, weights):
+        for name, parameter in rename_for_checkpoint(config.architectures[0], weights):
             checksums.update(checksum_tensors([(name, parameter)]))
             yield name, parameter.detach().to("cpu", copy=True)
 

@@ -9,26 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, compute_predicting_states
+from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, PackedModel, TokenBatch
 from rlplan.runtime.models.sequence_parallel import Sharing
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample
 
 
-class ValueModel(nn.Module):
+class ValueModel(PackedModel):
     """A Hugging Face sequence classifier with one label; `forward` returns values, fp32 of shape [tokens]."""
 
-    def __init__(self, language_model: nn.Module, sharing: Sharing | None = None) -> None:
-        super().__init__()
-        self.language_model: Any = language_model
-        self.sharing = sharing
-
     def forward(self, batch: TokenBatch) -> torch.Tensor:
-        part = batch if self.sharing is None else self.sharing.take_own_part(batch)
-        values: torch.Tensor = self.language_model.score(
-            compute_predicting_states(self.language_model, part, self.sharing)
-        )
-        values = values.squeeze(-1).float()
-        return values if self.sharing is None or not len(batch.positions) else self.sharing.gather(values, batch)
+        _, rows = self.compute_own_states(batch)
+        return self.gather_all(self.language_model.score(rows).squeeze(-1).float(), batch)
 
 
 class PolicyValueModel(LogprobModel):

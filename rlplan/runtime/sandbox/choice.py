@@ -11,17 +11,12 @@ from pathlib import Path
 
 from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
 from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap, compile_system_runner
-from rlplan.runtime.sandbox.gvisor import Gvisor
 from rlplan.runtime.sandbox.landlocked import Landlocked
 from rlplan.runtime.sandbox.process import run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Limits, Program, Report, Sandbox
 
 AUTO, NONE = "auto", "none"
-BACKENDS: dict[str, Callable[[int, Limits], Sandbox]] = {
-    "bubblewrap": Bubblewrap,
-    "sandlock": Landlocked,
-    "gvisor": Gvisor,
-}
+BACKENDS: dict[str, Callable[[int, Limits], Sandbox]] = {"bubblewrap": Bubblewrap, "sandlock": Landlocked}
 """Sandboxes by name, in the order in which `auto` tries them."""
 NAMES = (AUTO, *BACKENDS, NONE)
 

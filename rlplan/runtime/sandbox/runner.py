@@ -48,8 +48,6 @@ else:
     import _signal  # importing `signal` takes 5 ms, most of them for `enum`
 
 SIGINT, SIGKILL, SIGXCPU, ENOMEM = 2, 9, 24, 12
-_LOOK_MS = 5
-"""Milliseconds between two looks at a child without a pidfd."""
 _UP = b"u"
 """First byte that a child writes to the report pipe."""
 
@@ -166,14 +164,11 @@ class _Watched:
     def __init__(self, pid: int, data: bytes, pipes: "tuple[int, int, int]", limit: int) -> None:
         self.pid, self.data, self.limit = pid, data, limit
         self.feed, self.out, self.report = pipes
-        try:
-            self.end = os.pidfd_open(pid)
-        except OSError:  # gVisor has no pidfd; `watch` then polls the child
-            self.end = -1
+        self.end = os.pidfd_open(pid)
         self.received = {self.out: b"", self.report: b""}
         self.status, self.has_ended, self.feeds, self.is_up = "ok", False, True, False
         self.poll = select.poll()
-        for descriptor in self._list_descriptors(*pipes):
+        for descriptor in (*pipes, self.end):
             os.set_blocking(descriptor, False)
             self.poll.register(descriptor, select.POLLOUT if descriptor == self.feed else select.POLLIN)
 
@@ -182,18 +177,13 @@ class _Watched:
         deadline, has_begun = time.monotonic() + start_s, False
         while self.status == "ok" and not self.has_ended:
             left = deadline - time.monotonic()
-            for descriptor, _ in self.poll.poll(max(0, min(1000 if self.end >= 0 else _LOOK_MS, 1000 * left)) + 1):
+            for descriptor, _ in self.poll.poll(max(0, min(1000, 1000 * left)) + 1):
                 self._serve(descriptor)
-            if self.end < 0 and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                self.has_ended = True
             if self.is_up and not has_begun:
                 has_begun, deadline = True, time.monotonic() + case_s
                 begin()
             elif not self.has_ended and left < 0:
                 self.status = "timeout"
-
-    def _list_descriptors(self, *pipes: int) -> "tuple[int, ...]":
-        return pipes if self.end < 0 else (*pipes, self.end)
 
     def _serve(self, descriptor: int) -> None:
         if descriptor == self.feed:
@@ -236,7 +226,7 @@ class _Watched:
             while len(self.received[descriptor]) <= self.limit and self._take(descriptor):
                 pass
             os.close(descriptor)
-        for descriptor in self._list_descriptors(self.feed) if self.feeds else self._list_descriptors():
+        for descriptor in (self.feed, self.end) if self.feeds else (self.end,):
             os.close(descriptor)
         printed, reported = self.received[self.out], self.received[self.report]
         status = "output" if self.status == "ok" and max(len(printed), len(reported)) > self.limit else self.status
@@ -309,11 +299,7 @@ def main() -> None:
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        try:
-            resource.setrlimit(number, (value, value))
-        except ValueError:
-            if name != "RLIMIT_MSGQUEUE":  # gVisor cannot set it, and has no such queues
-                raise
+        resource.setrlimit(number, (value, value))
     _write_all(1, b"ready\n")
     results: list[tuple[str, bytes, bytes]] = []
     left, unsaid = request["total_output_bytes"], [b"begun\n"]

@@ -8,11 +8,12 @@ An update is one pass over all packets. The driver numbers updates (`serial`), s
 update are never mistaken for packets of the next one.
 """
 
+import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import Packet
@@ -211,6 +212,31 @@ class Inlet(_Side, Protocol):
 
     def release(self, index: int) -> None:
         """Allow the sender to overwrite the packet's memory."""
+
+
+_MODULES = {
+    Transport.SHARED_MEMORY: ("shared_memory", "SharedMemory"),
+    Transport.GLOO: ("gloo", "Gloo"),
+    Transport.DISK: ("disk", "Disk"),
+    Transport.CUDA_IPC: ("cuda_ipc", "CudaIpc"),
+    Transport.NCCL: ("nccl", "Nccl"),
+}
+"""Module and prefix of the classes of each transport, which are imported only where they are used."""
+
+
+def make_outlet(endpoint: Endpoint, packets: Sequence[Packet]) -> Outlet:
+    """Create the sender's side; its `endpoint` names the file, port or device memory that readers open."""
+    return cast(Outlet, _load_class(endpoint, "Outlet")(endpoint, packets))
+
+
+def open_inlet(endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> Inlet:
+    """Create a reader's side. reader: its number among all processes of all engines."""
+    return cast(Inlet, _load_class(endpoint, "Inlet")(endpoint, packets, reader))
+
+
+def _load_class(endpoint: Endpoint, side: str) -> Any:
+    module, prefix = _MODULES[endpoint.transport]
+    return getattr(importlib.import_module(f"rlplan.runtime.weight_sync.transports.{module}"), prefix + side)
 
 
 def check_packet(header: Header, payload: "torch.Tensor", update: Update, index: int) -> None:

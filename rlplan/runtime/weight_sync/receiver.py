@@ -19,12 +19,12 @@ from rlplan.runtime.weight_sync.channel import (
     Update,
     as_hex,
     check_packet,
+    open_inlet,
     sync_error,
 )
 from rlplan.runtime.weight_sync.checksums import Checksums, checksum_packet, checksum_payload
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
 from rlplan.runtime.weight_sync.contents.full import view_entries
-from rlplan.runtime.weight_sync.transports.registry import open_inlet
 
 
 class PolicyReceiver:

@@ -9,12 +9,11 @@ from contextlib import suppress
 import torch
 
 from rlplan.memory.weight_sync.packets import Packet
-from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Header, Outlet, SendReport, Update
+from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Header, Outlet, SendReport, Update, make_outlet
 from rlplan.runtime.weight_sync.checksums import Checksums, checksum_packet, checksum_payload
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
 from rlplan.runtime.weight_sync.contents.full import fill
 from rlplan.runtime.weight_sync.source import WeightSource
-from rlplan.runtime.weight_sync.transports.registry import make_outlet
 
 
 class PolicySender:

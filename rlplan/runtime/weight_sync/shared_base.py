@@ -20,7 +20,8 @@ import torch
 
 from rlplan.errors import RunError
 from rlplan.memory.model.engine_base import SharedTensor, build_shared_layout, shared_base_bytes
-from rlplan.runtime.device.layer import Device, device_of, present
+from rlplan.runtime.device.cuda import CudaDevice
+from rlplan.runtime.device.layer import device_of, present
 from rlplan.runtime.measure.memory_meter import counted_elsewhere
 from rlplan.runtime.weight_sync.channel import BaseHandle
 from rlplan.spec.model import ModelSpec
@@ -162,7 +163,7 @@ def _map_host_memory(handle: BaseHandle) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _open_device_memory(handle: BaseHandle, device: Device | None) -> Any:
+def _open_device_memory(handle: BaseHandle, device: CudaDevice | None) -> Any:
     if device is None:
         raise base_error("the engine sees no GPU, but the trainer's base is in GPU memory")
     uuid, opener = pickle.loads(handle.on_device)  # trusted: written by a process of this run

@@ -20,8 +20,14 @@ from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, VerificationReport
 from rlplan.runtime.weight_sync.contents.checkpoint_names import rename_for_checkpoint
-from rlplan.runtime.weight_sync.engine_state import LoadRecord, checksum_state, list_padded_parameters
-from rlplan.runtime.weight_sync.loading_lifetime import copy_buffered, find_buffered_parameters, set_loaded_sizes
+from rlplan.runtime.weight_sync.engine_state import (
+    LoadRecord,
+    checksum_state,
+    copy_buffered,
+    find_buffered_parameters,
+    list_padded_parameters,
+    set_loaded_sizes,
+)
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 

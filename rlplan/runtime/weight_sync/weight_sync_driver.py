@@ -12,8 +12,7 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
-from rlplan.runtime.cluster.calls import Call
-from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.cluster.worker_group import Call, WorkerGroup
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError, LostProcessError
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update, VerificationReport

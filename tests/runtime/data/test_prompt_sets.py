@@ -9,8 +9,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.identity import describe_identity
-from rlplan.runtime.data.held_back import split_held_out
-from rlplan.runtime.data.prompt_sets import load_prompts
+from rlplan.runtime.data.prompt_sets import load_prompts, split_held_out
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import ResolvedJob, resolve_on_cpu

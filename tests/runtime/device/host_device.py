@@ -20,14 +20,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rlplan.runtime.device.layer import Device, DeviceBytes, _standing_in
+from rlplan.runtime.device.cuda import CudaDevice
+from rlplan.runtime.device.layer import DeviceBytes, _standing_in
 from tests.runtime.device.host_memory import CountedMemory, SharedBytes
 
 CAPABILITY = (9, 0)
 
 
-class HostDevice:
-    """See rlplan/runtime/device/layer.py. num_bytes: what it has. number: tells it from others on the same host.
+class HostDevice(CudaDevice):
+    """See rlplan/runtime/device/cuda.py. num_bytes: what it has. number: tells it from others on the same host.
 
     shared: where the processes that share it count together; None where there is one.
     """
@@ -165,7 +166,7 @@ class HostEvent:
 
 
 @contextmanager
-def using(device: Device) -> Iterator[Device]:
+def using(device: CudaDevice) -> Iterator[CudaDevice]:
     """Inside the block a device replaces this machine's own, in this process."""
     _standing_in.append(device)
     try:

@@ -6,9 +6,8 @@ import pytest
 
 from rlplan.errors import HostError
 from rlplan.runtime.device.nvml import DetectedGpu
-from rlplan.runtime.host import devices
-from rlplan.runtime.host.detect import Detected, read_host
-from rlplan.runtime.host.devices import check_devices
+from rlplan.runtime.host import detect
+from rlplan.runtime.host.detect import Detected, check_devices, read_host
 from rlplan.spec.resolved import ResolvedJob
 from tests.factories import make_job
 
@@ -38,22 +37,22 @@ H100 = "NVIDIA H100 80GB HBM3"
 def test_other_gpus_than_the_plan_s_are_refused(
     names: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "detect", lambda: found(*names))
+    monkeypatch.setattr(detect, "detect", lambda: found(*names))
     with pytest.raises(HostError, match=message) as caught:
         check_devices(job(), None)
     assert caught.value.exit_code == 4
 
 
 def test_the_plan_s_own_gpus_are_taken_and_a_cluster_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "detect", lambda: found(H100, H100))
+    monkeypatch.setattr(detect, "detect", lambda: found(H100, H100))
     check_devices(job(), None)
-    monkeypatch.setattr(devices, "detect", found)
+    monkeypatch.setattr(detect, "detect", found)
     check_devices(job(), "10.0.0.1:6379")
     check_devices(make_job(), None)
 
 
 def test_several_hosts_need_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "detect", lambda: found(H100, H100))
+    monkeypatch.setattr(detect, "detect", lambda: found(H100, H100))
     with pytest.raises(HostError, match="on 2 hosts"):
         check_devices(job(num_hosts=2), None)
 

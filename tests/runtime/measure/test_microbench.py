@@ -16,8 +16,16 @@ from rlplan.errors import HostError, RunError, SpecError
 from rlplan.runtime.device.nvml import DetectedGpu
 from rlplan.runtime.measure import microbench, microbench_ranks
 from rlplan.runtime.measure.measured_profile import check_out, write_profiles
-from rlplan.runtime.measure.microbench import measure_disk
-from rlplan.runtime.measure.rates import MAX_SAMPLES, MIN_SAMPLES, Measured, Rate, quartiles, rate, sample
+from rlplan.runtime.measure.microbench import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    Measured,
+    Rate,
+    measure_disk,
+    quartiles,
+    rate,
+    sample,
+)
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.spec.hardware.catalogue import find_profile, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, CpuProfile, GpuProfile, NodeProfile

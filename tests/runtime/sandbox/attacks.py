@@ -17,8 +17,6 @@ from rlplan.errors import HostError
 from rlplan.runtime.sandbox.choice import open_sandbox
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
 
-BACKENDS_BY_DAY = ("bubblewrap", "sandlock")
-"""Those that every change is tried in; a program in gVisor takes 0.3 s to begin: at night."""
 HERE = Path(__file__).parent
 SAYS = """
 import os
@@ -50,7 +48,7 @@ def attempt(make):
 
 
 def open_backend(name: str, num_slots: int, limits: Limits) -> Sandbox:
-    """A sandbox by name. Skips when the kernel is too old for the second one, or when gVisor is missing."""
+    """A sandbox by name. Skips when the kernel is too old for the second one."""
     importlib.import_module("sandlock")
     try:
         return open_sandbox(name, num_slots, limits)

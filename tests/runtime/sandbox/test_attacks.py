@@ -18,18 +18,16 @@ from rlplan.runtime.sandbox import choice
 from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
-from tests.repository.at_night import mark_nightly, rotate_places
-from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, open_each
+from tests.repository.at_night import rotate_places
+from tests.runtime.sandbox.attacks import BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, open_each
 from tests.waiting import limit_time, orphans_come_here, own_processes, wait_until
 
 LIMITS = Limits(case_s=0.6, total_s=3.0, memory_bytes=256 * MIB)
 PATIENT = Limits(case_s=scale_seconds(20.0), total_s=scale_seconds(80.0), memory_bytes=256 * MIB)
 ALONE = ("next program", "kills", "runner", "leaves", "runs as root")
 """Words in the names of escapes that affect other processes and run alone; all others are cases of one program."""
-ENDS_ITS_RUNNER = {("sandlock", "kills everything that it may"), ("gvisor", "kills its process group and its parents")}
+ENDS_ITS_RUNNER = {("sandlock", "kills everything that it may")}
 """Where the runner can be reached: no verdict, which is a 0."""
-OF_ITS_OWN_KERNEL = {("gvisor", "opens a terminal"), ("gvisor", "opens what file systems and tunnels are made with")}
-"""Escapes that reach only objects which gVisor itself created and removes."""
 REFUSALS = ("FileNotFoundError", "OSError", "PermissionError", "ProcessLookupError")
 
 
@@ -55,7 +53,7 @@ def opens() -> Iterator[Callable[[str], Sandbox]]:
         yield opens
 
 
-@pytest.fixture(params=mark_nightly(BACKENDS, but=BACKENDS_BY_DAY))
+@pytest.fixture(params=BACKENDS)
 def sandbox(request: pytest.FixtureRequest, opens: Callable[[str], Sandbox]) -> Sandbox:
     return opens(request.param)
 
@@ -138,14 +136,10 @@ def is_alone(name: str) -> bool:
 
 
 def list_cases() -> list[Any]:
-    """All escapes in every sandbox: in each of the two in turn, in the others at night."""
+    """All escapes in every sandbox: in each of the two in turn, in the other at night."""
     alone = [name for name in ESCAPES if is_alone(name)]
     others = [name for name in ESCAPES if not is_alone(name)]
-    return [
-        *rotate_places(BACKENDS_BY_DAY, others),
-        *rotate_places(BACKENDS_BY_DAY, alone),
-        *mark_nightly([("gvisor", name) for name in ESCAPES], but=()),
-    ]
+    return [*rotate_places([*BACKENDS], others), *rotate_places([*BACKENDS], alone)]
 
 
 @pytest.mark.parametrize(("sandbox", "name"), list_cases(), indirect=["sandbox"])
@@ -158,7 +152,7 @@ def test_nothing_escapes(
         together[name]
     ]:
         case = report.cases[0]
-        assert b"ESCAPED" not in case.output or (sandbox.name, name) in OF_ITS_OWN_KERNEL, report
+        assert b"ESCAPED" not in case.output, report
         if (sandbox.name, name) in ENDS_ITS_RUNNER:
             continue
         assert report.status == "done", report
@@ -203,7 +197,7 @@ def test_without_a_sandbox_the_same_attack_succeeds(name: str, targets: Outside,
 @pytest.mark.usefixtures("orphans")
 @pytest.mark.parametrize(
     ("sandbox", "name"),
-    [*rotate_places(BACKENDS_BY_DAY, BOMBS), *mark_nightly([("gvisor", name) for name in BOMBS], but=())],
+    rotate_places([*BACKENDS], BOMBS),
     indirect=["sandbox"],
 )
 def test_a_resource_bomb_affects_no_other_program(name: str, sandbox: Sandbox) -> None:

@@ -9,7 +9,7 @@ from benchmarks.bench_sandbox import count_leftovers, measure
 from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Limits, Program, Report
 from tests.repository.at_night import mark_nightly
-from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, open_backend
+from tests.runtime.sandbox.attacks import open_backend
 from tests.waiting import orphans_come_here
 
 LITTERS = """
@@ -25,7 +25,7 @@ if os.fork() == 0:
 
 
 @pytest.mark.parametrize("count", mark_nightly((10, 1000), but=(10,)))
-@pytest.mark.parametrize("name", mark_nightly(BACKENDS, but=BACKENDS_BY_DAY))
+@pytest.mark.parametrize("name", BACKENDS)
 def test_runs_leave_nothing_behind(name: str, count: int) -> None:
     sandbox = open_backend(name, 2, DEFAULT_LIMITS)
     sandbox.close()
@@ -41,7 +41,7 @@ def test_runs_leave_nothing_behind(name: str, count: int) -> None:
         assert count_leftovers() == before
 
 
-@pytest.mark.parametrize("name", mark_nightly(BACKENDS, but=BACKENDS_BY_DAY))
+@pytest.mark.parametrize("name", BACKENDS)
 def test_what_runs_ends_when_the_sandbox_is_closed(name: str) -> None:
     """Oracle: the program sleeps for 60 s."""
     sandbox = open_backend(name, 1, Limits(case_s=60.0, total_s=60.0))

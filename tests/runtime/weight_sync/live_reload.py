@@ -36,7 +36,7 @@ def _reload(vocabulary: int, way: str) -> dict[str, Any]:
         record_metadata_for_reloading,
     )
 
-    from rlplan.runtime.weight_sync.loading_lifetime import (
+    from rlplan.runtime.weight_sync.engine_state import (
         copy_buffered,
         find_buffered_parameters,
         set_loaded_sizes,

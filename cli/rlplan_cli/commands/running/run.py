@@ -29,9 +29,7 @@ Address = Annotated[
 ]
 SandboxName = Annotated[
     str,
-    typer.Option(
-        help="Sandbox for programs in responses: auto, bubblewrap, sandlock, gvisor; none runs them unprotected."
-    ),
+    typer.Option(help="Sandbox for programs in responses: auto, bubblewrap, sandlock; none runs them unprotected."),
 ]
 Resume = Annotated[
     str | None, typer.Option(help="Resume from the last checkpoint of this run folder, or of the `latest` run.")

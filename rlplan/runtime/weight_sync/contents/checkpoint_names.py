@@ -30,7 +30,11 @@ STACKED = frozenset({"GptOssForCausalLM", "GraniteMoeForCausalLM"})
 
 
 def rename_for_checkpoint(architecture: str, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) as in checkpoints. A stacked tensor is split into views."""
+    """Yield (name, tensor) as in checkpoints. A stacked tensor is split into views.
+
+    architecture: a scalar model counts as its family's causal language model, which has the same decoder.
+    """
+    architecture = architecture.replace("ForSequenceClassification", "ForCausalLM")
     renamed = RENAMED.get(architecture, ())
     words = BY_NUMBER if renamed else BY_WORD
     for name, tensor in weights:

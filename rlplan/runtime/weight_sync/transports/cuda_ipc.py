@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes
-from rlplan.runtime.device.layer import Device, present
+from rlplan.runtime.device.cuda import CudaDevice
+from rlplan.runtime.device.layer import present
 from rlplan.runtime.weight_sync.channel import Header, sync_error
 from rlplan.runtime.weight_sync.transports.shared_memory import SharedMemoryInlet, SharedMemoryOutlet
 
@@ -54,7 +55,7 @@ class CudaIpcInlet(SharedMemoryInlet):
         return device.open(handle)
 
 
-def require_device() -> Device:
+def require_device() -> CudaDevice:
     """The GPU of this process. Raises: RunError where it sees none."""
     device = present()
     if device is None:

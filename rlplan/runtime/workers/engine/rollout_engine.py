@@ -32,12 +32,16 @@ from rlplan.runtime.weight_sync.channel import (
     sync_error,
 )
 from rlplan.runtime.weight_sync.contents.adapter import adapter_bytes
-from rlplan.runtime.workers.engine.cpu_attention import choose_cpu_arguments
-from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels, request_amx_tiles
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.held_adapters import HeldAdapters
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import build_sampling_parameters, read_completion
+from rlplan.runtime.workers.engine.vllm_on_cpu import (
+    choose_cpu_arguments,
+    fix_temperature_expansion,
+    register_cpu_kernels,
+    request_amx_tiles,
+)
 from rlplan.runtime.workers.worker import Worker, disable_garbage_collection
 from rlplan.spec.model import read_model
 from rlplan.spec.resolved import ResolvedJob
@@ -147,8 +151,6 @@ class RolloutEngine(Worker):
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
         if "speculative_config" in arguments:  # after LLM(), which installs vLLM's own replacement
-            from rlplan.runtime.workers.engine.speculative_decoding import fix_temperature_expansion
-
             fix_temperature_expansion()
         self.llm.update_weight_version(str(version))
         self.adapters = HeldAdapters(self.arguments.get("max_loras", 0), version)

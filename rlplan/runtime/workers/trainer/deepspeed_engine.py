@@ -14,7 +14,7 @@ from torch import nn
 
 from rlplan.emit.deepspeed import EIGHT_BIT
 from rlplan.errors import HostError
-from rlplan.runtime.device.layer import Device
+from rlplan.runtime.device.cuda import CudaDevice
 from rlplan.runtime.learning.packing import pack_best_fit
 from rlplan.runtime.models.logprob_model import TokenBatch, make_batch, score_packed
 from rlplan.runtime.models.tensor_parallel import compute_gradient_norm, disable_input_check
@@ -40,7 +40,7 @@ def join_ranks(
     address: tuple[str, int],
     timeout_s: float,
     listener: int | None = None,
-    device: Device | None = None,
+    device: CudaDevice | None = None,
 ) -> None:
     """Join the process group, once per process: over gloo, on GPUs also over NCCL (not yet run on a GPU).
 

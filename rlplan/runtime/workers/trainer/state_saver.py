@@ -23,7 +23,8 @@ from rlplan.runtime.checkpoints import eight_bit
 from rlplan.runtime.checkpoints.fragments import MASTER, TrainedFragments
 from rlplan.runtime.checkpoints.stored_states import StoredStates, view_bytes
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
-from rlplan.runtime.device.layer import Device, device_of, present
+from rlplan.runtime.device.cuda import CudaDevice
+from rlplan.runtime.device.layer import device_of, present
 from rlplan.runtime.weight_sync.source import is_sharded
 
 HOST_RNG, DEVICE_RNG = "rng/cpu", "rng/cuda"
@@ -141,7 +142,7 @@ def _generator_pieces(engine: Any) -> list[Piece]:
     return [Piece(name, "U8", memoryview(bytes(state.tolist()))) for name, state in states.items()]
 
 
-def _find_device(engine: Any) -> Device | None:
+def _find_device(engine: Any) -> CudaDevice | None:
     """The device of an engine's weights; None for host memory."""
     return device_of(next(engine.module.parameters()).device)
 

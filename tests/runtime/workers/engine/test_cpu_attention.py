@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rlplan.runtime.workers.engine.cpu_attention import choose_cpu_arguments
+from rlplan.runtime.workers.engine.vllm_on_cpu import choose_cpu_arguments
 from rlplan.spec.model import read_model
 from tests.factories import EXAMPLES
 from tests.runtime.runs.architectures import make_config

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplan.runtime.workers.engine.cpu_kernels import register_cpu_kernels
+from rlplan.runtime.workers.engine.vllm_on_cpu import register_cpu_kernels
 
 pytestmark = pytest.mark.engine
 ROUNDINGS = {torch.float32: 4, torch.bfloat16: 2}

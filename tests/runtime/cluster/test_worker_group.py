@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.runtime.cluster.calls import _last_line
+from rlplan.runtime.cluster.worker_group import _last_line
 
 BAR = "Loading weights: 100%|██████████| 46/46 [00:00<00:00, 13442.35it/s]"
 
