@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlplan.containment import read_contained
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.command_lines import (
     find_defaults,
@@ -26,6 +27,7 @@ from rlplan.foreign.command_lines import (
 )
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
+from rlplan.foreign.python.values import Made
 from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
 from rlplan.foreign.table import SOURCES, WITH_EXPORTS, Identity, Table, get_table_name, load_identity, load_table
@@ -58,14 +60,53 @@ PLAN_FILE = "plan.json"
 """A file that every bundle of rlplan has."""
 LEAST_STRANGE = 3
 """Fewest unknown keys that make a file suspicious: in a short file a single key is a large share."""
+MAX_KEYS, MAX_NOTES, MAX_NOTE = 4_000, 100, 600
+"""Limits on keys, notes and characters of a note: a hostile file has as many as its size allows."""
 
 
 def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nearest: Nearest = NEAREST) -> Settings:
-    """The settings of a foreign file.
+    """The settings of a foreign file, which is read in a limited child process.
 
     source: its stack, where the file cannot be recognised. outside: `NAME=VALUE` for a variable of the script or a
     foreign key. nearest: options of the command line that a refusal repeats. Raises: SpecError, HostError.
     """
+    data = read_contained(lambda: _encode(_read_settings(path, source, outside, nearest)), path)
+    entries = {key: Given(value, place) for key, value, place in data["entries"]}
+    return Settings(load_table(data["table"]), data["file"], entries, data["defaults"], tuple(data["notes"]))
+
+
+def _encode(settings: Settings) -> dict[str, Any]:
+    """Settings as JSON data. Raises: SpecError for more keys than any configuration has."""
+    notes, more = settings.notes[:MAX_NOTES], len(settings.notes) - MAX_NOTES
+    if len(settings.entries) > MAX_KEYS:
+        raise SpecError(
+            f"the file sets {len(settings.entries):,} keys",
+            where=settings.file,
+            rule=f"at most {MAX_KEYS:,} keys; the largest published configurations have 600",
+            way_out="give the configuration of the training alone",
+        )
+    return {
+        "table": settings.table.name,
+        "file": settings.file,
+        "entries": [[key, _encode_value(entry.value), entry.place] for key, entry in settings.entries.items()],
+        "defaults": dict(settings.defaults),
+        "notes": [*(note[:MAX_NOTE] for note in notes), *([f"{more} more notes"] if more > 0 else [])],
+    }
+
+
+def _encode_value(value: Any) -> Any:
+    """A value as JSON has it; an object that a script creates becomes the text of its call, a date its own text."""
+    if isinstance(value, list | tuple):
+        return [_encode_value(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): _encode_value(part) for key, part in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return f"{value.name}(...)" if isinstance(value, Made) else str(value)[:MAX_NOTE]
+
+
+def _read_settings(path: Path, source: str | None, outside: Sequence[str], nearest: Nearest) -> Settings:
+    """The settings of a foreign file. Raises: SpecError, HostError."""
     stacks = _load_identities(source)
     pairs = _split_pairs(outside)
     path = _find_file(path, nearest) if path.is_dir() else path

@@ -17,11 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rlplan.containment import limit_memory
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, make_printable
 from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.processes.answer_channel import AnswerChannel
-from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import START_S, Deadline, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import wait_patiently
 from rlplan.runtime.processes.safe_path import make_module_command

@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlplan.containment import limit_memory
 from rlplan.errors import HostError, SpecError
 from rlplan.reading import check_values, open_regular, read_bytes, read_lines
 from rlplan.runtime.data.layouts import NoText, make_printable
-from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import describe_exit
 from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.spec.base import read_json, shorten_value
