@@ -20,19 +20,23 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rlplan import errors
 from rlplan.errors import RlplanError, SpecError
 from rlplan.reading import describe_path_error
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True)
 class Budget:
     """What the reader of one file may use."""
 
-    cpu_s: float = 1.5
+    cpu_s: float = 1.25
     """Processor seconds. The largest published scripts take 0.3 s."""
     memory_bytes: int = 384 << 20
     """Bytes that may be mapped in addition to those of the parent."""
@@ -46,6 +50,9 @@ class Budget:
 
 
 READING = Budget()
+BYTES_PER_S, MEMORY_PER_BYTE = 2 << 20, 16
+"""Bytes of a large file that take a second more, and bytes of memory for each."""
+Value = TypeVar("Value")
 _DENIED = (
     "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir",
     "os.chmod", "os.chown", "os.link", "os.symlink", "os.mkdir", "os.truncate", "os.putenv", "os.spawn", "os.system",
@@ -56,11 +63,32 @@ _is_contained = False
 """Whether this process is such a child already."""
 
 
-def read_contained(read: Callable[[], Any], path: Path, budget: Budget = READING) -> Any:
-    """The JSON data that `read` returns in a limited child process. path: the file, for messages.
+def read_contained(
+    read: Callable[[], Value], path: Path, kind: type[Value] | None = None, budget: Budget = READING
+) -> Value:
+    """What `read` returns in a limited child process. path: the file, for messages. kind: its type, if not JSON data.
 
     Raises: the RlplanError of `read`; SpecError where it exceeds its budget or fails in any other way.
     """
+    data: Any = _exchange(read if kind is None else lambda: _adapt(kind).dump_python(read(), mode="json"), path, budget)
+    return data if kind is None else _adapt(kind).validate_python(data)
+
+
+def measure_budget(path: Path) -> Budget:
+    """The budget for a log or another file that may be large: it grows with the file."""
+    size = path.stat().st_size if path.is_file() else 0
+    return Budget(READING.cpu_s + size / BYTES_PER_S, READING.memory_bytes + MEMORY_PER_BYTE * size)
+
+
+@cache
+def _adapt(kind: type) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter  # the workers of rewards have no use for it
+
+    return TypeAdapter(kind)
+
+
+def _exchange(read: Callable[[], Any], path: Path, budget: Budget) -> Any:
+    """JSON data from a child; in a limited process, from `read` itself."""
     if _is_contained:
         return _unpack(_answer(read), path, budget)
     receiver, sender = os.pipe()

@@ -27,7 +27,7 @@ from rlplan.foreign.command_lines import (
 )
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
-from rlplan.foreign.python.values import Made
+from rlplan.foreign.python.values import simplify
 from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
 from rlplan.foreign.table import SOURCES, WITH_EXPORTS, Identity, Table, get_table_name, load_identity, load_table
@@ -88,21 +88,10 @@ def _encode(settings: Settings) -> dict[str, Any]:
     return {
         "table": settings.table.name,
         "file": settings.file,
-        "entries": [[key, _encode_value(entry.value), entry.place] for key, entry in settings.entries.items()],
+        "entries": [[key, simplify(entry.value), entry.place] for key, entry in settings.entries.items()],
         "defaults": dict(settings.defaults),
         "notes": [*(note[:MAX_NOTE] for note in notes), *([f"{more} more notes"] if more > 0 else [])],
     }
-
-
-def _encode_value(value: Any) -> Any:
-    """A value as JSON has it; an object that a script creates becomes the text of its call, a date its own text."""
-    if isinstance(value, list | tuple):
-        return [_encode_value(part) for part in value]
-    if isinstance(value, dict):
-        return {str(key): _encode_value(part) for key, part in value.items()}
-    if value is None or isinstance(value, str | int | float):
-        return value
-    return f"{value.name}(...)" if isinstance(value, Made) else str(value)[:MAX_NOTE]
 
 
 def _read_settings(path: Path, source: str | None, outside: Sequence[str], nearest: Nearest) -> Settings:
