@@ -143,6 +143,9 @@ def _serve(read: Callable[[], Any], budget: Budget, sender: int) -> NoReturn:
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
             signal.signal(number, signal.SIG_DFL)
+        silence = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(silence, descriptor)
         gc.freeze()  # a collection would copy the parent's pages
         signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
         seconds = int(budget.cpu_s) + 1

@@ -322,3 +322,19 @@ def list_scripts() -> Iterator[tuple[str, str, bytes]]:
         yield f"{suffix}: {name}", f"hostile.{suffix}", text.encode()
     for name, text in NOTEBOOKS.items():
         yield f"notebook: {name}", "train.ipynb", text.encode()
+
+
+LOGS = {
+    "one word": "step:1 - " + "a" * 2_000_000,
+    "digits": "step:" + "1" * 2_000_000,
+    "prime": "Step 1 | " + "A 1 " * 500_000,
+    "open braces": "{a" * 900_000,
+    "quotes": "{" + "'a': " * 400_000,
+    "ranks": "(a pid=" * 300_000,
+    "spaces": " " * 2_000_000,
+    "empty lines": "\n" * 1_000_000,
+    "escapes": "\x1b[" + "1;" * 1_000_000,
+    "wrapped lines": "step:1 - a:1\n" + " - a:1\n" * 200_000,
+    "durations": "{'loss': 1, 'elapsed_time': '" + "1" * 30_000 + "'}\n",
+}
+"""Consoles on which a search takes quadratic time unless it is bounded."""
