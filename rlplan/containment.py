@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rlplan import errors
 from rlplan.errors import RlplanError, SpecError
-from rlplan.reading import describe_path_error
+from rlplan.reading import describe_path_error, is_file
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -50,8 +50,8 @@ class Budget:
 
 
 READING = Budget()
-BYTES_PER_S, MEMORY_PER_BYTE = 2 << 20, 16
-"""Bytes of a large file that take a second more, and bytes of memory for each."""
+BYTES_PER_S, MEMORY_PER_BYTE, ANSWER_PER_BYTE = 2 << 20, 16, 4
+"""Bytes of a large file that take a second more, and bytes of memory and of the answer for each."""
 Value = TypeVar("Value")
 _DENIED = (
     "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir",
@@ -74,10 +74,14 @@ def read_contained(
     return data if kind is None else _adapt(kind).validate_python(data)
 
 
-def measure_budget(path: Path) -> Budget:
-    """The budget for a log or another file that may be large: it grows with the file."""
-    size = path.stat().st_size if path.is_file() else 0
-    return Budget(READING.cpu_s + size / BYTES_PER_S, READING.memory_bytes + MEMORY_PER_BYTE * size)
+def measure_budget(*paths: Path) -> Budget:
+    """The budget for logs and other files that may be large: it grows with them."""
+    size = sum(path.stat().st_size for path in paths if is_file(path))
+    return Budget(
+        READING.cpu_s + size / BYTES_PER_S,
+        READING.memory_bytes + MEMORY_PER_BYTE * size,
+        READING.answer_bytes + ANSWER_PER_BYTE * size,
+    )
 
 
 @cache

@@ -41,7 +41,7 @@ def read_hostile_file(folder: Path, name: str) -> tuple[str, float]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     message = ""
     try:
-        read_source(folder / file)
+        read_source(folder / file, None)
     except SpecError as error:
         message = str(error)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -24,7 +24,7 @@ _DICTIONARY = re.compile(r"(?:\{|^[ \t]*(?=['\"]loss['\"]))([^{}]{2,40000})\}", 
 """A dictionary; a pasted one may lack its first brace."""
 _ITEM = re.compile(r"(?<![\w\])])['\"]([^'\"]{1,160})['\"]:\s*(?:['\"]([^'\"]*)['\"]|(?:[\w.]+\()?(-?[\w.+-]+))")
 _VERL = re.compile(r"(?<![\w/])step:\s*(\d+) - (.+)")
-_VERL_PAIR = re.compile(r"([^\s:]+):\s*(?:np\.\w+\()?(-?\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)\)?(?=\s|$)")
+_VERL_PAIR = re.compile(r"([^\s:]{1,160}):\s*(?:np\.\w+\()?(-?\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)\)?(?=\s|$)")
 """A name and a number. numpy 2 prints `np.float64(0.5)`; a version such as 0.9.1 is no number."""
 _NEW_LINE = re.compile(r"\(|\[|\d{4}-|\s*$|.*(?:(?<![\w/])step:|%\|)")
 """The start of a line that does not continue a line of verl that the terminal wrapped."""
