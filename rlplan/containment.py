@@ -53,6 +53,8 @@ READING = Budget()
 BYTES_PER_S, MEMORY_PER_BYTE, ANSWER_PER_BYTE = 2 << 20, 16, 4
 """Bytes of a large file that take a second more, and bytes of memory and of the answer for each."""
 Value = TypeVar("Value")
+MAX_PART = 4_000
+"""Characters of a part of a message: a file's own text may stand in it."""
 _DENIED = (
     "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir",
     "os.chmod", "os.chown", "os.link", "os.symlink", "os.mkdir", "os.truncate", "os.putenv", "os.spawn", "os.system",
@@ -170,7 +172,8 @@ def _answer(read: Callable[[], Any]) -> bytes:
     try:
         return json.dumps({"value": read()}).encode()
     except RlplanError as error:
-        outcome = {"refused": vars(error), "kind": type(error).__name__}
+        parts = {key: part[:MAX_PART] if isinstance(part, str) else part for key, part in vars(error).items()}
+        outcome = {"refused": parts, "kind": type(error).__name__}
     except MemoryError:
         outcome = {"failed": "reading it takes too much memory"}
     except RecursionError:

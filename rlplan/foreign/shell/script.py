@@ -24,6 +24,8 @@ MAX_STATEMENTS = 5_000
 """Statements of a script and the files that it sources, with loops unrolled."""
 MAX_DEPTH = 64
 """Nesting of sourced files, calls and statements."""
+PARSING = 8
+"""Time of parsing a character again, relative to that of expanding it."""
 MAX_REDIRECTIONS = 2_000
 """Redirections of a file: tree-sitter-bash needs time quadratic in their number, and in that of NUL characters.
 
@@ -123,7 +125,7 @@ class _Reader:
         data = text.encode()
         self.words.file = str(path)
         if depth:
-            self.words.spend(1, len(text))
+            self.words.spend(1, PARSING * len(text))
         self.script.names.update(re.findall(r"\w+", text))
         # the caller's path and BASH_SOURCE hold again after the file
         before, own = (self.path, self.first_line), self.words.variables.get("BASH_SOURCE")
@@ -218,7 +220,7 @@ class _Reader:
 
     def _run_text(self, text: str, place: str, depth: int) -> None:
         """Read the commands of a text as if they stood at a place."""
-        self.words.spend(1, len(text))
+        self.words.spend(1, PARSING * len(text))
         before, self.first_line = self.first_line, int(place.rpartition(":")[2])
         self.run(self.parser.parse(_check_text(self.path, text).encode()).root_node, depth + 1)
         self.first_line = before
@@ -270,7 +272,7 @@ class _Reader:
         if "heredoc_body" not in parts:
             return None
         text = get_text(parts["heredoc_body"])
-        self.words.spend(1, len(text))
+        self.words.spend(1, PARSING * len(text))
         if get_text(parts["heredoc_start"])[:1] in ("'", '"', "\\"):
             return text
         quoted = text.replace('"', '\\"')
@@ -357,7 +359,7 @@ class _Reader:
     def _substitute(self, node: "Node") -> str | None:
         """The text of a `$(...)` that only splits a path or computes a number; None for any other."""
         words, source = None, _EXPR.sub(r"$((\1))", get_text(node).strip())
-        self.words.spend(1, len(source))
+        self.words.spend(1, PARSING * len(source))
         if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar parses it as commands
             parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlplan.containment import limit_memory
+from rlplan.containment import Budget, enter_containment
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, make_printable
 from rlplan.runtime.images.decoding import BadImageError, decode
@@ -142,7 +142,9 @@ class _Answers:
 
         if template is not None:
             from transformers import PreTrainedTokenizerFast
-        limit_memory(MORE_BYTES)  # after the imports, which are trusted, and before the first file of the model
+        enter_containment(
+            Budget(memory_bytes=MORE_BYTES)
+        )  # after the imports, which are trusted, and before the first file of the model
         self.tokenizer, self.template = Tokenizer.from_file(str(folder / "tokenizer.json")), template
         if template is not None:
             names = ("bos_token", "eos_token", "pad_token", "unk_token")
