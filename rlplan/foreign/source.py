@@ -60,7 +60,7 @@ PLAN_FILE = "plan.json"
 """A file that every bundle of rlplan has."""
 LEAST_STRANGE = 3
 """Fewest unknown keys that make a file suspicious: in a short file a single key is a large share."""
-MAX_KEYS, MAX_NOTES, MAX_NOTE = 4_000, 100, 600
+MAX_KEYS, MAX_NOTES, MAX_NOTE = 2_000, 100, 600
 """Limits on keys, notes and characters of a note: a hostile file has as many as its size allows."""
 
 
@@ -82,7 +82,7 @@ def _encode(settings: Settings) -> dict[str, Any]:
         raise SpecError(
             f"the file sets {len(settings.entries):,} keys",
             where=settings.file,
-            rule=f"at most {MAX_KEYS:,} keys; the largest published configurations have 600",
+            rule=f"at most {MAX_KEYS:,} keys of the file and of those that it names",
             way_out="give the configuration of the training alone",
         )
     return {
