@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the reader of one file may use."""
+    """Limits on the reader of one file."""
 
     cpu_s: float = 1.25
     """Processor seconds: 21,000 nodes of YAML, the most that are read, take 0.8 s."""
@@ -43,24 +43,22 @@ class Budget:
     answer_bytes: int = 32 << 20
     """Size limit of the answer as JSON."""
 
-    @property
-    def deadline_s(self) -> float:
-        """Wall-clock seconds: a reader may wait for a busy machine or a slow disk."""
-        return 20 + 10 * self.cpu_s
-
 
 READING = Budget()
 BYTES_PER_S, MEMORY_PER_BYTE, ANSWER_PER_BYTE = 2 << 20, 16, 4
 """Bytes of a large file that take a second more, and bytes of memory and of the answer for each."""
-Value = TypeVar("Value")
+DEADLINE_S = 30.0
+"""Wall-clock seconds beyond ten times the processor time: for a busy machine, and a file system that hangs."""
 MAX_PART = 4_000
 """Characters of a part of a message: a file's own text may stand in it."""
+BUG = "a bug in its reader:"
+"""Beginning of the message about an error that a reader did not expect."""
+Value = TypeVar("Value")
 _DENIED = (
     "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir",
     "os.chmod", "os.chown", "os.link", "os.symlink", "os.mkdir", "os.truncate", "os.putenv", "os.spawn", "os.system",
     "subprocess.Popen", "socket.", "ctypes.", "shutil.", "pty.spawn", "webbrowser.open", "ensurepip.bootstrap",
 )  # fmt: skip
-_WRITES = os.O_WRONLY | os.O_RDWR
 _is_contained = False
 """Whether this process is such a child already."""
 
@@ -68,11 +66,29 @@ _is_contained = False
 def read_contained(
     read: Callable[[], Value], path: Path, kind: type[Value] | None = None, budget: Budget = READING
 ) -> Value:
-    """What `read` returns in a limited child process. path: the file, for messages. kind: its type, if not JSON data.
+    """The result of `read` in a limited child process. path: the file, for messages. kind: its type, if not JSON data.
 
     Raises: the RlplanError of `read`; SpecError where it exceeds its budget or fails in any other way.
     """
-    data: Any = _exchange(read if kind is None else lambda: _adapt(kind).dump_python(read(), mode="json"), path, budget)
+
+    def dump() -> Any:
+        return read() if kind is None else _adapt(kind).dump_python(read(), mode="json")
+
+    outcome = json.loads(_answer(dump)) if _is_contained else _ask_child(dump, budget)
+    if "failed" in outcome:
+        raise SpecError(
+            f"{path.name} cannot be read: {outcome['failed']}",
+            where=str(path),
+            rule=f"a file is read within {budget.cpu_s:g} s of processor time and {budget.memory_bytes >> 20} MiB",
+            way_out="give the part of it that matters as a file of its own, and report the file if it is a usual one",
+        )
+    if "refused" in outcome:
+        parts = outcome["refused"]
+        error = getattr(errors, outcome["kind"], SpecError)(parts["what"], where=parts["where"])
+        vars(error).update(parts)
+        error.args = (outcome["text"],)
+        raise error
+    data: Any = outcome["value"]
     return data if kind is None else _adapt(kind).validate_python(data)
 
 
@@ -86,6 +102,38 @@ def measure_budget(*paths: Path) -> Budget:
     )
 
 
+def enter_containment(budget: Budget) -> None:
+    """Make this process a limited one: it maps at most so much more memory, and neither writes, starts nor connects.
+
+    It cannot be undone. The processor time is limited by `read_contained` only, for each file.
+    """
+    global _is_contained
+    limit_memory(budget.memory_bytes)
+    if not _is_contained:
+        sys.addaudithook(deny_side_effects)
+    _is_contained = True
+
+
+def limit_memory(more: int) -> None:
+    """Let this process map at most `more` bytes in addition to its current mappings, and write no core file."""
+    mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    _lower_limit(resource.RLIMIT_AS, mapped + more)
+    _lower_limit(resource.RLIMIT_CORE, 0)
+
+
+def deny_side_effects(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook that denies writing files, starting processes and opening connections."""
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    if writes or event.startswith(_DENIED):
+        raise PermissionError(f"{event} is not allowed in this process")
+
+
+def _lower_limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    resource.setrlimit(kind, (limit, limit))
+
+
 @cache
 def _adapt(kind: type) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter  # the workers of rewards have no use for it
@@ -93,10 +141,8 @@ def _adapt(kind: type) -> "TypeAdapter[Any]":
     return TypeAdapter(kind)
 
 
-def _exchange(read: Callable[[], Any], path: Path, budget: Budget) -> Any:
-    """JSON data from a child; in a limited process, from `read` itself."""
-    if _is_contained:
-        return _unpack(_answer(read), path, budget)
+def _ask_child(read: Callable[[], Any], budget: Budget) -> dict[str, Any]:
+    """The outcome of `read` in a child, also where the child does not answer."""
     receiver, sender = os.pipe()
     with warnings.catch_warnings():
         # Python 3.12 warns where other threads exist: the child takes no lock of theirs, and has a deadline
@@ -105,46 +151,31 @@ def _exchange(read: Callable[[], Any], path: Path, budget: Budget) -> Any:
     if pid == 0:
         _serve(read, budget, sender)
     os.close(sender)
+    parts, size, end, part = list[bytes](), 0, time.monotonic() + DEADLINE_S + 10 * budget.cpu_s, b"-"
     try:
-        answer = _receive(receiver, budget)
+        while part and size <= budget.answer_bytes:
+            if not select.select([receiver], [], [], max(0.0, end - time.monotonic()))[0]:
+                return {"failed": "reading it takes too long"}
+            part = os.read(receiver, 1 << 16)
+            parts.append(part)
+            size += len(part)
     finally:
         os.close(receiver)
-        os.kill(pid, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if answer is None:
-        raise _refuse(path, f"reading it takes more than {budget.deadline_s:g} s")
-    return _unpack(answer or _describe_end(-status, budget), path, budget)
-
-
-def enter_containment(budget: Budget = READING) -> None:
-    """Make this process a limited one: it maps at most so much more memory, and neither writes, starts nor connects.
-
-    It cannot be undone. The processor time is limited by `read_contained` only, for each file.
-    """
-    global _is_contained
-    _is_contained = True
-    limit_memory(budget.memory_bytes)
-    sys.addaudithook(deny_side_effects)
-
-
-def limit_memory(more: int) -> None:
-    """Let this process map at most `more` bytes in addition to its current mappings, and write no core file."""
-    mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = mapped + more if hard == resource.RLIM_INFINITY else min(hard, mapped + more)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def deny_side_effects(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook that denies writing files, starting processes and opening connections."""
-    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
-    if writes or event.startswith(_DENIED):
-        raise PermissionError(f"{event} is not allowed in this process")
+        if part:
+            os.kill(pid, signal.SIGKILL)
+        number = -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if size > budget.answer_bytes:
+        return {"failed": f"it holds more than {budget.answer_bytes >> 20} MiB of settings"}
+    if number in (signal.SIGPROF, signal.SIGXCPU):
+        return {"failed": f"reading it takes more than {budget.cpu_s:g} s of processor time"}
+    if number:
+        return {"failed": "reading it takes too much memory, or ends its process"}
+    outcome: dict[str, Any] = json.loads(b"".join(parts))
+    return outcome
 
 
 def _serve(read: Callable[[], Any], budget: Budget, sender: int) -> NoReturn:
-    """The child: it answers once and ends."""
+    """Answer once, as the child, and end."""
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
@@ -154,8 +185,8 @@ def _serve(read: Callable[[], Any], budget: Budget, sender: int) -> NoReturn:
             os.dup2(silence, descriptor)
         gc.freeze()  # a collection would copy the parent's pages
         signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
-        seconds = int(budget.cpu_s) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        _lower_limit(resource.RLIMIT_CPU, int(budget.cpu_s) + 2)
+        _lower_limit(resource.RLIMIT_FSIZE, 0)
         enter_containment(budget)
         answer = _answer(read)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -171,70 +202,17 @@ def _answer(read: Callable[[], Any]) -> bytes:
     outcome: dict[str, Any]
     try:
         return json.dumps({"value": read()}).encode()
-    except RlplanError as error:
-        parts = {key: part[:MAX_PART] if isinstance(part, str) else part for key, part in vars(error).items()}
-        outcome = {"refused": parts, "kind": type(error).__name__}
     except MemoryError:
         outcome = {"failed": "reading it takes too much memory"}
     except RecursionError:
         outcome = {"failed": "it is nested too deep to be read"}
     except Exception as error:
-        known = describe_path_error(error)
-        outcome = {"refused": vars(known), "kind": "SpecError"} if known else {"failed": _describe_bug(error)}
-    return json.dumps(outcome).encode()
-
-
-def _describe_bug(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{BUG} {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {str(error)[:200]}"
-
-
-BUG = "a bug in its reader:"
-"""Beginning of the message about an error that a reader did not expect."""
-
-
-def _receive(receiver: int, budget: Budget) -> bytes | None:
-    """What the child writes, as far as the budget allows; None where it has not ended at the deadline."""
-    end, parts, size = time.monotonic() + budget.deadline_s, list[bytes](), 0
-    while size <= budget.answer_bytes:
-        if not select.select([receiver], [], [], max(0.0, end - time.monotonic()))[0]:
-            return None
-        part = os.read(receiver, 1 << 16)
-        if not part:
-            break
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
-
-
-def _describe_end(number: int, budget: Budget) -> bytes:
-    """The outcome of a child that ended without an answer, by the signal that ended it."""
-    if number in (signal.SIGPROF, signal.SIGXCPU):
-        return json.dumps({"failed": f"reading it takes more than {budget.cpu_s:g} s of processor time"}).encode()
-    return json.dumps({"failed": "reading it takes too much memory, or ends its process"}).encode()
-
-
-def _unpack(answer: bytes, path: Path, budget: Budget) -> Any:
-    if len(answer) > budget.answer_bytes:
-        raise _refuse(path, f"it holds more than {budget.answer_bytes >> 20} MiB of settings")
-    outcome = json.loads(answer)
-    if "value" in outcome:
-        return outcome["value"]
-    if "failed" in outcome:
-        raise _refuse(path, outcome["failed"])
-    parts = outcome["refused"]
-    error = getattr(errors, outcome["kind"])(*(parts.pop("what"),), **{key: parts.pop(key) for key in _PARTS})
-    vars(error).update(parts)
-    raise error
-
-
-_PARTS = ("where", "rule", "way_out")
-
-
-def _refuse(path: Path, what: str) -> SpecError:
-    return SpecError(
-        f"{path.name} cannot be read: {what}",
-        where=str(path),
-        rule=f"a file is read within {READING.cpu_s:g} s of processor time and {READING.memory_bytes >> 20} MiB",
-        way_out="give the part of it that matters as a file of its own, and report the file if it is a usual one",
-    )
+        known = error if isinstance(error, RlplanError) else describe_path_error(error)
+        if known is None:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+            outcome = {"failed": f"{BUG} {place}: {str(error)[:200]}"}
+        else:
+            parts = {key: part[:MAX_PART] if isinstance(part, str) else part for key, part in vars(known).items()}
+            outcome = {"refused": parts, "kind": type(known).__name__, "text": str(known)[: 4 * MAX_PART]}
+    return json.dumps(outcome, default=str).encode()

@@ -1,6 +1,7 @@
 """A reader in a limited process gives data or a message, whatever the file makes it do."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def test_a_reader_that_takes_much_memory_is_stopped() -> None:
 
 def test_a_reader_that_ends_its_process_is_a_message() -> None:
     assert "ends its process" in refuse(lambda: os._exit(3)).what
+    assert "ends its process" in refuse(lambda: signal.raise_signal(signal.SIGKILL)).what
 
 
 def test_a_reader_that_answers_without_end_is_a_message() -> None:
