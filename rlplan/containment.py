@@ -18,11 +18,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from rlplan import errors
 from rlplan.errors import RlplanError, SpecError
@@ -71,8 +71,10 @@ def read_contained(
     Raises: the RlplanError of `read`; SpecError where it exceeds its budget or fails in any other way.
     """
 
+    adapter: TypeAdapter[Value] | None = None if kind is None else _adapt(cast("Hashable", kind))
+
     def dump() -> Any:
-        return read() if kind is None else _adapt(kind).dump_python(read(), mode="json")
+        return read() if adapter is None else adapter.dump_python(read(), mode="json")
 
     outcome = json.loads(_answer(dump)) if _is_contained else _ask_child(dump, budget)
     if "failed" in outcome:
@@ -88,8 +90,8 @@ def read_contained(
         vars(error).update(parts)
         error.args = (outcome["text"],)
         raise error
-    data: Any = outcome["value"]
-    return data if kind is None else _adapt(kind).validate_python(data)
+    data: Value = outcome["value"]
+    return data if adapter is None else adapter.validate_python(data)
 
 
 def measure_budget(*paths: Path) -> Budget:
@@ -135,10 +137,10 @@ def _lower_limit(kind: int, most: int) -> None:
 
 
 @cache
-def _adapt(kind: type) -> "TypeAdapter[Any]":
+def _adapt(kind: Hashable) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter  # the workers of rewards have no use for it
 
-    return TypeAdapter(kind)
+    return TypeAdapter(cast("type[Any]", kind))
 
 
 def _ask_child(read: Callable[[], Any], budget: Budget) -> dict[str, Any]:

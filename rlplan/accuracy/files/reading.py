@@ -8,7 +8,6 @@ import io
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import cast
 
 from rlplan.accuracy.files.logs import read_log_points
 from rlplan.accuracy.files.measured_jobs import read_job_points
@@ -47,7 +46,7 @@ def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
     too many points.
     """
     budget = measure_budget(path)
-    points = read_contained(lambda: _read_any_points(path), path, cast(type[Points], Points), budget)
+    points = read_contained(lambda: _read_any_points(path), path, Points, budget)
     if len(points) > MAX_POINTS:
         raise SpecError(
             f"{len(points)} points are in it",

@@ -277,6 +277,10 @@ class Values:
             else mark_unknown(self.quote(node))
         )
 
+    def call(self, node: ast.Call) -> Any:
+        """The value of a call."""
+        raise NotImplementedError
+
     def call_library(self, node: ast.Call, owner: Any) -> Any:
         """The value of a call of a known library function. owner: of a method; None for a function."""
         name, text = get_name(node.func), get_dotted_name(node.func)
