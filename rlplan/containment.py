@@ -85,11 +85,7 @@ def read_contained(
             way_out="give the part of it that matters as a file of its own, and report the file if it is a usual one",
         )
     if "refused" in outcome:
-        parts = outcome["refused"]
-        error = getattr(errors, outcome["kind"], SpecError)(parts["what"], where=parts["where"])
-        vars(error).update(parts)
-        error.args = (outcome["text"],)
-        raise error
+        raise getattr(errors, outcome["kind"], SpecError)(**outcome["refused"])
     data: Value = outcome["value"]
     return data if adapter is None else adapter.validate_python(data)
 
@@ -215,6 +211,6 @@ def _answer(read: Callable[[], Any]) -> bytes:
             place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
             outcome = {"failed": f"{BUG} {place}: {str(error)[:200]}"}
         else:
-            parts = {key: part[:MAX_PART] if isinstance(part, str) else part for key, part in vars(known).items()}
-            outcome = {"refused": parts, "kind": type(known).__name__, "text": str(known)[: 4 * MAX_PART]}
-    return json.dumps(outcome, default=str).encode()
+            parts = {name: str(getattr(known, name))[:MAX_PART] for name in ("what", "where", "rule", "way_out")}
+            outcome = {"refused": parts, "kind": type(known).__name__}
+    return json.dumps(outcome).encode()

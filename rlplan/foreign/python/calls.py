@@ -97,7 +97,7 @@ class Calls(Values):
         """Follow statements."""
         raise NotImplementedError
 
-    def call(self, node: ast.Call) -> Any:
+    def call(self, node: ast.Call, owner: Any = None) -> Any:
         """The value of a call; trainers and configurations are recorded."""
         name = self.aliases.get(get_name(node.func), get_name(node.func))
         own = self.value(node.func) if isinstance(node.func, ast.Name) else None
@@ -125,11 +125,12 @@ class Calls(Values):
         if name == "setattr" and len(node.args) == 3:
             self._set_attribute(node)
             return None
-        owner = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
-        result = self._call_method(node, name, owner)
-        if result is None:
-            result = self._call_parser(node, name, owner)
-        return self.call_library(node, owner) if result is None else result
+        if isinstance(node.func, ast.Attribute):
+            owner = self.value(node.func.value)
+        for call in (self._call_method, self._call_parser):
+            if (result := call(node, name, owner)) is not None:
+                return result
+        return super().call(node, owner)
 
     def _value(self, node: ast.expr) -> Any:
         if not isinstance(node, ast.Lambda):

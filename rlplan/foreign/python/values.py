@@ -277,12 +277,8 @@ class Values:
             else mark_unknown(self.quote(node))
         )
 
-    def call(self, node: ast.Call) -> Any:
-        """The value of a call."""
-        raise NotImplementedError
-
-    def call_library(self, node: ast.Call, owner: Any) -> Any:
-        """The value of a call of a known library function. owner: of a method; None for a function."""
+    def call(self, node: ast.Call, owner: Any = None) -> Any:
+        """The value of a call of a known library function. owner: that of a method."""
         name, text = get_name(node.func), get_dotted_name(node.func)
         if text in ("os.environ.get", "os.getenv"):
             variable = str(simplify(self.value(node.args[0])))[:MAX_QUOTE]

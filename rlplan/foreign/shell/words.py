@@ -284,16 +284,15 @@ def _unescape(text: str, quoted: bool = False) -> str:
     return "".join(characters)
 
 
-def match_pattern(text: str, pattern: str) -> bool | None:
-    """Whether a pattern matches a text; None for patterns and texts so long that Python would need seconds.
+def match_pattern(text: str, pattern: str, times: int = 1) -> bool | None:
+    """Whether a pattern matches a text; None for texts so long that to try it so many times would take seconds.
 
     >>> match_pattern("run.sh", "*.sh"), match_pattern("a" * 60_000, "*a" * 400)
     (True, None)
     """
-    stars = pattern.count("*")
     if not any(sign in pattern for sign in "*?["):
         return text == pattern
-    if len(pattern) > MAX_PATTERN or len(text) * (1 + stars) > MAX_MATCHING:
+    if len(pattern) > MAX_PATTERN or times * len(text) * (1 + pattern.count("*")) > MAX_MATCHING:
         return None
     return fnmatch.fnmatchcase(text, pattern)
 
@@ -303,15 +302,13 @@ def _strip_pattern(value: str, pattern: str, act: str) -> str | None:
 
     None for a text or a pattern that is too long to be compared.
     """
-    if not any(sign in pattern for sign in "*?["):
-        return value.removeprefix(pattern) if act.startswith("#") else value.removesuffix(pattern)
-    if len(pattern) > MAX_PATTERN or len(value) ** 2 * (1 + pattern.count("*")) > MAX_MATCHING:
+    if match_pattern(value, pattern, len(value)) is None:
         return None
     cuts = range(len(value) + 1)
     ends = cuts if act in ("#", "%%") else reversed(cuts)
     for cut in ends:
         part, rest = (value[:cut], value[cut:]) if act.startswith("#") else (value[cut:], value[:cut])
-        if fnmatch.fnmatchcase(part, pattern):
+        if match_pattern(part, pattern):
             return rest
     return value
 
