@@ -181,6 +181,8 @@ def _serve(read: Callable[[], Any], budget: Budget, sender: int) -> NoReturn:
         silence = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(silence, descriptor)
+        os.closerange(3, sender)  # pipes of other threads' children would end late
+        os.closerange(sender + 1, 1 << 16)
         gc.freeze()  # a collection would copy the parent's pages
         signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
         _lower_limit(resource.RLIMIT_CPU, int(budget.cpu_s) + 2)
