@@ -30,11 +30,20 @@ from rlplan.foreign.python.file import read_python
 from rlplan.foreign.python.values import simplify
 from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
-from rlplan.foreign.table import SOURCES, WITH_EXPORTS, Identity, Table, get_table_name, load_identity, load_table
+from rlplan.foreign.table import (
+    SOURCES,
+    WITH_EXPORTS,
+    Identity,
+    Table,
+    get_table_name,
+    list_given_trainers,
+    load_identity,
+    load_table,
+)
 from rlplan.foreign.trl.launched import add_launcher, read_launcher
 from rlplan.foreign.trl.trainers import choose_table, is_trl
 from rlplan.foreign.trl.training_arguments import KIND, add_accelerate
-from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
+from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, load_stacks, refuse_commands, refuse_document
 from rlplan.frameworks.profile import find_release
 from rlplan.reading import read_text
 from rlplan.spec.algorithms import DEFAULT
@@ -70,6 +79,11 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
     source: its stack, where the file cannot be recognised. outside: `NAME=VALUE` for a variable of the script or a
     foreign key. nearest: options of the command line that a refusal repeats. Raises: SpecError, HostError.
     """
+    if path.suffix in PYTHON:  # before the fork, so that the next one finds them in memory
+        list_given_trainers()
+    else:
+        _load_identities(None)
+        load_stacks()
     data = read_contained(lambda: _encode(_read_settings(path, source, outside, nearest)), path)
     entries = {key: Given(value, place) for key, value, place in data["entries"]}
     return Settings(load_table(data["table"]), data["file"], entries, data["defaults"], tuple(data["notes"]))
