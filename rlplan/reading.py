@@ -19,6 +19,8 @@ from rlplan.errors import SpecError
 
 MAX_SPEC_BYTES = 1 << 20
 """Size limit of a job or profile: larger files are a mistake or an attack."""
+MAX_CODE = 400_000
+"""Characters of a program that is parsed. 300,000 of chained calls took 116 MB as a syntax tree."""
 MAX_LINE_BYTES = 1 << 24
 MAX_JSON_VALUES = 4_000_000
 """Limit on JSON values in one text, estimated by its commas and opening brackets. Each takes up to 92 bytes as a Python
@@ -202,6 +204,13 @@ def check_values(text: str | bytes) -> None:
     marks: tuple[Any, ...] = (",", "[", "{") if isinstance(text, str) else (b",", b"[", b"{")
     if sum(map(text.count, marks)) > MAX_JSON_VALUES:
         raise ValueError(f"more than {MAX_JSON_VALUES} values")
+
+
+def check_code(path: Path, text: str) -> None:
+    """Refuse, before parsing, a program whose syntax tree would take hundreds of megabytes. Raises: SpecError."""
+    if len(text) > MAX_CODE:
+        way_out = "write the part that starts the training into a file of its own"
+        raise _error(path, f"the script has {len(text):,} characters", f"at most {MAX_CODE:,} are parsed", way_out)
 
 
 def describe_read_error(path: Path, what: str, error: Exception) -> SpecError:

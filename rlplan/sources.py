@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplan.containment import measure_budget, read_contained
 from rlplan.errors import HostError, SpecError
 from rlplan.reading import exists, is_file, open_regular, read_text
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
@@ -189,7 +190,7 @@ def is_foreign(path: Path) -> bool:
             r"^[\"']?(?:policy|hardware|stages|model|gpus)[\"']?\s*:", read_text(path, "the job file"), re.MULTILINE
         ):
             return False  # without parsing it
-        data = read_yaml(path, "the job file", may_repeat=True)
+        data = read_contained(lambda: read_yaml(path, "the job file", may_repeat=True), path)
     except SpecError:
         return False
     return isinstance(data, dict) and bool(data) and not {"policy", "hardware"} & data.keys()
@@ -214,15 +215,18 @@ def _is_json_by_content(path: Path) -> bool:
 
 
 def _read_plan(path: Path) -> "Plan":
-    """The plan in a file or a bundle. Raises: SpecError, EmitError."""
-    from rlplan.planner.plan import read_plan
+    """The plan in a file or a bundle, which is read in a limited process. Raises: SpecError, EmitError."""
+    from rlplan.planner.plan import Plan, read_plan
 
-    if not path.is_dir():
-        return read_plan(path)
-    from rlplan.emit.bundle import read_bundle
+    def read() -> Plan:
+        if not path.is_dir():
+            return read_plan(path)
+        from rlplan.emit.bundle import read_bundle
 
-    read_bundle(path)
-    return read_plan(path / "plan.json")
+        read_bundle(path)
+        return read_plan(path / "plan.json")
+
+    return read_contained(read, path, Plan, measure_budget(path / "plan.json" if path.is_dir() else path))
 
 
 def find_executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "Plan":

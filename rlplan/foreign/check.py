@@ -18,7 +18,7 @@ from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
 from rlplan.foreign.convert import Imported, Taken, convert
 from rlplan.foreign.engine_share import add_kv_cache
 from rlplan.foreign.pipeline import read_stages
-from rlplan.foreign.settings import Settings, parse_word
+from rlplan.foreign.settings import MAX_SHOWN, Settings, parse_word
 from rlplan.foreign.table import ReleasedDefault, Remedy
 from rlplan.foreign.vllm.served import LENGTH, serve
 from rlplan.frameworks.profile import list_versions
@@ -373,7 +373,7 @@ def _translate_refusal(imported: Imported, asked: Asked, error: SpecError) -> Sp
     way_out = translate_way_out(imported, asked, error.way_out)
     text = f"{error.what} {error.where} {error.rule}"
     entries = [entry for entry in imported.taken if entry.key and entry.ours in text]
-    words = ", ".join(f"{entry.ours} from {entry.key} = {entry.theirs}" for entry in entries[:4])
+    words = ", ".join(f"{entry.ours} from {entry.key} = {str(entry.theirs)[:MAX_SHOWN]}" for entry in entries[:4])
     file = Path(imported.settings.file).name
     return SpecError(
         error.what,

@@ -14,11 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.foreign.settings import Settings
+from rlplan.foreign.settings import MAX_SHOWN, Settings
 from rlplan.foreign.table import Row
 from rlplan.foreign.unknown import is_known, strip_marks
 from rlplan.foreign.unread.roles import find_differing_roles
 from rlplan.frameworks.rules import format_value
+from rlplan.reading import MAX_INTEGER
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.typed import has_count
@@ -138,7 +139,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
         _put(data, ours.split("."), entry.value)
     left = _list_left(settings)
     larger = [words for role in roles for words in role.not_counted]
-    larger += [f"{entry.key}={entry.value}" for entry in left if _may_take_more(settings, entry)]
+    larger += [f"{entry.key}={entry.value[:MAX_SHOWN]}" for entry in left if _may_take_more(settings, entry)]
     return Imported(settings, data, tuple(taken.values()), left, tuple(dict.fromkeys(notes)), share, tuple(larger))
 
 
@@ -251,14 +252,14 @@ def _evaluate_term(settings: Settings, words: str) -> int:
 
 
 def _require_number(settings: Settings, key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refuse(settings, key, value, "a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_INTEGER:
+        raise _refuse(settings, key, value, "a number below 9.2e18")
     return value
 
 
 def _refuse_indivisible(settings: Settings, row: Row, value: Any) -> SpecError:
     """The refusal of sizes that do not divide, with their values."""
-    words = f"{row.key} = {value}" + "".join(f" x {key} = {settings.value(key)}" for key in row.times)
+    words = f"{row.key} = {shorten_value(value)}" + "".join(f" x {key} = {settings.value(key)}" for key in row.times)
     over = {key: size for key in row.over if (size := settings.value(key)) != 1}
     words += "".join(f" / {key} = {size}" for key, size in over.items())
     table = settings.table

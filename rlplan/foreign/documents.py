@@ -59,7 +59,7 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
 def _read_toml(path: Path) -> Any:
     try:
         return tomllib.loads(read_text(path, "the file"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of very many digits is a plain ValueError
         raise SpecError(
             f"the file is not TOML: {str(error) or type(error).__name__}",
             where=str(path),

@@ -20,6 +20,8 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 AS_IT_IS = "as it is"
 """Stands in a table for the current value of a required key."""
 MAX_REFERENCES = 16
+MAX_SHOWN = 200
+"""Characters of a value in a message."""
 _OF_SHELL = "variables, ${X:-default}, $((...)) and references to keys are followed; nothing is executed"
 _OF_PYTHON = "constants, functions of the script's own and defaults of its parser are followed; nothing is executed"
 
@@ -53,7 +55,7 @@ class Settings:
         if isinstance(value, str) and (not is_known(value) or "${" in value):
             entry = self.entries.get(key, Given(value, self.file))
             raise SpecError(
-                f"{key} is {strip_marks(value)}, which is known only at run time",
+                f"{key} is {strip_marks(value)[:MAX_SHOWN]}, which is known only at run time",
                 where=entry.place,
                 rule=_OF_PYTHON if ".py:" in entry.place else _OF_SHELL,
                 way_out=f"set it: {_suggest_variable(value)}--set {key}=VALUE",

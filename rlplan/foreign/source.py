@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlplan.containment import read_contained
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.command_lines import (
     find_defaults,
@@ -26,13 +27,23 @@ from rlplan.foreign.command_lines import (
 )
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
+from rlplan.foreign.python.values import simplify
 from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
-from rlplan.foreign.table import SOURCES, WITH_EXPORTS, Identity, Table, get_table_name, load_identity, load_table
+from rlplan.foreign.table import (
+    SOURCES,
+    WITH_EXPORTS,
+    Identity,
+    Table,
+    get_table_name,
+    list_given_trainers,
+    load_identity,
+    load_table,
+)
 from rlplan.foreign.trl.launched import add_launcher, read_launcher
 from rlplan.foreign.trl.trainers import choose_table, is_trl
 from rlplan.foreign.trl.training_arguments import KIND, add_accelerate
-from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
+from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, load_stacks, refuse_commands, refuse_document
 from rlplan.frameworks.profile import find_release
 from rlplan.reading import read_text
 from rlplan.spec.algorithms import DEFAULT
@@ -58,14 +69,47 @@ PLAN_FILE = "plan.json"
 """A file that every bundle of rlplan has."""
 LEAST_STRANGE = 3
 """Fewest unknown keys that make a file suspicious: in a short file a single key is a large share."""
+MAX_KEYS, MAX_NOTES, MAX_NOTE = 2_000, 100, 600
+"""Limits on keys, notes and characters of a note: a hostile file has as many as its size allows."""
 
 
 def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nearest: Nearest = NEAREST) -> Settings:
-    """The settings of a foreign file.
+    """The settings of a foreign file, which is read in a limited child process.
 
     source: its stack, where the file cannot be recognised. outside: `NAME=VALUE` for a variable of the script or a
     foreign key. nearest: options of the command line that a refusal repeats. Raises: SpecError, HostError.
     """
+    if path.suffix in PYTHON:  # before the fork, so that the next one finds them in memory
+        list_given_trainers()
+    else:
+        _load_identities(None)
+        load_stacks()
+    data = read_contained(lambda: _encode(_read_settings(path, source, outside, nearest)), path)
+    entries = {key: Given(value, place) for key, value, place in data["entries"]}
+    return Settings(load_table(data["table"]), data["file"], entries, data["defaults"], tuple(data["notes"]))
+
+
+def _encode(settings: Settings) -> dict[str, Any]:
+    """Settings as JSON data. Raises: SpecError for more keys than any configuration has."""
+    notes, more = settings.notes[:MAX_NOTES], len(settings.notes) - MAX_NOTES
+    if len(settings.entries) > MAX_KEYS:
+        raise SpecError(
+            f"the file sets {len(settings.entries):,} keys",
+            where=settings.file,
+            rule=f"at most {MAX_KEYS:,} keys of the file and of those that it names",
+            way_out="give the configuration of the training alone",
+        )
+    return {
+        "table": settings.table.name,
+        "file": settings.file,
+        "entries": [[key, simplify(entry.value), entry.place] for key, entry in settings.entries.items()],
+        "defaults": dict(settings.defaults),
+        "notes": [*(note[:MAX_NOTE] for note in notes), *([f"{more} more notes"] if more > 0 else [])],
+    }
+
+
+def _read_settings(path: Path, source: str | None, outside: Sequence[str], nearest: Nearest) -> Settings:
+    """The settings of a foreign file. Raises: SpecError, HostError."""
     stacks = _load_identities(source)
     pairs = _split_pairs(outside)
     path = _find_file(path, nearest) if path.is_dir() else path

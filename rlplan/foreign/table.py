@@ -208,6 +208,8 @@ class Identity(Spec):
 class Table(Identity):
     """The mapping table of one stack."""
 
+    name: str
+    """The name of its file in frameworks/keys, without the suffix."""
     version: str
     repository: str
     commit: str
@@ -337,7 +339,7 @@ def load_table(source: str) -> Table:
     asked = set(_list_words([part for name, part in facts.items() if name not in (*shared, "presets", "older")]))
     asked |= {word for key, value in facts["defaults"].items() if key in asked for word in _list_words(value)}
     kept = {key: value for key, value in facts["defaults"].items() if key in own or key in asked}
-    return validate(Table, facts | {"defaults": kept}, file=str(FOLDER / f"{source}.yaml"))
+    return validate(Table, facts | {"defaults": kept, "name": source}, file=str(FOLDER / f"{source}.yaml"))
 
 
 @cache

@@ -8,15 +8,16 @@ import re
 
 OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around unknown parts, from Unicode's private use area."""
+MAX_MARKED = 400
 
 
 def mark_unknown(text: str) -> str:
-    """The source text of an unknown part, marked.
+    """The source text of an unknown part, marked; its beginning where it is long.
 
     >>> is_known(mark_unknown("$(date)")), strip_marks("run-" + mark_unknown("$(date)"))
     (False, 'run-$(date)')
     """
-    return f"{OPEN}{text}{CLOSE}"
+    return f"{OPEN}{text[:MAX_MARKED]}{CLOSE}"
 
 
 def split_words(text: str) -> list[str]:

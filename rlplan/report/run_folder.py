@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rlplan.containment import measure_budget, read_contained
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
@@ -116,7 +117,12 @@ class RunFolder:
 
 
 def read_run_folder(folder: Path) -> RunFolder:
-    """Read a run folder. Raises: SpecError for another folder, or when a file in it is damaged."""
+    """Read a run folder in a limited process. Raises: SpecError for another folder, or when a file in it is damaged."""
+    budget = measure_budget(*(folder / name for name in ("plan.json", "trace.jsonl", "metrics.jsonl", "timings.jsonl")))
+    return read_contained(lambda: _read_files(folder), folder, RunFolder, budget)
+
+
+def _read_files(folder: Path) -> RunFolder:
     plan, trace = read_run_plan(folder), folder / "trace.jsonl"
     return RunFolder(
         name=folder.resolve().name,

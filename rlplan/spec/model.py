@@ -220,11 +220,11 @@ class ModelSpec(Spec):
 
 def model_from_config(config: dict[str, Any], *, where: str) -> ModelSpec:
     """ModelSpec of a parsed `config.json`, of any known architecture. Raises: SpecError."""
-    return _share_equal_model(ModelSpec(**model_fields(config, where=where)))
+    return share_equal_model(ModelSpec(**model_fields(config, where=where)))
 
 
 @lru_cache(maxsize=64)
-def _share_equal_model(model: ModelSpec) -> ModelSpec:
+def share_equal_model(model: ModelSpec) -> ModelSpec:
     """An equal model that was read before and already has its tensors listed, or else this one.
 
     A plan looks models up in caches thousands of times: identical objects compare fast.

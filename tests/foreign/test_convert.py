@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
+from rlplan.foreign.check import Asked, import_job
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
@@ -141,6 +142,13 @@ def test_a_value_of_no_use_is_one_message_with_four_parts(settings: dict[str, An
     assert error.where
     assert error.rule
     assert error.way_out
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e300"])
+@pytest.mark.parametrize("key", ["data.train_batch_size", "actor_rollout_ref.rollout.n", "trainer.nnodes"])
+def test_a_number_that_no_size_can_be_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(SpecError):
+        import_job(read_source(verl_script(tmp_path, {key: value}), None), Asked("H100"))
 
 
 def test_an_algorithm_of_their_own_is_counted_as_the_nearest_with_a_note(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ OPENED_OTHERWISE = {
     "rlplan/accuracy/named_models.py": "comes with rlplan",
     "rlplan/accuracy/without_effect.py": "without_effect.csv, which comes with rlplan",
     "rlplan/emit/ray.py": "ray.toml, which comes with rlplan",
+    "rlplan/containment.py": "the kernel's, and the null device",
     "rlplan/foreign/logs/read.py": "names.yaml, which comes with rlplan",
     "rlplan/foreign/table.py": "comes with rlplan",
     "rlplan/foreign/tracebacks/read.py": "frames.yaml, which comes with rlplan",

@@ -15,7 +15,9 @@ from typing import Any
 from rlplan.accuracy.files.reading import read_points
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.errors import SpecError
+from rlplan.foreign.logs.read import read_log
 from rlplan.foreign.source import read_source
+from rlplan.foreign.tracebacks.read import read_out_of_memory
 from rlplan.planner.plan import compute_digest, read_plan
 from rlplan.report.run_folder import read_run_folder
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
@@ -49,8 +51,6 @@ class Reader:
     beside: dict[str, bytes] = field(default_factory=dict)
     mend: Callable[[bytes], bytes] = bytes
     """Makes a changed file whole where it carries a digest: what is inside is to be looked at too."""
-    is_dear: bool = False
-    """Whether a file takes some 10 ms: those that are read beside a whole plan."""
 
 
 def readers(folder: Path) -> dict[str, Reader]:
@@ -62,6 +62,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         | _make_point_readers()
         | _make_run_readers(folder)
         | _make_foreign_readers()
+        | _make_log_readers()
     )
 
 
@@ -80,15 +81,13 @@ def _make_job_readers(folder: Path) -> dict[str, Reader]:
         "job": Reader(
             "job.yaml", load_job, tuple(jobs), mend=lambda data: data.replace(b"IN_EXAMPLES", bytes(EXAMPLES))
         ),
-        "profile": Reader("cpu-host.yaml", read_profile, (profile,), is_dear=True),
+        "profile": Reader("cpu-host.yaml", read_profile, (profile,)),
         "algorithm": Reader("own.py", lambda path: read_declaration(f"{path}:MINE", path.parent), (own,)),
-        "plan": Reader("plan.json", read_plan, (bundle["plan.json"],), mend=_replace_digest, is_dear=True),
+        "plan": Reader("plan.json", read_plan, (bundle["plan.json"],), mend=_replace_digest),
     }
     for name in bundle:
         beside = {other: content for other, content in bundle.items() if other != name}
-        job_readers[f"bundle: {name}"] = Reader(
-            name, partial(_read_bundle, name), (bundle[name],), beside, is_dear=True
-        )
+        job_readers[f"bundle: {name}"] = Reader(name, partial(_read_bundle, name), (bundle[name],), beside)
     return job_readers
 
 
@@ -221,9 +220,7 @@ def _make_run_readers(folder: Path) -> dict[str, Reader]:
         seed = b"\n".join(files[name].splitlines()[:12]) if name != "status.json" else files[name]
         beside = {other: b"\n".join(content.splitlines()[:3]) for other, content in files.items() if "jsonl" in other}
         beside["plan.json"] = files["plan.json"]
-        run_readers[f"run: {name}"] = Reader(
-            name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True
-        )
+        run_readers[f"run: {name}"] = Reader(name, lambda path: read_run_folder(path.parent), (seed,), beside)
     lengths = {"mean_response_len": 3, "response_lengths": {"kind": "histogram", "edges": [1, 5, 9], "counts": [1, 2]}}
     return run_readers | {
         "run: lengths.json": Reader("lengths.json", lambda path: read_run_lengths(path.parent), (_json(lengths),)),
@@ -260,6 +257,11 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
         "train.py",
         "from trl import GRPOConfig\nLR = 1e-6\nargs = GRPOConfig(learning_rate=LR, num_generations=2 * 4)\n",
     ),
+    "a notebook": (
+        "train.ipynb",
+        '{"cells": [{"cell_type": "code", "source": ["from trl import GRPOConfig\\n", "a = GRPOConfig()\\n"]}]}',
+    ),
+    "TOML": ("rl.toml", 'model = {name = "a/b"}\n[orchestrator]\nbatch_size = 8\n[trainer]\nmax_steps = 9\n'),
 }
 
 
@@ -268,6 +270,35 @@ def _make_foreign_readers() -> dict[str, Reader]:
         f"foreign: {name}": Reader(file, lambda path: read_source(path, None), (text.encode(),))
         for name, (file, text) in FOREIGN.items()
     }
+
+
+LOGS = {
+    "rows": (
+        "log.jsonl",
+        '{"step": 1, "timing_s/gen": 5.0, "timing_s/step": 9.0}\n{"step": 2, "timing_s/step": 9}\n',
+    ),
+    "CSV": ("log.csv", "step,timing_s/gen,timing_s/step\n1,5.0,9.0\n2,5.1,9.1\n"),
+    "a trainer's state": ("trainer_state.json", '{"log_history": [{"step": 1, "step_time": 5.0, "loss": 0.1}]}'),
+    "a console": (
+        "run.log",
+        """step:1 - timing_s/gen:5.0 - timing_s/step:9.0
+{'loss': 0.1, 'step_time': 5.0}
+Step 3 | Time: 5.1s | Reward: 0.2
+ 10%|█  | 3/30 [00:15<02:15,  5.0s/it]
+• gen_time: 3.5s
+""",
+    ),
+}
+
+
+def _make_log_readers() -> dict[str, Reader]:
+    lost = (
+        'File "verl/workers/fsdp_workers.py", line 9, in compute_log_prob\ntorch.OutOfMemoryError: CUDA out of memory. '
+        "Tried to allocate 18.55 GiB. GPU 0 has a total capacity of 79.10 GiB of which 3.20 GiB is free. Process 7 has "
+        "75.90 GiB memory in use. Of the allocated memory 70.1 GiB is allocated by PyTorch, and 1.2 GiB is reserved.\n"
+    )
+    logs = {f"log: {name}": Reader(file, read_log, (text.encode(),)) for name, (file, text) in LOGS.items()}
+    return logs | {"traceback": Reader("run.err", read_out_of_memory, (lost.encode(),))}
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:

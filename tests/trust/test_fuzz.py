@@ -26,7 +26,7 @@ def run_fuzzer(count: int, seed: int, *names: str) -> tuple[list[str], int]:
 
 
 def test_no_reader_breaks_on_some_hostile_files() -> None:
-    assert run_fuzzer(500, 1) == ([], 37)
+    assert run_fuzzer(500, 1) == ([], 44)
 
 
 def test_no_reader_of_tables_breaks_on_some_hostile_files() -> None:
@@ -35,12 +35,11 @@ def test_no_reader_of_tables_breaks_on_some_hostile_files() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(5000)
-@pytest.mark.parametrize("seed", range(4))
-def test_no_reader_breaks_on_thousands_of_hostile_files(seed: int) -> None:
-    assert run_fuzzer(5_000, 100 + seed) == ([], 37)
+def test_no_reader_breaks_on_20_000_hostile_files() -> None:
+    assert run_fuzzer(20_000 // 44 + 1, 100) == ([], 44)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(5000)
-def test_no_reader_of_tables_breaks_on_thousands_of_hostile_files() -> None:
+def test_no_reader_of_tables_breaks_on_20_000_hostile_files() -> None:
     assert run_fuzzer(20_000, 100, *TABLES) == ([], 2)

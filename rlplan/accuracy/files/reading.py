@@ -12,6 +12,7 @@ from pathlib import Path
 from rlplan.accuracy.files.logs import read_log_points
 from rlplan.accuracy.files.measured_jobs import read_job_points
 from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
+from rlplan.containment import measure_budget, read_contained
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
 from rlplan.spec.base import read_json, shorten_value, validate
@@ -19,6 +20,7 @@ from rlplan.spec.base import read_json, shorten_value, validate
 MAX_FILE_BYTES = 64 << 20
 """Larger than any file of points or start-up log; a larger file is refused."""
 MAX_ID = 280
+Points = tuple[MeasuredPoint, ...]
 MAX_POINTS = 5_000
 """Points of a file. Each is predicted; rlplan itself has some 900."""
 
@@ -29,19 +31,22 @@ def bundled_points() -> tuple[MeasuredPoint, ...]:
     package = Path(str(resources.files("rlplan.accuracy")))
     folder, jobs = package / "data", sorted((package / "points").glob("*.yaml"))
     names = ("measured_points.json", "trainer_points.json", "throughput_points.json", "serving_latency.csv")
-    return tuple(point for path in (*(folder / name for name in names), *jobs) for point in read_points(path))
+    return tuple(point for path in (*(folder / name for name in names), *jobs) for point in _read_any_points(path))
 
 
 @cache
 def published_points() -> tuple[MeasuredPoint, ...]:
     """The bundled points, and points that were collected after the formulas were fixed, from sources new to them."""
     later = Path(str(resources.files("rlplan.accuracy"))) / "points" / "later"
-    return (*bundled_points(), *(point for path in sorted(later.iterdir()) for point in read_points(path)))
+    return (*bundled_points(), *(point for path in sorted(later.iterdir()) for point in _read_any_points(path)))
 
 
 def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
-    """The points of a file. Raises: SpecError for a broken file, or one with too many points."""
-    points = _read_any_points(path)
+    """The points of a user's file, which is read in a limited process. Raises: SpecError for a broken file, or one with
+    too many points.
+    """
+    budget = measure_budget(path)
+    points = read_contained(lambda: _read_any_points(path), path, Points, budget)
     if len(points) > MAX_POINTS:
         raise SpecError(
             f"{len(points)} points are in it",

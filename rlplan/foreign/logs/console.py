@@ -14,7 +14,9 @@ Row = dict[str, float]
 
 CLOCK_STEP, CLOCK_S = "clock/step", "clock/seconds"
 """Fields of a row that tells how many seconds the run had taken at a step: of progress bars and of W&B."""
-MAX_FIELDS = 2_000
+MAX_FIELDS, MAX_DURATION = 2_000, 40
+_LONG_LINE = re.compile(r"^(.{20000}).+", re.MULTILINE)
+"""A line of more characters than any stack prints; searches for names and numbers would take quadratic time."""
 MAX_BAR = 1_000
 """Characters of a line with a progress bar."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -22,7 +24,7 @@ _DICTIONARY = re.compile(r"(?:\{|^[ \t]*(?=['\"]loss['\"]))([^{}]{2,40000})\}", 
 """A dictionary; a pasted one may lack its first brace."""
 _ITEM = re.compile(r"(?<![\w\])])['\"]([^'\"]{1,160})['\"]:\s*(?:['\"]([^'\"]*)['\"]|(?:[\w.]+\()?(-?[\w.+-]+))")
 _VERL = re.compile(r"(?<![\w/])step:\s*(\d+) - (.+)")
-_VERL_PAIR = re.compile(r"([^\s:]+):\s*(?:np\.\w+\()?(-?\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)\)?(?=\s|$)")
+_VERL_PAIR = re.compile(r"([^\s:]{1,160}):\s*(?:np\.\w+\()?(-?\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)\)?(?=\s|$)")
 """A name and a number. numpy 2 prints `np.float64(0.5)`; a version such as 0.9.1 is no number."""
 _NEW_LINE = re.compile(r"\(|\[|\d{4}-|\s*$|.*(?:(?<![\w/])step:|%\|)")
 """The start of a line that does not continue a line of verl that the terminal wrapped."""
@@ -44,7 +46,7 @@ _PARTS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 def read_console_rows(text: str) -> Iterator[Row]:
     """The rows of a console in the order of their forms."""
-    text = _ANSI.sub("", text)
+    text = _LONG_LINE.sub(r"\1", _ANSI.sub("", text))
     for match in _DICTIONARY.finditer(text):
         body = match[1].replace("\n", "")  # terminals wrap lines within words
         row = flatten_row({name: quoted or bare for name, quoted, bare in _ITEM.findall(body)})
@@ -56,7 +58,7 @@ def read_console_rows(text: str) -> Iterator[Row]:
 
 def _read_lines(text: str) -> Iterator[Row]:
     block: Row = {}
-    for line in _join_wrapped(text):
+    for line in filter(None, _join_wrapped(text)):
         if match := _VERL.search(line):
             yield {"step": float(match[1])} | {name: float(value) for name, value in _VERL_PAIR.findall(match[2])}
         elif match := _PRIME.search(line):
@@ -113,6 +115,8 @@ def read_seconds(text: str) -> float | None:
     (3723.0, 3723.0, 17.2, 4.0, None)
     """
     text = text.strip()
+    if len(text) > MAX_DURATION:
+        return None
     try:
         if re.fullmatch(r"(?:\d+\.?\d*[hms] ?)+", text):
             return sum(float(part[:-1]) * _PARTS[part[-1]] for part in re.findall(r"[\d.]+[hms]", text))

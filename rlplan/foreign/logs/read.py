@@ -8,6 +8,7 @@ The first step compiles and warms up, so it is dropped where there are others.
 """
 
 import csv
+import io
 import json
 import math
 import re
@@ -18,10 +19,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from rlplan.containment import measure_budget, read_contained
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.logs.console import CLOCK_S, CLOCK_STEP, Row, flatten_row, read_console_rows
 from rlplan.planner.answers.measured_step import MeasuredStep, OptimizerSteps
-from rlplan.reading import read_text
+from rlplan.reading import check_values, read_text
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.vocabulary import Phase
@@ -37,6 +39,8 @@ SUFFIXES = (".jsonl", ".csv", ".log", ".txt", ".out", ".err")
 """Suffixes of logs, beside the name trainer_state.json."""
 MAX_LOG_BYTES = 64 << 20
 MAX_STEP_S = 1e6
+MAX_NAME = 160
+"""Characters of a name in messages."""
 OVERLAP = 1.2
 """Longest phase relative to its step: phases of async steps overlap. A longer one is in another unit."""
 _TIME_LIKE = re.compile(r"(time|timing|seconds|_s$|_ms$|duration|elapsed)", re.IGNORECASE)
@@ -83,10 +87,15 @@ def is_log(path: Path) -> bool:
 
 
 def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
-    """The median step of a log. fields: `rollout=my/gen_ms:ms` for names that no table has.
+    """The median step of a log, which is read in a limited process. fields: `rollout=my/gen_ms:ms` for names that no
+    table has.
 
     Raises: SpecError for an empty log, one without a known field, fields without a unit, and impossible numbers.
     """
+    return read_contained(lambda: _read_step(path, fields), path, MeasuredStep, measure_budget(path))
+
+
+def _read_step(path: Path, fields: Sequence[str]) -> MeasuredStep:
     own = dict(_parse_own_field(field) for field in fields)
     rows = _rename_fields([row for row in _read_rows(path) if row], path)
     if not rows:
@@ -117,7 +126,9 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
     if set(medians) <= set(LENGTHS):
         raise _refuse(path, "no step has a number of seconds", "numbers, not NaN", "give the log of a run with steps")
     _check_units(medians, path)
-    unread = sorted(name for name in names - set(meanings) - {CLOCK_S, "_timestamp"} if _TIME_LIKE.search(name))
+    unread = sorted(
+        name[:MAX_NAME] for name in names - set(meanings) - {CLOCK_S, "_timestamp"} if _TIME_LIKE.search(name)
+    )
     own_name = "progress bars" if not own else "own names"
     return MeasuredStep(
         stack=own_name if names.isdisjoint(stack.meanings) else stack.name,
@@ -165,7 +176,7 @@ def _rename_fields(rows: list[Row], path: Path) -> list[Row]:
     if len(runs) > 1:
         raise _refuse(
             path,
-            f"an export of {len(runs)} runs: {', '.join(sorted(runs)[:3])}",
+            f"an export of {len(runs)} runs: {', '.join(sorted(runs)[:3])[:MAX_NAME]}",
             "a log of one run, because runs differ in their steps",
             "export one run, or keep the columns of one",
         )
@@ -186,7 +197,12 @@ def _read_rows(path: Path) -> Iterator[Row]:
     if path.name == "trainer_state.json":
         yield from map(flatten_row, _read_history(path, text))
     elif path.suffix == ".csv":
-        yield from map(flatten_row, csv.DictReader(text.splitlines()))
+        try:
+            yield from map(flatten_row, csv.DictReader(text.splitlines()))
+        except csv.Error as error:
+            raise _refuse(
+                path, f"it is no CSV: {error}", "rows of numbers under a header", "correct the file"
+            ) from None
     elif path.suffix == ".jsonl":
         yield from map(flatten_row, _read_json_rows(path, text))
     else:
@@ -204,12 +220,15 @@ def _read_history(path: Path, text: str) -> list[Any]:
 
 
 def _read_json_rows(path: Path, text: str) -> Iterator[Any]:
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    for number, line in lines:
+    text = text.rstrip()
+    last = text.count("\n") + 1
+    for number, line in enumerate(io.StringIO(text), 1):
         try:
-            yield json.loads(line)
+            if line.strip():
+                check_values(line)
+                yield json.loads(line)
         except (ValueError, RecursionError):
-            if number == lines[-1][0]:  # a run that was killed leaves half a line
+            if number == last:  # a run that was killed leaves half a line
                 return
             rule = "an object of metrics a line"
             raise _refuse(path, f"line {number} is no JSON", rule, "correct or remove that line") from None
@@ -245,7 +264,7 @@ def _check_own_meanings(
                 path,
                 f"no row has the field '{shorten_value(name)[1:-1]}'",
                 f"a field of the log.{did_you_mean(name, names)}",
-                f"fields there: {', '.join(sorted(names)[:12])}",
+                f"fields there: {', '.join(name[:MAX_NAME] for name in sorted(names)[:12])}",
             )
     return own
 
@@ -260,7 +279,7 @@ def _sum_by_meaning(row: Row, meanings: Mapping[str, tuple[str, float]], path: P
         most = 1.0 if meaning == "cut_share" else MAX_STEP_S / unit if meaning not in LENGTHS else float(1 << 30)
         if not 0 <= value <= most:
             rule = f"from 0 to {most:g}"
-            raise _refuse(path, f"{name} is {value:g}", rule, "correct the log, or leave the row out")
+            raise _refuse(path, f"{name[:MAX_NAME]} is {value:g}", rule, "correct the log, or leave the row out")
         sums[meaning] = sums.get(meaning, 0.0) + value * unit
     return sums
 
@@ -281,6 +300,7 @@ def _check_units(medians: Mapping[str, float], path: Path) -> None:
 
 def _refuse_unknown_fields(path: Path, names: set[str]) -> SpecError:
     known = [name for stack in load_stacks() for name in stack.meanings]
+    names = {name[:MAX_NAME] for name in names}
     timers = sorted(name for name in names if _TIME_LIKE.search(name))
     near = "".join(sorted({did_you_mean(name, known) for name in timers[:20]}))
     first = timers[0] if timers else "gen_time"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplan.foreign.python.unsloth import add_default, is_unsloth
-from rlplan.foreign.python.values import MAX_ITEMS, MAX_WORK, Made, Values, count_parts, get_name, get_source, is_made
+from rlplan.foreign.python.values import MAX_ITEMS, MAX_WORK, Made, Values, get_dotted_name, get_name, is_made, simplify
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.unknown import is_known, mark_unknown, strip_marks
 
@@ -57,7 +57,7 @@ class OwnClass:
     """Its nearest base class from a library, or its own name."""
     defaults: dict[str, Given]
     methods: dict[str, ast.FunctionDef]
-    fields: list[str]
+    fields: dict[str, None]
     """Names of annotated fields, in order."""
 
 
@@ -72,8 +72,8 @@ class ReturnError(Exception):
 class Calls(Values):
     """Calls of one script."""
 
-    def __init__(self, file: str, outside: Mapping[str, str]) -> None:
-        super().__init__(file, outside)
+    def __init__(self, text: str, file: str, outside: Mapping[str, str]) -> None:
+        super().__init__(text, file, outside)
         self.notes: list[str] = []
         self.has_own_flags = False
         """Whether the script has its own argument parser, whose options are not the trainer's."""
@@ -97,7 +97,7 @@ class Calls(Values):
         """Follow statements."""
         raise NotImplementedError
 
-    def call(self, node: ast.Call) -> Any:
+    def call(self, node: ast.Call, owner: Any = None) -> Any:
         """The value of a call; trainers and configurations are recorded."""
         name = self.aliases.get(get_name(node.func), get_name(node.func))
         own = self.value(node.func) if isinstance(node.func, ast.Name) else None
@@ -105,13 +105,13 @@ class Calls(Values):
             return self.call_function(own, node)
         if isinstance(own, OwnClass):
             return self._create_object(own, node)
-        if name == "from_pretrained" and get_source(node.func).startswith("PeftModel"):
+        if name == "from_pretrained" and get_dotted_name(node.func).startswith("PeftModel"):
             model = self.value(node.args[0]) if node.args else None
             lora = Given(Made("LoraConfig"), self.place(node))
             return Made(name, (dict(model.entries) if isinstance(model, Made) else {}) | {"peft_config": lora})
         if name in ("from_pretrained", "from_dict") or (name.endswith(_ENDS) and name[:1].isupper()):
             instance = self._record(name, node)
-            return add_default(instance, self.place(node)) if is_unsloth(get_source(node.func)) else instance
+            return add_default(instance, self.place(node)) if is_unsloth(get_dotted_name(node.func)) else instance
         if name == "get_peft_model":
             wrapped = self._record(name, node)
             model = wrapped.get("model")
@@ -126,11 +126,11 @@ class Calls(Values):
             self._set_attribute(node)
             return None
         if isinstance(node.func, ast.Attribute):
-            result = self._call_method(node, name)
-            if result is not None:
+            owner = self.value(node.func.value)
+        for call in (self._call_method, self._call_parser):
+            if (result := call(node, name, owner)) is not None:
                 return result
-        result = self._call_parser(node, name)
-        return super().call(node) if result is None else result
+        return super().call(node, owner)
 
     def _value(self, node: ast.expr) -> Any:
         if not isinstance(node, ast.Lambda):
@@ -144,21 +144,21 @@ class Calls(Values):
         if isinstance(owner, Made) and isinstance(key, str) and is_known(key):
             self.give(owner, key, Given(self.value(node.args[2]), self.place(node)))
         elif isinstance(owner, Made):
-            self.notes.append(f"{self.place(node)}: what {get_source(node)} sets is known only at run time")
+            self.notes.append(f"{self.place(node)}: what {self.quote(node)} sets is known only at run time")
 
     def give(self, owner: Made, key: str, entry: Given) -> None:
         """Set an attribute, unless the object would then contain itself."""
-        before = dict(owner.entries)
+        before = owner.entries.get(key)
         owner.entries[key] = entry
-        if count_parts(owner) > MAX_ITEMS:
-            owner.entries = before
+        if not self.takes(owner):
+            owner.entries |= {key: before} if before is not None else {}
+            if before is None:
+                del owner.entries[key]
 
-    def _call_method(self, node: ast.Call, name: str) -> Any:
+    def _call_method(self, node: ast.Call, name: str, owner: Any) -> Any:
         """The value of a method call of the script's own class; None for any other call."""
-        assert isinstance(node.func, ast.Attribute), "a method"
-        owner = self.value(node.func.value)
         if is_made(owner, _ENDS) and name.startswith("set_"):
-            self.notes.append(f"{self.place(node)}: what {get_source(node)[:80]} sets is not read")
+            self.notes.append(f"{self.place(node)}: what {self.quote(node)[:80]} sets is not read")
         own = owner.own if isinstance(owner, Made) else owner
         if not isinstance(own, OwnClass) or name not in own.methods:
             return None
@@ -193,7 +193,7 @@ class Calls(Values):
             elif isinstance(more := self.value(keyword.value), dict):
                 entries |= {str(key): Given(value, place) for key, value in more.items()}
             else:
-                self.notes.append(f"{place}: what **{get_source(keyword.value)} gives {name} is known only at run time")
+                self.notes.append(f"{place}: what **{self.quote(keyword.value)} gives {name} is known only at run time")
         instance = Made(name, entries, node.lineno, own)
         self.made.append(instance)
         if name.endswith("Trainer") and self.spent <= MAX_WORK:
@@ -212,7 +212,7 @@ class Calls(Values):
             )
         return self.value(node)
 
-    def _call_parser(self, node: ast.Call, name: str) -> Any:
+    def _call_parser(self, node: ast.Call, name: str, owner: Any) -> Any:
         """The value of a call of an argument parser, of options or of dataclasses; None for any other call."""
         if name == "ArgumentParser":
             self.has_own_flags = True
@@ -222,14 +222,15 @@ class Calls(Values):
                 node.args[0] if node.args else next((keyword.value for keyword in node.keywords), ast.Constant(None))
             )
             listed = self.value(classes)
+            if not self.takes(listed):
+                return None
             names = [
-                item.name if isinstance(item, OwnClass) else strip_marks(str(item)).rpartition(".")[2]
+                item.name if isinstance(item, OwnClass) else strip_marks(str(simplify(item))).rpartition(".")[2]
                 for item in (listed if isinstance(listed, list) else [listed])
             ]
             return Made("ClassParser", {class_name: Given(None, "") for class_name in names})
         if not isinstance(node.func, ast.Attribute) or name not in (*_PARSED_CLASSES, *_OPTION_CALLS):
             return None
-        owner = self.value(node.func.value)
         if is_made(owner, "ClassParser") and name in _PARSED_CLASSES:
             mapping = self.value(node.args[0]) if name == "parse_dict" and node.args else None
             flags = (
@@ -262,8 +263,8 @@ class Calls(Values):
     def _call_options(self, parser: Made, node: ast.Call, name: str) -> Any:
         """The value of a parser's method: `add_argument` records a default, `parse_args` returns them all."""
         if name == "add_argument":
-            flags = [str(self.value(argument)) for argument in node.args]
-            words = self.keywords(node)
+            flags = [flag for argument in node.args if isinstance(flag := self.value(argument), str)]
+            words = {key: value for key, value in self.keywords(node).items() if not isinstance(value, list | dict)}
             option = str(words.get("dest") or next((flag for flag in flags if flag.startswith("--")), "").strip("-"))
             option = option.replace("-", "_")
             switch = {"store_true": False, "store_false": True}.get(str(words.get("action")))
@@ -293,7 +294,7 @@ class Calls(Values):
     def _read_typed_flags(self, node: ast.Call) -> dict[str, Given]:
         """Flags in a list of words that the script passes to its parser."""
         arguments = self.value(node.args[0]) if node.args else None
-        words = arguments if isinstance(arguments, list) else []
+        words = arguments if isinstance(arguments, list) and self.takes(arguments) else []
         entries: dict[str, Given] = {}
         for at, word in enumerate(words):
             if isinstance(word, str) and word.startswith("-") and len(word) > 1:
@@ -319,6 +320,7 @@ class Calls(Values):
         if self.depth == 0:
             self.module = outer
         seen = self.module if function.is_global else outer
+        self.spent += len(seen) // 4  # they are copied
         self.names, self.shared, self.perhaps = (
             {**seen, **self._bind_arguments(function.node.args, node, first)},
             set(),
@@ -371,6 +373,8 @@ class Calls(Values):
         for argument in node.args:
             value = self.value(argument.value if isinstance(argument, ast.Starred) else argument)
             values += value if isinstance(argument, ast.Starred) and isinstance(value, list) else [value]
+            if len(values) > MAX_ITEMS:
+                raise ValueError("very many arguments")
         return values
 
     def _evaluate_keywords(self, node: ast.Call) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.python.statements import Script
 from rlplan.foreign.python.unsloth import LOADED, SHARED, list_keys
-from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, get_name, is_made
+from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, get_name, is_made, simplify
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import list_given_trainers, load_table
 from rlplan.foreign.unknown import is_known, strip_marks
-from rlplan.reading import read_text
+from rlplan.reading import check_code, read_text
 
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of LoraConfig, with the names of ModelConfig's flags."""
@@ -60,11 +60,11 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     gave the Python file itself. Raises: SpecError for a file that is not Python; without flags also for a `--set` name
     that the script lacks (the reader of a shell script checks its own names).
     """
-    tree = parse_file(path)
-    script = Script(tree, path.name, {**(flags or {}), **outside})
+    tree, text = parse_file(path)
+    script = Script(tree, text, path.name, {**(flags or {}), **outside})
     is_long = script.spent > MAX_WORK and not script.followed_to and _names_a_trainer(tree)
     if is_long:  # a notebook may play a whole game before it trains
-        script = Script(tree, path.name, {**(flags or {}), **outside}, MAX_WORK // 10)
+        script = Script(tree, text, path.name, {**(flags or {}), **outside}, MAX_WORK // 10)
     if is_long and script.spent > MAX_WORK and not script.followed_to:
         raise SpecError(
             "the script is too long to be followed",
@@ -88,19 +88,21 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     return PythonScript(entries, (*script.notes, *notes), makes_grpo, has_trainer, script.has_own_flags, used)
 
 
-def parse_file(path: Path) -> ast.Module:
-    """The syntax tree of a file. Raises: SpecError for a file that is not Python."""
+def parse_file(path: Path) -> tuple[ast.Module, str]:
+    """The syntax tree of a file, and its text. Raises: SpecError for a file that is not Python."""
     try:
         text = read_text(path, "the script")
         if path.suffix == ".ipynb":
             text = _join_cells(text)
+        check_code(path, text)
         try:
-            return ast.parse(text)
+            return ast.parse(text), text
         except SyntaxError:
             if not _IPYTHON.search(text):
                 raise
-        return ast.parse(_IPYTHON.sub(_replace_magic, text))
-    except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        text = _IPYTHON.sub(_replace_magic, text)
+        return ast.parse(text), text
+    except (SyntaxError, ValueError, TypeError, KeyError) as error:
         raise SpecError(
             f"the script is not Python: {error}",
             where=str(path),
@@ -264,7 +266,7 @@ def _convert_entry(key: str, entry: Given) -> Iterator[tuple[str, Given]]:
     elif is_made(entry.value, "Config"):
         yield from ((f"{key}.{inner}", inner_entry) for inner, inner_entry in entry.value.entries.items())
     elif isinstance(entry.value, dict | list):
-        yield key, Given(str(entry.value), entry.place)
+        yield key, Given(str(simplify(entry.value)), entry.place)
     else:
         yield key, entry
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rlplan.foreign.python.calls import Calls, Function, OwnClass, ReturnError
-from rlplan.foreign.python.values import LONG, MAX_WORK, Made, get_name, get_source, is_made
+from rlplan.foreign.python.calls import MAX_CALLS, Calls, Function, OwnClass, ReturnError
+from rlplan.foreign.python.values import LONG, MAX_WORK, Made, get_name, is_made
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.unknown import is_known, mark_unknown
 
@@ -74,9 +74,11 @@ class _EndError(Exception):
 class Script(Calls):
     """One script, followed from its first statement to its last."""
 
-    def __init__(self, tree: ast.Module, file: str, outside: Mapping[str, str], most_work: int = MAX_WORK) -> None:
+    def __init__(
+        self, tree: ast.Module, text: str, file: str, outside: Mapping[str, str], most_work: int = MAX_WORK
+    ) -> None:
         """most_work: limit on the work of one top-level statement; what a longer one sets is unknown."""
-        super().__init__(file, outside)
+        super().__init__(text, file, outside)
         self.passes = 0
         for statement in tree.body:
             self.limit = min(MAX_WORK, self.spent + most_work)
@@ -86,12 +88,13 @@ class Script(Calls):
                 self._forget(statement)
         self.limit = MAX_WORK
         for node in sorted(self.functions, key=lambda function: function.name not in _USUAL):
-            if not any(instance.name.endswith("Trainer") for instance in self.made) and not self.functions[node]:
+            if not self.followed_to and not self.functions[node] and self.num_calls < MAX_CALLS:
                 self.call_function(Function(node), None)  # the script never calls it, so a command line does
 
     def run(self, body: Iterable[ast.stmt]) -> None:
         """Follow statements. Raises: ReturnError."""
         for statement in body:
+            self.spent += 1
             if self.spent > self.limit:
                 return  # read_python refuses the script, or follows it with a limit for each statement
             try:
@@ -134,7 +137,7 @@ class Script(Calls):
             case ast.If():
                 test = self.truth(node.test)
                 if test is None:
-                    self._follow_either([node.orelse, node.body], f"whether {get_source(node.test)} holds", node)
+                    self._follow_either([node.orelse, node.body], f"whether {self.quote(node.test)} holds", node)
                 else:
                     self.run(node.body if test else node.orelse)
             case ast.Match():
@@ -160,10 +163,12 @@ class Script(Calls):
             case ast.Break() | ast.Continue():
                 raise _EndError(type(node).__name__.lower())
             case ast.Global() | ast.Nonlocal():
+                self.spent += len(node.names)
                 self.shared |= set(node.names)
             case ast.ImportFrom():
                 self.aliases |= {alias.asname: alias.name for alias in node.names if alias.asname is not None}
             case ast.Delete():
+                self.spent += len(node.targets)
                 for target in node.targets:
                     self._delete(target)
 
@@ -171,8 +176,8 @@ class Script(Calls):
         iterable = self.value(node.iter)
         items = list(iterable) if isinstance(iterable, dict | list) else None
         if items is None or self.passes + len(items) > MAX_PASSES:
-            self._assign(node.target, mark_unknown(get_source(node.target)))
-            self._follow_either([[], node.body], f"what {get_source(node.iter)} holds", node)
+            self._assign(node.target, mark_unknown(self.quote(node.target)))
+            self._follow_either([[], node.body], f"what {self.quote(node.iter)} holds", node)
             return
         self.passes += len(items)
         for item in items:
@@ -195,13 +200,13 @@ class Script(Calls):
             self.passes += 1
             if self._run_iteration(node.body):
                 return
-        self._follow_either([[], node.body], f"whether {get_source(node.test)} holds", node)
+        self._follow_either([[], node.body], f"whether {self.quote(node.test)} holds", node)
 
     def _follow_match(self, node: ast.Match) -> None:
         """The matching case, among values and `_`; all cases where the match is known only at run time."""
         subject = self.value(node.subject)
         if isinstance(subject, str) and not is_known(subject):
-            self._follow_either(_list_case_bodies(node), f"which case {get_source(node.subject)} is", node)
+            self._follow_either(_list_case_bodies(node), f"which case {self.quote(node.subject)} is", node)
             return
         for case in node.cases:
             options = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
@@ -210,7 +215,7 @@ class Script(Calls):
             is_any = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
             guard = True if case.guard is None else self.truth(case.guard)
             if (len(values) < len(options) and not is_any) or guard is None:
-                self._follow_either(_list_case_bodies(node), f"which case {get_source(node.subject)} is", node)
+                self._follow_either(_list_case_bodies(node), f"which case {self.quote(node.subject)} is", node)
                 return
             if (is_any or subject in values) and guard:
                 self.run(case.body)
@@ -222,8 +227,13 @@ class Script(Calls):
         what: the undecided condition, for the note.
         """
         before, num_made, returned = dict(self.names), len(self.made), list[Any]()
+        # copies of names, lists and objects count as work
+        shallow = sum(len(value) for value in before.values() if isinstance(value, list | dict))
+        self.spent += len(self.made) // 4 + len(bodies) * (2 * len(before) + shallow // 4)
+        if self.spent > self.limit:
+            return
         objects = _Objects([instance for instance in (*self.made, *before.values()) if isinstance(instance, Made)])
-        self.spent += 4 * len(before) + objects.size  # copies of names and objects count as work
+        self.spent += len(bodies) * objects.size
         after: list[dict[str, Any]] = []
         for body in bodies:
             self.names = {name: _copy(value) for name, value in before.items()}
@@ -259,10 +269,10 @@ class Script(Calls):
                 self.names[target.id] = value
             case ast.Tuple() | ast.List():
                 if is_made(value, "from_pretrained"):  # unsloth returns the model and a tokenizer
-                    value = [value, *(mark_unknown(get_source(element)) for element in target.elts[1:])]
+                    value = [value, *(mark_unknown(self.quote(element)) for element in target.elts[1:])]
                 parts = value if isinstance(value, list) and len(value) == len(target.elts) else None
                 for index, element in enumerate(target.elts):
-                    self._assign(element, mark_unknown(get_source(element)) if parts is None else parts[index])
+                    self._assign(element, mark_unknown(self.quote(element)) if parts is None else parts[index])
             case ast.Attribute():
                 owner = self.value(target.value)
                 if isinstance(owner, Made):
@@ -274,14 +284,14 @@ class Script(Calls):
 
     def _assign_augmented(self, node: ast.AugAssign) -> None:
         """`a += b`; a mapping or a list changes in place, for all its names."""
-        read = ast.parse(ast.unparse(node.target), mode="eval").body
-        owner, more = self.value(read), self.value(node.value)
+        owner, more = self.value(node.target), self.value(node.value)
         if isinstance(owner, dict) and isinstance(more, dict) and isinstance(node.op, ast.BitOr):
             owner.update(more)
         elif isinstance(owner, list) and isinstance(more, list) and isinstance(node.op, ast.Add):
             owner += list(more)
         else:
-            self._assign(node.target, self.value(ast.BinOp(read, node.op, node.value)))
+            changed = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
+            self._assign(node.target, self.value(changed))
             return
         if not self.takes(owner):
             owner.clear()
@@ -306,7 +316,7 @@ class Script(Calls):
 
     def _define_class(self, node: ast.ClassDef) -> None:
         """Record a class: its fields with defaults, and its methods."""
-        own_class = OwnClass(node.name, node.name, {}, {}, [])
+        own_class = OwnClass(node.name, node.name, {}, {}, {})
         for parent in reversed(node.bases):
             known = self.names.get(get_name(parent))
             if isinstance(known, OwnClass):
@@ -316,10 +326,11 @@ class Script(Calls):
             elif get_name(parent).endswith(("Config", "Trainer")):
                 base = self.aliases.get(get_name(parent), get_name(parent))
                 own_class = OwnClass(node.name, base, own_class.defaults, own_class.methods, own_class.fields)
-        defaults, methods, fields = dict(own_class.defaults), dict(own_class.methods), list(own_class.fields)
+        defaults, methods, fields = dict(own_class.defaults), dict(own_class.methods), dict(own_class.fields)
+        self.spent += len(defaults) + len(methods) + len(fields)
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                fields += [statement.target.id] * (statement.target.id not in fields)
+                fields[statement.target.id] = None
             if isinstance(statement, ast.AnnAssign | ast.Assign) and statement.value is not None:
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
                 entry = Given(self.default(statement.value), self.place(statement))

@@ -9,7 +9,7 @@ Left out: statements and functions of the script's own (statements.py).
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, TypeGuard
@@ -17,19 +17,21 @@ from typing import Any, TypeGuard
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.unknown import is_known, mark_unknown
 
-MAX_PARTS = 200
-"""Nodes of one expression without containers: each may add a stack frame, and Python allows 1,000."""
 MAX_NUMBER, MAX_TEXT = 1 << 60, 10_000
 MAX_ITEMS, MAX_NESTED = 10_000, 40
 """Parts of a list, a mapping or an object with all its content, and its nesting."""
+CHARACTERS = 64
+"""Characters of a text that count as one part."""
+MAX_DIGITS = 32
+"""Digits to which a number is rounded: of more, Python computes a power of ten."""
+MAX_QUOTE, MAX_QUOTED_LINES, MAX_DOTS = 200, 8, 16
 MAX_WORK = 300_000
-"""Expressions and parts of values that are evaluated in all."""
+"""Statements, expressions, names and parts of values that are looked at in all."""
 ALWAYS = ("torch.cuda.is_available", "torch.cuda.is_bf16_supported", "is_bf16_supported", "is_bfloat16_supported")
 """Calls that return True on every supported machine."""
 _OF_LAUNCHERS = {"LOCAL_RANK": "0", "RANK": "0"}
 """Environment variables that launchers set; `WORLD_SIZE` is known only at run time."""
 LONG = "an expression of very many parts"
-_DEEP = (ast.BinOp, ast.BoolOp, ast.Attribute, ast.Subscript, ast.Call)
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -54,13 +56,13 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int": int,
     "float": float,
-    "str": str,
+    "str": lambda value: str(simplify(value)),
     "bool": bool,
     "min": min,
     "max": max,
-    "round": round,
+    "round": lambda number, digits=None: _round(number, digits),
     "list": list,
-    "tuple": tuple,
+    "tuple": list,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ModelConfig": {
@@ -103,10 +105,10 @@ class Made:
 
 
 class Values:
-    """Expressions of one script. outside: values of `--set` and flags, by name."""
+    """Expressions of one script. text: its source. outside: values of `--set` and flags, by name."""
 
-    def __init__(self, file: str, outside: Mapping[str, str]) -> None:
-        self.file, self.outside = file, outside
+    def __init__(self, text: str, file: str, outside: Mapping[str, str]) -> None:
+        self.lines, self.file, self.outside = text.encode().splitlines(), file, outside
         self.names: dict[str, Any] = {}
         self.used: set[str] = set()
         self.spent, self.limit = 0, MAX_WORK
@@ -117,31 +119,38 @@ class Values:
         self.spent += 1
         if self.spent > self.limit:
             return mark_unknown(LONG)
-        # a chain of operators recurses once per node, a container only once per level
-        if isinstance(node, _DEEP) and sum(1 for _ in ast.walk(node)) > MAX_PARTS and not _has_container(node):
-            return mark_unknown(LONG)
         try:
             value = self._value(node)
         except RecursionError:
             return mark_unknown(LONG)
-        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, MemoryError):
-            return mark_unknown(get_source(node))
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
+            return mark_unknown(self.quote(node))
+        if isinstance(value, bytes | complex) or value is Ellipsis:
+            return mark_unknown(self.quote(node))
+        if isinstance(node, ast.Name | ast.Attribute):
+            return value  # measured when it was created
         is_large = isinstance(value, int) and abs(value) > MAX_NUMBER
         is_large = is_large or (isinstance(value, str) and len(value) > MAX_TEXT)
         is_large = is_large or (isinstance(value, float) and not isfinite(value))
-        return mark_unknown(LONG) if is_large or not self._is_small(node, value) else value
+        return mark_unknown(LONG) if is_large or not self.takes(value) else value
 
-    def _is_small(self, node: ast.expr, value: Any) -> bool:
-        """Whether a new value has few enough parts; values of names were counted when they were created."""
-        if isinstance(node, ast.Name | ast.Attribute | ast.Constant) or not isinstance(value, list | dict | Made):
-            return True
-        return self.takes(value)
+    def takes(self, *values: Any) -> bool:
+        """Whether values are small enough, and within the work limit, of which they take as much as they have parts."""
+        sizes = [count_parts(value) for value in values if isinstance(value, str | list | dict | Made)]
+        self.spent += sum(sizes)
+        return max(sizes, default=0) <= MAX_ITEMS and self.spent <= self.limit
 
-    def takes(self, value: Any) -> bool:
-        """Whether a value is small enough, and within the work limit."""
-        parts = count_parts(value)
-        self.spent += parts
-        return parts <= MAX_ITEMS and self.spent <= self.limit
+    def quote(self, node: ast.expr) -> str:
+        """The source of an expression, for messages; its beginning where it is long."""
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+        if not first or not last:  # this reader has made it
+            return get_name(node) or LONG
+        lines = self.lines[first - 1 : min(last, first + MAX_QUOTED_LINES)]
+        if last - first < len(lines):
+            lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        words = b" ".join(line[: 4 * MAX_QUOTE].strip() for line in lines)
+        return words.decode("utf-8", "ignore")[:MAX_QUOTE]
 
     def place(self, node: ast.AST) -> str:
         """The file and the line."""
@@ -162,7 +171,7 @@ class Values:
             case ast.IfExp():
                 test = self.truth(node.test)
                 return (
-                    mark_unknown(get_source(node)) if test is None else self.value(node.body if test else node.orelse)
+                    mark_unknown(self.quote(node)) if test is None else self.value(node.body if test else node.orelse)
                 )
             case ast.Attribute():
                 return self._evaluate_attribute(node)
@@ -181,22 +190,25 @@ class Values:
             case ast.UnaryOp():
                 if isinstance(node.op, ast.Not):
                     test = self.truth(node.operand)
-                    return mark_unknown(get_source(node)) if test is None else not test
+                    return mark_unknown(self.quote(node)) if test is None else not test
                 operand = require_known(self.value(node.operand))
                 return -operand if isinstance(node.op, ast.USub) else operand
             case ast.BoolOp():
                 for part in node.values[:-1]:
                     test = self.truth(part)
                     if test is None:
-                        return mark_unknown(get_source(node))
+                        return mark_unknown(self.quote(node))
                     if test is isinstance(node.op, ast.Or):
                         return self.value(part)
                 return self.value(node.values[-1])
             case ast.BinOp():
                 return _combine(node.op, require_known(self.value(node.left)), require_known(self.value(node.right)))
             case ast.Compare(ops=[op], comparators=[other]):
-                return _COMPARED[type(op)](require_known(self.value(node.left)), require_known(self.value(other)))
-        return mark_unknown(get_source(node))
+                left, right = require_known(self.value(node.left)), require_known(self.value(other))
+                if not self.takes(left, right):
+                    raise ValueError(LONG)
+                return _COMPARED[type(op)](left, right)
+        return mark_unknown(self.quote(node))
 
     def truth(self, node: ast.expr) -> bool | None:
         """Whether an expression is true; None where that is known only at run time."""
@@ -209,7 +221,7 @@ class Values:
         if name in self.outside:
             self.used.add(name)
             return parse_word(self.outside[name])
-        return mark_unknown(get_source(node))
+        return mark_unknown(self.quote(node))
 
     def _evaluate_dict(self, node: ast.Dict) -> dict[Any, Any]:
         mapping: dict[Any, Any] = {}
@@ -223,12 +235,12 @@ class Values:
     def evaluate_mapping(self, node: ast.expr) -> dict[Any, Any]:
         """The mapping after `**`. Raises: ValueError where it is unknown."""
         mapping = self.value(node)
-        if not isinstance(mapping, dict):
-            raise ValueError(get_source(node))
+        if not isinstance(mapping, dict) or not self.takes(mapping):
+            raise ValueError(self.quote(node))
         return mapping
 
     def _evaluate_text(self, node: ast.JoinedStr) -> str:
-        parts = []
+        parts, size = list[str](), 0
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
                 if part.format_spec is not None:
@@ -239,34 +251,37 @@ class Values:
                 parts.append(str(value))
             elif isinstance(part, ast.Constant):
                 parts.append(str(part.value))
+            size += len(parts[-1])
+            if size > MAX_TEXT:
+                raise ValueError(LONG)
         return "".join(parts)
 
     def _evaluate_attribute(self, node: ast.Attribute) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id in _MODULES and node.value.id not in self.names:
-            return node.attr if node.value.id == "torch" else mark_unknown(get_source(node))
+            return node.attr if node.value.id == "torch" else mark_unknown(self.quote(node))
         owner = self.value(node.value)
         attributes = owner.entries if isinstance(owner, Made) else getattr(owner, "defaults", None) or {}
         if node.attr in attributes:
             return attributes[node.attr].value
         if isinstance(owner, Made) and node.attr in (usual := DEFAULTS.get(owner.name, {})):
             return usual[node.attr]
-        return self._look_up_outside(ast.unparse(node), node)
+        return self._look_up_outside(get_dotted_name(node), node)
 
     def _evaluate_item(self, node: ast.Subscript) -> Any:
-        if isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "os.environ":
-            return self._look_up_outside(str(self.value(node.slice)), node)
+        if get_dotted_name(node.value) == "os.environ":
+            return self._look_up_outside(str(simplify(self.value(node.slice)))[:MAX_QUOTE], node)
         owner = self.value(node.value)
         return (
             owner[require_known(self.value(node.slice))]
             if isinstance(owner, dict | list)
-            else mark_unknown(get_source(node))
+            else mark_unknown(self.quote(node))
         )
 
-    def call(self, node: ast.Call) -> Any:
-        """The value of a call of a known library function."""
-        name, text = get_name(node.func), ast.unparse(node.func)
+    def call(self, node: ast.Call, owner: Any = None) -> Any:
+        """The value of a call of a known library function. owner: that of a method."""
+        name, text = get_name(node.func), get_dotted_name(node.func)
         if text in ("os.environ.get", "os.getenv"):
-            variable = str(self.value(node.args[0]))
+            variable = str(simplify(self.value(node.args[0])))[:MAX_QUOTE]
             if variable in self.outside or variable == "WORLD_SIZE" or len(node.args) < 2:
                 return _OF_LAUNCHERS.get(variable) or self._look_up_outside(variable, node)
             return _OF_LAUNCHERS.get(variable) or self.value(node.args[1])
@@ -277,7 +292,6 @@ class Values:
         if (result := self._call_copy(node, name)) is not None:
             return result
         if isinstance(node.func, ast.Attribute):
-            owner = self.value(node.func.value)
             if isinstance(owner, dict) and name in _OF_MAPPINGS:
                 return self._call_mapping(owner, node, name)
             if isinstance(owner, list) and name in ("append", "extend") and len(node.args) == 1:
@@ -288,19 +302,25 @@ class Values:
                 return None
             if name in _UNCHANGED and isinstance(owner, Made):
                 return owner
-        return mark_unknown(get_source(node))
+        return mark_unknown(self.quote(node))
 
     def _call_builtin(self, node: ast.Call, name: str) -> Any:
         """The value of a call of a builtin; None for any other call."""
         if name == "range":
-            return list(range(*(min(int(require_known(self.value(argument))), MAX_ITEMS) for argument in node.args)))
+            numbers = range(*(int(require_known(self.value(argument))) for argument in node.args))
+            if len(numbers) > MAX_ITEMS:
+                raise ValueError("a long range")
+            return list(numbers)
         if name == "dict":
             return (
                 self.keywords(node) if not node.args else {**self.evaluate_mapping(node.args[0]), **self.keywords(node)}
             )
         if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(require_known(self.value(argument)) for argument in node.args))
-        if name == "getattr" and get_source(node.args[0]) == "torch":  # a type by its name
+            arguments = [require_known(self.value(argument)) for argument in node.args]
+            if not self.takes(*arguments):
+                raise ValueError(LONG)
+            return _FUNCTIONS[name](*arguments)
+        if name == "getattr" and get_name(node.args[0]) == "torch":  # a type by its name
             return require_known(self.value(node.args[1]))
         if name == "vars" and isinstance(owner := self.value(node.args[0]), Made):
             return {key: entry.value for key, entry in owner.entries.items()}
@@ -343,15 +363,22 @@ class Values:
 
 def _combine(op: ast.operator, left: Any, right: Any) -> Any:
     """The result of a binary operator. Raises: ValueError for formats, repeated texts and large powers."""
-    if isinstance(left, str) and isinstance(op, ast.Mod):
-        raise ValueError("a format")
-    if isinstance(op, ast.Mult) and (isinstance(left, str | list) or isinstance(right, str | list)):
-        raise ValueError("a repeated text")
+    if isinstance(op, ast.Add | ast.BitOr):
+        return _BINARY[type(op)](left, right)
+    if not isinstance(left, int | float) or not isinstance(right, int | float):
+        raise ValueError("a format, or repeated parts")
     if not isinstance(op, ast.Pow):
         return _BINARY[type(op)](left, right)
     if not isinstance(left, int) or right not in range(64) or abs(left) >= 1 << 20:
         raise ValueError("a large power")
     return left**right
+
+
+def _round(number: Any, digits: Any) -> Any:
+    """Raises: ValueError for many digits."""
+    if digits is not None and abs(digits) > MAX_DIGITS:
+        raise ValueError("many digits")
+    return round(number, digits)
 
 
 def require_known(value: Any) -> Any:
@@ -373,7 +400,11 @@ def count_parts(value: Any) -> int:
     while left and num <= MAX_ITEMS:
         item, depth = left.pop()
         num += 1 if depth <= MAX_NESTED else MAX_ITEMS + 1
-        inner = list(item.values()) if isinstance(item, dict) else item if isinstance(item, list) else []
+        if isinstance(item, str):
+            num += len(item) // CHARACTERS
+        inner: Sequence[Any] = item if isinstance(item, list) else ()
+        if isinstance(item, dict):
+            inner = [*item.values(), *(key for key in item if isinstance(key, str) and len(key) > CHARACTERS)]
         if isinstance(item, Made):
             inner = [part.value for part in item.entries.values()]
         left += [(part, depth + 1) for part in inner]
@@ -385,16 +416,28 @@ def is_made(value: Any, end: str | tuple[str, ...]) -> TypeGuard[Made]:
     return isinstance(value, Made) and value.name.endswith(end)
 
 
-def _has_container(node: ast.AST) -> bool:
-    return any(isinstance(child, ast.Dict | ast.List | ast.Tuple | ast.keyword) for child in ast.walk(node))
+def simplify(value: Any) -> Any:
+    """A value as JSON has it; an object that a call creates becomes the text of its call, and a date its own text.
+
+    >>> simplify({1: [Made("LoraConfig")]})
+    {'1': ['LoraConfig(...)']}
+    """
+    if isinstance(value, list | tuple):
+        return [simplify(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): simplify(part) for key, part in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return f"{value.name}(...)" if hasattr(value, "name") else f"{value:%FT%T}" if hasattr(value, "strftime") else "..."
 
 
-def get_source(node: ast.expr) -> str:
-    """The source of an expression, for messages."""
-    try:
-        return ast.unparse(node)[:200]
-    except RecursionError:
-        return LONG
+def get_dotted_name(node: ast.expr) -> str:
+    """`a.b.c` of an attribute of names; empty for any other expression, and for a very long one."""
+    parts = list[str]()
+    while isinstance(node, ast.Attribute) and len(parts) < MAX_DOTS:
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def get_name(node: ast.expr) -> str:

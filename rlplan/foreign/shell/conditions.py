@@ -4,11 +4,10 @@ In: nodes of the grammar, expanded words. Out: true, false, or None where the re
 Left out: tests of files, commands as tests.
 """
 
-import fnmatch
 import re
 from typing import TYPE_CHECKING
 
-from rlplan.foreign.shell.words import UnknownError, Words, get_text
+from rlplan.foreign.shell.words import UnknownError, Words, get_text, match_pattern
 from rlplan.foreign.unknown import CLOSE, OPEN, is_known
 
 if TYPE_CHECKING:
@@ -60,7 +59,8 @@ def _compare(node: "Node", sign: str, words: Words) -> bool | None:
     if not (is_known(left) and is_known(right)):
         return None
     if sign in ("=", "==", "!="):
-        return fnmatch.fnmatchcase(left, right) is (sign != "!=")
+        is_match = match_pattern(left, right)
+        return None if is_match is None else is_match is (sign != "!=")
     try:
         pair = int(left), int(right)
     except ValueError:

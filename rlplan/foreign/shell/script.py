@@ -5,7 +5,6 @@ Left out: expansion of words (words.py), tests (conditions.py); whatever is know
 paths, `while` loops, tests of files.
 """
 
-import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.foreign.shell.conditions import evaluate_test, is_test
-from rlplan.foreign.shell.words import Value, Words, evaluate_path_command, get_text
+from rlplan.foreign.shell.words import Value, Words, evaluate_path_command, get_text, match_pattern
 from rlplan.foreign.unknown import is_known, strip_marks
-from rlplan.reading import is_file, read_text
+from rlplan.reading import check_code, is_file, read_text
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-MAX_STATEMENTS = 20_000
+MAX_STATEMENTS = 5_000
 """Statements of a script and the files that it sources, with loops unrolled."""
 MAX_DEPTH = 64
 """Nesting of sourced files, calls and statements."""
+PARSING = 8
+"""Time of parsing a character again, relative to that of expanding it."""
 MAX_REDIRECTIONS = 2_000
 """Redirections of a file: tree-sitter-bash needs time quadratic in their number, and in that of NUL characters.
 
@@ -80,6 +81,7 @@ def read_script(path: Path, variables: Mapping[str, str]) -> Script:
 
 def _check_text(path: Path, text: str) -> str:
     """The text. Raises: SpecError for a text on which the grammar needs quadratic time."""
+    check_code(path, text)
     num_redirections = text.count("<") + text.count(">")
     if "\0" in text or num_redirections > MAX_REDIRECTIONS:
         raise SpecError(
@@ -121,6 +123,9 @@ class _Reader:
         """Read a file in place, as `source` does."""
         text = _check_text(path, read_text(path, "the script"))
         data = text.encode()
+        self.words.file = str(path)
+        if depth:
+            self.words.spend(1, PARSING * len(text))
         self.script.names.update(re.findall(r"\w+", text))
         # the caller's path and BASH_SOURCE hold again after the file
         before, own = (self.path, self.first_line), self.words.variables.get("BASH_SOURCE")
@@ -215,6 +220,7 @@ class _Reader:
 
     def _run_text(self, text: str, place: str, depth: int) -> None:
         """Read the commands of a text as if they stood at a place."""
+        self.words.spend(1, PARSING * len(text))
         before, self.first_line = self.first_line, int(place.rpartition(":")[2])
         self.run(self.parser.parse(_check_text(self.path, text).encode()).root_node, depth + 1)
         self.first_line = before
@@ -236,6 +242,7 @@ class _Reader:
 
     def _run_with_arguments(self, arguments: list[str], act: Callable[[], None]) -> None:
         """Run an action with arguments `$1`, `$2` and `$@`, and restore the previous ones afterwards."""
+        self.words.spend(len(arguments) + len(self.words.variables) // 8)
         outer = {key: value for key, value in self.words.variables.items() if key == "@" or key.isdigit()}
         self.words.variables["@"] = arguments
         self.words.variables.update({str(index): word for index, word in enumerate(arguments, 1)})
@@ -265,6 +272,7 @@ class _Reader:
         if "heredoc_body" not in parts:
             return None
         text = get_text(parts["heredoc_body"])
+        self.words.spend(1, PARSING * len(text))
         if get_text(parts["heredoc_start"])[:1] in ("'", '"', "\\"):
             return text
         quoted = text.replace('"', '\\"')
@@ -336,7 +344,7 @@ class _Reader:
         for item in node.named_children[1:]:
             closing = next((child.start_byte for child in item.children if child.type == ")"), 0)
             patterns = [child for child in item.named_children if child.end_byte <= closing]
-            if any(fnmatch.fnmatchcase(subject, self.words.one(pattern)) for pattern in patterns):
+            if any(match_pattern(subject, self.words.one(pattern)) for pattern in patterns):
                 for child in item.named_children[len(patterns) :]:
                     self.run(child, depth + 1)
                 return
@@ -351,6 +359,7 @@ class _Reader:
     def _substitute(self, node: "Node") -> str | None:
         """The text of a `$(...)` that only splits a path or computes a number; None for any other."""
         words, source = None, _EXPR.sub(r"$((\1))", get_text(node).strip())
+        self.words.spend(1, PARSING * len(source))
         if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar parses it as commands
             parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None

@@ -10,13 +10,19 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from rlplan.errors import SpecError
 from rlplan.foreign.unknown import is_known, mark_unknown, split_words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_WORD = 1 << 16
-"""Characters of a word: a loop that doubles a variable would otherwise fill the memory."""
+"""Characters of a word; a longer one is unknown."""
+MAX_WORK = 200_000
+"""Words, and blocks of CHARACTERS characters, that a script and its files are expanded to in all."""
+CHARACTERS = 64
+MAX_MATCHING, MAX_PATTERN = 1_000_000, 500
+"""Characters that are compared with a pattern, counted as often as it may return to them, and length of a pattern."""
 MAX_NUMBER = 1 << 63
 Value = str | list[str]
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
@@ -62,13 +68,31 @@ class Words:
 
     def __init__(self, variables: dict[str, Value], substitute: "Callable[[Node], str | None]") -> None:
         self.variables, self._substitute = variables, substitute
+        self.spent, self.file = 0, ""
+
+    def spend(self, num_words: int, num_characters: int = 0) -> None:
+        """Count work. Raises: SpecError beyond MAX_WORK."""
+        self.spent += num_words + num_characters // CHARACTERS
+        if self.spent > MAX_WORK:
+            raise SpecError(
+                f"the script expands to more than {MAX_WORK:,} words, or to very long ones",
+                where=self.file,
+                rule=f"at most {MAX_WORK:,} words, loops and functions counted as often as they run",
+                way_out="write the command that starts the training into a file of its own",
+            )
 
     def one(self, node: "Node") -> str:
         """The expansion of a node as one word without splitting, as on the right of `=`."""
-        return " ".join(self.fields(node, quoted=True))[:MAX_WORD]
+        words = self.fields(node, quoted=True)
+        return words[0] if len(words) == 1 else _shorten(" ".join(words))
 
     def fields(self, node: "Node", *, quoted: bool = False) -> list[str]:
         """The words that a node expands to: none, one, or one per element of an array."""
+        words = self._expand_node(node, quoted=quoted)
+        self.spend(1 + len(words), sum(map(len, words)))
+        return words
+
+    def _expand_node(self, node: "Node", *, quoted: bool) -> list[str]:
         kind, source = node.type, get_text(node)
         if kind == "comment":
             return []
@@ -126,6 +150,7 @@ class Words:
     def _expand_variable(self, name: str, source: str) -> list[str]:
         if name in ("@", "*"):
             words = self.variables.get("@", [])
+            self.spend(len(words))
             return list(words) if isinstance(words, list) else [words]
         value = self.variables.get(name)
         if value is None:
@@ -149,9 +174,11 @@ class Words:
         if prefix == "#":
             return [str(len(value))] if value is not None else ["0" if index == "@" else mark_unknown(source)]
         if index in ("@", "*"):
+            self.spend(len(value or ()))
             return [] if value is None else [value] if isinstance(value, str) else list(value)
         if isinstance(value, list):
-            value = value[int(index or 0)] if (index or "0").isdigit() and int(index or 0) < len(value) else None
+            position = int(index or 0) if (index or "0").isdecimal() and len(index or "") < 10 else len(value)
+            value = value[position] if position < len(value) else None
         if name in ("@", "*"):
             return self._expand_variable(name, source)
         words = self._apply_operation(value, rest, source)
@@ -174,10 +201,15 @@ class Words:
             return [mark_unknown(source)]
         pattern = "".join(self.one(part) for part in rest[1:2])
         if act in ("#", "##", "%", "%%"):
-            return [_strip_pattern(value, pattern, act)]
+            self.spend(len(value))
+            stripped = _strip_pattern(value, pattern, act)
+            return [mark_unknown(source) if stripped is None else stripped]
         if act in ("/", "//"):
             new = "".join(self.one(part) for part in rest[3:4]) if len(rest) > 2 else ""
-            return [value.replace(pattern, new, -1 if act == "//" else 1)]
+            num_matches = min(value.count(pattern), 1 if act == "/" else MAX_WORD) if pattern else 0
+            if len(value) + num_matches * len(new) > MAX_WORD:
+                return [mark_unknown(source)]
+            return [value.replace(pattern, new, num_matches) if num_matches else value]
         if act in (",,", "^^"):
             return [value.lower() if act == ",," else value.upper()]
         return [mark_unknown(source)]
@@ -220,14 +252,21 @@ def _join(parts: list[list[str]]) -> list[str]:
     words: list[str] = []
     for part in parts:
         if part and words:
-            words[-1] = (words[-1] + part[0])[:MAX_WORD]
+            words[-1] = _shorten(words[-1] + part[0])
             words += part[1:]
         else:
             words += part
     return words
 
 
+def _shorten(word: str) -> str:
+    """The word; a longer one than a word may be is unknown."""
+    return word if len(word) <= MAX_WORD else mark_unknown("a very long word")
+
+
 def _unescape(text: str, quoted: bool = False) -> str:
+    if "\\" not in text:
+        return text
     characters, at = [], 0
     while at < len(text):
         if text[at] == "\\" and at + 1 < len(text):
@@ -245,13 +284,31 @@ def _unescape(text: str, quoted: bool = False) -> str:
     return "".join(characters)
 
 
-def _strip_pattern(value: str, pattern: str, act: str) -> str:
-    """`value` without the shortest or longest beginning (`#`, `##`) or end (`%`, `%%`) that a pattern matches."""
+def match_pattern(text: str, pattern: str, times: int = 1) -> bool | None:
+    """Whether a pattern matches a text; None for texts so long that to try it so many times would take seconds.
+
+    >>> match_pattern("run.sh", "*.sh"), match_pattern("a" * 60_000, "*a" * 400)
+    (True, None)
+    """
+    if not any(sign in pattern for sign in "*?["):
+        return text == pattern
+    if len(pattern) > MAX_PATTERN or times * len(text) * (1 + pattern.count("*")) > MAX_MATCHING:
+        return None
+    return fnmatch.fnmatchcase(text, pattern)
+
+
+def _strip_pattern(value: str, pattern: str, act: str) -> str | None:
+    """`value` without the shortest or longest beginning (`#`, `##`) or end (`%`, `%%`) that a pattern matches.
+
+    None for a text or a pattern that is too long to be compared.
+    """
+    if match_pattern(value, pattern, len(value)) is None:
+        return None
     cuts = range(len(value) + 1)
     ends = cuts if act in ("#", "%%") else reversed(cuts)
     for cut in ends:
         part, rest = (value[:cut], value[cut:]) if act.startswith("#") else (value[cut:], value[:cut])
-        if fnmatch.fnmatchcase(part, pattern):
+        if match_pattern(part, pattern):
             return rest
     return value
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from rlplan.containment import measure_budget, read_contained
 from rlplan.reading import read_text
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.units import GIB, KIB, MIB, TIB
@@ -22,7 +23,8 @@ MAX_FRAMES, MAX_LINE, MAX_MESSAGE = 400, 1_000, 3_000
 _PREFIX = re.compile(
     r"(?m)^[ \t]*(?:\x1b\[[\d;]*m|\([\w.: /]+(?:pid|ip)=[^)]*\)|\[rank\d+\]:?|\d{4}-\d\d-\d\dT\S+Z)+ ?"
 )
-_SIZE = r"\d+(?:\.\d+)?\s*(?:[KMGT]iB|bytes|GB)"
+_SIZE = r"\d{1,20}(?:\.\d{1,20})?\s{0,4}(?:[KMGT]iB|bytes|GB)"
+"""Bounded, because a search for any number of digits takes quadratic time on a line of digits."""
 _OTHER = re.compile(r"(?<!this )\bProcess \d+ has\s+([\d.]+\s*[KMGT]iB)\s+memory in use")
 _STRIDED = re.compile(r"empty_strided_\w+\(\(\w+, \d+, (\d+)\)")
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "GB": GIB, "bytes": 1}
@@ -74,8 +76,14 @@ def _load_frames() -> Mapping[str, Any]:
 
 
 def read_out_of_memory(path: Path) -> OutOfMemory | None:
-    """The first out-of-memory error of a text; None if it has none. Raises: SpecError for an unreadable file."""
-    return find_out_of_memory(read_text(path, "the traceback", limit=MAX_BYTES))
+    """The first out-of-memory error of a file, which is read in a limited process; None if it has none. Raises:
+    SpecError for an unreadable file."""
+    return read_contained(
+        lambda: find_out_of_memory(read_text(path, "the traceback", limit=MAX_BYTES)),
+        path,
+        cast("type[OutOfMemory | None]", OutOfMemory | None),
+        measure_budget(path),
+    )
 
 
 def find_out_of_memory(text: str) -> OutOfMemory | None:

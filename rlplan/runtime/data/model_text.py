@@ -17,11 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rlplan.containment import Budget, enter_containment
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, make_printable
 from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.processes.answer_channel import AnswerChannel
-from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import START_S, Deadline, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import wait_patiently
 from rlplan.runtime.processes.safe_path import make_module_command
@@ -142,7 +142,9 @@ class _Answers:
 
         if template is not None:
             from transformers import PreTrainedTokenizerFast
-        limit_memory(MORE_BYTES)  # after the imports, which are trusted, and before the first file of the model
+        enter_containment(
+            Budget(memory_bytes=MORE_BYTES)
+        )  # after the imports, which are trusted, and before the first file of the model
         self.tokenizer, self.template = Tokenizer.from_file(str(folder / "tokenizer.json")), template
         if template is not None:
             names = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlplan.containment import Budget, enter_containment
 from rlplan.errors import HostError, SpecError
 from rlplan.reading import check_values, open_regular, read_bytes, read_lines
 from rlplan.runtime.data.layouts import NoText, make_printable
-from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import describe_exit
 from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.spec.base import read_json, shorten_value
@@ -289,7 +289,8 @@ def print_rows(path: Path, image_column: str | None = None) -> None:
     stored = sum(file.stat().st_size for file in files)
     left = min(MAX_DATA_BYTES, max(MIN_UNPACKED_BYTES, MAX_RATIO * stored))
     pa.set_cpu_count(1)  # each thread maps its own memory, which counts against the limit
-    limit_memory(MORE_BYTES + max(file.stat().st_size for file in files))  # arrow files are mapped whole
+    # arrow files are mapped whole
+    enter_containment(Budget(memory_bytes=MORE_BYTES + max(file.stat().st_size for file in files)))
     for file in files:
         try:
             if file.suffix == ".parquet":

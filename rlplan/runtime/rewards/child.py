@@ -21,6 +21,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from rlplan.containment import deny_side_effects
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.awaiting import run_awaitable
 from rlplan.runtime.processes.child_processes import die_with_parent
@@ -244,23 +245,6 @@ def load_math(begin: Callable[[], None]) -> Callable[[dict[str, Any]], Any]:
 _POWER_OF_POWERS = re.compile(r"\^[\w.]+\^")
 
 
-_REFUSED = (
-    "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir",
-    "os.chmod", "os.chown", "os.link", "os.symlink", "os.mkdir", "os.truncate", "os.putenv", "os.spawn", "os.system",
-    "subprocess.Popen", "socket.", "ctypes.", "shutil.", "pty.spawn", "webbrowser.open", "ensurepip.bootstrap",
-)  # fmt: skip
-
-
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook that denies writing files, starting processes and opening connections.
-
-    It is a second line of defense, not a sandbox: the packages that parse mathematics evaluate parts of it.
-    """
-    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-    if writes or event.startswith(_REFUSED):
-        raise PermissionError(f"{event} is not allowed while comparing mathematics")
-
-
 def _encode_number(value: Any) -> dict[str, Any]:
     """A value as JSON. One-element arrays and tensors are unwrapped with their `item` method."""
     if isinstance(value, Exception):
@@ -307,7 +291,7 @@ def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], channel: A
         pid = os.fork()
         if pid == 0:
             die_with_parent()  # the setting is not inherited by forks
-            sys.addaudithook(_refuse)
+            sys.addaudithook(deny_side_effects)  # the packages that parse mathematics evaluate parts of it
             _say(channel, {"ready": os.getpid()})
             _serve(call, channel)
             os._exit(0)

@@ -7,9 +7,10 @@ import difflib
 from functools import cache
 from pathlib import Path
 
+from rlplan.containment import READING, Budget, read_contained
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import shorten_value
-from rlplan.spec.model import ModelSpec, model_from_config, read_model
+from rlplan.spec.model import ModelSpec, model_from_config, read_model, share_equal_model
 from rlplan.spec.models.headers import check_checkpoint
 from rlplan.spec.models.names import CatalogueEntry, load_catalogue
 
@@ -54,6 +55,13 @@ def resolve_model(name: str, *, where: str = "model", may_classify: bool = False
         if known is None:
             raise _unknown_model(name, where)
         return find_model(known)
+    files = list(path.glob("*.safetensors")) if path.is_dir() else []
+    # a header has at most 32 MiB
+    budget = Budget(READING.cpu_s + len(files) / 4, READING.memory_bytes + (len(files) << 25))
+    return share_equal_model(read_contained(lambda: _read_checked(path, may_classify), path, ModelSpec, budget))
+
+
+def _read_checked(path: Path, may_classify: bool) -> ModelSpec:
     model = read_model(path, may_classify=may_classify)
     if path.is_dir():
         check_checkpoint(model, path)

@@ -383,3 +383,21 @@ def test_what_ipython_alone_knows_is_left_out_and_a_notebook_is_read_by_its_cell
     notebook.write_text("{}")
     with pytest.raises(SpecError, match="is not Python"):
         read_source(notebook, None)
+
+
+def test_the_owner_of_a_method_is_evaluated_once(tmp_path: Path) -> None:
+    text = "sizes = {'n': 8}\nconfig = GRPOConfig(num_generations={'n': sizes.pop('n')}.get('n'))\n"
+    assert read(tmp_path, text + END).value("num_generations") == 8
+
+
+@pytest.mark.parametrize("value", ["len(range(20_000))", "b'8'", "(1, 2) * 4", "round(8, -99)", "'8' * 1"])
+def test_a_value_that_is_not_computed_is_unknown_and_shown_as_it_is_written(tmp_path: Path, value: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        read(tmp_path, f"config = GRPOConfig(num_generations={value})\n{END}").value("num_generations")
+    assert f"num_generations is {value}, which is known only at run time" in str(refusal.value)
+
+
+def test_a_loop_over_more_numbers_than_are_followed_does_not_end_early(tmp_path: Path) -> None:
+    text = "n = 0\nfor i in range(20_000):\n    n = i\nconfig = GRPOConfig(num_generations=n)\n"
+    with pytest.raises(SpecError, match="known only at run time"):
+        read(tmp_path, text + END).value("num_generations")

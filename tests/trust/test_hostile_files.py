@@ -1,0 +1,93 @@
+"""Hostile scripts and configurations: each is answered within 2 s of processor time, and none is executed."""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlplan.containment import BUG, READING
+from rlplan.errors import SpecError
+from rlplan.foreign.logs.read import read_log
+from rlplan.foreign.source import read_source
+from rlplan.foreign.tracebacks.read import read_out_of_memory
+from tests.trust.hostile_files import LOGS, list_scripts
+
+SCRIPTS = {name: (file, data) for name, file, data in list_scripts()}
+MAX_CPU_S = 2.0
+USUAL = (
+    "python: range below zero", "python: round to few digits", "python: doubled tuple", "python: doubled bytes",
+    "python: format of bytes", "python: text of a large list in a loop", "python: many call chains",
+    "python: an argument of long hexadecimals", "shell: replaced by itself", "shell: a doubled array",
+    "shell: cut at the end", "shell: a variable two thousand times", "shell: a recursive function",
+    "shell: an index of many digits", "yaml: aliases of aliases", "toml: a long number of TOML", "notebook: deep",
+)  # fmt: skip
+"""One of each kind; the others are read by night."""
+STOPPED = (
+    "python: a long f-string", "shell: here-documents in a loop", "toml: dotted TOML", "toml: many keys of TOML",
+)  # fmt: skip
+"""Files that only the budget stops: their parsers take the time before rlplan has anything to count."""
+
+
+def test_the_budget_is_within_what_a_file_may_take() -> None:
+    assert READING.cpu_s < MAX_CPU_S
+    assert READING.memory_bytes <= 400 << 20  # 512 MiB with the interpreter and its modules
+
+
+def read_hostile_file(folder: Path, name: str) -> tuple[str, float]:
+    """(the message, processor seconds)."""
+    file, data = SCRIPTS[name]
+    (folder / file).write_bytes(data)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    message = ""
+    try:
+        read_source(folder / file, None)
+    except SpecError as error:
+        message = str(error)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert [path.name for path in folder.iterdir()] == [file]
+    assert not Path("sprung").exists()
+    return message, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_a_hostile_script_is_answered_before_its_budget_ends(tmp_path: Path, name: str) -> None:
+    message, cpu_s = read_hostile_file(tmp_path, name)
+    assert cpu_s < MAX_CPU_S
+    assert BUG not in message
+    assert "of processor time and" not in message or "nested too deep" in message
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in USUAL])
+def test_every_hostile_script_is_answered_within_2_s(tmp_path: Path, name: str) -> None:
+    message, cpu_s = read_hostile_file(tmp_path, name)
+    assert cpu_s < MAX_CPU_S
+    assert BUG not in message
+    assert "takes more than" not in message or name in STOPPED
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_hostile_logs_are_read_in_time_that_grows_with_their_size(tmp_path: Path, name: str) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(LOGS[name])
+    assert "cannot be read" not in find_message(read_log, log)
+    assert "cannot be read" not in find_message(read_out_of_memory, log)
+
+
+def find_message(read: Callable[[Path], object], log: Path) -> str:
+    try:
+        read(log)
+    except SpecError as error:
+        return error.what
+    return ""
+
+
+def test_a_log_of_commas_and_one_of_a_very_long_field_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("step,a\n" + "1" * 200_000 + ",2\n")
+    with pytest.raises(SpecError, match="it is no CSV: field larger than field limit"):
+        read_log(tmp_path / "a.csv")
+    (tmp_path / "b.jsonl").write_text('{"' + "time" * 50_000 + '": 1}\n')
+    with pytest.raises(SpecError) as refusal:
+        read_log(tmp_path / "b.jsonl")
+    assert len(str(refusal.value)) < 3_000
