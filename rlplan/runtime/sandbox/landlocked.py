@@ -70,7 +70,15 @@ class Landlocked(Sandbox):
     def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         command, limits = self._make_command(self._uids.numbers[slot]), program.limits
         watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
-        return run_command(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop)
+        return run_command(
+            command,
+            self._runner.code,
+            program,
+            stops_early=stops_early,
+            watch=watch,
+            stop=self.stop,
+            owns_tmp=False,
+        )
 
     def clean(self) -> None:
         self._uids.close()

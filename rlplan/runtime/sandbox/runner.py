@@ -1,7 +1,8 @@
 """The runner: the first process inside a sandbox, which runs a program's cases one by one and reports their results.
 
 It has the standard library only; the interpreter gets it as text. It reads a request from standard input, says that it
-is ready, forks a child for each case, and reports. Children inherit neither its input nor its output. Each case is read
+is ready, forks a child for each case, and reports. Children inherit neither its input nor its output, and /tmp is empty
+for each of them where it is the sandbox's own. Each case is read
 when the earlier ones are done, so no case sees the input of a later one. The nonce that makes a report valid comes last
 on the input. It is read when all children are done, so no child's memory ever held it.
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
         total_output_bytes: int
         rlimits: dict[str, int]
         stops_early: bool
+        owns_tmp: bool
+        """Whether /tmp is the sandbox's own, and empty at first."""
 
     class Case(TypedDict):
         """One case."""
@@ -259,6 +262,30 @@ def _end_others() -> None:
         pass
 
 
+def _empty_tmp(mode: int) -> bool:
+    """Empty /tmp for the next case; whether it worked. Nested folders are flattened: the program chose their depth."""
+    tmp, number = b"/tmp/", time.monotonic_ns()
+    try:
+        if os.stat(tmp).st_mode != mode:  # gVisor's belongs to root, and no program can change it
+            os.chmod(tmp, mode & 0o7777)
+        while names := os.listdir(tmp):
+            for name in names:
+                try:
+                    os.unlink(tmp + name)
+                    continue
+                except OSError:  # a folder
+                    os.chmod(tmp + name, 0o700)
+                for inner in os.listdir(tmp + name):
+                    source, number = tmp + name + b"/" + inner, number + 1
+                    if os.lstat(source).st_mode & 0o170000 == 0o040000:  # a folder moves only when it can be written
+                        os.chmod(source, 0o700)
+                    os.rename(source, tmp + b".%d" % number)
+                os.rmdir(tmp + name)
+    except OSError:
+        return False
+    return True
+
+
 def _judge_failed_start(has_run: bool, error: "int | None") -> str:
     """The status of a case whose child did not come up: `killed` if earlier cases can have caused it, else `broken`.
 
@@ -322,6 +349,7 @@ def main() -> None:
         while unsaid:
             _write_all(1, unsaid.pop())
 
+    mode = os.stat("/tmp").st_mode if request["owns_tmp"] else 0
     for index in range(request["num_cases"]):
         results.append(
             _run_case(request, eval(_read_part()), min(left, request["output_bytes"]), len(results) > 0, begin)
@@ -329,6 +357,9 @@ def main() -> None:
         begin()  # called even if no child came up, so that the driver waits for the report
         left -= sum(map(len, results[-1][1:]))
         _end_others()
+        is_last = index + 1 == request["num_cases"]
+        if not is_last and request["owns_tmp"] and not _empty_tmp(mode):
+            results[-1] = "killed", b"", b"what it left in /tmp cannot be removed"
         if results[-1][0] == "broken" or (results[-1][0] != "ok" and request["stops_early"]):
             for _ in range(index + 1, request["num_cases"]):
                 _read_part()
