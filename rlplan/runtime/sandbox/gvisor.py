@@ -95,7 +95,7 @@ class Gvisor(Sandbox):
                 "terminal": False,
                 "user": nobody,
                 "args": [INTERPRETER, *self._runner.flags],
-                "env": ["LANG=C.UTF-8", "HOME=/tmp", "PWD=/tmp"],
+                "env": ["LANG=C.UTF-8", "HOME=/tmp", "PWD=/tmp", "TMPDIR=/tmp"],
                 "cwd": "/tmp",
                 "noNewPrivileges": True,
                 "capabilities": {kind: [] for kind in ("bounding", "effective", "inheritable", "permitted")},

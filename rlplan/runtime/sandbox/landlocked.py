@@ -1,9 +1,9 @@
 """The `sandlock` sandbox: Landlock and seccomp without namespaces or root, for hosts where bubblewrap may not run.
 
-Programs can write to /tmp only, which sandlock maps to a folder of the run. It is slower than bubblewrap, because an
-interpreter sets up each sandbox. sandlock counts memory and CPU per process, so a watch adds them up over the process
-tree, and the files in the folder too. The seccomp list of bubblewrap is applied before the program is loaded, because
-sandlock answers some calls itself.
+Programs can write only to a folder of the run, where they start; its name is not /tmp. (sandlock can map /tmp to it, but
+mknod and bind then reach the host's /tmp.) It is slower than bubblewrap, because an interpreter sets up each sandbox.
+sandlock counts memory and CPU per process, so a watch adds them up over the process tree, with the files in the folder.
+The seccomp list of bubblewrap is applied before the program is loaded, because sandlock answers some calls itself.
 
 In: programs. Out: reports. Left out: a process namespace. A program can kill its runner, so a missing verdict scores 0
 here whatever the cause. Processes that a test leaves behind end with the program, not with the test.
@@ -98,13 +98,11 @@ class Landlocked(Sandbox):
 
     def _make_command(self, uid: int, folder: Path) -> tuple[str, ...]:
         policy = {
-            "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom"],
-            "fs_writable": ["/dev/null", "/tmp"],
+            "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom", str(folder)],
+            "fs_writable": ["/dev/null", str(folder)],
             "fs_denied": ["/proc"],  # sandlock would emulate parts of it
-            "chroot": "/",  # without it no folder can be mapped
-            "fs_mount": {"/tmp": str(folder)},
-            "cwd": "/tmp",
-            "env": {"LANG": "C.UTF-8", "HOME": "/tmp", "PWD": "/tmp"},
+            "cwd": str(folder),
+            "env": {"LANG": "C.UTF-8", **dict.fromkeys(("HOME", "PWD", "TMPDIR"), str(folder))},
             "max_memory": self.limits.memory_bytes,
             "max_processes": self.limits.num_processes,
             "clean_env": True,

@@ -11,15 +11,18 @@ from rlplan.units import MIB
 from tests.repository.at_night import mark_nightly
 from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, open_each
 
-LOOKS_FIRST = "import os; print(sorted(os.listdir('/tmp')))\n"
+LOOKS_FIRST = "import os; print(sorted(os.listdir('.')))\n"
 PROGRAMS = {
-    "files are gone": (LOOKS_FIRST + "open('/tmp/a', 'w').write('a'); print(open('/tmp/a').read())", ["[]\na\n"] * 3),
-    "its own folder is /tmp": ("import os, tempfile; print(os.getcwd(), tempfile.gettempdir())", ["/tmp /tmp\n"] * 2),
+    "files are gone": (LOOKS_FIRST + "open('a', 'w').write('a'); print(open('a').read())", ["[]\na\n"] * 3),
+    "temporary files are in its folder": (
+        "import os, tempfile; print(os.getcwd() == tempfile.gettempdir() == os.path.expanduser('~'))",
+        ["True\n"] * 2,
+    ),
     "closed folders are gone": (
         LOOKS_FIRST + "os.makedirs('a/b/c'); os.chmod('a/b', 0); os.chmod('a', 0)",
         ["[]\n"] * 2,
     ),
-    "nested folders are gone": (LOOKS_FIRST + "for _ in range(3000): os.mkdir('d'); os.chdir('d')", ["[]\n"] * 2),
+    "nested folders are gone": (LOOKS_FIRST + "for _ in range(1000): os.mkdir('d'); os.chdir('d')", ["[]\n"] * 2),
     "links and pipes are gone": (LOOKS_FIRST + "os.symlink('/usr', 'a'); os.mkfifo('b')", ["[]\n"] * 2),
     "other folders cannot be written": (
         """
@@ -40,8 +43,9 @@ print(c.shmget(7, 99, 0o1600), c.semget(7, 1, 0o1600), c.msgget(7, 0o1600), c.me
 """,
         ["-1 -1 -1 -1\n"] * 2,
     ),
-    "its variables": ("import os; print(sorted(os.environ))", ["['HOME', 'LANG', 'PWD']\n"]),
+    "its variables": ("import os; print(sorted(os.environ))", ["['HOME', 'LANG', 'PWD', 'TMPDIR']\n"]),
     "its encoding": ("import sys; print('\u00e9', sys.getfilesystemencoding())", ["\u00e9 utf-8\n"]),
+    "a socket": ("import socket; socket.socket(socket.AF_UNIX).bind('a'); print('bound')", ["bound\n"] * 2),
     "an error": ("import os; print('a'); raise SystemExit(3)", ["error"]),
     "an exit": ("import os; print('a', flush=True); os._exit(0)", ["a\n"]),
     "a signal": ("import os; os.kill(os.getpid(), 9)", ["killed"]),
