@@ -1,8 +1,8 @@
 """The `sandlock` sandbox: Landlock and seccomp without namespaces or root, for hosts where bubblewrap may not run.
 
-Programs can write only to a folder of the run, where they start; its name is not /tmp. (sandlock can map /tmp to it, but
-mknod and bind then reach the host's /tmp.) It is slower than bubblewrap, because an interpreter sets up each sandbox.
-sandlock counts memory and CPU per process, so a watch adds them up over the process tree, with the files in the folder.
+Programs can write only to a folder of the run, where they start; its name is not /tmp. (sandlock can map /tmp to it,
+but mknod and bind then reach the host's /tmp.) It is slower than bubblewrap: an interpreter sets up each sandbox.
+sandlock counts memory and CPU per process, so a watch adds them up over the process tree, and the folder's files too.
 The seccomp list of bubblewrap is applied before the program is loaded, because sandlock answers some calls itself.
 
 In: programs. Out: reports. Left out: a process namespace. A program can kill its runner, so a missing verdict scores 0

@@ -90,8 +90,8 @@ def run_command(
 ) -> Report:
     """Run a program through a command that starts the runner, and send the runner's code first.
 
-    stop: descriptor of a pipe whose hang-up ends the run. owns_folder: whether the runner starts in a folder of its own,
-    which it empties between cases. A runner without a verdict is reported as `killed`; the caller knows whether a
+    stop: descriptor of a pipe whose hang-up ends the run. owns_folder: whether the runner starts in a folder of its
+    own, which it empties between cases. A runner without a verdict is reported as `killed`; the caller knows whether a
     program can have killed it.
     """
     started = time.monotonic()
