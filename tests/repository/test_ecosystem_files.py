@@ -6,6 +6,9 @@ Left out: whether the services that read them accept them, which only these serv
 import re
 from typing import Any
 
+import pytest
+
+from benchmarks.audit import summarize
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.version import __version__
 from tests.docs.documentation import ROOT, read
@@ -21,6 +24,56 @@ def test_continuous_integration_runs_the_command_of_the_project() -> None:
     commands = {step.get("run") for job in jobs.values() for step in job["steps"]}
     assert {".ci/run", "make site"} <= commands
     assert all("timeout-minutes" in job for job in jobs.values())
+
+
+def test_workflows_and_images_name_what_they_use_by_its_hash() -> None:
+    used = [
+        step["uses"]
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for job in load(path.relative_to(ROOT).as_posix())["jobs"].values()
+        for step in job["steps"]
+        if "uses" in step
+    ]
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in used), used
+    bases = [line for name in ("Dockerfile", "Dockerfile.gpu") for line in read(ROOT / name).splitlines()]
+    assert all(re.search(r"@sha256:[0-9a-f]{64}$", line) for line in bases if line.startswith("FROM "))
+
+
+def test_a_release_is_audited_and_signed_with_its_bill_of_materials() -> None:
+    job = load(".github/workflows/release.yml")["jobs"]["build"]
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands[:2] == ["make audit", "make release"]
+    signed = [step["with"] for step in job["steps"] if step.get("uses", "").startswith("actions/attest@")]
+    assert signed == [
+        {"subject-path": "dist/*.whl"},
+        {"subject-path": "dist/*.whl", "sbom-path": "dist/rlplan.cdx.json"},
+    ]
+    assert (job["permissions"]["id-token"], job["permissions"]["attestations"]) == ("write", "write")
+
+
+@pytest.mark.parametrize(
+    ("packages", "code", "last"),
+    [
+        (
+            [{"name": "a", "skip_reason": "x"}],
+            0,
+            "audit: not made: the index has no advisories on any of the 1 packages",
+        ),
+        (
+            [{"name": "a", "version": "1", "vulns": []}, {"name": "b", "skip_reason": "x"}],
+            0,
+            "audit: 0 of 1 packages have known vulnerabilities; nothing is known of 1 more",
+        ),
+        (
+            [{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}],
+            1,
+            "audit: 1 of 1 packages has a known vulnerability",
+        ),
+    ],
+)
+def test_an_audit_says_whether_there_was_one(packages: list[dict[str, Any]], code: int, last: str) -> None:
+    answer, lines = summarize(packages)
+    assert (answer, lines[-1]) == (code, last)
 
 
 def test_hooks_call_programs_of_the_environment_that_make_builds() -> None:

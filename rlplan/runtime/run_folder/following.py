@@ -88,7 +88,7 @@ class Follower:
             self._take_record(row)
         for row in self._rows("alarms.jsonl"):
             now.alarms.append(f"step {row.get('step', 0)}: {row.get('text', '')}"[:MAX_ALARM])
-        now.state = str(status.get("state", now.state))
+        now.state = str(status.get("state", now.state))[:MAX_ALARM]
         now.exit_code, now.message = _read_exit_code(status), str(status.get("message", ""))
         now.seconds = max(now.seconds, read_number(status.get("seconds")))
         if now.is_going_on and not is_running(self.folder):
