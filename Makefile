@@ -25,8 +25,6 @@ FAST_PROCESSES := -n 3
 ENGINE_PROCESSES := -n 2
 # The files with engine tests: collecting all the others takes longer than some of these tests.
 ENGINE_TESTS = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.engine' tests | sort)
-# A venv of its own: what looks at packages or publishes them is not part of the project's environment.
-RELEASE_TOOLS := $(or $(PYTHON),python3) -m venv build/tools && build/tools/bin/pip install -q
 MADE_BY_MAKE := $(VENV)/.made-by-make
 PACKAGES_STAMP := $(VENV)/.packages-$(shell { echo '$(TORCH)'; pwd; cat $(LOCK); } | cksum | tr ' ' -)
 PROJECT_STAMP := $(VENV)/.project-$(shell cksum < pyproject.toml | tr ' ' -)
@@ -176,12 +174,12 @@ learning: setup ## every algorithm in three seeds and two controls, an hour and 
 site: setup ## the pages of docs/ as a site, below build/docs
 	@exec $(VENV)/bin/python -m benchmarks.docs_site $(ARGS)
 
-audit: ## known vulnerabilities of the locked packages; it says so where no index can be reached
-	@$(RELEASE_TOOLS) pip-audit==2.10.1 || { echo 'audit: not made: pip-audit cannot be installed here'; exit 0; }
-	exec build/tools/bin/python benchmarks/audit.py $(LOCK)
+audit: setup ## known vulnerabilities of the locked packages; it says NOT AUDITED where no index answers
+	@exec $(VENV)/bin/python -m pytest -q -rs -m nightly tests/trust/test_audit.py $(ARGS)
 
 release: ## the wheel and its bill of materials, in dist/ (.github/workflows/release.yml signs both)
-	@$(RELEASE_TOOLS) hatchling 'ruamel.yaml>=0.19,<0.20' cyclonedx-bom==7.5.0
+	@$(or $(PYTHON),python3) -m venv build/tools
+	build/tools/bin/pip install -q hatchling 'ruamel.yaml>=0.19,<0.20' cyclonedx-bom==7.5.0
 	rm -rf dist && build/tools/bin/python -m hatchling build -t wheel
 	exec build/tools/bin/cyclonedx-py requirements $(LOCK) --pyproject pyproject.toml --output-reproducible -o dist/rlplan.cdx.json
 

@@ -6,9 +6,6 @@ Left out: whether the services that read them accept them, which only these serv
 import re
 from typing import Any
 
-import pytest
-
-from benchmarks.audit import summarize
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.version import __version__
 from tests.docs.documentation import ROOT, read
@@ -49,31 +46,6 @@ def test_a_release_is_audited_and_signed_with_its_bill_of_materials() -> None:
         {"subject-path": "dist/*.whl", "sbom-path": "dist/rlplan.cdx.json"},
     ]
     assert (job["permissions"]["id-token"], job["permissions"]["attestations"]) == ("write", "write")
-
-
-@pytest.mark.parametrize(
-    ("packages", "code", "last"),
-    [
-        (
-            [{"name": "a", "skip_reason": "x"}],
-            0,
-            "audit: not made: the index has no advisories on any of the 1 packages",
-        ),
-        (
-            [{"name": "a", "version": "1", "vulns": []}, {"name": "b", "skip_reason": "x"}],
-            0,
-            "audit: 0 of 1 packages have known vulnerabilities; nothing is known of 1 more",
-        ),
-        (
-            [{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}],
-            1,
-            "audit: 1 of 1 packages has a known vulnerability",
-        ),
-    ],
-)
-def test_an_audit_says_whether_there_was_one(packages: list[dict[str, Any]], code: int, last: str) -> None:
-    answer, lines = summarize(packages)
-    assert (answer, lines[-1]) == (code, last)
 
 
 def test_hooks_call_programs_of_the_environment_that_make_builds() -> None:
